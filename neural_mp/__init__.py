@@ -1,0 +1,1 @@
+"""The fastest model that still meets your accuracy target."""

@@ -1,0 +1,122 @@
+"""What a user of any framework implements or uses: datasets, loaders and metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from neural_mp.errors import DataError
+
+Batch = tuple[Any, Any]
+
+
+@runtime_checkable
+class Dataset(Protocol):
+    """Indexable samples: `dataset[i]` is `(inputs, label)`, `len(dataset)` how many there are."""
+
+    def __getitem__(self, index: int) -> Any: ...
+
+    def __len__(self) -> int: ...
+
+
+@runtime_checkable
+class Metric(Protocol):
+    """Collects predictions batch by batch.
+
+    Predictions come in the kind the inputs had: numpy arrays for numpy inputs, the framework's
+    own tensors for its tensors. Labels come as the dataloader gave them.
+    """
+
+    def update(self, preds: Any, labels: Any) -> None:
+        """Take in one batch."""
+
+    def reset(self) -> None:
+        """Forget everything."""
+
+    def result(self) -> float:
+        """The value over everything taken in since the last reset."""
+
+
+def stack(samples: Sequence[Any]) -> Any:
+    """Stack samples as numpy arrays along a new first axis, inside tuples, lists and dicts too."""
+    first = samples[0]
+    if isinstance(first, Mapping):
+        return {key: stack([sample[key] for sample in samples]) for key in first}
+    if isinstance(first, tuple | list):
+        return tuple(stack([sample[i] for sample in samples]) for i in range(len(first)))
+    return np.stack([np.asarray(sample) for sample in samples])
+
+
+class DataLoader:
+    """Batches of a dataset, for any framework.
+
+    Args:
+        dataset: anything with `__getitem__` and `__len__`, or any iterable, whose items are
+            `(inputs, label)`. An iterable that can be walked only once can be loaded only once.
+        batch_size: samples a batch.
+        collate_fn: list of samples → batch; the default stacks with numpy.
+        shuffle: draw the samples in a random order, a new one each time, the same sequence of
+            orders for the same `seed`. Needs `__getitem__` and `__len__`.
+        last_batch: `"rollover"` gives a last batch that is smaller, `"discard"` drops it.
+        seed: of the shuffling.
+
+    Raises:
+        DataError: an argument is out of range or the dataset cannot be walked.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 1,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        shuffle: bool = False,
+        last_batch: str = "rollover",
+        seed: int = 0,
+    ) -> None:
+        self._indexable = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+        if not self._indexable and not isinstance(dataset, Iterable):
+            raise DataError(
+                f"a dataset needs __getitem__ and __len__, or must be iterable; "
+                f"{type(dataset).__name__} is neither"
+            )
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise DataError(f"batch_size must be a whole number from 1, got {batch_size!r}")
+        if last_batch not in ("rollover", "discard"):
+            raise DataError(f"last_batch must be 'rollover' or 'discard', got {last_batch!r}")
+        if shuffle and not self._indexable:
+            raise DataError("shuffle needs a dataset with __getitem__ and __len__")
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.collate_fn = collate_fn or stack
+        self.shuffle = shuffle
+        self.last_batch = last_batch
+        self._random = np.random.default_rng(seed)
+
+    def __len__(self) -> int:
+        if not self._indexable:
+            raise TypeError("the length of a loader over an iterable is not known")
+        batches = len(self.dataset) / self.batch_size
+        return math.floor(batches) if self.last_batch == "discard" else math.ceil(batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        samples: list[Any] = []
+        for sample in self._samples():
+            samples.append(sample)
+            if len(samples) == self.batch_size:
+                yield self.collate_fn(samples)
+                samples = []
+        if samples and self.last_batch == "rollover":
+            yield self.collate_fn(samples)
+
+    def _samples(self) -> Iterator[Any]:
+        if not self._indexable:
+            yield from self.dataset
+            return
+        order = np.arange(len(self.dataset))
+        if self.shuffle:
+            self._random.shuffle(order)
+        for index in order:
+            yield self.dataset[int(index)]

@@ -1,0 +1,87 @@
+"""Every error this project raises on purpose, derived from one `NeuralMPError`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class NeuralMPError(Exception):
+    """Base of every error raised on purpose: names the thing, what was expected, how to mend it."""
+
+
+class ConfigurationError(NeuralMPError):
+    """An option, in Python or YAML, that is unknown, has the wrong type or contradicts another."""
+
+
+class UnknownPrecisionError(ConfigurationError):
+    """A precision that does not exist was asked for."""
+
+
+class UnsupportedPrecisionError(NeuralMPError):
+    """A precision this machine does not run was asked for alone."""
+
+
+class UnknownOperatorError(NeuralMPError):
+    """An op or op type that the model does not have was named."""
+
+
+class UnknownFrameworkError(NeuralMPError):
+    """A model of no framework we have an adaptor for."""
+
+
+class MissingFrameworkError(NeuralMPError):
+    """The framework (or an optional package) that a model or option needs is not installed."""
+
+
+class ModelLoadError(NeuralMPError):
+    """A model that cannot be read, or that we refuse to read because doing so would run code."""
+
+
+class CaptureError(ModelLoadError):
+    """A model whose graph cannot be captured."""
+
+
+class PlanError(NeuralMPError):
+    """A precision plan that is malformed or does not fit the model."""
+
+
+class ConversionError(NeuralMPError):
+    """A valid plan that could not be turned into a model."""
+
+
+class DataError(NeuralMPError):
+    """A dataset or dataloader that is missing, empty or of the wrong form."""
+
+
+class MetricError(NeuralMPError):
+    """A metric or evaluation function that is missing, incomplete or returns no usable number."""
+
+
+class HistoryError(NeuralMPError):
+    """The record of a tuning run cannot be read, or belongs to another run."""
+
+
+class TuningError(NeuralMPError):
+    """A tuning run that cannot go on, such as when every plan fails with the same error."""
+
+
+def did_you_mean(name: object, known: Iterable[object]) -> str:
+    """A clause naming the nearest known word, or the known words where none is near.
+
+    Args:
+        name: what was written.
+        known: what would have been understood.
+
+    Returns:
+        A clause that starts with `; ` and ends without a full stop, or an empty string where
+        nothing is known.
+    """
+    words = sorted({str(word) for word in known})
+    near = difflib.get_close_matches(str(name), words, n=3, cutoff=0.6)
+    if near:
+        return "; did you mean " + " or ".join(repr(word) for word in near) + "?"
+    if not words:
+        return ""
+    shown = ", ".join(words[:12]) + (f", … ({len(words)} in all)" if len(words) > 12 else "")
+    return f"; known are {shown}"

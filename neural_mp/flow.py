@@ -1,0 +1,172 @@
+"""Where quantized and 16-bit values flow under a plan: the same reasoning for every framework.
+
+Quantization points belong to tensors, not to ops. A tensor is stored in INT8 when some INT8 op
+reads it; the op that writes it can write INT8 directly if it runs in INT8 itself; ops that only
+move values pass INT8 on. An adaptor asks this module what to insert where; a report asks it what
+every op really runs in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from neural_mp.graph import Op, OpGraph
+from neural_mp.precision import Precision
+
+
+@dataclass(frozen=True)
+class QuantizedTensor:
+    """A tensor stored in INT8 if any of the ops that read it runs in INT8.
+
+    Attributes:
+        name: the op or graph input that it is the result of.
+        producer: the op whose INT8 kernel writes it; None where it comes from a float op or input.
+        consumers: the decided ops that read it in INT8.
+    """
+
+    name: str
+    producer: str | None
+    consumers: tuple[str, ...]
+
+    @property
+    def ops(self) -> frozenset[str]:
+        """Everything that shares it: putting one of them back to float may change nothing."""
+        return frozenset(self.consumers) | ({self.producer} if self.producer else frozenset())
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The consequences of a plan.
+
+    Attributes:
+        precisions: op → what it effectively runs in, ops the plan does not name included.
+        int8_reads: op → those of its inputs that it reads quantized.
+        int8_outputs: ops whose kernel writes INT8.
+        root: tensor read quantized → the tensor whose scale it carries (itself, unless ops that
+            only move values lie between).
+    """
+
+    precisions: Mapping[str, Precision]
+    int8_reads: Mapping[str, frozenset[str]]
+    int8_outputs: frozenset[str]
+    root: Mapping[str, str]
+
+
+def trace(
+    graph: OpGraph,
+    chosen: Mapping[str, Precision],
+    allowed: Mapping[str, frozenset[Precision]] | None = None,
+) -> Flow:
+    """Follow a plan through the graph.
+
+    Args:
+        graph: the model.
+        chosen: op → precision, for the ops a plan names. An op it does not name runs along with
+            its cluster, or passes INT8 on, or takes the 16-bit precision all its producers share;
+            otherwise it runs in FP32.
+        allowed: op → precisions it can run in here; all of them where it is None.
+    """
+    members = _cluster_members(graph, chosen)
+    wanted, tails = _wanted_in_int8(graph, chosen, members)
+    precisions: dict[str, Precision] = {}
+    int8_reads: dict[str, frozenset[str]] = {}
+    int8_outputs: set[str] = set()
+    root: dict[str, str] = {}
+
+    def read_quantized(op: Op, source: str) -> None:
+        int8_reads[op.name] = int8_reads.get(op.name, frozenset()) | {source}
+        root.setdefault(source, source)
+
+    for op in graph:
+        if op.name in members:
+            precisions[op.name] = Precision.INT8
+            if members[op.name] == op.name:
+                read_quantized(op, op.inputs[0])
+            elif tails[members[op.name]] in wanted:
+                for source in op.inputs:
+                    if members.get(source) != members[op.name]:
+                        read_quantized(op, source)
+            if op.name == tails[members[op.name]] and op.name in wanted:
+                int8_outputs.add(op.name)
+        elif _passes_int8_on(op, chosen) and op.name in wanted and op.inputs[0] in int8_outputs:
+            precisions[op.name] = Precision.INT8
+            read_quantized(op, op.inputs[0])
+            int8_outputs.add(op.name)
+            root[op.name] = root[op.inputs[0]]
+        else:
+            precisions[op.name] = chosen.get(op.name) or _inherited(graph, op, precisions, allowed)
+            if precisions[op.name] is Precision.INT8:  # named so, but nothing INT8 runs it
+                precisions[op.name] = Precision.FP32
+    return Flow(precisions, int8_reads, frozenset(int8_outputs), root)
+
+
+def quantized_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> tuple[QuantizedTensor, ...]:
+    """The tensors that would be stored in INT8 if all of `int8_ops` ran in INT8."""
+    chosen = dict.fromkeys(int8_ops, Precision.INT8)
+    members = _cluster_members(graph, chosen)
+    flow = trace(graph, chosen)
+    readers: dict[str, list[str]] = {}
+    for op in graph:
+        for source in flow.int8_reads.get(op.name, ()):
+            if op.name in members:
+                readers.setdefault(flow.root[source], []).append(members[op.name])
+    return tuple(
+        QuantizedTensor(name, members.get(name), tuple(dict.fromkeys(consumers)))
+        for name, consumers in readers.items()
+    )
+
+
+def _cluster_members(graph: OpGraph, chosen: Mapping[str, Precision]) -> dict[str, str]:
+    """Op → the INT8 op that runs it: itself, or the head of its cluster."""
+    members: dict[str, str] = {}
+    for op in graph:
+        if op.cluster is None:
+            if chosen.get(op.name) is Precision.INT8 and op.inputs and not op.carries_int8:
+                members[op.name] = op.name
+        elif chosen.get(op.name, Precision.INT8) is Precision.INT8 and any(
+            members.get(source) == op.cluster for source in op.inputs
+        ):
+            members[op.name] = op.cluster
+    return members
+
+
+def _wanted_in_int8(
+    graph: OpGraph, chosen: Mapping[str, Precision], members: Mapping[str, str]
+) -> tuple[set[str], dict[str, str]]:
+    """The tensors some INT8 op reads, and the last op of every INT8 cluster."""
+    tails: dict[str, str] = {}
+    for name in (op.name for op in graph):
+        if name in members:
+            tails[members[name]] = name
+    wanted: set[str] = set()
+    for op in reversed(list(graph)):
+        head = members.get(op.name)
+        if head == op.name:
+            wanted.add(op.inputs[0])
+        elif head is not None:
+            if tails[head] in wanted:
+                wanted.update(source for source in op.inputs if members.get(source) != head)
+        elif _passes_int8_on(op, chosen) and op.name in wanted:
+            wanted.add(op.inputs[0])
+    return wanted, tails
+
+
+def _passes_int8_on(op: Op, chosen: Mapping[str, Precision]) -> bool:
+    return op.carries_int8 and chosen.get(op.name, Precision.INT8) is Precision.INT8
+
+
+def _inherited(
+    graph: OpGraph,
+    op: Op,
+    precisions: Mapping[str, Precision],
+    allowed: Mapping[str, frozenset[Precision]] | None,
+) -> Precision:
+    """The 16-bit precision all producers share, if the op can run in it: torch's own promotion."""
+    above = {precisions.get(source, Precision.FP32) for source in op.inputs}
+    if len(above) != 1:
+        return Precision.FP32
+    (only,) = above
+    if not only.is_16_bit or (allowed is not None and only not in allowed.get(op.name, ())):
+        return Precision.FP32
+    return only

@@ -1,0 +1,120 @@
+"""A model's ops and the data edges between them, the same for every framework."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from neural_mp.errors import UnknownOperatorError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation.
+
+    Attributes:
+        name: unique in its graph; the name a user sees and writes in plans.
+        type: the framework's word for what it does, such as `conv2d` or `MatMul`.
+        inputs: names of the ops or graph inputs whose results it reads; constants are left out.
+        cluster: the op whose INT8 kernel can run this one along with it (bias, activation or
+            residual addition behind a convolution); None where there is none.
+        carries_int8: whether it only moves or selects values, so that it gives the same result
+            on quantized values as on real ones (reshape, max pooling).
+    """
+
+    name: str
+    type: str
+    inputs: tuple[str, ...] = ()
+    cluster: str | None = None
+    carries_int8: bool = False
+
+
+class OpGraph:
+    """Ops in topological order with their producers and consumers.
+
+    Graphs with cycles (loops) are allowed: the ops on a cycle follow the rest in the order given.
+
+    Args:
+        ops: the operations, in any order; names must be unique.
+        inputs: names of the tensors fed from outside.
+        outputs: names of the ops whose results leave the graph.
+
+    Raises:
+        UnknownOperatorError: two ops share a name, or an op reads one that does not exist.
+    """
+
+    def __init__(
+        self, ops: Iterable[Op], inputs: Sequence[str] = (), outputs: Sequence[str] = ()
+    ) -> None:
+        given = list(ops)
+        self._by_name = {op.name: op for op in given}
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        if len(self._by_name) < len(given):
+            twice = Counter(op.name for op in given).most_common(1)[0][0]
+            raise UnknownOperatorError(f"two ops are named {twice!r}; op names must be unique")
+        known = set(self._by_name) | set(self.inputs)
+        for op in given:
+            for source in op.inputs:
+                if source not in known:
+                    raise UnknownOperatorError(
+                        f"op {op.name!r} reads {source!r}, which is neither an op nor an input"
+                        f"{did_you_mean(source, known)}"
+                    )
+        self._consumers: dict[str, list[str]] = {name: [] for name in known}
+        for op in given:
+            for source in dict.fromkeys(op.inputs):
+                self._consumers[source].append(op.name)
+        self._order = tuple(self._topological(given))
+
+    def _topological(self, given: Sequence[Op]) -> Iterator[Op]:
+        position = {op.name: index for index, op in enumerate(given)}
+        waiting = {
+            op.name: sum(source in position for source in dict.fromkeys(op.inputs)) for op in given
+        }
+        ready = [index for index, op in enumerate(given) if not waiting[op.name]]
+        done = set()
+        while ready:  # the lowest position first, so that a list already in order keeps it
+            op = given[heapq.heappop(ready)]
+            done.add(op.name)
+            yield op
+            for consumer in self._consumers[op.name]:
+                waiting[consumer] -= 1
+                if not waiting[consumer]:
+                    heapq.heappush(ready, position[consumer])
+        yield from (op for op in given if op.name not in done)
+
+    def __iter__(self) -> Iterator[Op]:
+        return iter(self._order)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def __getitem__(self, name: str) -> Op:
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise UnknownOperatorError(
+                f"the model has no op {name!r}{did_you_mean(name, self._by_name)}"
+            ) from None
+
+    def producers(self, name: str) -> tuple[Op, ...]:
+        """The ops whose results op `name` reads, without graph inputs."""
+        return tuple(self._by_name[s] for s in self[name].inputs if s in self._by_name)
+
+    def consumers(self, name: str) -> tuple[Op, ...]:
+        """The ops that read the result of op, or graph input, `name`."""
+        if name not in self._consumers:
+            self[name]
+        return tuple(self._by_name[consumer] for consumer in self._consumers[name])
+
+    @cached_property
+    def types(self) -> tuple[str, ...]:
+        """The op types that occur, sorted."""
+        return tuple(sorted({op.type for op in self}))

@@ -1,0 +1,148 @@
+"""What an op computes in, and how one of its tensors is quantized."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any
+
+from neural_mp.errors import PlanError, UnknownPrecisionError, did_you_mean
+
+
+class Precision(str, Enum):
+    """What an op computes in. Compares equal to its name, so `plan[op].precision == "int8"`."""
+
+    INT8 = "int8"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def bits(self) -> int:
+        """Bits one stored value takes."""
+        return {"int8": 8, "bf16": 16, "fp16": 16, "fp32": 32}[self.value]
+
+    @property
+    def is_16_bit(self) -> bool:
+        """Whether this is one of the two 16-bit floating-point formats."""
+        return self.bits == 16
+
+
+def parse_precisions(value: str | Precision | Iterable[str | Precision]) -> tuple[Precision, ...]:
+    """Read `"int8,bf16"`, `["int8", "bf16"]`, `"fp16"` or `Precision.BF16`.
+
+    Returns:
+        The precisions without repetition, lowest number of bits first, BF16 before FP16.
+
+    Raises:
+        UnknownPrecisionError: a word names no precision, or none was given.
+    """
+    if isinstance(value, Precision):
+        return (value,)
+    if not isinstance(value, str) and not isinstance(value, Iterable):
+        raise UnknownPrecisionError(
+            f"precisions must be a string such as 'int8,bf16' or a list of such words, "
+            f"got {value!r} of type {type(value).__name__}"
+        )
+    words: list[Any] = value.split(",") if isinstance(value, str) else list(value)
+    known = {precision.value: precision for precision in Precision}
+    found = set()
+    for word in words:
+        key = str(word).strip().lower()
+        if key not in known:
+            raise UnknownPrecisionError(f"precision {key!r} does not exist{did_you_mean(key, known)}")
+        found.add(known[key])
+    if not found:
+        raise UnknownPrecisionError("precisions is empty; give at least one, such as 'int8,bf16'")
+    return tuple(precision for precision in Precision if precision in found)
+
+
+#: What every field of a `QuantSpec` may be, best known first.
+QUANT_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "dtype": ("int8", "uint8"),
+    "scheme": ("symmetric", "asymmetric"),
+    "granularity": ("per_channel", "per_tensor"),
+    "algorithm": ("minmax", "percentile", "kl", "mse"),
+}
+
+
+@dataclass(frozen=True)
+class QuantSpec:
+    """How one tensor is quantized.
+
+    Attributes:
+        dtype: `int8` or `uint8`.
+        scheme: `symmetric` (zero point fixed) or `asymmetric`.
+        granularity: `per_tensor` or `per_channel`.
+        algorithm: what chooses the range: `minmax`, `percentile`, `kl` or `mse`.
+    """
+
+    dtype: str
+    scheme: str
+    granularity: str
+    algorithm: str = "minmax"
+
+    def __post_init__(self) -> None:
+        for name, known in QUANT_CHOICES.items():
+            if getattr(self, name) not in known:
+                raise PlanError(
+                    f"{name} of a quantized tensor cannot be {getattr(self, name)!r}"
+                    f"{did_you_mean(getattr(self, name), known)}"
+                )
+
+    def __str__(self) -> str:
+        return " ".join(getattr(self, field.name) for field in fields(self))
+
+    @classmethod
+    def parse(cls, text: str) -> QuantSpec:
+        """Read back what `str()` wrote, words in any order: `"uint8 asymmetric per_tensor kl"`.
+
+        Raises:
+            PlanError: a word is unknown or says the same thing twice, or one is missing.
+        """
+        found: dict[str, str] = {}
+        for word in str(text).split():
+            name = next((n for n, known in QUANT_CHOICES.items() if word in known), None)
+            if name is None:
+                known_words = [w for words in QUANT_CHOICES.values() for w in words]
+                raise PlanError(
+                    f"{word!r} in {text!r} says nothing about quantization"
+                    f"{did_you_mean(word, known_words)}"
+                )
+            if name in found:
+                raise PlanError(f"{text!r} gives the {name} twice: {found[name]!r} and {word!r}")
+            found[name] = word
+        missing = [name for name in ("dtype", "scheme", "granularity") if name not in found]
+        if missing:
+            raise PlanError(
+                f"{text!r} does not say the {missing[0]}; expected one of "
+                f"{', '.join(QUANT_CHOICES[missing[0]])}"
+            )
+        return cls(**found)
+
+
+@dataclass(frozen=True)
+class OpConfig:
+    """What one op runs in.
+
+    Attributes:
+        precision: what it computes in.
+        weight: for INT8, how its weight is quantized.
+        activation: for INT8, how the tensors it reads are quantized.
+    """
+
+    precision: Precision
+    weight: QuantSpec | None = None
+    activation: QuantSpec | None = None
+
+    def __str__(self) -> str:
+        if self.activation is None:
+            return str(self.precision)
+        return f"{self.precision} ({self.activation.algorithm})"
+
+
+FP32 = OpConfig(Precision.FP32)

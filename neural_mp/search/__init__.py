@@ -1,0 +1,1 @@
+"""Pure search algorithms: sensitivity aggregation, cost model, minimum-cut assignment."""

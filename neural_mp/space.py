@@ -1,0 +1,251 @@
+"""What every op of a model may run in here: the room a strategy searches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from neural_mp.errors import PlanError, UnknownOperatorError, did_you_mean
+from neural_mp.flow import Flow, QuantizedTensor, quantized_tensors, trace
+from neural_mp.graph import OpGraph
+from neural_mp.plan import PrecisionPlan
+from neural_mp.precision import FP32, OpConfig, Precision, QuantSpec
+
+
+@dataclass(frozen=True)
+class Capability:
+    """What one op can run in.
+
+    Attributes:
+        configs: best first; FP32 is always among them and last.
+        reasons: precision it cannot run in → why.
+        emulated: precisions that give the right numbers here, but no speed.
+        inherits: whether the op, unless a plan names it, runs in what its producers run in.
+    """
+
+    configs: tuple[OpConfig, ...] = (FP32,)
+    reasons: Mapping[Precision, str] = field(default_factory=dict)
+    emulated: frozenset[Precision] = frozenset()
+    inherits: bool = False
+
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        """The precisions the op can run in, best first."""
+        return tuple(dict.fromkeys(config.precision for config in self.configs))
+
+    def config(self, precision: Precision) -> OpConfig | None:
+        """The best config of a precision; None if the op cannot run in it."""
+        return next((c for c in self.configs if c.precision is precision), None)
+
+
+@dataclass(frozen=True)
+class QuantConstraint:
+    """The values a user allows for a quantized tensor; None allows all."""
+
+    dtype: tuple[str, ...] | None = None
+    scheme: tuple[str, ...] | None = None
+    granularity: tuple[str, ...] | None = None
+    algorithm: tuple[str, ...] | None = None
+
+    def allows(self, spec: QuantSpec | None) -> bool:
+        """Whether a config with this spec may be used."""
+        if spec is None:
+            return True
+        return all(
+            allowed is None or getattr(spec, name) in allowed
+            for name, allowed in vars(self).items()
+        )
+
+
+@dataclass(frozen=True)
+class OpConstraint:
+    """What a user allows an op to run in.
+
+    Attributes:
+        precisions: the allowed precisions; None allows all.
+        weight, activation: further limits on INT8 configs.
+    """
+
+    precisions: tuple[Precision, ...] | None = None
+    weight: QuantConstraint = QuantConstraint()
+    activation: QuantConstraint = QuantConstraint()
+
+    def allows(self, config: OpConfig) -> bool:
+        """Whether a config may be used."""
+        if self.precisions is not None and config.precision not in self.precisions:
+            return False
+        return self.weight.allows(config.weight) and self.activation.allows(config.activation)
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """A user's limits: on the whole model, on op types, on single ops (names or patterns)."""
+
+    model_wise: OpConstraint = OpConstraint()
+    optype_wise: Mapping[str, OpConstraint] = field(default_factory=dict)
+    op_wise: Mapping[str, OpConstraint] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TuningSpace:
+    """Every op with what it may run in, after hardware and user constraints.
+
+    Attributes:
+        graph: the model.
+        capabilities: op → what it can run in; every op of the graph has an entry.
+    """
+
+    graph: OpGraph
+    capabilities: Mapping[str, Capability]
+
+    @cached_property
+    def decided(self) -> tuple[str, ...]:
+        """The ops a plan has to decide, in the graph's order: those that have a choice."""
+        return tuple(
+            op.name
+            for op in self.graph
+            if len(self.capabilities[op.name].configs) > 1
+            and not self.capabilities[op.name].inherits
+        )
+
+    @cached_property
+    def tensors(self) -> tuple[QuantizedTensor, ...]:
+        """The tensors that are stored in INT8 when every op that can runs in INT8."""
+        able = (op for op in self.decided if self.capabilities[op].config(Precision.INT8))
+        return quantized_tensors(self.graph, frozenset(able))
+
+    @cached_property
+    def bound_together(self) -> tuple[frozenset[str], ...]:
+        """Decided ops that share a quantized tensor, one group a tensor.
+
+        Putting one of them back to float while another keeps the tensor quantized does not take
+        away the noise of that tensor.
+        """
+        return tuple(dict.fromkeys(tensor.ops for tensor in self.tensors))
+
+    def precisions(self) -> tuple[Precision, ...]:
+        """All precisions that some decided op can run in."""
+        found = {p for op in self.decided for p in self.capabilities[op].precisions}
+        return tuple(precision for precision in Precision if precision in found)
+
+    def fp32_plan(self) -> PrecisionPlan:
+        """Every op in FP32."""
+        return self.resolve(PrecisionPlan())
+
+    def restricted_to(self, precisions: Iterable[Precision]) -> TuningSpace:
+        """The space with only these precisions, and FP32, which always stays."""
+        kept = {*precisions, Precision.FP32}
+        return self._filtered(lambda name, config: config.precision in kept)
+
+    def constrained(self, constraints: Constraints) -> TuningSpace:
+        """The space cut down by the user's limits; FP32 is never taken away.
+
+        Raises:
+            UnknownOperatorError: a name or pattern matches no op, or an op type does not occur.
+        """
+        for op_type in constraints.optype_wise:
+            if op_type not in self.graph.types:
+                raise UnknownOperatorError(
+                    f"optype_wise names {op_type!r}, which no op of the model has"
+                    f"{did_you_mean(op_type, self.graph.types)}"
+                )
+        by_op: dict[str, list[OpConstraint]] = {}
+        for pattern, limit in constraints.op_wise.items():
+            for name in self._matching(pattern):
+                by_op.setdefault(name, []).append(limit)
+
+        def allowed(name: str, config: OpConfig) -> bool:
+            limits = [constraints.model_wise, *by_op.get(name, ())]
+            by_type = constraints.optype_wise.get(self.graph[name].type)
+            if by_type is not None:
+                limits.append(by_type)
+            return all(limit.allows(config) for limit in limits)
+
+        return self._filtered(allowed)
+
+    def _matching(self, pattern: str) -> list[str]:
+        if pattern in self.graph:
+            return [pattern]
+        try:
+            found = [op.name for op in self.graph if re.fullmatch(pattern, op.name)]
+        except re.error:
+            found = []
+        if not found:
+            names = [op.name for op in self.graph]
+            raise UnknownOperatorError(
+                f"op_wise names {pattern!r}, which matches no op of the model"
+                f"{did_you_mean(pattern, names)}"
+            )
+        return found
+
+    def _filtered(self, keep: object) -> TuningSpace:
+        def kept(name: str, capability: Capability) -> Capability:
+            configs = tuple(
+                config for config in capability.configs if config == FP32 or keep(name, config)  # type: ignore[operator]
+            )
+            return replace(capability, configs=configs)
+
+        return TuningSpace(
+            self.graph, {name: kept(name, item) for name, item in self.capabilities.items()}
+        )
+
+    def resolve(self, plan: PrecisionPlan) -> PrecisionPlan:
+        """A plan ready to convert: checked, shorthand filled in, every op that needs one decided.
+
+        Raises:
+            UnknownOperatorError: the plan names an op the model does not have.
+            PlanError: it asks for a precision that an op cannot run in here.
+        """
+        configs: dict[str, OpConfig] = {}
+        for name, config in plan.items():
+            if name not in self.graph:
+                names = [op.name for op in self.graph]
+                raise UnknownOperatorError(
+                    f"the plan names {name!r}, which the model does not have"
+                    f"{did_you_mean(name, names)}"
+                )
+            configs[name] = self._filled(name, config)
+        ordered = {}
+        for op in self.graph:
+            if op.name in configs:
+                ordered[op.name] = configs[op.name]
+            elif not self.capabilities[op.name].inherits:
+                ordered[op.name] = FP32
+        return PrecisionPlan(ordered)
+
+    def _filled(self, name: str, config: OpConfig) -> OpConfig:
+        capability = self.capabilities[name]
+        best = capability.config(config.precision)
+        op = self.graph[name]
+        if best is None:
+            if config.precision is Precision.INT8 and (op.cluster or op.carries_int8):
+                return config  # runs along with the INT8 ops around it
+            reason = capability.reasons.get(config.precision, "your constraints exclude it")
+            raise PlanError(
+                f"op {name!r} ({op.type}) cannot run in {config.precision} here: {reason}; "
+                f"it can run in {', '.join(map(str, capability.precisions))}"
+            )
+        if config.precision is not Precision.INT8:
+            return OpConfig(config.precision)
+        filled = replace(
+            config,
+            weight=config.weight or best.weight,
+            activation=config.activation or best.activation,
+        )
+        if filled not in capability.configs:
+            raise PlanError(
+                f"op {name!r} ({op.type}) has no INT8 form with {_words(filled)}; "
+                f"the nearest is {_words(best)}"
+            )
+        return filled
+
+    def flow(self, plan: PrecisionPlan) -> Flow:
+        """What every op effectively runs in under a plan, and where INT8 flows."""
+        allowed = {name: frozenset(item.precisions) for name, item in self.capabilities.items()}
+        return trace(self.graph, self.resolve(plan).precisions, allowed)
+
+
+def _words(config: OpConfig) -> str:
+    return f"weight '{config.weight}', activation '{config.activation}'"

@@ -1,0 +1,1 @@
+"""Mixed-precision training: dtype policies, loss scaling, the graph-rewrite switch."""

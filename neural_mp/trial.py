@@ -1,0 +1,57 @@
+"""One plan, tried: what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from neural_mp.plan import PrecisionPlan
+
+
+class Outcome(str, Enum):
+    """How a trial ended."""
+
+    MET = "met"
+    MISSED = "missed"
+    FAILED = "failed"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A plan and what was measured of it.
+
+    Attributes:
+        plan: what was tried.
+        outcome: whether it met the accuracy target, missed it, or failed with an error.
+        accuracy: the user's metric; None if the trial failed or nothing could be evaluated.
+        loss: how much worse than the FP32 baseline, in the criterion's own terms (a share for a
+            relative criterion, an amount for an absolute one); negative is better than FP32.
+        objectives: objective name → value, smaller is better: `performance` in seconds a batch,
+            `footprint` and `modelsize` in bytes.
+        seconds: how long conversion and evaluation took.
+        error: for a failed trial, its error; for one that produced NaN or Inf, the op it began at.
+        number: its place in the run's history, from 0.
+    """
+
+    plan: PrecisionPlan
+    outcome: Outcome
+    accuracy: float | None = None
+    loss: float | None = None
+    objectives: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    error: str | None = None
+    number: int = 0
+
+    @property
+    def met(self) -> bool:
+        """Whether the plan meets the target."""
+        return self.outcome is Outcome.MET
+
+    @property
+    def harm(self) -> float:
+        """`loss` for ranking: infinite where there is none."""
+        return float("inf") if self.loss is None else self.loss

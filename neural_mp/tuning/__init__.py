@@ -1,0 +1,1 @@
+"""The loop: propose, convert, evaluate, record, until the target is met."""

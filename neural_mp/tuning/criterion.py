@@ -1,0 +1,85 @@
+"""When a model is good enough, and when a search has gone on for long enough."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from neural_mp.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class AccuracyCriterion:
+    """How much worse than FP32 a model may be.
+
+    Attributes:
+        tolerance: the loss that is tolerated: a share of the baseline (0.01 is one percent) if
+            `relative`, else an amount in the metric's own units.
+        relative: which of the two.
+        higher_is_better: False for errors and losses.
+
+    Raises:
+        ConfigurationError: the tolerance is negative or no number.
+    """
+
+    tolerance: float = 0.01
+    relative: bool = True
+    higher_is_better: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tolerance, int | float) or not math.isfinite(self.tolerance):
+            raise ConfigurationError(
+                f"accuracy_criterion: the tolerance must be a number, got {self.tolerance!r}"
+            )
+        if self.tolerance < 0:
+            raise ConfigurationError(
+                f"accuracy_criterion: the tolerance cannot be negative, got {self.tolerance}"
+            )
+
+    def loss(self, baseline: float, accuracy: float) -> float:
+        """How much worse `accuracy` is, as a share of the baseline if relative.
+
+        A share of a baseline of zero does not exist; the amount is taken then.
+        """
+        worse = baseline - accuracy if self.higher_is_better else accuracy - baseline
+        return worse / abs(baseline) if self.relative and baseline != 0 else worse
+
+    def met(self, baseline: float, accuracy: float) -> bool:
+        """Whether `accuracy` is within tolerance; NaN never is."""
+        # One part in 10⁹ forgives the rounding of 0.99 · baseline, no more.
+        return self.loss(baseline, accuracy) <= self.tolerance + 1e-9
+
+    def target(self, baseline: float) -> float:
+        """The worst accuracy that is still accepted."""
+        allowed = self.tolerance * (abs(baseline) if self.relative and baseline != 0 else 1.0)
+        return baseline - allowed if self.higher_is_better else baseline + allowed
+
+    def __str__(self) -> str:
+        kind = f"{self.tolerance:.4g} relative" if self.relative else f"{self.tolerance:.4g} absolute"
+        return f"{kind}, {'higher' if self.higher_is_better else 'lower'} is better"
+
+
+@dataclass(frozen=True)
+class ExitPolicy:
+    """When a search ends whether or not the target was met.
+
+    Attributes:
+        timeout: seconds from the start of the search; 0 sets no limit.
+        max_trials: plans evaluated at most.
+        performance_only: do not evaluate accuracy at all: convert as much as possible.
+
+    Raises:
+        ConfigurationError: a limit is out of range.
+    """
+
+    timeout: float = 0.0
+    max_trials: int = 100
+    performance_only: bool = False
+
+    def __post_init__(self) -> None:
+        if self.timeout < 0:
+            raise ConfigurationError(f"exit_policy: timeout cannot be negative, got {self.timeout}")
+        if self.max_trials < 1:
+            raise ConfigurationError(
+                f"exit_policy: max_trials must be at least 1, got {self.max_trials}"
+            )
