@@ -170,3 +170,17 @@ def _inherited(
     if not only.is_16_bit or (allowed is not None and only not in allowed.get(op.name, ())):
         return Precision.FP32
     return only
+
+
+def observable_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> frozenset[str]:
+    """Every tensor that may be stored in INT8 under some plan that uses only these INT8 ops."""
+    found: set[str] = set()
+    for op in graph:
+        if op.name in int8_ops:
+            found.add(op.inputs[0])
+        elif op.cluster in int8_ops:
+            found.update(op.inputs)
+    for op in reversed(list(graph)):
+        if op.carries_int8 and op.name in found:
+            found.add(op.inputs[0])
+    return frozenset(found)

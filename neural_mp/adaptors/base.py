@@ -1,0 +1,128 @@
+"""The contract of an adaptor: all that knows a framework, and nothing that chooses."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from neural_mp.graph import OpGraph
+from neural_mp.hardware import Hardware
+from neural_mp.observations import Observations
+from neural_mp.plan import PrecisionPlan
+from neural_mp.space import Capability, TuningSpace
+
+#: A model as an adaptor holds it; opaque to everyone else.
+Model = Any
+
+
+@dataclass(frozen=True)
+class ConversionCounts:
+    """How many conversions a model makes on every run."""
+
+    casts: int = 0
+    quantize: int = 0
+    dequantize: int = 0
+
+
+class Adaptor(ABC):
+    """A framework.
+
+    An adaptor never chooses a precision and never evaluates accuracy. Conversion is
+    deterministic: the same model, plan and observations give the same result.
+    """
+
+    framework: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def accepts(cls, source: Any) -> bool:
+        """Whether `source` (object or path) looks like a model of this framework.
+
+        Must answer without importing the framework.
+        """
+
+    @abstractmethod
+    def load(
+        self, source: Any, *, inputs: Any = None, outputs: Any = None, example: Any = None
+    ) -> Model:
+        """Take in a model, from a path or as the framework's object; the object stays untouched.
+
+        Args:
+            source: what the user gave.
+            inputs: names of the inputs, or example inputs, as the user gave them.
+            outputs: names of the outputs to keep.
+            example: the inputs of one batch, where data is at hand.
+
+        Raises:
+            ModelLoadError: it cannot be read, or not without running code from a file.
+            CaptureError: its graph cannot be captured.
+        """
+
+    @abstractmethod
+    def graph(self, model: Model) -> OpGraph:
+        """Every op, its type, its data edges."""
+
+    @abstractmethod
+    def capabilities(self, model: Model, hardware: Hardware) -> Mapping[str, Capability]:
+        """What every op of the model can really run in on this hardware, asked of the runtime."""
+
+    @abstractmethod
+    def observe(self, model: Model, batches: Iterable[Any], space: TuningSpace) -> Observations:
+        """One pass over calibration inputs, in memory that does not grow with their number."""
+
+    @abstractmethod
+    def convert(
+        self, model: Model, plan: PrecisionPlan, observations: Observations, space: TuningSpace
+    ) -> Model:
+        """The model in the precisions of the plan; the model given is untouched.
+
+        Raises:
+            ConversionError: a quantized tensor was never observed, or the framework refuses.
+        """
+
+    @abstractmethod
+    def predict(self, model: Model, inputs: Any) -> Any:
+        """Run one batch. Outputs come as numpy arrays where the inputs were numpy arrays."""
+
+    @abstractmethod
+    def native(self, model: Model) -> Any:
+        """The framework's own object."""
+
+    @abstractmethod
+    def profile(self, model: Model, inputs: Any) -> Mapping[str, float]:
+        """Op → seconds of one run."""
+
+    @abstractmethod
+    def conversion_counts(self, model: Model) -> ConversionCounts:
+        """The casts, quantizations and dequantizations of one run."""
+
+    @abstractmethod
+    def size(self, model: Model) -> int:
+        """Bytes the weights take."""
+
+    @abstractmethod
+    def fingerprint(self, model: Model) -> str:
+        """A digest of the ops and weights: equal for equal models, also in another process."""
+
+    @abstractmethod
+    def first_non_finite(self, model: Model, inputs: Any) -> str | None:
+        """The first op whose result holds NaN or Inf; None if there is none."""
+
+    @abstractmethod
+    def save(self, model: Model, path: Path) -> None:
+        """Write the model into the (existing, empty) folder `path`."""
+
+    @abstractmethod
+    def restore(self, path: Path) -> Model:
+        """Read back what `save` wrote; never runs code from a file.
+
+        Raises:
+            ModelLoadError: the files are missing, truncated or tampered with.
+        """
+
+    def space(self, model: Model, hardware: Hardware) -> TuningSpace:
+        """The graph with the capabilities of every op."""
+        return TuningSpace(self.graph(model), self.capabilities(model, hardware))

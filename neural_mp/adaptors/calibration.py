@@ -1,0 +1,175 @@
+"""From what calibration sees of a tensor to the range it is quantized with; no framework.
+
+Memory is bounded: extremes and channel powers are running values, and the algorithms that clip
+work on a fixed-size, evenly spread sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neural_mp.errors import ConversionError
+from neural_mp.observations import Observations, Range
+from neural_mp.precision import QUANT_CHOICES
+
+#: Values kept of one tensor, over all batches.
+SAMPLE_LIMIT = 32768
+#: Values to take from one batch.
+SAMPLES_PER_BATCH = 4096
+#: Steps of an 8-bit scale.
+LEVELS = 255
+#: Shares of the full range tried by the algorithms that clip.
+_SHARES = np.linspace(1.0, 0.05, 96)
+_KL_BINS = 2048
+
+Floats = NDArray[np.floating]
+
+
+def affine_parameters(low: float, high: float) -> tuple[float, int]:
+    """Scale and zero point of uint8 for the range [low, high], widened to hold 0.
+
+    Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-
+    Only Inference", 2018, section 2.1.
+    """
+    low, high = min(low, 0.0), max(high, 0.0)
+    scale = max((high - low) / LEVELS, 1e-8)
+    return scale, int(np.clip(round(-low / scale), 0, LEVELS))
+
+
+@dataclass
+class TensorStatistics:
+    """Running statistics of one tensor over calibration batches."""
+
+    low: float = np.inf
+    high: float = -np.inf
+    _power: Floats | None = None
+    _count: int = 0
+    _sample: Floats = field(default_factory=lambda: np.empty(0, np.float32))
+    _stride: int = 1
+    _batches: int = 0
+
+    def update(
+        self, low: float, high: float, channel_power: Floats, count: int, sample: Floats
+    ) -> None:
+        """Take in one batch.
+
+        Args:
+            low, high: the smallest and largest value.
+            channel_power: mean square of every channel, shape [channels].
+            count: how many values a channel has in this batch.
+            sample: at most `SAMPLES_PER_BATCH` values spread evenly over the batch.
+        """
+        self.low, self.high = min(self.low, low), max(self.high, high)
+        if self._power is None or self._power.shape != channel_power.shape:
+            self._power, self._count = channel_power.astype(np.float64), count
+        else:
+            total = self._count + count
+            self._power += (channel_power - self._power) * (count / total)
+            self._count = total
+        if self._batches % self._stride == 0:
+            self._sample = np.concatenate([self._sample, np.ravel(sample)])
+            if len(self._sample) > SAMPLE_LIMIT:
+                # Keep every second value, and every second batch from here on.
+                self._sample, self._stride = self._sample[::2], self._stride * 2
+        self._batches += 1
+
+    @property
+    def noise(self) -> float:
+        """Noise-to-signal ratio of full-range 8-bit quantization, averaged over channels.
+
+        A rounding error is spread evenly over one step, so its power is step²/12; a channel much
+        smaller than a step is lost whole, which counts as 1. Averaging ratios, not energies,
+        keeps one large channel from hiding the many it drowns.
+        """
+        if self._power is None:
+            return 0.0
+        live = self._power[self._power > 0]
+        if not live.size:
+            return 0.0
+        scale, _ = affine_parameters(self.low, self.high)
+        return float(np.minimum(1.0, scale**2 / 12 / live).mean())
+
+    def ranges(self) -> dict[str, Range]:
+        """The range every calibration algorithm chooses."""
+        full = (min(float(self.low), 0.0), max(float(self.high), 0.0))
+        choosers = {
+            "minmax": lambda: full,
+            "percentile": lambda: _percentile(self._sample),
+            "kl": lambda: _kl(self._sample, full),
+            "mse": lambda: _mse(self._sample, full),
+        }
+        return {name: choosers[name]() for name in QUANT_CHOICES["algorithm"]}
+
+
+def summarize(statistics: dict[str, TensorStatistics], samples: int) -> Observations:
+    """What strategies and conversions need of the statistics of all tensors.
+
+    Raises:
+        ConversionError: a tensor held NaN or Inf.
+    """
+    for name, found in statistics.items():
+        if not (np.isfinite(found.low) and np.isfinite(found.high)):
+            raise ConversionError(
+                f"tensor {name!r} holds NaN or Inf on the calibration data; "
+                f"check the model and its inputs before quantizing it"
+            )
+    return Observations(
+        {name: found.ranges() for name, found in statistics.items()},
+        {name: found.noise for name, found in statistics.items()},
+        samples,
+    )
+
+
+def _percentile(sample: Floats, tail: float = 0.01) -> Range:
+    low, high = np.percentile(sample, [tail, 100 - tail])
+    return min(float(low), 0.0), max(float(high), 0.0)
+
+
+def _mse(sample: Floats, full: Range) -> Range:
+    """The share of the full range whose quantization error is least on the sample."""
+    errors = []
+    for share in _SHARES:
+        scale, zero = affine_parameters(full[0] * share, full[1] * share)
+        steps = np.clip(np.round(sample / scale) + zero, 0, LEVELS)
+        errors.append(float(np.mean(np.square((steps - zero) * scale - sample))))
+    share = float(_SHARES[int(np.argmin(errors))])
+    return full[0] * share, full[1] * share
+
+
+def _kl(sample: Floats, full: Range) -> Range:
+    """The share of the full range that loses least information, by Kullback-Leibler divergence.
+
+    Migacz, "8-bit Inference with TensorRT", GTC 2017: the clipped histogram, its outliers moved
+    to the edge bins, against itself quantized to 256 levels.
+    """
+    counts, edges = np.histogram(sample, bins=_KL_BINS, range=full if full[0] < full[1] else None)
+    centres = (edges[:-1] + edges[1:]) / 2
+    best, best_share = np.inf, 1.0
+    for share in _SHARES:
+        low, high = full[0] * share, full[1] * share
+        inside = (centres >= low) & (centres <= high)
+        if inside.sum() <= LEVELS:
+            break
+        reference = counts[inside].astype(np.float64)
+        kept = reference.copy()
+        reference[0] += counts[centres < low].sum()
+        reference[-1] += counts[centres > high].sum()
+        divergence = _divergence(reference, kept)
+        if divergence < best:
+            best, best_share = divergence, float(share)
+    return full[0] * best_share, full[1] * best_share
+
+
+def _divergence(reference: Floats, kept: Floats) -> float:
+    level = np.arange(len(kept)) * (LEVELS + 1) // len(kept)
+    filled = kept > 0
+    total = np.bincount(level, weights=kept, minlength=LEVELS + 1)
+    bins = np.bincount(level, weights=filled, minlength=LEVELS + 1)
+    average = np.divide(total, bins, out=np.zeros_like(total), where=bins > 0)
+    coarse = np.where(filled, average[level], 0.0)
+    p, q = reference / reference.sum(), coarse / max(coarse.sum(), 1e-12)
+    used = p > 0
+    return float(np.sum(p[used] * np.log(p[used] / np.maximum(q[used], 1e-12))))

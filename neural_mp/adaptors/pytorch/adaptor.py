@@ -1,0 +1,180 @@
+"""The PyTorch adaptor. Torch is imported by its methods, so naming the class costs nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from neural_mp.adaptors.base import Adaptor, ConversionCounts
+from neural_mp.errors import ModelLoadError
+from neural_mp.flow import observable_tensors
+from neural_mp.graph import OpGraph
+from neural_mp.hardware import Hardware
+from neural_mp.observations import Observations
+from neural_mp.plan import PrecisionPlan
+from neural_mp.precision import Precision
+from neural_mp.space import Capability, TuningSpace
+
+if TYPE_CHECKING:
+    from neural_mp.adaptors.pytorch.model import Call, TorchModel
+
+_SUFFIXES = (".pt2", ".pt", ".pth")
+
+
+class PyTorchAdaptor(Adaptor):
+    """`nn.Module`, `torch.export` programs and their `.pt2` files."""
+
+    framework = "pytorch"
+
+    @classmethod
+    def accepts(cls, source: Any) -> bool:
+        """Whether `source` is a torch module or program, or a path that looks like one."""
+        if isinstance(source, str | Path):
+            return Path(source).suffix in _SUFFIXES
+        names = {f"{k.__module__.split('.')[0]}.{k.__name__}" for k in type(source).__mro__}
+        return bool(names & {"torch.Module", "torch.ExportedProgram"})
+
+    def load(
+        self, source: Any, *, inputs: Any = None, outputs: Any = None, example: Any = None
+    ) -> TorchModel:
+        """Capture a module, or take in an exported program. `inputs` may hold example tensors."""
+        import torch
+
+        from neural_mp.adaptors.pytorch import loading
+
+        with torch.no_grad():
+            return loading.load(source, inputs, example)
+
+    def graph(self, model: TorchModel) -> OpGraph:
+        """Every op with its edges and cluster."""
+        from neural_mp.adaptors.pytorch.graph import build_graph
+
+        return build_graph(model.portable)
+
+    def capabilities(self, model: TorchModel, hardware: Hardware) -> Mapping[str, Capability]:
+        """Found by running every op type once in every precision."""
+        from neural_mp.adaptors.pytorch.capabilities import capabilities
+
+        return capabilities(model, hardware)
+
+    def observe(
+        self, model: TorchModel, batches: Iterable[Any], space: TuningSpace
+    ) -> Observations:
+        """Ranges and noise of every tensor that may be quantized."""
+        from neural_mp.adaptors.pytorch.observe import observe
+
+        able = (op for op in space.decided if space.capabilities[op].config(Precision.INT8))
+        tensors = observable_tensors(space.graph, frozenset(able))
+        return observe(model.portable, (self._call(model, b) for b in batches), tensors)
+
+    def convert(
+        self,
+        model: TorchModel,
+        plan: PrecisionPlan,
+        observations: Observations,
+        space: TuningSpace,
+    ) -> TorchModel:
+        """16-bit ops by casts, INT8 ops by quantize/dequantize pairs, then integer kernels."""
+        from dataclasses import replace
+
+        from neural_mp.adaptors.pytorch.casts import insert_casts
+        from neural_mp.adaptors.pytorch.lower import lower
+        from neural_mp.adaptors.pytorch.model import finish, shallow_copy
+        from neural_mp.adaptors.pytorch.quantize import insert_quantization
+
+        resolved = space.resolve(plan)
+        flow = space.flow(resolved)
+        portable = shallow_copy(model.portable)
+        insert_casts(portable, flow)
+        insert_quantization(portable, flow, resolved, observations)
+        finish(portable)
+        return replace(
+            model, portable=portable, runnable=lower(shallow_copy(portable)), original=None
+        )
+
+    def predict(self, model: TorchModel, inputs: Any) -> Any:
+        """Outputs as tensors, or as arrays where the inputs were arrays."""
+        import torch
+        from torch.utils import _pytree as pytree
+
+        call = self._call(model, inputs)
+        with torch.inference_mode():
+            result = model.runnable(*call.args, **call.kwargs)
+        if any(isinstance(leaf, np.ndarray) for leaf in pytree.tree_leaves(inputs)):
+            return pytree.tree_map(
+                lambda leaf: leaf.numpy() if isinstance(leaf, torch.Tensor) else leaf, result
+            )
+        return result
+
+    def native(self, model: TorchModel) -> Any:
+        """The user's own module for an untouched model, else the converted `GraphModule`."""
+        return model.original if model.original is not None else model.runnable
+
+    def profile(self, model: TorchModel, inputs: Any) -> Mapping[str, float]:
+        """Seconds of every op that runs, by name; ops that run along with another are in it."""
+        from neural_mp.adaptors.pytorch.profile import profile
+
+        return profile(model.runnable, self._call(model, inputs))
+
+    def conversion_counts(self, model: TorchModel) -> ConversionCounts:
+        """Of the graph that is run."""
+        from neural_mp.adaptors.pytorch import ops
+        from neural_mp.adaptors.pytorch.casts import CAST
+        from neural_mp.adaptors.pytorch.model import OP_NAME
+
+        # A cast of the user's own bears a name; ours do not.
+        ours = [n.target for n in model.runnable.graph.nodes if OP_NAME not in n.meta]
+        return ConversionCounts(
+            ours.count(CAST), ours.count(ops.quantize), ours.count(ops.dequantize)
+        )
+
+    def size(self, model: TorchModel) -> int:
+        """Bytes of parameters and buffers in the portable form."""
+        tensors = [*model.portable.parameters(), *model.portable.buffers()]
+        return sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values())
+
+    def fingerprint(self, model: TorchModel) -> str:
+        """Of the graph's ops in order and every weight."""
+        digest = hashlib.sha256()
+        for node in model.portable.graph.nodes:
+            digest.update(f"{node.op} {node.target} {node.name};".encode())
+        for name, value in sorted(model.portable.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(value.detach().contiguous().reshape(-1).view(_bytes()).numpy().tobytes())
+        return digest.hexdigest()
+
+    def first_non_finite(self, model: TorchModel, inputs: Any) -> str | None:
+        """The first op of the runnable graph whose result holds NaN or Inf."""
+        from neural_mp.adaptors.pytorch.observe import first_non_finite
+
+        return first_non_finite(model.runnable, self._call(model, inputs))
+
+    def save(self, model: TorchModel, path: Path) -> None:
+        """The portable form, in `torch.export`'s own format."""
+        from neural_mp.adaptors.pytorch import storage
+
+        storage.save(model, path)
+
+    def restore(self, path: Path) -> TorchModel:
+        """Load the portable form and put the integer kernels in."""
+        from neural_mp.adaptors.pytorch import storage
+
+        return storage.restore(path)
+
+    def _call(self, model: TorchModel, inputs: Any) -> Call:
+        from neural_mp.adaptors.pytorch.capture import as_call
+
+        return as_call(inputs, model.parameters)
+
+
+def _bytes() -> Any:
+    import torch
+
+    return torch.uint8
+
+
+__all__ = ["ModelLoadError", "PyTorchAdaptor"]

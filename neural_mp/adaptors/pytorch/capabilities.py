@@ -1,0 +1,206 @@
+"""What every op can run in here, asked of the runtime by running it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+from torch.utils import _pytree as pytree
+
+from neural_mp.adaptors.pytorch.graph import (
+    CARRIES_INT8,
+    CONVOLUTION,
+    LINEAR,
+    find_clusters,
+    is_head,
+)
+from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel, constant, op_nodes
+from neural_mp.hardware import Hardware
+from neural_mp.precision import FP32, QUANT_CHOICES, OpConfig, Precision, QuantSpec
+from neural_mp.space import Capability
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+
+#: The INT8 forms of a layer, best known first: they differ in how the range is chosen.
+INT8_CONFIGS = tuple(
+    OpConfig(
+        Precision.INT8,
+        weight=QuantSpec("int8", "symmetric", "per_channel"),
+        activation=QuantSpec("uint8", "asymmetric", "per_tensor", algorithm),
+    )
+    for algorithm in QUANT_CHOICES["algorithm"]
+)
+_KERNELS = {CONVOLUTION: "onednn::qconv_pointwise", LINEAR: "onednn::qlinear_pointwise"}
+
+
+@dataclass
+class SixteenBit:
+    """How the runtime takes an op type in one 16-bit dtype."""
+
+    runs: bool = False
+    #: `lower`: autocast runs it in 16 bits; `float32`: autocast keeps it out; `follow`: neither.
+    policy: str = "follow"
+    error: str = ""
+
+
+class _Probe(Interpreter):
+    """Runs a graph once and tries every op type once in every 16-bit dtype asked for."""
+
+    def __init__(self, module: GraphModule, dtypes: tuple[torch.dtype, ...]) -> None:
+        super().__init__(module)
+        self.dtypes = dtypes
+        self.answers: dict[tuple[Any, torch.dtype], SixteenBit] = {}
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        if OP_NAME in n.meta and _is_float(result):
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            for dtype in self.dtypes:
+                if (n.target, dtype) not in self.answers:
+                    self.answers[n.target, dtype] = _try(n.target, args, kwargs, dtype)
+        return result
+
+
+def _is_float(value: Any) -> bool:
+    leaves = pytree.tree_leaves(value)
+    return any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in leaves)
+
+
+def _try(target: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> SixteenBit:
+    def lowered(leaf: Any) -> Any:
+        return leaf.to(dtype) if _is_float(leaf) else leaf
+
+    low_args, low_kwargs = pytree.tree_map(lowered, (args, kwargs))
+    try:
+        result = target(*low_args, **low_kwargs)
+        if not _all_dtype(result, dtype):
+            return SixteenBit(error=f"its result is not {dtype}")
+        with torch.autocast("cpu", dtype):
+            if _all_dtype(target(*args, **kwargs), dtype):
+                return SixteenBit(True, "lower")
+            if not _all_dtype(target(*low_args, **low_kwargs), dtype):
+                return SixteenBit(True, "float32")
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        logger.debug("%s does not run in %s", target, dtype, exc_info=True)
+        return SixteenBit(error=str(error).splitlines()[0])
+    return SixteenBit(True)
+
+
+def _all_dtype(value: Any, dtype: torch.dtype) -> bool:
+    floats = [v for v in pytree.tree_leaves(value) if _is_float(v)]
+    return all(v.dtype == dtype for v in floats)
+
+
+@lru_cache(maxsize=1)
+def _has_integer_kernels() -> dict[str, bool]:
+    return {
+        name: torch.backends.mkldnn.is_available()
+        and torch._C._dispatch_has_kernel_for_dispatch_key(name, "MkldnnCPU")
+        for name in _KERNELS.values()
+    }
+
+
+def probe(model: TorchModel, dtypes: tuple[torch.dtype, ...]) -> dict[Any, SixteenBit]:
+    """(op target, dtype) → how the runtime takes it, found by running every op type once."""
+    if not dtypes:
+        return {}
+    run = _Probe(model.portable, dtypes)
+    flat = pytree.tree_leaves((model.example.args, dict(model.example.kwargs)))
+    with torch.no_grad():
+        run.run(*flat, enable_io_processing=False)
+    return run.answers
+
+
+def capabilities(model: TorchModel, hardware: Hardware) -> Mapping[str, Capability]:
+    """Op → what it can run in here."""
+    module = model.portable
+    supports = {p: hardware.support(p) for p in (Precision.INT8, *DTYPES)}
+    dtypes = tuple(DTYPES[p] for p in DTYPES if supports[p].available)
+    answers = probe(model, dtypes)
+    clusters = find_clusters(module)
+    found = {}
+    for name, node in op_nodes(module).items():
+        builder = _Builder(frozenset(p for p, s in supports.items() if s.available and not s.native))
+        reason = int8_obstacle(module, node, name in clusters)
+        if reason is None:
+            builder.configs.extend(INT8_CONFIGS)
+        else:
+            builder.reasons[Precision.INT8] = reason
+        policies = []
+        for precision, dtype in DTYPES.items():
+            if not supports[precision].available:
+                builder.reasons[precision] = supports[precision].reason
+                continue
+            answer = answers.get((node.target, dtype))
+            policies.append(answer.policy if answer and answer.runs else "float32")
+            builder.take(precision, answer)
+        follows = not is_layer(node) and "lower" not in policies
+        found[name] = builder.build(inherits=follows and reason is not None)
+    return found
+
+
+def is_layer(node: Node) -> bool:
+    """Whether a node is a layer whose precision a plan decides even where nothing is probed."""
+    return node.target in (CONVOLUTION, LINEAR)
+
+
+@dataclass
+class _Builder:
+    emulated: frozenset[Precision]
+    configs: list[OpConfig] = field(default_factory=list)
+    reasons: dict[Precision, str] = field(default_factory=dict)
+
+    def take(self, precision: Precision, answer: SixteenBit | None) -> None:
+        if answer is None:
+            self.reasons[precision] = "its result holds no floating-point numbers"
+        elif not answer.runs:
+            self.reasons[precision] = f"the runtime refuses: {answer.error}"
+        elif answer.policy == "float32":
+            self.reasons[precision] = "torch.amp keeps it in float32"
+        else:
+            self.configs.append(OpConfig(precision))
+
+    def build(self, inherits: bool) -> Capability:
+        mine = {config.precision for config in self.configs}
+        return Capability(
+            (*self.configs, FP32), self.reasons, self.emulated & frozenset(mine), inherits
+        )
+
+
+def int8_obstacle(module: GraphModule, node: Node, in_cluster: bool) -> str | None:
+    """Why an op has no INT8 form of its own; None if it has one."""
+    if node.target not in _KERNELS:
+        if in_cluster:
+            return "runs in the INT8 kernel of the layer before it, not by itself"
+        if node.target in CARRIES_INT8:
+            return "moves INT8 values where the ops around it run in INT8, computes nothing itself"
+        return _no_kernel(node)
+    if not _has_integer_kernels()[_KERNELS[node.target]]:
+        return "this build of torch has no oneDNN integer kernels"
+    if not is_head(module, node):
+        return "its weight is computed, not constant"
+    weight = constant(module, node.args[1])
+    assert weight is not None
+    if weight.dtype != torch.float32:
+        return f"its weight is {weight.dtype}, not float32"
+    if node.target is CONVOLUTION and node.args[0].meta["val"].ndim != 4:
+        return "the integer kernel takes batches of images (4 axes)"
+    return None
+
+
+def _no_kernel(node: Node) -> str:
+    name = str(node.target)
+    if "transpose" in name and "conv" in name:
+        return "no integer kernel for transposed convolutions"
+    if "conv" in name:
+        return "integer kernels exist for two-dimensional convolutions with numeric padding only"
+    if any(word in name for word in ("matmul", "bmm", "attention")):
+        return "both factors are computed; no integer kernel"
+    return "no integer kernel"

@@ -1,0 +1,83 @@
+"""Put ops of a graph into 16 bits: weights stored so, casts only where precisions meet."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import GraphModule, Node
+
+from neural_mp.adaptors.pytorch.capabilities import DTYPES
+from neural_mp.adaptors.pytorch.graph import tensor_name
+from neural_mp.adaptors.pytorch.model import OP_NAME, add_constant, constant
+from neural_mp.flow import Flow
+
+aten = torch.ops.aten
+CAST = aten._to_copy.default
+
+
+def cast_dtype(node: Node | None) -> torch.dtype | None:
+    """What a node casts to; None if it is no plain cast."""
+    if node is None or node.target is not CAST or set(node.kwargs) != {"dtype"}:
+        return None
+    return node.kwargs["dtype"]
+
+
+class _Caster:
+    """Rewrites one graph; remembers what every tensor is in now, and the casts already there."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self.module = module
+        self.dtype: dict[Node, torch.dtype] = {}
+        self.casts: dict[tuple[Node, torch.dtype], Node] = {}
+
+    def run(self, flow: Flow) -> None:
+        for node in list(self.module.graph.nodes):
+            if node.op == "output":
+                for source in node.all_input_nodes:
+                    self.read(node, source, _traced_dtype(source))
+            elif node.op == "call_function" and OP_NAME in node.meta:
+                op = node.meta[OP_NAME]
+                wanted = DTYPES.get(flow.precisions[op])
+                quantized = flow.int8_reads.get(op, frozenset())
+                for source in node.all_input_nodes:
+                    if tensor_name(source) in quantized:
+                        continue  # quantizing takes any float dtype
+                    self.read(node, source, wanted or _traced_dtype(source))
+                if wanted is not None and _traced_dtype(node) is not None:
+                    self.dtype[node] = wanted
+
+    def read(self, node: Node, source: Node, wanted: torch.dtype | None) -> None:
+        """Make `node` read `source` in the wanted dtype."""
+        traced = _traced_dtype(source)
+        if traced is None or wanted is None or self.dtype.get(source, traced) == wanted:
+            return
+        if (source, wanted) not in self.casts:
+            self.casts[source, wanted] = self.cast(source, wanted, node)
+        node.replace_input_with(source, self.casts[source, wanted])
+
+    def cast(self, source: Node, wanted: torch.dtype, before: Node) -> Node:
+        weight = constant(self.module, source)
+        if weight is not None:
+            return add_constant(self.module, f"{source.name}_cast", weight.to(wanted), before)
+        with self.module.graph.inserting_before(before):
+            cast: Node = self.module.graph.call_function(CAST, (source,), {"dtype": wanted})
+        cast.meta["val"] = source.meta["val"].to(wanted)
+        return cast
+
+
+def _traced_dtype(node: Node) -> torch.dtype | None:
+    """The floating dtype a node's tensor had when the graph was captured; None for other values."""
+    value = node.meta.get("val")
+    if isinstance(value, tuple | list) and value:
+        value = value[0]
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.dtype
+    return None
+
+
+def insert_casts(module: GraphModule, flow: Flow) -> None:
+    """Rewrite the graph in place so that every op runs in its precision.
+
+    One cast a tensor and dtype, however many read it; inputs and outputs keep their dtypes.
+    """
+    with torch.no_grad():
+        _Caster(module).run(flow)

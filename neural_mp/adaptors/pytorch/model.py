@@ -1,0 +1,104 @@
+"""A PyTorch model as the adaptor holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+#: Key of `Node.meta` under which the op's name is kept.
+OP_NAME = "neural_mp_op"
+
+
+@dataclass(frozen=True)
+class Call:
+    """The inputs of one call, as tensors: positional and keyword arguments."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TorchModel:
+    """A captured model.
+
+    Attributes:
+        portable: the graph in the form that is saved: float ops, casts, quantize/dequantize pairs.
+        runnable: the graph that is run: `portable` itself, or its integer kernels.
+        example: inputs the graph was captured with.
+        parameters: names of the positional parameters of the call.
+        original: the user's own module; None for a model that was converted or loaded.
+        warnings: what the user should know about the capture.
+    """
+
+    portable: GraphModule
+    runnable: GraphModule
+    example: Call
+    parameters: tuple[str, ...] = ()
+    original: Any = None
+    warnings: tuple[str, ...] = ()
+
+
+def attribute(module: GraphModule, target: str) -> Any:
+    """The parameter, buffer or constant that a `get_attr` node names."""
+    found: Any = module
+    for part in target.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def constant(module: GraphModule, node: Any) -> torch.Tensor | None:
+    """The tensor of a `get_attr` node; None for any other node or value."""
+    if isinstance(node, Node) and node.op == "get_attr":
+        value = attribute(module, str(node.target))
+        return value.detach() if isinstance(value, torch.Tensor) else None
+    return None
+
+
+def op_nodes(module: GraphModule) -> dict[str, Node]:
+    """Op name → node, in the graph's order."""
+    return {n.meta[OP_NAME]: n for n in module.graph.nodes if OP_NAME in n.meta}
+
+
+def add_constant(module: GraphModule, name: str, value: torch.Tensor, like: Node) -> Node:
+    """Register a buffer and read it right before node `like`.
+
+    The name is made unique by a number behind it.
+    """
+    number = 0
+    while hasattr(module, f"{name}_{number}"):
+        number += 1
+    module.register_buffer(f"{name}_{number}", value)
+    with module.graph.inserting_before(like):
+        node: Node = module.graph.get_attr(f"{name}_{number}")
+    node.meta["val"] = value
+    return node
+
+
+def shallow_copy(module: GraphModule) -> GraphModule:
+    """A graph that can be rewritten while the weights stay shared with `module`."""
+    graph = torch.fx.Graph()
+    copied: dict[Node, Node] = {}
+    output = graph.graph_copy(module.graph, copied)
+    graph.output(output)
+    graph.set_codegen(module.graph._codegen)
+    return GraphModule(module, graph)
+
+
+def finish(module: GraphModule) -> GraphModule:
+    """Drop what nothing reads any more, parameters included, and check the graph."""
+    module.graph.eliminate_dead_code()
+    used = {str(n.target) for n in module.graph.nodes if n.op == "get_attr"}
+    for name, _ in [*module.named_parameters(), *module.named_buffers()]:
+        if name not in used:
+            owner, _, leaf = name.rpartition(".")
+            holder = module.get_submodule(owner)
+            holder._parameters.pop(leaf, None)
+            holder._buffers.pop(leaf, None)
+    module.delete_all_unused_submodules()
+    module.graph.lint()
+    module.recompile()
+    return module

@@ -1,0 +1,67 @@
+"""Our own torch ops: quantize and dequantize, the portable form of an INT8 model.
+
+They are ours, with fake kernels, so that graphs that hold them export, save and compile whatever
+becomes of torch's own experimental ones.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_library = torch.library.Library("neural_mp", "FRAGMENT")
+
+#: Reals to uint8: `clamp(floor(x / scale + zero_point + ½), 0, 255)`.
+_library.define("quantize(Tensor x, float scale, int zero_point) -> Tensor")
+#: uint8 to reals of a float dtype: `(q - zero_point) · scale`.
+_library.define("dequantize(Tensor q, float scale, int zero_point, ScalarType dtype) -> Tensor")
+#: int8 weights to float32, one scale for each index of the first axis.
+_library.define("dequantize_weight(Tensor q, Tensor scales) -> Tensor")
+
+
+def _quantize(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
+    # One fused multiply-add, in place from there on: 2-3 times as fast as round and add.
+    offset = torch.tensor(zero_point + 0.5, dtype=torch.float32)
+    return torch.add(offset, x.float(), alpha=1 / scale).clamp_(0, 255).to(torch.uint8)
+
+
+def _dequantize(
+    q: torch.Tensor, scale: float, zero_point: int, dtype: torch.dtype
+) -> torch.Tensor:
+    return (q.float() - zero_point).mul_(scale).to(dtype)
+
+
+def _dequantize_weight(q: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    return q.float() * scales.reshape(-1, *[1] * (q.ndim - 1))
+
+
+_library.impl("quantize", _quantize, "CompositeExplicitAutograd")
+_library.impl("dequantize", _dequantize, "CompositeExplicitAutograd")
+_library.impl("dequantize_weight", _dequantize_weight, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("neural_mp::quantize")
+def _(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
+    return torch.empty_like(x, dtype=torch.uint8)
+
+
+@torch.library.register_fake("neural_mp::dequantize")
+def _(q: torch.Tensor, scale: float, zero_point: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_like(q, dtype=dtype)
+
+
+@torch.library.register_fake("neural_mp::dequantize_weight")
+def _(q: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(q, dtype=torch.float32)
+
+
+quantize = torch.ops.neural_mp.quantize.default
+dequantize = torch.ops.neural_mp.dequantize.default
+dequantize_weight = torch.ops.neural_mp.dequantize_weight.default
+
+
+def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Symmetric per-channel int8: one scale for each index of the first axis, range ±127."""
+    largest = weight.abs().flatten(1).amax(1).clamp_min(1e-12)
+    scales = (largest / 127).float()
+    steps = torch.round(weight / scales.reshape(-1, *[1] * (weight.ndim - 1)))
+    return steps.clamp_(-127, 127).to(torch.int8).contiguous(), scales

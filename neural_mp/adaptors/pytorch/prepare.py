@@ -1,0 +1,115 @@
+"""Clean a captured graph: no no-ops, batch norms folded into the layer before them, named ops."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from neural_mp.adaptors.pytorch.model import OP_NAME, add_constant, constant, finish
+
+aten = torch.ops.aten
+
+#: Layers whose output channels a batch norm behind them can be folded into, with the axis of the
+#: output channels in their weight.
+_FOLDABLE = {
+    aten.conv1d.default: 0,
+    aten.conv2d.default: 0,
+    aten.conv3d.default: 0,
+    aten.linear.default: 0,
+}
+
+
+@torch.no_grad()
+def prepare(module: GraphModule) -> GraphModule:
+    """Rewrite a functional graph in place, numerically equal, and give every op its name."""
+    _drop_copies(module)
+    _fold_batch_norms(module)
+    finish(module)
+    name_ops(module)
+    return module
+
+
+def _drop_copies(module: GraphModule) -> None:
+    for node in list(module.graph.nodes):
+        if node.target is aten.clone.default and not node.kwargs:
+            node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)
+        elif node.target is aten.view.default:
+            # Our kernels keep channels last where the traced ones did not.
+            node.target = aten.reshape.default
+
+
+def _fold_batch_norms(module: GraphModule) -> None:
+    for norm in list(module.graph.nodes):
+        if norm.target is not aten._native_batch_norm_legit_no_training.default:
+            continue
+        layer = norm.args[0]
+        results = list(norm.users)
+        if (
+            layer.target in _FOLDABLE
+            and len(layer.users) == 1
+            and all(r.target is operator.getitem and r.args[1] == 0 for r in results)
+            and constant(module, layer.args[1]) is not None
+            and (layer.target is not aten.linear.default or norm.meta["val"][0].ndim == 2)
+        ):
+            _fold(module, layer, norm)
+            for result in results:
+                result.replace_all_uses_with(layer)
+                module.graph.erase_node(result)
+            module.graph.erase_node(norm)
+
+
+def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
+    gamma, beta, mean, variance = (constant(module, argument) for argument in norm.args[1:5])
+    weight = constant(module, layer.args[1])
+    bias = constant(module, layer.args[2]) if len(layer.args) > 2 else None
+    assert weight is not None and mean is not None and variance is not None
+    scale = torch.rsqrt(variance + norm.args[6])
+    scale = scale if gamma is None else scale * gamma
+    shift = (-mean if bias is None else bias - mean) * scale
+    shift = shift if beta is None else shift + beta
+    folded = weight * scale.reshape(-1, *[1] * (weight.ndim - 1))
+    stem = f"{layer.name}_folded"
+    layer.args = (
+        layer.args[0],
+        add_constant(module, f"{stem}_weight", folded, layer),
+        add_constant(module, f"{stem}_bias", shift, layer),
+        *layer.args[3:],
+    )
+
+
+def op_type(node: Node) -> str:
+    """The op's type as users know it: `conv2d`, `relu`, `add`."""
+    target: Any = node.target
+    if hasattr(target, "_schema"):
+        return str(target._schema.name).split("::")[-1]
+    return str(getattr(target, "__name__", target))
+
+
+def name_ops(module: GraphModule) -> None:
+    """Name every op after the module it came from: `layer1.0.conv1`, or `layer1.0.add`."""
+    nodes = [n for n in module.graph.nodes if n.op == "call_function" and has_tensors(n)]
+    paths = {node: _module_path(node) for node in nodes}
+    alone = Counter(path for path in paths.values())
+    taken: Counter[str] = Counter()
+    for node in nodes:
+        path = paths[node]
+        name = path if path and alone[path] == 1 else f"{path}.{op_type(node)}".lstrip(".")
+        taken[name] += 1
+        node.meta[OP_NAME] = name if taken[name] == 1 else f"{name}_{taken[name]}"
+
+
+def has_tensors(node: Node) -> bool:
+    """Whether a node's result is, or holds, a tensor."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, tuple | list) else (value,)
+    return any(isinstance(v, torch.Tensor) for v in values)
+
+
+def _module_path(node: Node) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    return str(next(reversed(stack.values()))[0]) if stack else ""

@@ -1,0 +1,126 @@
+"""Models in files: `torch.export`'s own format, and never code from a file."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from neural_mp.adaptors.pytorch import ops
+from neural_mp.adaptors.pytorch.capture import _export
+from neural_mp.adaptors.pytorch.lower import lower
+from neural_mp.adaptors.pytorch.model import OP_NAME, Call, TorchModel, shallow_copy
+from neural_mp.errors import ConversionError, ModelLoadError
+
+logger = logging.getLogger(__name__)
+
+PROGRAM_FILE = "model.pt2"
+NAMES_FILE = "op_names.json"
+
+
+def save(model: TorchModel, folder: Path) -> None:
+    """Write the portable form and the names of its ops into a folder."""
+    try:
+        program = _export(model.portable, model.example, free_batch=True, strict=False)
+        torch.export.save(program, folder / PROGRAM_FILE)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise ConversionError(f"the converted model cannot be written: {error}") from error
+    # Where the two graphs differ at all, they do so behind the ops that carry a name.
+    names = {n.name: n.meta[OP_NAME] for n in model.portable.graph.nodes if OP_NAME in n.meta}
+    (folder / NAMES_FILE).write_text(json.dumps(names), encoding="utf-8")
+
+
+def restore(folder: Path) -> TorchModel:
+    """Read back what `save` wrote and put its integer kernels in."""
+    program = load_program(folder / PROGRAM_FILE)
+    portable = program.module(check_guards=False)
+    names_file = folder / NAMES_FILE
+    names = json.loads(names_file.read_text(encoding="utf-8")) if names_file.exists() else {}
+    for node in portable.graph.nodes:
+        if node.name in names:
+            node.meta[OP_NAME] = names[node.name]
+    return TorchModel(
+        portable, lower(shallow_copy(portable)), example_of(program), parameters_of_graph(portable)
+    )
+
+
+def parameters_of_graph(module: GraphModule) -> tuple[str, ...]:
+    """The names a captured graph is called with."""
+    import inspect
+
+    return tuple(inspect.signature(module.forward).parameters)
+
+
+def example_of(program: ExportedProgram) -> Call:
+    """The inputs a program was exported with.
+
+    Raises:
+        ModelLoadError: the program holds none.
+    """
+    if program.example_inputs is None:
+        raise ModelLoadError("the exported program holds no example inputs; export it with them")
+    args, kwargs = program.example_inputs
+    return Call(tuple(args), dict(kwargs))
+
+
+def load_program(path: Path) -> ExportedProgram:
+    """Read a program that `torch.export.save` wrote, if that runs no code from the file.
+
+    Raises:
+        ModelLoadError: the file is missing, damaged, or holds pickled objects other than tensors.
+    """
+    assert ops.quantize is not None  # a file may hold our ops: they must be registered
+    if not path.is_file():
+        raise ModelLoadError(f"there is no model file {str(path)!r}")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+            if damaged is not None:
+                raise ModelLoadError(f"{str(path)!r} is damaged: {damaged!r} fails its checksum")
+            _refuse_code(archive, path)
+        return torch.export.load(path)
+    except ModelLoadError:
+        raise
+    except Exception as error:
+        # The loader raises what its parsers raise: KeyError, RuntimeError, JSON errors…
+        logger.debug("reading %s failed", path, exc_info=True)
+        raise ModelLoadError(
+            f"{str(path)!r} is no program that torch.export.save wrote, or is damaged: "
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        ) from error
+
+
+def _refuse_code(archive: zipfile.ZipFile, path: Path) -> None:
+    """Reject archives whose reading would unpickle anything but plain tensors."""
+    for name in archive.namelist():
+        data = archive.read(name)
+        if name.endswith(".json") and b"use_pickle" in data:
+            if _asks_for_pickle(json.loads(data)):
+                raise ModelLoadError(
+                    f"{str(path)!r} holds pickled objects ({name}); reading them could run code. "
+                    f"Save it again with plain tensors only"
+                )
+        elif name.endswith(".pt") or data[:2] == b"PK":
+            try:
+                torch.load(io.BytesIO(data), weights_only=True)
+            except Exception as error:
+                raise ModelLoadError(
+                    f"{str(path)!r}: entry {name!r} is not plain tensors; reading it could run code"
+                ) from error
+        if "/custom_obj_" in name or "/opaque_obj_" in name:
+            raise ModelLoadError(
+                f"{str(path)!r} holds an object of a custom class ({name}), which is never loaded"
+            )
+
+
+def _asks_for_pickle(value: Any) -> bool:
+    if isinstance(value, dict):
+        return bool(value.get("use_pickle")) or any(map(_asks_for_pickle, value.values()))
+    return isinstance(value, list) and any(map(_asks_for_pickle, value))

@@ -1,0 +1,74 @@
+"""Which adaptors there are, and which one a model needs."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from importlib import metadata
+from typing import Any
+
+from neural_mp.adaptors.base import Adaptor
+from neural_mp.errors import MissingFrameworkError, UnknownFrameworkError, did_you_mean
+
+#: Where third parties announce adaptors of their own.
+ENTRY_POINT_GROUP = "neural_mp.adaptors"
+#: Ours, so that a source tree works without being installed; modules import no framework.
+_OWN = {"pytorch": "neural_mp.adaptors.pytorch:PyTorchAdaptor"}
+#: The package that must be installed, and the extra that installs it.
+_NEEDED = {"pytorch": ("torch", "torch")}
+
+
+def adaptor_classes() -> dict[str, type[Adaptor]]:
+    """Framework name → adaptor class, third-party ones included; imports no framework."""
+    found = dict(_OWN)
+    for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
+        found.setdefault(entry.name, entry.value)
+    return {name: _load(path) for name, path in found.items()}
+
+
+def adaptor_for(source: Any, framework: str | None = None) -> Adaptor:
+    """The adaptor for a model.
+
+    Args:
+        source: the model object or path.
+        framework: its name, where the user says it.
+
+    Raises:
+        UnknownFrameworkError: no adaptor of that name, or none that takes the model.
+        MissingFrameworkError: the framework is not installed.
+    """
+    classes = adaptor_classes()
+    if framework is not None:
+        if framework not in classes:
+            raise UnknownFrameworkError(
+                f"there is no adaptor for framework {framework!r}{did_you_mean(framework, classes)}"
+            )
+        return _instance(framework, classes[framework])
+    for name, candidate in classes.items():
+        if candidate.accepts(source):
+            return _instance(name, candidate)
+    what = repr(source) if isinstance(source, str) else f"a {_qualified_name(type(source))}"
+    raise UnknownFrameworkError(
+        f"{what} is not a model of any framework known here ({', '.join(sorted(classes))}); "
+        f"give a model object, a path to one, or name its framework"
+    )
+
+
+def _instance(name: str, candidate: type[Adaptor]) -> Adaptor:
+    package, extra = _NEEDED.get(name, (None, name))
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise MissingFrameworkError(
+            f"models of {name} need the package {package}, which is not installed; "
+            f"install it with: pip install 'neural-mp[{extra}]'"
+        )
+    return candidate()
+
+
+def _load(path: str) -> type[Adaptor]:
+    module, _, attribute = path.partition(":")
+    loaded: type[Adaptor] = getattr(importlib.import_module(module), attribute)
+    return loaded
+
+
+def _qualified_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
