@@ -1,1 +1,57 @@
-"""The fastest model that still meets your accuracy target."""
+"""Give it a trained model, your data and an accuracy target; get the fastest model that meets it.
+
+>>> from neural_mp import MixedPrecision, common
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from neural_mp import common
+    from neural_mp.errors import NeuralMPError
+    from neural_mp.mixed_precision import MixedPrecision
+    from neural_mp.optimized_model import OptimizedModel, load
+    from neural_mp.plan import PrecisionPlan
+    from neural_mp.precision import Precision
+    from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
+
+__version__ = "0.1.0"
+
+#: Public name → the module it lives in; imported when it is first asked for, so that importing
+#: the package stays a matter of milliseconds.
+_LAZY = {
+    "AccuracyCriterion": "neural_mp.tuning.criterion",
+    "ExitPolicy": "neural_mp.tuning.criterion",
+    "MixedPrecision": "neural_mp.mixed_precision",
+    "NeuralMPError": "neural_mp.errors",
+    "OptimizedModel": "neural_mp.optimized_model",
+    "Precision": "neural_mp.precision",
+    "PrecisionPlan": "neural_mp.plan",
+    "load": "neural_mp.optimized_model",
+}
+
+__all__ = [
+    "AccuracyCriterion",
+    "ExitPolicy",
+    "MixedPrecision",
+    "NeuralMPError",
+    "OptimizedModel",
+    "Precision",
+    "PrecisionPlan",
+    "common",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "common":
+        return importlib.import_module("neural_mp.common")
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'neural_mp' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

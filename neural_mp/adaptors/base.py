@@ -88,6 +88,15 @@ class Adaptor(ABC):
         """Run one batch. Outputs come as numpy arrays where the inputs were numpy arrays."""
 
     @abstractmethod
+    def example_inputs(self, model: Model, batch_size: int | None = None) -> Any:
+        """Inputs the model can be run on, as `predict` takes them: those it was captured with.
+
+        Args:
+            model: the model.
+            batch_size: repeat or cut the first axis to this length.
+        """
+
+    @abstractmethod
     def native(self, model: Model) -> Any:
         """The framework's own object."""
 

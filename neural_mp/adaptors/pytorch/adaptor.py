@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from neural_mp.adaptors.base import Adaptor, ConversionCounts
-from neural_mp.errors import ModelLoadError
 from neural_mp.flow import observable_tensors
 from neural_mp.graph import OpGraph
 from neural_mp.hardware import Hardware
@@ -110,6 +109,13 @@ class PyTorchAdaptor(Adaptor):
             )
         return result
 
+    def example_inputs(self, model: TorchModel, batch_size: int | None = None) -> Any:
+        """The captured example: a tuple of positional inputs, or a dict where there are none."""
+        from neural_mp.adaptors.pytorch.capture import resized
+
+        call = model.example if batch_size is None else resized(model.example, batch_size)
+        return dict(call.kwargs) if call.kwargs and not call.args else call.args
+
     def native(self, model: TorchModel) -> Any:
         """The user's own module for an untouched model, else the converted `GraphModule`."""
         return model.original if model.original is not None else model.runnable
@@ -175,6 +181,3 @@ def _bytes() -> Any:
     import torch
 
     return torch.uint8
-
-
-__all__ = ["ModelLoadError", "PyTorchAdaptor"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,7 +70,7 @@ def capture(module: nn.Module, call: Call) -> tuple[ExportedProgram, list[str]]:
     with _inference_mode(module):
         for free_batch, strict in ((True, False), (True, True), (False, False)):
             try:
-                program = _export(module, call, free_batch, strict)
+                program = export(module, call, free_batch, strict)
             except Exception as error:
                 # torch.export raises dozens of unrelated types, user code any type at all.
                 logger.debug("export (strict=%s) failed", strict, exc_info=True)
@@ -128,7 +128,7 @@ def _candidate_inputs(module: nn.Module) -> Iterator[tuple[tuple[int, ...], torc
             yield (2, 16), torch.int64
 
 
-def _export(module: nn.Module, call: Call, free_batch: bool, strict: bool) -> ExportedProgram:
+def export(module: nn.Module, call: Call, free_batch: bool, strict: bool) -> ExportedProgram:
     shapes: Any = None
     if free_batch:
         signature = inspect.signature(module.forward).bind(*call.args, **call.kwargs)
@@ -196,6 +196,13 @@ def _capture_error(module: nn.Module, error: Exception) -> CaptureError:
     )
 
 
-def first_inputs(batches: Iterable[Any]) -> Any:
-    """The inputs of the first batch, or None where there is none."""
-    return next(iter(batches), None)
+def resized(call: Call, batch_size: int) -> Call:
+    """The same inputs, repeated or cut to a batch of another size."""
+
+    def resize(leaf: Any) -> Any:
+        if not _has_axes(leaf):
+            return leaf
+        return torch.cat([leaf] * -(-batch_size // leaf.shape[0]))[:batch_size]
+
+    args, kwargs = pytree.tree_map(resize, (call.args, dict(call.kwargs)))
+    return Call(args, kwargs)

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from neural_mp.adaptors.pytorch import ops
-from neural_mp.adaptors.pytorch.capture import _export
+from neural_mp.adaptors.pytorch.capture import export
 from neural_mp.adaptors.pytorch.lower import lower
 from neural_mp.adaptors.pytorch.model import OP_NAME, Call, TorchModel, shallow_copy
 from neural_mp.errors import ConversionError, ModelLoadError
@@ -28,7 +28,7 @@ NAMES_FILE = "op_names.json"
 def save(model: TorchModel, folder: Path) -> None:
     """Write the portable form and the names of its ops into a folder."""
     try:
-        program = _export(model.portable, model.example, free_batch=True, strict=False)
+        program = export(model.portable, model.example, free_batch=True, strict=False)
         torch.export.save(program, folder / PROGRAM_FILE)
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConversionError(f"the converted model cannot be written: {error}") from error

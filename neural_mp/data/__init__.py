@@ -1,0 +1,23 @@
+"""What YAML can name under `dataloader:`: datasets, transforms, and the loader over them."""
+
+from neural_mp.data import csv_files, images, numpy_files  # imported to be registered
+from neural_mp.data.datasets import DATASETS, ArrayDataset, DummyDataset
+from neural_mp.data.loader import build_dataloader, build_dataset, build_transforms
+from neural_mp.data.registry import Registry
+from neural_mp.data.transforms import TRANSFORMS, InputTransform, Transform
+
+__all__ = [
+    "DATASETS",
+    "TRANSFORMS",
+    "ArrayDataset",
+    "DummyDataset",
+    "InputTransform",
+    "Registry",
+    "Transform",
+    "build_dataloader",
+    "build_dataset",
+    "build_transforms",
+    "csv_files",
+    "images",
+    "numpy_files",
+]

@@ -1,0 +1,162 @@
+"""Images from folders and on arrays, through Pillow, which is imported only when needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from neural_mp.data.datasets import DATASETS
+from neural_mp.data.options import existing_path, height_and_width, one_of
+from neural_mp.data.transforms import TRANSFORMS, InputTransform
+from neural_mp.errors import DataError, MissingFrameworkError
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+
+
+def pillow(needed_by: str) -> ModuleType:
+    """Pillow's `PIL.Image`.
+
+    Raises:
+        MissingFrameworkError: Pillow is not installed.
+    """
+    try:
+        import PIL.Image
+    except ImportError as error:
+        raise MissingFrameworkError(
+            f"{needed_by} needs Pillow; install it with: pip install 'neural-mp[images]'"
+        ) from error
+    return PIL.Image
+
+
+@DATASETS.register("ImageFolder")
+@dataclass(frozen=True)
+class ImageFolder:
+    """Images in one folder per class: `root/cat/1.png`, `root/dog/a/2.jpg`.
+
+    A sample is a uint8 array `[height, width, channels]` and the index of its class in the
+    sorted names of the class folders.
+
+    Attributes:
+        root: the folder of class folders.
+        mode: `RGB` for three channels, `L` for one channel of grey.
+        classes: names of the class folders, in the order of the labels.
+        files: the images with their labels, in the order of the samples.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+        DataError: `root` is missing or holds no images, or (when read) an image is broken.
+        MissingFrameworkError: Pillow is not installed.
+    """
+
+    root: Any
+    mode: str = "RGB"
+    classes: tuple[str, ...] = field(init=False)
+    files: tuple[tuple[Path, int], ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        pillow("dataset 'ImageFolder'")
+        one_of("ImageFolder: mode", self.mode, ("RGB", "L"))
+        root = existing_path("ImageFolder: root", self.root)
+        if not root.is_dir():
+            raise DataError(f"ImageFolder: root must be a folder; {root} is a file")
+        folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+        files = tuple(
+            (path, label) for label, folder in enumerate(folders) for path in _images_in(folder)
+        )
+        if not files:
+            raise DataError(
+                f"ImageFolder found no images in the folders under {root}; they are expected as "
+                f"{root}/CLASS/image, ending in {', '.join(IMAGE_SUFFIXES)}"
+            )
+        object.__setattr__(self, "classes", tuple(folder.name for folder in folders))
+        object.__setattr__(self, "files", files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        path, label = self.files[index]
+        try:
+            with pillow("dataset 'ImageFolder'").open(path) as image:
+                pixels = np.array(image.convert(self.mode), dtype=np.uint8)
+        except (OSError, SyntaxError, ValueError) as error:  # Pillow: a broken PNG, SyntaxError
+            raise DataError(f"{path} cannot be read as an image: {error}") from error
+        return (pixels if pixels.ndim == 3 else pixels[:, :, np.newaxis]), label
+
+
+def _images_in(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES)
+
+
+@TRANSFORMS.register("Resize")
+@dataclass(frozen=True)
+class Resize(InputTransform):
+    """Scale an image `[H, W]` or `[H, W, C]`, uint8 or float32, to another size.
+
+    Attributes:
+        size: `[height, width]` in pixels; one number stands for both.
+        interpolation: `nearest`, `bilinear` or `bicubic`.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+        MissingFrameworkError: Pillow is not installed.
+    """
+
+    size: Any
+    interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        pillow("transform 'Resize'")
+        object.__setattr__(self, "size", height_and_width("Resize: size", self.size))
+        choices = ("nearest", "bilinear", "bicubic")
+        one_of("Resize: interpolation", self.interpolation, choices)
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """One channel after the other, which is how Pillow treats them anyway."""
+        if inputs.dtype not in (np.uint8, np.float32):
+            raise ValueError(f"it takes uint8 or float32, not {inputs.dtype}; Cast comes before it")
+        if inputs.ndim not in (2, 3):
+            raise ValueError("an image has the shape [H, W] or [H, W, C]")
+        if inputs.ndim == 2:
+            return self._resize_channel(inputs)
+        channels = np.moveaxis(inputs, -1, 0)
+        return np.stack([self._resize_channel(channel) for channel in channels], axis=-1)
+
+    def _resize_channel(self, channel: np.ndarray) -> np.ndarray:
+        image = pillow("transform 'Resize'")
+        method = image.Resampling[self.interpolation.upper()]
+        height, width = self.size
+        source = image.fromarray(np.ascontiguousarray(channel))
+        return np.array(source.resize((width, height), method))
+
+
+@TRANSFORMS.register("CenterCrop")
+@dataclass(frozen=True)
+class CenterCrop(InputTransform):
+    """Cut the middle out of an image `[H, W]` or `[H, W, C]`.
+
+    Attributes:
+        size: `[height, width]` in pixels; one number stands for both.
+
+    Raises:
+        ConfigurationError: the size is wrong.
+    """
+
+    size: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", height_and_width("CenterCrop: size", self.size))
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """Odd margins leave the larger part below and to the right."""
+        height, width = self.size
+        if inputs.ndim not in (2, 3):
+            raise ValueError("an image has the shape [H, W] or [H, W, C]")
+        if inputs.shape[0] < height or inputs.shape[1] < width:
+            raise ValueError("the image is smaller; resize it first, and crop before ToCHW")
+        top, left = (inputs.shape[0] - height) // 2, (inputs.shape[1] - width) // 2
+        return inputs[top : top + height, left : left + width]

@@ -1,0 +1,160 @@
+"""From what YAML holds under `dataloader:` to a DataLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from neural_mp.common import DataLoader
+from neural_mp.data.datasets import DATASETS
+from neural_mp.data.options import whole_number
+from neural_mp.data.transforms import TRANSFORMS, Transform
+from neural_mp.errors import ConfigurationError, DataError, did_you_mean
+
+LOADER_KEYS = ("batch_size", "last_batch", "shuffle", "seed", "dataset", "transform")
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Transforms applied to a sample one after the other."""
+
+    transforms: tuple[Transform, ...]
+
+    def __call__(self, sample: Any) -> Any:
+        """Transform one sample."""
+        for transform in self.transforms:
+            sample = transform(sample)
+        return sample
+
+
+@dataclass(frozen=True, eq=False)
+class TransformedDataset:
+    """A dataset whose samples are transformed each time they are read."""
+
+    dataset: Any
+    transform: Transform
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(self.dataset[index])
+
+
+@dataclass(frozen=True, eq=False)
+class TransformedIterable:
+    """The same, for a dataset that can only be walked."""
+
+    dataset: Iterable[Any]
+    transform: Transform
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.transform, self.dataset)
+
+
+def build_dataset(spec: Mapping[str, Any]) -> Any:
+    """Make the one dataset of `{NAME: {option: value}}`.
+
+    Args:
+        spec: NAME is a registered dataset or the user's own `module:attribute`, a class or
+            function that is called with the options as keyword arguments.
+
+    Returns:
+        A dataset with `__getitem__` and `__len__`, or (the user's own only) an iterable; its
+        items are `(inputs, label)`.
+
+    Raises:
+        ConfigurationError: a name or option is unknown, missing or of the wrong type.
+        DataError: the data is missing, empty or of the wrong form.
+    """
+    if not isinstance(spec, Mapping) or len(spec) != 1:
+        names = ", ".join(map(str, spec)) if isinstance(spec, Mapping) else repr(spec)
+        raise ConfigurationError(
+            f"dataset must hold exactly one name with its options, such as "
+            f"{{ImageFolder: {{root: images}}}}, got {names or 'none'}"
+        )
+    ((name, options),) = spec.items()
+    dataset = DATASETS.build(name, options)
+    indexable = _is_indexable(dataset)
+    if not indexable and not isinstance(dataset, Iterable):
+        raise DataError(
+            f"dataset {name!r} is a {type(dataset).__name__}; it needs __getitem__ and __len__, "
+            f"or must be iterable"
+        )
+    if indexable and len(dataset) == 0:
+        raise DataError(f"dataset {name!r} has no samples")
+    return dataset
+
+
+def build_transforms(spec: Mapping[str, Any] | None) -> Transform | None:
+    """Make one transform of all in `{NAME: {option: value}, …}`, applied in the order written.
+
+    Args:
+        spec: NAMEs are registered transforms or the user's own `module:attribute`, a class or
+            function that is called with the options and gives a callable sample → sample.
+
+    Returns:
+        A callable `(inputs, label)` → `(inputs, label)`, or None where nothing is named.
+
+    Raises:
+        ConfigurationError: a name or option is unknown, missing or of the wrong type.
+    """
+    if not spec:
+        return None
+    if not isinstance(spec, Mapping):
+        raise ConfigurationError(
+            f"transform must hold names with their options, such as {{Rescale: {{}}}}, got {spec!r}"
+        )
+    transforms = tuple(TRANSFORMS.build(name, options) for name, options in spec.items())
+    for name, transform in zip(spec, transforms, strict=True):
+        if not callable(transform):
+            raise ConfigurationError(
+                f"transform {name!r} gives a {type(transform).__name__}; "
+                f"it must give a callable that takes and returns a sample (inputs, label)"
+            )
+    return transforms[0] if len(transforms) == 1 else Pipeline(transforms)
+
+
+def build_dataloader(spec: Mapping[str, Any]) -> DataLoader:
+    """Make the loader that YAML describes under `dataloader:`.
+
+    Args:
+        spec: `dataset` (see `build_dataset`) and, each optional, `transform` (see
+            `build_transforms`), `batch_size` (1), `last_batch` (`rollover` or `discard`),
+            `shuffle` (false) and `seed` (0).
+
+    Raises:
+        ConfigurationError: a key, name or option is unknown, missing or of the wrong type.
+        DataError: the data is missing, empty or of the wrong form, or does not fit the loader.
+    """
+    if not isinstance(spec, Mapping):
+        raise ConfigurationError(f"dataloader must hold at least a dataset, got {spec!r}")
+    for key in spec:
+        if key not in LOADER_KEYS:
+            raise ConfigurationError(f"dataloader has no {key!r}{did_you_mean(key, LOADER_KEYS)}")
+    if "dataset" not in spec:
+        raise ConfigurationError(
+            "dataloader needs a dataset, such as dataset: {ImageFolder: {root: images}}"
+        )
+    shuffle = spec.get("shuffle", False)
+    if not isinstance(shuffle, bool):
+        raise ConfigurationError(f"dataloader: shuffle must be true or false, got {shuffle!r}")
+    seed = whole_number("dataloader: seed", spec.get("seed", 0), minimum=0)
+    transform = build_transforms(spec.get("transform"))
+    dataset = build_dataset(spec["dataset"])
+    if transform is not None and _is_indexable(dataset):
+        dataset = TransformedDataset(dataset, transform)
+    elif transform is not None:
+        dataset = TransformedIterable(dataset, transform)
+    return DataLoader(
+        dataset,
+        batch_size=spec.get("batch_size", 1),
+        shuffle=shuffle,
+        last_batch=spec.get("last_batch", "rollover"),
+        seed=seed,
+    )
+
+
+def _is_indexable(dataset: Any) -> bool:
+    return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")

@@ -1,0 +1,116 @@
+"""What YAML can name: by a known name or as the user's own `module:attribute`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from neural_mp.data.user_code import load_user_object
+from neural_mp.errors import ConfigurationError, did_you_mean
+
+Factory = TypeVar("Factory", bound=Callable[..., Any])
+
+
+class Registry:
+    """Factories of one kind of thing, found by name.
+
+    Names are compared without regard to case, `_` and `-`. Iterating gives the names as they
+    were registered, without aliases.
+
+    Args:
+        kind: what is registered, for messages: `"dataset"`.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._factories: dict[str, Callable[..., Any]] = {}
+        self._names: list[str] = []
+
+    def register(self, name: str, *aliases: str) -> Callable[[Factory], Factory]:
+        """Decorate the class or function that makes what `name` and its aliases stand for.
+
+        Raises:
+            ConfigurationError: one of the names is taken.
+        """
+
+        def add(factory: Factory) -> Factory:
+            for word in (name, *aliases):
+                if _plain(word) in self._factories:
+                    raise ConfigurationError(f"{self.kind} {word!r} is registered already")
+            self._factories.update({_plain(word): factory for word in (name, *aliases)})
+            self._names.append(name)
+            return factory
+
+        return add
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and _plain(name) in self._factories
+
+    def find(self, name: str) -> Callable[..., Any]:
+        """The factory that `name`, a known name or `module:attribute`, stands for.
+
+        Raises:
+            ConfigurationError: nothing of that name is known or can be imported.
+        """
+        if name in self:
+            return self._factories[_plain(name)]
+        if not isinstance(name, str) or ":" not in name:
+            raise ConfigurationError(
+                f"unknown {self.kind} {name!r}{did_you_mean(name, self)} "
+                f"(one of your own is named module:attribute)"
+            )
+        factory = load_user_object(name)
+        if not callable(factory):
+            raise ConfigurationError(
+                f"{self.kind} {name!r} is a {type(factory).__name__}; "
+                f"it must be a class, or a function that makes a {self.kind}"
+            )
+        return factory
+
+    def build(self, name: str, options: Mapping[str, Any] | None = None) -> Any:
+        """Call the factory that `name` stands for with `options` as keyword arguments.
+
+        Raises:
+            ConfigurationError: the name or an option is not known, or an option is missing.
+        """
+        factory = self.find(name)
+        if options is None:
+            options = {}
+        if not isinstance(options, Mapping):
+            raise ConfigurationError(
+                f"the options of {self.kind} {name!r} must be written as option: value, "
+                f"got {options!r}"
+            )
+        _check_options(f"{self.kind} {name!r}", factory, options)
+        return factory(**options)
+
+
+def _plain(name: str) -> str:
+    return name.casefold().replace("_", "").replace("-", "")
+
+
+def _check_options(what: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Compare options with the signature, so that a TypeError from inside is left as it is."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # some classes written in C do not tell their signature
+        return
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    known = [parameter.name for parameter in named]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    for option in options:
+        if not isinstance(option, str) or (option not in known and not takes_any):
+            hint = did_you_mean(option, known) or "; it takes no options"
+            raise ConfigurationError(f"{what} has no option {option!r}{hint}")
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for parameter in parameters:
+        needed = parameter.default is parameter.empty and parameter.kind not in variable
+        if needed and parameter.name not in options:
+            raise ConfigurationError(f"{what} needs the option {parameter.name!r}")

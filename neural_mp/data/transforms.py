@@ -1,0 +1,218 @@
+"""The registry of transforms, and those that need nothing but numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from neural_mp.data.options import (
+    finite_number,
+    finite_numbers,
+    numeric_dtype,
+    one_of,
+    whole_number,
+    whole_numbers,
+)
+from neural_mp.data.registry import Registry
+from neural_mp.errors import ConfigurationError, DataError
+
+Transform = Callable[[Any], Any]
+"""A sample `(inputs, label)` → a sample."""
+
+TRANSFORMS = Registry("transform")
+
+
+class InputTransform:
+    """Changes the inputs of a sample, one array, and hands its label on untouched.
+
+    A transform is a frozen dataclass: its options are checked when it is made.
+    """
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """The changed inputs; raises ValueError, saying why, for inputs that do not fit."""
+        raise NotImplementedError
+
+    def __call__(self, sample: Any) -> tuple[np.ndarray, Any]:
+        """Transform one sample `(inputs, label)`.
+
+        Raises:
+            DataError: it is no such pair, or the inputs do not fit.
+        """
+        if not isinstance(sample, tuple | list) or len(sample) != 2:
+            raise DataError(
+                f"{type(self).__name__} takes a sample (inputs, label), got {type(sample).__name__}"
+            )
+        inputs, label = sample
+        if isinstance(inputs, dict | tuple | list):
+            raise DataError(
+                f"{type(self).__name__} changes inputs that are one array, got "
+                f"{type(inputs).__name__}; name a transform of your own as module:attribute"
+            )
+        array = np.asarray(inputs)
+        try:
+            return self.apply(array), label
+        except ValueError as error:
+            raise DataError(f"{self} cannot take inputs of shape {array.shape}: {error}") from error
+
+
+@TRANSFORMS.register("Rescale")
+@dataclass(frozen=True)
+class Rescale(InputTransform):
+    """Multiply by `scale`, which by default brings 0…255 to 0…1; gives float32.
+
+    Raises:
+        ConfigurationError: `scale` is no number.
+    """
+
+    scale: float = 1 / 255
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale", finite_number("Rescale: scale", self.scale))
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """Rounded to float32 once, at the end."""
+        return (inputs.astype(np.float64) * self.scale).astype(np.float32)
+
+
+@TRANSFORMS.register("Normalize")
+@dataclass(frozen=True)
+class Normalize(InputTransform):
+    """`(inputs - mean) / std`, for each channel its own; gives float32.
+
+    Attributes:
+        mean: one number, or one for each channel.
+        std: one number above 0, or one for each channel.
+        channels: `last` for `[..., C]`, `first` for `[C, ...]`.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+    """
+
+    mean: Any
+    std: Any
+    channels: str = "last"
+
+    def __post_init__(self) -> None:
+        mean = finite_numbers("Normalize: mean", self.mean)
+        std = finite_numbers("Normalize: std", self.std)
+        if min(std) <= 0:
+            raise ConfigurationError(f"Normalize: std must be above 0, got {self.std!r}")
+        if len(mean) != len(std) and 1 not in (len(mean), len(std)):
+            raise ConfigurationError(
+                f"Normalize: mean has {len(mean)} channels and std {len(std)}; "
+                f"give as many, or one number for all"
+            )
+        one_of("Normalize: channels", self.channels, ("last", "first"))
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "std", std)
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """Channel by channel, in float32."""
+        expected = max(len(self.mean), len(self.std))
+        axis = -1 if self.channels == "last" else 0
+        if expected > 1 and (inputs.ndim == 0 or inputs.shape[axis] != expected):
+            raise ValueError(f"{expected} channels are expected {self.channels}")
+        form = [1] * inputs.ndim
+        form[axis:] = [-1] if axis == -1 else [-1] + [1] * (inputs.ndim - 1)
+        mean, std = (np.array(v, dtype=np.float32).reshape(form) for v in (self.mean, self.std))
+        return (inputs.astype(np.float32) - mean) / std
+
+
+@TRANSFORMS.register("Cast")
+@dataclass(frozen=True)
+class Cast(InputTransform):
+    """Change the dtype.
+
+    Raises:
+        ConfigurationError: `dtype` names no numpy dtype of integers or floats.
+    """
+
+    dtype: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", numeric_dtype("Cast: dtype", self.dtype))
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """As `numpy.ndarray.astype` does."""
+        return inputs.astype(self.dtype)
+
+
+@TRANSFORMS.register("Transpose")
+@dataclass(frozen=True)
+class Transpose(InputTransform):
+    """Put the axes of one sample (without the batch) in the order `perm`.
+
+    Raises:
+        ConfigurationError: `perm` is not each of 0, 1, … once.
+    """
+
+    perm: Any
+
+    def __post_init__(self) -> None:
+        perm = whole_numbers("Transpose: perm", self.perm, minimum=0)
+        if not perm or sorted(perm) != list(range(len(perm))):
+            raise ConfigurationError(
+                f"Transpose: perm must hold each of 0, 1, … once, such as [2, 0, 1], "
+                f"got {self.perm!r}"
+            )
+        object.__setattr__(self, "perm", perm)
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """As `numpy.transpose` does."""
+        return np.transpose(inputs, self.perm)
+
+
+@TRANSFORMS.register("ToCHW", "HWC2CHW")
+@dataclass(frozen=True)
+class ToCHW(InputTransform):
+    """Channels to the front: `[H, W, C]` → `[C, H, W]`."""
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """The same numbers, seen in another order."""
+        if inputs.ndim != 3:
+            raise ValueError("[H, W, C] is expected; ExpandDims gives a channel axis")
+        return np.transpose(inputs, (2, 0, 1))
+
+
+@TRANSFORMS.register("Reshape")
+@dataclass(frozen=True)
+class Reshape(InputTransform):
+    """Give one sample (without the batch) another shape; one size may be -1, what is left.
+
+    Raises:
+        ConfigurationError: `shape` is no list of sizes.
+    """
+
+    shape: Any
+
+    def __post_init__(self) -> None:
+        shape = whole_numbers("Reshape: shape", self.shape, minimum=-1)
+        if shape.count(-1) > 1:
+            raise ConfigurationError(f"Reshape: only one size may be -1, got {self.shape!r}")
+        object.__setattr__(self, "shape", shape)
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """As `numpy.reshape` does."""
+        return inputs.reshape(self.shape)
+
+
+@TRANSFORMS.register("ExpandDims")
+@dataclass(frozen=True)
+class ExpandDims(InputTransform):
+    """Put in an axis of size 1.
+
+    Raises:
+        ConfigurationError: `axis` is no whole number.
+    """
+
+    axis: int = 0
+
+    def __post_init__(self) -> None:
+        whole_number("ExpandDims: axis", self.axis)
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """As `numpy.expand_dims` does."""
+        return np.expand_dims(inputs, self.axis)

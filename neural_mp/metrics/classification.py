@@ -1,0 +1,300 @@
+"""Metrics over classes: accuracy, topk, F1, AUC and the cross-entropy loss.
+
+Labels are classes from 0, `[N]` or `[N, 1]`, or one-hot `[N, C]`. Predictions are scores
+`[N, C]`, scores `[N]` or `[N, 1]` of class 1 against class 0, or, where a metric says so,
+classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from neural_mp.data.options import finite_number, one_of, whole_number
+from neural_mp.errors import ConfigurationError, MetricError
+from neural_mp.metrics.predictions import class_pairs, score_pairs
+from neural_mp.metrics.registry import METRICS, Collection, RunningMean
+
+
+@METRICS.register("accuracy", "acc")
+class Accuracy(RunningMean):
+    """The share of samples whose predicted class is the label.
+
+    Predictions are scores `[N, C]` (the highest counts), floats `[N]` (class 1 above
+    `threshold`, else 0), or integers `[N]`, which are classes.
+
+    Args:
+        threshold: between the two classes of floats `[N]`: 0.5 for probabilities, 0 for logits.
+
+    Raises:
+        ConfigurationError: `threshold` is no number.
+    """
+
+    higher_is_better: ClassVar[bool] = True
+
+    def __init__(self, threshold: float = 0.5) -> None:
+        super().__init__()
+        self.threshold = finite_number("accuracy: threshold", threshold)
+
+    def update(self, preds: Any, labels: Any) -> None:
+        """Take in one batch.
+
+        Raises:
+            MetricError: predictions and labels do not fit each other.
+        """
+        predicted, truth = class_pairs(preds, labels, self.threshold)
+        self.take_in(predicted == truth)
+
+
+@METRICS.register("topk")
+class TopK(RunningMean):
+    """The share of samples whose label is among the `k` highest scores `[N, C]`.
+
+    Of equal scores the first counts as higher, as it does for accuracy.
+
+    Args:
+        k: how many scores are looked at.
+
+    Raises:
+        ConfigurationError: `k` is no whole number from 1.
+    """
+
+    higher_is_better: ClassVar[bool] = True
+
+    def __init__(self, k: int = 1) -> None:
+        super().__init__()
+        self.k = whole_number("topk: k", k, minimum=1)
+
+    def update(self, preds: Any, labels: Any) -> None:
+        """Take in one batch.
+
+        Raises:
+            MetricError: predictions are not `[N, C]` with C from `k`, or do not fit the labels.
+        """
+        scores, truth = score_pairs(preds, labels)
+        if scores.ndim != 2 or scores.shape[1] < self.k:
+            raise MetricError(
+                f"topk with k={self.k} needs predictions [N, C] of at least {self.k} classes, "
+                f"got predictions of shape {scores.shape} and labels of shape {truth.shape}"
+            )
+        of_truth = np.take_along_axis(scores, truth[:, np.newaxis], axis=1)
+        earlier = np.arange(scores.shape[1]) < truth[:, np.newaxis]
+        ahead = (scores > of_truth) | ((scores == of_truth) & earlier)
+        unknown = np.isnan(scores).any(axis=1) if scores.dtype.kind == "f" else False
+        self.take_in((ahead.sum(axis=1) < self.k) & ~np.asarray(unknown))
+
+
+@METRICS.register("F1", "f1_score")
+class F1(Collection):
+    """The F1 score, scikit-learn's `f1_score`, over predictions as `accuracy` takes them.
+
+    Args:
+        average: `binary` (of class 1), `macro`, `micro` or `weighted`; where left out, `binary`
+            if there are only classes 0 and 1, else `macro`.
+        threshold: between the two classes of floats `[N]`: 0.5 for probabilities, 0 for logits.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+    """
+
+    higher_is_better: ClassVar[bool] = True
+
+    def __init__(self, average: str | None = None, threshold: float = 0.5) -> None:
+        super().__init__()
+        if average is not None:
+            one_of("F1: average", average, ("binary", "macro", "micro", "weighted"))
+        self.average = average
+        self.threshold = finite_number("F1: threshold", threshold)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        self._two_classes = True
+
+    def update(self, preds: Any, labels: Any) -> None:
+        """Take in one batch.
+
+        Raises:
+            MetricError: predictions and labels do not fit each other.
+        """
+        scores, _ = score_pairs(preds, labels)
+        predicted, truth = class_pairs(preds, labels, self.threshold)
+        self._two_classes &= scores.ndim == 1 or scores.shape[1] == 2
+        self._two_classes &= bool(np.isin(predicted, (0, 1)).all() and np.isin(truth, (0, 1)).all())
+        self.take_in(predicted, truth)
+
+    def result(self) -> float:
+        """The score since the last reset, 0 to 1.
+
+        Raises:
+            MetricError: nothing has been taken in, or `binary` is asked of other classes.
+        """
+        from sklearn.metrics import f1_score
+
+        predicted, truth = self.collected()
+        if self.average == "binary" and not self._two_classes:
+            raise MetricError(
+                "F1 with average 'binary' needs the classes 0 and 1 alone; "
+                "set average to macro, micro or weighted"
+            )
+        average = self.average or ("binary" if self._two_classes else "macro")
+        return float(f1_score(truth, predicted, average=average, zero_division=0))
+
+
+@METRICS.register("AUC", "roc_auc", "ROC")
+class AUC(Collection):
+    """The area under the ROC curve, scikit-learn's `roc_auc_score`.
+
+    Two classes: scores `[N]`, `[N, 1]` or `[N, 2]`, logits or probabilities. More classes: the
+    mean over classes (`ovr`) or pairs of classes (`ovo`) of scores `[N, C]`.
+
+    Args:
+        multi_class: `ovr` (each class against the rest) or `ovo` (each against each).
+        from_logits: scores `[N, C]` of more than two classes are logits, not probabilities.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+    """
+
+    higher_is_better: ClassVar[bool] = True
+
+    def __init__(self, multi_class: str = "ovr", from_logits: bool = True) -> None:
+        super().__init__()
+        self.multi_class = one_of("AUC: multi_class", multi_class, ("ovr", "ovo"))
+        self.from_logits = _flag("AUC: from_logits", from_logits)
+
+    def update(self, preds: Any, labels: Any) -> None:
+        """Take in one batch.
+
+        Raises:
+            MetricError: predictions and labels do not fit each other.
+        """
+        scores, truth = score_pairs(preds, labels)
+        scores = scores.astype(np.float64)
+        if scores.ndim == 2 and scores.shape[1] == 2:
+            # Ranks as the probability of class 1 does, for logits as for probabilities.
+            scores = scores[:, 1] - scores[:, 0]
+        self.take_in(scores, truth)
+
+    def result(self) -> float:
+        """The area since the last reset, 0 to 1; NaN where a prediction was NaN.
+
+        Raises:
+            MetricError: nothing has been taken in, or a class has no sample.
+        """
+        from sklearn.metrics import roc_auc_score
+
+        scores, truth = self.collected()
+        count = 2 if scores.ndim == 1 else scores.shape[1]
+        absent = sorted(set(range(count)) - set(truth.tolist()))
+        if absent or truth.max() >= count or truth.min() < 0:
+            raise MetricError(
+                f"AUC over {count} classes needs labels of each of 0 to {count - 1} and no other, "
+                f"got {np.unique(truth).tolist()}"
+            )
+        if np.isnan(scores).any():
+            return float("nan")
+        if count == 2:
+            return float(roc_auc_score(truth, scores))
+        if self.from_logits:
+            _refuse_probabilities("AUC", bool(_are_probabilities(scores).all()))
+            chances = np.exp(_log_softmax(scores))
+        else:
+            chances = _probabilities("AUC", scores)
+        # Rounded rows are brought to a sum of exactly 1, which scikit-learn insists on.
+        chances = chances / chances.sum(axis=1, keepdims=True)
+        return float(roc_auc_score(truth, chances, multi_class=self.multi_class))
+
+
+@METRICS.register("loss", "cross_entropy", "log_loss")
+class Loss(RunningMean):
+    """The mean cross entropy in nats, what scikit-learn's `log_loss` is for probabilities.
+
+    Args:
+        from_logits: predictions are logits, `[N, C]`, or `[N]` before a sigmoid; otherwise
+            they are probabilities.
+
+    Raises:
+        ConfigurationError: `from_logits` is neither true nor false.
+    """
+
+    higher_is_better: ClassVar[bool] = False
+
+    def __init__(self, from_logits: bool = True) -> None:
+        super().__init__()
+        self.from_logits = _flag("loss: from_logits", from_logits)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        self._all_probabilities = True
+
+    def update(self, preds: Any, labels: Any) -> None:
+        """Take in one batch.
+
+        Raises:
+            MetricError: predictions and labels do not fit each other, or are no probabilities
+                where they should be.
+        """
+        scores, truth = score_pairs(preds, labels)
+        scores = scores.astype(np.float64)
+        if scores.ndim == 1:
+            other = np.zeros_like(scores) if self.from_logits else 1 - scores
+            self._all_probabilities = False  # one number a sample does not tell
+            scores = np.stack([other, scores], axis=1)
+        if truth.size and not 0 <= truth.min() <= truth.max() < scores.shape[1]:
+            raise MetricError(f"loss takes labels 0 and 1 here, got {np.unique(truth).tolist()}")
+        self._all_probabilities &= bool(_are_probabilities(scores).all())
+        if self.from_logits:
+            logarithms = _log_softmax(scores)
+        else:
+            tiny = np.finfo(np.float64).eps
+            logarithms = np.log(np.clip(_probabilities("loss", scores), tiny, 1 - tiny))
+        self.take_in(-np.take_along_axis(logarithms, truth[:, np.newaxis], axis=1))
+
+    def result(self) -> float:
+        """The loss since the last reset; NaN where a prediction was NaN.
+
+        Raises:
+            MetricError: nothing has been taken in, or what should be logits are probabilities.
+        """
+        value = super().result()
+        if self.from_logits:
+            _refuse_probabilities("loss", self._all_probabilities)
+        return value
+
+
+def _flag(option: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{option} must be true or false, got {value!r}")
+    return value
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore"):  # logits that overflowed give NaN, as they should
+        shifted = logits - logits.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+def _are_probabilities(rows: np.ndarray) -> np.ndarray:
+    """Whether each row is; the tolerance is what 8 bits of mantissa (bfloat16) leave."""
+    return (rows >= 0).all(axis=1) & (np.abs(rows.sum(axis=1) - 1) < 1e-2)
+
+
+def _probabilities(metric: str, rows: np.ndarray) -> np.ndarray:
+    known = rows[~np.isnan(rows).any(axis=1)]
+    if not _are_probabilities(known).all():
+        raise MetricError(
+            f"{metric} with from_logits: false needs probabilities, rows from 0 that add up to 1; "
+            f"for logits set from_logits: true"
+        )
+    return rows
+
+
+def _refuse_probabilities(metric: str, all_probabilities: bool) -> None:
+    if all_probabilities:
+        raise MetricError(
+            f"{metric} takes logits but every row of the predictions adds up to 1; "
+            f"for probabilities set from_logits: false"
+        )

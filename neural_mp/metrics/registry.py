@@ -1,0 +1,119 @@
+"""The registry of metrics, and the two ways in which they collect what they see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from neural_mp.common import Metric
+from neural_mp.data.registry import Registry
+from neural_mp.errors import ConfigurationError, MetricError
+
+METRICS = Registry("metric")
+
+
+def build_metric(name: str, options: Mapping[str, Any] | int | None = None) -> Metric:
+    """Make the metric that `name` stands for.
+
+    Args:
+        name: a registered metric, or the user's own `module:attribute`: a class or function
+            that is called with the options and gives an object with update, reset and result.
+        options: by name; for `topk` the number k alone will do.
+
+    Returns:
+        The metric, with nothing taken in. Ours have `higher_is_better`; where one of the
+        user's own has none, the larger value is to be taken as the better one.
+
+    Raises:
+        ConfigurationError: the name or an option is unknown, missing or of the wrong type.
+        MetricError: the user's own metric lacks a method.
+    """
+    if isinstance(options, int) and name in METRICS and METRICS.find(name) is METRICS.find("topk"):
+        options = {"k": options}
+    if options is not None and not isinstance(options, Mapping):
+        raise ConfigurationError(
+            f"the options of metric {name!r} must be written as option: value, got {options!r}"
+        )
+    metric = METRICS.build(name, options)
+    needed = ("update", "reset", "result")
+    missing = [method for method in needed if not callable(getattr(metric, method, None))]
+    if missing:
+        raise MetricError(
+            f"metric {name!r} is a {type(metric).__name__} without {' and '.join(missing)}; "
+            f"a metric needs update(preds, labels), reset() and result()"
+        )
+    return metric
+
+
+class RunningMean:
+    """A mean over everything taken in, held as a sum and a count."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._sum = 0.0
+        self._count = 0
+
+    def result(self) -> float:
+        """The mean since the last reset; NaN where a prediction was NaN.
+
+        Raises:
+            MetricError: nothing has been taken in.
+        """
+        if self._count == 0:
+            raise nothing_taken_in(self)
+        return self._sum / self._count
+
+    def take_in(self, values: np.ndarray) -> None:
+        """Add values to the mean."""
+        self._sum += float(np.sum(values, dtype=np.float64))
+        self._count += values.size
+
+
+class Collection:
+    """Predictions and labels kept whole, for metrics that need all of them at once."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._preds: list[np.ndarray] = []
+        self._labels: list[np.ndarray] = []
+
+    def take_in(self, preds: np.ndarray, labels: np.ndarray) -> None:
+        """Keep one batch.
+
+        Raises:
+            MetricError: its samples have another shape than those before.
+        """
+        if self._preds and self._preds[0].shape[1:] != preds.shape[1:]:
+            raise MetricError(
+                f"predictions of shape {preds.shape} do not fit those of shape "
+                f"{self._preds[0].shape} in an earlier batch"
+            )
+        # A copy: frameworks reuse the memory behind what they return.
+        self._preds.append(preds.copy())
+        self._labels.append(labels.copy())
+
+    def collected(self) -> tuple[np.ndarray, np.ndarray]:
+        """All predictions and all labels since the last reset.
+
+        Raises:
+            MetricError: nothing has been taken in.
+        """
+        if not any(len(batch) for batch in self._preds):
+            raise nothing_taken_in(self)
+        return np.concatenate(self._preds), np.concatenate(self._labels)
+
+
+def nothing_taken_in(metric: object) -> MetricError:
+    """The error of a result that is asked for too early."""
+    return MetricError(
+        f"{type(metric).__name__} has no result before update has taken in a sample; "
+        f"is the dataloader empty?"
+    )

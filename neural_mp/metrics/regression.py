@@ -1,0 +1,91 @@
+"""Metrics over numbers: MSE, RMSE, MAE and R2.
+
+Predictions and labels have one shape, `[N]` or `[N, ...]`; `[N]` and `[N, 1]` fit each other.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+
+from neural_mp.errors import MetricError
+from neural_mp.metrics.predictions import number_pairs
+from neural_mp.metrics.registry import METRICS, Collection, RunningMean
+
+
+@METRICS.register("MSE", "mean_squared_error")
+class MSE(RunningMean):
+    """The mean squared difference over all numbers."""
+
+    higher_is_better: ClassVar[bool] = False
+
+    def update(self, preds: Any, labels: Any) -> None:
+        """Take in one batch.
+
+        Raises:
+            MetricError: predictions and labels differ in shape.
+        """
+        predicted, truth = number_pairs(preds, labels)
+        self.take_in((predicted - truth) ** 2)
+
+
+@METRICS.register("RMSE", "root_mean_squared_error")
+class RMSE(MSE):
+    """The square root of the mean squared difference over all numbers."""
+
+    def result(self) -> float:
+        """The value since the last reset; NaN where a prediction was NaN.
+
+        Raises:
+            MetricError: nothing has been taken in.
+        """
+        return math.sqrt(super().result())
+
+
+@METRICS.register("MAE", "mean_absolute_error")
+class MAE(RunningMean):
+    """The mean absolute difference over all numbers."""
+
+    higher_is_better: ClassVar[bool] = False
+
+    def update(self, preds: Any, labels: Any) -> None:
+        """Take in one batch.
+
+        Raises:
+            MetricError: predictions and labels differ in shape.
+        """
+        predicted, truth = number_pairs(preds, labels)
+        self.take_in(np.abs(predicted - truth))
+
+
+@METRICS.register("R2", "r2_score")
+class R2(Collection):
+    """The coefficient of determination, scikit-learn's `r2_score`: the mean over outputs."""
+
+    higher_is_better: ClassVar[bool] = True
+
+    def update(self, preds: Any, labels: Any) -> None:
+        """Take in one batch.
+
+        Raises:
+            MetricError: predictions and labels differ in shape, or from earlier batches.
+        """
+        predicted, truth = number_pairs(preds, labels)
+        self.take_in(predicted.reshape(len(predicted), -1), truth.reshape(len(truth), -1))
+
+    def result(self) -> float:
+        """The value since the last reset, at most 1; NaN where a prediction was NaN.
+
+        Raises:
+            MetricError: fewer than two samples have been taken in.
+        """
+        from sklearn.metrics import r2_score
+
+        predicted, truth = self.collected()
+        if len(truth) < 2:
+            raise MetricError("R2 needs at least two samples, got one")
+        if np.isnan(predicted).any():
+            return float("nan")
+        return float(r2_score(truth, predicted))

@@ -1,0 +1,175 @@
+"""What a tuning run returns, and how it is kept and brought back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from neural_mp.adaptors.base import Adaptor, Model
+from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.errors import ModelLoadError, NeuralMPError
+from neural_mp.observations import Observations
+from neural_mp.plan import PrecisionPlan, load_plan_file
+from neural_mp.trial import Trial
+from neural_mp.tuning.report import Report
+
+MANIFEST = "neural_mp.json"
+PLAN_FILE = "plan.yaml"
+FORMAT_VERSION = 1
+
+
+class OptimizedModel:
+    """A usable model, with its plan, its history and its report.
+
+    Attributes:
+        plan: what every op runs in.
+        met: whether the accuracy target was met; None where none could be checked.
+        trials: every plan that was tried, oldest first; empty for a model that was loaded.
+        report: the figures.
+        observations: what calibration saw.
+    """
+
+    def __init__(
+        self,
+        adaptor: Adaptor,
+        held: Model,
+        plan: PrecisionPlan,
+        report: Report,
+        met: bool | None = None,
+        trials: tuple[Trial, ...] = (),
+        observations: Observations | None = None,
+    ) -> None:
+        self._adaptor = adaptor
+        self._held = held
+        self.plan = plan
+        self.report = report
+        self.met = met
+        self.trials = trials
+        self.observations = observations or Observations()
+
+    @property
+    def framework(self) -> str:
+        """The framework the model belongs to."""
+        return self._adaptor.framework
+
+    @property
+    def model(self) -> Any:
+        """The framework's own object."""
+        return self._adaptor.native(self._held)
+
+    def __call__(self, inputs: Any) -> Any:
+        """Run one batch; outputs come as numpy arrays where the inputs were numpy arrays."""
+        return self._adaptor.predict(self._held, inputs)
+
+    def __repr__(self) -> str:
+        words = {True: "target met", False: "target not met: FP32", None: "accuracy not checked"}
+        return f"OptimizedModel({self.framework}, {self.plan!r}, {words[self.met]})"
+
+    def save_plan(self, path: str | Path) -> None:
+        """Write the plan, with what calibration saw, to a YAML file that can be edited and replayed."""
+        self.plan.save(path, framework=self.framework, observations=self.observations)
+
+    def save(self, path: str | Path) -> None:
+        """Write the model, its plan and its report into the folder `path`.
+
+        Raises:
+            NeuralMPError: something else is there already, or it cannot be written.
+        """
+        target = Path(path)
+        if target.exists() and not (target / MANIFEST).is_file():
+            if not target.is_dir() or any(target.iterdir()):
+                raise NeuralMPError(
+                    f"{str(target)!r} exists and is no saved model; choose another folder"
+                )
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+                complete = Path(scratch) / "model"
+                complete.mkdir()
+                self._write(complete)
+                if target.exists():
+                    shutil.rmtree(target)
+                complete.rename(target)
+        except OSError as error:
+            raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
+
+    def _write(self, folder: Path) -> None:
+        self._adaptor.save(self._held, folder)
+        self.save_plan(folder / PLAN_FILE)
+        manifest = {
+            "neural_mp": FORMAT_VERSION,
+            "framework": self.framework,
+            "met": self.met,
+            "report": self.report.to_dict(),
+            "files": {
+                str(file.relative_to(folder)): _digest(file)
+                for file in sorted(folder.rglob("*"))
+                if file.is_file()
+            },
+        }
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+
+
+def load(path: str | Path) -> OptimizedModel:
+    """Bring back a model that `OptimizedModel.save` wrote; never runs code from a file.
+
+    Raises:
+        ModelLoadError: the folder is missing, incomplete, damaged, or of a later version.
+    """
+    folder = Path(path)
+    manifest = _read_manifest(folder)
+    for name, expected in manifest["files"].items():
+        file = folder / name
+        if not file.is_file():
+            raise ModelLoadError(f"the saved model {str(folder)!r} lacks its file {name!r}")
+        if _digest(file) != expected:
+            raise ModelLoadError(
+                f"the file {name!r} of the saved model {str(folder)!r} was changed or damaged"
+            )
+    adaptor = adaptor_for(folder, manifest["framework"])
+    plan, observations = load_plan_file(folder / PLAN_FILE)
+    return OptimizedModel(
+        adaptor,
+        adaptor.restore(folder),
+        plan,
+        Report.from_dict(manifest["report"]),
+        manifest["met"],
+        observations=observations,
+    )
+
+
+def is_saved_model(path: Any) -> bool:
+    """Whether a path is a folder that `OptimizedModel.save` wrote."""
+    return isinstance(path, str | Path) and (Path(path) / MANIFEST).is_file()
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    file = folder / MANIFEST
+    if not file.is_file():
+        raise ModelLoadError(
+            f"{str(folder)!r} is no saved model: it has no {MANIFEST}; give the folder that "
+            f"OptimizedModel.save wrote"
+        )
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+        version = manifest["neural_mp"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelLoadError(f"{str(file)!r} is damaged: {error}") from None
+    if version != FORMAT_VERSION:
+        raise ModelLoadError(
+            f"{str(folder)!r} was saved in format {version}; this version reads {FORMAT_VERSION}"
+        )
+    if not {"framework", "files", "report", "met"} <= set(manifest):
+        raise ModelLoadError(f"{str(file)!r} is damaged: it is incomplete")
+    return dict(manifest)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest() if hasattr(
+            hashlib, "file_digest"
+        ) else hashlib.sha256(stream.read()).hexdigest()

@@ -1,0 +1,209 @@
+"""Trials on disk, from the first one on, in Optuna's storage."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from neural_mp.errors import HistoryError
+from neural_mp.observations import Observations
+from neural_mp.plan import PrecisionPlan
+from neural_mp.trial import Outcome, Trial
+
+if TYPE_CHECKING:
+    import optuna
+
+logger = logging.getLogger(__name__)
+
+HISTORY_FILE = "history.db"
+_FINGERPRINT, _BASELINE, _OBSERVATIONS, _TRIAL = "fingerprint", "baseline", "observations", "trial"
+
+
+def storage_url(workspace: str | Path, storage: str | None = None) -> str:
+    """The Optuna storage of a workspace: the URL given, else a SQLite file in its folder."""
+    if storage is not None:
+        return storage
+    folder = Path(workspace)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HistoryError(f"the workspace {str(folder)!r} cannot be created: {error}") from None
+    return f"sqlite:///{(folder / HISTORY_FILE).resolve()}"
+
+
+class History:
+    """One run: what it was about, its baseline, what calibration saw, its trials.
+
+    Args:
+        url: an Optuna storage URL.
+        fingerprint: what the run is about: `model`, `data` and `criterion` → a digest or word.
+        higher_is_better: the direction of the metric.
+        resume: go on with the storage's latest run instead of starting a new one.
+
+    Raises:
+        HistoryError: the storage cannot be opened, or `resume` finds no run, or one about
+            something else.
+    """
+
+    def __init__(
+        self, url: str, fingerprint: Mapping[str, str], higher_is_better: bool, resume: bool = False
+    ) -> None:
+        import optuna
+
+        self._running: dict[int, optuna.trial.Trial] = {}
+        with _quiet_optuna():
+            try:
+                names = optuna.get_all_study_names(url)
+                if resume:
+                    self._study = self._latest(url, names)
+                    self._check(fingerprint)
+                    self._bury_the_killed()
+                else:
+                    self._study = optuna.create_study(
+                        storage=url,
+                        study_name=f"tuning-{len(names) + 1:04d}",
+                        direction="maximize" if higher_is_better else "minimize",
+                        sampler=optuna.samplers.RandomSampler(seed=0),
+                    )
+                    self._study.set_user_attr(_FINGERPRINT, dict(fingerprint))
+            except HistoryError:
+                raise
+            except Exception as error:
+                # SQLAlchemy and the database drivers raise types of their own, by the dozen.
+                logger.debug("opening %s failed", url, exc_info=True)
+                raise HistoryError(
+                    f"the history {url!r} cannot be opened: {type(error).__name__}: "
+                    f"{str(error).splitlines()[0]}"
+                ) from error
+
+    @staticmethod
+    def _latest(url: str, names: list[str]) -> optuna.Study:
+        import optuna
+
+        if not names:
+            raise HistoryError(f"there is no run to resume in {url!r}; start one without resume")
+        return optuna.load_study(
+            study_name=max(names), storage=url, sampler=optuna.samplers.RandomSampler(seed=0)
+        )
+
+    def _check(self, fingerprint: Mapping[str, str]) -> None:
+        before = self._study.user_attrs.get(_FINGERPRINT, {})
+        changed = [key for key in fingerprint if before.get(key) != fingerprint[key]]
+        if changed:
+            raise HistoryError(
+                f"cannot resume: the {' and the '.join(changed)} of this run differ from those of "
+                f"{self._study.study_name!r}; restore them, or start a new run without resume"
+            )
+
+    def _bury_the_killed(self) -> None:
+        """A trial still marked as running was cut off with its process."""
+        import optuna
+
+        for trial in self._study.get_trials(deepcopy=False):
+            if trial.state is optuna.trial.TrialState.RUNNING:
+                self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+
+    @property
+    def name(self) -> str:
+        """The run's name in the storage."""
+        return str(self._study.study_name)
+
+    @property
+    def baseline(self) -> dict[str, float] | None:
+        """The FP32 baseline, once it was measured."""
+        return self._study.user_attrs.get(_BASELINE)
+
+    @baseline.setter
+    def baseline(self, values: Mapping[str, float]) -> None:
+        self._study.set_user_attr(_BASELINE, dict(values))
+
+    @property
+    def observations(self) -> Observations | None:
+        """What calibration saw, once it ran."""
+        stored = self._study.user_attrs.get(_OBSERVATIONS)
+        return Observations.from_dict(json.loads(stored)) if stored else None
+
+    @observations.setter
+    def observations(self, observations: Observations) -> None:
+        self._study.set_user_attr(_OBSERVATIONS, json.dumps(observations.to_dict()))
+
+    def trials(self) -> list[Trial]:
+        """All finished trials, oldest first."""
+        found = []
+        for stored in self._study.get_trials(deepcopy=False):
+            if _TRIAL in stored.user_attrs:
+                found.append(_from_json(stored.user_attrs[_TRIAL], stored.number))
+        return found
+
+    def start(self) -> int:
+        """Open a trial; its number."""
+        with _quiet_optuna():
+            trial = self._study.ask()
+        self._running[trial.number] = trial
+        return int(trial.number)
+
+    def finish(self, trial: Trial) -> None:
+        """Write a trial down; once this returns, no crash loses it."""
+        import optuna
+
+        handle = self._running.pop(trial.number)
+        handle.set_user_attr(_TRIAL, _to_json(trial))
+        for name, value in _shown(trial).items():
+            handle.set_user_attr(name, value)
+        with _quiet_optuna():
+            if trial.accuracy is None or trial.outcome is Outcome.FAILED:
+                self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+            else:
+                self._study.tell(trial.number, trial.accuracy)
+
+    def abandon(self, number: int) -> None:
+        """Close a trial that was cut off before it ended; it will be tried again."""
+        import optuna
+
+        self._running.pop(number, None)
+        with _quiet_optuna():
+            self._study.tell(number, state=optuna.trial.TrialState.FAIL)
+
+
+@contextmanager
+def _quiet_optuna() -> Iterator[None]:
+    import optuna
+
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+def _shown(trial: Trial) -> dict[str, Any]:
+    """What people look at in a dashboard."""
+    counts = {f"{precision} ops": count for precision, count in trial.plan.counts().items()}
+    values = {"outcome": trial.outcome.value, "loss": trial.loss, "error": trial.error}
+    return {**values, **dict(trial.objectives), **counts}
+
+
+def _to_json(trial: Trial) -> str:
+    return json.dumps(
+        {
+            "plan": trial.plan.to_dict(),
+            "outcome": trial.outcome.value,
+            "accuracy": trial.accuracy,
+            "loss": trial.loss,
+            "objectives": dict(trial.objectives),
+            "seconds": trial.seconds,
+            "error": trial.error,
+        }
+    )
+
+
+def _from_json(text: str, number: int) -> Trial:
+    data = json.loads(text)
+    data["plan"] = PrecisionPlan.from_dict(data["plan"])
+    data["outcome"] = Outcome(data["outcome"])
+    return Trial(**data, number=number)

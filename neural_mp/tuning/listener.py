@@ -1,0 +1,24 @@
+"""Who wants to know how a run goes on; the default does not."""
+
+from __future__ import annotations
+
+from neural_mp.trial import Trial
+
+
+class Listener:
+    """Receives the events of a run; every method may be overridden, none must."""
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        """A phase begins, of `total` steps if that is known."""
+
+    def step(self) -> None:
+        """One batch of the phase is done."""
+
+    def baseline(self, accuracy: float, target: float) -> None:
+        """The FP32 accuracy was measured, and with it the worst accuracy accepted."""
+
+    def trial(self, trial: Trial, speedup: float | None) -> None:
+        """A trial ended."""
+
+    def close(self) -> None:
+        """The run is over, well or badly."""

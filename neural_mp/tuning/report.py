@@ -1,0 +1,100 @@
+"""What a run has to say of its result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from neural_mp.adaptors.base import ConversionCounts
+from neural_mp.graph import OpGraph
+from neural_mp.plan import PrecisionPlan
+from neural_mp.precision import Precision
+from neural_mp.trial import Outcome, Trial
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of a run in figures.
+
+    Attributes:
+        baseline_accuracy, accuracy: the user's metric for FP32 and for the result; None where no
+            accuracy could be evaluated.
+        target: the worst accuracy that was accepted; None without a baseline.
+        baseline_latency, latency: median seconds a batch, measured in turn; None where no batch
+            was at hand.
+        baseline_size, size: bytes of the weights.
+        evaluations: full passes over the evaluation data, the FP32 baseline included.
+        seconds: phase (`load`, `baseline`, `calibrate`, `search`, `measure`) → seconds it took.
+        op_counts: op type → precision → how many ops run in it.
+        conversions: casts, quantizations and dequantizations on every run.
+        best_rejected: where no plan met the target, the trial that came closest.
+        warnings: everything the user was warned of on the way.
+    """
+
+    baseline_accuracy: float | None = None
+    accuracy: float | None = None
+    target: float | None = None
+    baseline_latency: float | None = None
+    latency: float | None = None
+    baseline_size: int = 0
+    size: int = 0
+    evaluations: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    op_counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    conversions: ConversionCounts = ConversionCounts()
+    best_rejected: Trial | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def casts(self) -> int:
+        """Casts on every run."""
+        return self.conversions.casts
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times faster than FP32."""
+        if not self.latency or not self.baseline_latency:
+            return None
+        return self.baseline_latency / self.latency
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dicts."""
+        values = {name: value for name, value in vars(self).items() if name != "best_rejected"}
+        values["conversions"] = asdict(self.conversions)
+        values["seconds"] = dict(self.seconds)
+        values["op_counts"] = {kind: dict(by) for kind, by in self.op_counts.items()}
+        values["warnings"] = list(self.warnings)
+        values["speedup"] = self.speedup
+        if self.best_rejected is not None:
+            rejected = self.best_rejected
+            values["best_rejected"] = {
+                "accuracy": rejected.accuracy,
+                "loss": rejected.loss,
+                "plan": rejected.plan.to_dict(),
+            }
+        return values
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Report:
+        """Read back what `to_dict` wrote, the rejected trial's plan and accuracy included."""
+        values = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
+        values["conversions"] = ConversionCounts(**data.get("conversions", {}))
+        values["warnings"] = tuple(data.get("warnings", ()))
+        rejected = data.get("best_rejected")
+        if rejected is not None:
+            plan = PrecisionPlan.from_dict(rejected["plan"])
+            values["best_rejected"] = Trial(
+                plan, Outcome.MISSED, rejected["accuracy"], rejected["loss"]
+            )
+        return cls(**values)
+
+
+def count_ops(graph: OpGraph, precisions: Mapping[str, Precision]) -> dict[str, dict[str, int]]:
+    """Op type → precision → how many ops effectively run in it."""
+    counts: dict[str, dict[str, int]] = {}
+    for op in graph:
+        by_precision = counts.setdefault(op.type, {})
+        word = precisions[op.name].value
+        by_precision[word] = by_precision.get(word, 0) + 1
+    return counts
