@@ -99,7 +99,9 @@ class MixedPrecision:
     def __setattr__(self, name: str, value: Any) -> None:
         if getattr(self, "_complete", False) and not hasattr(self, name):
             known = [word for word in (*vars(self), "precisions") if not word.startswith("_")]
-            raise ConfigurationError(f"MixedPrecision has no option {name!r}{did_you_mean(name, known)}")
+            raise ConfigurationError(
+                f"MixedPrecision has no option {name!r}{did_you_mean(name, known)}"
+            )
         super().__setattr__(name, value)
 
     @property
@@ -188,16 +190,16 @@ class MixedPrecision:
                 f"eval_func must be a function model → float, got {type(self.eval_func).__name__}"
             )
 
-    def _usable_precisions(
-        self, hardware: Hardware, warnings: list[str]
-    ) -> tuple[Precision, ...]:
+    def _usable_precisions(self, hardware: Hardware, warnings: list[str]) -> tuple[Precision, ...]:
         usable, found = machine.require_any(hardware, self.precisions, self._settings.device)
         if self._precisions is not None:
             warnings.extend(found)
         for precision in usable:
             support = hardware.support(precision, self._settings.device)
             if not support.native:
-                warnings.append(f"{precision} is emulated here, so it gains no speed: {support.reason}")
+                warnings.append(
+                    f"{precision} is emulated here, so it gains no speed: {support.reason}"
+                )
         return usable
 
     def _data(self) -> tuple[Batches | None, Batches | None]:
@@ -285,8 +287,8 @@ def resolve_source(source: Any) -> Any:
     """
     if is_saved_model(source):
         raise ConfigurationError(
-            f"{str(source)!r} holds a model that was already converted; give the original model, or "
-            f"neural_mp.load it"
+            f"{str(source)!r} holds a model that was already converted; give the original model, "
+            f"or use neural_mp.load"
         )
     if isinstance(source, str) and ":" in source and not Path(source).exists():
         module, _, attribute = source.partition(":")

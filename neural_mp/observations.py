@@ -37,7 +37,9 @@ class Observations:
         return {
             "samples": self.samples,
             "ranges": {
-                tensor: {algorithm: [float(low), float(high)] for algorithm, (low, high) in by.items()}
+                tensor: {
+                    algorithm: [float(low), float(high)] for algorithm, (low, high) in by.items()
+                }
                 for tensor, by in self.ranges.items()
             },
             "noise": {tensor: float(noise) for tensor, noise in self.noise.items()},
@@ -58,7 +60,8 @@ class Observations:
                     low, high = (float(bound) for bound in pair)
                 except (TypeError, ValueError):
                     raise PlanError(
-                        f"the {algorithm} range of tensor {tensor!r} must be [low, high], got {pair!r}"
+                        f"the {algorithm} range of tensor {tensor!r} must be [low, high], "
+                        f"got {pair!r}"
                     ) from None
                 ranges[str(tensor)][str(algorithm)] = (low, high)
         noise = {str(tensor): float(value) for tensor, value in (data.get("noise") or {}).items()}

@@ -70,7 +70,7 @@ class OptimizedModel:
         return f"OptimizedModel({self.framework}, {self.plan!r}, {words[self.met]})"
 
     def save_plan(self, path: str | Path) -> None:
-        """Write the plan, with what calibration saw, to a YAML file that can be edited and replayed."""
+        """Write the plan, with what calibration saw, to a YAML file to edit and replay."""
         self.plan.save(path, framework=self.framework, observations=self.observations)
 
     def save(self, path: str | Path) -> None:
@@ -80,11 +80,11 @@ class OptimizedModel:
             NeuralMPError: something else is there already, or it cannot be written.
         """
         target = Path(path)
-        if target.exists() and not (target / MANIFEST).is_file():
-            if not target.is_dir() or any(target.iterdir()):
-                raise NeuralMPError(
-                    f"{str(target)!r} exists and is no saved model; choose another folder"
-                )
+        free = not target.exists() or (target.is_dir() and not any(target.iterdir()))
+        if not free and not is_saved_model(target):
+            raise NeuralMPError(
+                f"{str(target)!r} exists and is no saved model; choose another folder"
+            )
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
@@ -169,7 +169,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _digest(file: Path) -> str:
+    digest = hashlib.sha256()
     with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest() if hasattr(
-            hashlib, "file_digest"
-        ) else hashlib.sha256(stream.read()).hexdigest()
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -54,7 +54,9 @@ def parse_precisions(value: str | Precision | Iterable[str | Precision]) -> tupl
     for word in words:
         key = str(word).strip().lower()
         if key not in known:
-            raise UnknownPrecisionError(f"precision {key!r} does not exist{did_you_mean(key, known)}")
+            raise UnknownPrecisionError(
+                f"precision {key!r} does not exist{did_you_mean(key, known)}"
+            )
         found.add(known[key])
     if not found:
         raise UnknownPrecisionError("precisions is empty; give at least one, such as 'int8,bf16'")

@@ -183,7 +183,9 @@ class TuningSpace:
     def _filtered(self, keep: object) -> TuningSpace:
         def kept(name: str, capability: Capability) -> Capability:
             configs = tuple(
-                config for config in capability.configs if config == FP32 or keep(name, config)  # type: ignore[operator]
+                config
+                for config in capability.configs
+                if config == FP32 or keep(name, config)  # type: ignore[operator]
             )
             return replace(capability, configs=configs)
 

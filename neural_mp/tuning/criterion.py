@@ -55,7 +55,9 @@ class AccuracyCriterion:
         return baseline - allowed if self.higher_is_better else baseline + allowed
 
     def __str__(self) -> str:
-        kind = f"{self.tolerance:.4g} relative" if self.relative else f"{self.tolerance:.4g} absolute"
+        kind = (
+            f"{self.tolerance:.4g} relative" if self.relative else f"{self.tolerance:.4g} absolute"
+        )
         return f"{kind}, {'higher' if self.higher_is_better else 'lower'} is better"
 
 

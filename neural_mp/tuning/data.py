@@ -27,12 +27,12 @@ class Batches:
 
     def __init__(self, source: Any, name: str) -> None:
         self.name = name
-        if not isinstance(source, Iterable) and not callable(source):
-            if not (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
-                raise DataError(
-                    f"{name} must be a dataloader, a list of batches or a generator function, "
-                    f"got {type(source).__name__}"
-                )
+        indexable = hasattr(source, "__getitem__") and hasattr(source, "__len__")
+        if not (isinstance(source, Iterable) or callable(source) or indexable):
+            raise DataError(
+                f"{name} must be a dataloader, a list of batches or a generator function, "
+                f"got {type(source).__name__}"
+            )
         self._source = list(source) if isinstance(source, Iterator) else source
 
     def __iter__(self) -> Iterator[Any]:
@@ -80,7 +80,7 @@ class Batches:
 
     def fingerprint(self) -> str:
         """A digest of the first batch and the length; of the length alone if it is shuffled."""
-        first, again = (_digest(next(iter(self))) for _ in range(2))
+        first, again = _digest(next(iter(self))), _digest(next(iter(self)))
         return f"{len(self)}:{first if first == again else 'shuffled'}"
 
 
@@ -90,7 +90,7 @@ def count_samples(inputs: Any) -> int:
         inputs = next(iter(inputs.values()), None)
     while isinstance(inputs, tuple | list) and inputs:
         inputs = inputs[0]
-    shape = getattr(inputs, "shape", ())
+    shape: Any = getattr(inputs, "shape", ())
     return int(shape[0]) if len(shape) else 1
 
 
@@ -125,6 +125,8 @@ def _feed(digest: Any, value: Any) -> None:
         try:
             array = np.asarray(value)
             digest.update(f"{array.dtype}{array.shape}".encode())
-            digest.update(pickle.dumps(array.tolist()) if array.dtype == object else array.tobytes())
+            digest.update(
+                pickle.dumps(array.tolist()) if array.dtype == object else array.tobytes()
+            )
         except (TypeError, ValueError, RuntimeError):
             digest.update(repr(type(value)).encode())

@@ -1,4 +1,4 @@
-"""What is better among plans that meet the target: faster, smaller in memory, or smaller on disk."""
+"""What is better among plans that meet the target: faster, or smaller in memory or on disk."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Measurement:
         latencies = self.latencies(baseline, candidate)
         speedup = latencies["baseline"] / latencies["candidate"]
         found["performance"] = latencies["candidate"]
-        found["slowness"] = 1 / speedup
+        found["relative_latency"] = 1 / speedup
         if self.objective == "footprint":
             growth = peak_growth(lambda: self.adaptor.predict(candidate, self.inputs))
             found["footprint"] = found["modelsize"] + growth
@@ -76,7 +76,7 @@ def best_trial(trials: Sequence[Trial], objective: str) -> Trial | None:
     if not met:
         return None
     # Latency is compared as a share of FP32's, taken in turn with it: machines drift.
-    key = "slowness" if objective == "performance" else objective
+    key = "relative_latency" if objective == "performance" else objective
     best = min(trial.objectives.get(key, float("inf")) for trial in met)
     close = [t for t in met if t.objectives.get(key, float("inf")) <= best * _SAME]
     return min(close, key=lambda trial: (_bits(trial), trial.number))

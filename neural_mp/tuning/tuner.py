@@ -121,9 +121,8 @@ class Tuner:
             if self.job.evaluator.available and not self.job.exit_policy.performance_only:
                 return self._tuned()
             return self._converted()
-        except UserCodeError as error:
-            assert error.__cause__ is not None
-            raise error.__cause__ from None
+        except UserCodeError as failure:
+            raise (failure.__cause__ or failure) from None
         finally:
             self.listener.close()
 
@@ -299,9 +298,7 @@ class Tuner:
         )
         return trial, speedup
 
-    def _not_finite(
-        self, plan: PrecisionPlan, model: Model, accuracy: float, number: int
-    ) -> Trial:
+    def _not_finite(self, plan: PrecisionPlan, model: Model, accuracy: float, number: int) -> Trial:
         batches = self.job.evaluator.batches
         inputs = batches.first_inputs() if batches is not None else None
         op = self.job.adaptor.first_non_finite(model, inputs) if inputs is not None else None
@@ -314,7 +311,9 @@ class Tuner:
         plans = self._failures.setdefault(trial.error, set())
         plans.add(trial.plan)
         if len(plans) >= SAME_FAILURE_LIMIT:
-            raise TuningError(f"{len(plans)} different plans failed with the same error: {trial.error}")
+            raise TuningError(
+                f"{len(plans)} different plans failed with the same error: {trial.error}"
+            )
 
     def _explain_miss(self) -> None:
         closest = _closest(self.trials)
@@ -374,5 +373,3 @@ def _closest(trials: list[Trial]) -> Trial | None:
     """The trial that lost least."""
     usable = [trial for trial in trials if trial.loss is not None]
     return min(usable, key=lambda trial: trial.harm, default=None)
-
-

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -133,7 +134,9 @@ def export(module: nn.Module, call: Call, free_batch: bool, strict: bool) -> Exp
     if free_batch:
         signature = inspect.signature(module.forward).bind(*call.args, **call.kwargs)
         shapes = pytree.tree_map(_free_first_axis, dict(signature.arguments))
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        # torch's own use of its own deprecated classes; nothing a user could mend.
+        warnings.filterwarnings("ignore", category=FutureWarning, message=".*LeafSpec.*")
         program = torch.export.export(
             module, call.args, dict(call.kwargs), dynamic_shapes=shapes, strict=strict
         )

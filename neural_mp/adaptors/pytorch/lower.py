@@ -130,14 +130,16 @@ def _replace(module: GraphModule, kernel: _Kernel) -> None:
     behind = (scale, zero_point, dtype)
     with graph.inserting_before(replaced):
         weights = _weights(module, layer)
+        inside = (*before, *weights, _bias(layer))
+        post_op = _post_op(kernel.activation)
         if layer.target is LINEAR:
-            arguments = (*before, *weights, _bias(layer), *behind, *_post_op(kernel.activation))
-            result = graph.call_function(onednn.qlinear_pointwise.default, arguments)
+            result = graph.call_function(
+                onednn.qlinear_pointwise.default, (*inside, *behind, *post_op)
+            )
         elif kernel.summand is None:
-            geometry = _geometry(layer)
-            arguments = (*before, *weights, _bias(layer), *geometry, *behind)
-            arguments = (*arguments, *_post_op(kernel.activation))
-            result = graph.call_function(onednn.qconv_pointwise.default, arguments)
+            result = graph.call_function(
+                onednn.qconv_pointwise.default, (*inside, *_geometry(layer), *behind, *post_op)
+            )
         else:
             result = _summing_convolution(graph, kernel, before, weights, behind)
     result.meta = {"val": replaced.meta["val"], OP_NAME: layer.meta.get(OP_NAME, layer.name)}

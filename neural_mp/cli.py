@@ -1,0 +1,156 @@
+"""The `neural-mp` command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from neural_mp.errors import NeuralMPError
+
+app = typer.Typer(
+    name="neural-mp",
+    help="The fastest form of a trained model that still meets your accuracy target.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+_console = Console()
+_errors = Console(stderr=True)
+
+ModelArgument = Annotated[
+    str, typer.Argument(help="A model file or folder, or module:attribute of your own.")
+]
+FrameworkOption = Annotated[str | None, typer.Option(help="Where it is not found by itself.")]
+
+
+@app.command()
+def tune(
+    conf: Annotated[Path, typer.Argument(help="The tuning YAML.")],
+    model: Annotated[str | None, typer.Option(help="Overrides model: name in the YAML.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder to save the result in.")] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with the workspace's latest run.")] = False,
+) -> None:
+    """Tune a model as a YAML file says; exit with 1 if the target was not met."""
+    from neural_mp.mixed_precision import MixedPrecision
+    from neural_mp.reporting import LiveListener, result_tables
+
+    converter = MixedPrecision(conf)
+    if model is not None:
+        converter.model = model
+    if resume:
+        converter.resume = True
+    converter.listener = LiveListener(_errors)
+    result = converter()
+    _console.print(result_tables(result.report, result.met))
+    if output is not None:
+        result.save(output)
+        _console.print(f"saved to {output}", soft_wrap=True)
+    if result.met is False:
+        raise typer.Exit(1)
+
+
+@app.command()
+def inspect(
+    model: ModelArgument,
+    framework: FrameworkOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show every op, its type, and what it can run in here."""
+    from neural_mp.reporting import capability_table
+
+    adaptor, held = _load(model, framework)
+    from neural_mp import hardware
+
+    space = adaptor.space(held, hardware.detect())
+    if not as_json:
+        _console.print(capability_table(space))
+        return
+    rows = [
+        {
+            "name": op.name,
+            "type": op.type,
+            "inputs": list(op.inputs),
+            "precisions": [p.value for p in space.capabilities[op.name].precisions],
+            "emulated": sorted(p.value for p in space.capabilities[op.name].emulated),
+            "reasons": {p.value: r for p, r in space.capabilities[op.name].reasons.items()},
+        }
+        for op in space.graph
+    ]
+    typer.echo(json.dumps(rows, indent=1))
+
+
+@app.command()
+def convert(
+    model: ModelArgument,
+    plan: Annotated[Path, typer.Option(help="A plan file, as tune and save_plan write it.")],
+    output: Annotated[Path, typer.Option(help="Folder to save the result in.")],
+    framework: FrameworkOption = None,
+) -> None:
+    """Convert a model as a plan file says, without any search or data."""
+    from neural_mp.conversion import convert_with_plan
+    from neural_mp.reporting import result_tables
+
+    result = convert_with_plan(model, plan, framework=framework)
+    result.save(output)
+    _console.print(result_tables(result.report, result.met))
+    _console.print(f"saved to {output}", soft_wrap=True)
+
+
+@app.command()
+def benchmark(
+    models: Annotated[list[str], typer.Argument(help="Models or saved results, in any mix.")],
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples a batch.")] = None,
+    warmup: Annotated[int, typer.Option(min=0, help="Rounds not counted.")] = 5,
+    iterations: Annotated[int, typer.Option(min=1, help="Rounds counted.")] = 50,
+) -> None:
+    """Compare latency, throughput and size, by medians of interleaved runs."""
+    from neural_mp.conversion import benchmark_models
+    from neural_mp.reporting import benchmark_table
+
+    rows = benchmark_models(models, batch_size, warmup, iterations)
+    _console.print(benchmark_table(rows))
+
+
+@app.command()
+def hardware(
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show what this machine runs natively."""
+    from neural_mp import hardware as machine
+    from neural_mp.precision import Precision
+    from neural_mp.reporting import hardware_table
+
+    found = machine.detect()
+    if as_json:
+        supports = {p.value: vars(found.support(p)) for p in Precision}
+        typer.echo(
+            json.dumps({"name": found.name, "cores": found.cores, "cpu": supports}, indent=1)
+        )
+        return
+    _console.print(hardware_table(found))
+
+
+def _load(model: str, framework: str | None) -> tuple[Any, Any]:
+    from neural_mp.adaptors.registry import adaptor_for
+    from neural_mp.mixed_precision import resolve_source
+
+    source = resolve_source(model)
+    adaptor = adaptor_for(source, framework)
+    return adaptor, adaptor.load(source)
+
+
+def main() -> None:
+    """Run the command; an error we raise on purpose is one line, not a traceback."""
+    try:
+        app(standalone_mode=True)
+    except NeuralMPError as error:
+        _errors.print(f"{type(error).__name__}: {error}", style="red", markup=False, soft_wrap=True)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

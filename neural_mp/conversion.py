@@ -1,0 +1,111 @@
+"""Conversion and comparison without a search: what the command line does beside tuning."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from neural_mp import hardware as machine
+from neural_mp.adaptors.base import Adaptor, Model
+from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.errors import PlanError
+from neural_mp.hardware import Hardware
+from neural_mp.mixed_precision import resolve_source
+from neural_mp.observations import Observations
+from neural_mp.optimized_model import OptimizedModel, is_saved_model, load
+from neural_mp.plan import PrecisionPlan, load_plan_file
+from neural_mp.precision import Precision
+from neural_mp.profiling import interleaved_medians
+from neural_mp.reporting.tables import BenchmarkRow
+from neural_mp.tuning.data import count_samples
+from neural_mp.tuning.objectives import Measurement
+from neural_mp.tuning.report import Report, count_ops
+
+
+def convert_with_plan(
+    source: Any,
+    plan: PrecisionPlan | str | Path,
+    *,
+    observations: Observations | None = None,
+    framework: str | None = None,
+    inputs: Any = None,
+    hardware: Hardware | None = None,
+) -> OptimizedModel:
+    """Replay a plan on a model.
+
+    Args:
+        source: the model: object, path or `module:attribute`.
+        plan: a plan, or the file of one. A file holds what calibration saw, too.
+        observations: what calibration saw, where `plan` is no file.
+        framework: where it is not found by itself.
+        inputs: example inputs, where the model cannot do without.
+        hardware: the machine to convert for; this one by default.
+
+    Raises:
+        PlanError: the plan is malformed or does not fit the model or the machine.
+        ConversionError: it quantizes tensors whose ranges are not known.
+    """
+    started = time.perf_counter()
+    if not isinstance(plan, PrecisionPlan):
+        plan, observations = load_plan_file(plan)
+    adaptor, held = _load_source(source, framework, inputs)
+    space = adaptor.space(held, hardware or machine.detect())
+    resolved = space.resolve(plan)
+    if observations is None:
+        if Precision.INT8 in resolved.counts():
+            raise PlanError(
+                "the plan has INT8 ops but holds no observations to quantize with; use a plan file "
+                "written by save_plan or `neural-mp tune --output`"
+            )
+        observations = Observations()
+    converted = adaptor.convert(held, resolved, observations, space)
+    latencies = Measurement(adaptor, adaptor.example_inputs(held)).latencies(held, converted)
+    report = Report(
+        baseline_latency=latencies["baseline"],
+        latency=latencies["candidate"],
+        baseline_size=adaptor.size(held),
+        size=adaptor.size(converted),
+        seconds={"convert": time.perf_counter() - started},
+        op_counts=count_ops(space.graph, space.flow(resolved).precisions),
+        conversions=adaptor.conversion_counts(converted),
+        warnings=tuple(getattr(held, "warnings", ())),
+    )
+    return OptimizedModel(adaptor, converted, resolved, report, observations=observations)
+
+
+def benchmark_models(
+    sources: Sequence[str], batch_size: int | None, warmup: int, iterations: int
+) -> list[BenchmarkRow]:
+    """Latency and size of models and saved results, by medians of interleaved runs.
+
+    Raises:
+        ModelLoadError: one of them cannot be read.
+    """
+    held = [_load_any(source) for source in sources]
+    inputs = [adaptor.example_inputs(model, batch_size) for adaptor, model in held]
+    runs = [
+        (lambda adaptor=adaptor, model=model, batch=batch: adaptor.predict(model, batch))
+        for (adaptor, model), batch in zip(held, inputs, strict=True)
+    ]
+    medians = interleaved_medians(runs, warmup=warmup, iterations=iterations)
+    return [
+        BenchmarkRow(str(source), seconds, count_samples(batch), adaptor.size(model))
+        for source, seconds, batch, (adaptor, model) in zip(
+            sources, medians, inputs, held, strict=True
+        )
+    ]
+
+
+def _load_source(source: Any, framework: str | None, inputs: Any) -> tuple[Adaptor, Model]:
+    found = resolve_source(source)
+    adaptor = adaptor_for(found, framework)
+    return adaptor, adaptor.load(found, inputs=inputs)
+
+
+def _load_any(source: str) -> tuple[Adaptor, Model]:
+    if is_saved_model(source):
+        saved = load(source)
+        return saved._adaptor, saved._held
+    return _load_source(source, None, None)

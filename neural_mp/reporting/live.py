@@ -1,0 +1,92 @@
+"""A run as it goes on: a progress bar and the trials so far."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
+
+from neural_mp.reporting import words
+from neural_mp.reporting.tables import trial_table
+from neural_mp.trial import Trial
+from neural_mp.tuning.listener import Listener
+
+#: Trials shown while a run goes on; the latest.
+_SHOWN = 15
+
+
+class LiveListener(Listener):
+    """Shows a run on a console; on one that is no terminal, a line for every trial.
+
+    Args:
+        console: where to; standard error by default, so that output can be piped.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        self._rows: list[tuple[Trial, float | None]] = []
+        self._baseline = ""
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self.console,
+        )
+        self._task = self._progress.add_task("Starting", total=None)
+        self._live: Live | None = None
+        if self.console.is_terminal:
+            self._live = Live(self._render(), console=self.console, transient=True)
+            self._live.start()
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        """Start the bar anew."""
+        self._progress.reset(self._task, total=total, description=name)
+        self._update()
+
+    def step(self) -> None:
+        """Move the bar on."""
+        self._progress.advance(self._task)
+        self._update()
+
+    def baseline(self, accuracy: float, target: float) -> None:
+        """Show the FP32 accuracy and the target."""
+        self._baseline = f"FP32 {words.number(accuracy)}, target {words.number(target)}"
+        if self._live is None:
+            self.console.print(self._baseline)
+        self._update()
+
+    def trial(self, trial: Trial, speedup: float | None) -> None:
+        """Add a row."""
+        self._rows.append((trial, speedup))
+        if self._live is None:
+            self.console.print(
+                f"trial {len(self._rows)}: {trial.outcome}, accuracy "
+                f"{words.number(trial.accuracy)}, {trial.plan!r}"
+            )
+        self._update()
+
+    def close(self) -> None:
+        """Leave the table of trials behind."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+            if self._rows:
+                self.console.print(trial_table(self._rows, self._baseline))
+
+    def _render(self) -> Group:
+        table = trial_table(self._rows[-_SHOWN:]) if self._rows else Text("")
+        return Group(Text(self._baseline), table, self._progress)
+
+    def _update(self) -> None:
+        if self._live is not None:
+            self._live.update(self._render())

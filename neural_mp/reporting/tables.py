@@ -1,0 +1,160 @@
+"""Tables of machines, models, trials and results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from neural_mp.hardware import NATIVE_FLAGS, Hardware
+from neural_mp.precision import Precision
+from neural_mp.reporting import words
+from neural_mp.space import TuningSpace
+from neural_mp.trial import Outcome, Trial
+from neural_mp.tuning.report import Report
+
+_OUTCOME_STYLE = {Outcome.MET: "green", Outcome.MISSED: "yellow", Outcome.FAILED: "red"}
+
+
+def hardware_table(hardware: Hardware) -> RenderableType:
+    """What a machine runs natively, and why."""
+    table = Table(title=f"{hardware.name}, {hardware.cores} cores", title_justify="left")
+    for heading in ("device", "precision", "runs", "because"):
+        table.add_column(heading)
+    for device in ("cpu", "gpu") if hardware.gpus else ("cpu",):
+        for precision in Precision:
+            support = hardware.support(precision, device)
+            runs = "natively" if support.native else "emulated" if support.available else "no"
+            style = {"natively": "green", "emulated": "yellow", "no": "red"}[runs]
+            table.add_row(device, precision.value, Text(runs, style), support.reason)
+    flags = [flag for group in NATIVE_FLAGS.values() for flag in group if flag in hardware.flags]
+    note = f"CPU flags that count: {', '.join(flags) or 'none'}"
+    return Group(table, Text(note, style="dim"))
+
+
+def capability_table(space: TuningSpace) -> RenderableType:
+    """Every op, what it can run in, and the reasons for what it cannot."""
+    table = Table(title=f"{len(space.graph)} ops", title_justify="left")
+    for heading in ("op", "type", "can run in", "because"):
+        table.add_column(heading, overflow="fold")
+    for op in space.graph:
+        capability = space.capabilities[op.name]
+        runs = ", ".join(
+            f"{p}{' (emulated)' if p in capability.emulated else ''}" for p in capability.precisions
+        )
+        style = "" if op.name in space.decided else "dim"
+        reasons = "; ".join(f"no {p}: {reason}" for p, reason in capability.reasons.items())
+        table.add_row(op.name, op.type, runs, reasons, style=style)
+    note = "ops shown dim follow the ops around them unless a plan names them"
+    return Group(table, Text(note, style="dim"))
+
+
+def trial_table(rows: Sequence[tuple[Trial, float | None]], title: str = "") -> Table:
+    """Trials with their speed-up over FP32, where it was measured."""
+    table = Table(title=title or None, title_justify="left")
+    for heading in ("trial", "accuracy", "loss", "speed", "seconds", "outcome", "plan"):
+        table.add_column(heading, justify="left" if heading in ("outcome", "plan") else "right")
+    for index, (trial, speedup) in enumerate(rows, start=1):
+        counts = " ".join(f"{count} {p}" for p, count in trial.plan.counts().items())
+        table.add_row(
+            str(index),
+            words.number(trial.accuracy),
+            words.number(trial.loss),
+            words.times(speedup),
+            f"{trial.seconds:.1f}",
+            Text(trial.outcome.value, _OUTCOME_STYLE[trial.outcome]),
+            counts if trial.error is None else f"{counts}: {trial.error}",
+        )
+    return table
+
+
+def result_tables(report: Report, met: bool | None) -> RenderableType:
+    """The summary of a run: before and after, op counts, warnings."""
+    parts: list[RenderableType] = [_before_and_after(report, met), _op_counts(report.op_counts)]
+    conversions = report.conversions
+    parts.append(
+        Text(
+            f"{conversions.casts} casts, {conversions.quantize} quantize and "
+            f"{conversions.dequantize} dequantize ops on every run; "
+            f"{report.evaluations} evaluations; "
+            + ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in report.seconds.items()),
+            style="dim",
+        )
+    )
+    parts.extend(Text(f"warning: {warning}", style="yellow") for warning in report.warnings)
+    return Group(*parts)
+
+
+def _before_and_after(report: Report, met: bool | None) -> Table:
+    title = {
+        True: "The accuracy target is met",
+        False: "The accuracy target is NOT met; this is the FP32 model",
+        None: "Accuracy was not checked",
+    }[met]
+    table = Table(title=title, title_justify="left")
+    for heading in ("", "FP32", "result", "change"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    change = "–"
+    if report.accuracy is not None and report.baseline_accuracy is not None:
+        change = f"{report.accuracy - report.baseline_accuracy:+.5g}"
+    target = f" (target {words.number(report.target)})" if report.target is not None else ""
+    table.add_row(
+        f"accuracy{target}",
+        words.number(report.baseline_accuracy),
+        words.number(report.accuracy),
+        change,
+    )
+    table.add_row(
+        "latency, a batch",
+        words.seconds(report.baseline_latency),
+        words.seconds(report.latency),
+        f"{words.times(report.speedup)} as fast" if report.speedup else "–",
+    )
+    share = f"{report.size / report.baseline_size:.0%}" if report.baseline_size else "–"
+    table.add_row(
+        "size of weights", words.size(report.baseline_size), words.size(report.size), share
+    )
+    return table
+
+
+def _op_counts(counts: Mapping[str, Mapping[str, int]]) -> Table:
+    table = Table(title="Ops by type and precision", title_justify="left")
+    table.add_column("op type")
+    shown = [p for p in Precision if any(p.value in by for by in counts.values())]
+    for precision in shown:
+        table.add_column(precision.value, justify="right")
+    for op_type, by in sorted(counts.items()):
+        table.add_row(op_type, *(str(by.get(p.value, "")) for p in shown))
+    totals = (str(sum(by.get(p.value, 0) for by in counts.values())) for p in shown)
+    table.add_section()
+    table.add_row("all", *totals)
+    return table
+
+
+@dataclass(frozen=True)
+class BenchmarkRow:
+    """One model in a benchmark: seconds a batch, samples in it, bytes of its weights."""
+
+    name: str
+    latency: float
+    samples: int
+    size: int
+
+
+def benchmark_table(rows: Sequence[BenchmarkRow]) -> Table:
+    """Models side by side; the first is what the others are compared with."""
+    table = Table(title="Medians of interleaved runs", title_justify="left")
+    for heading in ("model", "latency, a batch", "samples/s", "size of weights", "speed"):
+        table.add_column(heading, justify="left" if heading == "model" else "right")
+    for row in rows:
+        table.add_row(
+            row.name,
+            words.seconds(row.latency),
+            f"{row.samples / row.latency:.4g}",
+            words.size(row.size),
+            words.times(rows[0].latency / row.latency),
+        )
+    return table

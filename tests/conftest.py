@@ -1,0 +1,121 @@
+"""Real small models on real data, trained once a test session."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from nets import deep_net, hostile, small_net, train
+from sklearn.datasets import load_digits
+from torch import nn
+
+from neural_mp import common
+from neural_mp.hardware import Hardware
+from neural_mp.precision import Precision
+
+
+class Split:
+    """Half of scikit-learn's digits: `split[i]` is `(image [1, 8, 8] in 0…1, label)`."""
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.int64]:
+        return self.images[index], self.labels[index]
+
+    def loader(self, batch_size: int = 100) -> common.DataLoader:
+        return common.DataLoader(self, batch_size=batch_size)
+
+
+class Accuracy:
+    """The metric a user would write; counts how often it was evaluated."""
+
+    def __init__(self) -> None:
+        self.evaluations = 0
+        self.reset()
+
+    def reset(self) -> None:
+        self.right = self.all = 0
+
+    def update(self, preds, labels) -> None:
+        self.right += int((np.asarray(preds).argmax(1) == np.asarray(labels)).sum())
+        self.all += len(labels)
+
+    def result(self) -> float:
+        self.evaluations += 1
+        return self.right / self.all
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    """Workspaces and outputs of a test stay in its own folder; nothing is forced on."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FORCE_BF16", raising=False)
+    monkeypatch.delenv("FORCE_FP16", raising=False)
+
+
+@pytest.fixture(scope="session")
+def digits() -> tuple[Split, Split]:
+    """Training and test split."""
+    data = load_digits()
+    order = np.random.default_rng(0).permutation(len(data.target))
+    images = (data.images / 16).astype(np.float32)[:, None]
+    train_part, test_part = order[:1200], order[1200:]
+    labels = data.target.astype(np.int64)
+    return Split(images[train_part], labels[train_part]), Split(
+        images[test_part], labels[test_part]
+    )
+
+
+@pytest.fixture(scope="session")
+def _trained(digits):
+    torch.manual_seed(0)
+    small, deep = small_net(), deep_net()
+    train(small, digits[0], epochs=6)
+    train(deep, digits[0], epochs=10)
+    return small, deep
+
+
+@pytest.fixture
+def net(_trained) -> nn.Module:
+    """A small trained residual net with batch norms."""
+    return _trained[0]
+
+
+@pytest.fixture
+def deep(_trained) -> nn.Module:
+    """A trained net of 8 convolutions and 1 dense layer."""
+    return _trained[1]
+
+
+@pytest.fixture
+def hostile_net(_trained) -> nn.Module:
+    """The same function, with one channel ×1024 between convolutions 2 and 3."""
+    return hostile(_trained[1])
+
+
+@pytest.fixture
+def accuracy() -> Accuracy:
+    return Accuracy()
+
+
+@pytest.fixture
+def plain_machine() -> Hardware:
+    """A machine with integer instructions and no 16-bit ones."""
+    return Hardware("a plain machine", frozenset({"avx512_vnni"}), 2)
+
+
+@pytest.fixture
+def bf16_machine() -> Hardware:
+    """A machine on which BF16 is forced."""
+    return Hardware("forced", frozenset({"avx512_vnni"}), 2, forced=frozenset({Precision.BF16}))
+
+
+@pytest.fixture
+def all_machine() -> Hardware:
+    """A machine on which everything is forced."""
+    forced = frozenset({Precision.BF16, Precision.FP16})
+    return Hardware("forced", frozenset({"avx512_vnni"}), 2, forced=forced)

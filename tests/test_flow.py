@@ -1,0 +1,110 @@
+"""Hand-derived consequences of plans: what is quantized, what runs along, what stays out."""
+
+from neural_mp.flow import observable_tensors, quantized_tensors, trace
+from neural_mp.graph import Op, OpGraph
+from neural_mp.precision import Precision
+
+INT8, BF16, FP16, FP32 = Precision.INT8, Precision.BF16, Precision.FP16, Precision.FP32
+
+CHAIN = OpGraph(
+    [
+        Op("conv1", "conv", ("x",)),
+        Op("relu1", "relu", ("conv1",), cluster="conv1"),
+        Op("pool", "max_pool", ("relu1",), carries_int8=True),
+        Op("conv2", "conv", ("pool",)),
+        Op("relu2", "relu", ("conv2",), cluster="conv2"),
+        Op("mean", "mean", ("relu2",)),
+        Op("fc", "linear", ("mean",)),
+    ],
+    ["x"],
+    ["fc"],
+)
+RESIDUAL = OpGraph(
+    [
+        Op("stem", "conv", ("x",)),
+        Op("a", "conv", ("stem",)),
+        Op("b", "conv", ("a",)),
+        Op("add", "add", ("b", "stem"), cluster="b"),
+        Op("relu", "relu", ("add",), cluster="b"),
+        Op("c", "conv", ("relu",)),
+    ],
+    ["x"],
+    ["c"],
+)
+
+
+def test_all_int8_passes_integers_from_kernel_to_kernel():
+    flow = trace(CHAIN, {"conv1": INT8, "conv2": INT8, "fc": INT8})
+    assert flow.precisions == {
+        **dict.fromkeys(["conv1", "relu1", "pool", "conv2", "relu2", "fc"], INT8),
+        "mean": FP32,
+    }
+    # relu2 is read by a float op only, so its kernel writes floats.
+    assert flow.int8_outputs == {"relu1", "pool"}
+    # Pooling selects values: what comes out carries the scale of what went in.
+    assert flow.root == {"x": "x", "relu1": "relu1", "pool": "relu1", "mean": "mean"}
+
+
+def test_putting_the_only_reader_back_to_float_takes_the_quantization_away():
+    flow = trace(CHAIN, {"conv1": INT8, "conv2": FP32, "fc": FP32})
+    assert flow.int8_outputs == frozenset()
+    assert set(flow.root) == {"x"}
+    assert flow.precisions["relu1"] is INT8  # still part of the kernel
+    assert flow.precisions["pool"] is FP32
+
+
+def test_a_float_writer_is_quantized_behind_the_pooling():
+    flow = trace(CHAIN, {"conv1": FP32, "conv2": INT8, "fc": FP32})
+    assert flow.root == {"pool": "pool"}
+    assert flow.precisions["pool"] is FP32
+
+
+def test_a_cluster_can_be_split_by_naming_its_activation():
+    flow = trace(CHAIN, {"conv1": INT8, "relu1": FP32, "conv2": INT8, "fc": FP32})
+    assert flow.precisions["relu1"] is FP32
+    assert "conv1" not in flow.int8_outputs
+
+
+def test_unnamed_ops_take_the_16_bits_all_their_producers_share():
+    flow = trace(CHAIN, {"conv1": BF16, "conv2": BF16, "fc": BF16})
+    assert set(flow.precisions.values()) == {BF16}
+    mixed = trace(RESIDUAL, {"stem": BF16, "a": BF16, "b": FP16, "c": FP16})
+    assert mixed.precisions["add"] is FP32  # float16 and bfloat16 meet in float32, as in torch
+
+
+def test_what_an_op_cannot_run_in_is_not_inherited():
+    flow = trace(CHAIN, {"conv1": BF16, "conv2": BF16, "fc": FP32}, {"mean": frozenset({FP32})})
+    assert flow.precisions["mean"] is FP32
+
+
+def test_int8_on_an_op_that_nothing_runs_in_int8_is_float():
+    assert trace(CHAIN, {"mean": INT8, "pool": INT8}).precisions["pool"] is FP32
+
+
+def test_a_residual_sum_is_quantized_only_if_its_result_is():
+    everything = {name: INT8 for name in ("stem", "a", "b", "c")}
+    flow = trace(RESIDUAL, everything)
+    assert flow.int8_reads["add"] == {"stem"}
+    assert flow.int8_outputs == {"stem", "a", "relu"}
+    float_behind = trace(RESIDUAL, {**everything, "c": FP32})
+    assert "add" not in float_behind.int8_reads
+    assert float_behind.int8_outputs == {"stem", "a"}
+
+
+def test_the_readers_and_the_writer_of_a_tensor_belong_together():
+    tensors = {t.name: t for t in quantized_tensors(RESIDUAL, frozenset({"stem", "a", "b", "c"}))}
+    assert tensors["stem"].ops == {"stem", "a", "b"}
+    assert tensors["x"].producer is None
+    assert tensors["relu"].ops == {"b", "c"}
+
+
+def test_all_tensors_some_plan_may_quantize_are_observed():
+    assert observable_tensors(CHAIN, frozenset({"conv1", "conv2", "fc"})) == {
+        "x",
+        "relu1",
+        "pool",
+        "mean",
+        "conv1",
+        "conv2",
+    }
+    assert observable_tensors(CHAIN, frozenset({"conv2"})) == {"relu1", "pool", "conv2"}

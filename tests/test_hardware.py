@@ -1,0 +1,88 @@
+import subprocess
+import sys
+
+import pytest
+
+from neural_mp.errors import UnsupportedPrecisionError
+from neural_mp.hardware import Gpu, Hardware, detect, require_any
+from neural_mp.precision import Precision
+
+INT8, BF16, FP16, FP32 = Precision.INT8, Precision.BF16, Precision.FP16, Precision.FP32
+
+
+def test_a_precision_is_native_where_its_flag_is_there():
+    machine = Hardware(flags=frozenset({"avx512_vnni", "amx_bf16"}))
+    assert machine.support(INT8).native
+    assert machine.support(BF16).native
+    assert "amx_bf16" in machine.support(BF16).reason
+    assert not machine.support(FP16).available
+
+
+def test_nothing_is_guessed_from_the_name_of_the_cpu():
+    named = Hardware("Intel(R) Xeon(R) Platinum 8480+ (Sapphire Rapids)")
+    assert not named.support(BF16).available
+
+
+def test_bf16_alone_without_hardware_names_the_flag_and_the_way_out(plain_machine):
+    with pytest.raises(UnsupportedPrecisionError, match=r"avx512_bf16.*FORCE_BF16=1"):
+        require_any(plain_machine, (BF16,))
+    with pytest.raises(UnsupportedPrecisionError, match=r"avx512_fp16.*FORCE_FP16=1"):
+        require_any(plain_machine, (FP16,))
+
+
+def test_bf16_beside_int8_without_hardware_is_a_warning(plain_machine):
+    usable, warnings = require_any(plain_machine, (INT8, BF16))
+    assert usable == (INT8,)
+    assert len(warnings) == 1
+    assert "bf16 is not supported" in warnings[0]
+
+
+@pytest.mark.parametrize(("value", "forced"), [("1", True), ("0", False), ("", False)])
+def test_force_bf16_switches_it_on(value, forced):
+    machine = detect({"FORCE_BF16": value})
+    assert (BF16 in machine.forced) is forced
+
+
+def test_forced_is_available_but_not_native():
+    support = Hardware(forced=frozenset({BF16})).support(BF16)
+    assert support.available
+    assert not support.native
+    assert "FORCE_BF16=1" in support.reason
+
+
+def test_a_gpu_is_judged_by_its_compute_capability():
+    volta = Hardware(gpus=(Gpu("V100", (7, 0)),))
+    assert volta.support(FP16, "gpu").native
+    assert not volta.support(BF16, "gpu").available
+    assert "needs 8.0" in volta.support(BF16, "gpu").reason
+    assert not Hardware().support(FP16, "gpu").available
+
+
+def test_detection_agrees_with_torch_on_this_machine():
+    import torch
+
+    flags = torch.cpu.get_capabilities()
+    machine = detect({})
+    assert machine.support(INT8).native == any(
+        flags.get(flag, False) for flag in ("avx512_vnni", "avx_vnni", "amx_int8")
+    )
+    assert machine.support(BF16).native == any(
+        flags.get(flag, False) for flag in ("avx512_bf16", "amx_bf16")
+    )
+
+
+def test_the_library_used_where_the_kernel_does_not_tell_agrees(monkeypatch):
+    from neural_mp import hardware
+
+    kernel, library = hardware._cpu_from_kernel(), hardware._cpu_from_library()
+    if kernel is None:
+        pytest.skip("no /proc/cpuinfo here")
+    assert ("avx512_vnni" in kernel[1]) == ("avx512_vnni" in library[1])
+
+
+def test_asking_the_hardware_imports_no_framework():
+    code = (
+        "import sys, neural_mp.hardware as h; h.detect(); "
+        "assert not {'torch', 'tensorflow'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,75 @@
+"""What is true of the source tree as a whole."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+
+
+def tool(name: str) -> str:
+    return str(Path(sys.executable).parent / name)
+
+
+def test_the_import_contracts_hold():
+    result = run(tool("lint-imports"), "--no-cache")
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "contract"),
+    [
+        ("graph.py", "import neural_mp.hardware", "The vocabulary knows nobody above it"),
+        ("strategies/basic.py", "import neural_mp.tuning.tuner", "amp, search and strategies"),
+        ("strategies/basic.py", "import time", "amp, search and strategies"),
+        ("adaptors/pytorch/graph.py", "import neural_mp.tuning.criterion", "Adaptors know neither"),
+        ("tuning/tuner.py", "import neural_mp.adaptors.pytorch", "Tuning knows adaptors only"),
+        ("common.py", "import torch", "A framework is imported only inside"),
+        ("tuning/data.py", "import neural_mp.mixed_precision", "Nobody knows the face"),
+    ],
+)
+def test_breaking_an_import_contract_is_seen(tmp_path, module, line, contract):
+    shutil.copytree(ROOT / "neural_mp", tmp_path / "neural_mp")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    file = tmp_path / "neural_mp" / module
+    file.write_text(file.read_text() + f"\n{line}\n")
+    result = run(tool("lint-imports"), "--no-cache", cwd=tmp_path)
+    assert result.returncode != 0
+    broken = [text for text in result.stdout.splitlines() if "BROKEN" in text]
+    assert any(contract in text for text in broken), result.stdout
+
+
+def test_the_linter_is_content():
+    result = run(tool("ruff"), "check", ".")
+    assert result.returncode == 0, result.stdout
+
+
+def test_the_formatter_is_content():
+    result = run(tool("ruff"), "format", "--check", ".")
+    assert result.returncode == 0, result.stdout
+
+
+def test_the_types_fit():
+    result = run(sys.executable, "-m", "mypy")
+    assert result.returncode == 0, result.stdout
+
+
+def test_no_file_is_long():
+    long = {
+        str(file.relative_to(ROOT)): count
+        for file in (ROOT / "neural_mp").rglob("*.py")
+        if (count := len(file.read_text().splitlines())) > 400
+    }
+    assert not long
+
+
+def test_the_plug_in_families_are_in_sight_from_the_root():
+    assert (ROOT / "adaptors").resolve() == ROOT / "neural_mp" / "adaptors"
+    assert (ROOT / "strategies").resolve() == ROOT / "neural_mp" / "strategies"

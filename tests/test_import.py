@@ -1,0 +1,44 @@
+import subprocess
+import sys
+
+FRAMEWORKS = ("torch", "tensorflow", "keras", "onnx", "onnxruntime", "sklearn", "optuna", "scipy")
+
+
+def run(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", code], check=True, capture_output=True, text=True
+    ).stderr
+
+
+def imported(report: str) -> set[str]:
+    return {line.rsplit("|", 1)[-1].strip().split(".")[0] for line in report.splitlines()}
+
+
+def test_importing_the_package_imports_no_framework():
+    assert not imported(run("import neural_mp")) & set(FRAMEWORKS)
+
+
+def test_importing_the_package_takes_a_fraction_of_what_is_allowed():
+    # Microseconds in the last column but one; the best of three, since machines are busy.
+    best = min(
+        int(
+            next(
+                line
+                for line in run("import neural_mp").splitlines()
+                if line.endswith("| neural_mp")
+            ).split("|")[1]
+        )
+        for _ in range(3)
+    )
+    assert best < 300_000
+
+
+def test_the_whole_face_imports_no_framework():
+    names = "MixedPrecision, PrecisionPlan, NeuralMPError, load, common"
+    assert not imported(run(f"from neural_mp import {names}")) & set(FRAMEWORKS)
+
+
+def test_every_public_name_is_there():
+    import neural_mp
+
+    assert all(getattr(neural_mp, name) is not None for name in neural_mp.__all__)

@@ -1,0 +1,98 @@
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neural_mp.errors import PlanError
+from neural_mp.observations import Observations
+from neural_mp.plan import PrecisionPlan, load_plan_file
+from neural_mp.precision import FP32, QUANT_CHOICES, OpConfig, Precision, QuantSpec
+
+specs = st.builds(
+    QuantSpec, **{name: st.sampled_from(known) for name, known in QUANT_CHOICES.items()}
+)
+configs = st.one_of(
+    st.builds(OpConfig, st.sampled_from([Precision.BF16, Precision.FP16, Precision.FP32])),
+    st.builds(OpConfig, st.just(Precision.INT8), specs, specs),
+)
+plans = st.builds(
+    PrecisionPlan, st.dictionaries(st.text(min_size=1, max_size=20), configs, max_size=8)
+)
+ranges = st.tuples(st.floats(-1e6, 0), st.floats(0, 1e6))
+
+
+@given(plans)
+def test_a_plan_reads_back_from_its_yaml(plan):
+    again = PrecisionPlan.from_yaml(plan.to_yaml())
+    assert again == plan
+    assert hash(again) == hash(plan)
+
+
+@given(
+    plans,
+    st.dictionaries(
+        st.text(min_size=1), st.dictionaries(st.sampled_from(["minmax", "kl"]), ranges)
+    ),
+)
+def test_a_plan_file_holds_what_calibration_saw(tmp_path_factory, plan, seen):
+    file = tmp_path_factory.mktemp("plan") / "plan.yaml"
+    plan.save(file, framework="pytorch", observations=Observations(seen, samples=7))
+    again, observed = load_plan_file(file)
+    assert again == plan
+    assert observed.samples == 7
+    assert {k: dict(v) for k, v in observed.ranges.items()} == seen
+
+
+def test_plans_that_say_the_same_are_the_same():
+    a, b = OpConfig(Precision.BF16), FP32
+    assert PrecisionPlan({"x": a, "y": b}) == PrecisionPlan({"y": b, "x": a})
+    assert len({PrecisionPlan({"x": a, "y": b}), PrecisionPlan({"y": b, "x": a})}) == 1
+    assert PrecisionPlan({"x": a}) != PrecisionPlan({"x": b})
+
+
+def test_a_plan_does_not_change_with_the_dict_it_came_from():
+    source = {"x": FP32}
+    plan = PrecisionPlan(source)
+    source["y"] = FP32
+    assert list(plan) == ["x"]
+
+
+def test_a_person_can_edit_a_plan():
+    text = PrecisionPlan({"conv": OpConfig(Precision.BF16), "fc": FP32}).to_yaml()
+    assert "  conv: bf16\n" in text
+    edited = PrecisionPlan.from_yaml(text.replace("conv: bf16", "conv: fp32"))
+    assert edited["conv"] == FP32
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ops: {conv: fp33}\nneural_mp_plan: 1", "op 'conv'.*'fp33'"),
+        ("ops: {conv: [fp32]}\nneural_mp_plan: 1", "op 'conv': expected a precision"),
+        ("ops: {conv: {precision: int8, wieght: x}}\nneural_mp_plan: 1", "unknown key 'wieght'"),
+        ("ops: {conv: {precision: int8, weight: int8 big}}\nneural_mp_plan: 1", "op 'conv'.*'big'"),
+        ("ops: {conv: 'int8,bf16'}\nneural_mp_plan: 1", "op 'conv': give one precision"),
+        ("ops: {conv: fp32}\nneural_mp_plan: 99", "neural_mp_plan: 99"),
+        ("conv: fp32", "no plan: expected a mapping with the key 'ops'"),
+        ("ops: [", "is not YAML"),
+    ],
+)
+def test_a_malformed_plan_names_what_is_wrong(tmp_path, text, message):
+    file = tmp_path / "plan.yaml"
+    file.write_text(text)
+    with pytest.raises(PlanError, match=message):
+        PrecisionPlan.load(file)
+
+
+def test_a_missing_plan_file_is_named(tmp_path):
+    with pytest.raises(PlanError, match=r"missing\.yaml"):
+        PrecisionPlan.load(tmp_path / "missing.yaml")
+
+
+def test_a_malformed_range_names_the_tensor(tmp_path):
+    file = tmp_path / "plan.yaml"
+    document = yaml.safe_load(PrecisionPlan({"conv": FP32}).to_yaml())
+    document["observations"] = {"ranges": {"relu": {"minmax": [0]}}}
+    file.write_text(yaml.safe_dump(document))
+    with pytest.raises(PlanError, match="minmax range of tensor 'relu'"):
+        load_plan_file(file)

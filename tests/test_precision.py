@@ -1,0 +1,65 @@
+import pytest
+
+from neural_mp.errors import NeuralMPError, PlanError, UnknownPrecisionError
+from neural_mp.precision import OpConfig, Precision, QuantSpec, parse_precisions
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("bf16", (Precision.BF16,)),
+        ("int8,bf16", (Precision.INT8, Precision.BF16)),
+        (" BF16 , int8 ", (Precision.INT8, Precision.BF16)),
+        (["int8", "bf16"], (Precision.INT8, Precision.BF16)),
+        (["fp16", "fp16"], (Precision.FP16,)),
+        (Precision.FP32, (Precision.FP32,)),
+        ((Precision.BF16, "fp32"), (Precision.BF16, Precision.FP32)),
+    ],
+)
+def test_precisions_are_read_however_they_are_written(written, meant):
+    assert parse_precisions(written) == meant
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("int9", "'int9' does not exist; did you mean 'int8'"),
+        ("int8,", "'' does not exist"),
+        ([], "empty"),
+        (8, "must be a string such as 'int8,bf16'"),
+        (None, "NoneType"),
+    ],
+)
+def test_a_precision_that_does_not_exist_is_named(written, message):
+    with pytest.raises(UnknownPrecisionError, match=message):
+        parse_precisions(written)
+    assert issubclass(UnknownPrecisionError, NeuralMPError)
+
+
+def test_a_precision_compares_equal_to_its_name():
+    assert OpConfig(Precision.INT8).precision == "int8"
+    assert f"{Precision.BF16}" == "bf16"
+
+
+def test_a_quant_spec_reads_back_what_it_wrote():
+    spec = QuantSpec("uint8", "asymmetric", "per_tensor", "kl")
+    assert QuantSpec.parse(str(spec)) == spec
+    assert QuantSpec.parse("kl per_tensor uint8 asymmetric") == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("uint8 asymetric per_tensor", "'asymetric'.*did you mean 'asymmetric'"),
+        ("uint8 asymmetric", "does not say the granularity"),
+        ("uint8 int8 asymmetric per_tensor", "gives the dtype twice"),
+    ],
+)
+def test_a_malformed_quant_spec_names_the_word(text, message):
+    with pytest.raises(PlanError, match=message):
+        QuantSpec.parse(text)
+
+
+def test_a_quant_spec_takes_known_words_only():
+    with pytest.raises(PlanError, match="dtype.*'int4'"):
+        QuantSpec("int4", "symmetric", "per_tensor")

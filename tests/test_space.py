@@ -1,0 +1,100 @@
+import pytest
+
+from neural_mp.errors import PlanError, UnknownOperatorError
+from neural_mp.graph import Op, OpGraph
+from neural_mp.plan import PrecisionPlan
+from neural_mp.precision import FP32, OpConfig, Precision, QuantSpec
+from neural_mp.space import Capability, Constraints, OpConstraint, QuantConstraint, TuningSpace
+
+WEIGHT = QuantSpec("int8", "symmetric", "per_channel")
+
+
+def int8(algorithm: str) -> OpConfig:
+    return OpConfig(
+        Precision.INT8, WEIGHT, QuantSpec("uint8", "asymmetric", "per_tensor", algorithm)
+    )
+
+
+BF16 = OpConfig(Precision.BF16)
+LAYER = Capability((int8("minmax"), int8("kl"), BF16, FP32))
+
+
+@pytest.fixture
+def space():
+    graph = OpGraph(
+        [
+            Op("conv", "conv2d", ("x",)),
+            Op("relu", "relu", ("conv",), cluster="conv"),
+            Op("softmax", "softmax", ("relu",)),
+            Op("fc", "linear", ("softmax",)),
+        ],
+        ["x"],
+    )
+    return TuningSpace(
+        graph,
+        {
+            "conv": LAYER,
+            "relu": Capability((BF16, FP32), inherits=True),
+            "softmax": Capability((FP32,), {Precision.BF16: "kept out"}),
+            "fc": LAYER,
+        },
+    )
+
+
+def test_only_ops_with_a_choice_are_decided(space):
+    assert space.decided == ("conv", "fc")
+
+
+def test_resolving_fills_in_what_is_not_said(space):
+    plan = space.resolve(PrecisionPlan({"fc": OpConfig(Precision.INT8)}))
+    assert plan == PrecisionPlan({"conv": FP32, "softmax": FP32, "fc": int8("minmax")})
+
+
+def test_resolving_twice_changes_nothing(space):
+    plan = space.resolve(PrecisionPlan({"fc": int8("kl"), "relu": BF16}))
+    assert space.resolve(plan) == plan
+
+
+def test_a_plan_for_another_model_is_refused(space):
+    with pytest.raises(UnknownOperatorError, match="'conf'.*did you mean 'conv'"):
+        space.resolve(PrecisionPlan({"conf": FP32}))
+
+
+def test_a_precision_an_op_cannot_run_in_is_refused_with_the_reason(space):
+    with pytest.raises(PlanError, match=r"'softmax' \(softmax\) cannot run in bf16 here: kept out"):
+        space.resolve(PrecisionPlan({"softmax": BF16}))
+
+
+def test_an_unknown_int8_form_is_refused_with_the_nearest(space):
+    wrong = OpConfig(Precision.INT8, WEIGHT, QuantSpec("int8", "symmetric", "per_tensor"))
+    with pytest.raises(PlanError, match="no INT8 form with.*nearest is"):
+        space.resolve(PrecisionPlan({"conv": wrong}))
+
+
+def test_restricting_leaves_fp32(space):
+    only = space.restricted_to([Precision.BF16])
+    assert only.capabilities["conv"].configs == (BF16, FP32)
+    assert space.restricted_to([]).decided == ()
+
+
+def test_users_limits_hold_by_model_type_and_op(space):
+    limited = space.constrained(
+        Constraints(
+            model_wise=OpConstraint(activation=QuantConstraint(algorithm=("kl",))),
+            optype_wise={"conv2d": OpConstraint(precisions=(Precision.BF16,))},
+            op_wise={"f.*": OpConstraint(precisions=(Precision.INT8,))},
+        )
+    )
+    assert limited.capabilities["conv"].configs == (BF16, FP32)
+    assert limited.capabilities["fc"].configs == (int8("kl"), FP32)
+
+
+def test_limits_on_what_is_not_there_are_refused(space):
+    with pytest.raises(UnknownOperatorError, match="op_wise names 'covn'.*did you mean 'conv'"):
+        space.constrained(Constraints(op_wise={"covn": OpConstraint()}))
+    with pytest.raises(UnknownOperatorError, match="optype_wise names 'conv3d'.*'conv2d'"):
+        space.constrained(Constraints(optype_wise={"conv3d": OpConstraint()}))
+
+
+def test_the_fp32_plan_names_no_lower_precision(space):
+    assert set(space.fp32_plan().counts()) == {Precision.FP32}
