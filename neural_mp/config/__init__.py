@@ -1,0 +1,74 @@
+"""Tuning files: YAML ⇄ `Settings`, checked, also those of Intel Neural Compressor 1.x."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from neural_mp.config.build import build
+from neural_mp.config.settings import (
+    CalibrationSettings,
+    EvaluationSettings,
+    MetricSettings,
+    ModelSettings,
+    PerformanceSettings,
+    Settings,
+    TuningSettings,
+)
+from neural_mp.config.source import IgnoredSettingWarning, read_text
+from neural_mp.config.writer import settings_to_yaml
+from neural_mp.errors import ConfigurationError
+
+__all__ = [
+    "CalibrationSettings",
+    "EvaluationSettings",
+    "IgnoredSettingWarning",
+    "MetricSettings",
+    "ModelSettings",
+    "PerformanceSettings",
+    "Settings",
+    "TuningSettings",
+    "load_settings",
+    "parse_settings",
+    "settings_to_yaml",
+]
+
+
+def load_settings(path: str | Path) -> Settings:
+    """Read a tuning file.
+
+    Warns:
+        IgnoredSettingWarning: a setting of Intel Neural Compressor has no effect here.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or its content is not as it should be; the
+            message names the file, the line and the key.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigurationError(
+            f"{path}: the tuning file cannot be read: {error.strerror or error}"
+        ) from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigurationError(
+            f"{path}, line {line}: not readable YAML: the text is not UTF-8"
+        ) from error
+    return parse_settings(text, origin=str(path))
+
+
+def parse_settings(text: str, origin: str = "<text>") -> Settings:
+    """Read the text of a tuning file.
+
+    Args:
+        text: YAML.
+        origin: what to call it in messages.
+
+    Warns:
+        IgnoredSettingWarning: a setting of Intel Neural Compressor has no effect here.
+
+    Raises:
+        ConfigurationError: the content is not as it should be; the message names the origin, the
+            line and the key.
+    """
+    return build(read_text(text, origin))

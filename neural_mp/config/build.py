@@ -1,0 +1,136 @@
+"""Checked plain data → `Settings`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from neural_mp.config.evaluation import evaluation
+from neural_mp.config.inc import FRAMEWORKS, IGNORED_OBJECTIVES
+from neural_mp.config.limits import constraints, precisions
+from neural_mp.config.schema import validated
+from neural_mp.config.settings import (
+    CalibrationSettings,
+    ModelSettings,
+    Settings,
+    TuningSettings,
+)
+from neural_mp.config.source import KeyPath, Source
+from neural_mp.errors import did_you_mean
+from neural_mp.precision import Precision
+from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
+
+_CONVERSIONS = ("mixed_precision", "graph_optimization")
+
+
+def build(source: Source) -> Settings:
+    """The settings that a file holds.
+
+    Raises:
+        ConfigurationError: a key is unknown, a value is of the wrong type or out of range, or
+            two keys contradict each other.
+    """
+    data = validated(source)
+    calibration = data.get("quantization", {}).get("calibration", {})
+    return Settings(
+        model=_model(source, data.get("model", {})),
+        device=data.get("device", "cpu"),
+        precisions=_precisions(source, data),
+        constraints=constraints(source, data),
+        calibration=CalibrationSettings(**calibration),
+        tuning=_tuning(source, data.get("tuning", {})),
+        evaluation=evaluation(source, data.get("evaluation", {})),
+    )
+
+
+def _model(source: Source, data: Mapping[str, Any]) -> ModelSettings:
+    framework = data.get("framework")
+    if framework is not None:
+        known = FRAMEWORKS.keys()
+        if framework.lower() not in known:
+            raise source.error(
+                ("model", "framework"),
+                f"{framework!r} is no framework we have{did_you_mean(framework, known)}",
+            )
+        framework = FRAMEWORKS[framework.lower()]
+    return ModelSettings(
+        name=data.get("name"),
+        framework=framework,
+        inputs=tuple(data.get("inputs", ())),
+        outputs=tuple(data.get("outputs", ())),
+    )
+
+
+def _precisions(source: Source, data: Mapping[str, Any]) -> tuple[Precision, ...] | None:
+    given = {
+        section: precisions(source, data[section]["precisions"], (section, "precisions"))
+        for section in _CONVERSIONS
+        if "precisions" in data.get(section, {})
+    }
+    if len(set(given.values())) > 1:
+        raise source.error(
+            ("graph_optimization", "precisions"),
+            "mixed_precision.precisions says something else; keep one of the two",
+        )
+    wants_bf16 = _bf16_key(data)
+    if not given and "quantization" in source.data:
+        extra = (Precision.BF16,) if wants_bf16 else ()
+        return (Precision.INT8, *extra)
+    if wants_bf16:
+        why = "precisions are given" if given else "there is no quantization section"
+        source.ignored(wants_bf16, f"{why}; write bf16 in mixed_precision.precisions instead")
+    return next(iter(given.values()), None)
+
+
+def _bf16_key(data: Mapping[str, Any]) -> KeyPath:
+    """The path of a `use_bf16: true`; empty where there is none."""
+    if data.get("use_bf16"):
+        return ("use_bf16",)
+    return ("quantization", "use_bf16") if data.get("quantization", {}).get("use_bf16") else ()
+
+
+def _tuning(source: Source, data: Mapping[str, Any]) -> TuningSettings:
+    objective = data.get("objective", TuningSettings.objective)
+    if objective in IGNORED_OBJECTIVES:
+        source.ignored(("tuning", "objective", objective), IGNORED_OBJECTIVES[objective])
+        objective = TuningSettings.objective
+    workspace, resume = _workspace(source, data.get("workspace", {}))
+    with source.at(("tuning", "exit_policy")):
+        exit_policy = ExitPolicy(**data.get("exit_policy", {}))
+    return TuningSettings(
+        strategy=data.get("strategy", {}).get("name"),
+        criterion=_criterion(source, data.get("accuracy_criterion", {})),
+        objective=objective,
+        exit_policy=exit_policy,
+        random_seed=data.get("random_seed", TuningSettings.random_seed),
+        workspace=workspace,
+        resume=resume,
+        storage=data.get("storage"),
+    )
+
+
+def _criterion(source: Source, data: Mapping[str, Any]) -> AccuracyCriterion:
+    path: KeyPath = ("tuning", "accuracy_criterion")
+    if "relative" in data and "absolute" in data:
+        raise source.error(
+            path,
+            f"relative ({data['relative']}) and absolute ({data['absolute']}) are both given; "
+            f"keep one of the two",
+        )
+    default = AccuracyCriterion.tolerance
+    with source.at(path):
+        return AccuracyCriterion(
+            tolerance=data.get("relative", data.get("absolute", default)),
+            relative="absolute" not in data,
+            higher_is_better=data.get("higher_is_better", True),
+        )
+
+
+def _workspace(source: Source, data: Mapping[str, Any]) -> tuple[str | None, bool]:
+    """Where the history is, and whether to go on with it."""
+    path, resume = data.get("path"), data.get("resume", False)
+    if isinstance(resume, bool):
+        return path, resume
+    if path is not None and path != resume:
+        source.ignored(("tuning", "workspace", "path"), f"the run in {resume!r} is resumed there")
+    return resume, True

@@ -1,0 +1,122 @@
+"""The evaluation section → how accuracy and latency are measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from neural_mp.config.inc import why_ignored
+from neural_mp.config.settings import EvaluationSettings, MetricSettings, PerformanceSettings
+from neural_mp.config.source import KeyPath, Source
+from neural_mp.config.values import split
+from neural_mp.errors import ConfigurationError
+
+_ACCURACY: KeyPath = ("evaluation", "accuracy")
+_PERFORMANCE: KeyPath = ("evaluation", "performance")
+
+
+def evaluation(source: Source, data: Mapping[str, Any]) -> EvaluationSettings:
+    """How accuracy and latency are measured.
+
+    Raises:
+        ConfigurationError: metrics are given in two ways, or with the wrong options or weights.
+    """
+    accuracy = data.get("accuracy", {})
+    return EvaluationSettings(
+        metrics=_metrics(source, accuracy),
+        dataloader=accuracy.get("dataloader"),
+        postprocess=accuracy.get("postprocess", {}).get("transform"),
+        performance=_performance(source, data.get("performance", {})),
+    )
+
+
+def _metrics(source: Source, accuracy: Mapping[str, Any]) -> tuple[MetricSettings, ...]:
+    if "metric" in accuracy and "multi_metrics" in accuracy:
+        raise source.error(_ACCURACY, "metric and multi_metrics are both given; keep one of them")
+    if "multi_metrics" in accuracy:
+        return _several(source, accuracy["multi_metrics"], (*_ACCURACY, "multi_metrics"))
+    if "metric" in accuracy:
+        return (_single(source, accuracy["metric"], (*_ACCURACY, "metric")),)
+    return ()
+
+
+def _single(source: Source, value: str | dict[str, Any], path: KeyPath) -> MetricSettings:
+    named = {value: None} if isinstance(value, str) else value
+    if len(named) != 1:
+        found = ", ".join(named) or "none"
+        raise source.error(
+            path, f"expected one metric, found {found}; several are given as multi_metrics"
+        )
+    name, options = next(iter(named.items()))
+    return _metric(source, name, options, (*path, name))
+
+
+def _several(source: Source, value: dict[str, Any], path: KeyPath) -> tuple[MetricSettings, ...]:
+    metrics: list[MetricSettings] = []
+    for name, options in value.items():
+        here = (*path, name)
+        why = why_ignored(here)
+        if why is not None:
+            source.ignored(here, why)
+        elif name != "weight":
+            metrics.append(_metric(source, name, options, here))
+    names = [metric.name for metric in metrics]
+    if len(set(names)) < len(names) or not names:
+        what = "the same metric is given twice" if names else "expected at least one metric"
+        raise source.error(path, f"{what}, found {', '.join(names) or 'none'}")
+    weights = _weights(source, value.get("weight"), names, (*path, "weight"))
+    pairs = zip(metrics, weights, strict=True)
+    return tuple(MetricSettings(m.name, m.options, weight) for m, weight in pairs)
+
+
+def _metric(source: Source, name: str, options: Any, path: KeyPath) -> MetricSettings:
+    if not name.strip():
+        raise source.error(path, "expected the name of a metric, found an empty word")
+    name = name.strip() if ":" in name else name.strip().lower()
+    if options is None:
+        return MetricSettings(name)
+    if isinstance(options, dict):
+        return MetricSettings(name, options)
+    if name != "topk":
+        raise source.error(path, f"expected a mapping of its options, found {options!r}")
+    if not isinstance(options, int) or isinstance(options, bool) or options < 1:
+        raise source.error(path, f"expected a whole number from 1, found {options!r}")
+    return MetricSettings(name, {"k": options})
+
+
+def _weights(source: Source, value: Any, names: list[str], path: KeyPath) -> list[float]:
+    if value is None:
+        return [1.0 / len(names)] * len(names)
+    try:
+        weights = [float(word) for word in (value if isinstance(value, list) else split(value))]
+    except (TypeError, ValueError) as error:
+        raise _bad_weights(source, value, path) from error
+    if any(not math.isfinite(w) or w < 0 for w in weights) or (weights and not any(weights)):
+        raise _bad_weights(source, value, path)
+    if len(weights) != len(names):
+        raise source.error(
+            path,
+            f"expected {len(names)} weights, one for each of {', '.join(names)}; "
+            f"found {len(weights)}: {value!r}",
+        )
+    return weights
+
+
+def _bad_weights(source: Source, value: Any, path: KeyPath) -> ConfigurationError:
+    return source.error(path, f"expected numbers from 0, not all of them 0; found {value!r}")
+
+
+def _performance(source: Source, data: Mapping[str, Any]) -> PerformanceSettings:
+    given = {key: value for key, value in data.items() if key != "configs"}
+    if given.get("iteration") == -1:
+        source.ignored((*_PERFORMANCE, "iteration"), "-1 has no meaning; the default is used")
+        del given["iteration"]
+    theirs = data.get("configs", {}).get("cores_per_instance")
+    ours = given.setdefault("cores_per_instance", theirs)
+    if theirs is not None and ours != theirs:
+        raise source.error(
+            (*_PERFORMANCE, "cores_per_instance"),
+            f"found {ours}, but configs.cores_per_instance says {theirs}; keep one of the two",
+        )
+    return PerformanceSettings(**given)

@@ -1,0 +1,124 @@
+"""What files written for Intel Neural Compressor 1.x say in other words, or to no effect here.
+
+Source: the schema in `neural_compressor/conf/config.py` and the templates in
+`neural_compressor/template/` of Intel Neural Compressor 1.14 (Apache License 2.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+_DATALOADERS = (
+    "quantization.calibration.dataloader",
+    "evaluation.accuracy.dataloader",
+    "evaluation.performance.dataloader",
+)
+_LIMITS = (
+    "quantization.model_wise",
+    "quantization.optype_wise.*",
+    "quantization.op_wise.*",
+    "mixed_precision.op_wise.*",
+    "graph_optimization.op_wise.*",
+)
+_STATIC = "quantization is always static, after training"
+_FITTED = "which ops run in INT8 is measured, not fixed by a rule"
+_SIGOPT = "SigOpt is not used; trials are kept in an Optuna storage"
+_SEARCHED = "the strategy sets this itself"
+_TRAINING = "only trained models are tuned; nothing is trained from this file"
+_ONE_PROCESS = "measurements run in one process; only cores_per_instance sets its threads"
+
+#: Key path, `*` standing for any one key → what happens instead.
+IGNORED: Mapping[str, str] = {
+    "version": "there is one version of this format",
+    "optimization_level": _FITTED,
+    "reduce_range": "the range of INT8 follows from what this machine runs",
+    "pruning": _TRAINING,
+    "distillation": _TRAINING,
+    "auto_distillation": _TRAINING,
+    "nas": _TRAINING,
+    "train": _TRAINING,
+    "model.backend": "the framework chooses its own backend",
+    "model.quant_format": "the adaptor chooses the format",
+    "quantization.approach": _STATIC,
+    "quantization.train": _STATIC,
+    "quantization.advance": "corrections are chosen by the strategy",
+    "quantization.recipes": _FITTED,
+    "quantization.optimization_level": _FITTED,
+    "quantization.op_wise.default_qconfig": "it names no op; limits for all ops are model_wise",
+    "tuning.strategy.sigopt_api_token": _SIGOPT,
+    "tuning.strategy.sigopt_project_id": _SIGOPT,
+    "tuning.strategy.sigopt_experiment_name": _SIGOPT,
+    "tuning.strategy.accuracy_weight": _SEARCHED,
+    "tuning.strategy.latency_weight": _SEARCHED,
+    "tuning.strategy.confidence_batches": _SEARCHED,
+    "tuning.strategy.hawq_v2_loss": _SEARCHED,
+    "tuning.multi_objectives": "one objective is made small within the accuracy criterion",
+    "tuning.tensorboard": "results are shown as tables and kept in an Optuna storage",
+    "tuning.diagnosis": "results are shown as tables and kept in an Optuna storage",
+    "evaluation.accuracy.configs": _ONE_PROCESS,
+    "evaluation.accuracy.iteration": "accuracy is measured on all of the data",
+    "evaluation.accuracy.multi_metrics.higher_is_better": (
+        "it is said once, in tuning.accuracy_criterion.higher_is_better"
+    ),
+    "evaluation.performance.postprocess": "postprocessing is not part of what is timed",
+    "evaluation.performance.configs.num_of_instance": _ONE_PROCESS,
+    "evaluation.performance.configs.inter_num_of_threads": _ONE_PROCESS,
+    "evaluation.performance.configs.intra_num_of_threads": _ONE_PROCESS,
+    "evaluation.performance.configs.kmp_blocktime": _ONE_PROCESS,
+    "evaluation.performance.configs.kmp_affinity": _ONE_PROCESS,
+    **{f"{path}.filter": "all samples of the dataset are used" for path in _DATALOADERS},
+    **{f"{path}.distributed": _ONE_PROCESS for path in _DATALOADERS},
+    **{f"{path}.num_workers": _ONE_PROCESS for path in _DATALOADERS},
+    **{f"{path}.pin_memory": "batches stay in main memory" for path in _DATALOADERS},
+    **{f"{path}.sampler": "say shuffle: true for a random order" for path in _DATALOADERS},
+    **{f"{path}.collate_fn": "a function is given in Python" for path in _DATALOADERS},
+    **{f"{path}.weight.bit": "INT8 has eight bits" for path in _LIMITS},
+    **{f"{path}.activation.compute_dtype": _STATIC for path in _LIMITS},
+}
+
+#: Their name of a framework → ours; None asks the model itself.
+FRAMEWORKS: Mapping[str, str | None] = {
+    "pytorch": "pytorch",
+    "pytorch_fx": "pytorch",
+    "pytorch_ipex": "pytorch",
+    "tensorflow": "tensorflow",
+    "tensorflow_itex": "tensorflow",
+    "inteltensorflow": "tensorflow",
+    "keras": "tensorflow",
+    "onnxrt": "onnxrt",
+    "onnxruntime": "onnxrt",
+    "onnxrt_qlinear": "onnxrt",
+    "onnxrt_qlinearops": "onnxrt",
+    "onnxrt_integer": "onnxrt",
+    "onnxrt_integerops": "onnxrt",
+    "onnxrt_qdq": "onnxrt",
+    "onnxrt_qoperator": "onnxrt",
+    "na": None,
+}
+
+#: Their words for how a tensor is quantized → ours.
+QUANT_WORDS: Mapping[str, str] = {"sym": "symmetric", "asym": "asymmetric"}
+
+#: Words for how a tensor is quantized that have no meaning here → why.
+IGNORED_QUANT_WORDS: Mapping[str, Mapping[str, str]] = {
+    "scheme": {"asym_float": "a zero point is a whole number here"},
+    "algorithm": {"placeholder": "it stands for dynamic quantization, which is not done"},
+}
+
+#: Objectives that have no meaning here → why.
+IGNORED_OBJECTIVES: Mapping[str, str] = {
+    "accuracy": "accuracy is the criterion; among plans that meet it the fastest is taken",
+}
+
+
+def why_ignored(path: Sequence[str | int]) -> str | None:
+    """What happens instead of a setting of theirs; None where it is none of theirs."""
+    return next((why for keys, why in _PATTERNS if _matches(keys, path)), None)
+
+
+def _matches(keys: Sequence[str], path: Sequence[str | int]) -> bool:
+    pairs = zip(keys, path, strict=False)
+    return len(keys) == len(path) and all(key in ("*", name) for key, name in pairs)
+
+
+_PATTERNS = tuple((tuple(key.split(".")), why) for key, why in IGNORED.items())

@@ -1,0 +1,174 @@
+"""Which keys a tuning file may have, and what each of them may be."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from schema import Optional, Schema, SchemaError
+
+from neural_mp.config.inc import why_ignored
+from neural_mp.config.source import KeyPath, Source
+from neural_mp.config.values import (
+    BOOL,
+    DATASET,
+    ITERATIONS,
+    METRIC,
+    METRICS,
+    NAMES,
+    OBJECTIVE,
+    PRECISIONS,
+    RESUME,
+    SECONDS,
+    SHARE,
+    SIZES,
+    TEXT,
+    TRANSFORMS,
+    one_of,
+    quant_words,
+    whole_from,
+)
+from neural_mp.errors import did_you_mean
+from neural_mp.precision import QUANT_CHOICES
+
+#: In place of precisions: no limit.
+ANY = "any"
+
+
+def _section(**keys: Any) -> dict[Any, Any]:
+    return {Optional(name): value for name, value in keys.items()}
+
+
+_TENSOR = _section(**{kind: quant_words(kind) for kind in QUANT_CHOICES})
+_LIMITS = _section(precisions=PRECISIONS, weight=_TENSOR, activation=_TENSOR)
+_CONVERSION = _section(precisions=PRECISIONS, op_wise={Optional(str): _LIMITS})
+_DATALOADER = {
+    "dataset": DATASET,
+    **_section(
+        batch_size=whole_from(1),
+        last_batch=one_of("rollover", "discard"),
+        shuffle=BOOL,
+        seed=whole_from(0),
+        transform=TRANSFORMS,
+    ),
+}
+
+SECTIONS: dict[Any, Any] = _section(
+    model=_section(name=TEXT, framework=TEXT, inputs=NAMES, outputs=NAMES),
+    device=one_of("cpu", "gpu"),
+    use_bf16=BOOL,
+    mixed_precision=_CONVERSION,
+    graph_optimization=_CONVERSION,
+    quantization=_section(
+        use_bf16=BOOL,
+        calibration=_section(sampling_size=SIZES, dataloader=_DATALOADER),
+        model_wise=_LIMITS,
+        optype_wise={Optional(str): _LIMITS},
+        op_wise={Optional(str): _LIMITS},
+    ),
+    tuning=_section(
+        strategy=_section(name=TEXT),
+        accuracy_criterion=_section(relative=SHARE, absolute=SHARE, higher_is_better=BOOL),
+        objective=OBJECTIVE,
+        exit_policy=_section(timeout=SECONDS, max_trials=whole_from(1), performance_only=BOOL),
+        random_seed=whole_from(0),
+        workspace=_section(path=TEXT, resume=RESUME),
+        storage=TEXT,
+    ),
+    evaluation=_section(
+        accuracy=_section(
+            metric=METRIC,
+            multi_metrics=METRICS,
+            dataloader=_DATALOADER,
+            postprocess=_section(transform=TRANSFORMS),
+        ),
+        performance=_section(
+            warmup=whole_from(0),
+            iteration=ITERATIONS,
+            cores_per_instance=whole_from(1),
+            configs=_section(cores_per_instance=whole_from(1)),
+            dataloader=_DATALOADER,
+        ),
+    ),
+)
+
+#: Sections that a single word may stand for → the key that the word then is.
+_SHORT = {("tuning", "strategy"): "name", ("tuning", "workspace"): "path"}
+
+_WHOLE_MODEL = [("mixed_precision", "op_wise"), ("graph_optimization", "op_wise")]
+
+
+def validated(source: Source) -> dict[str, Any]:
+    """The content of a file with every value checked and in one form.
+
+    Keys of Intel Neural Compressor without effect are taken out with a warning; a key without a
+    value counts as not given.
+
+    Raises:
+        ConfigurationError: a key is unknown, or a value is of the wrong type or out of range.
+    """
+    sifted = _sifted(source, source.data, SECTIONS, ())
+    try:
+        return dict(Schema(SECTIONS).validate(sifted))
+    except SchemaError as error:
+        raise source.error(*_explained(error, sifted)) from error
+
+
+def _sifted(source: Source, data: Any, level: Any, path: KeyPath) -> Any:
+    if path in _SHORT and isinstance(data, str):
+        data = {_SHORT[path]: data}
+    if not isinstance(data, dict) or not isinstance(level, dict):
+        return data
+    if path in _WHOLE_MODEL and _is_limits(data):
+        data = {".*": data}
+    known = _known(level)
+    kept = {}
+    for key, value in data.items():
+        here = (*path, key)
+        why = why_ignored(here)
+        if why is not None:
+            source.ignored(here, why)
+        elif key not in known and str not in known:
+            raise source.error(here, f"there is no such key{did_you_mean(key, known)}")
+        elif value is not None:
+            kept[key] = _sifted(source, value, known.get(key, known.get(str)), here)
+    return kept
+
+
+def _is_limits(data: dict[str, Any]) -> bool:
+    """Whether this is one op's limits where a mapping of ops was due, as INC's schema has it."""
+    tensors = [value for key, value in data.items() if key in ("weight", "activation")]
+    plain = all(value is None or isinstance(value, dict) for value in tensors)
+    named = {key for value in tensors if plain and value for key in value}
+    return len(tensors) == len(data) and bool(named & set(QUANT_CHOICES))
+
+
+def _known(level: dict[Any, Any]) -> dict[Any, Any]:
+    return {getattr(key, "schema", key): value for key, value in level.items()}
+
+
+def _explained(error: SchemaError, data: Any) -> tuple[KeyPath, str]:
+    """Where a value is wrong, and what was expected there."""
+    path: KeyPath = ()
+    level: Any = SECTIONS
+    for auto in error.autos:
+        match = re.fullmatch(r"Key '(.*)' error:", auto or "", re.DOTALL)
+        if match and isinstance(level, dict):
+            known = _known(level)
+            path, data = (*path, match[1]), data[match[1]]
+            level = known.get(match[1], known.get(str))
+    if str(error.autos[-1]).startswith("Missing key"):
+        missing = [repr(key) for key in level if isinstance(key, str) and key not in data]
+        return path, f"expected the key {', '.join(missing)}, found {_shown(data)}"
+    if isinstance(level, dict):
+        word = "a word, or " if path in _SHORT else ""
+        names = ", ".join(str(name) for name in _known(level) if name is not str)
+        keys = f"the keys {names}" if names else "names"
+        return path, f"expected {word}a mapping of {keys}, found {_shown(data)}"
+    expected = next((text for text in reversed(error.errors) if text), "expected another value")
+    return path, f"{expected}, found {_shown(data)}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "…"

@@ -1,0 +1,139 @@
+"""What a tuning file says, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from neural_mp.precision import Precision
+from neural_mp.space import Constraints
+from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Which model it is.
+
+    Attributes:
+        name: for tables and reports.
+        framework: `pytorch`, `tensorflow` or `onnxrt`; None asks the model itself.
+        inputs, outputs: names of its tensors, where the framework does not know them.
+    """
+
+    name: str | None = None
+    framework: str | None = None
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CalibrationSettings:
+    """What the ranges of tensors are measured on.
+
+    Attributes:
+        sampling_size: samples read.
+        dataloader: the mapping as written: dataset, transform, batch_size,
+            last_batch, shuffle, seed.
+    """
+
+    sampling_size: int = 100
+    dataloader: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class TuningSettings:
+    """How plans are searched.
+
+    Attributes:
+        strategy: its name; None takes the default one.
+        criterion: how much accuracy may be lost.
+        objective: what is made small: `performance` (latency), `footprint` or `modelsize`.
+        exit_policy: when to stop whether or not the target is met.
+        random_seed: of everything drawn at random.
+        workspace: folder of the history; None takes the default one.
+        resume: go on with the run found there.
+        storage: an Optuna storage URL in place of the file in the workspace.
+    """
+
+    strategy: str | None = None
+    criterion: AccuracyCriterion = field(default_factory=AccuracyCriterion)
+    objective: str = "performance"
+    exit_policy: ExitPolicy = field(default_factory=ExitPolicy)
+    random_seed: int = 0
+    workspace: str | None = None
+    resume: bool = False
+    storage: str | None = None
+
+
+@dataclass(frozen=True)
+class MetricSettings:
+    """One metric.
+
+    Attributes:
+        name: of the registry in lower case, or the dotted path of the user's own
+            (`my_pkg.metrics:Mine`).
+        options: keyword arguments it is made with.
+        weight: its share where there are several.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class PerformanceSettings:
+    """How latency is measured.
+
+    Attributes:
+        warmup: runs before the clock starts.
+        iteration: runs timed.
+        cores_per_instance: threads to use; None leaves it to the framework.
+        dataloader: what to run on; None takes the one of the accuracy.
+    """
+
+    warmup: int = 5
+    iteration: int = 30
+    cores_per_instance: int | None = None
+    dataloader: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """How accuracy and latency are measured.
+
+    Attributes:
+        metrics: one, or several whose weighted sum is the accuracy.
+        dataloader: what accuracy is measured on.
+        postprocess: transform name → options, applied to predictions and labels.
+        performance: how latency is measured.
+    """
+
+    metrics: tuple[MetricSettings, ...] = ()
+    dataloader: Mapping[str, Any] | None = None
+    postprocess: Mapping[str, Any] | None = None
+    performance: PerformanceSettings = PerformanceSettings()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A whole tuning file.
+
+    Attributes:
+        model: which model.
+        device: `cpu` or `gpu`.
+        precisions: what ops may run in; None where the file does not say.
+        constraints: limits on the whole model, on op types and on single ops.
+        calibration: the data that ranges are measured on.
+        tuning: the search.
+        evaluation: accuracy and latency.
+    """
+
+    model: ModelSettings = ModelSettings()
+    device: str = "cpu"
+    precisions: tuple[Precision, ...] | None = None
+    constraints: Constraints = field(default_factory=Constraints)
+    calibration: CalibrationSettings = CalibrationSettings()
+    tuning: TuningSettings = field(default_factory=TuningSettings)
+    evaluation: EvaluationSettings = EvaluationSettings()

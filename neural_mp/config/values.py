@@ -1,0 +1,137 @@
+"""What a single value in a tuning file may be: checked, and brought into one form."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from schema import And, Use
+
+from neural_mp.config.inc import IGNORED_OBJECTIVES, IGNORED_QUANT_WORDS, QUANT_WORDS
+from neural_mp.precision import QUANT_CHOICES, Precision
+
+OBJECTIVES = ("performance", "footprint", "modelsize")
+
+
+def value_of(expected: str, *checks: Any) -> And:
+    """A value that passes all checks, in order; `expected` says in words what they ask for."""
+    return And(*checks, error=f"expected {expected}")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    real = isinstance(value, int | float) and not isinstance(value, bool)
+    return real and math.isfinite(value)
+
+
+def _is_share(value: Any) -> bool:
+    percent = isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?\s*%", value.strip())
+    return bool(percent) or (_is_number(value) and value >= 0)
+
+
+def _share(value: Any) -> float:
+    return float(value.strip().rstrip("%")) / 100 if isinstance(value, str) else float(value)
+
+
+def _is_words(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(word, str) or _is_whole(word) for word in value)
+    return isinstance(value, str) or _is_whole(value)
+
+
+def split(value: Any) -> list[str]:
+    """The words of a list, or of a string that separates them with commas or else spaces."""
+    if isinstance(value, list):
+        return [str(word) for word in value]
+    text = str(value)
+    words = text.split(",") if "," in text else text.split()
+    return [word.strip() for word in words if word.strip()]
+
+
+def _is_sizes(value: Any) -> bool:
+    return _is_words(value) and bool(split(value)) and all(map(_is_size, split(value)))
+
+
+def _is_size(word: str) -> bool:
+    return re.fullmatch(r"[0-9]{1,12}", word.strip()) is not None and int(word) >= 1
+
+
+def _largest(value: Any) -> int:
+    return max(int(word) for word in split(value))
+
+
+def _is_named(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(name, str) for name in value)
+
+
+def _options(value: dict[str, Any]) -> dict[str, Any]:
+    return {name: {} if options is None else options for name, options in value.items()}
+
+
+def _is_one_named(value: Any) -> bool:
+    if isinstance(value, str):
+        return bool(value.strip())
+    single = _is_named(value) and len(value) == 1
+    return single and all(isinstance(item, dict) for item in _options(value).values())
+
+
+def _one_named(value: Any) -> dict[str, Any]:
+    return {value.strip(): {}} if isinstance(value, str) else _options(value)
+
+
+def quant_words(kind: str) -> And:
+    """Words for one field of a `QuantSpec`, ours or theirs."""
+    known = [*QUANT_CHOICES[kind]]
+    if kind == "dtype":
+        known += [p.value for p in Precision if p is not Precision.INT8]
+    theirs = [word for word, ours in QUANT_WORDS.items() if ours in known]
+    accepted = {*known, *theirs, *IGNORED_QUANT_WORDS.get(kind, ())}
+    return value_of(
+        f"one or more of {', '.join(known + theirs)}",
+        _is_words,
+        lambda value: bool(split(value)) and all(word.lower() in accepted for word in split(value)),
+        Use(lambda value: [word.lower() for word in split(value)]),
+    )
+
+
+def whole_from(least: int) -> And:
+    """A whole number that is at least this."""
+    return value_of(
+        f"a whole number from {least}", lambda value: _is_whole(value) and value >= least
+    )
+
+
+def one_of(*words: str) -> And:
+    """One of these words."""
+    return value_of(f"one of {', '.join(words)}", str, lambda value: value in words)
+
+
+TEXT = value_of("a word", lambda value: isinstance(value, str) or _is_number(value), Use(str))
+NAMES = value_of("a list of names, or names separated by commas", _is_words, Use(split))
+BOOL = value_of("true or false", bool)
+SHARE = value_of("a number from 0, or a percentage such as 1%", _is_share, Use(_share))
+SIZES = value_of("a whole number from 1, or several", _is_sizes, Use(_largest))
+SECONDS = value_of(
+    "a number of seconds from 0", lambda value: _is_number(value) and value >= 0, Use(float)
+)
+PRECISIONS = value_of("precisions such as int8,bf16", _is_words)
+TRANSFORMS = value_of("a mapping of transform names to their options", _is_named, Use(_options))
+DATASET = value_of("one dataset name with a mapping of its options", _is_one_named, Use(_one_named))
+METRIC = value_of(
+    "a metric name, or one name with its options", lambda value: isinstance(value, str | dict)
+)
+METRICS = value_of("a mapping of metric names to their options", _is_named)
+ITERATIONS = value_of(
+    "a whole number from 1",
+    # -1 stands for all of the data in files of Intel Neural Compressor.
+    lambda value: _is_whole(value) and (value >= 1 or value == -1),
+)
+RESUME = value_of("true, false or a path", lambda value: isinstance(value, bool | str))
+OBJECTIVE = value_of(
+    f"one of {', '.join(OBJECTIVES)}",
+    lambda value: isinstance(value, str) and value in (*OBJECTIVES, *IGNORED_OBJECTIVES),
+)

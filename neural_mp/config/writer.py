@@ -1,0 +1,144 @@
+"""`Settings` → YAML that reads back to the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from neural_mp.config.schema import ANY
+from neural_mp.config.settings import EvaluationSettings, Settings, TuningSettings
+from neural_mp.config.source import FLOAT_STARTS, FLOAT_TAG, PLAIN_FLOAT
+from neural_mp.errors import ConfigurationError
+from neural_mp.precision import Precision
+from neural_mp.space import Constraints, OpConstraint, QuantConstraint
+
+_NO_METRICS = ("weight", "higher_is_better")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts quotes around words that our reader would take for a number."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write a value again rather than refer to where it stood first."""
+        return True
+
+
+def _text(dumper: _Dumper, text: str) -> yaml.Node:
+    # Without double quotes these are written as they are, and read back as a space.
+    style = '"' if any(mark in text for mark in "\x85\u2028\u2029\ufeff") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+_Dumper.add_implicit_resolver(FLOAT_TAG, PLAIN_FLOAT, FLOAT_STARTS)
+
+
+def settings_to_yaml(settings: Settings) -> str:
+    """Every setting as YAML, those with default values too.
+
+    Returns:
+        Text that `parse_settings` reads back to equal settings.
+
+    Raises:
+        ConfigurationError: an option holds an object that YAML has no form for, or the metrics
+            cannot be told apart by name.
+    """
+    data = {
+        "model": _given(vars(settings.model)) or None,
+        "device": settings.device,
+        "mixed_precision": {"precisions": _precisions(settings.precisions)},
+        "quantization": {
+            "calibration": _given(vars(settings.calibration)),
+            **_constraints(settings.constraints),
+        },
+        "tuning": _tuning(settings.tuning),
+        "evaluation": _evaluation(settings.evaluation),
+    }
+    try:
+        text = yaml.dump(_given(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigurationError(f"the settings cannot be written as YAML: {error}") from error
+    return str(text)
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What is not None or an empty tuple or section, tuples as lists."""
+    plain = {key: list(v) if isinstance(v, tuple) else v for key, v in fields.items()}
+    return {key: v for key, v in plain.items() if v is not None and v != []}
+
+
+def _precisions(precisions: tuple[Precision, ...] | None) -> Any:
+    return ANY if precisions is None else [str(precision) for precision in precisions]
+
+
+def _constraints(constraints: Constraints) -> dict[str, Any]:
+    wise = {
+        "optype_wise": {name: _limit(item) for name, item in constraints.optype_wise.items()},
+        "op_wise": {name: _limit(item) for name, item in constraints.op_wise.items()},
+    }
+    limits = {"model_wise": _limit(constraints.model_wise), **wise}
+    return {key: value for key, value in limits.items() if value}
+
+
+def _limit(limit: OpConstraint) -> dict[str, Any]:
+    weight, activation = _tensor(limit.weight), _tensor(limit.activation)
+    data: dict[str, Any] = {}
+    # Without it the reader takes the precisions from the dtypes.
+    if limit.precisions is not None or "dtype" in {*weight, *activation}:
+        data["precisions"] = _precisions(limit.precisions)
+    if weight:
+        data["weight"] = weight
+    if activation:
+        data["activation"] = activation
+    return data
+
+
+def _tensor(limit: QuantConstraint) -> dict[str, Any]:
+    return _given(vars(limit))
+
+
+def _tuning(tuning: TuningSettings) -> dict[str, Any]:
+    criterion = tuning.criterion
+    kind = "relative" if criterion.relative else "absolute"
+    return _given(
+        {
+            "strategy": None if tuning.strategy is None else {"name": tuning.strategy},
+            "accuracy_criterion": {
+                kind: criterion.tolerance,
+                "higher_is_better": criterion.higher_is_better,
+            },
+            "objective": tuning.objective,
+            "exit_policy": dict(vars(tuning.exit_policy)),
+            "random_seed": tuning.random_seed,
+            "workspace": _given({"path": tuning.workspace, "resume": tuning.resume}),
+            "storage": tuning.storage,
+        }
+    )
+
+
+def _evaluation(evaluation: EvaluationSettings) -> dict[str, Any]:
+    postprocess = evaluation.postprocess
+    accuracy = {
+        **_metrics(evaluation),
+        "dataloader": evaluation.dataloader,
+        "postprocess": None if postprocess is None else {"transform": postprocess},
+    }
+    sections = {
+        "accuracy": _given(accuracy) or None,
+        "performance": _given(vars(evaluation.performance)),
+    }
+    return _given(sections)
+
+
+def _metrics(evaluation: EvaluationSettings) -> dict[str, Any]:
+    metrics = evaluation.metrics
+    named = {metric.name: dict(metric.options) for metric in metrics}
+    if len(metrics) == 1 and metrics[0].weight == 1.0:
+        return {"metric": named}
+    if len(named) < len(metrics) or any(name in named for name in _NO_METRICS):
+        names = ", ".join(metric.name for metric in metrics)
+        raise ConfigurationError(f"these metrics cannot be told apart by name in YAML: {names}")
+    weights = [metric.weight for metric in metrics]
+    return {"multi_metrics": {**named, "weight": weights}} if metrics else {}

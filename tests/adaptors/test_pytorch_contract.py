@@ -1,0 +1,58 @@
+import numpy as np
+import pytest
+import torch
+from adaptor_contract import INT8, AdaptorContract, uniform
+
+
+class TestPyTorch(AdaptorContract):
+    framework = "pytorch"
+    input_name = "x"
+
+    @pytest.fixture
+    def source(self, net):
+        return net
+
+    @pytest.fixture
+    def reference(self, source, images) -> np.ndarray:
+        with torch.no_grad():
+            return source(torch.from_numpy(images)).numpy()
+
+    def test_an_int8_plan_runs_integer_kernels(self, space, convert):
+        """Every layer the plan has in INT8 is one integer kernel, and nothing else computes."""
+        converted = convert(uniform(space, INT8))
+        targets = [str(n.target) for n in converted.runnable.graph.nodes if n.op == "call_function"]
+        kernels = [t for t in targets if t.startswith("onednn.q")]
+        assert len(kernels) == len(space.decided) == 7
+        assert not [t for t in targets if "conv2d.default" in t or "linear.default" in t]
+
+    def test_the_trace_of_a_run_shows_the_integer_kernels(self, adaptor, space, convert, images):
+        converted = convert(uniform(space, INT8))
+        with torch.profiler.profile() as trace:
+            adaptor.predict(converted, images)
+        names = [event.name for event in trace.events()]
+        assert sum(name.startswith("onednn::q") for name in names) == len(space.decided)
+        assert not [name for name in names if name in ("aten::convolution", "aten::linear")]
+
+    def test_the_portable_form_computes_the_same(self, adaptor, space, convert, images):
+        converted = convert(uniform(space, INT8))
+        portable = converted.portable(torch.from_numpy(images)).detach().numpy()
+        np.testing.assert_allclose(adaptor.predict(converted, images), portable, atol=1e-4)
+
+    def test_tensors_in_tensors_out(self, adaptor, model, images):
+        assert isinstance(adaptor.predict(model, torch.from_numpy(images)), torch.Tensor)
+
+    def test_the_users_model_keeps_its_weights_and_mode(self, adaptor, source, images):
+        source.train()
+        before = {name: value.clone() for name, value in source.state_dict().items()}
+        adaptor.load(source, example=images)
+        assert source.training
+        assert source.drop.training
+        assert all(torch.equal(value, before[name]) for name, value in source.state_dict().items())
+        source.eval()
+
+    def test_ops_are_named_after_the_modules_they_come_from(self, space):
+        names = [op.name for op in space.graph]
+        assert {"stem", "block1.conv1", "block2.shortcut.0", "block1.add", "head"} <= set(names)
+
+    def test_batch_norms_are_folded(self, space):
+        assert not [op for op in space.graph if "norm" in op.type]

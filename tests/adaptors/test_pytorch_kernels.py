@@ -1,0 +1,212 @@
+"""Our graphs of integer kernels against a numpy reference in integers, exact to one step."""
+
+import numpy as np
+import pytest
+import torch
+from adaptor_contract import INT8, uniform
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.hardware import Hardware
+
+MACHINE = Hardware(flags=frozenset({"avx512_vnni"}))
+
+
+def lowered(module, inputs):
+    """All in INT8, calibrated on its own input; the model and its ranges."""
+    adaptor = PyTorchAdaptor()
+    model = adaptor.load(module, example=inputs)
+    space = adaptor.space(model, MACHINE)
+    observed = adaptor.observe(model, [inputs], space)
+    converted = adaptor.convert(model, uniform(space, INT8), observed, space)
+    return adaptor.predict(converted, inputs), observed, converted, space
+
+
+def parameters(observed, tensor):
+    low, high = observed.ranges[tensor]["minmax"]
+    scale = max((max(high, 0) - min(low, 0)) / 255, 1e-8)
+    return scale, round(-min(low, 0) / scale)
+
+
+def integers(values, scale, zero_point):
+    steps = np.floor(values.astype(np.float64) / scale + zero_point + 0.5)
+    return np.clip(steps, 0, 255).astype(np.int64)
+
+
+def integer_weight(weight):
+    weight = weight.detach().numpy().astype(np.float64)
+    scale = np.abs(weight).reshape(len(weight), -1).max(1) / 127
+    column = scale.reshape(-1, *[1] * (weight.ndim - 1))
+    return np.clip(np.round(weight / column), -127, 127).astype(np.int64), scale
+
+
+def convolve(x, w, stride, padding, dilation, groups):
+    """Plain integer convolution, in int64."""
+    n, _, height, width = x.shape
+    out_channels, per_group, kernel_h, kernel_w = w.shape
+    x = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
+    out_h = (height + 2 * padding - dilation * (kernel_h - 1) - 1) // stride + 1
+    out_w = (width + 2 * padding - dilation * (kernel_w - 1) - 1) // stride + 1
+    result = np.zeros((n, out_channels, out_h, out_w), np.int64)
+    for channel in range(out_channels):
+        first = channel // (out_channels // groups) * per_group
+        for i in range(kernel_h):
+            for j in range(kernel_w):
+                top, left = i * dilation, j * dilation
+                patch = x[
+                    :,
+                    first : first + per_group,
+                    top : top + stride * (out_h - 1) + 1 : stride,
+                    left : left + stride * (out_w - 1) + 1 : stride,
+                ]
+                result[:, channel] += np.einsum("nchw,c->nhw", patch, w[channel, :, i, j])
+    return result
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([(1, 1), (3, 8), (16, 16), (5, 7)]),
+    st.sampled_from([1, 2, 3, 5]),
+    st.sampled_from([1, 2]),
+    st.integers(0, 2),
+    st.sampled_from([1, 2]),
+    st.booleans(),
+    st.sampled_from([None, nn.ReLU(), nn.ReLU6()]),
+    st.booleans(),
+)
+def test_convolution_is_exact(
+    seed, channels, kernel, stride, padding, dilation, grouped, activation, bias
+):
+    torch.manual_seed(seed)
+    inputs, outputs = channels
+    groups = inputs if grouped and inputs == outputs else 1
+    conv = nn.Conv2d(
+        inputs, outputs, kernel, stride, padding, dilation=dilation, groups=groups, bias=bias
+    )
+    module = nn.Sequential(conv, *([activation] if activation else [])).eval()
+    x = (torch.randn(2, inputs, 12, 11) + 0.3).numpy()
+    result, observed, _, _ = lowered(module, x)
+
+    (tensor,) = [name for name in observed.ranges if name == "input"]
+    scale, zero_point = parameters(observed, tensor)
+    weight, weight_scale = integer_weight(conv.weight)
+    # The padding is real zeros: the zero point, less itself.
+    steps = integers(x, scale, zero_point) - zero_point
+    total = convolve(steps, weight, stride, padding, dilation, groups)
+    expected = total * scale * weight_scale.reshape(1, -1, 1, 1)
+    if bias:
+        expected = expected + conv.bias.detach().numpy().reshape(1, -1, 1, 1)
+    if activation is not None:
+        expected = np.clip(expected, 0, 6 if isinstance(activation, nn.ReLU6) else None)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([(1, 1), (7, 5), (64, 10), (33, 128)]),
+    st.sampled_from([(4,), (2, 3)]),
+    st.sampled_from([None, nn.ReLU(), nn.GELU(), nn.GELU(approximate="tanh"), nn.Tanh()]),
+)
+def test_dense_layer_is_exact(seed, features, rows, activation):
+    torch.manual_seed(seed)
+    dense = nn.Linear(*features)
+    module = nn.Sequential(dense, *([activation] if activation else [])).eval()
+    x = torch.randn(*rows, features[0]).numpy()
+    result, observed, _, _ = lowered(module, x)
+    scale, zero_point = parameters(observed, "input")
+    weight, weight_scale = integer_weight(dense.weight)
+    total = (integers(x, scale, zero_point) - zero_point) @ weight.T
+    expected = torch.from_numpy(total * scale * weight_scale) + dense.bias.detach()
+    expected = activation(expected) if activation else expected
+    np.testing.assert_allclose(result, expected.detach().numpy(), rtol=1e-3, atol=1e-3)
+
+
+class Chain(nn.Module):
+    """Two convolutions: what passes between them is uint8."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x):
+        return self.second(F.relu(self.first(x)))
+
+
+def test_requantization_is_exact_to_one_step():
+    torch.manual_seed(0)
+    module = Chain().eval()
+    x = torch.randn(2, 3, 9, 9).numpy()
+    _, observed, converted, _ = lowered(module, x)
+    kernel = next(n for n in converted.runnable.graph.nodes if "qconv" in str(n.target))
+    written = {}
+
+    class Spy(torch.fx.Interpreter):
+        def run_node(self, n):
+            result = super().run_node(n)
+            written[n] = result
+            return result
+
+    Spy(converted.runnable).run(torch.from_numpy(x))
+    assert written[kernel].dtype == torch.uint8
+
+    scale, zero_point = parameters(observed, "x")
+    weight, weight_scale = integer_weight(module.first.weight)
+    steps = integers(x, scale, zero_point) - zero_point
+    real = convolve(steps, weight, 1, 1, 1, 1) * scale * weight_scale.reshape(1, -1, 1, 1)
+    real = np.maximum(real + module.first.bias.detach().numpy().reshape(1, -1, 1, 1), 0)
+    out_scale, out_zero = parameters(observed, "relu")
+    expected = np.clip(np.round(real / out_scale) + out_zero, 0, 255)
+    assert np.abs(written[kernel].numpy().astype(int) - expected).max() <= 1
+
+
+class Residuals(nn.Module):
+    """Sums whose terms are still read elsewhere, before and after: overwriting one would show."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(7))
+
+    def forward(self, x):
+        a = F.relu(self.convs[0](x))
+        b = F.relu(self.convs[1](a) + a)  # a is read again below
+        c = F.relu(self.convs[2](b) + a)
+        d = self.convs[3](c) + c  # the summand is the kernel's own input
+        e = F.relu(self.convs[4](d) + F.max_pool2d(a, 3, 1, 1))
+        f = F.relu(self.convs[5](e) + e.reshape(e.shape))  # the summand is a view
+        return self.convs[6](f), e
+
+
+def test_a_residual_sum_never_overwrites_what_is_read_later():
+    """The kernel adds in place; the portable form, which does not, is the reference."""
+    torch.manual_seed(1)
+    module = Residuals().eval()
+    x = torch.randn(2, 4, 8, 8).numpy()
+    result, _, converted, space = lowered(module, x)
+    sums = [n for n in converted.runnable.graph.nodes if "pointwise.binary" in str(n.target)]
+    assert len(sums) >= 3
+    expected = converted.portable(torch.from_numpy(x))
+    for got, wanted in zip(result, expected, strict=True):
+        step = float(wanted.detach().abs().max()) / 255
+        assert np.abs(got - wanted.detach().numpy()).max() <= 2 * step
+    # And again: what one run leaves behind must not change the next.
+    adaptor = PyTorchAdaptor()
+    for got, again in zip(result, adaptor.predict(converted, x), strict=True):
+        np.testing.assert_array_equal(got, again)
+    assert len(space.decided) == 7
+
+
+@pytest.mark.parametrize("size", [(1, 8), (16, 16)])
+def test_max_pooling_of_integers_is_exact(size):
+    from neural_mp.adaptors.pytorch.lower import max_pool2d_uint8
+
+    torch.manual_seed(0)
+    values = torch.randint(0, 256, (2, *size, 9), dtype=torch.uint8)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        pooled = max_pool2d_uint8(values.contiguous(memory_format=layout), [3, 3], [2, 2], [1, 1])
+        expected = F.max_pool2d(values.double(), 3, 2, 1)
+        assert torch.equal(pooled.double(), expected)

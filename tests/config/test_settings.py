@@ -1,0 +1,386 @@
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from neural_mp.config import (
+    CalibrationSettings,
+    EvaluationSettings,
+    MetricSettings,
+    ModelSettings,
+    PerformanceSettings,
+    Settings,
+    TuningSettings,
+    load_settings,
+    parse_settings,
+    settings_to_yaml,
+)
+from neural_mp.config.inc import IGNORED
+from neural_mp.errors import ConfigurationError
+from neural_mp.precision import QUANT_CHOICES, Precision
+from neural_mp.space import Constraints, OpConstraint, QuantConstraint
+from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
+
+FULL = """
+model:
+  name: digits
+  framework: pytorch
+  inputs: image, mask
+  outputs: [scores]
+device: gpu
+mixed_precision:
+  precisions: fp16, int8, bf16
+  op_wise:
+    stem: {precisions: fp32}
+quantization:
+  calibration:
+    sampling_size: 64
+    dataloader:
+      batch_size: 8
+      shuffle: true
+      seed: 3
+      last_batch: discard
+      dataset: {numpy: {inputs: x.npy, labels: y.npy}}
+      transform: {Rescale: , Normalize: {mean: [0.5], std: [0.25]}}
+  model_wise:
+    activation: {scheme: asymmetric, granularity: per_tensor, algorithm: [minmax, kl]}
+  optype_wise:
+    linear: {weight: {dtype: int8, scheme: symmetric, granularity: per_channel}}
+  op_wise:
+    layer1.0.conv: {weight: {dtype: fp32}, activation: {dtype: fp32}}
+    head: {precisions: any, activation: {dtype: uint8}}
+    0:
+tuning:
+  strategy: basic
+  accuracy_criterion: {absolute: 1e-2, higher_is_better: false}
+  objective: footprint
+  exit_policy: {timeout: 60, max_trials: 7, performance_only: true}
+  random_seed: 5
+  workspace: {path: ./run, resume: true}
+  storage: sqlite:///runs.db
+evaluation:
+  accuracy:
+    multi_metrics: {topk: 5, F1: , "my.metrics:Mine": {alpha: 2}, weight: [0.5, 0.3, 0.2]}
+    dataloader: {batch_size: 4, dataset: "my.data:Dataset"}
+    postprocess: {transform: {LabelShift: 1}}
+  performance:
+    warmup: 0
+    iteration: 10
+    cores_per_instance: 4
+    dataloader: {dataset: {dummy: {shape: [8, 3, 32, 32]}}}
+"""
+
+FLOAT32 = OpConstraint(precisions=(Precision.FP32,))
+
+EXPECTED = Settings(
+    model=ModelSettings("digits", "pytorch", ("image", "mask"), ("scores",)),
+    device="gpu",
+    precisions=(Precision.INT8, Precision.BF16, Precision.FP16),
+    constraints=Constraints(
+        model_wise=OpConstraint(
+            activation=QuantConstraint(
+                scheme=("asymmetric",), granularity=("per_tensor",), algorithm=("minmax", "kl")
+            )
+        ),
+        optype_wise={
+            "linear": OpConstraint(
+                precisions=(Precision.INT8,),
+                weight=QuantConstraint(("int8",), ("symmetric",), ("per_channel",)),
+            )
+        },
+        op_wise={
+            "layer1.0.conv": FLOAT32,
+            "head": OpConstraint(activation=QuantConstraint(dtype=("uint8",))),
+            "stem": FLOAT32,
+        },
+    ),
+    calibration=CalibrationSettings(
+        64,
+        {
+            "batch_size": 8,
+            "shuffle": True,
+            "seed": 3,
+            "last_batch": "discard",
+            "dataset": {"numpy": {"inputs": "x.npy", "labels": "y.npy"}},
+            "transform": {"Rescale": {}, "Normalize": {"mean": [0.5], "std": [0.25]}},
+        },
+    ),
+    tuning=TuningSettings(
+        strategy="basic",
+        criterion=AccuracyCriterion(0.01, relative=False, higher_is_better=False),
+        objective="footprint",
+        exit_policy=ExitPolicy(60.0, 7, performance_only=True),
+        random_seed=5,
+        workspace="./run",
+        resume=True,
+        storage="sqlite:///runs.db",
+    ),
+    evaluation=EvaluationSettings(
+        metrics=(
+            MetricSettings("topk", {"k": 5}, 0.5),
+            MetricSettings("f1", {}, 0.3),
+            MetricSettings("my.metrics:Mine", {"alpha": 2}, 0.2),
+        ),
+        dataloader={"batch_size": 4, "dataset": {"my.data:Dataset": {}}},
+        postprocess={"LabelShift": 1},
+        performance=PerformanceSettings(
+            0, 10, 4, {"dataset": {"dummy": {"shape": [8, 3, 32, 32]}}}
+        ),
+    ),
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def metrics(text):
+    return parse_settings(f"evaluation: {{accuracy: {{{text}}}}}").evaluation.metrics
+
+
+def test_every_key_is_read(tmp_path):
+    path = tmp_path / "conf.yaml"
+    path.write_text(FULL, encoding="utf-8")
+    assert load_settings(path) == EXPECTED
+    assert load_settings(str(path)) == EXPECTED
+
+
+def test_transforms_stay_in_order():
+    dataloader = load(transform="{Resize: {size: 8}, ToArray: , LabelShift: 1, Cast: {}}")
+    assert list(dataloader["transform"]) == ["Resize", "ToArray", "LabelShift", "Cast"]
+
+
+def load(**keys):
+    written = ", ".join(f"{key}: {value}" for key, value in {"dataset": "a", **keys}.items())
+    text = f"quantization: {{calibration: {{dataloader: {{{written}}}}}}}"
+    return parse_settings(text).calibration.dataloader
+
+
+def test_without_anything_else_defaults_hold():
+    assert parse_settings("device: cpu") == Settings()
+    assert parse_settings("{tuning: , evaluation: {accuracy: }}") == Settings()
+
+
+def test_a_quantization_section_means_int8():
+    assert parse_settings("quantization:").precisions == (Precision.INT8,)
+    assert parse_settings("{quantization: {}, mixed_precision: {}}").precisions == (Precision.INT8,)
+    both = "{quantization: {}, mixed_precision: {precisions: bf16}}"
+    assert parse_settings(both).precisions == (Precision.BF16,)
+    assert parse_settings("{quantization: {}, mixed_precision: {precisions: any}}") == Settings()
+
+
+@pytest.mark.parametrize(
+    ("written", "size"), [("50", 50), ("'100, 200'", 200), ("[300, 20]", 300), ("100, 50", 100)]
+)
+def test_the_largest_sampling_size_is_taken(written, size):
+    settings = parse_settings(f"quantization:\n  calibration:\n    sampling_size: {written}\n")
+    assert settings.calibration.sampling_size == size
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("{relative: 0.02}", AccuracyCriterion(0.02)),
+        ("{relative: 2%}", AccuracyCriterion(0.02)),
+        ("{absolute: 3}", AccuracyCriterion(3.0, relative=False)),
+        ("{absolute: 1e-3}", AccuracyCriterion(0.001, relative=False)),
+        ("{higher_is_better: false}", AccuracyCriterion(higher_is_better=False)),
+    ],
+)
+def test_criterion(written, expected):
+    settings = parse_settings(f"tuning: {{accuracy_criterion: {written}}}")
+    assert settings.tuning.criterion == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("metric: accuracy", MetricSettings("accuracy")),
+        ("metric: {Accuracy: }", MetricSettings("accuracy")),
+        ("metric: {topk: 1}", MetricSettings("topk", {"k": 1})),
+        ("metric: {topk: {k: 3}}", MetricSettings("topk", {"k": 3})),
+        ("metric: 'Pkg.metrics:Mine'", MetricSettings("Pkg.metrics:Mine")),
+    ],
+)
+def test_metric(written, expected):
+    assert metrics(written) == (expected,)
+
+
+def test_metrics_without_weights_count_alike():
+    assert [metric.weight for metric in metrics("multi_metrics: {MSE: , MAE: }")] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("weight", ["'0.7 0.3'", "'0.7, 0.3'", "[0.7, 0.3]"])
+def test_weights_are_a_list_or_words(weight):
+    found = metrics(f"multi_metrics: {{MSE: , MAE: , weight: {weight}}}")
+    assert [metric.weight for metric in found] == [0.7, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("written", "workspace", "resume"),
+    [
+        ("./run", "./run", False),
+        ("{path: ./run}", "./run", False),
+        ("{resume: true}", None, True),
+        ("{resume: ./old}", "./old", True),
+        ("{path: ./old, resume: ./old}", "./old", True),
+    ],
+)
+def test_workspace(written, workspace, resume):
+    tuning = parse_settings(f"tuning: {{workspace: {written}}}").tuning
+    assert (tuning.workspace, tuning.resume) == (workspace, resume)
+
+
+def test_anchors_and_merged_mappings_are_read():
+    text = """
+quantization:
+  calibration:
+    dataloader: &data {batch_size: 4, dataset: {dummy: {shape: [8, 4]}}}
+evaluation:
+  accuracy:
+    dataloader: {<<: *data, batch_size: 16}
+"""
+    settings = parse_settings(text)
+    assert settings.calibration.dataloader["batch_size"] == 4
+    assert settings.evaluation.dataloader == {
+        "batch_size": 16,
+        "dataset": {"dummy": {"shape": [8, 4]}},
+    }
+
+
+def test_the_full_example_survives_a_round_trip():
+    assert parse_settings(settings_to_yaml(EXPECTED)) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        (MetricSettings("mse"), MetricSettings("mse")),
+        (MetricSettings("weight", weight=0.5), MetricSettings("mse")),
+        (MetricSettings("mse", {"function": object()}),),
+    ],
+)
+def test_what_yaml_cannot_hold_is_an_error(metrics):
+    with pytest.raises(ConfigurationError, match="cannot be"):
+        settings_to_yaml(Settings(evaluation=EvaluationSettings(metrics)))
+
+
+def test_importing_it_stays_light():
+    heavy = "{'torch', 'tensorflow', 'optuna', 'sklearn', 'scipy', 'rich', 'typer'}"
+    code = f"import sys, neural_mp.config; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+words = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=12)
+plain = st.text("abc_:/.-0123456789e", min_size=1, max_size=8)
+names = plain.filter(lambda name: name not in ("weight", "higher_is_better"))
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=6,
+)
+options = st.dictionaries(words, values, max_size=3)
+named = st.dictionaries(names, options, min_size=1, max_size=1)
+precisions = st.sets(st.sampled_from(Precision), min_size=1).map(
+    lambda chosen: tuple(precision for precision in Precision if precision in chosen)
+)
+amounts = st.floats(0, 1e9)
+sizes = st.integers(1, 10**9)
+dataloaders = st.fixed_dictionaries(
+    {"dataset": named},
+    optional={
+        "batch_size": sizes,
+        "last_batch": st.sampled_from(["rollover", "discard"]),
+        "shuffle": st.booleans(),
+        "seed": st.integers(0, 99),
+        "transform": st.dictionaries(words, options, max_size=3),
+    },
+)
+
+
+def chosen(kind):
+    known = st.lists(st.sampled_from(QUANT_CHOICES[kind]), min_size=1, unique=True)
+    return st.none() | known.map(tuple)
+
+
+quants = st.builds(QuantConstraint, **{kind: chosen(kind) for kind in QUANT_CHOICES})
+limits = st.builds(OpConstraint, st.none() | precisions, quants, quants)
+op_limits = st.dictionaries(words, limits, max_size=3)
+metric_lists = st.one_of(
+    st.just(()),
+    st.tuples(st.builds(MetricSettings, names, options)),
+    st.lists(
+        st.builds(MetricSettings, names, options, st.floats(0.001, 10)),
+        min_size=1,
+        max_size=3,
+        unique_by=lambda metric: metric.name,
+    ).map(tuple),
+)
+all_settings = st.builds(
+    Settings,
+    model=st.builds(
+        ModelSettings,
+        st.none() | words,
+        st.sampled_from([None, "pytorch", "tensorflow", "onnxrt"]),
+        st.lists(words, max_size=3).map(tuple),
+        st.lists(words, max_size=3).map(tuple),
+    ),
+    device=st.sampled_from(["cpu", "gpu"]),
+    precisions=st.none() | precisions,
+    constraints=st.builds(Constraints, limits, op_limits, op_limits),
+    calibration=st.builds(CalibrationSettings, sizes, st.none() | dataloaders),
+    tuning=st.builds(
+        TuningSettings,
+        st.none() | words,
+        st.builds(AccuracyCriterion, amounts, st.booleans(), st.booleans()),
+        st.sampled_from(["performance", "footprint", "modelsize"]),
+        st.builds(ExitPolicy, amounts, sizes, st.booleans()),
+        st.integers(0, 2**32),
+        st.none() | words,
+        st.booleans(),
+        st.none() | words,
+    ),
+    evaluation=st.builds(
+        EvaluationSettings,
+        metric_lists,
+        st.none() | dataloaders,
+        st.none() | st.dictionaries(words, options, max_size=2),
+        st.builds(
+            PerformanceSettings,
+            st.integers(0, 99),
+            sizes,
+            st.none() | sizes,
+            st.none() | dataloaders,
+        ),
+    ),
+)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(all_settings)
+def test_whatever_is_written_reads_back_the_same(settings):
+    assert parse_settings(settings_to_yaml(settings)) == settings
+
+
+def test_the_reference_names_every_key_that_is_ignored():
+    reference = (Path(__file__).parents[2] / "docs" / "yaml.md").read_text(encoding="utf-8")
+    for path in IGNORED:
+        last = path.rsplit(".", 1)[1] if "." in path else path
+        assert re.search(rf"`[^`]*\b{last}`", reference), path
+
+
+def test_the_example_in_the_reference_reads():
+    reference = (Path(__file__).parents[2] / "docs" / "yaml.md").read_text(encoding="utf-8")
+    example = re.search(r"```yaml\n(.*?)```", reference, re.DOTALL)[1]
+    settings = parse_settings(example)
+    assert settings.precisions == (Precision.INT8, Precision.BF16)
+    assert parse_settings(settings_to_yaml(settings)) == settings
