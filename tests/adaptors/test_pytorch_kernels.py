@@ -89,10 +89,9 @@ def test_convolution_is_exact(
     )
     module = nn.Sequential(conv, *([activation] if activation else [])).eval()
     x = (torch.randn(2, inputs, 12, 11) + 0.3).numpy()
-    result, observed, _, _ = lowered(module, x)
+    result, observed, _, space = lowered(module, x)
 
-    (tensor,) = [name for name in observed.ranges if name == "input"]
-    scale, zero_point = parameters(observed, tensor)
+    scale, zero_point = parameters(observed, space.graph.inputs[0])
     weight, weight_scale = integer_weight(conv.weight)
     # The padding is real zeros: the zero point, less itself.
     steps = integers(x, scale, zero_point) - zero_point
@@ -117,8 +116,8 @@ def test_dense_layer_is_exact(seed, features, rows, activation):
     dense = nn.Linear(*features)
     module = nn.Sequential(dense, *([activation] if activation else [])).eval()
     x = torch.randn(*rows, features[0]).numpy()
-    result, observed, _, _ = lowered(module, x)
-    scale, zero_point = parameters(observed, "input")
+    result, observed, _, space = lowered(module, x)
+    scale, zero_point = parameters(observed, space.graph.inputs[0])
     weight, weight_scale = integer_weight(dense.weight)
     total = (integers(x, scale, zero_point) - zero_point) @ weight.T
     expected = torch.from_numpy(total * scale * weight_scale) + dense.bias.detach()
