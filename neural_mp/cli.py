@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from neural_mp.errors import NeuralMPError
+
+if TYPE_CHECKING:
+    from neural_mp.adaptors.base import Adaptor, Model
 
 app = typer.Typer(
     name="neural-mp",
@@ -25,6 +28,10 @@ ModelArgument = Annotated[
     str, typer.Argument(help="A model file or folder, or module:attribute of your own.")
 ]
 FrameworkOption = Annotated[str | None, typer.Option(help="Where it is not found by itself.")]
+ShapeOption = Annotated[
+    list[str] | None,
+    typer.Option(help="An input's shape, 2,3,224,224 or int64:2,128; once for every input."),
+]
 
 
 @app.command()
@@ -57,14 +64,14 @@ def tune(
 def inspect(
     model: ModelArgument,
     framework: FrameworkOption = None,
+    input_shape: ShapeOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Show every op, its type, and what it can run in here."""
+    from neural_mp import hardware
     from neural_mp.reporting import capability_table
 
-    adaptor, held = _load(model, framework)
-    from neural_mp import hardware
-
+    adaptor, held = _load(model, framework, input_shape)
     space = adaptor.space(held, hardware.detect())
     if not as_json:
         _console.print(capability_table(space))
@@ -89,12 +96,14 @@ def convert(
     plan: Annotated[Path, typer.Option(help="A plan file, as tune and save_plan write it.")],
     output: Annotated[Path, typer.Option(help="Folder to save the result in.")],
     framework: FrameworkOption = None,
+    input_shape: ShapeOption = None,
 ) -> None:
     """Convert a model as a plan file says, without any search or data."""
-    from neural_mp.conversion import convert_with_plan
+    from neural_mp.conversion import convert_with_plan, random_inputs
     from neural_mp.reporting import result_tables
 
-    result = convert_with_plan(model, plan, framework=framework)
+    inputs = random_inputs(input_shape or ())
+    result = convert_with_plan(model, plan, framework=framework, inputs=inputs)
     result.save(output)
     _console.print(result_tables(result.report, result.met))
     _console.print(f"saved to {output}", soft_wrap=True)
@@ -103,15 +112,17 @@ def convert(
 @app.command()
 def benchmark(
     models: Annotated[list[str], typer.Argument(help="Models or saved results, in any mix.")],
+    input_shape: ShapeOption = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples a batch.")] = None,
     warmup: Annotated[int, typer.Option(min=0, help="Rounds not counted.")] = 5,
     iterations: Annotated[int, typer.Option(min=1, help="Rounds counted.")] = 50,
 ) -> None:
     """Compare latency, throughput and size, by medians of interleaved runs."""
-    from neural_mp.conversion import benchmark_models
+    from neural_mp.conversion import benchmark_models, random_inputs
     from neural_mp.reporting import benchmark_table
 
-    rows = benchmark_models(models, batch_size, warmup, iterations)
+    inputs = random_inputs(input_shape or ())
+    rows = benchmark_models(models, batch_size, warmup, iterations, inputs)
     _console.print(benchmark_table(rows))
 
 
@@ -134,13 +145,12 @@ def hardware(
     _console.print(hardware_table(found))
 
 
-def _load(model: str, framework: str | None) -> tuple[Any, Any]:
-    from neural_mp.adaptors.registry import adaptor_for
-    from neural_mp.mixed_precision import resolve_source
+def _load(
+    model: str, framework: str | None, input_shape: list[str] | None
+) -> tuple[Adaptor, Model]:
+    from neural_mp.conversion import load_source, random_inputs
 
-    source = resolve_source(model)
-    adaptor = adaptor_for(source, framework)
-    return adaptor, adaptor.load(source)
+    return load_source(model, framework, random_inputs(input_shape or ()))
 
 
 def main() -> None:

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from neural_mp import hardware as machine
 from neural_mp.adaptors.base import Adaptor, Model
 from neural_mp.adaptors.registry import adaptor_for
-from neural_mp.errors import PlanError
+from neural_mp.errors import ConfigurationError, PlanError
 from neural_mp.hardware import Hardware
 from neural_mp.mixed_precision import resolve_source
 from neural_mp.observations import Observations
@@ -50,7 +52,7 @@ def convert_with_plan(
     started = time.perf_counter()
     if not isinstance(plan, PrecisionPlan):
         plan, observations = load_plan_file(plan)
-    adaptor, held = _load_source(source, framework, inputs)
+    adaptor, held = load_source(source, framework, inputs)
     space = adaptor.space(held, hardware or machine.detect())
     resolved = space.resolve(plan)
     if observations is None:
@@ -76,36 +78,65 @@ def convert_with_plan(
 
 
 def benchmark_models(
-    sources: Sequence[str], batch_size: int | None, warmup: int, iterations: int
+    sources: Sequence[str],
+    batch_size: int | None = None,
+    warmup: int = 5,
+    iterations: int = 50,
+    inputs: Any = None,
 ) -> list[BenchmarkRow]:
     """Latency and size of models and saved results, by medians of interleaved runs.
 
     Raises:
         ModelLoadError: one of them cannot be read.
     """
-    held = [_load_any(source) for source in sources]
-    inputs = [adaptor.example_inputs(model, batch_size) for adaptor, model in held]
+    held = [_load_any(source, inputs) for source in sources]
+    batches = [adaptor.example_inputs(model, batch_size) for adaptor, model in held]
     runs = [
         (lambda adaptor=adaptor, model=model, batch=batch: adaptor.predict(model, batch))
-        for (adaptor, model), batch in zip(held, inputs, strict=True)
+        for (adaptor, model), batch in zip(held, batches, strict=True)
     ]
     medians = interleaved_medians(runs, warmup=warmup, iterations=iterations)
     return [
         BenchmarkRow(str(source), seconds, count_samples(batch), adaptor.size(model))
         for source, seconds, batch, (adaptor, model) in zip(
-            sources, medians, inputs, held, strict=True
+            sources, medians, batches, held, strict=True
         )
     ]
 
 
-def _load_source(source: Any, framework: str | None, inputs: Any) -> tuple[Adaptor, Model]:
+def load_source(source: Any, framework: str | None, inputs: Any) -> tuple[Adaptor, Model]:
+    """The adaptor of a model (object, path or `module:attribute`), and the model as it holds it."""
     found = resolve_source(source)
     adaptor = adaptor_for(found, framework)
     return adaptor, adaptor.load(found, inputs=inputs)
 
 
-def _load_any(source: str) -> tuple[Adaptor, Model]:
+def _load_any(source: str, inputs: Any) -> tuple[Adaptor, Model]:
     if is_saved_model(source):
         saved = load(source)
-        return saved._adaptor, saved._held
-    return _load_source(source, None, None)
+        return saved.adaptor, saved.held
+    return load_source(source, None, inputs)
+
+
+def random_inputs(descriptions: Sequence[str]) -> tuple[np.ndarray, ...] | None:
+    """Example inputs from words such as `2,3,224,224` or `int64:2,128`; None for no words.
+
+    Floats are drawn from 0…1, integers are zeros (an index that is always valid).
+
+    Raises:
+        ConfigurationError: a description is malformed.
+    """
+    arrays = []
+    for text in descriptions:
+        kind, _, shape_text = text.rpartition(":")
+        try:
+            dtype = np.dtype(kind or "float32")
+            shape = tuple(int(size) for size in shape_text.split(","))
+            drawn = np.random.default_rng(0).random(shape)
+        except (TypeError, ValueError):
+            raise ConfigurationError(
+                f"input shape {text!r} is malformed; write sizes with commas, such as 2,3,224,224, "
+                f"or with a dtype before them, such as int64:2,128"
+            ) from None
+        arrays.append((drawn if dtype.kind == "f" else np.zeros(shape)).astype(dtype))
+    return tuple(arrays) or None

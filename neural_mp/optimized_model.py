@@ -26,6 +26,7 @@ class OptimizedModel:
     """A usable model, with its plan, its history and its report.
 
     Attributes:
+        adaptor, held: the adaptor, and the model as it holds it.
         plan: what every op runs in.
         met: whether the accuracy target was met; None where none could be checked.
         trials: every plan that was tried, oldest first; empty for a model that was loaded.
@@ -43,8 +44,8 @@ class OptimizedModel:
         trials: tuple[Trial, ...] = (),
         observations: Observations | None = None,
     ) -> None:
-        self._adaptor = adaptor
-        self._held = held
+        self.adaptor = adaptor
+        self.held = held
         self.plan = plan
         self.report = report
         self.met = met
@@ -54,16 +55,16 @@ class OptimizedModel:
     @property
     def framework(self) -> str:
         """The framework the model belongs to."""
-        return self._adaptor.framework
+        return self.adaptor.framework
 
     @property
     def model(self) -> Any:
         """The framework's own object."""
-        return self._adaptor.native(self._held)
+        return self.adaptor.native(self.held)
 
     def __call__(self, inputs: Any) -> Any:
         """Run one batch; outputs come as numpy arrays where the inputs were numpy arrays."""
-        return self._adaptor.predict(self._held, inputs)
+        return self.adaptor.predict(self.held, inputs)
 
     def __repr__(self) -> str:
         words = {True: "target met", False: "target not met: FP32", None: "accuracy not checked"}
@@ -98,7 +99,7 @@ class OptimizedModel:
             raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
 
     def _write(self, folder: Path) -> None:
-        self._adaptor.save(self._held, folder)
+        self.adaptor.save(self.held, folder)
         self.save_plan(folder / PLAN_FILE)
         manifest = {
             "neural_mp": FORMAT_VERSION,

@@ -40,16 +40,25 @@ def capability_table(space: TuningSpace) -> RenderableType:
     table = Table(title=f"{len(space.graph)} ops", title_justify="left")
     for heading in ("op", "type", "can run in", "because"):
         table.add_column(heading, overflow="fold")
+    shared = _reasons_of_all(space)
     for op in space.graph:
         capability = space.capabilities[op.name]
         runs = ", ".join(
             f"{p}{' (emulated)' if p in capability.emulated else ''}" for p in capability.precisions
         )
         style = "" if op.name in space.decided else "dim"
-        reasons = "; ".join(f"no {p}: {reason}" for p, reason in capability.reasons.items())
+        own = ((p, why) for p, why in capability.reasons.items() if shared.get(p) != why)
+        reasons = "; ".join(f"no {p}: {why}" for p, why in own)
         table.add_row(op.name, op.type, runs, reasons, style=style)
-    note = "ops shown dim follow the ops around them unless a plan names them"
-    return Group(table, Text(note, style="dim"))
+    notes = ["ops shown dim follow the ops around them unless a plan names them"]
+    notes.extend(f"no {p} for any op: {why}" for p, why in shared.items())
+    return Group(table, *(Text(note, style="dim") for note in notes))
+
+
+def _reasons_of_all(space: TuningSpace) -> dict[Precision, str]:
+    """The reasons that every op gives: they are the machine's, not the op's."""
+    first, *others = [space.capabilities[op.name].reasons for op in space.graph] or [{}]
+    return {p: why for p, why in first.items() if all(o.get(p) == why for o in others)}
 
 
 def trial_table(rows: Sequence[tuple[Trial, float | None]], title: str = "") -> Table:

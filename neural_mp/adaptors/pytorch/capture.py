@@ -21,8 +21,9 @@ from neural_mp.errors import CaptureError, DataError
 
 logger = logging.getLogger(__name__)
 
-#: Heights and widths tried, in this order, where a model is given without any data.
-_IMAGE_SIZES = (224, 32, 28, 64, 8, 16, 48, 96, 112, 128, 160, 192, 256, 299, 384, 512)
+#: Heights and widths tried, in this order, where a model is given without any data: a model that
+#: takes any size takes 32, which is cheap; one that does not is found by its own complaint.
+_IMAGE_SIZES = (32, 64, 224, 28, 8, 16, 48, 96, 112, 128, 160, 192, 256, 299, 384, 512)
 
 
 def to_tensors(value: Any) -> Any:

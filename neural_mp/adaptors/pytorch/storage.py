@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch import ops
-from neural_mp.adaptors.pytorch.capture import export
+from neural_mp.adaptors.pytorch.capture import export, resized
 from neural_mp.adaptors.pytorch.lower import lower
 from neural_mp.adaptors.pytorch.model import OP_NAME, Call, TorchModel, shallow_copy
 from neural_mp.errors import ConversionError, ModelLoadError
@@ -27,8 +28,14 @@ NAMES_FILE = "op_names.json"
 
 def save(model: TorchModel, folder: Path) -> None:
     """Write the portable form and the names of its ops into a folder."""
+    # The format keeps the example inputs: no user's data, and no more of it than need be.
+    example = resized(model.example, 2)
+    args, kwargs = pytree.tree_map(
+        lambda leaf: torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else leaf,
+        (example.args, dict(example.kwargs)),
+    )
     try:
-        program = export(model.portable, model.example, free_batch=True, strict=False)
+        program = export(model.portable, Call(args, kwargs), free_batch=True, strict=False)
         torch.export.save(program, folder / PROGRAM_FILE)
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConversionError(f"the converted model cannot be written: {error}") from error

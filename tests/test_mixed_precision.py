@@ -1,0 +1,348 @@
+"""The object a user drives, as the README shows it, on PyTorch models."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import neural_mp
+from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision, common
+from neural_mp.errors import DataError, UnsupportedPrecisionError
+
+
+@pytest.fixture
+def exported(net, tmp_path):
+    """The net as a file."""
+    program = torch.export.export(
+        net, (torch.zeros(2, 1, 8, 8),), dynamic_shapes=({0: torch.export.Dim.AUTO},)
+    )
+    path = tmp_path / "net.pt2"
+    torch.export.save(program, path)
+    return str(path)
+
+
+def outputs(model, images):
+    with torch.no_grad():
+        return model(torch.from_numpy(images)).numpy()
+
+
+@pytest.mark.parametrize("kind", ["object", "path"])
+@pytest.mark.parametrize("precisions", ["bf16", "int8,bf16", ["int8", "bf16"], "fp16"])
+def test_a_model_alone(monkeypatch, net, exported, digits, kind, precisions):
+    monkeypatch.setenv("FORCE_BF16", "1")
+    monkeypatch.setenv("FORCE_FP16", "1")
+
+    converter = MixedPrecision()
+    converter.precisions = precisions
+    converter.model = net if kind == "object" else exported
+    optimized_model = converter()
+
+    lowest = "fp16" if precisions == "fp16" else "bf16"
+    assert {config.precision for config in optimized_model.plan.values()} == {lowest}
+    assert optimized_model.met is None
+    assert any("no accuracy was checked" in warning for warning in optimized_model.report.warnings)
+    images = digits[1].images[:50]
+    reference = outputs(net, images)
+    assert (optimized_model(images).argmax(1) == reference.argmax(1)).mean() > 0.97
+    assert isinstance(optimized_model.model, nn.Module)
+
+
+def test_a_yaml_file(monkeypatch, tmp_path, net, digits):
+    monkeypatch.setenv("FORCE_BF16", "1")
+    train, test = digits
+    np.savez(tmp_path / "train.npz", inputs=train.images, labels=train.labels)
+    np.savez(tmp_path / "test.npz", inputs=test.images, labels=test.labels)
+    (tmp_path / "conf.yaml").write_text(
+        """
+model: {name: digits, framework: pytorch}
+mixed_precision: {precisions: "int8,bf16"}
+quantization:
+  calibration:
+    sampling_size: 200
+    dataloader: {batch_size: 50, dataset: {numpy: {path: train.npz}}}
+evaluation:
+  accuracy:
+    metric: {topk: 1}
+    dataloader: {batch_size: 100, dataset: {numpy: {path: test.npz}}}
+tuning:
+  accuracy_criterion: {absolute: 0.02, higher_is_better: true}
+  exit_policy: {max_trials: 20}
+"""
+    )
+    model = net
+
+    converter = MixedPrecision("./conf.yaml")
+    converter.model = model
+    output_model = converter()
+
+    assert output_model.met
+    assert output_model.report.target == pytest.approx(output_model.report.baseline_accuracy - 0.02)
+    assert output_model.observations.samples == 200
+    assert "int8" in {config.precision for config in output_model.plan.values()}
+
+
+def test_a_metric_and_data(monkeypatch, net, digits, accuracy):
+    monkeypatch.setenv("FORCE_BF16", "1")
+    model, dataset = net, digits[1]
+
+    converter = MixedPrecision()
+    converter.metric = accuracy
+    converter.precisions = "bf16"
+    converter.eval_dataloader = common.DataLoader(dataset)
+    converter.model = model
+    output_model = converter()
+
+    assert output_model.met
+    report = output_model.report
+    expected = (outputs(net, dataset.images).argmax(1) == dataset.labels).mean()
+    assert report.baseline_accuracy == pytest.approx(expected)
+    assert report.accuracy == output_model.trials[-1].accuracy
+    assert report.casts == 2
+    assert report.evaluations == accuracy.evaluations == 2
+    assert report.op_counts["conv2d"] == {"bf16": 6}
+
+
+def test_bf16_alone_without_hardware_is_refused(net, plain_machine):
+    converter = MixedPrecision()
+    converter.hardware = plain_machine
+    converter.precisions = "bf16"
+    converter.model = net
+    with pytest.raises(UnsupportedPrecisionError, match=r"avx512_bf16.*FORCE_BF16=1"):
+        converter()
+
+
+def test_bf16_beside_int8_without_hardware_is_left_out(net, plain_machine, digits, accuracy):
+    converter = MixedPrecision()
+    converter.hardware = plain_machine
+    converter.precisions = "int8,bf16"
+    converter.model = net
+    converter.metric = accuracy
+    converter.eval_dataloader = digits[1].loader()
+    result = converter.fit()
+    assert result.met
+    assert any("bf16 is not supported" in warning for warning in result.report.warnings)
+    assert "bf16" not in {config.precision for config in result.plan.values()}
+
+
+def test_int8_alone_without_data_is_refused(net):
+    converter = MixedPrecision()
+    converter.precisions = "int8"
+    converter.model = net
+    with pytest.raises(DataError, match="int8 needs data to calibrate with; set calib_dataloader"):
+        converter()
+
+
+def as_torch_loader(split):
+    data = torch.utils.data.TensorDataset(
+        torch.from_numpy(split.images), torch.from_numpy(split.labels)
+    )
+    return torch.utils.data.DataLoader(data, batch_size=100)
+
+
+def as_generator_function(split):
+    def batches():
+        for start in range(0, len(split), 100):
+            yield split.images[start : start + 100], split.labels[start : start + 100]
+
+    return batches
+
+
+LOADERS = {
+    "our loader": lambda split: common.DataLoader(split, batch_size=100),
+    "our loader over an iterable": lambda split: common.DataLoader(list(split_items(split)), 100),
+    "a torch loader": as_torch_loader,
+    "a generator function": as_generator_function,
+    "a running generator": lambda split: as_generator_function(split)(),
+    "a list": lambda split: list(as_generator_function(split)()),
+}
+
+
+def split_items(split):
+    return (split[index] for index in range(len(split)))
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_any_kind_of_dataloader(net, digits, accuracy, kind):
+    converter = MixedPrecision()
+    converter.precisions = "int8"
+    converter.model = net
+    converter.metric = accuracy
+    converter.eval_dataloader = LOADERS[kind](digits[1])
+    result = converter()
+    assert result.met
+    expected = (outputs(net, digits[1].images).argmax(1) == digits[1].labels).mean()
+    assert result.report.baseline_accuracy == pytest.approx(expected)
+
+
+def test_an_evaluation_function_gets_the_native_model(net, digits):
+    seen = []
+
+    def evaluate(model) -> float:
+        seen.append(model)
+        return float((outputs(model, digits[1].images).argmax(1) == digits[1].labels).mean())
+
+    converter = MixedPrecision()
+    converter.precisions = "int8"
+    converter.model = net
+    converter.eval_func = evaluate
+    converter.calib_dataloader = digits[0].loader()
+    result = converter()
+    assert result.met
+    assert seen[0] is net
+    assert all(isinstance(model, nn.Module) for model in seen)
+    assert len(seen) == result.report.evaluations
+
+
+def test_the_hostile_net_is_tuned_to_keep_most_of_its_int8_ops(hostile_net, digits, accuracy):
+    converter = MixedPrecision()
+    converter.precisions = "int8"
+    converter.model = hostile_net
+    converter.metric = accuracy
+    converter.eval_dataloader = digits[1].loader()
+    converter.calib_dataloader = digits[0].loader()
+    converter.accuracy_criterion = AccuracyCriterion(0.01, relative=True)
+    result = converter()
+
+    trials = result.trials
+    assert [trial.met for trial in trials[:4]] == [False] * 4  # all-INT8, however calibrated
+    assert all(set(trial.plan.counts()) == {"int8"} for trial in trials[:4])
+    assert result.met
+    assert result.report.accuracy >= 0.99 * result.report.baseline_accuracy
+    # Convolutions 2 and 3, op names "2" and "4", share the hostile tensor and fell back together…
+    together = [
+        {op for op, config in trial.plan.items() if config.precision == "fp32"} for trial in trials
+    ]
+    assert {"2", "4"} in together
+    # …and the one that only writes it came back.
+    assert result.plan.counts()["int8"] >= 7
+
+
+def test_the_space_sees_that_the_two_convolutions_belong_together(hostile_net, digits, all_machine):
+    from neural_mp.adaptors.registry import adaptor_for
+
+    adaptor = adaptor_for(hostile_net)
+    model = adaptor.load(hostile_net, example=digits[1].images[:8])
+    space = adaptor.space(model, all_machine)
+    assert frozenset({"2", "4"}) in space.bound_together
+    observed = adaptor.observe(model, [digits[0].images[:100]], space)
+    tensor = next(t for t in space.tensors if t.ops == {"2", "4"})
+    assert observed.noise[tensor.name] > 0.5
+    others = [t.name for t in space.tensors if t is not tensor]
+    assert all(observed.noise[name] < 0.05 for name in others)
+
+
+def test_a_target_no_plan_meets_returns_fp32_and_the_closest(net, digits, accuracy):
+    converter = MixedPrecision()
+    converter.precisions = "int8"
+    converter.model = net
+    converter.metric = accuracy
+    converter.eval_dataloader = digits[1].loader()
+    converter.exit_policy = ExitPolicy(max_trials=3)
+
+    class Never(AccuracyCriterion):
+        def met(self, baseline, accuracy):
+            return False
+
+    converter.accuracy_criterion = Never()
+    result = converter()
+    assert result.met is False
+    assert set(result.plan.counts()) == {"fp32"}
+    assert result.model is net
+    assert result.report.best_rejected in result.trials
+    warning = next(w for w in result.report.warnings if "no plan met the target" in w)
+    assert "Closest came" in warning
+    images = digits[1].images[:10]
+    np.testing.assert_allclose(result(images), outputs(net, images), atol=1e-4)
+
+
+def test_saving_and_loading_in_a_fresh_process(net, digits, accuracy, tmp_path):
+    converter = MixedPrecision()
+    converter.precisions = "int8"
+    converter.model = net
+    converter.metric = accuracy
+    converter.eval_dataloader = digits[1].loader()
+    result = converter()
+    result.save(tmp_path / "tuned")
+    images = digits[1].images[:37]
+    np.save(tmp_path / "images.npy", images)
+    code = (
+        "import json, numpy as np, neural_mp; model = neural_mp.load('tuned'); "
+        "np.save('outputs.npy', model(np.load('images.npy'))); "
+        "print(json.dumps([model.met, model.report.accuracy, len(model.plan)]))"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True, text=True
+    ).stdout
+    assert json.loads(printed) == [True, result.report.accuracy, len(result.plan)]
+    np.testing.assert_array_equal(np.load(tmp_path / "outputs.npy"), result(images))
+    assert neural_mp.load(tmp_path / "tuned").plan == result.plan
+
+
+def test_no_data_of_the_user_is_saved(net, digits, accuracy, tmp_path):
+    converter = MixedPrecision()
+    converter.precisions = "int8"
+    converter.model = net
+    converter.metric = accuracy
+    converter.eval_dataloader = digits[1].loader(500)
+    result = converter()
+    result.save(tmp_path / "tuned")
+    restored = neural_mp.load(tmp_path / "tuned")
+    (example,) = restored.held.example.args
+    assert example.shape[0] == 2
+    assert not example.any()
+
+
+def test_saving_over_something_else_is_refused(net, tmp_path):
+    converter = MixedPrecision()
+    converter.precisions = "fp32"
+    converter.model = net
+    result = converter()
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("keep me")
+    with pytest.raises(neural_mp.NeuralMPError, match=r"precious.*no saved model"):
+        result.save(tmp_path / "precious")
+    assert (tmp_path / "precious" / "file").read_text() == "keep me"
+    result.save(tmp_path / "out")
+    result.save(tmp_path / "out")  # its own earlier result may be replaced
+
+
+@pytest.mark.parametrize("objective", ["performance", "footprint", "modelsize"])
+def test_every_objective_is_measured(net, digits, accuracy, objective):
+    converter = MixedPrecision()
+    converter.precisions = "int8"
+    converter.objective = objective
+    converter.model = net
+    converter.metric = accuracy
+    converter.eval_dataloader = digits[1].loader()
+    result = converter()
+    assert result.met
+    assert result.trials[0].objectives[objective] > 0
+
+
+def test_a_regression_metric_where_lower_is_better(digits):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1)).eval()
+
+    class MeanSquaredError:
+        def reset(self):
+            self.errors = []
+
+        def update(self, preds, labels):
+            self.errors.append(np.square(preds[:, 0] - labels).mean())
+
+        def result(self):
+            return np.mean(self.errors)
+
+    converter = MixedPrecision()
+    converter.precisions = "int8"
+    converter.model = model
+    converter.metric = MeanSquaredError()
+    converter.eval_dataloader = digits[1].loader()
+    converter.accuracy_criterion = AccuracyCriterion(0.05, higher_is_better=False)
+    result = converter()
+    assert result.met
+    assert result.report.accuracy <= result.report.baseline_accuracy * 1.05
