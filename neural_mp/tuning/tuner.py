@@ -284,8 +284,10 @@ class Tuner:
             seconds = time.perf_counter() - started
             return Trial(plan, Outcome.FAILED, error=words, seconds=seconds, number=number), None
         if not is_usable(accuracy):
-            return self._not_finite(plan, model, accuracy, number), None
+            words = f"the accuracy is {accuracy}{self._origin_of_nan(model)}"
+            return Trial(plan, Outcome.MISSED, error=words, number=number), None
         met = job.criterion.met(self.baseline, accuracy)
+        origin = None if met else self._origin_of_nan(model).removeprefix("; ") or None
         objectives, speedup = job.measurement(job.model, model) if met else ({}, None)
         trial = Trial(
             plan,
@@ -294,16 +296,20 @@ class Tuner:
             job.criterion.loss(self.baseline, accuracy),
             objectives,
             time.perf_counter() - started,
-            number=number,
+            origin,
+            number,
         )
         return trial, speedup
 
-    def _not_finite(self, plan: PrecisionPlan, model: Model, accuracy: float, number: int) -> Trial:
-        batches = self.job.evaluator.batches
-        inputs = batches.first_inputs() if batches is not None else None
-        op = self.job.adaptor.first_non_finite(model, inputs) if inputs is not None else None
-        words = f"the accuracy is {accuracy}" + (f"; NaN or Inf begins at op {op!r}" if op else "")
-        return Trial(plan, Outcome.MISSED, error=words, number=number)
+    def _origin_of_nan(self, model: Model) -> str:
+        """Where NaN or Inf begins in a candidate, if it does and FP32 has none, as a clause."""
+        inputs = self.job.measurement.inputs
+        if inputs is None:
+            return ""
+        op = self.job.adaptor.first_non_finite(model, inputs)
+        if op is None or self.job.adaptor.first_non_finite(self.job.model, inputs) is not None:
+            return ""
+        return f"; NaN or Inf begins at op {op!r}"
 
     def _give_up_on_repeated_failure(self, trial: Trial) -> None:
         if trial.outcome is not Outcome.FAILED or trial.error is None:

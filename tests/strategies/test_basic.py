@@ -1,0 +1,150 @@
+"""The strategy alone, against models made of arithmetic: which ops harm, and how much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from neural_mp.graph import Op, OpGraph
+from neural_mp.observations import Observations
+from neural_mp.plan import PrecisionPlan
+from neural_mp.precision import FP32, QUANT_CHOICES, OpConfig, Precision, QuantSpec
+from neural_mp.space import Capability, TuningSpace
+from neural_mp.strategies import strategy_named
+from neural_mp.strategies.base import TuningProblem
+from neural_mp.trial import Outcome, Trial
+
+WEIGHT = QuantSpec("int8", "symmetric", "per_channel")
+INT8 = tuple(
+    OpConfig(Precision.INT8, WEIGHT, QuantSpec("uint8", "asymmetric", "per_tensor", algorithm))
+    for algorithm in QUANT_CHOICES["algorithm"]
+)
+BF16 = OpConfig(Precision.BF16)
+
+
+def chain(length: int = 6, configs=(*INT8, FP32)) -> TuningSpace:
+    """conv0 → … → dense; the last op is of another type."""
+    ops = [Op("op0", "conv", ("x",))]
+    ops += [
+        Op(f"op{i}", "conv" if i < length - 1 else "dense", (f"op{i - 1}",))
+        for i in range(1, length)
+    ]
+    graph = OpGraph(ops, ["x"])
+    return TuningSpace(graph, {op.name: Capability(configs) for op in graph})
+
+
+def run(
+    space: TuningSpace,
+    harm: Callable[[PrecisionPlan], float],
+    noise: dict[str, float] | None = None,
+    precisions=(Precision.INT8,),
+    tolerance: float = 0.01,
+) -> list[Trial]:
+    """Drive the strategy with a made-up accuracy; all trials in order."""
+    problem = TuningProblem(space, Observations(noise=noise or {}), precisions)
+    search = strategy_named("basic").search(problem)
+    trials: list[Trial] = []
+    answer = None
+    while True:
+        try:
+            plans = search.send(answer) if answer is not None else next(search)
+        except StopIteration:
+            return trials
+        answer = []
+        for given in plans:
+            plan = space.resolve(given)
+            loss = harm(plan)
+            outcome = Outcome.MET if loss <= tolerance else Outcome.MISSED
+            answer.append(Trial(plan, outcome, 1 - loss, loss, number=len(trials)))
+            trials.append(answer[-1])
+
+
+def int8_ops(plan: PrecisionPlan) -> set[str]:
+    return {op for op, config in plan.items() if config.precision is Precision.INT8}
+
+
+def hostile_tensor(plan: PrecisionPlan) -> float:
+    """The tensor between op1 and op2 is bad when stored in INT8: whenever op2 reads it so."""
+    return 0.9 if "op2" in int8_ops(plan) else 0.0
+
+
+def test_an_easy_model_takes_one_trial():
+    (trial,) = run(chain(), lambda plan: 0.0)
+    assert int8_ops(trial.plan) == {f"op{i}" for i in range(6)}
+
+
+def test_the_calibration_algorithms_are_tried_before_anything_falls_back():
+    def only_kl(plan):
+        return 0.0 if plan["op0"].activation.algorithm == "kl" else 0.5
+
+    trials = run(chain(), only_kl)
+    assert [t.plan["op0"].activation.algorithm for t in trials] == ["minmax", "percentile", "kl"]
+    assert trials[-1].met
+
+
+def test_readers_and_writer_of_the_worst_tensor_fall_back_together_then_the_writer_returns():
+    trials = run(chain(), hostile_tensor, noise={"op1": 0.9, "op0": 0.01, "op3": 0.02})
+    assert {"op1", "op2"} in [set(t.plan) - int8_ops(t.plan) for t in trials]
+    assert trials[-1].met
+    assert int8_ops(trials[-1].plan) == {"op0", "op1", "op3", "op4", "op5"}
+    assert len(trials) == 8
+
+
+def test_with_nothing_known_of_impact_it_is_found_by_trial():
+    trials = run(chain(), hostile_tensor)
+    assert trials[-1].met
+    assert "op2" not in int8_ops(trials[-1].plan)
+    assert len(int8_ops(trials[-1].plan)) == 5
+
+
+def test_fallbacks_accumulate_until_two_bad_places_are_both_out():
+    def two_places(plan):
+        return 0.3 * ("op2" in int8_ops(plan)) + 0.3 * ("op4" in int8_ops(plan))
+
+    trials = run(chain(8), two_places, noise={"op1": 0.8, "op3": 0.9, "op5": 0.01})
+    met = [t for t in trials if t.met]
+    assert met
+    best = max(met, key=lambda t: len(int8_ops(t.plan)))
+    assert len(int8_ops(best.plan)) == 6
+
+
+def test_bf16_is_tried_before_fp32_where_it_was_asked_for():
+    space = chain(configs=(*INT8, BF16, FP32))
+    trials = run(space, hostile_tensor, {"op1": 0.9}, (Precision.INT8, Precision.BF16))
+    assert trials[-1].met
+    assert set(trials[-1].plan.counts()) == {Precision.INT8, Precision.BF16}
+
+
+def test_fp32_follows_where_bf16_is_not_enough():
+    def even_bf16_harms(plan):
+        return 0.9 if plan["op2"].precision is not Precision.FP32 else 0.0
+
+    space = chain(configs=(*INT8, BF16, FP32))
+    trials = run(space, even_bf16_harms, {"op1": 0.9}, (Precision.INT8, Precision.BF16))
+    assert trials[-1].met
+    assert trials[-1].plan["op2"] == FP32
+
+
+def test_bf16_alone_falls_back_op_by_op():
+    space = chain(configs=(BF16, FP32))
+    trials = run(
+        space,
+        lambda plan: 0.9 if plan["op3"].precision is Precision.BF16 else 0.0,
+        precisions=(Precision.BF16,),
+    )
+    assert trials[-1].met
+    assert trials[-1].plan.counts() == {Precision.BF16: 5, Precision.FP32: 1}
+
+
+def test_a_hopeless_model_ends_by_itself():
+    trials = run(chain(4), lambda plan: 0.5, noise={"op1": 0.5})
+    assert not any(t.met for t in trials)
+    assert len(trials) < 20
+
+
+@pytest.mark.parametrize("length", [2, 5, 9])
+def test_no_plan_leaves_the_space(length):
+    space = chain(length)
+    for trial in run(space, hostile_tensor if length > 2 else lambda plan: 0.5):
+        assert all(trial.plan[op] in space.capabilities[op].configs for op in space.decided)

@@ -1,0 +1,151 @@
+"""The loop's own promises: limits, failures, repeats."""
+
+import time
+
+import numpy as np
+import pytest
+
+from neural_mp import ExitPolicy, MixedPrecision
+from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.errors import TuningError
+from neural_mp.trial import Outcome
+
+
+@pytest.fixture
+def converter(hostile_net, digits, accuracy):
+    made = MixedPrecision()
+    made.model = hostile_net
+    made.precisions = "int8"
+    made.metric = accuracy
+    made.eval_dataloader = digits[1].loader()
+    return made
+
+
+def test_max_trials_is_kept_and_the_best_so_far_returned(converter, accuracy):
+    converter.exit_policy = ExitPolicy(max_trials=2)
+    result = converter()
+    assert len(result.trials) == 2
+    assert accuracy.evaluations == 3
+    assert result.met is False
+    assert any("max_trials = 2" in warning for warning in result.report.warnings)
+
+
+def test_the_timeout_is_kept_to_within_one_batch(converter, digits):
+    class Slow(type(converter.metric)):
+        begun = ()
+
+        def update(self, preds, labels):
+            self.begun = (*self.begun, time.monotonic())
+            time.sleep(0.1)
+            super().update(preds, labels)
+
+    converter.metric = Slow()
+    converter.eval_dataloader = digits[1].loader(50)
+    converter.exit_policy = ExitPolicy(timeout=2)  # an evaluation takes 1.2 s
+    result = converter()
+    first, *later = converter.metric.begun
+    assert sum(begun > first + 2 for begun in later) <= 1
+    assert len(later) >= 11
+    assert any("time limit" in warning for warning in result.report.warnings)
+    assert result(digits[1].images[:2]).shape == (2, 10)
+
+
+def test_a_timeout_before_the_search_still_returns_a_model(converter, digits):
+    converter.exit_policy = ExitPolicy(timeout=1e-6)
+    result = converter()
+    assert result.met is None
+    assert set(result.plan.counts()) == {"fp32"}
+    assert result(digits[1].images[:2]).shape == (2, 10)
+
+
+def test_performance_only_evaluates_nothing(converter, accuracy):
+    converter.exit_policy = ExitPolicy(performance_only=True)
+    result = converter()
+    assert accuracy.evaluations == 0
+    assert set(result.plan.counts()) == {"int8"}
+    assert result.met is None
+
+
+def test_a_plan_that_fails_is_recorded_and_the_search_goes_on(converter, monkeypatch):
+    convert = PyTorchAdaptor.convert
+    calls = []
+
+    def failing_first(self, *arguments):
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise RuntimeError("the kernel refuses")
+        return convert(self, *arguments)
+
+    monkeypatch.setattr(PyTorchAdaptor, "convert", failing_first)
+    result = converter()
+    assert result.trials[0].outcome is Outcome.FAILED
+    assert result.trials[0].error == "RuntimeError: the kernel refuses"
+    assert result.met
+
+
+def test_three_plans_failing_alike_end_the_run_with_their_error(converter, monkeypatch):
+    def failing(self, *arguments):
+        raise RuntimeError("the kernel refuses")
+
+    monkeypatch.setattr(PyTorchAdaptor, "convert", failing)
+    with pytest.raises(TuningError, match="3 different plans.*the kernel refuses"):
+        converter()
+
+
+def test_nan_from_a_converted_model_is_a_miss_that_says_where_it_began(converter, monkeypatch):
+    convert = PyTorchAdaptor.convert
+
+    def poisoned(self, *arguments):
+        converted = convert(self, *arguments)
+        for name, buffer in converted.runnable.named_buffers():
+            if name.startswith("linear_weight_scales"):
+                buffer[:] = np.nan
+        return converted
+
+    monkeypatch.setattr(PyTorchAdaptor, "convert", poisoned)
+    converter.exit_policy = ExitPolicy(max_trials=1)
+    result = converter()
+    (trial,) = result.trials
+    assert trial.outcome is Outcome.MISSED
+    assert "begins at op '18'" in trial.error
+
+
+def test_a_baseline_of_zero_is_handled_and_said(converter):
+    class Zero(type(converter.metric)):
+        def result(self):
+            super().result()
+            return 0.0
+
+    converter.metric = Zero()
+    result = converter()
+    assert result.met
+    assert any("FP32 accuracy is 0" in warning for warning in result.report.warnings)
+
+
+def test_trials_are_told_to_the_listener(converter):
+    from neural_mp.tuning.listener import Listener
+
+    class Notes(Listener):
+        def __init__(self):
+            self.phases, self.trials, self.steps, self.closed = [], [], 0, False
+
+        def phase(self, name, total=None):
+            self.phases.append(name)
+
+        def step(self):
+            self.steps += 1
+
+        def trial(self, trial, speedup):
+            self.trials.append((trial, speedup))
+
+        def close(self):
+            self.closed = True
+
+    notes = Notes()
+    converter.listener = notes
+    result = converter()
+    assert [trial for trial, _ in notes.trials] == list(result.trials)
+    assert all((speedup is not None) == trial.met for trial, speedup in notes.trials)
+    assert {"Evaluating FP32", "Calibrating", "Trial 1"} <= set(notes.phases)
+    assert notes.steps > len(result.trials)
+    assert notes.closed
