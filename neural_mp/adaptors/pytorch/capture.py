@@ -135,15 +135,30 @@ def export(module: nn.Module, call: Call, free_batch: bool, strict: bool) -> Exp
     if free_batch:
         signature = inspect.signature(module.forward).bind(*call.args, **call.kwargs)
         shapes = pytree.tree_map(_free_first_axis, dict(signature.arguments))
-    with torch.no_grad(), warnings.catch_warnings():
-        # torch's own use of its own deprecated classes; nothing a user could mend.
-        warnings.filterwarnings("ignore", category=FutureWarning, message=".*LeafSpec.*")
-        program = torch.export.export(
-            module, call.args, dict(call.kwargs), dynamic_shapes=shapes, strict=strict
+    with torch.no_grad(), quiet_export():
+        return functional(
+            torch.export.export(
+                module, call.args, dict(call.kwargs), dynamic_shapes=shapes, strict=strict
+            )
         )
-        # An empty table decomposes nothing that matters but makes every op functional: in-place
-        # updates seen through views come out right, which no local rewrite can promise.
+
+
+def functional(program: ExportedProgram) -> ExportedProgram:
+    """The program without in-place ops.
+
+    An empty table decomposes nothing that matters but makes every op functional: in-place updates
+    seen through views come out right, which no local rewrite can promise.
+    """
+    with quiet_export():
         return program.run_decompositions({})
+
+
+@contextmanager
+def quiet_export() -> Iterator[None]:
+    """Hide torch's warnings of its own use of its own deprecated classes."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning, message=".*LeafSpec.*")
+        yield
 
 
 def _free_first_axis(leaf: Any) -> Any:

@@ -63,7 +63,7 @@ def _assemble(
 
 
 def _from_program(program: ExportedProgram) -> TorchModel:
-    program = program.run_decompositions({})
+    program = capture.functional(program)
     call = storage.example_of(program)
     parameters = storage.parameters_of_graph(program.module(check_guards=False))
     return _assemble(program, call, parameters, None, ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import logging
@@ -15,7 +16,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch import ops
-from neural_mp.adaptors.pytorch.capture import export, resized
+from neural_mp.adaptors.pytorch.capture import export, quiet_export, resized
 from neural_mp.adaptors.pytorch.lower import lower
 from neural_mp.adaptors.pytorch.model import OP_NAME, Call, TorchModel, shallow_copy
 from neural_mp.errors import ConversionError, ModelLoadError
@@ -36,7 +37,8 @@ def save(model: TorchModel, folder: Path) -> None:
     )
     try:
         program = export(model.portable, Call(args, kwargs), free_batch=True, strict=False)
-        torch.export.save(program, folder / PROGRAM_FILE)
+        with quiet_export():
+            torch.export.save(program, folder / PROGRAM_FILE)
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConversionError(f"the converted model cannot be written: {error}") from error
     # Where the two graphs differ at all, they do so behind the ops that carry a name.
@@ -60,8 +62,6 @@ def restore(folder: Path) -> TorchModel:
 
 def parameters_of_graph(module: GraphModule) -> tuple[str, ...]:
     """The names a captured graph is called with."""
-    import inspect
-
     return tuple(inspect.signature(module.forward).parameters)
 
 
@@ -92,7 +92,8 @@ def load_program(path: Path) -> ExportedProgram:
             if damaged is not None:
                 raise ModelLoadError(f"{str(path)!r} is damaged: {damaged!r} fails its checksum")
             _refuse_code(archive, path)
-        return torch.export.load(path)
+        with quiet_export():
+            return torch.export.load(path)
     except ModelLoadError:
         raise
     except Exception as error:

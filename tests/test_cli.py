@@ -1,0 +1,211 @@
+"""The command line, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import neural_mp
+from neural_mp import PrecisionPlan, cli
+
+TESTS = Path(__file__).parent
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run the command; its exit code, output and errors."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["neural-mp", *arguments])
+        monkeypatch.setenv("COLUMNS", "200")
+        # The consoles hold on to the streams they were made with.
+        monkeypatch.setattr(cli, "_console", cli.Console(width=200))
+        monkeypatch.setattr(cli, "_errors", cli.Console(width=200, stderr=True))
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def workplace(tmp_path, net, digits):
+    """A folder with data, a model file and a tuning file."""
+    train, test = digits
+    np.savez(tmp_path / "train.npz", inputs=train.images, labels=train.labels)
+    np.savez(tmp_path / "test.npz", inputs=test.images, labels=test.labels)
+    program = torch.export.export(
+        net, (torch.zeros(2, 1, 8, 8),), dynamic_shapes=({0: torch.export.Dim.AUTO},)
+    )
+    torch.export.save(program, tmp_path / "net.pt2")
+    (tmp_path / "conf.yaml").write_text(
+        """
+model: {name: net.pt2}
+mixed_precision: {precisions: int8}
+quantization:
+  calibration: {dataloader: {batch_size: 50, dataset: {numpy: {path: train.npz}}}}
+evaluation:
+  accuracy:
+    metric: accuracy
+    dataloader: {batch_size: 100, dataset: {numpy: {path: test.npz}}}
+"""
+    )
+    return tmp_path
+
+
+def test_tune_shows_the_result_and_saves_it(run, workplace, digits, net):
+    code, out, err = run("tune", "conf.yaml", "--output", "tuned")
+    assert code == 0
+    assert "The accuracy target is met" in out
+    assert "conv2d" in out
+    assert "trial 1: met" in err
+    tuned = neural_mp.load(workplace / "tuned")
+    images = digits[1].images
+    with torch.no_grad():
+        expected = net(torch.from_numpy(images)).argmax(1).numpy()
+    assert (tuned(images).argmax(1) == expected).mean() > 0.98
+
+
+def test_tune_takes_another_model_and_resumes(run, workplace):
+    (workplace / "net.pt2").rename(workplace / "other.pt2")
+    assert run("tune", "conf.yaml", "--model", "other.pt2")[0] == 0
+    code, out, err = run("tune", "conf.yaml", "--model", "other.pt2", "--resume")
+    assert code == 0
+    assert "0 evaluations" in out
+    assert "trial 1" not in err
+
+
+def test_tune_exits_with_1_if_the_target_was_not_met(run, workplace, hostile_net):
+    program = torch.export.export(
+        hostile_net, (torch.zeros(2, 1, 8, 8),), dynamic_shapes=({0: torch.export.Dim.AUTO},)
+    )
+    torch.export.save(program, workplace / "net.pt2")
+    with (workplace / "conf.yaml").open("a") as file:
+        file.write("tuning: {exit_policy: {max_trials: 1}}\n")
+    code, out, _ = run("tune", "conf.yaml", "--output", "tuned")
+    assert code == 1
+    assert "NOT met" in out
+    assert "Closest came" in out
+    assert set(neural_mp.load(workplace / "tuned").plan.counts()) == {"fp32"}
+
+
+def test_inspect_shows_every_op_and_why_it_cannot(run, workplace):
+    code, out, _ = run("inspect", "net.pt2")
+    assert code == 0
+    assert "block1.conv1" in out
+    assert "no integer kernel" in out
+
+
+def test_inspect_for_programs(run, workplace):
+    rows = {row["name"]: row for row in json.loads(run("inspect", "net.pt2", "--json")[1])}
+    assert "int8" in rows["stem"]["precisions"]
+    assert rows["block1.add"]["reasons"]["int8"]
+    assert rows["block1.conv2"]["inputs"] == ["block1.act"]
+
+
+def test_inspect_takes_code_of_the_users_own(run):
+    code, out, _ = run("inspect", "nets:small_net", "--input-shape", "2,1,8,8")
+    assert code == 0
+    assert "head" in out
+
+
+def computed(model, images) -> dict[str, torch.Tensor]:
+    """Op → what it computes in a converted model, and by which kernel."""
+    found = {}
+
+    class Spy(torch.fx.Interpreter):
+        def run_node(self, n):
+            result = super().run_node(n)
+            if "neural_mp_op" in n.meta:
+                found[n.meta["neural_mp_op"]] = (str(n.target), result)
+            return result
+
+    with torch.no_grad():
+        Spy(model).run(torch.from_numpy(images))
+    return found
+
+
+def test_a_plan_edited_by_hand_and_replayed_differs_in_just_that_op(run, workplace, digits):
+    assert run("tune", "conf.yaml", "--output", "tuned")[0] == 0
+    plan_file = workplace / "tuned" / "plan.yaml"
+    replayed = run("convert", "net.pt2", "--plan", str(plan_file), "--output", "same")
+    assert replayed[0] == 0
+
+    lines = plan_file.read_text().splitlines()
+    start = lines.index("  block2.conv1:")
+    assert lines[start + 1] == "    precision: int8"
+    lines[start : start + 4] = ["  block2.conv1: fp32"]
+    (workplace / "edited.yaml").write_text("\n".join(lines))
+    assert run("convert", "net.pt2", "--plan", "edited.yaml", "--output", "edited")[0] == 0
+
+    tuned, same, edited = (neural_mp.load(workplace / n) for n in ("tuned", "same", "edited"))
+    images = digits[1].images[:32]
+    np.testing.assert_array_equal(same(images), tuned(images))
+    assert same.plan == tuned.plan
+    assert {op for op in tuned.plan if tuned.plan[op] != edited.plan[op]} == {"block2.conv1"}
+
+    kernels, kernels_edited = computed(tuned.model, images), computed(edited.model, images)
+    assert kernels["block2.conv1"][0].startswith("onednn.q")
+    assert kernels_edited["block2.conv1"][0] == "aten.conv2d.default"
+    others = set(kernels) - {"block2.conv1"}
+    assert {op: kernels[op][0] for op in others} == {op: kernels_edited[op][0] for op in others}
+    # Everything before the edited op computes the very same numbers.
+    for op in ("stem", "pool", "block1.conv1", "block1.conv2"):
+        assert torch.equal(kernels[op][1], kernels_edited[op][1])
+
+
+def test_a_plan_without_observations_says_what_is_missing(run, workplace, net):
+    from neural_mp.precision import OpConfig, Precision
+
+    PrecisionPlan({"stem": OpConfig(Precision.INT8)}).save(workplace / "bare.yaml")
+    code, _, err = run("convert", "net.pt2", "--plan", "bare.yaml", "--output", "out")
+    assert code == 2
+    assert "holds no observations" in err
+    assert not (workplace / "out").exists()
+
+
+def test_benchmark_compares_models_and_results(run, workplace):
+    run("tune", "conf.yaml", "--output", "tuned")
+    code, out, _ = run(
+        "benchmark", "net.pt2", "tuned", "--batch-size", "16", "--iterations", "5", "--warmup", "1"
+    )
+    assert code == 0
+    rows = [line for line in out.splitlines() if "×" in line]
+    assert len(rows) == 2
+    assert "1.00×" in rows[0]
+
+
+def test_hardware_is_shown_as_a_table(run, monkeypatch):
+    monkeypatch.setenv("FORCE_FP16", "1")
+    code, out, _ = run("hardware")
+    assert code == 0
+    assert all(word in out for word in ("int8", "bf16", "fp16", "fp32", "natively"))
+    found = json.loads(run("hardware", "--json")[1])
+    assert found["cpu"]["fp16"]["available"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tune", "missing.yaml"], "missing.yaml"),
+        (["inspect", "missing.pt2"], "missing.pt2"),
+        (["inspect", "nets:small_net", "--input-shape", "2,x"], "'2,x' is malformed"),
+        (
+            ["convert", "nets:small_net", "--plan", "missing.yaml", "--output", "out"],
+            "missing.yaml",
+        ),
+        (["benchmark", "nowhere:net"], "nowhere"),
+    ],
+)
+def test_an_error_is_one_line_without_a_traceback(run, arguments, message):
+    code, out, err = run(*arguments)
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in out + err
+    assert len(err.strip().splitlines()) == 1
