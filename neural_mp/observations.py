@@ -52,8 +52,12 @@ class Observations:
         Raises:
             PlanError: a range is not a pair of numbers.
         """
+        _require_mapping("observations", data)
+        _require_mapping("the ranges in observations", data.get("ranges") or {})
+        _require_mapping("the noise in observations", data.get("noise") or {})
         ranges: dict[str, dict[str, Range]] = {}
         for tensor, by_algorithm in (data.get("ranges") or {}).items():
+            _require_mapping(f"the ranges of tensor {tensor!r}", by_algorithm)
             ranges[str(tensor)] = {}
             for algorithm, pair in by_algorithm.items():
                 try:
@@ -66,3 +70,8 @@ class Observations:
                 ranges[str(tensor)][str(algorithm)] = (low, high)
         noise = {str(tensor): float(value) for tensor, value in (data.get("noise") or {}).items()}
         return cls(ranges, noise, int(data.get("samples", 0)))
+
+
+def _require_mapping(what: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise PlanError(f"{what} must be a mapping, got {value!r}")

@@ -60,7 +60,7 @@ class TensorStatistics:
             low, high: the smallest and largest value.
             channel_power: mean square of every channel, shape [channels].
             count: how many values a channel has in this batch.
-            sample: at most `SAMPLES_PER_BATCH` values spread evenly over the batch.
+            sample: at most `SAMPLES_PER_BATCH` values drawn from all over the batch.
         """
         self.low, self.high = min(self.low, low), max(self.high, high)
         if self._power is None or self._power.shape != channel_power.shape:
@@ -72,8 +72,9 @@ class TensorStatistics:
         if self._batches % self._stride == 0:
             self._sample = np.concatenate([self._sample, np.ravel(sample)])
             if len(self._sample) > SAMPLE_LIMIT:
-                # Keep every second value, and every second batch from here on.
-                self._sample, self._stride = self._sample[::2], self._stride * 2
+                # Keep half of the values, and every second batch from here on.
+                kept = np.random.default_rng(0).permutation(len(self._sample))[::2]
+                self._sample, self._stride = self._sample[kept], self._stride * 2
         self._batches += 1
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from neural_mp.adaptors.base import Adaptor, ConversionCounts
+from neural_mp.errors import DataError
 from neural_mp.flow import observable_tensors
 from neural_mp.graph import OpGraph
 from neural_mp.hardware import Hardware
@@ -19,7 +21,8 @@ from neural_mp.precision import Precision
 from neural_mp.space import Capability, TuningSpace
 
 if TYPE_CHECKING:
-    from neural_mp.adaptors.pytorch.model import Call, TorchModel
+    from neural_mp.adaptors.pytorch.calls import Call
+    from neural_mp.adaptors.pytorch.model import TorchModel
 
 _SUFFIXES = (".pt2", ".pt", ".pth")
 
@@ -46,7 +49,11 @@ class PyTorchAdaptor(Adaptor):
         from neural_mp.adaptors.pytorch import loading
 
         with torch.no_grad():
-            return loading.load(source, inputs, example)
+            model = loading.load(source, inputs, example)
+        if outputs is None:
+            return model
+        ignored = "outputs is not used for PyTorch: a module returns what its forward returns"
+        return replace(model, warnings=(*model.warnings, ignored))
 
     def graph(self, model: TorchModel) -> OpGraph:
         """Every op with its edges and cluster."""
@@ -78,11 +85,9 @@ class PyTorchAdaptor(Adaptor):
         space: TuningSpace,
     ) -> TorchModel:
         """16-bit ops by casts, INT8 ops by quantize/dequantize pairs, then integer kernels."""
-        from dataclasses import replace
-
         from neural_mp.adaptors.pytorch.casts import insert_casts
         from neural_mp.adaptors.pytorch.lower import lower
-        from neural_mp.adaptors.pytorch.model import finish, shallow_copy
+        from neural_mp.adaptors.pytorch.model import CONVERTED, finish, shallow_copy
         from neural_mp.adaptors.pytorch.quantize import insert_quantization
 
         resolved = space.resolve(plan)
@@ -91,27 +96,34 @@ class PyTorchAdaptor(Adaptor):
         insert_casts(portable, flow)
         insert_quantization(portable, flow, resolved, observations)
         finish(portable)
-        return replace(
-            model, portable=portable, runnable=lower(shallow_copy(portable)), original=None
-        )
+        runnable = lower(shallow_copy(portable))
+        runnable.meta[CONVERTED] = True
+        return replace(model, portable=portable, runnable=runnable, original=None)
 
     def predict(self, model: TorchModel, inputs: Any) -> Any:
         """Outputs as tensors, or as arrays where the inputs were arrays."""
         import torch
         from torch.utils import _pytree as pytree
 
+        from neural_mp.adaptors.pytorch.calls import to_arrays
+
         call = self._call(model, inputs)
-        with torch.inference_mode():
-            result = model.runnable(*call.args, **call.kwargs)
-        if any(isinstance(leaf, np.ndarray) for leaf in pytree.tree_leaves(inputs)):
-            return pytree.tree_map(
-                lambda leaf: leaf.numpy() if isinstance(leaf, torch.Tensor) else leaf, result
-            )
-        return result
+        with torch.no_grad():
+            try:
+                result = model.runnable(*call.args, **call.kwargs)
+            except RuntimeError as error:
+                if "Expected input" not in str(error):
+                    raise
+                raise DataError(
+                    f"the model was captured for inputs like {model.example} and cannot take {call}; "
+                    f"its own code fixes those sizes: {str(error).splitlines()[0]}"
+                ) from None
+        arrays = any(isinstance(leaf, np.ndarray) for leaf in pytree.tree_leaves(inputs))
+        return to_arrays(result) if arrays else result
 
     def example_inputs(self, model: TorchModel, batch_size: int | None = None) -> Any:
         """The captured example: a tuple of positional inputs, or a dict where there are none."""
-        from neural_mp.adaptors.pytorch.capture import resized
+        from neural_mp.adaptors.pytorch.calls import resized
 
         call = model.example if batch_size is None else resized(model.example, batch_size)
         return dict(call.kwargs) if call.kwargs and not call.args else call.args
@@ -172,9 +184,7 @@ class PyTorchAdaptor(Adaptor):
         return storage.restore(path)
 
     def _call(self, model: TorchModel, inputs: Any) -> Call:
-        from neural_mp.adaptors.pytorch.capture import as_call
-
-        return as_call(inputs, model.parameters)
+        return model.convention.call(inputs)
 
 
 def _bytes() -> Any:

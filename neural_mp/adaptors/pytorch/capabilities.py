@@ -112,9 +112,8 @@ def probe(model: TorchModel, dtypes: tuple[torch.dtype, ...]) -> dict[Any, Sixte
     if not dtypes:
         return {}
     run = _Probe(model.portable, dtypes)
-    flat = pytree.tree_leaves((model.example.args, dict(model.example.kwargs)))
     with torch.no_grad():
-        run.run(*flat, enable_io_processing=False)
+        run.run(*model.example.leaves(), enable_io_processing=False)
     return run.answers
 
 

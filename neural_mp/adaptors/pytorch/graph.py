@@ -88,7 +88,7 @@ def find_clusters(module: GraphModule) -> dict[str, str]:
         head = layer.meta[OP_NAME]
         tail, summed = layer, False
         addition = _only_user(tail)
-        if addition is not None and _is_residual(layer, addition) and not _taken(addition, heads):
+        if addition is not None and is_residual(layer, addition) and not _taken(addition, heads):
             heads[addition.meta[OP_NAME]] = head
             tail, summed = addition, True
         activation = _only_user(tail)
@@ -108,7 +108,7 @@ def _taken(node: Node, heads: dict[str, str]) -> bool:
     return node.meta[OP_NAME] in heads
 
 
-def _is_residual(layer: Node, addition: Node) -> bool:
+def is_residual(layer: Node, addition: Node) -> bool:
     """An addition of two different tensors of one shape, behind a convolution."""
     if layer.target is not CONVOLUTION or addition.target is not ADD or addition.kwargs:
         return False

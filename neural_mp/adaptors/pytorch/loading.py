@@ -11,8 +11,9 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch import capture, storage
-from neural_mp.adaptors.pytorch.model import Call, TorchModel
-from neural_mp.adaptors.pytorch.prepare import prepare
+from neural_mp.adaptors.pytorch.calls import Call, Convention, convention_of
+from neural_mp.adaptors.pytorch.model import CONVERTED, TorchModel
+from neural_mp.adaptors.pytorch.prepare import drop_updates, prepare
 from neural_mp.errors import ConfigurationError, ModelLoadError
 
 
@@ -26,47 +27,57 @@ def load(source: Any, inputs: Any, example: Any) -> TorchModel:
     """
     if isinstance(source, str | Path):
         source = _read(Path(source))
-    names, tensors = _split(inputs)
     if isinstance(source, ExportedProgram):
         return _from_program(source)
-    parameters = capture.parameters_of(source)
-    unknown = [name for name in names if name not in parameters]
+    _refuse_unsuitable(source)
+    names, tensors = _split(inputs)
+    convention = convention_of(source, names)
+    unknown = [name for name in names if name not in convention.parameters]
     if unknown:
         raise ConfigurationError(
             f"inputs names {unknown[0]!r}, which {type(source).__name__}.forward does not take; "
-            f"it takes {', '.join(parameters)}"
+            f"it takes {', '.join(convention.parameters)}"
         )
-    given = tensors if tensors is not None else example
     warnings: list[str] = []
-    if given is None:
+    if tensors is not None:
+        call = convention.call(tensors)
+    elif example is not None:
+        call = convention.call(example)
+    else:
         call = capture.guess_call(source)
-        shape = list(call.args[0].shape)
         warnings.append(
-            f"no data was given, so the model was captured with an inferred input of shape {shape}; "
+            f"no data was given, so the model was captured with an inferred input, {call}; "
             f"set inputs to an example tensor to be sure"
         )
-    else:
-        call = capture.as_call(given, names or parameters)
     program, found = capture.capture(source, call)
-    return _assemble(program, call, parameters, source, (*warnings, *found))
+    return _assemble(program, call, convention, source, [*warnings, *found])
+
+
+def _refuse_unsuitable(source: Any) -> None:
+    if isinstance(source, torch.jit.ScriptModule):
+        raise ModelLoadError("TorchScript is not taken; give the nn.Module it was made from")
+    if getattr(source, "meta", {}).get(CONVERTED):
+        raise ModelLoadError("this model was already converted; give the original one")
 
 
 def _assemble(
     program: ExportedProgram,
     call: Call,
-    parameters: tuple[str, ...],
+    convention: Convention,
     original: nn.Module | None,
-    warnings: tuple[str, ...],
+    warnings: list[str],
 ) -> TorchModel:
-    module = prepare(program.module(check_guards=False))
-    return TorchModel(module, module, call, parameters, original, warnings)
+    module = program.module(check_guards=False)
+    warnings.extend(drop_updates(module))
+    module = prepare(module)
+    return TorchModel(module, module, call, convention, original, tuple(warnings))
 
 
 def _from_program(program: ExportedProgram) -> TorchModel:
-    program = capture.functional(program)
     call = storage.example_of(program)
-    parameters = storage.parameters_of_graph(program.module(check_guards=False))
-    return _assemble(program, call, parameters, None, ())
+    program = capture.functional(program)
+    convention = convention_of(program.module(check_guards=False))
+    return _assemble(program, call, convention, None, [])
 
 
 def _read(path: Path) -> ExportedProgram:
@@ -82,17 +93,15 @@ def _read(path: Path) -> ExportedProgram:
 
 def _split(inputs: Any) -> tuple[tuple[str, ...], Any]:
     """Whether the user's `inputs` are parameter names or example tensors."""
-    if inputs is None:
-        return (), None
     if isinstance(inputs, str):
         return tuple(name.strip() for name in inputs.split(",") if name.strip()), None
-    leaves = pytree.tree_leaves(inputs)
-    if leaves and all(isinstance(leaf, str) for leaf in leaves):
-        return tuple(leaves), None
-    if leaves and all(isinstance(leaf, torch.Tensor) or hasattr(leaf, "__array__") for leaf in leaves):
-        return (), inputs
+    leaves = [] if inputs is None else pytree.tree_leaves(inputs)
     if not leaves:
         return (), None
+    if all(isinstance(leaf, str) for leaf in leaves):
+        return tuple(leaves), None
+    if all(hasattr(leaf, "__array__") for leaf in leaves):
+        return (), inputs
     raise ConfigurationError(
         f"inputs must be parameter names or example tensors, got {type(inputs).__name__}"
     )

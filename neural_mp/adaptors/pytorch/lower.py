@@ -12,10 +12,10 @@ from neural_mp.adaptors.pytorch import ops
 from neural_mp.adaptors.pytorch.casts import cast_dtype
 from neural_mp.adaptors.pytorch.graph import (
     ACTIVATIONS,
-    ADD,
     CARRIES_INT8,
     CONVOLUTION,
     LINEAR,
+    is_residual,
 )
 from neural_mp.adaptors.pytorch.model import OP_NAME, attribute, finish
 
@@ -90,14 +90,14 @@ def _match(layer: Node) -> _Kernel:
     then the kernel adds in place.
     """
     addition = _only_user(layer)
-    if addition is not None and addition.target is ADD and layer.target is CONVOLUTION:
+    if addition is not None and is_residual(layer, addition):
         summand = addition.args[1] if addition.args[0] is layer else addition.args[0]
         activation = _activation(addition, layer)
         if activation is not None and activation.target is not aten.relu.default:
             activation = None
         tail = activation or addition
         output = _quantizer(tail)
-        if output is not None and _is(summand, ops.dequantize) and summand is not layer:
+        if output is not None and _is(summand, ops.dequantize):
             return _Kernel(layer, tail, summand.args[0], activation, output)
     activation = _activation(layer, layer)
     tail = activation or layer
@@ -211,7 +211,7 @@ def _weights(module: GraphModule, layer: Node) -> tuple[Node, Node, Node]:
     integers_node, scales_node = layer.args[1].args
     integers = attribute(module, integers_node.target)
     scales = attribute(module, scales_node.target)
-    shape = [size if isinstance(size, int) else 1 for size in layer.args[0].meta["val"].shape]
+    shape = [_likely(size) for size in layer.args[0].meta["val"].shape]
     if layer.target is LINEAR:
         rows = 1
         for size in shape[:-1]:
@@ -228,6 +228,13 @@ def _weights(module: GraphModule, layer: Node) -> tuple[Node, Node, Node]:
         scales_node,
         _buffer(module, f"{layer.name}_zero_points", zeros),
     )
+
+
+def _likely(size: Any) -> int:
+    """A size; for one that is free, what it was when the graph was captured."""
+    if isinstance(size, torch.SymInt):
+        return int(size.node.hint) if size.node.has_hint() else 1
+    return int(size)
 
 
 def _buffer(module: GraphModule, name: str, value: torch.Tensor) -> Node:

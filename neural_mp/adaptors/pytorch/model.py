@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
+from neural_mp.adaptors.pytorch.calls import Call, Convention
+
 #: Key of `Node.meta` under which the op's name is kept.
 OP_NAME = "neural_mp_op"
-
-
-@dataclass(frozen=True)
-class Call:
-    """The inputs of one call, as tensors: positional and keyword arguments."""
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+#: Key of `GraphModule.meta` that marks a converted graph.
+CONVERTED = "neural_mp_converted"
 
 
 @dataclass(frozen=True)
@@ -29,7 +24,7 @@ class TorchModel:
         portable: the graph in the form that is saved: float ops, casts, quantize/dequantize pairs.
         runnable: the graph that is run: `portable` itself, or its integer kernels.
         example: inputs the graph was captured with.
-        parameters: names of the positional parameters of the call.
+        convention: how it is called.
         original: the user's own module; None for a model that was converted or loaded.
         warnings: what the user should know about the capture.
     """
@@ -37,7 +32,7 @@ class TorchModel:
     portable: GraphModule
     runnable: GraphModule
     example: Call
-    parameters: tuple[str, ...] = ()
+    convention: Convention
     original: Any = None
     warnings: tuple[str, ...] = ()
 

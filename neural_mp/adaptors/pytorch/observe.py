@@ -12,7 +12,8 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.calibration import SAMPLES_PER_BATCH, TensorStatistics, summarize
 from neural_mp.adaptors.pytorch.graph import tensor_name
-from neural_mp.adaptors.pytorch.model import OP_NAME, Call
+from neural_mp.adaptors.pytorch.calls import Call
+from neural_mp.adaptors.pytorch.model import OP_NAME
 from neural_mp.observations import Observations
 
 
@@ -36,8 +37,11 @@ def _take(statistics: TensorStatistics, values: torch.Tensor) -> None:
     channels = 1 if values.ndim == 4 else values.ndim - 1
     rest = [axis for axis in range(values.ndim) if axis != channels]
     power = values.square().mean(rest) if rest else values.square()
-    flat = values.flatten()
-    sample = flat[:: max(1, -(-flat.numel() // SAMPLES_PER_BATCH))]
+    sample = values.flatten()
+    if sample.numel() > SAMPLES_PER_BATCH:
+        # Drawn, not strided: a stride falls into step with an axis and sees some channels only.
+        draw = torch.Generator().manual_seed(0)
+        sample = sample[torch.randint(sample.numel(), (SAMPLES_PER_BATCH,), generator=draw)]
     statistics.update(
         low.item(),
         high.item(),
@@ -53,7 +57,7 @@ def observe(module: GraphModule, calls: Iterable[Call], tensors: frozenset[str])
     samples = 0
     with torch.no_grad():
         for call in calls:
-            flat = pytree.tree_leaves((call.args, dict(call.kwargs)))
+            flat = call.leaves()
             observer.run(*flat, enable_io_processing=False)
             samples += next((x.shape[0] for x in flat if isinstance(x, torch.Tensor) and x.ndim), 1)
     return summarize(observer.statistics, samples)
@@ -76,7 +80,5 @@ def first_non_finite(module: GraphModule, call: Call) -> str | None:
     """The first op whose result holds NaN or Inf."""
     search = _NonFinite(module)
     with torch.no_grad():
-        search.run(
-            *pytree.tree_leaves((call.args, dict(call.kwargs))), enable_io_processing=False
-        )
+        search.run(*call.leaves(), enable_io_processing=False)
     return search.found

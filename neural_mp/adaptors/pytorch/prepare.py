@@ -27,6 +27,7 @@ _FOLDABLE = {
 def prepare(module: GraphModule) -> GraphModule:
     """Rewrite a functional graph in place, numerically equal, and give every op its name."""
     _drop_copies(module)
+    views_to_reshapes(module)
     _fold_batch_norms(module)
     finish(module)
     name_ops(module)
@@ -38,8 +39,30 @@ def _drop_copies(module: GraphModule) -> None:
         if node.target is aten.clone.default and not node.kwargs:
             node.replace_all_uses_with(node.args[0])
             module.graph.erase_node(node)
-        elif node.target is aten.view.default:
-            # Our kernels keep channels last where the traced ones did not.
+
+
+def drop_updates(module: GraphModule) -> list[str]:
+    """Take out what a model writes to its own inputs and buffers; one warning for each buffer.
+
+    Every candidate shares the buffers, and every run the user's data: neither may change.
+    """
+    warnings = []
+    for node in list(module.graph.nodes):
+        if node.target is aten.copy_.default and node.args[0].op in ("placeholder", "get_attr"):
+            target = node.args[0]
+            if target.op == "get_attr":
+                warnings.append(
+                    f"the model updates its buffer {target.target!r} as it runs; here it stays fixed"
+                )
+            node.replace_all_uses_with(node.args[1])
+            module.graph.erase_node(node)
+    return warnings
+
+
+def views_to_reshapes(module: GraphModule) -> None:
+    """Allow for memory in another order: our kernels keep channels last, the traced ones did not."""
+    for node in module.graph.nodes:
+        if node.target is aten.view.default:
             node.target = aten.reshape.default
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
-from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.model import OP_NAME, Call
+from neural_mp.adaptors.pytorch.calls import Call
+from neural_mp.adaptors.pytorch.model import OP_NAME
 
 
 class _Clock(Interpreter):
@@ -30,7 +30,7 @@ class _Clock(Interpreter):
 def profile(module: GraphModule, call: Call, runs: int = 5) -> dict[str, float]:
     """Op (or conversion, by node name) → median seconds of `runs` runs after one to warm up."""
     clock = _Clock(module)
-    flat = pytree.tree_leaves((call.args, dict(call.kwargs)))
+    flat = call.leaves()
     with torch.no_grad():
         clock.run(*flat, enable_io_processing=False)
         clock.seconds.clear()

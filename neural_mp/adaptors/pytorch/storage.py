@@ -2,67 +2,71 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import json
 import logging
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch import ops
-from neural_mp.adaptors.pytorch.capture import export, quiet_export, resized
+from neural_mp.adaptors.pytorch.calls import Call, convention_of, resized
+from neural_mp.adaptors.pytorch.capture import export, quiet_export
 from neural_mp.adaptors.pytorch.lower import lower
-from neural_mp.adaptors.pytorch.model import OP_NAME, Call, TorchModel, shallow_copy
+from neural_mp.adaptors.pytorch.model import CONVERTED, OP_NAME, TorchModel, shallow_copy
+from neural_mp.adaptors.pytorch.prepare import views_to_reshapes
 from neural_mp.errors import ConversionError, ModelLoadError
 
 logger = logging.getLogger(__name__)
 
 PROGRAM_FILE = "model.pt2"
-NAMES_FILE = "op_names.json"
+DETAILS_FILE = "details.json"
 
 
 def save(model: TorchModel, folder: Path) -> None:
     """Write the portable form and the names of its ops into a folder."""
     # The format keeps the example inputs: no user's data, and no more of it than need be.
-    example = resized(model.example, 2)
-    args, kwargs = pytree.tree_map(
-        lambda leaf: torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else leaf,
-        (example.args, dict(example.kwargs)),
+    example = resized(model.example, 2).map(
+        lambda leaf: torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else leaf
     )
     try:
-        program = export(model.portable, Call(args, kwargs), free_batch=True, strict=False)
+        program = export(model.portable, example, "all")
         with quiet_export():
             torch.export.save(program, folder / PROGRAM_FILE)
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConversionError(f"the converted model cannot be written: {error}") from error
-    # Where the two graphs differ at all, they do so behind the ops that carry a name.
-    names = {n.name: n.meta[OP_NAME] for n in model.portable.graph.nodes if OP_NAME in n.meta}
-    (folder / NAMES_FILE).write_text(json.dumps(names), encoding="utf-8")
+    details = {
+        # Where the two graphs differ at all, they do so behind the ops that carry a name.
+        "ops": {n.name: n.meta[OP_NAME] for n in model.portable.graph.nodes if OP_NAME in n.meta},
+        "inputs": model.convention.names,
+        "dtype": str(model.convention.dtype).removeprefix("torch."),
+    }
+    (folder / DETAILS_FILE).write_text(json.dumps(details), encoding="utf-8")
 
 
 def restore(folder: Path) -> TorchModel:
     """Read back what `save` wrote and put its integer kernels in."""
     program = load_program(folder / PROGRAM_FILE)
     portable = program.module(check_guards=False)
-    names_file = folder / NAMES_FILE
-    names = json.loads(names_file.read_text(encoding="utf-8")) if names_file.exists() else {}
+    try:
+        details = json.loads((folder / DETAILS_FILE).read_text(encoding="utf-8"))
+        names, inputs = details["ops"], tuple(details["inputs"])
+        dtype = getattr(torch, details["dtype"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadError(f"{str(folder / DETAILS_FILE)!r} is damaged: {error}") from error
     for node in portable.graph.nodes:
         if node.name in names:
             node.meta[OP_NAME] = names[node.name]
-    return TorchModel(
-        portable, lower(shallow_copy(portable)), example_of(program), parameters_of_graph(portable)
-    )
-
-
-def parameters_of_graph(module: GraphModule) -> tuple[str, ...]:
-    """The names a captured graph is called with."""
-    return tuple(inspect.signature(module.forward).parameters)
+    views_to_reshapes(portable)  # exporting turns them back
+    portable.recompile()
+    convention = replace(convention_of(portable, inputs), dtype=dtype)
+    runnable = lower(shallow_copy(portable))
+    runnable.meta[CONVERTED] = True
+    return TorchModel(portable, runnable, example_of(program), convention)
 
 
 def example_of(program: ExportedProgram) -> Call:

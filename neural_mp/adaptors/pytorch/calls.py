@@ -1,0 +1,122 @@
+"""How a model is called: from a batch of the user's to positional and keyword tensors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from neural_mp.errors import DataError
+
+
+@dataclass(frozen=True)
+class Call:
+    """The inputs of one call, as tensors: positional and keyword arguments."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def map(self, change: Callable[[Any], Any]) -> Call:
+        """The call with every leaf changed."""
+        args, kwargs = pytree.tree_map(change, (self.args, dict(self.kwargs)))
+        return Call(args, kwargs)
+
+    def leaves(self) -> list[Any]:
+        """All values, flat, in the order a captured graph takes them."""
+        return list(pytree.tree_leaves((self.args, dict(self.kwargs))))
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
+            if isinstance(leaf, torch.Tensor)
+            else type(leaf).__name__
+            for leaf in self.leaves()
+        )
+
+
+@dataclass(frozen=True)
+class Convention:
+    """What is known of how a model is called.
+
+    Attributes:
+        parameters: names of the forward parameters.
+        names: the parameters that the values of a batch go to, in order, where the user says so.
+        dtype: what arrays of floats become: the dtype of the model's weights.
+    """
+
+    parameters: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    dtype: torch.dtype = torch.float32
+
+    def call(self, inputs: Any) -> Call:
+        """How the model is called with the inputs of one batch.
+
+        A dict whose keys are parameters is passed by keyword, a tuple or list by position (or to
+        the parameters the user named), anything else as the only argument.
+
+        Raises:
+            DataError: the inputs hold something that is no number, or are not as many as named.
+        """
+        tensors = pytree.tree_map(self._tensor, inputs)
+        if isinstance(tensors, Mapping) and set(tensors) <= set(self.parameters):
+            return Call((), dict(tensors))
+        values = tuple(tensors) if isinstance(tensors, tuple | list) else (tensors,)
+        if not self.names:
+            return Call(values)
+        if len(values) != len(self.names):
+            raise DataError(
+                f"a batch holds {len(values)} inputs, but inputs names {len(self.names)}: "
+                f"{', '.join(self.names)}"
+            )
+        return Call((), dict(zip(self.names, values, strict=True)))
+
+    def _tensor(self, leaf: Any) -> Any:
+        if leaf is None or isinstance(leaf, str | bytes):
+            raise DataError(f"a batch's inputs hold {leaf!r}; expected arrays or tensors")
+        if not isinstance(leaf, np.ndarray | np.generic):
+            return leaf
+        if leaf.dtype.kind not in "fiub":
+            raise DataError(f"a batch's inputs hold an array of {leaf.dtype}; expected numbers")
+        # A copy: the model may be handed read-only or strided memory, and may write to its input.
+        tensor = torch.from_numpy(np.array(leaf, order="C"))
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+
+def convention_of(module: nn.Module, names: tuple[str, ...] = ()) -> Convention:
+    """The convention of a module's forward."""
+    floats = (p.dtype for p in module.parameters() if p.is_floating_point())
+    parameters = tuple(inspect.signature(module.forward).parameters)
+    return Convention(parameters, names, next(floats, torch.float32))
+
+
+def has_axes(leaf: Any) -> bool:
+    """Whether a value is a tensor with at least one axis."""
+    return isinstance(leaf, torch.Tensor) and leaf.ndim > 0
+
+
+def resized(call: Call, batch_size: int) -> Call:
+    """The same inputs, repeated or cut to a batch of another size."""
+
+    def resize(leaf: Any) -> Any:
+        if not has_axes(leaf) or not len(leaf):
+            return leaf
+        return torch.cat([leaf] * -(-batch_size // len(leaf)))[:batch_size]
+
+    return call.map(resize)
+
+
+def to_arrays(result: Any) -> Any:
+    """Tensors to arrays; numpy has no bfloat16, so that becomes float32."""
+
+    def convert(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return (leaf.float() if leaf.dtype is torch.bfloat16 else leaf).detach().numpy()
+
+    return pytree.tree_map(convert, result)
