@@ -43,8 +43,11 @@ def tune(
 ) -> None:
     """Tune a model as a YAML file says; exit with 1 if the target was not met."""
     from neural_mp.mixed_precision import MixedPrecision
+    from neural_mp.optimized_model import check_destination
     from neural_mp.reporting import LiveListener, result_tables
 
+    if output is not None:
+        check_destination(output)  # now, not after hours of tuning
     converter = MixedPrecision(conf)
     if model is not None:
         converter.model = model

@@ -47,7 +47,14 @@ def stack(samples: Sequence[Any]) -> Any:
         return {key: stack([sample[key] for sample in samples]) for key in first}
     if isinstance(first, tuple | list):
         return tuple(stack([sample[i] for sample in samples]) for i in range(len(first)))
-    return np.stack([np.asarray(sample) for sample in samples])
+    arrays = [np.asarray(sample) for sample in samples]
+    shapes = sorted({array.shape for array in arrays})
+    if len(shapes) > 1:
+        raise DataError(
+            f"samples of different shapes cannot be stacked: {', '.join(map(str, shapes[:4]))}; "
+            f"give a collate_fn that pads them"
+        )
+    return np.stack(arrays)
 
 
 class DataLoader:
@@ -82,8 +89,10 @@ class DataLoader:
                 f"a dataset needs __getitem__ and __len__, or must be iterable; "
                 f"{type(dataset).__name__} is neither"
             )
-        if not isinstance(batch_size, int) or batch_size < 1:
+        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
             raise DataError(f"batch_size must be a whole number from 1, got {batch_size!r}")
+        if collate_fn is not None and not callable(collate_fn):
+            raise DataError(f"collate_fn must be a function, got {type(collate_fn).__name__}")
         if last_batch not in ("rollover", "discard"):
             raise DataError(f"last_batch must be 'rollover' or 'discard', got {last_batch!r}")
         if shuffle and not self._indexable:

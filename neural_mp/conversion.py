@@ -14,7 +14,6 @@ from neural_mp.adaptors.base import Adaptor, Model
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.errors import ConfigurationError, PlanError
 from neural_mp.hardware import Hardware
-from neural_mp.mixed_precision import resolve_source
 from neural_mp.observations import Observations
 from neural_mp.optimized_model import OptimizedModel, is_saved_model, load
 from neural_mp.plan import PrecisionPlan, load_plan_file
@@ -24,6 +23,7 @@ from neural_mp.reporting.tables import BenchmarkRow
 from neural_mp.tuning.data import count_samples
 from neural_mp.tuning.objectives import Measurement
 from neural_mp.tuning.report import Report, count_ops
+from neural_mp.user_inputs import resolve_source
 
 
 def convert_with_plan(
@@ -63,10 +63,12 @@ def convert_with_plan(
             )
         observations = Observations()
     converted = adaptor.convert(held, resolved, observations, space)
-    latencies = Measurement(adaptor, adaptor.example_inputs(held)).latencies(held, converted)
+    measurement = Measurement(adaptor, adaptor.example_inputs(held))
+    latencies = measurement.latencies(held, converted)
     report = Report(
         baseline_latency=latencies["baseline"],
         latency=latencies["candidate"],
+        batch_size=measurement.batch_size,
         baseline_size=adaptor.size(held),
         size=adaptor.size(converted),
         seconds={"convert": time.perf_counter() - started},
@@ -86,21 +88,29 @@ def benchmark_models(
 ) -> list[BenchmarkRow]:
     """Latency and size of models and saved results, by medians of interleaved runs.
 
+    Args:
+        sources: models, saved results or `module:attribute`, in any mix.
+        batch_size: samples a batch; as many as the example inputs hold by default.
+        warmup: rounds not counted.
+        iterations: rounds counted.
+        inputs: what all are run on; by default the example inputs of the first that is a file.
+
     Raises:
         ModelLoadError: one of them cannot be read.
     """
     held = [_load_any(source, inputs) for source in sources]
-    batches = [adaptor.example_inputs(model, batch_size) for adaptor, model in held]
+    # All run the same batch; what a file holds is more to be trusted than a guess.
+    known = [pair for pair, source in zip(held, sources, strict=True) if Path(source).exists()]
+    adaptor, model = held[0] if inputs is not None or not known else known[0]
+    batch = adaptor.example_inputs(model, batch_size)
     runs = [
-        (lambda adaptor=adaptor, model=model, batch=batch: adaptor.predict(model, batch))
-        for (adaptor, model), batch in zip(held, batches, strict=True)
+        (lambda adaptor=adaptor, model=model: adaptor.predict(model, batch))
+        for adaptor, model in held
     ]
     medians = interleaved_medians(runs, warmup=warmup, iterations=iterations)
     return [
         BenchmarkRow(str(source), seconds, count_samples(batch), adaptor.size(model))
-        for source, seconds, batch, (adaptor, model) in zip(
-            sources, medians, batches, held, strict=True
-        )
+        for source, seconds, (adaptor, model) in zip(sources, medians, held, strict=True)
     ]
 
 

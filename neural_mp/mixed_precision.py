@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,9 @@ from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.common import Metric
 from neural_mp.config import Settings, load_settings
 from neural_mp.data import build_dataloader, build_transforms
-from neural_mp.data.user_code import load_user_object
-from neural_mp.errors import ConfigurationError, DataError, MetricError, did_you_mean
+from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.hardware import Hardware
-from neural_mp.metrics import build_metric
-from neural_mp.optimized_model import OptimizedModel, is_saved_model
+from neural_mp.optimized_model import OptimizedModel
 from neural_mp.precision import Precision, parse_precisions
 from neural_mp.space import TuningSpace
 from neural_mp.strategies import DEFAULT, strategy_named
@@ -28,9 +26,28 @@ from neural_mp.tuning.history import History, storage_url
 from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.objectives import OBJECTIVES, Measurement
 from neural_mp.tuning.tuner import Tuner, TuningJob
+from neural_mp.user_inputs import (
+    directed,
+    gather_metrics,
+    metric_words,
+    resolve_source,
+    without_int8_if_no_data,
+)
 
 #: Where trials are kept unless the user says otherwise.
 DEFAULT_WORKSPACE = "neural_mp_workspace"
+#: What options of a simple type may be.
+_OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
+    "accuracy_criterion": (AccuracyCriterion,),
+    "exit_policy": (ExitPolicy,),
+    "strategy": (str,),
+    "framework": (str, type(None)),
+    "random_seed": (int,),
+    "sampling_size": (int,),
+    "resume": (bool,),
+    "hardware": (Hardware, type(None)),
+    "listener": (Listener, type(None)),
+}
 #: What is tried unless the user says otherwise.
 DEFAULT_PRECISIONS = (Precision.INT8, Precision.BF16)
 
@@ -51,6 +68,7 @@ class MixedPrecision:
         eval_dataloader: batches of `(inputs, labels)` the metric is computed over.
         eval_func: model → accuracy, instead of `metric` and `eval_dataloader`.
         calib_dataloader: batches to calibrate INT8 with; `eval_dataloader` by default.
+        sampling_size: samples of it that are used.
         inputs, outputs: names of the model's inputs and outputs, where they are not found by
             themselves; `inputs` may be example tensors.
         framework: the model's framework, where it is not found by itself.
@@ -81,6 +99,7 @@ class MixedPrecision:
         self.eval_dataloader: Any = None
         self.eval_func: Callable[[Any], float] | None = None
         self.calib_dataloader: Any = None
+        self.sampling_size: int = settings.calibration.sampling_size
         self.inputs: Any = settings.model.inputs or None
         self.outputs: Any = settings.model.outputs or None
         self.framework: str | None = settings.model.framework
@@ -134,14 +153,15 @@ class MixedPrecision:
         warnings: list[str] = []
         precisions = self._usable_precisions(hardware, warnings)
         evaluation, calibration = self._data()
-        evaluator_metrics = self._metrics(evaluation)
+        metrics = gather_metrics(
+            self.metric, self._settings.evaluation.metrics, evaluation, self.eval_func
+        )
+        criterion = directed(self.accuracy_criterion, metrics, self.eval_func, warnings)
         adaptor, model = self._load(calibration)
         warnings.extend(getattr(model, "warnings", ()))
-        precisions = _without_int8_if_no_data(precisions, calibration, warnings)
+        precisions = without_int8_if_no_data(precisions, calibration, warnings)
         space = self._space(adaptor, model, hardware, precisions, warnings)
-        evaluator = Evaluator(
-            adaptor, evaluation, evaluator_metrics, self.eval_func, self._postprocess()
-        )
+        evaluator = Evaluator(adaptor, evaluation, metrics, self.eval_func, self._postprocess())
         listener = self.listener or Listener()
         evaluator.on_batch = listener.step
         job = TuningJob(
@@ -152,10 +172,12 @@ class MixedPrecision:
             strategy=strategy,
             evaluator=evaluator,
             calibration=calibration,
-            open_history=lambda: self._history(adaptor, model, evaluation or calibration),
+            open_history=lambda: self._history(
+                adaptor, model, evaluation, calibration, metrics, criterion
+            ),
             measurement=self._measurement(adaptor, model, evaluation or calibration),
-            sampling_size=self._settings.calibration.sampling_size,
-            criterion=self.accuracy_criterion,
+            sampling_size=self.sampling_size,
+            criterion=criterion,
             exit_policy=self.exit_policy,
             objective=self.objective,
             seed=self.random_seed,
@@ -180,22 +202,26 @@ class MixedPrecision:
             raise ConfigurationError(
                 f"objective cannot be {self.objective!r}{did_you_mean(self.objective, OBJECTIVES)}"
             )
-        for name, kind in (("accuracy_criterion", AccuracyCriterion), ("exit_policy", ExitPolicy)):
-            if not isinstance(getattr(self, name), kind):
-                raise ConfigurationError(
-                    f"{name} must be a {kind.__name__}, got {getattr(self, name)!r}"
-                )
+        for name, kinds in _OPTION_TYPES.items():
+            if not isinstance(getattr(self, name), kinds):
+                words = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
+                raise ConfigurationError(f"{name} must be a {words}, got {getattr(self, name)!r}")
+        names = self.outputs if isinstance(self.outputs, list | tuple) else [self.outputs]
+        if self.outputs is not None and not all(isinstance(name, str) for name in names):
+            raise ConfigurationError(f"outputs must be names, got {self.outputs!r}")
         if self.eval_func is not None and not callable(self.eval_func):
             raise ConfigurationError(
                 f"eval_func must be a function model → float, got {type(self.eval_func).__name__}"
             )
 
     def _usable_precisions(self, hardware: Hardware, warnings: list[str]) -> tuple[Precision, ...]:
-        usable, found = machine.require_any(hardware, self.precisions, self._settings.device)
+        if self._settings.device != "cpu":
+            warnings.append(f"device {self._settings.device!r} is not built yet; the CPU is used")
+        usable, found = machine.require_any(hardware, self.precisions)
         if self._precisions is not None:
             warnings.extend(found)
         for precision in usable:
-            support = hardware.support(precision, self._settings.device)
+            support = hardware.support(precision)
             if not support.native:
                 warnings.append(
                     f"{precision} is emulated here, so it gains no speed: {support.reason}"
@@ -214,22 +240,6 @@ class MixedPrecision:
             loader = build_dataloader(settings.calibration.dataloader)
         calibration = evaluation if loader is None else Batches(loader, "calib_dataloader")
         return evaluation, calibration
-
-    def _metrics(self, evaluation: Batches | None) -> list[tuple[Metric, float]]:
-        if self.metric is not None:
-            given = self.metric if isinstance(self.metric, list | tuple) else [self.metric]
-            metrics = [(_checked(metric), 1.0 / len(given)) for metric in given]
-        else:
-            metrics = [
-                (build_metric(metric.name, metric.options), metric.weight)
-                for metric in self._settings.evaluation.metrics
-            ]
-        if metrics and evaluation is None and self.eval_func is None:
-            raise DataError(
-                "a metric was given but no data to compute it over; set eval_dataloader "
-                "(evaluation.accuracy.dataloader in YAML)"
-            )
-        return metrics
 
     def _postprocess(self) -> Callable[[Any], Any] | None:
         spec = self._settings.evaluation.postprocess
@@ -260,65 +270,34 @@ class MixedPrecision:
 
     def _measurement(self, adaptor: Adaptor, model: Model, data: Batches | None) -> Measurement:
         performance = self._settings.evaluation.performance
+        if performance.dataloader is not None:
+            data = Batches(build_dataloader(performance.dataloader), "performance.dataloader")
         return Measurement(
             adaptor,
             data.first_inputs() if data is not None else None,
             self.objective,
             performance.warmup,
             performance.iteration,
+            threads=performance.cores_per_instance,
         )
 
-    def _history(self, adaptor: Adaptor, model: Model, data: Batches | None) -> History:
+    def _history(
+        self,
+        adaptor: Adaptor,
+        model: Model,
+        evaluation: Batches | None,
+        calibration: Batches | None,
+        metrics: Sequence[tuple[Metric, float]],
+        criterion: AccuracyCriterion,
+    ) -> History:
         fingerprint: Mapping[str, str] = {
             "model": adaptor.fingerprint(model),
-            "data": data.fingerprint() if data is not None else "none",
-            "criterion": str(self.accuracy_criterion),
+            "data": evaluation.fingerprint() if evaluation is not None else "none",
+            "calibration data": "the same"
+            if calibration is None or calibration is evaluation
+            else calibration.fingerprint(),
+            "metric": metric_words(metrics, self.eval_func),
+            "criterion": str(criterion),
         }
         url = storage_url(self.workspace, self.storage)
-        higher = self.accuracy_criterion.higher_is_better
-        return History(url, fingerprint, higher, self.resume)
-
-
-def resolve_source(source: Any) -> Any:
-    """A model as an adaptor takes it: `module:attribute` is imported and, if callable, called.
-
-    Raises:
-        ConfigurationError: the name cannot be imported.
-    """
-    if is_saved_model(source):
-        raise ConfigurationError(
-            f"{str(source)!r} holds a model that was already converted; give the original model, "
-            f"or use neural_mp.load"
-        )
-    if isinstance(source, str) and ":" in source and not Path(source).exists():
-        module, _, attribute = source.partition(":")
-        if all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
-            found = load_user_object(source)
-            is_factory = isinstance(found, type) or type(found).__name__ == "function"
-            return found() if is_factory else found
-    return source
-
-
-def _checked(metric: Any) -> Metric:
-    missing = [name for name in ("update", "reset", "result") if not hasattr(metric, name)]
-    if missing:
-        raise MetricError(
-            f"the metric {type(metric).__name__} has no {missing[0]}(); a metric needs "
-            f"update(preds, labels), reset() and result()"
-        )
-    checked: Metric = metric
-    return checked
-
-
-def _without_int8_if_no_data(
-    precisions: tuple[Precision, ...], calibration: Batches | None, warnings: list[str]
-) -> tuple[Precision, ...]:
-    if Precision.INT8 not in precisions or calibration is not None:
-        return precisions
-    others = tuple(p for p in precisions if p is not Precision.INT8)
-    if not [p for p in others if p is not Precision.FP32]:
-        raise DataError(
-            "int8 needs data to calibrate with; set calib_dataloader or eval_dataloader"
-        )
-    warnings.append("int8 needs data to calibrate with and none was given; going on without it")
-    return others
+        return History(url, fingerprint, criterion.higher_is_better, self.resume)

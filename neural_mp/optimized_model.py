@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -80,14 +81,8 @@ class OptimizedModel:
         Raises:
             NeuralMPError: something else is there already, or it cannot be written.
         """
-        target = Path(path)
-        free = not target.exists() or (target.is_dir() and not any(target.iterdir()))
-        if not free and not is_saved_model(target):
-            raise NeuralMPError(
-                f"{str(target)!r} exists and is no saved model; choose another folder"
-            )
+        target = check_destination(path)
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
                 complete = Path(scratch) / "model"
                 complete.mkdir()
@@ -115,12 +110,35 @@ class OptimizedModel:
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
+def check_destination(path: str | Path) -> Path:
+    """A folder that a model can be saved in; what it lies in is made.
+
+    Raises:
+        NeuralMPError: something else is there already, or it cannot be written.
+    """
+    if not isinstance(path, str | Path):
+        raise NeuralMPError(f"a model is saved in a folder; got {path!r} for its path")
+    target = Path(path)
+    free = not target.exists() or (target.is_dir() and not any(target.iterdir()))
+    if not free and not is_saved_model(target):
+        raise NeuralMPError(f"{str(target)!r} exists and is no saved model; choose another folder")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
+    if not os.access(target.parent, os.W_OK):
+        raise NeuralMPError(f"{str(target)!r} cannot be written: no permission")
+    return target
+
+
 def load(path: str | Path) -> OptimizedModel:
     """Bring back a model that `OptimizedModel.save` wrote; never runs code from a file.
 
     Raises:
         ModelLoadError: the folder is missing, incomplete, damaged, or of a later version.
     """
+    if not isinstance(path, str | Path):
+        raise ModelLoadError(f"a saved model is loaded from its folder; got {path!r} for its path")
     folder = Path(path)
     manifest = _read_manifest(folder)
     for name, expected in manifest["files"].items():
@@ -164,8 +182,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise ModelLoadError(
             f"{str(folder)!r} was saved in format {version}; this version reads {FORMAT_VERSION}"
         )
-    if not {"framework", "files", "report", "met"} <= set(manifest):
-        raise ModelLoadError(f"{str(file)!r} is damaged: it is incomplete")
+    expected = {"framework": str, "files": dict, "report": dict}
+    wrong = [key for key, kind in expected.items() if not isinstance(manifest.get(key), kind)]
+    if wrong or "met" not in manifest:
+        raise ModelLoadError(f"{str(file)!r} is damaged: {(wrong or ['met'])[0]} is not as written")
     return dict(manifest)
 
 

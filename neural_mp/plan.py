@@ -99,8 +99,15 @@ class PrecisionPlan(Mapping[str, OpConfig]):
         return cls.from_dict(_read_document(text, origin)["ops"])
 
     def save(self, path: str | Path, **contents: Any) -> None:
-        """Write `to_yaml(**contents)` to a file."""
-        Path(path).write_text(self.to_yaml(**contents), encoding="utf-8")
+        """Write `to_yaml(**contents)` to a file.
+
+        Raises:
+            PlanError: the file cannot be written.
+        """
+        try:
+            Path(path).write_text(self.to_yaml(**contents), encoding="utf-8")
+        except OSError as error:
+            raise PlanError(f"the plan file {str(path)!r} cannot be written: {error}") from error
 
     @classmethod
     def load(cls, path: str | Path) -> PrecisionPlan:

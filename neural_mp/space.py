@@ -37,7 +37,7 @@ class Capability:
 
     def config(self, precision: Precision) -> OpConfig | None:
         """The best config of a precision; None if the op cannot run in it."""
-        return next((c for c in self.configs if c.precision is precision), None)
+        return next((c for c in self.configs if c.precision == precision), None)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -131,6 +132,10 @@ class Adaptor(ABC):
         Raises:
             ModelLoadError: the files are missing, truncated or tampered with.
         """
+
+    def threads(self, count: int | None) -> AbstractContextManager[None]:
+        """For a while, let the framework use `count` threads; None leaves it as it is."""
+        return nullcontext()
 
     def space(self, model: Model, hardware: Hardware) -> TuningSpace:
         """The graph with the capabilities of every op."""

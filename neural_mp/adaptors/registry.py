@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 from importlib import metadata
 from typing import Any
 
 from neural_mp.adaptors.base import Adaptor
 from neural_mp.errors import MissingFrameworkError, UnknownFrameworkError, did_you_mean
+
+logger = logging.getLogger(__name__)
 
 #: Where third parties announce adaptors of their own.
 ENTRY_POINT_GROUP = "neural_mp.adaptors"
@@ -20,10 +23,15 @@ _NEEDED = {"pytorch": ("torch", "torch")}
 
 def adaptor_classes() -> dict[str, type[Adaptor]]:
     """Framework name → adaptor class, third-party ones included; imports no framework."""
-    found = dict(_OWN)
+    found = {name: _load(path) for name, path in _OWN.items()}
     for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
-        found.setdefault(entry.name, entry.value)
-    return {name: _load(path) for name, path in found.items()}
+        if entry.name not in found:
+            try:
+                found[entry.name] = _load(entry.value)
+            except Exception:
+                # A plug-in of somebody else's may break in any way; the others must go on.
+                logger.warning("the adaptor %r cannot be loaded", entry.value, exc_info=True)
+    return found
 
 
 def adaptor_for(source: Any, framework: str | None = None) -> Adaptor:
@@ -47,6 +55,10 @@ def adaptor_for(source: Any, framework: str | None = None) -> Adaptor:
     for name, candidate in classes.items():
         if candidate.accepts(source):
             return _instance(name, candidate)
+    if isinstance(source, type):
+        raise UnknownFrameworkError(
+            f"{_qualified_name(source)} is a class; give an instance of it as the model"
+        )
     what = repr(source) if isinstance(source, str) else f"a {_qualified_name(type(source))}"
     raise UnknownFrameworkError(
         f"{what} is not a model of any framework known here ({', '.join(sorted(classes))}); "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import metadata
 from typing import Any
 
 from neural_mp.config.evaluation import evaluation
@@ -46,13 +47,14 @@ def build(source: Source) -> Settings:
 def _model(source: Source, data: Mapping[str, Any]) -> ModelSettings:
     framework = data.get("framework")
     if framework is not None:
-        known = FRAMEWORKS.keys()
-        if framework.lower() not in known:
+        plug_ins = {entry.name for entry in metadata.entry_points(group="neural_mp.adaptors")}
+        known = {**FRAMEWORKS, **{name: name for name in plug_ins}}
+        if framework not in known and framework.lower() not in known:
             raise source.error(
                 ("model", "framework"),
                 f"{framework!r} is no framework we have{did_you_mean(framework, known)}",
             )
-        framework = FRAMEWORKS[framework.lower()]
+        framework = known.get(framework) or known[framework.lower()]
     return ModelSettings(
         name=data.get("name"),
         framework=framework,

@@ -117,7 +117,7 @@ def _before_and_after(report: Report, met: bool | None) -> Table:
         change,
     )
     table.add_row(
-        "latency, a batch",
+        f"latency, batch of {report.batch_size}" if report.batch_size else "latency",
         words.seconds(report.baseline_latency),
         words.seconds(report.latency),
         f"{words.times(report.speedup)} as fast" if report.speedup else "–",

@@ -31,6 +31,11 @@ class AccuracyCriterion:
             raise ConfigurationError(
                 f"accuracy_criterion: the tolerance must be a number, got {self.tolerance!r}"
             )
+        for name in ("relative", "higher_is_better"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigurationError(
+                    f"accuracy_criterion: {name} must be True or False, got {getattr(self, name)!r}"
+                )
         if self.tolerance < 0:
             raise ConfigurationError(
                 f"accuracy_criterion: the tolerance cannot be negative, got {self.tolerance}"
@@ -79,6 +84,14 @@ class ExitPolicy:
     performance_only: bool = False
 
     def __post_init__(self) -> None:
+        for name, kind in (
+            ("timeout", int | float),
+            ("max_trials", int),
+            ("performance_only", bool),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, kind) or value != value:
+                raise ConfigurationError(f"exit_policy: {name} cannot be {value!r}")
         if self.timeout < 0:
             raise ConfigurationError(f"exit_policy: timeout cannot be negative, got {self.timeout}")
         if self.max_trials < 1:

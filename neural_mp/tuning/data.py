@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -11,6 +12,9 @@ import numpy as np
 
 from neural_mp.common import Batch
 from neural_mp.errors import DataError
+
+#: Batches that go into a fingerprint: enough to tell data apart, few enough to be read quickly.
+_FINGERPRINTED = 32
 
 
 class Batches:
@@ -28,7 +32,8 @@ class Batches:
     def __init__(self, source: Any, name: str) -> None:
         self.name = name
         indexable = hasattr(source, "__getitem__") and hasattr(source, "__len__")
-        if not (isinstance(source, Iterable) or callable(source) or indexable):
+        walkable = isinstance(source, Iterable) or callable(source) or indexable
+        if not walkable or isinstance(source, str | bytes | Mapping):
             raise DataError(
                 f"{name} must be a dataloader, a list of batches or a generator function, "
                 f"got {type(source).__name__}"
@@ -38,6 +43,11 @@ class Batches:
     def __iter__(self) -> Iterator[Any]:
         if callable(self._source) and not isinstance(self._source, Iterable):
             produced = self._source()
+            if not isinstance(produced, Iterable):
+                raise DataError(
+                    f"{self.name} is a function that returns a {type(produced).__name__}; it must "
+                    f"return or yield batches"
+                )
         elif isinstance(self._source, Iterable):
             produced = self._source
         else:
@@ -79,9 +89,11 @@ class Batches:
             return 0
 
     def fingerprint(self) -> str:
-        """A digest of the first batch and the length; of the length alone if it is shuffled."""
-        first, again = _digest(next(iter(self))), _digest(next(iter(self)))
-        return f"{len(self)}:{first if first == again else 'shuffled'}"
+        """A digest of the first batches and the length; of the length alone if it is shuffled."""
+        batches = [_digest(batch) for batch in itertools.islice(iter(self), _FINGERPRINTED)]
+        if _digest(next(iter(self))) != batches[0]:
+            return f"{len(self)}:shuffled"
+        return f"{len(self)}:{hashlib.sha256(''.join(batches).encode()).hexdigest()[:16]}"
 
 
 def count_samples(inputs: Any) -> int:

@@ -118,7 +118,10 @@ def _number(value: Any, name: str) -> float:
             raise MetricError(f"{name} must return one number: {error}") from None
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise MetricError(f"{name} must return a number, got {value!r} ({type(value).__name__})")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise MetricError(f"{name} must return a number that fits a float") from None
 
 
 def is_usable(accuracy: float) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,13 +21,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HISTORY_FILE = "history.db"
+_PREFIX = "tuning-"
 _FINGERPRINT, _BASELINE, _OBSERVATIONS, _TRIAL = "fingerprint", "baseline", "observations", "trial"
 
 
 def storage_url(workspace: str | Path, storage: str | None = None) -> str:
     """The Optuna storage of a workspace: the URL given, else a SQLite file in its folder."""
     if storage is not None:
+        if not isinstance(storage, str):
+            raise HistoryError(f"storage must be an Optuna storage URL, got {storage!r}")
         return storage
+    if not isinstance(workspace, str | Path):
+        raise HistoryError(f"workspace must be the path of a folder, got {workspace!r}")
     folder = Path(workspace)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -40,7 +46,7 @@ class History:
 
     Args:
         url: an Optuna storage URL.
-        fingerprint: what the run is about: `model`, `data` and `criterion` → a digest or word.
+        fingerprint: what the run is about: `model`, `data`, `metric`… → a digest or word.
         higher_is_better: the direction of the metric.
         resume: go on with the storage's latest run instead of starting a new one.
 
@@ -52,23 +58,16 @@ class History:
     def __init__(
         self, url: str, fingerprint: Mapping[str, str], higher_is_better: bool, resume: bool = False
     ) -> None:
-        import optuna
 
         self._running: dict[int, optuna.trial.Trial] = {}
         with _quiet_optuna():
             try:
-                names = optuna.get_all_study_names(url)
                 if resume:
-                    self._study = self._latest(url, names)
+                    self._study = self._latest(url)
                     self._check(fingerprint)
                     self._bury_the_killed()
                 else:
-                    self._study = optuna.create_study(
-                        storage=url,
-                        study_name=f"tuning-{len(names) + 1:04d}",
-                        direction="maximize" if higher_is_better else "minimize",
-                        sampler=optuna.samplers.RandomSampler(seed=0),
-                    )
+                    self._study = self._create(url, higher_is_better)
                     self._study.set_user_attr(_FINGERPRINT, dict(fingerprint))
             except HistoryError:
                 raise
@@ -81,13 +80,34 @@ class History:
                 ) from error
 
     @staticmethod
-    def _latest(url: str, names: list[str]) -> optuna.Study:
+    def _create(url: str, higher_is_better: bool) -> optuna.Study:
         import optuna
 
-        if not names:
+        directions = optuna.study.StudyDirection
+        direction = directions.MAXIMIZE if higher_is_better else directions.MINIMIZE
+        while True:
+            number = max(_run_numbers(url), default=0) + 1
+            try:
+                return optuna.create_study(
+                    storage=url,
+                    study_name=f"{_PREFIX}{number:04d}",
+                    direction=direction,
+                    sampler=optuna.samplers.RandomSampler(seed=0),
+                )
+            except optuna.exceptions.DuplicatedStudyError:
+                continue  # another process took the number in between
+
+    @staticmethod
+    def _latest(url: str) -> optuna.Study:
+        import optuna
+
+        numbers = _run_numbers(url)
+        if not numbers:
             raise HistoryError(f"there is no run to resume in {url!r}; start one without resume")
         return optuna.load_study(
-            study_name=max(names), storage=url, sampler=optuna.samplers.RandomSampler(seed=0)
+            study_name=f"{_PREFIX}{max(numbers):04d}",
+            storage=url,
+            sampler=optuna.samplers.RandomSampler(seed=0),
         )
 
     def _check(self, fingerprint: Mapping[str, str]) -> None:
@@ -160,13 +180,24 @@ class History:
             else:
                 self._study.tell(trial.number, trial.accuracy)
 
-    def abandon(self, number: int) -> None:
-        """Close a trial that was cut off before it ended; it will be tried again."""
+    def abandon(self, number: int, plan: PrecisionPlan, error: str) -> None:
+        """Close a trial that did not end for reasons of its own; resuming tries the plan again."""
         import optuna
 
-        self._running.pop(number, None)
+        handle = self._running.pop(number)
+        handle.set_user_attr("error", error)
+        handle.set_user_attr("plan", json.dumps(plan.to_dict()))
         with _quiet_optuna():
             self._study.tell(number, state=optuna.trial.TrialState.FAIL)
+
+
+def _run_numbers(url: str) -> list[int]:
+    """The numbers of our runs in a storage that may hold other studies too."""
+    import optuna
+
+    names = optuna.get_all_study_names(url)
+    matches = (re.fullmatch(rf"{_PREFIX}(\d+)", name) for name in names)
+    return [int(match[1]) for match in matches if match]
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 from neural_mp.adaptors.base import Adaptor, Model
 from neural_mp.profiling import interleaved_medians, peak_growth
 from neural_mp.trial import Trial
+from neural_mp.tuning.data import count_samples
 
 OBJECTIVES = ("performance", "footprint", "modelsize")
 
@@ -26,6 +27,7 @@ class Measurement:
         objective: what the run is after; the costlier figures are taken only for their own.
         warmup, iterations: runs not counted, and counted at most.
         time_limit: seconds after which no further run starts.
+        threads: threads the framework may use meanwhile; None leaves that to it.
     """
 
     adaptor: Adaptor
@@ -34,6 +36,7 @@ class Measurement:
     warmup: int = 5
     iterations: int = 30
     time_limit: float = 5.0
+    threads: int | None = None
 
     def __call__(self, baseline: Model, candidate: Model) -> tuple[dict[str, float], float | None]:
         """The objectives of a candidate (smaller is better), and its speed-up over FP32."""
@@ -49,6 +52,11 @@ class Measurement:
             found["footprint"] = found["modelsize"] + growth
         return found, speedup
 
+    @property
+    def batch_size(self) -> int:
+        """Samples in the batch that is measured; 0 without one."""
+        return 0 if self.inputs is None else count_samples(self.inputs)
+
     def latencies(self, baseline: Model, candidate: Model) -> dict[str, float]:
         """Median seconds a batch of both, measured in turn; empty without a batch."""
         if self.inputs is None:
@@ -60,9 +68,10 @@ class Measurement:
                 lambda: self.adaptor.predict(baseline, self.inputs),
                 lambda: self.adaptor.predict(candidate, self.inputs),
             ]
-        seconds = interleaved_medians(
-            runs, warmup=self.warmup, iterations=self.iterations, time_limit=self.time_limit
-        )
+        with self.adaptor.threads(self.threads):
+            seconds = interleaved_medians(
+                runs, warmup=self.warmup, iterations=self.iterations, time_limit=self.time_limit
+            )
         return {"baseline": seconds[0], "candidate": seconds[-1]}
 
 

@@ -23,6 +23,7 @@ class Report:
         target: the worst accuracy that was accepted; None without a baseline.
         baseline_latency, latency: median seconds a batch, measured in turn; None where no batch
             was at hand.
+        batch_size: samples in that batch.
         baseline_size, size: bytes of the weights.
         evaluations: full passes over the evaluation data, the FP32 baseline included.
         seconds: phase (`load`, `baseline`, `calibrate`, `search`, `measure`) → seconds it took.
@@ -37,6 +38,7 @@ class Report:
     target: float | None = None
     baseline_latency: float | None = None
     latency: float | None = None
+    batch_size: int = 0
     baseline_size: int = 0
     size: int = 0
     evaluations: int = 0

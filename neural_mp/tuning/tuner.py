@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from neural_mp.adaptors.base import Adaptor, Model
-from neural_mp.errors import MetricError, TuningError
+from neural_mp.errors import DataError, MetricError, NeuralMPError, TuningError
 from neural_mp.observations import Observations
 from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import Precision
@@ -151,7 +151,8 @@ class Tuner:
 
     def _tuned(self) -> TuningResult:
         self._history = self.job.open_history()
-        self.trials = self._history.trials()
+        # Where precisions or constraints changed since, plans that are out of bounds now are left.
+        self.trials = [t for t in self._history.trials() if self._fits(t.plan)]
         try:
             self._measure_baseline()
             self._calibrate()
@@ -169,6 +170,12 @@ class Tuner:
         )
         return self._result(best.plan, model, best)
 
+    def _fits(self, plan: PrecisionPlan) -> bool:
+        try:
+            return self.job.space.resolve(plan) == plan
+        except NeuralMPError:
+            return False
+
     def _problem(self) -> TuningProblem:
         job = self.job
         return TuningProblem(job.space, self.observations, job.precisions, job.seed)
@@ -181,7 +188,7 @@ class Tuner:
         else:
             with self._timed("baseline"):
                 self._evaluation_phase("Evaluating FP32")
-                self.baseline = job.evaluator(job.model, self.deadline)
+                self.baseline = self._evaluate_baseline()
             if not is_usable(self.baseline):
                 raise MetricError(
                     f"the accuracy of the FP32 model is {self.baseline}; check the metric, the "
@@ -194,6 +201,18 @@ class Tuner:
                 "an amount; check that the labels belong to the data"
             )
         self.listener.baseline(self.baseline, job.criterion.target(self.baseline))
+
+    def _evaluate_baseline(self) -> float:
+        try:
+            return self.job.evaluator(self.job.model, self.deadline)
+        except (TimeUpError, UserCodeError, NeuralMPError):
+            raise
+        except Exception as error:
+            # Whatever the framework says of inputs that do not fit.
+            raise DataError(
+                f"the model does not run on a batch of the evaluation data: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
     def _evaluation_phase(self, name: str) -> None:
         batches = self.job.evaluator.batches
@@ -256,11 +275,8 @@ class Tuner:
         number = history.start()
         try:
             trial, speedup = self._evaluate(plan, number)
-        except (TimeUpError, KeyboardInterrupt):
-            history.abandon(number)
-            raise
-        except UserCodeError as error:
-            history.finish(Trial(plan, Outcome.FAILED, error=str(error), number=number))
+        except (TimeUpError, KeyboardInterrupt, UserCodeError, MetricError) as error:
+            history.abandon(number, plan, str(error) or type(error).__name__)
             raise
         history.finish(trial)
         self.trials.append(trial)
@@ -337,7 +353,7 @@ class Tuner:
         self, plan: PrecisionPlan | None, model: Model | None, best: Trial | None = None
     ) -> TuningResult:
         job = self.job
-        evaluated = self.baseline is not None
+        evaluated = self._history is not None
         if model is None or plan is None:
             model, plan = job.model, job.space.fp32_plan()
         latencies: Mapping[str, float] = {}
@@ -350,6 +366,7 @@ class Tuner:
             target=job.criterion.target(self.baseline) if self.baseline is not None else None,
             baseline_latency=latencies.get("baseline"),
             latency=latencies.get("candidate"),
+            batch_size=job.measurement.batch_size,
             baseline_size=job.adaptor.size(job.model),
             size=job.adaptor.size(model),
             evaluations=job.evaluator.evaluations,

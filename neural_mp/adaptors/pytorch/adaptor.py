@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -182,6 +183,18 @@ class PyTorchAdaptor(Adaptor):
         from neural_mp.adaptors.pytorch import storage
 
         return storage.restore(path)
+
+    @contextmanager
+    def threads(self, count: int | None) -> Iterator[None]:
+        """By torch's own switch."""
+        import torch
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(count or before)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def _call(self, model: TorchModel, inputs: Any) -> Call:
         return model.convention.call(inputs)

@@ -1,0 +1,132 @@
+"""What the documentation shows, runs; what it links to, is there."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from neural_mp.config import load_settings
+from neural_mp.plan import PrecisionPlan
+
+ROOT = Path(__file__).parent.parent
+RUN = ("guide.md", "plans.md", "extending.md")
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "conf" / "README.md", ROOT / "README.md"]
+
+
+class Metric:
+    """The metric that the pages leave to the reader."""
+
+    def __init__(self):
+        self.reset()
+
+    def reset(self):
+        self.right = self.all = 0
+
+    def update(self, preds, labels):
+        self.right += int((np.asarray(preds).argmax(1) == np.asarray(labels)).sum())
+        self.all += len(labels)
+
+    def result(self):
+        return self.right / self.all
+
+
+def blocks(page, *languages):
+    """`(language, text)` of every fenced block in one of the languages, in order."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    found = re.findall(r"^```(\w+)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    return [(language, block) for language, block in found if language in languages]
+
+
+def file_name(block):
+    """The file that a block says it is, in a comment on its first line."""
+    named = re.match(r"# ([\w.]+\.(?:py|yaml))\n", block)
+    return named and named[1]
+
+
+@pytest.fixture
+def reader(tmp_path, monkeypatch, net, digits):
+    """What a reader has at hand: a model, data, a metric, and a folder to write modules in."""
+    monkeypatch.setenv("FORCE_BF16", "1")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    modules = set(sys.modules)
+    for name, split in zip(("train", "test"), digits, strict=True):
+        np.savez(tmp_path / f"{name}.npz", inputs=split.images, labels=split.labels)
+    yield {
+        "__name__": "reader",
+        "model": net,
+        "dataset": digits[1],
+        "calib_dataset": digits[0],
+        "Metric": Metric,
+    }
+    for name in set(sys.modules) - modules:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def install(folder, page):
+    """The entry points that a page shows, as an installed package would bring them."""
+    shown = "\n".join(block for _, block in blocks(page, "toml"))
+    groups = re.sub(r'\[project\.entry-points\."(.+)"\]', r"[\1]", shown)
+    package = folder / "shown-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: shown\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(groups.replace('"', ""))
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_the_code_of_a_page_runs_in_order(page, reader, tmp_path, capsys):
+    install(tmp_path, page)
+    shown = blocks(page, "python", "yaml")
+    for _, block in shown:
+        if name := file_name(block):
+            (tmp_path / name).write_text(block, encoding="utf-8")
+    for index, (language, block) in enumerate(shown):
+        if language == "python" and not file_name(block):
+            exec(compile(block, f"{page}, block {index}", "exec"), reader)
+    assert reader["result"].met is not None
+
+
+def test_a_strategy_of_the_page_was_found_by_its_entry_point(tmp_path, reader):
+    from neural_mp.adaptors.registry import adaptor_classes
+    from neural_mp.strategies import strategy_named
+
+    install(tmp_path, "extending.md")
+    for _, block in blocks("extending.md", "python"):
+        if name := file_name(block):
+            (tmp_path / name).write_text(block, encoding="utf-8")
+    assert type(strategy_named("bisect")).__module__ == "bisect_strategy"
+    assert "sklearn_mlp" in adaptor_classes()
+
+
+@pytest.mark.parametrize(
+    ("page", "block"), [(page, block) for page in RUN for _, block in blocks(page, "yaml")]
+)
+def test_yaml_is_read_as_what_it_shows(page, block, tmp_path):
+    content = yaml.safe_load(block)
+    if "ops" in content:
+        assert PrecisionPlan.from_yaml(yaml.safe_dump({"neural_mp_plan": 1, **content}))
+    else:
+        (tmp_path / "shown.yaml").write_text(block, encoding="utf-8")
+        load_settings(tmp_path / "shown.yaml")
+
+
+def anchors(page):
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.exists()], ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    broken = []
+    for link in re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", text):
+        if re.match(r"\w+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert not broken
