@@ -11,6 +11,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from nets import deep_net, hostile, small_net, train
 from sklearn.datasets import load_digits
 from torch import nn
@@ -53,6 +54,12 @@ class Accuracy:
     def result(self) -> float:
         self.evaluations += 1
         return self.right / self.all
+
+
+# The same examples on every run of CI: a red one means that the change broke it.
+settings.register_profile("ci", derandomize=True, deadline=None)
+settings.register_profile("dev", deadline=None)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ SAMPLE_LIMIT = 32768
 SAMPLES_PER_BATCH = 4096
 #: Steps of an 8-bit scale.
 LEVELS = 255
-#: Shares of the full range tried by the algorithms that clip.
+#: Shares of the largest magnitude tried by the algorithms that clip.
 _SHARES = np.linspace(1.0, 0.05, 96)
 _KL_BINS = 2048
 
@@ -129,19 +129,24 @@ def _percentile(sample: Floats, tail: float = 0.01) -> Range:
     return min(float(low), 0.0), max(float(high), 0.0)
 
 
+def _clipped(full: Range, share: float) -> Range:
+    """The full range, cut to this share of its largest magnitude on either side."""
+    limit = share * max(-full[0], full[1])
+    return max(full[0], -limit), min(full[1], limit)
+
+
 def _mse(sample: Floats, full: Range) -> Range:
-    """The share of the full range whose quantization error is least on the sample."""
+    """The clipping of the full range whose quantization error is least on the sample."""
     errors = []
     for share in _SHARES:
-        scale, zero = affine_parameters(full[0] * share, full[1] * share)
+        scale, zero = affine_parameters(*_clipped(full, share))
         steps = np.clip(np.round(sample / scale) + zero, 0, LEVELS)
         errors.append(float(np.mean(np.square((steps - zero) * scale - sample))))
-    share = float(_SHARES[int(np.argmin(errors))])
-    return full[0] * share, full[1] * share
+    return _clipped(full, float(_SHARES[int(np.argmin(errors))]))
 
 
 def _kl(sample: Floats, full: Range) -> Range:
-    """The share of the full range that loses least information, by Kullback-Leibler divergence.
+    """The clipping of the full range that loses least information, by Kullback-Leibler divergence.
 
     Migacz, "8-bit Inference with TensorRT", GTC 2017: the clipped histogram, its outliers moved
     to the edge bins, against itself quantized to 256 levels. Zeros are left out, as its
@@ -153,7 +158,7 @@ def _kl(sample: Floats, full: Range) -> Range:
     centres = (edges[:-1] + edges[1:]) / 2
     best, best_share = np.inf, 1.0
     for share in _SHARES:
-        low, high = full[0] * share, full[1] * share
+        low, high = _clipped(full, share)
         inside = (centres >= low) & (centres <= high)
         if inside.sum() <= LEVELS:
             break
@@ -164,7 +169,7 @@ def _kl(sample: Floats, full: Range) -> Range:
         divergence = _divergence(reference, kept)
         if divergence < best:
             best, best_share = divergence, float(share)
-    return full[0] * best_share, full[1] * best_share
+    return _clipped(full, best_share)
 
 
 def _divergence(reference: Floats, kept: Floats) -> float:

@@ -16,7 +16,7 @@ class ModelSettings:
     """Which model it is.
 
     Attributes:
-        name: for tables and reports.
+        name: the model: a path or `module:attribute`; a mere label where Python sets the model.
         framework: `pytorch`, `tensorflow` or `onnxrt`; None asks the model itself.
         inputs, outputs: names of its tensors, where the framework does not know them.
     """

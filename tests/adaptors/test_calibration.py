@@ -1,0 +1,118 @@
+"""Ranges and scores from statistics, against what numpy computes from all values at once."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neural_mp.adaptors.calibration import (
+    SAMPLE_LIMIT,
+    TensorStatistics,
+    affine_parameters,
+    summarize,
+)
+from neural_mp.errors import ConversionError
+
+
+def observed(*batches: np.ndarray) -> TensorStatistics:
+    """Statistics of batches shaped [samples, channels]."""
+    statistics = TensorStatistics()
+    for batch in batches:
+        power = np.square(batch).mean(0)
+        statistics.update(batch.min(), batch.max(), power, len(batch), batch.ravel()[:4096])
+    return statistics
+
+
+def quantized(values: np.ndarray, low: float, high: float) -> np.ndarray:
+    scale, zero = affine_parameters(low, high)
+    return (np.clip(np.round(values / scale) + zero, 0, 255) - zero) * scale
+
+
+@given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6))
+def test_zero_is_always_exact_and_the_range_is_covered(a, b):
+    low, high = min(a, b), max(a, b)
+    scale, zero = affine_parameters(low, high)
+    assert 0 <= zero <= 255
+    assert scale > 0
+    assert quantized(np.zeros(1), low, high) == 0
+    for bound in (min(low, 0), max(high, 0)):
+        assert abs(quantized(np.array([bound]), low, high)[0] - bound) <= scale
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**6), st.integers(1, 6))
+def test_extremes_and_channel_powers_are_those_of_all_batches_together(seed, count):
+    random = np.random.default_rng(seed)
+    batches = [random.normal(size=(random.integers(1, 20), 5)) for _ in range(count)]
+    statistics = observed(*batches)
+    together = np.concatenate(batches)
+    assert (statistics.low, statistics.high) == (together.min(), together.max())
+    np.testing.assert_allclose(statistics._power, np.square(together).mean(0))
+    assert statistics.ranges()["minmax"] == (min(together.min(), 0), max(together.max(), 0))
+
+
+def test_memory_is_bounded_whatever_the_number_of_batches():
+    random = np.random.default_rng(0)
+    statistics = observed(*(random.normal(size=(512, 8)) for _ in range(200)))
+    assert len(statistics._sample) <= SAMPLE_LIMIT + 4096
+    assert abs(statistics._sample.std() - 1) < 0.05
+
+
+def test_clipping_beats_the_full_range_where_one_value_is_far_out():
+    random = np.random.default_rng(0)
+    values = random.normal(size=(28000, 1))
+    values[0] = 100.0
+    ranges = observed(*np.split(values, 7)).ranges()
+    errors = {
+        name: np.square(quantized(values[1:], *bounds) - values[1:]).mean()
+        for name, bounds in ranges.items()
+    }
+    for name in ("percentile", "kl"):
+        assert errors[name] < errors["minmax"] / 10, (name, ranges)
+    # The squared error weighs the outlier itself, so it clips less, but never does worse overall.
+    total = {n: np.square(quantized(values, *b) - values).mean() for n, b in ranges.items()}
+    assert total["mse"] <= total["minmax"]
+
+
+def test_well_behaved_values_are_hardly_clipped():
+    values = np.random.default_rng(0).uniform(0, 1, size=(4000, 1))
+    for name, (low, high) in observed(values).ranges().items():
+        assert low == 0, name
+        assert high > 0.9, name
+
+
+def test_many_exact_zeros_do_not_mislead_kl():
+    values = np.maximum(np.random.default_rng(0).normal(size=(4000, 1)), 0)
+    low, high = observed(values).ranges()["kl"]
+    assert low == 0
+    assert high > 0.5 * values.max()
+
+
+def test_one_channel_that_drowns_the_others_is_seen():
+    random = np.random.default_rng(0)
+    even = random.normal(size=(1000, 16))
+    drowned = even.copy()
+    drowned[:, 3] *= 1024
+    assert observed(even).noise < 1e-3
+    assert observed(drowned).noise > 0.9
+
+
+def test_the_noise_score_is_the_noise_that_quantizing_makes():
+    random = np.random.default_rng(0)
+    values = random.normal(size=(5000, 8)) * np.array([1, 1, 1, 1, 0.3, 0.3, 3, 3])
+    statistics = observed(values)
+    error = quantized(values, statistics.low, statistics.high) - values
+    true = (np.square(error).mean(0) / np.square(values).mean(0)).mean()
+    assert statistics.noise == pytest.approx(true, rel=0.15)
+
+
+def test_nan_in_the_calibration_data_names_the_tensor():
+    statistics = observed(np.array([[1.0], [np.nan]]))
+    with pytest.raises(ConversionError, match="'relu3' holds NaN"):
+        summarize({"relu3": statistics}, 2)
+
+
+def test_a_tensor_of_zeros_has_a_range_and_no_noise():
+    statistics = observed(np.zeros((10, 2)))
+    assert statistics.noise == 0
+    assert set(statistics.ranges().values()) == {(0.0, 0.0)}

@@ -1,0 +1,115 @@
+"""Tables say what happened, in words a person reads."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from neural_mp.plan import PrecisionPlan
+from neural_mp.precision import FP32, OpConfig, Precision
+from neural_mp.reporting import LiveListener, hardware_table, result_tables, trial_table, words
+from neural_mp.trial import Outcome, Trial
+from neural_mp.tuning.report import Report
+
+PLAN = PrecisionPlan({"conv": OpConfig(Precision.BF16), "fc": FP32})
+
+
+def shown(renderable) -> str:
+    console = Console(file=io.StringIO(), width=140)
+    console.print(renderable)
+    return console.file.getvalue()
+
+
+REPORT = Report(
+    baseline_accuracy=0.98,
+    accuracy=0.975,
+    target=0.97,
+    baseline_latency=0.012,
+    latency=0.004,
+    batch_size=32,
+    baseline_size=4_000_000,
+    size=1_000_000,
+    evaluations=2,
+    seconds={"search": 1.0},
+    op_counts={"conv2d": {"int8": 8, "fp32": 1}, "mean": {"fp32": 1}},
+    warnings=("mind the gap",),
+)
+
+
+def test_the_result_shows_before_after_ops_and_warnings():
+    text = shown(result_tables(REPORT, True))
+    for words_ in (
+        "target is met",
+        "0.98",
+        "0.975",
+        "-0.005",
+        "3.00× as fast",
+        "25%",
+        "batch of 32",
+    ):
+        assert words_ in text
+    assert "conv2d" in text
+    assert "warning: mind the gap" in text
+
+
+@pytest.mark.parametrize(("met", "title"), [(False, "NOT met"), (None, "was not checked")])
+def test_a_result_that_is_no_success_says_so(met, title):
+    assert title in shown(result_tables(REPORT, met))
+
+
+def test_a_report_without_figures_shows_dashes():
+    assert shown(result_tables(Report(), None)).count("–") >= 4
+
+
+def test_a_report_reads_back_from_its_dict():
+    assert Report.from_dict(REPORT.to_dict()) == REPORT
+    rejected = Report(best_rejected=Trial(PLAN, Outcome.MISSED, 0.5, 0.4))
+    assert Report.from_dict(rejected.to_dict()).best_rejected == rejected.best_rejected
+
+
+def test_trials_are_shown_with_their_outcome_and_error():
+    rows = [
+        (Trial(PLAN, Outcome.MET, 0.97, 0.01), 2.5),
+        (Trial(PLAN, Outcome.FAILED, error="RuntimeError: no kernel"), None),
+    ]
+    text = shown(trial_table(rows))
+    for words_ in ("met", "failed", "2.50×", "1 bf16 1 fp32", "RuntimeError: no kernel"):
+        assert words_ in text
+
+
+def test_the_hardware_table_tells_native_from_emulated(all_machine):
+    text = shown(hardware_table(all_machine))
+    assert "natively" in text
+    assert "emulated" in text
+    assert "FORCE_BF16=1" in text
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_run_is_followed_on_any_console(terminal):
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=120)
+    listener = LiveListener(console)
+    listener.phase("Evaluating FP32", 3)
+    listener.step()
+    listener.baseline(0.98, 0.97)
+    listener.trial(Trial(PLAN, Outcome.MISSED, 0.9, 0.08), None)
+    listener.close()
+    text = console.file.getvalue()
+    assert "FP32 0.98, target 0.97" in text
+    assert "missed" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [(2.5, "2.5 s"), (0.0123, "12.3 ms"), (4.2e-5, "42 µs"), (0, "0 s"), (None, "–")],
+)
+def test_durations_have_fitting_units(value, read):
+    assert words.seconds(value) == read
+
+
+@pytest.mark.parametrize(
+    ("value", "read"), [(12, "12 B"), (1.5e3, "1.5 kB"), (2.4e6, "2.4 MB"), (3e9, "3 GB")]
+)
+def test_sizes_have_fitting_units(value, read):
+    assert words.size(value) == read
