@@ -53,7 +53,7 @@ def tune(
         converter.model = model
     if resume:
         converter.resume = True
-    converter.listener = LiveListener(_errors)
+    converter.listener = LiveListener(_errors, summary=False)
     result = converter()
     _console.print(result_tables(result.report, result.met))
     if output is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,15 +18,17 @@ from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.hardware import Hardware
 from neural_mp.optimized_model import OptimizedModel
 from neural_mp.precision import Precision, parse_precisions
+from neural_mp.reporting import LiveListener
 from neural_mp.space import TuningSpace
 from neural_mp.strategies import DEFAULT, strategy_named
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.tuning.data import Batches
 from neural_mp.tuning.evaluator import Evaluator
 from neural_mp.tuning.history import History, storage_url
+from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.objectives import OBJECTIVES, Measurement
-from neural_mp.tuning.tuner import Tuner, TuningJob
+from neural_mp.tuning.tuner import Tuner
 from neural_mp.user_inputs import (
     directed,
     gather_metrics,
@@ -80,7 +83,8 @@ class MixedPrecision:
         resume: go on with the latest run of the workspace.
         random_seed: for strategies that draw at random.
         hardware: the machine to convert for; this one by default.
-        listener: told how the run goes on; see `neural_mp.reporting.LiveListener`.
+        listener: told how the run goes on. By default a `neural_mp.reporting.LiveListener` where
+            standard error is a terminal, which shows progress and a summary, and none elsewhere.
     """
 
     def __init__(self, conf: str | Path | Settings | None = None) -> None:
@@ -162,7 +166,7 @@ class MixedPrecision:
         precisions = without_int8_if_no_data(precisions, calibration, warnings)
         space = self._space(adaptor, model, hardware, precisions, warnings)
         evaluator = Evaluator(adaptor, evaluation, metrics, self.eval_func, self._postprocess())
-        listener = self.listener or Listener()
+        listener = self.listener or _default_listener()
         evaluator.on_batch = listener.step
         job = TuningJob(
             adaptor=adaptor,
@@ -185,6 +189,7 @@ class MixedPrecision:
             seconds={"load": time.perf_counter() - started},
         )
         found = Tuner(job, listener).run()
+        listener.result(found.report, found.met)
         return OptimizedModel(
             adaptor,
             found.model,
@@ -301,3 +306,7 @@ class MixedPrecision:
         }
         url = storage_url(self.workspace, self.storage)
         return History(url, fingerprint, criterion.higher_is_better, self.resume)
+
+
+def _default_listener() -> Listener:
+    return LiveListener() if sys.stderr.isatty() else Listener()

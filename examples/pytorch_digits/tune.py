@@ -39,7 +39,7 @@ def main() -> None:
     converter.eval_dataloader = common.DataLoader(Digits("test"), batch_size=128)
     converter.calib_dataloader = common.DataLoader(Digits("train"), batch_size=100)
     converter.workspace = OUT / "workspace"
-    converter.listener = LiveListener()
+    converter.listener = LiveListener(summary=False)
     optimized = converter()
 
     optimized.save(OUT / "tuned")

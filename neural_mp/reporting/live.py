@@ -15,9 +15,10 @@ from rich.progress import (
 from rich.text import Text
 
 from neural_mp.reporting import words
-from neural_mp.reporting.tables import trial_table
+from neural_mp.reporting.tables import result_tables, trial_table
 from neural_mp.trial import Trial
 from neural_mp.tuning.listener import Listener
+from neural_mp.tuning.report import Report
 
 #: Trials shown while a run goes on; the latest.
 _SHOWN = 15
@@ -28,9 +29,11 @@ class LiveListener(Listener):
 
     Args:
         console: where to; standard error by default, so that output can be piped.
+        summary: whether to show the result's tables at the end.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, summary: bool = True) -> None:
+        self._summary = summary
         self.console = console or Console(stderr=True)
         self._rows: list[tuple[Trial, float | None]] = []
         self._baseline = ""
@@ -82,6 +85,11 @@ class LiveListener(Listener):
             self._live = None
             if self._rows:
                 self.console.print(trial_table(self._rows, self._baseline))
+
+    def result(self, report: Report, met: bool | None) -> None:
+        """Show the tables of the result."""
+        if self._summary:
+            self.console.print(result_tables(report, met))
 
     def _render(self) -> Group:
         table = trial_table(self._rows[-_SHOWN:]) if self._rows else Text("")

@@ -63,6 +63,11 @@ class Evaluator:
         """Whether accuracy can be evaluated at all."""
         return self.eval_func is not None or (self.batches is not None and bool(self.metrics))
 
+    @property
+    def batch_count(self) -> int | None:
+        """Batches in one pass; None where that is not known."""
+        return None if self.batches is None else len(self.batches) or None
+
     def __call__(self, model: Model, deadline: Deadline) -> float:
         """The accuracy of a model; may be NaN.
 

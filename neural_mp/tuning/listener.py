@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from neural_mp.trial import Trial
+from neural_mp.tuning.report import Report
 
 
 class Listener:
@@ -22,3 +23,6 @@ class Listener:
 
     def close(self) -> None:
         """The run is over, well or badly."""
+
+    def result(self, report: Report, met: bool | None) -> None:
+        """The run ended with a result; after `close`."""

@@ -2,75 +2,31 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from neural_mp.adaptors.base import Adaptor, Model
+from neural_mp.adaptors.base import Model
 from neural_mp.errors import DataError, MetricError, NeuralMPError, TuningError
 from neural_mp.observations import Observations
 from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import Precision
-from neural_mp.space import TuningSpace
-from neural_mp.strategies.base import Search, Strategy, TuningProblem, fastest_plan
-from neural_mp.trial import Outcome, Trial
-from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
-from neural_mp.tuning.data import Batches, count_samples, limited
+from neural_mp.strategies.base import Search, TuningProblem, fastest_plan
+from neural_mp.trial import Trial
+from neural_mp.tuning.data import count_samples, limited
 from neural_mp.tuning.evaluator import (
     Deadline,
-    Evaluator,
     TimeUpError,
     UserCodeError,
     is_usable,
 )
 from neural_mp.tuning.history import History
+from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import Listener
-from neural_mp.tuning.objectives import Measurement, best_trial
+from neural_mp.tuning.objectives import best_trial
 from neural_mp.tuning.report import Report, count_ops
-
-logger = logging.getLogger(__name__)
-
-#: Different plans that may fail with the same error before the run gives up with it.
-SAME_FAILURE_LIMIT = 3
-
-
-@dataclass(frozen=True)
-class TuningJob:
-    """What a run needs to know.
-
-    Attributes:
-        adaptor, model: the framework and the model it holds.
-        space: what every op may run in, user's constraints applied.
-        precisions: what the user asked for and this machine supports.
-        strategy: proposes plans.
-        evaluator: measures accuracy.
-        calibration: batches for calibration; None where there are none.
-        sampling_size: calibration samples to use.
-        criterion, exit_policy, objective, seed: as the user set them.
-        open_history: opens the run's record; only called where accuracy is evaluated.
-        measurement: how latency and memory are measured.
-        warnings: what the user was already warned of.
-        seconds: phases already done → how long they took.
-    """
-
-    adaptor: Adaptor
-    model: Model
-    space: TuningSpace
-    precisions: tuple[Precision, ...]
-    strategy: Strategy
-    evaluator: Evaluator
-    calibration: Batches | None
-    open_history: Callable[[], History]
-    measurement: Measurement
-    sampling_size: int = 100
-    criterion: AccuracyCriterion = AccuracyCriterion()
-    exit_policy: ExitPolicy = ExitPolicy()
-    objective: str = "performance"
-    seed: int = 0
-    warnings: tuple[str, ...] = ()
-    seconds: Mapping[str, float] = field(default_factory=dict)
+from neural_mp.tuning.trial_runner import TrialRunner
 
 
 @dataclass(frozen=True)
@@ -107,7 +63,6 @@ class Tuner:
         self.baseline: float | None = None
         self.trials: list[Trial] = []
         self._history: History | None = None
-        self._failures: dict[str, set[PrecisionPlan]] = {}
 
     def run(self) -> TuningResult:
         """Tune.
@@ -187,7 +142,7 @@ class Tuner:
             self.baseline = history.baseline["accuracy"]
         else:
             with self._timed("baseline"):
-                self._evaluation_phase("Evaluating FP32")
+                self.listener.phase("Evaluating FP32", job.evaluator.batch_count)
                 self.baseline = self._evaluate_baseline()
             if not is_usable(self.baseline):
                 raise MetricError(
@@ -214,16 +169,13 @@ class Tuner:
                 f"{type(error).__name__}: {error}"
             ) from error
 
-    def _evaluation_phase(self, name: str) -> None:
-        batches = self.job.evaluator.batches
-        self.listener.phase(name, (len(batches) or None) if batches is not None else None)
-
     def _calibrate(self) -> None:
         job = self.job
         if Precision.INT8 not in job.space.precisions() or job.calibration is None:
             return
-        if self._history is not None and self._history.observations is not None:
-            self.observations = self._history.observations
+        stored = self._history.observations if self._history is not None else None
+        if stored is not None and all(t.name in stored.ranges for t in job.space.tensors):
+            self.observations = stored
             return
 
         def before_each() -> None:
@@ -242,7 +194,16 @@ class Tuner:
     def _search(self, search: Search) -> None:
         """Drive the strategy until it ends, the limits are reached or the user interrupts."""
         tried = {trial.plan: trial for trial in self.trials}
-        spent = len(self.trials)
+        assert self._history is not None
+        assert self.baseline is not None
+        run_trial = TrialRunner(
+            self.job,
+            self._history,
+            self.listener,
+            self.deadline,
+            self.baseline,
+            self.observations,
+        )
         limit = self.job.exit_policy.max_trials
         try:
             plans = next(search)
@@ -251,11 +212,11 @@ class Tuner:
                 for given in plans:
                     plan = self.job.space.resolve(given)
                     if plan not in tried:
-                        if spent >= limit:
+                        if len(self.trials) >= limit:
                             self.warnings.append(f"the search stopped at max_trials = {limit}")
                             return
-                        tried[plan] = self._try(plan)
-                        spent += 1
+                        tried[plan] = run_trial(plan, len(self.trials) + 1)
+                        self.trials.append(tried[plan])
                     results.append(tried[plan])
                 plans = search.send(results)
         except StopIteration:
@@ -263,78 +224,13 @@ class Tuner:
         except TimeUpError:
             limit_words = f"{self.job.exit_policy.timeout:g} s"
             self.warnings.append(f"the search stopped at the time limit of {limit_words}")
+        except TuningError as error:
+            if not any(trial.met for trial in self.trials):
+                raise
+            self.warnings.append(f"the search stopped: {error}")
         except KeyboardInterrupt:
             self.warnings.append(
                 "the search was interrupted; its trials are kept, and resume goes on from there"
-            )
-
-    def _try(self, plan: PrecisionPlan) -> Trial:
-        history = self._history
-        assert history is not None
-        self.deadline.check()
-        number = history.start()
-        try:
-            trial, speedup = self._evaluate(plan, number)
-        except (TimeUpError, KeyboardInterrupt, UserCodeError, MetricError) as error:
-            history.abandon(number, plan, str(error) or type(error).__name__)
-            raise
-        history.finish(trial)
-        self.trials.append(trial)
-        self.listener.trial(trial, speedup)
-        self._give_up_on_repeated_failure(trial)
-        return trial
-
-    def _evaluate(self, plan: PrecisionPlan, number: int) -> tuple[Trial, float | None]:
-        job, started = self.job, time.perf_counter()
-        assert self.baseline is not None
-        self._evaluation_phase(f"Trial {len(self.trials) + 1}")
-        try:
-            model = job.adaptor.convert(job.model, plan, self.observations, job.space)
-            accuracy = job.evaluator(model, self.deadline)
-        except (TimeUpError, UserCodeError, MetricError):
-            raise
-        except Exception as error:
-            # Whatever a framework raises: one plan that fails must not end the search.
-            logger.debug("a plan failed", exc_info=True)
-            words = f"{type(error).__name__}: {error}"
-            seconds = time.perf_counter() - started
-            return Trial(plan, Outcome.FAILED, error=words, seconds=seconds, number=number), None
-        if not is_usable(accuracy):
-            words = f"the accuracy is {accuracy}{self._origin_of_nan(model)}"
-            return Trial(plan, Outcome.MISSED, error=words, number=number), None
-        met = job.criterion.met(self.baseline, accuracy)
-        origin = None if met else self._origin_of_nan(model).removeprefix("; ") or None
-        objectives, speedup = job.measurement(job.model, model) if met else ({}, None)
-        trial = Trial(
-            plan,
-            Outcome.MET if met else Outcome.MISSED,
-            accuracy,
-            job.criterion.loss(self.baseline, accuracy),
-            objectives,
-            time.perf_counter() - started,
-            origin,
-            number,
-        )
-        return trial, speedup
-
-    def _origin_of_nan(self, model: Model) -> str:
-        """Where NaN or Inf begins in a candidate, if it does and FP32 has none, as a clause."""
-        inputs = self.job.measurement.inputs
-        if inputs is None:
-            return ""
-        op = self.job.adaptor.first_non_finite(model, inputs)
-        if op is None or self.job.adaptor.first_non_finite(self.job.model, inputs) is not None:
-            return ""
-        return f"; NaN or Inf begins at op {op!r}"
-
-    def _give_up_on_repeated_failure(self, trial: Trial) -> None:
-        if trial.outcome is not Outcome.FAILED or trial.error is None:
-            return
-        plans = self._failures.setdefault(trial.error, set())
-        plans.add(trial.plan)
-        if len(plans) >= SAME_FAILURE_LIMIT:
-            raise TuningError(
-                f"{len(plans)} different plans failed with the same error: {trial.error}"
             )
 
     def _explain_miss(self) -> None:

@@ -92,6 +92,22 @@ def test_three_plans_failing_alike_end_the_run_with_their_error(converter, monke
         converter()
 
 
+def test_three_failures_alike_do_not_lose_what_was_met_before(converter, deep, monkeypatch):
+    """All-INT8 and the fallback by type succeed; what would refine them fails."""
+    convert = PyTorchAdaptor.convert
+
+    def failing_with_many_int8_ops(self, model, plan, *arguments):
+        int8 = plan.counts().get("int8", 0)
+        if 1 < int8 < 8:
+            raise RuntimeError("the kernel refuses")
+        return convert(self, model, plan, *arguments)
+
+    monkeypatch.setattr(PyTorchAdaptor, "convert", failing_with_many_int8_ops)
+    result = converter()
+    assert result.met
+    assert any("3 different plans failed" in warning for warning in result.report.warnings)
+
+
 def test_nan_from_a_converted_model_is_a_miss_that_says_where_it_began(converter, monkeypatch):
     convert = PyTorchAdaptor.convert
 

@@ -1,0 +1,53 @@
+"""What a tuning run needs to know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from neural_mp.adaptors.base import Adaptor, Model
+from neural_mp.precision import Precision
+from neural_mp.space import TuningSpace
+from neural_mp.strategies.base import Strategy
+from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
+from neural_mp.tuning.data import Batches
+from neural_mp.tuning.evaluator import Evaluator
+from neural_mp.tuning.history import History
+from neural_mp.tuning.objectives import Measurement
+
+
+@dataclass(frozen=True)
+class TuningJob:
+    """What a run needs to know.
+
+    Attributes:
+        adaptor, model: the framework and the model it holds.
+        space: what every op may run in, user's constraints applied.
+        precisions: what the user asked for and this machine supports.
+        strategy: proposes plans.
+        evaluator: measures accuracy.
+        calibration: batches for calibration; None where there are none.
+        sampling_size: calibration samples to use.
+        criterion, exit_policy, objective, seed: as the user set them.
+        open_history: opens the run's record; only called where accuracy is evaluated.
+        measurement: how latency and memory are measured.
+        warnings: what the user was already warned of.
+        seconds: phases already done → how long they took.
+    """
+
+    adaptor: Adaptor
+    model: Model
+    space: TuningSpace
+    precisions: tuple[Precision, ...]
+    strategy: Strategy
+    evaluator: Evaluator
+    calibration: Batches | None
+    open_history: Callable[[], History]
+    measurement: Measurement
+    sampling_size: int = 100
+    criterion: AccuracyCriterion = AccuracyCriterion()
+    exit_policy: ExitPolicy = ExitPolicy()
+    objective: str = "performance"
+    seed: int = 0
+    warnings: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
