@@ -170,6 +170,23 @@ def test_strided_arrays_are_taken(view, net, digits):
     np.testing.assert_allclose(adaptor.predict(model, images), expected, atol=1e-4)
 
 
+def test_tensors_of_another_framework_are_taken(net, digits):
+    """As a tf.data.Dataset yields them: no numpy array, but able to become one."""
+
+    class Foreign:
+        def __init__(self, values):
+            self.values = values
+
+        def __array__(self, dtype=None, copy=None):
+            return np.asarray(self.values, dtype)
+
+    images = digits[1].images[:20]
+    adaptor, model = load(net, Foreign(images))
+    result = adaptor.predict(model, Foreign(images))
+    assert isinstance(result, np.ndarray)
+    np.testing.assert_array_equal(result, adaptor.predict(model, images))
+
+
 class WritesToItsInput(nn.Module):
     def __init__(self):
         super().__init__()

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from neural_mp.adaptors.base import Adaptor, ConversionCounts
 from neural_mp.errors import DataError
 from neural_mp.flow import observable_tensors
@@ -106,7 +104,7 @@ class PyTorchAdaptor(Adaptor):
         import torch
         from torch.utils import _pytree as pytree
 
-        from neural_mp.adaptors.pytorch.calls import to_arrays
+        from neural_mp.adaptors.pytorch.calls import is_array, to_arrays
 
         call = self._call(model, inputs)
         with torch.no_grad():
@@ -119,7 +117,7 @@ class PyTorchAdaptor(Adaptor):
                     f"the model was captured for inputs like {model.example} and cannot take {call}; "
                     f"its own code fixes those sizes: {str(error).splitlines()[0]}"
                 ) from None
-        arrays = any(isinstance(leaf, np.ndarray) for leaf in pytree.tree_leaves(inputs))
+        arrays = any(is_array(leaf) for leaf in pytree.tree_leaves(inputs))
         return to_arrays(result) if arrays else result
 
     def example_inputs(self, model: TorchModel, batch_size: int | None = None) -> Any:

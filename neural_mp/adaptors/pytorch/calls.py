@@ -79,8 +79,9 @@ class Convention:
     def _tensor(self, leaf: Any) -> Any:
         if leaf is None or isinstance(leaf, str | bytes):
             raise DataError(f"a batch's inputs hold {leaf!r}; expected arrays or tensors")
-        if not isinstance(leaf, np.ndarray | np.generic):
+        if not is_array(leaf):
             return leaf
+        leaf = np.asarray(leaf)
         if leaf.dtype.kind not in "fiub":
             raise DataError(f"a batch's inputs hold an array of {leaf.dtype}; expected numbers")
         # A copy: the model may be handed read-only or strided memory, and may write to its input.
@@ -93,6 +94,11 @@ def convention_of(module: nn.Module, names: tuple[str, ...] = ()) -> Convention:
     floats = (p.dtype for p in module.parameters() if p.is_floating_point())
     parameters = tuple(inspect.signature(module.forward).parameters)
     return Convention(parameters, names, next(floats, torch.float32))
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a value is an array, or another framework's tensor, but none of torch's."""
+    return hasattr(leaf, "__array__") and not isinstance(leaf, torch.Tensor)
 
 
 def has_axes(leaf: Any) -> bool:
