@@ -157,8 +157,29 @@ def test_a_batch_on_another_axis_is_kept_free():
 
 def test_a_size_the_model_fixes_is_named():
     adaptor, model = load(nn.Linear(4, 2), np.ones((3, 4)))
-    with pytest.raises(DataError, match=r"float32\[3, 4\] and cannot take float32\[3, 5\]"):
+    with pytest.raises(DataError, match=r"float32\[2, 4\] and cannot take float32\[3, 5\]"):
         adaptor.predict(model, np.ones((3, 5)))
+
+
+class FixedBatch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.out = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.out(F.relu(self.layer(x)).reshape(3, 2, 6).sum(1))
+
+
+def test_a_fixed_batch_size_is_said_and_survives_saving(all_machine, tmp_path):
+    x = np.random.default_rng(0).random((6, 4))
+    adaptor, model = load(FixedBatch(), x)
+    assert any("fixes the batch size to 6" in warning for warning in model.warnings)
+    space = adaptor.space(model, all_machine)
+    observed = adaptor.observe(model, [x], space)
+    converted = adaptor.convert(model, uniform(space, INT8), observed, space)
+    adaptor.save(converted, tmp_path)
+    restored = adaptor.restore(tmp_path)
+    np.testing.assert_array_equal(adaptor.predict(restored, x), adaptor.predict(converted, x))
 
 
 @pytest.mark.parametrize("view", [lambda a: a[:, :, ::-1], lambda a: a.transpose(0, 1, 3, 2)])

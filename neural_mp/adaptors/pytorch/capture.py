@@ -27,11 +27,11 @@ _IMAGE_SIZES = (32, 64, 224, 28, 8, 16, 48, 96, 112, 128, 160, 192, 256, 299, 38
 _ATTEMPTS = (("all", False), ("first", False), ("first", True), ("none", False))
 
 
-def capture(module: nn.Module, call: Call) -> tuple[ExportedProgram, list[str]]:
+def capture(module: nn.Module, call: Call) -> ExportedProgram:
     """Export a module, in inference mode, with axes as free as it allows.
 
     Returns:
-        The program with functional ops only, and warnings.
+        The program with functional ops only.
 
     Raises:
         DataError: the module does not run on these inputs at all.
@@ -43,13 +43,11 @@ def capture(module: nn.Module, call: Call) -> tuple[ExportedProgram, list[str]]:
         _run_once(module, call)
         for axes, strict in _ATTEMPTS:
             try:
-                program = export(module, call, axes, strict)
+                return export(module, call, axes, strict)
             except Exception as error:
                 # torch.export raises dozens of unrelated types, user code any type at all.
                 logger.debug("export (%s axes, strict=%s) failed", axes, strict, exc_info=True)
                 errors.append(error)
-                continue
-            return program, _batch_warnings(program)
     raise _capture_error(module, errors[0])
 
 
@@ -174,16 +172,20 @@ def _at_least_two(call: Call) -> Call:
     return resized(call, 2) if sizes == {1} else call
 
 
-def _batch_warnings(program: ExportedProgram) -> list[str]:
+def fixed_batch_sizes(program: ExportedProgram) -> list[int]:
+    """The lengths of the inputs' first axes, those only that the program fixes."""
     inputs = set(program.graph_signature.user_inputs)
     sizes = [
         node.meta["val"].shape[0]
         for node in program.graph.nodes
         if node.op == "placeholder" and node.name in inputs and has_axes(node.meta.get("val"))
     ]
-    if all(isinstance(size, torch.SymInt) for size in sizes):
-        return []
-    return [f"the model's own code fixes the batch size to {', '.join(map(str, sizes))}"]
+    return [int(size) for size in sizes if not _is_free(size)]
+
+
+def _is_free(size: Any) -> bool:
+    # A symbol that turned out to have one value only is still of the symbolic type.
+    return isinstance(size, torch.SymInt) and size.node.maybe_as_int() is None
 
 
 def _capture_error(module: nn.Module, error: Exception) -> CaptureError:

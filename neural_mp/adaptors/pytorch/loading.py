@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch import capture, storage
-from neural_mp.adaptors.pytorch.calls import Call, Convention, convention_of
+from neural_mp.adaptors.pytorch.calls import Call, Convention, convention_of, smallest
 from neural_mp.adaptors.pytorch.model import CONVERTED, TorchModel
 from neural_mp.adaptors.pytorch.prepare import drop_updates, prepare
 from neural_mp.errors import ConfigurationError, ModelLoadError
@@ -49,8 +49,8 @@ def load(source: Any, inputs: Any, example: Any) -> TorchModel:
             f"no data was given, so the model was captured with an inferred input, {call}; "
             f"set inputs to an example tensor to be sure"
         )
-    program, found = capture.capture(source, call)
-    return _assemble(program, call, convention, source, [*warnings, *found])
+    program = capture.capture(source, call)
+    return _assemble(program, call, convention, source, warnings)
 
 
 def _refuse_unsuitable(source: Any) -> None:
@@ -67,6 +67,12 @@ def _assemble(
     original: nn.Module | None,
     warnings: list[str],
 ) -> TorchModel:
+    fixed = capture.fixed_batch_sizes(program)
+    if fixed:
+        sizes = ", ".join(map(str, fixed))
+        warnings.append(f"the model's own code fixes the batch size to {sizes}")
+    else:
+        call = smallest(call)
     module = program.module(check_guards=False)
     warnings.extend(drop_updates(module))
     module = prepare(module)

@@ -14,7 +14,7 @@ import torch
 from torch.export import ExportedProgram
 
 from neural_mp.adaptors.pytorch import ops
-from neural_mp.adaptors.pytorch.calls import Call, convention_of, resized
+from neural_mp.adaptors.pytorch.calls import Call, convention_of
 from neural_mp.adaptors.pytorch.capture import export, quiet_export
 from neural_mp.adaptors.pytorch.lower import lower
 from neural_mp.adaptors.pytorch.model import CONVERTED, OP_NAME, TorchModel, shallow_copy
@@ -29,8 +29,8 @@ DETAILS_FILE = "details.json"
 
 def save(model: TorchModel, folder: Path) -> None:
     """Write the portable form and the names of its ops into a folder."""
-    # The format keeps the example inputs: no user's data, and no more of it than need be.
-    example = resized(model.example, 2).map(
+    # The format keeps the example inputs: they must not be the user's data.
+    example = model.example.map(
         lambda leaf: torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else leaf
     )
     try:
