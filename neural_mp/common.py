@@ -62,7 +62,7 @@ class DataLoader:
 
     Args:
         dataset: anything with `__getitem__` and `__len__`, or any iterable, whose items are
-            `(inputs, label)`. An iterable that can be walked only once can be loaded only once.
+            `(inputs, label)`. One that can be walked only once is read into memory.
         batch_size: samples a batch.
         collate_fn: list of samples → batch; the default stacks with numpy.
         shuffle: draw the samples in a random order, a new one each time, the same sequence of
@@ -97,7 +97,8 @@ class DataLoader:
             raise DataError(f"last_batch must be 'rollover' or 'discard', got {last_batch!r}")
         if shuffle and not self._indexable:
             raise DataError("shuffle needs a dataset with __getitem__ and __len__")
-        self.dataset = dataset
+        self.dataset = list(dataset) if isinstance(dataset, Iterator) else dataset
+        self._indexable = self._indexable or isinstance(dataset, Iterator)
         self.batch_size = batch_size
         self.collate_fn = collate_fn or stack
         self.shuffle = shuffle

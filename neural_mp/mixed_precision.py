@@ -279,7 +279,7 @@ class MixedPrecision:
             data = Batches(build_dataloader(performance.dataloader), "performance.dataloader")
         return Measurement(
             adaptor,
-            data.first_inputs() if data is not None else None,
+            data.first_inputs() if data is not None else adaptor.example_inputs(model),
             self.objective,
             performance.warmup,
             performance.iteration,
@@ -298,9 +298,12 @@ class MixedPrecision:
         fingerprint: Mapping[str, str] = {
             "model": adaptor.fingerprint(model),
             "data": evaluation.fingerprint() if evaluation is not None else "none",
-            "calibration data": "the same"
-            if calibration is None or calibration is evaluation
-            else calibration.fingerprint(),
+            "calibration": f"{self.sampling_size} samples of "
+            + (
+                "the same data"
+                if calibration is None or calibration is evaluation
+                else calibration.fingerprint()
+            ),
             "metric": metric_words(metrics, self.eval_func),
             "criterion": str(criterion),
         }

@@ -50,7 +50,9 @@ def test_an_iterable_will_do():
     def read():
         yield from samples(5)
 
-    assert [list(labels) for _, labels in DataLoader(read(), 2)] == [[0, 1], [2, 3], [4]]
+    loader = DataLoader(read(), 2)
+    for _ in range(2):  # one that can be walked only once is kept
+        assert [list(labels) for _, labels in loader] == [[0, 1], [2, 3], [4]]
 
 
 def test_a_collate_function_of_ones_own():
@@ -65,7 +67,7 @@ def test_a_collate_function_of_ones_own():
         ({"batch_size": 0}, "batch_size.*got 0"),
         ({"batch_size": 2.0}, r"batch_size.*got 2\.0"),
         ({"last_batch": "drop"}, "'drop'"),
-        ({"dataset": iter(()), "shuffle": True}, "shuffle needs"),
+        ({"dataset": {1, 2}, "shuffle": True}, "shuffle needs"),
         ({"collate_fn": 3}, "collate_fn must be a function"),
     ],
 )

@@ -31,7 +31,10 @@ class Basic(Strategy):
     2. Of what fails, one op type after the other back to a higher precision.
     3. Op by op in order of impact, accumulating; within the type that helped, if one did. Ops
        that share a quantized tensor fall back together, since one alone changes nothing.
-    4. When that met the target, the ops that only wrote the shared tensors are lowered again.
+    4. When that met the target, what brought nothing on the way is lowered again, and then the
+       ops that only wrote the shared tensors.
+
+    A plan that leaves nothing in a lower precision is never proposed: it is the model as it was.
 
     Steps 2 and 3 are tried with the 16-bit precision first, where one was asked for, then FP32.
     """
@@ -115,7 +118,10 @@ def _by_type(
     for op in _low(problem, base):
         by_type.setdefault(space.graph[op].type, []).append(op)
     for ops in sorted(by_type.values(), key=len):
-        (trial,) = yield [_raised(space, base, ops, target)]
+        plan = _raised(space, base, ops, target)
+        if not _low(problem, plan):
+            continue
+        (trial,) = yield [plan]
         if trial.met:
             return frozenset(ops)
     return None
@@ -142,14 +148,44 @@ def _op_by_op(
     space = problem.space
     if not any(unit.noise for unit in units):
         units = yield from _ranked_by_trial(problem, base, units, target)
-    plan = base
+    plan, least_harm = base, float("inf")
+    useful: list[_Unit] = []
     for count, unit in enumerate(units, start=1):
         plan = _raised(space, plan, unit.ops, target)
+        if not _low(problem, plan):
+            # The last unit may be all that the useful ones lack.
+            return (yield from _only_these(problem, base, [*useful, unit], units, target))
         (trial,) = yield [plan]
+        if trial.harm < least_harm:
+            useful.append(unit)
+            least_harm = trial.harm
         if trial.met:
-            yield from _lower_producers(space, base, plan, units[:count])
+            if not (yield from _only_these(problem, base, useful, units[:count], target)):
+                yield from _lower_producers(space, base, plan, units[:count])
             return True
     return False
+
+
+def _only_these(
+    problem: TuningProblem,
+    base: PrecisionPlan,
+    useful: list[_Unit],
+    raised: list[_Unit],
+    target: Precision,
+) -> Generator[list[PrecisionPlan], list[Trial], bool]:
+    """With only those units raised that lessened the harm, then without their writers.
+
+    Returns:
+        Whether a plan tried here met the target.
+    """
+    plan = _raised(problem.space, base, (op for unit in useful for op in unit.ops), target)
+    fewer = len(useful) < len(raised) and bool(_low(problem, plan))
+    if fewer:
+        (trial,) = yield [plan]
+        if not trial.met:
+            return False
+    lowered = yield from _lower_producers(problem.space, base, plan, useful)
+    return fewer or lowered
 
 
 def _ranked_by_trial(
@@ -158,7 +194,11 @@ def _ranked_by_trial(
     """Where calibration says nothing of impact: raise each unit alone and see."""
     harms = []
     for unit in units:
-        (trial,) = yield [_raised(problem.space, base, unit.ops, target)]
+        plan = _raised(problem.space, base, unit.ops, target)
+        if not _low(problem, plan):
+            harms.append(float("inf"))
+            continue
+        (trial,) = yield [plan]
         harms.append(trial.harm)
         if trial.met:
             return [unit]
@@ -168,9 +208,11 @@ def _ranked_by_trial(
 
 def _lower_producers(
     space: TuningSpace, base: PrecisionPlan, plan: PrecisionPlan, raised: list[_Unit]
-) -> Generator[list[PrecisionPlan], list[Trial], None]:
-    """Lower again what only wrote the tensors that are now float, in one try."""
+) -> Generator[list[PrecisionPlan], list[Trial], bool]:
+    """Lower again what only wrote the tensors that are now float, in one try; whether it met."""
     readers = {op for unit in raised for op in unit.ops - unit.producers}
     writers = {op for unit in raised for op in unit.producers} - readers
-    if writers:
-        yield [plan.replacing({op: base[op] for op in writers})]
+    if not writers:
+        return False
+    (trial,) = yield [plan.replacing({op: base[op] for op in writers})]
+    return trial.met

@@ -12,7 +12,7 @@ from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.errors import ConversionError
 from neural_mp.observations import Observations
 from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import FP32, Precision
+from neural_mp.precision import FP32, OpConfig, Precision
 from neural_mp.space import TuningSpace
 
 INT8, BF16, FP16 = Precision.INT8, Precision.BF16, Precision.FP16
@@ -116,6 +116,15 @@ class AdaptorContract:
             )
             result = adaptor.predict(convert(plan), images)
             assert signal_to_noise(reference, result) > 10, (seed, plan.to_dict())
+
+    def test_a_plan_may_name_ops_that_run_along(self, adaptor, space, convert, images):
+        plan = uniform(space, INT8)
+        along = {op.name: OpConfig(INT8) for op in space.graph if op.cluster or op.carries_int8}
+        assert along
+        np.testing.assert_array_equal(
+            adaptor.predict(convert(plan.replacing(along)), images),
+            adaptor.predict(convert(plan), images),
+        )
 
     def test_conversion_is_deterministic(self, adaptor, space, convert, images):
         plan = uniform(space, INT8)

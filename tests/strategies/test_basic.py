@@ -109,6 +109,25 @@ def test_fallbacks_accumulate_until_two_bad_places_are_both_out():
     assert len(int8_ops(best.plan)) == 6
 
 
+def test_units_that_brought_nothing_are_lowered_again():
+    """Two causes, the second at the very end: what was raised in between was in vain."""
+
+    def harm(plan):
+        return 0.3 * ("op2" in int8_ops(plan)) + 0.02 * ("op7" in int8_ops(plan))
+
+    noise = {f"op{i}": 0.1 - i / 100 for i in range(8)} | {"op1": 0.9}
+    trials = run(chain(8), harm, noise)
+    best = max((t for t in trials if t.met), key=lambda t: len(int8_ops(t.plan)))
+    assert {"op2", "op7"}.isdisjoint(int8_ops(best.plan))
+    assert len(int8_ops(best.plan)) >= 5
+
+
+@pytest.mark.parametrize("length", [2, 4, 8])
+def test_the_model_as_it_was_is_never_proposed(length):
+    for trial in run(chain(length), lambda plan: 0.5 * len(int8_ops(plan))):
+        assert int8_ops(trial.plan)
+
+
 def test_bf16_is_tried_before_fp32_where_it_was_asked_for():
     space = chain(configs=(*INT8, BF16, FP32))
     trials = run(space, hostile_tensor, {"op1": 0.9}, (Precision.INT8, Precision.BF16))

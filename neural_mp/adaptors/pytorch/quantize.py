@@ -8,7 +8,7 @@ from torch.fx import GraphModule, Node
 from neural_mp.adaptors.calibration import affine_parameters
 from neural_mp.adaptors.pytorch import ops
 from neural_mp.adaptors.pytorch.casts import cast_dtype
-from neural_mp.adaptors.pytorch.graph import tensor_name
+from neural_mp.adaptors.pytorch.graph import is_head, tensor_name
 from neural_mp.adaptors.pytorch.model import OP_NAME, add_constant, constant, op_nodes
 from neural_mp.errors import ConversionError
 from neural_mp.flow import Flow
@@ -32,7 +32,9 @@ def insert_quantization(
         scale, zero_point = _parameters(flow.root[tensor], algorithm, observations)
         _quantize(module, nodes[tensor], scale, zero_point, flow)
     for name, node in op_nodes(module).items():
-        if plan.get(name) is not None and plan[name].precision is Precision.INT8:
+        # A plan may also name what runs along with a layer; only layers have weights.
+        named_int8 = name in plan and plan[name].precision is Precision.INT8
+        if named_int8 and is_head(module, node):
             _quantize_weight(module, node)
 
 
