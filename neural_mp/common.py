@@ -40,6 +40,12 @@ class Metric(Protocol):
         """The value over everything taken in since the last reset."""
 
 
+def missing_methods(metric: Any) -> list[str]:
+    """Those methods of a `Metric` that an object lacks."""
+    needed = ("update", "reset", "result")
+    return [name for name in needed if not callable(getattr(metric, name, None))]
+
+
 def stack(samples: Sequence[Any]) -> Any:
     """Stack samples as numpy arrays along a new first axis, inside tuples, lists and dicts too."""
     first = samples[0]

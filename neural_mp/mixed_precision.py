@@ -253,7 +253,7 @@ class MixedPrecision:
     def _load(self, calibration: Batches | None) -> tuple[Adaptor, Model]:
         source = resolve_source(self.model)
         adaptor = adaptor_for(source, self.framework)
-        example = calibration.first_inputs() if calibration is not None else None
+        example = calibration.first_inputs if calibration is not None else None
         model = adaptor.load(source, inputs=self.inputs, outputs=self.outputs, example=example)
         return adaptor, model
 
@@ -279,7 +279,7 @@ class MixedPrecision:
             data = Batches(build_dataloader(performance.dataloader), "performance.dataloader")
         return Measurement(
             adaptor,
-            data.first_inputs() if data is not None else adaptor.example_inputs(model),
+            data.first_inputs if data is not None else adaptor.example_inputs(model),
             self.objective,
             performance.warmup,
             performance.iteration,

@@ -111,10 +111,16 @@ class TuningSpace:
         )
 
     @cached_property
+    def int8_ops(self) -> frozenset[str]:
+        """The decided ops that can run in INT8."""
+        return frozenset(
+            op for op in self.decided if self.capabilities[op].config(Precision.INT8) is not None
+        )
+
+    @cached_property
     def tensors(self) -> tuple[QuantizedTensor, ...]:
         """The tensors that are stored in INT8 when every op that can runs in INT8."""
-        able = (op for op in self.decided if self.capabilities[op].config(Precision.INT8))
-        return quantized_tensors(self.graph, frozenset(able))
+        return quantized_tensors(self.graph, self.int8_ops)
 
     @cached_property
     def bound_together(self) -> tuple[frozenset[str], ...]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from neural_mp.common import Metric
+from neural_mp.common import Metric, missing_methods
 from neural_mp.config import MetricSettings
 from neural_mp.data.user_code import load_user_object
 from neural_mp.errors import ConfigurationError, DataError, MetricError
@@ -102,7 +102,7 @@ def _qualified(kind: Any) -> str:
 def _checked(metric: Any) -> Metric:
     if isinstance(metric, type):
         raise MetricError(f"metric is the class {metric.__name__}; give an instance of it")
-    missing = [name for name in ("update", "reset", "result") if not hasattr(metric, name)]
+    missing = missing_methods(metric)
     if missing:
         raise MetricError(
             f"the metric {type(metric).__name__} has no {missing[0]}(); a metric needs "

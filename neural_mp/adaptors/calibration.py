@@ -57,7 +57,8 @@ class TensorStatistics:
         """Take in one batch.
 
         Args:
-            low, high: the smallest and largest value.
+            low: the smallest value.
+            high: the largest value.
             channel_power: mean square of every channel, shape [channels].
             count: how many values a channel has in this batch.
             sample: at most `SAMPLES_PER_BATCH` values drawn from all over the batch.

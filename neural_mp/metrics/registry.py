@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.common import Metric
+from neural_mp.common import Metric, missing_methods
 from neural_mp.data.registry import Registry
 from neural_mp.errors import ConfigurationError, MetricError
 
@@ -37,8 +37,7 @@ def build_metric(name: str, options: Mapping[str, Any] | int | None = None) -> M
             f"the options of metric {name!r} must be written as option: value, got {options!r}"
         )
     metric = METRICS.build(name, options)
-    needed = ("update", "reset", "result")
-    missing = [method for method in needed if not callable(getattr(metric, method, None))]
+    missing = missing_methods(metric)
     if missing:
         raise MetricError(
             f"metric {name!r} is a {type(metric).__name__} without {' and '.join(missing)}; "

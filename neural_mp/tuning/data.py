@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -78,8 +79,9 @@ class Batches:
         for batch in self:
             yield batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
 
+    @cached_property
     def first_inputs(self) -> Any:
-        """The inputs of the first batch."""
+        """The inputs of the first batch, read once."""
         return next(self.inputs())
 
     def __len__(self) -> int:

@@ -23,7 +23,7 @@ class Measurement:
 
     Attributes:
         adaptor: runs the models.
-        inputs: one batch; None where there is none, then nothing but sizes is measured.
+        inputs: one batch.
         objective: what the run is after; the costlier figures are taken only for their own.
         warmup, iterations: runs not counted, and counted at most.
         time_limit: seconds after which no further run starts.
@@ -31,18 +31,16 @@ class Measurement:
     """
 
     adaptor: Adaptor
-    inputs: Any = None
+    inputs: Any
     objective: str = "performance"
     warmup: int = 5
     iterations: int = 30
     time_limit: float = 5.0
     threads: int | None = None
 
-    def __call__(self, baseline: Model, candidate: Model) -> tuple[dict[str, float], float | None]:
+    def __call__(self, baseline: Model, candidate: Model) -> tuple[dict[str, float], float]:
         """The objectives of a candidate (smaller is better), and its speed-up over FP32."""
         found = {"modelsize": float(self.adaptor.size(candidate))}
-        if self.inputs is None:
-            return found, None
         latencies = self.latencies(baseline, candidate)
         speedup = latencies["baseline"] / latencies["candidate"]
         found["performance"] = latencies["candidate"]
@@ -54,13 +52,11 @@ class Measurement:
 
     @property
     def batch_size(self) -> int:
-        """Samples in the batch that is measured; 0 without one."""
-        return 0 if self.inputs is None else count_samples(self.inputs)
+        """Samples in the batch that is measured."""
+        return count_samples(self.inputs)
 
     def latencies(self, baseline: Model, candidate: Model) -> dict[str, float]:
-        """Median seconds a batch of both, measured in turn; empty without a batch."""
-        if self.inputs is None:
-            return {}
+        """Median seconds a batch of both, measured in turn."""
         if candidate is baseline:
             runs = [lambda: self.adaptor.predict(baseline, self.inputs)]
         else:

@@ -92,8 +92,6 @@ class TrialRunner:
     def _origin_of_nan(self, model: Model) -> str:
         """Where NaN or Inf begins in a candidate, if it does and FP32 has none, as a clause."""
         inputs = self.job.measurement.inputs
-        if inputs is None:
-            return ""
         op = self.job.adaptor.first_non_finite(model, inputs)
         if op is None or self.job.adaptor.first_non_finite(self.job.model, inputs) is not None:
             return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -183,7 +183,7 @@ class Tuner:
             self.listener.step()
 
         with self._timed("calibrate"):
-            total = -(-job.sampling_size // max(1, count_samples(job.calibration.first_inputs())))
+            total = -(-job.sampling_size // max(1, count_samples(job.calibration.first_inputs)))
             known = len(job.calibration)
             self.listener.phase("Calibrating", min(total, known) if known else total)
             batches = limited(job.calibration.inputs(), job.sampling_size, before_each)
@@ -252,7 +252,6 @@ class Tuner:
         evaluated = self._history is not None
         if model is None or plan is None:
             model, plan = job.model, job.space.fp32_plan()
-        latencies: Mapping[str, float] = {}
         with self._timed("measure"):
             self.listener.phase("Measuring latency")
             latencies = job.measurement.latencies(job.model, model)
@@ -260,8 +259,8 @@ class Tuner:
             baseline_accuracy=self.baseline,
             accuracy=best.accuracy if best else self.baseline,
             target=job.criterion.target(self.baseline) if self.baseline is not None else None,
-            baseline_latency=latencies.get("baseline"),
-            latency=latencies.get("candidate"),
+            baseline_latency=latencies["baseline"],
+            latency=latencies["candidate"],
             batch_size=job.measurement.batch_size,
             baseline_size=job.adaptor.size(job.model),
             size=job.adaptor.size(model),

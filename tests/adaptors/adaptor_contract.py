@@ -163,9 +163,7 @@ class AdaptorContract:
         assert (low, high) == (seen.min(), seen.max())
         assert observations.samples == 100
 
-    def test_saving_and_restoring_changes_nothing(
-        self, adaptor, space, convert, images, tmp_path
-    ):
+    def test_saving_and_restoring_changes_nothing(self, adaptor, space, convert, images, tmp_path):
         converted = convert(uniform(space, INT8))
         adaptor.save(converted, tmp_path)
         restored = adaptor.restore(tmp_path)

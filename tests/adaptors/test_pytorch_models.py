@@ -295,7 +295,9 @@ def test_what_was_converted_or_scripted_is_refused(net, all_machine, digits):
     images = digits[1].images[:8]
     adaptor, model = load(net, images)
     space = adaptor.space(model, all_machine)
-    converted = adaptor.convert(model, uniform(space, BF16), adaptor.observe(model, [], space), space)
+    converted = adaptor.convert(
+        model, uniform(space, BF16), adaptor.observe(model, [], space), space
+    )
     with pytest.raises(ModelLoadError, match="already converted"):
         adaptor.load(adaptor.native(converted), example=images)
     with pytest.raises(ModelLoadError, match="TorchScript"):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from neural_mp.graph import OpGraph
 from neural_mp.hardware import Hardware
 from neural_mp.observations import Observations
 from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import Precision
 from neural_mp.space import Capability, TuningSpace
 
 if TYPE_CHECKING:
@@ -72,8 +71,7 @@ class PyTorchAdaptor(Adaptor):
         """Ranges and noise of every tensor that may be quantized."""
         from neural_mp.adaptors.pytorch.observe import observe
 
-        able = (op for op in space.decided if space.capabilities[op].config(Precision.INT8))
-        tensors = observable_tensors(space.graph, frozenset(able))
+        tensors = observable_tensors(space.graph, space.int8_ops)
         return observe(model.portable, (self._call(model, b) for b in batches), tensors)
 
     def convert(
@@ -85,8 +83,8 @@ class PyTorchAdaptor(Adaptor):
     ) -> TorchModel:
         """16-bit ops by casts, INT8 ops by quantize/dequantize pairs, then integer kernels."""
         from neural_mp.adaptors.pytorch.casts import insert_casts
-        from neural_mp.adaptors.pytorch.lower import lower
-        from neural_mp.adaptors.pytorch.model import CONVERTED, finish, shallow_copy
+        from neural_mp.adaptors.pytorch.lower import runnable_form
+        from neural_mp.adaptors.pytorch.model import finish, shallow_copy
         from neural_mp.adaptors.pytorch.quantize import insert_quantization
 
         resolved = space.resolve(plan)
@@ -95,8 +93,7 @@ class PyTorchAdaptor(Adaptor):
         insert_casts(portable, flow)
         insert_quantization(portable, flow, resolved, observations)
         finish(portable)
-        runnable = lower(shallow_copy(portable))
-        runnable.meta[CONVERTED] = True
+        runnable = runnable_form(portable)
         return replace(model, portable=portable, runnable=runnable, original=None)
 
     def predict(self, model: TorchModel, inputs: Any) -> Any:
@@ -114,8 +111,8 @@ class PyTorchAdaptor(Adaptor):
                 if "Expected input" not in str(error):
                     raise
                 raise DataError(
-                    f"the model was captured for inputs like {model.example} and cannot take {call}; "
-                    f"its own code fixes those sizes: {str(error).splitlines()[0]}"
+                    f"the model was captured for inputs like {model.example} and cannot take "
+                    f"{call}; its own code fixes those sizes: {str(error).splitlines()[0]}"
                 ) from None
         arrays = any(is_array(leaf) for leaf in pytree.tree_leaves(inputs))
         return to_arrays(result) if arrays else result
@@ -156,12 +153,16 @@ class PyTorchAdaptor(Adaptor):
 
     def fingerprint(self, model: TorchModel) -> str:
         """Of the graph's ops in order and every weight."""
+        import torch
+
         digest = hashlib.sha256()
         for node in model.portable.graph.nodes:
             digest.update(f"{node.op} {node.target} {node.name};".encode())
         for name, value in sorted(model.portable.state_dict().items()):
             digest.update(name.encode())
-            digest.update(value.detach().contiguous().reshape(-1).view(_bytes()).numpy().tobytes())
+            digest.update(
+                value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            )
         return digest.hexdigest()
 
     def first_non_finite(self, model: TorchModel, inputs: Any) -> str | None:
@@ -196,9 +197,3 @@ class PyTorchAdaptor(Adaptor):
 
     def _call(self, model: TorchModel, inputs: Any) -> Call:
         return model.convention.call(inputs)
-
-
-def _bytes() -> Any:
-    import torch
-
-    return torch.uint8

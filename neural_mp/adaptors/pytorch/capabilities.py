@@ -126,7 +126,9 @@ def capabilities(model: TorchModel, hardware: Hardware) -> Mapping[str, Capabili
     clusters = find_clusters(module)
     found = {}
     for name, node in op_nodes(module).items():
-        builder = _Builder(frozenset(p for p, s in supports.items() if s.available and not s.native))
+        builder = _Builder(
+            frozenset(p for p, s in supports.items() if s.available and not s.native)
+        )
         reason = int8_obstacle(module, node, name in clusters)
         if reason is None:
             builder.configs.extend(INT8_CONFIGS)

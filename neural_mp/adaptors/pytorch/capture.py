@@ -81,9 +81,9 @@ def guess_call(module: nn.Module) -> Call:
         ):
             try:
                 module(torch.zeros(shape, dtype=dtype))
-            except Exception as error:
+            except Exception:
                 # Whatever a model says of a size it cannot take.
-                logger.debug("shape %s does not fit: %s", shape, error)
+                logger.debug("shape %s does not fit", shape, exc_info=True)
                 continue
         return Call((torch.zeros(shape, dtype=dtype),))
     raise DataError(

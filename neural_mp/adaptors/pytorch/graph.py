@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.pytorch.model import OP_NAME, constant, op_nodes
+from neural_mp.adaptors.pytorch.model import OP_NAME, constant, only_user, op_nodes
 from neural_mp.adaptors.pytorch.prepare import has_tensors, op_type
 from neural_mp.graph import Op, OpGraph
 
@@ -87,25 +87,21 @@ def find_clusters(module: GraphModule) -> dict[str, str]:
     for layer in reversed(layers):
         head = layer.meta[OP_NAME]
         tail, summed = layer, False
-        addition = _only_user(tail)
-        if addition is not None and is_residual(layer, addition) and not _taken(addition, heads):
+        addition = only_user(tail)
+        if (
+            addition is not None
+            and is_residual(layer, addition)
+            and addition.meta[OP_NAME] not in heads
+        ):
             heads[addition.meta[OP_NAME]] = head
             tail, summed = addition, True
-        activation = _only_user(tail)
+        activation = only_user(tail)
         if activation is None or activation.target not in ACTIVATIONS:
             continue
         _, kernels = ACTIVATIONS[activation.target]
         if layer.target in kernels and not (summed and activation.target is not aten.relu.default):
             heads[activation.meta[OP_NAME]] = head
     return heads
-
-
-def _only_user(node: Node) -> Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
-
-
-def _taken(node: Node, heads: dict[str, str]) -> bool:
-    return node.meta[OP_NAME] in heads
 
 
 def is_residual(layer: Node, addition: Node) -> bool:

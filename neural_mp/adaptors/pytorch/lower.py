@@ -17,7 +17,14 @@ from neural_mp.adaptors.pytorch.graph import (
     LINEAR,
     is_residual,
 )
-from neural_mp.adaptors.pytorch.model import OP_NAME, attribute, finish
+from neural_mp.adaptors.pytorch.model import (
+    CONVERTED,
+    OP_NAME,
+    attribute,
+    finish,
+    only_user,
+    shallow_copy,
+)
 
 aten = torch.ops.aten
 onednn = torch.ops.onednn
@@ -46,16 +53,25 @@ class _Kernel:
     Attributes:
         layer: the convolution or dense layer.
         tail: the last op it takes in.
-        summand: the other term of a residual addition, in uint8; None without one.
+        addition: the residual addition; None without one.
+        summand: the other term of the addition, dequantized.
         activation: the activation's node; None without one.
         output: the quantize op behind it; None where the result is a float.
     """
 
     layer: Node
     tail: Node
+    addition: Node | None = None
     summand: Node | None = None
     activation: Node | None = None
     output: Node | None = None
+
+
+def runnable_form(portable: GraphModule) -> GraphModule:
+    """The integer kernels of a graph of the portable form, as a converted module of its own."""
+    runnable = lower(shallow_copy(portable))
+    runnable.meta[CONVERTED] = True
+    return runnable
 
 
 def lower(module: GraphModule) -> GraphModule:
@@ -79,17 +95,13 @@ def _is(value: Any, target: Any) -> bool:
     return isinstance(value, Node) and value.target is target
 
 
-def _only_user(node: Node) -> Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
-
-
 def _match(layer: Node) -> _Kernel:
     """What the kernel of a layer can take in.
 
     A residual addition is taken in only where both its other term and its result are uint8:
     then the kernel adds in place.
     """
-    addition = _only_user(layer)
+    addition = only_user(layer)
     if addition is not None and is_residual(layer, addition):
         summand = addition.args[1] if addition.args[0] is layer else addition.args[0]
         activation = _activation(addition, layer)
@@ -98,21 +110,21 @@ def _match(layer: Node) -> _Kernel:
         tail = activation or addition
         output = _quantizer(tail)
         if output is not None and _is(summand, ops.dequantize):
-            return _Kernel(layer, tail, summand.args[0], activation, output)
+            return _Kernel(layer, tail, addition, summand, activation, output)
     activation = _activation(layer, layer)
     tail = activation or layer
-    return _Kernel(layer, tail, None, activation, _quantizer(tail))
+    return _Kernel(layer, tail, activation=activation, output=_quantizer(tail))
 
 
 def _activation(node: Node, layer: Node) -> Node | None:
-    user = _only_user(node)
+    user = only_user(node)
     if user is None or user.target not in ACTIVATIONS:
         return None
     return user if layer.target in ACTIVATIONS[user.target][1] else None
 
 
 def _quantizer(tail: Node) -> Node | None:
-    user = _only_user(tail)
+    user = only_user(tail)
     return user if _is(user, ops.quantize) else None
 
 
@@ -122,7 +134,7 @@ def _replace(module: GraphModule, kernel: _Kernel) -> None:
     scale, zero_point = (1.0, 0) if replaced is None else (replaced.args[1], replaced.args[2])
     if replaced is None:
         replaced, dtype = kernel.tail, torch.float32
-        cast = _only_user(replaced)
+        cast = only_user(replaced)
         wanted = cast_dtype(cast)
         if cast is not None and wanted in _FLOAT_OUTPUTS[layer.target]:
             replaced, dtype = cast, wanted
@@ -158,14 +170,13 @@ def _summing_convolution(
     weights: tuple[Node, Node, Node],
     behind: tuple[float, int, torch.dtype],
 ) -> Node:
-    layer, summand = kernel.layer, kernel.summand
-    assert summand is not None
-    addition = kernel.tail if kernel.activation is None else kernel.activation.args[0]
-    other = next(a for a in addition.args if _is(a, ops.dequantize) and a.args[0] is summand)
-    accumulator = summand
-    if not _may_overwrite(summand, addition, before[0]):
+    layer = kernel.layer
+    assert kernel.summand is not None
+    assert kernel.addition is not None
+    accumulator, scale, zero_point, _ = kernel.summand.args
+    if not _may_overwrite(accumulator, kernel.addition, before[0]):
         accumulator = graph.call_function(
-            aten.clone.default, (summand,), {"memory_format": torch.channels_last}
+            aten.clone.default, (accumulator,), {"memory_format": torch.channels_last}
         )
     unary = "none" if kernel.activation is None else "relu"
     return graph.call_function(
@@ -177,8 +188,8 @@ def _summing_convolution(
             _bias(layer),
             *_geometry(layer),
             *behind,
-            other.args[1],
-            other.args[2],
+            scale,
+            zero_point,
             "sum",
             1.0,
             unary,
@@ -219,9 +230,7 @@ def _weights(module: GraphModule, layer: Node) -> tuple[Node, Node, Node]:
         packed = onednn.qlinear_prepack(integers, [rows, shape[-1]])
     else:
         _, scale, zero_point = _source_arguments(layer)
-        packed = onednn.qconv_prepack(
-            integers, scales, scale, zero_point, *_geometry(layer), shape
-        )
+        packed = onednn.qconv_prepack(integers, scales, scale, zero_point, *_geometry(layer), shape)
     zeros = torch.zeros(scales.numel(), dtype=torch.long)
     return (
         _buffer(module, f"{layer.name}_packed", packed),
@@ -265,7 +274,7 @@ def _geometry(layer: Node) -> tuple[list[int], list[int], list[int], int]:
 
 
 def _post_op(activation: Node | None) -> tuple[str, list[Any], str]:
-    """oneDNN's name of an activation, its scalars and its algorithm."""
+    """OneDNN's name of an activation, its scalars and its algorithm."""
     if activation is None:
         return "none", [], ""
     name, _ = ACTIVATIONS[activation.target]

@@ -58,6 +58,11 @@ def op_nodes(module: GraphModule) -> dict[str, Node]:
     return {n.meta[OP_NAME]: n for n in module.graph.nodes if OP_NAME in n.meta}
 
 
+def only_user(node: Node) -> Node | None:
+    """The one node that reads a node's result; None if several do, or none."""
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
 def add_constant(module: GraphModule, name: str, value: torch.Tensor, like: Node) -> Node:
     """Register a buffer and read it right before node `like`.
 

@@ -11,8 +11,8 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.calibration import SAMPLES_PER_BATCH, TensorStatistics, summarize
-from neural_mp.adaptors.pytorch.graph import tensor_name
 from neural_mp.adaptors.pytorch.calls import Call
+from neural_mp.adaptors.pytorch.graph import tensor_name
 from neural_mp.adaptors.pytorch.model import OP_NAME
 from neural_mp.observations import Observations
 
@@ -25,11 +25,15 @@ class _Observer(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
-        if n.op in ("placeholder", "call_function") and tensor_name(n) in self.tensors:
-            if isinstance(result, torch.Tensor) and result.is_floating_point() and result.numel():
-                statistics = self.statistics.setdefault(tensor_name(n), TensorStatistics())
-                _take(statistics, result.detach())
+        wanted = n.op in ("placeholder", "call_function") and tensor_name(n) in self.tensors
+        if wanted and _is_float(result) and result.numel():
+            statistics = self.statistics.setdefault(tensor_name(n), TensorStatistics())
+            _take(statistics, result.detach())
         return result
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def _take(statistics: TensorStatistics, values: torch.Tensor) -> None:
@@ -70,9 +74,8 @@ class _NonFinite(Interpreter):
         result = super().run_node(n)
         if self.found is None and OP_NAME in n.meta:
             for leaf in pytree.tree_leaves(result):
-                if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
-                    if not torch.isfinite(leaf).all():
-                        self.found = str(n.meta[OP_NAME])
+                if _is_float(leaf) and not torch.isfinite(leaf).all():
+                    self.found = str(n.meta[OP_NAME])
         return result
 
 

@@ -24,9 +24,7 @@ def _quantize(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
     return torch.add(offset, x.float(), alpha=1 / scale).clamp_(0, 255).to(torch.uint8)
 
 
-def _dequantize(
-    q: torch.Tensor, scale: float, zero_point: int, dtype: torch.dtype
-) -> torch.Tensor:
+def _dequantize(q: torch.Tensor, scale: float, zero_point: int, dtype: torch.dtype) -> torch.Tensor:
     return (q.float() - zero_point).mul_(scale).to(dtype)
 
 

@@ -13,14 +13,14 @@ from neural_mp.adaptors.pytorch.model import OP_NAME, add_constant, constant, fi
 
 aten = torch.ops.aten
 
-#: Layers whose output channels a batch norm behind them can be folded into, with the axis of the
-#: output channels in their weight.
-_FOLDABLE = {
-    aten.conv1d.default: 0,
-    aten.conv2d.default: 0,
-    aten.conv3d.default: 0,
-    aten.linear.default: 0,
-}
+#: Layers that a batch norm behind them can be folded into; the first axis of their weight is that
+#: of the output channels.
+_FOLDABLE = (
+    aten.conv1d.default,
+    aten.conv2d.default,
+    aten.conv3d.default,
+    aten.linear.default,
+)
 
 
 @torch.no_grad()
@@ -52,7 +52,8 @@ def drop_updates(module: GraphModule) -> list[str]:
             target = node.args[0]
             if target.op == "get_attr":
                 warnings.append(
-                    f"the model updates its buffer {target.target!r} as it runs; here it stays fixed"
+                    f"the model updates its buffer {target.target!r} as it runs; "
+                    f"here it stays fixed"
                 )
             node.replace_all_uses_with(node.args[1])
             module.graph.erase_node(node)
@@ -60,7 +61,7 @@ def drop_updates(module: GraphModule) -> list[str]:
 
 
 def views_to_reshapes(module: GraphModule) -> None:
-    """Allow for memory in another order: our kernels keep channels last, the traced ones did not."""
+    """Allow for memory in another order: our kernels keep channels last, the traced did not."""
     for node in module.graph.nodes:
         if node.target is aten.view.default:
             node.target = aten.reshape.default
@@ -90,7 +91,9 @@ def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
     gamma, beta, mean, variance = (constant(module, argument) for argument in norm.args[1:5])
     weight = constant(module, layer.args[1])
     bias = constant(module, layer.args[2]) if len(layer.args) > 2 else None
-    assert weight is not None and mean is not None and variance is not None
+    assert weight is not None
+    assert mean is not None
+    assert variance is not None
     scale = torch.rsqrt(variance + norm.args[6])
     scale = scale if gamma is None else scale * gamma
     shift = (-mean if bias is None else bias - mean) * scale

@@ -26,7 +26,9 @@ def insert_quantization(
         ConversionError: a tensor that must be quantized was never observed.
     """
     algorithms = _algorithms(flow, plan)
-    nodes = {tensor_name(n): n for n in module.graph.nodes if n.op in ("placeholder", "call_function")}
+    nodes = {
+        tensor_name(n): n for n in module.graph.nodes if n.op in ("placeholder", "call_function")
+    }
     for tensor in flow.root:
         algorithm = algorithms[flow.root[tensor]]
         scale, zero_point = _parameters(flow.root[tensor], algorithm, observations)

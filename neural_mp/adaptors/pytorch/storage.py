@@ -16,8 +16,8 @@ from torch.export import ExportedProgram
 from neural_mp.adaptors.pytorch import ops
 from neural_mp.adaptors.pytorch.calls import Call, convention_of
 from neural_mp.adaptors.pytorch.capture import export, quiet_export
-from neural_mp.adaptors.pytorch.lower import lower
-from neural_mp.adaptors.pytorch.model import CONVERTED, OP_NAME, TorchModel, shallow_copy
+from neural_mp.adaptors.pytorch.lower import runnable_form
+from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel
 from neural_mp.adaptors.pytorch.prepare import views_to_reshapes
 from neural_mp.errors import ConversionError, ModelLoadError
 
@@ -64,9 +64,7 @@ def restore(folder: Path) -> TorchModel:
     views_to_reshapes(portable)  # exporting turns them back
     portable.recompile()
     convention = replace(convention_of(portable, inputs), dtype=dtype)
-    runnable = lower(shallow_copy(portable))
-    runnable.meta[CONVERTED] = True
-    return TorchModel(portable, runnable, example_of(program), convention)
+    return TorchModel(portable, runnable_form(portable), example_of(program), convention)
 
 
 def example_of(program: ExportedProgram) -> Call:
