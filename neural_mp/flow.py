@@ -20,19 +20,21 @@ class QuantizedTensor:
     """A tensor stored in INT8 if any of the ops that read it runs in INT8.
 
     Attributes:
-        name: the op or graph input that it is the result of.
-        producer: the op whose INT8 kernel writes it; None where it comes from a float op or input.
+        name: the op or graph input that it is the result of; of tensors that are concatenated,
+            and so share their scale, the concatenation.
+        producers: the ops whose INT8 kernels write it; none where it comes from a float op or
+            input, several where it is concatenated.
         consumers: the decided ops that read it in INT8.
     """
 
     name: str
-    producer: str | None
+    producers: tuple[str, ...]
     consumers: tuple[str, ...]
 
     @property
     def ops(self) -> frozenset[str]:
         """Everything that shares it: putting one of them back to float may change nothing."""
-        return frozenset(self.consumers) | ({self.producer} if self.producer else frozenset())
+        return frozenset(self.consumers) | frozenset(self.producers)
 
 
 @dataclass(frozen=True)
@@ -45,18 +47,59 @@ class Flow:
         int8_outputs: ops whose kernel writes INT8.
         root: tensor read quantized → the tensor whose scale it carries (itself, unless ops that
             only move values lie between).
+        covers: root → the tensors whose ranges its scale must hold: itself, and what it was
+            concatenated from.
     """
 
     precisions: Mapping[str, Precision]
     int8_reads: Mapping[str, frozenset[str]]
     int8_outputs: frozenset[str]
     root: Mapping[str, str]
+    covers: Mapping[str, tuple[str, ...]]
+
+
+class _Scales:
+    """Which tensors carry one scale, growing as the graph is followed."""
+
+    def __init__(self) -> None:
+        self._above: dict[str, str] = {}
+        self._covers: dict[str, dict[str, None]] = {}
+
+    def add(self, tensor: str) -> None:
+        """A tensor that is read quantized: with a scale of its own, unless it carries one."""
+        if tensor not in self._above:
+            self._above[tensor] = tensor
+            self._covers[tensor] = {tensor: None}
+
+    def carry(self, tensor: str, sources: tuple[str, ...]) -> None:
+        """A tensor made of the values of others: of one, it has that one's scale; several, one."""
+        if len(sources) == 1:
+            self._above[tensor] = self.root(sources[0])
+            return
+        self.add(tensor)
+        for source in sources:
+            root = self.root(source)
+            if root != tensor:
+                self._above[root] = tensor
+                self._covers[tensor].update(self._covers.pop(root))
+
+    def root(self, tensor: str) -> str:
+        while self._above[tensor] != tensor:
+            tensor = self._above[tensor]
+        return tensor
+
+    def roots(self) -> dict[str, str]:
+        return {tensor: self.root(tensor) for tensor in self._above}
+
+    def covers(self) -> dict[str, tuple[str, ...]]:
+        return {root: tuple(tensors) for root, tensors in self._covers.items()}
 
 
 def trace(
     graph: OpGraph,
     chosen: Mapping[str, Precision],
     allowed: Mapping[str, frozenset[Precision]] | None = None,
+    alone: frozenset[str] = frozenset(),
 ) -> Flow:
     """Follow a plan through the graph.
 
@@ -66,17 +109,19 @@ def trace(
             its cluster, or passes INT8 on, or takes the 16-bit precision all its producers share;
             otherwise it runs in FP32.
         allowed: op → precisions it can run in here; all of them where it is None.
+        alone: INT8 ops that read and write real numbers and quantize inside: dynamic ranges, or
+            INT8 weights only.
     """
-    members = _cluster_members(graph, chosen)
+    members = _cluster_members(graph, chosen, alone)
     wanted, tails = _wanted_in_int8(graph, chosen, members)
     precisions: dict[str, Precision] = {}
     int8_reads: dict[str, frozenset[str]] = {}
     int8_outputs: set[str] = set()
-    root: dict[str, str] = {}
+    scales = _Scales()
 
     def read_quantized(op: Op, source: str) -> None:
         int8_reads[op.name] = int8_reads.get(op.name, frozenset()) | {source}
-        root.setdefault(source, source)
+        scales.add(source)
 
     for op in graph:
         if op.name in members:
@@ -89,16 +134,21 @@ def trace(
                         read_quantized(op, source)
             if op.name == tails[members[op.name]] and op.name in wanted:
                 int8_outputs.add(op.name)
-        elif _passes_int8_on(op, chosen) and op.name in wanted and op.inputs[0] in int8_outputs:
+        elif (
+            _passes_int8_on(op, chosen)
+            and op.name in wanted
+            and not int8_outputs.isdisjoint(op.inputs)
+        ):
             precisions[op.name] = Precision.INT8
-            read_quantized(op, op.inputs[0])
+            for source in op.inputs:
+                read_quantized(op, source)
             int8_outputs.add(op.name)
-            root[op.name] = root[op.inputs[0]]
+            scales.carry(op.name, op.inputs)
         else:
             precisions[op.name] = chosen.get(op.name) or _inherited(graph, op, precisions, allowed)
-            if precisions[op.name] is Precision.INT8:  # named so, but nothing INT8 runs it
-                precisions[op.name] = Precision.FP32
-    return Flow(precisions, int8_reads, frozenset(int8_outputs), root)
+            if precisions[op.name] is Precision.INT8 and op.name not in alone:
+                precisions[op.name] = Precision.FP32  # named so, but nothing INT8 runs it
+    return Flow(precisions, int8_reads, frozenset(int8_outputs), scales.roots(), scales.covers())
 
 
 def quantized_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> tuple[QuantizedTensor, ...]:
@@ -112,17 +162,24 @@ def quantized_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> tuple[Quantiz
             if op.name in members:
                 readers.setdefault(flow.root[source], []).append(members[op.name])
     return tuple(
-        QuantizedTensor(name, members.get(name), tuple(dict.fromkeys(consumers)))
+        QuantizedTensor(
+            name,
+            tuple(members[tensor] for tensor in flow.covers[name] if tensor in members),
+            tuple(dict.fromkeys(consumers)),
+        )
         for name, consumers in readers.items()
     )
 
 
-def _cluster_members(graph: OpGraph, chosen: Mapping[str, Precision]) -> dict[str, str]:
+def _cluster_members(
+    graph: OpGraph, chosen: Mapping[str, Precision], alone: frozenset[str] = frozenset()
+) -> dict[str, str]:
     """Op → the INT8 op that runs it: itself, or the head of its cluster."""
     members: dict[str, str] = {}
     for op in graph:
         if op.cluster is None:
-            if chosen.get(op.name) is Precision.INT8 and op.inputs and not op.carries_int8:
+            runs = chosen.get(op.name) is Precision.INT8 and op.name not in alone
+            if runs and op.inputs and not op.carries_int8:
                 members[op.name] = op.name
         elif chosen.get(op.name, Precision.INT8) is Precision.INT8 and any(
             members.get(source) == op.cluster for source in op.inputs
@@ -148,7 +205,7 @@ def _wanted_in_int8(
             if tails[head] in wanted:
                 wanted.update(source for source in op.inputs if members.get(source) != head)
         elif _passes_int8_on(op, chosen) and op.name in wanted:
-            wanted.add(op.inputs[0])
+            wanted.update(op.inputs)
     return wanted, tails
 
 
@@ -182,5 +239,5 @@ def observable_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> frozenset[st
             found.update(op.inputs)
     for op in reversed(list(graph)):
         if op.carries_int8 and op.name in found:
-            found.add(op.inputs[0])
+            found.update(op.inputs)
     return frozenset(found)

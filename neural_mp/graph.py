@@ -22,7 +22,8 @@ class Op:
         cluster: the op whose INT8 kernel can run this one along with it (bias, activation or
             residual addition behind a convolution); None where there is none.
         carries_int8: whether it only moves or selects values, so that it gives the same result
-            on quantized values as on real ones (reshape, max pooling).
+            on quantized values as on real ones (reshape, max pooling); of several inputs
+            (concatenation), where they share one scale.
     """
 
     name: str

@@ -63,12 +63,17 @@ def parse_precisions(value: str | Precision | Iterable[str | Precision]) -> tupl
     return tuple(precision for precision in Precision if precision in found)
 
 
+#: What may choose the range of a tensor from what calibration saw of it, best known first.
+RANGE_ALGORITHMS = ("minmax", "percentile", "kl", "mse")
+#: In place of those: the range is that of the values at hand, found anew on every run.
+DYNAMIC = "dynamic"
+
 #: What every field of a `QuantSpec` may be, best known first.
 QUANT_CHOICES: Mapping[str, tuple[str, ...]] = {
     "dtype": ("int8", "uint8"),
     "scheme": ("symmetric", "asymmetric"),
     "granularity": ("per_channel", "per_tensor"),
-    "algorithm": ("minmax", "percentile", "kl", "mse"),
+    "algorithm": (*RANGE_ALGORITHMS, DYNAMIC),
 }
 
 
@@ -80,7 +85,8 @@ class QuantSpec:
         dtype: `int8` or `uint8`.
         scheme: `symmetric` (zero point fixed) or `asymmetric`.
         granularity: `per_tensor` or `per_channel`.
-        algorithm: what chooses the range: `minmax`, `percentile`, `kl` or `mse`.
+        algorithm: what chooses the range: `minmax`, `percentile`, `kl` or `mse` from what
+            calibration saw, `dynamic` from the values at hand on every run.
     """
 
     dtype: str
@@ -134,17 +140,31 @@ class OpConfig:
     Attributes:
         precision: what it computes in.
         weight: for INT8, how its weight is quantized.
-        activation: for INT8, how the tensors it reads are quantized.
+        activation: for INT8, how the tensors it reads are quantized; None with a `weight` leaves
+            them as they are. INT8 with neither stands for the best form that the op has.
     """
 
     precision: Precision
     weight: QuantSpec | None = None
     activation: QuantSpec | None = None
 
+    @property
+    def approach(self) -> str | None:
+        """`static`, `dynamic` or `weight_only`, the three ways of INT8; None without INT8."""
+        if self.precision is not Precision.INT8:
+            return None
+        if self.activation is not None:
+            return "dynamic" if self.activation.algorithm == DYNAMIC else "static"
+        return "static" if self.weight is None else "weight_only"
+
     def __str__(self) -> str:
-        if self.activation is None:
-            return str(self.precision)
-        return f"{self.precision} ({self.activation.algorithm})"
+        if self.activation is not None:
+            return f"{self.precision} ({self.activation.algorithm})"
+        return f"{self.precision} (weight only)" if self.weight is not None else str(self.precision)
+
+
+#: The ways of INT8: ranges fixed by calibration, found on every run, or of weights only.
+APPROACHES = ("static", "dynamic", "weight_only")
 
 
 FP32 = OpConfig(Precision.FP32)

@@ -35,6 +35,12 @@ class Capability:
         """The precisions the op can run in, best first."""
         return tuple(dict.fromkeys(config.precision for config in self.configs))
 
+    @property
+    def approaches(self) -> tuple[str, ...]:
+        """The ways of INT8 that the op has, best first; none if it cannot run in INT8."""
+        found = [config.approach for config in self.configs]
+        return tuple(dict.fromkeys(approach for approach in found if approach is not None))
+
     def config(self, precision: Precision) -> OpConfig | None:
         """The best config of a precision; None if the op cannot run in it."""
         return next((c for c in self.configs if c.precision == precision), None)
@@ -112,10 +118,8 @@ class TuningSpace:
 
     @cached_property
     def int8_ops(self) -> frozenset[str]:
-        """The decided ops that can run in INT8."""
-        return frozenset(
-            op for op in self.decided if self.capabilities[op].config(Precision.INT8) is not None
-        )
+        """The decided ops that can read their inputs in INT8, with ranges from calibration."""
+        return frozenset(op for op in self.decided if "static" in self.capabilities[op].approaches)
 
     @cached_property
     def tensors(self) -> tuple[QuantizedTensor, ...]:
@@ -144,6 +148,11 @@ class TuningSpace:
         """The space with only these precisions, and FP32, which always stays."""
         kept = {*precisions, Precision.FP32}
         return self._filtered(lambda name, config: config.precision in kept)
+
+    def with_int8(self, approaches: Iterable[str]) -> TuningSpace:
+        """The space with INT8 in these of its ways only: `static`, `dynamic`, `weight_only`."""
+        kept = {*approaches, None}
+        return self._filtered(lambda name, config: config.approach in kept)
 
     def constrained(self, constraints: Constraints) -> TuningSpace:
         """The space cut down by the user's limits; FP32 is never taken away.
@@ -237,11 +246,9 @@ class TuningSpace:
             )
         if config.precision is not Precision.INT8:
             return OpConfig(config.precision)
-        filled = replace(
-            config,
-            weight=config.weight or best.weight,
-            activation=config.activation or best.activation,
-        )
+        if config.weight is None and config.activation is None:
+            return best
+        filled = replace(config, weight=config.weight or best.weight)
         if filled not in capability.configs:
             raise PlanError(
                 f"op {name!r} ({op.type}) has no INT8 form with {_words(filled)}; "
@@ -252,8 +259,13 @@ class TuningSpace:
     def flow(self, plan: PrecisionPlan) -> Flow:
         """What every op effectively runs in under a plan, and where INT8 flows."""
         allowed = {name: frozenset(item.precisions) for name, item in self.capabilities.items()}
-        return trace(self.graph, self.resolve(plan).precisions, allowed)
+        resolved = self.resolve(plan)
+        alone = frozenset(
+            op for op, item in resolved.items() if item.approach in ("dynamic", "weight_only")
+        )
+        return trace(self.graph, resolved.precisions, allowed, alone)
 
 
 def _words(config: OpConfig) -> str:
-    return f"weight '{config.weight}', activation '{config.activation}'"
+    words = f"weight '{config.weight}'"
+    return f"{words}, activation '{config.activation}'" if config.activation else f"{words} only"

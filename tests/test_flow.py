@@ -94,7 +94,7 @@ def test_a_residual_sum_is_quantized_only_if_its_result_is():
 def test_the_readers_and_the_writer_of_a_tensor_belong_together():
     tensors = {t.name: t for t in quantized_tensors(RESIDUAL, frozenset({"stem", "a", "b", "c"}))}
     assert tensors["stem"].ops == {"stem", "a", "b"}
-    assert tensors["x"].producer is None
+    assert tensors["x"].producers == ()
     assert tensors["relu"].ops == {"b", "c"}
 
 

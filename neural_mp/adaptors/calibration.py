@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from neural_mp.errors import ConversionError
 from neural_mp.observations import Observations, Range
-from neural_mp.precision import QUANT_CHOICES
+from neural_mp.precision import RANGE_ALGORITHMS
 
 #: Values kept of one tensor, over all batches.
 SAMPLE_LIMIT = 32768
@@ -103,7 +103,7 @@ class TensorStatistics:
             "kl": lambda: _kl(self._sample, full),
             "mse": lambda: _mse(self._sample, full),
         }
-        return {name: choosers[name]() for name in QUANT_CHOICES["algorithm"]}
+        return {name: choosers[name]() for name in RANGE_ALGORITHMS}
 
 
 def summarize(statistics: dict[str, TensorStatistics], samples: int) -> Observations:

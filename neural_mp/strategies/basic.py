@@ -133,7 +133,7 @@ def _units(problem: TuningProblem, base: PrecisionPlan) -> list[_Unit]:
     units = []
     for tensor in problem.space.tensors:
         readers = frozenset(tensor.consumers) & low
-        writer = frozenset({tensor.producer} & low) if tensor.producer else frozenset()
+        writer = frozenset(tensor.producers) & low
         if readers:
             noise = problem.observations.noise.get(tensor.name, 0.0)
             units.append(_Unit(readers | writer, writer - readers, noise))

@@ -213,7 +213,7 @@ def test_a_residual_sum_never_overwrites_what_is_read_later():
 
 @pytest.mark.parametrize("size", [(1, 8), (16, 16)])
 def test_max_pooling_of_integers_is_exact(size):
-    from neural_mp.adaptors.pytorch.lower import max_pool2d_uint8
+    from neural_mp.adaptors.pytorch.kernels import max_pool2d_uint8
 
     torch.manual_seed(0)
     values = torch.randint(0, 256, (2, *size, 9), dtype=torch.uint8)

@@ -9,7 +9,7 @@ import pytest
 from neural_mp.graph import Op, OpGraph
 from neural_mp.observations import Observations
 from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import FP32, QUANT_CHOICES, OpConfig, Precision, QuantSpec
+from neural_mp.precision import FP32, RANGE_ALGORITHMS, OpConfig, Precision, QuantSpec
 from neural_mp.space import Capability, TuningSpace
 from neural_mp.strategies import strategy_named
 from neural_mp.strategies.base import TuningProblem
@@ -18,7 +18,7 @@ from neural_mp.trial import Outcome, Trial
 WEIGHT = QuantSpec("int8", "symmetric", "per_channel")
 INT8 = tuple(
     OpConfig(Precision.INT8, WEIGHT, QuantSpec("uint8", "asymmetric", "per_tensor", algorithm))
-    for algorithm in QUANT_CHOICES["algorithm"]
+    for algorithm in RANGE_ALGORITHMS
 )
 BF16 = OpConfig(Precision.BF16)
 

@@ -136,14 +136,16 @@ class PyTorchAdaptor(Adaptor):
 
     def conversion_counts(self, model: TorchModel) -> ConversionCounts:
         """Of the graph that is run."""
-        from neural_mp.adaptors.pytorch import ops
+        from neural_mp.adaptors.pytorch import kernels, ops
         from neural_mp.adaptors.pytorch.casts import CAST
         from neural_mp.adaptors.pytorch.model import OP_NAME
 
         # A cast of the user's own bears a name; ours do not.
         ours = [n.target for n in model.runnable.graph.nodes if OP_NAME not in n.meta]
         return ConversionCounts(
-            ours.count(CAST), ours.count(ops.quantize), ours.count(ops.dequantize)
+            ours.count(CAST),
+            ours.count(kernels.quantize_uint8) + ours.count(ops.quantize_dynamic),
+            ours.count(kernels.dequantize_uint8),
         )
 
     def size(self, model: TorchModel) -> int:

@@ -13,31 +13,50 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch.graph import (
-    CARRIES_INT8,
-    CONVOLUTION,
+    CONVOLUTIONS,
+    EMBEDDING,
     LINEAR,
+    WEIGHT_ARGUMENT,
+    carries_int8,
     find_clusters,
     is_head,
 )
 from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel, constant, op_nodes
 from neural_mp.hardware import Hardware
-from neural_mp.precision import FP32, QUANT_CHOICES, OpConfig, Precision, QuantSpec
+from neural_mp.precision import (
+    DYNAMIC,
+    FP32,
+    RANGE_ALGORITHMS,
+    OpConfig,
+    Precision,
+    QuantSpec,
+)
 from neural_mp.space import Capability
 
 logger = logging.getLogger(__name__)
 
 DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
-#: The INT8 forms of a layer, best known first: they differ in how the range is chosen.
-INT8_CONFIGS = tuple(
-    OpConfig(
-        Precision.INT8,
-        weight=QuantSpec("int8", "symmetric", "per_channel"),
-        activation=QuantSpec("uint8", "asymmetric", "per_tensor", algorithm),
-    )
-    for algorithm in QUANT_CHOICES["algorithm"]
-)
-_KERNELS = {CONVOLUTION: "onednn::qconv_pointwise", LINEAR: "onednn::qlinear_pointwise"}
+_WEIGHT = QuantSpec("int8", "symmetric", "per_channel")
+
+
+def _with_range(algorithm: str) -> OpConfig:
+    range_of_values = QuantSpec("uint8", "asymmetric", "per_tensor", algorithm)
+    return OpConfig(Precision.INT8, weight=_WEIGHT, activation=range_of_values)
+
+
+_STATIC = tuple(_with_range(algorithm) for algorithm in RANGE_ALGORITHMS)
+_WEIGHT_ONLY = OpConfig(Precision.INT8, weight=_WEIGHT)
+#: The INT8 forms of a layer, fastest first; static ones differ in how the range is chosen.
+INT8_CONFIGS: Mapping[Any, tuple[OpConfig, ...]] = {
+    **dict.fromkeys(CONVOLUTIONS, _STATIC),
+    LINEAR: (*_STATIC, _with_range(DYNAMIC), _WEIGHT_ONLY),
+    EMBEDDING: (_WEIGHT_ONLY,),
+}
+_KERNELS = {
+    **dict.fromkeys(CONVOLUTIONS, "onednn::qconv_pointwise"),
+    LINEAR: "onednn::qlinear_pointwise",
+}
 
 
 @dataclass
@@ -103,7 +122,7 @@ def _has_integer_kernels() -> dict[str, bool]:
     return {
         name: torch.backends.mkldnn.is_available()
         and torch._C._dispatch_has_kernel_for_dispatch_key(name, "MkldnnCPU")
-        for name in _KERNELS.values()
+        for name in set(_KERNELS.values())
     }
 
 
@@ -131,7 +150,7 @@ def capabilities(model: TorchModel, hardware: Hardware) -> Mapping[str, Capabili
         )
         reason = int8_obstacle(module, node, name in clusters)
         if reason is None:
-            builder.configs.extend(INT8_CONFIGS)
+            builder.configs.extend(INT8_CONFIGS[node.target])
         else:
             builder.reasons[Precision.INT8] = reason
         policies = []
@@ -149,7 +168,7 @@ def capabilities(model: TorchModel, hardware: Hardware) -> Mapping[str, Capabili
 
 def is_layer(node: Node) -> bool:
     """Whether a node is a layer whose precision a plan decides even where nothing is probed."""
-    return node.target in (CONVOLUTION, LINEAR)
+    return node.target in WEIGHT_ARGUMENT
 
 
 @dataclass
@@ -177,22 +196,26 @@ class _Builder:
 
 def int8_obstacle(module: GraphModule, node: Node, in_cluster: bool) -> str | None:
     """Why an op has no INT8 form of its own; None if it has one."""
-    if node.target not in _KERNELS:
+    if node.target not in INT8_CONFIGS:
         if in_cluster:
             return "runs in the INT8 kernel of the layer before it, not by itself"
-        if node.target in CARRIES_INT8:
+        if carries_int8(node):
             return "moves INT8 values where the ops around it run in INT8, computes nothing itself"
         return _no_kernel(node)
+    weight = constant(module, node.args[WEIGHT_ARGUMENT[node.target]])
+    if weight is None:
+        return "its weight is computed, not constant"
+    if weight.dtype != torch.float32:
+        return f"its weight is {weight.dtype}, not float32"
+    if node.target is EMBEDDING:
+        return None
     if not _has_integer_kernels()[_KERNELS[node.target]]:
         return "this build of torch has no oneDNN integer kernels"
     if not is_head(module, node):
-        return "its weight is computed, not constant"
-    weight = constant(module, node.args[1])
-    assert weight is not None
-    if weight.dtype != torch.float32:
-        return f"its weight is {weight.dtype}, not float32"
-    if node.target is CONVOLUTION and node.args[0].meta["val"].ndim != 4:
-        return "the integer kernel takes batches of images (4 axes)"
+        return "what it reads is constant, not computed"
+    axes = CONVOLUTIONS.get(node.target)
+    if axes is not None and node.args[0].meta["val"].ndim != axes + 2:
+        return f"the integer kernel takes batches ({axes + 2} axes), not single samples"
     return None
 
 
@@ -201,7 +224,7 @@ def _no_kernel(node: Node) -> str:
     if "transpose" in name and "conv" in name:
         return "no integer kernel for transposed convolutions"
     if "conv" in name:
-        return "integer kernels exist for two-dimensional convolutions with numeric padding only"
+        return "integer kernels exist for convolutions with numeric padding only"
     if any(word in name for word in ("matmul", "bmm", "attention")):
         return "both factors are computed; no integer kernel"
     return "no integer kernel"

@@ -7,34 +7,57 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.pytorch.model import OP_NAME, constant, only_user, op_nodes
-from neural_mp.adaptors.pytorch.prepare import has_tensors, op_type
+from neural_mp.adaptors.pytorch.model import (
+    OP_NAME,
+    constant,
+    has_tensors,
+    only_user,
+    op_nodes,
+    op_type,
+)
 from neural_mp.graph import Op, OpGraph
 
 aten = torch.ops.aten
 
 CONVOLUTION = aten.conv2d.default
+#: Convolution → how many axes its images have.
+CONVOLUTIONS = {aten.conv1d.default: 1, CONVOLUTION: 2, aten.conv3d.default: 3}
 LINEAR = aten.linear.default
+EMBEDDING = aten.embedding.default
 ADD = aten.add.Tensor
+CONCATENATION = aten.cat.default
+PADDING = aten.constant_pad_nd.default
+#: Layer → which of its arguments is the weight.
+WEIGHT_ARGUMENT = {**dict.fromkeys(CONVOLUTIONS, 1), LINEAR: 1, EMBEDDING: 0}
 
+#: The convolution over volumes takes no post-op.
+_PLANAR = frozenset({aten.conv1d.default, CONVOLUTION})
 #: Activation → (oneDNN's name of it, kernels that take it as a post-op); measured, see
 #: tests/adaptors/test_pytorch_kernels.py.
 ACTIVATIONS: dict[Any, tuple[str, frozenset[Any]]] = {
-    aten.relu.default: ("relu", frozenset({CONVOLUTION, LINEAR})),
-    aten.hardtanh.default: ("hardtanh", frozenset({CONVOLUTION, LINEAR})),
-    aten.silu.default: ("swish", frozenset({CONVOLUTION, LINEAR})),
-    aten.hardswish.default: ("hardswish", frozenset({CONVOLUTION, LINEAR})),
+    aten.relu.default: ("relu", _PLANAR | {LINEAR}),
+    aten.hardtanh.default: ("hardtanh", _PLANAR | {LINEAR}),
+    aten.silu.default: ("swish", _PLANAR | {LINEAR}),
+    aten.hardswish.default: ("hardswish", _PLANAR | {LINEAR}),
     aten.gelu.default: ("gelu", frozenset({LINEAR})),
     aten.tanh.default: ("tanh", frozenset({LINEAR})),
 }
 #: Ops that give the same result on quantized values as on real ones: they move or select.
-CARRIES_INT8 = frozenset(
+_MOVES = frozenset(
     {
+        CONCATENATION,
+        PADDING,
         aten.max_pool2d.default,
+        aten.upsample_nearest2d.vec,
+        aten.pixel_shuffle.default,
         aten.reshape.default,
         aten.permute.default,
         aten.transpose.int,
+        aten.slice.Tensor,
+        aten.select.int,
+        aten.expand.default,
         aten.squeeze.dim,
+        aten.squeeze.dims,
         aten.unsqueeze.default,
     }
 )
@@ -50,7 +73,7 @@ def build_graph(module: GraphModule) -> OpGraph:
             op_type(node),
             _sources(node),
             cluster=heads.get(name),
-            carries_int8=node.target in CARRIES_INT8,
+            carries_int8=carries_int8(node),
         )
         for name, node in op_nodes(module).items()
     ]
@@ -68,14 +91,28 @@ def _sources(node: Node) -> tuple[str, ...]:
     return tuple(tensor_name(n) for n in read)
 
 
+def carries_int8(node: Node) -> bool:
+    """Whether a node gives the same result on quantized values as on real ones."""
+    if node.target not in _MOVES:
+        return False
+    if node.target is CONCATENATION:
+        return all(_is_computed(part) for part in node.args[0])
+    if node.target is PADDING and len(node.args) > 2 and node.args[2] != 0:
+        return False  # zero is the one value that every scale holds
+    return _is_computed(node.args[0])
+
+
+def _is_computed(value: Any) -> bool:
+    return isinstance(value, Node) and value.op != "get_attr"
+
+
 def is_head(module: GraphModule, node: Node) -> bool:
     """Whether a node is a layer with a constant weight that has an integer kernel."""
     return (
         node.op == "call_function"
-        and node.target in (CONVOLUTION, LINEAR)
+        and (node.target in CONVOLUTIONS or node.target is LINEAR)
         and constant(module, node.args[1]) is not None
-        and isinstance(node.args[0], Node)
-        and node.args[0].op != "get_attr"
+        and _is_computed(node.args[0])
     )
 
 
@@ -105,14 +142,18 @@ def find_clusters(module: GraphModule) -> dict[str, str]:
 
 
 def is_residual(layer: Node, addition: Node) -> bool:
-    """An addition of two different tensors of one shape, behind a convolution."""
-    if layer.target is not CONVOLUTION or addition.target is not ADD or addition.kwargs:
+    """An addition whose kernel can sum in integers: behind a convolution over images."""
+    return layer.target is CONVOLUTION and is_addition(layer, addition)
+
+
+def is_addition(layer: Node, addition: Node) -> bool:
+    """An addition of two different computed tensors of one shape, behind such a layer."""
+    if layer.target not in (CONVOLUTION, LINEAR) or addition.target is not ADD or addition.kwargs:
         return False
     first, second = addition.args
-    if not isinstance(first, Node) or not isinstance(second, Node) or first is second:
+    if not _is_computed(first) or not _is_computed(second) or first is second:
         return False
-    other = second if first is layer else first
-    return other.op != "get_attr" and _shape(other) == _shape(layer)
+    return _shape(first) == _shape(second)
 
 
 def _shape(node: Node) -> tuple[str, ...]:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.pytorch import ops
+from neural_mp.adaptors.pytorch import kernels, ops
 from neural_mp.adaptors.pytorch.casts import cast_dtype
 from neural_mp.adaptors.pytorch.graph import (
     ACTIVATIONS,
-    CARRIES_INT8,
-    CONVOLUTION,
+    CONCATENATION,
+    CONVOLUTIONS,
+    EMBEDDING,
     LINEAR,
-    is_residual,
+    PADDING,
+    carries_int8,
 )
+from neural_mp.adaptors.pytorch.match import OVERWRITABLE, Kernel, is_node, match, quantizer
 from neural_mp.adaptors.pytorch.model import (
     CONVERTED,
     OP_NAME,
@@ -31,40 +33,9 @@ onednn = torch.ops.onednn
 
 #: Float dtypes the kernels can write directly.
 _FLOAT_OUTPUTS = {
-    CONVOLUTION: (torch.float32, torch.bfloat16),
+    **dict.fromkeys(CONVOLUTIONS, (torch.float32, torch.bfloat16)),
     LINEAR: (torch.float32, torch.bfloat16, torch.float16),
 }
-#: Kernels whose result is memory of their own, channels last, as a summing kernel overwrites it.
-_OVERWRITABLE = (onednn.qconv_pointwise.default, onednn.qconv2d_pointwise.binary)
-
-
-def max_pool2d_uint8(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
-    """Max pooling of uint8 values.
-
-    By way of int16: torch has no channels-last max pooling for uint8.
-    """
-    return aten.max_pool2d.default(x.to(torch.int16), *arguments).to(torch.uint8)
-
-
-@dataclass(frozen=True)
-class _Kernel:
-    """A layer and what its kernel does with it.
-
-    Attributes:
-        layer: the convolution or dense layer.
-        tail: the last op it takes in.
-        addition: the residual addition; None without one.
-        summand: the other term of the addition, dequantized.
-        activation: the activation's node; None without one.
-        output: the quantize op behind it; None where the result is a float.
-    """
-
-    layer: Node
-    tail: Node
-    addition: Node | None = None
-    summand: Node | None = None
-    activation: Node | None = None
-    output: Node | None = None
 
 
 def runnable_form(portable: GraphModule) -> GraphModule:
@@ -79,56 +50,43 @@ def lower(module: GraphModule) -> GraphModule:
     with torch.no_grad():
         # Ops that move values first: what they return may be a view, which summing must know.
         for node in list(module.graph.nodes):
-            if node.target in CARRIES_INT8:
+            if carries_int8(node):
                 _run_on_integers(module, node)
         for node in list(module.graph.nodes):
-            if node.target in (CONVOLUTION, LINEAR) and _is_quantized(node):
-                _replace(module, _match(node))
+            if node.target in _FLOAT_OUTPUTS and is_node(node.args[1], ops.dequantize_weight):
+                _lower_layer(module, node)
+            elif node.target is EMBEDDING and is_node(node.args[0], ops.dequantize_weight):
+                _call_instead(node, kernels.weight_only_embedding, _integer_weight(node, 0))
+        module.graph.eliminate_dead_code()
+        for node in list(module.graph.nodes):
+            _call_conversion(module, node)
     return finish(module)
 
 
-def _is_quantized(layer: Node) -> bool:
-    return _is(layer.args[0], ops.dequantize) and _is(layer.args[1], ops.dequantize_weight)
+def _lower_layer(module: GraphModule, layer: Node) -> None:
+    if is_node(layer.args[0], ops.dequantize) or is_node(layer.args[0], ops.dequantize_dynamic):
+        _replace(module, match(layer))
+    elif layer.target is LINEAR:
+        arguments = (*_integer_weight(layer, 1), _bias(layer))
+        _call_instead(layer, kernels.weight_only_linear, arguments)
 
 
-def _is(value: Any, target: Any) -> bool:
-    return isinstance(value, Node) and value.target is target
+def _integer_weight(layer: Node, position: int) -> tuple[Node, Node]:
+    integers, scales = layer.args[position].args
+    return integers, scales
 
 
-def _match(layer: Node) -> _Kernel:
-    """What the kernel of a layer can take in.
-
-    A residual addition is taken in only where both its other term and its result are uint8:
-    then the kernel adds in place.
-    """
-    addition = only_user(layer)
-    if addition is not None and is_residual(layer, addition):
-        summand = addition.args[1] if addition.args[0] is layer else addition.args[0]
-        activation = _activation(addition, layer)
-        if activation is not None and activation.target is not aten.relu.default:
-            activation = None
-        tail = activation or addition
-        output = _quantizer(tail)
-        if output is not None and _is(summand, ops.dequantize):
-            return _Kernel(layer, tail, addition, summand, activation, output)
-    activation = _activation(layer, layer)
-    tail = activation or layer
-    return _Kernel(layer, tail, activation=activation, output=_quantizer(tail))
+def _call_instead(layer: Node, kernel: Any, weight: tuple[Node | None, ...]) -> None:
+    """Call a function of ours instead of a layer: its weight and what it reads, in their order."""
+    graph = layer.graph
+    arguments = (*weight, layer.args[1]) if layer.target is EMBEDDING else (layer.args[0], *weight)
+    with graph.inserting_before(layer):
+        result = graph.call_function(kernel, arguments)
+    result.meta = dict(layer.meta)
+    layer.replace_all_uses_with(result)
 
 
-def _activation(node: Node, layer: Node) -> Node | None:
-    user = only_user(node)
-    if user is None or user.target not in ACTIVATIONS:
-        return None
-    return user if layer.target in ACTIVATIONS[user.target][1] else None
-
-
-def _quantizer(tail: Node) -> Node | None:
-    user = only_user(tail)
-    return user if _is(user, ops.quantize) else None
-
-
-def _replace(module: GraphModule, kernel: _Kernel) -> None:
+def _replace(module: GraphModule, kernel: Kernel) -> None:
     layer, graph = kernel.layer, module.graph
     dtype, replaced = torch.uint8, kernel.output
     scale, zero_point = (1.0, 0) if replaced is None else (replaced.args[1], replaced.args[2])
@@ -136,7 +94,7 @@ def _replace(module: GraphModule, kernel: _Kernel) -> None:
         replaced, dtype = kernel.tail, torch.float32
         cast = only_user(replaced)
         wanted = cast_dtype(cast)
-        if cast is not None and wanted in _FLOAT_OUTPUTS[layer.target]:
+        if cast is not None and kernel.addition is None and wanted in _FLOAT_OUTPUTS[layer.target]:
             replaced, dtype = cast, wanted
     before = _source_arguments(layer)
     behind = (scale, zero_point, dtype)
@@ -144,46 +102,59 @@ def _replace(module: GraphModule, kernel: _Kernel) -> None:
         weights = _weights(module, layer)
         inside = (*before, *weights, _bias(layer))
         post_op = _post_op(kernel.activation)
-        if layer.target is LINEAR:
-            result = graph.call_function(
-                onednn.qlinear_pointwise.default, (*inside, *behind, *post_op)
-            )
-        elif kernel.summand is None:
+        if kernel.summand is not None and layer.target is LINEAR:
+            result = _adding_product(graph, kernel, (*before, *weights), behind, post_op)
+        elif kernel.summand is not None:
+            result = _summing_convolution(graph, kernel, (*before, *weights), behind)
+        elif layer.target is LINEAR:
+            product = onednn.qlinear_pointwise
+            target = product.tensor if isinstance(before[1], Node) else product.default
+            result = graph.call_function(target, (*inside, *behind, *post_op))
+        else:
             result = graph.call_function(
                 onednn.qconv_pointwise.default, (*inside, *_geometry(layer), *behind, *post_op)
             )
-        else:
-            result = _summing_convolution(graph, kernel, before, weights, behind)
     result.meta = {"val": replaced.meta["val"], OP_NAME: layer.meta.get(OP_NAME, layer.name)}
     replaced.replace_all_uses_with(result)
 
 
-def _source_arguments(layer: Node) -> tuple[Node, float, int]:
+def _source_arguments(layer: Node) -> tuple[Node, Any, Any]:
     quantized, scale, zero_point, _ = layer.args[0].args
     return quantized, scale, zero_point
 
 
+def _adding_product(
+    graph: torch.fx.Graph,
+    kernel: Kernel,
+    before: tuple[Any, ...],
+    behind: tuple[float, int, torch.dtype],
+    post_op: tuple[str, list[Any], str],
+) -> Node:
+    adding = (kernel.summand, _bias(kernel.layer), *behind, 1.0, 0, "add", 1.0)
+    return graph.call_function(onednn.qlinear_pointwise.binary, (*before, *adding, *post_op))
+
+
 def _summing_convolution(
     graph: torch.fx.Graph,
-    kernel: _Kernel,
-    before: tuple[Node, float, int],
-    weights: tuple[Node, Node, Node],
+    kernel: Kernel,
+    before: tuple[Any, ...],
     behind: tuple[float, int, torch.dtype],
 ) -> Node:
     layer = kernel.layer
     assert kernel.summand is not None
     assert kernel.addition is not None
-    accumulator, scale, zero_point, _ = kernel.summand.args
-    if not _may_overwrite(accumulator, kernel.addition, before[0]):
-        accumulator = graph.call_function(
-            aten.clone.default, (accumulator,), {"memory_format": torch.channels_last}
-        )
+    accumulator, scale, zero_point = kernel.summand, 1.0, 0
+    if kernel.output is not None:
+        accumulator, scale, zero_point, _ = kernel.summand.args
+        if not _may_overwrite(accumulator, kernel.addition, before[0]):
+            accumulator = graph.call_function(
+                aten.clone.default, (accumulator,), {"memory_format": torch.channels_last}
+            )
     unary = "none" if kernel.activation is None else "relu"
     return graph.call_function(
         onednn.qconv2d_pointwise.binary,
         (
             *before,
-            *weights,
             accumulator,
             _bias(layer),
             *_geometry(layer),
@@ -205,14 +176,14 @@ def _may_overwrite(summand: Node, addition: Node, reads: Node) -> bool:
     Only where the summand is another kernel's own result, nothing else reads it, or a view of it,
     later, and the kernel does not read it as its input too.
     """
-    if summand.target not in _OVERWRITABLE or summand is reads:
+    if summand.target not in OVERWRITABLE or summand is reads:
         return False
     order = {node: index for index, node in enumerate(summand.graph.nodes)}
     readers: set[Node] = set()
     for user in summand.users:
         readers.update(user.users if user.target is ops.dequantize else (user,))
     return all(
-        order[reader] < order[addition] and reader.target not in CARRIES_INT8
+        order[reader] < order[addition] and not carries_int8(reader)
         for reader in readers - {addition}
     )
 
@@ -262,13 +233,14 @@ def _geometry(layer: Node) -> tuple[list[int], list[int], list[int], int]:
     """Stride, padding, dilation and groups of a convolution."""
     given = [*layer.args[3:], *[None] * 4][:4]
     names = ("stride", "padding", "dilation", "groups")
-    defaults: tuple[Any, ...] = ([1, 1], [0, 0], [1, 1], 1)
+    defaults: tuple[Any, ...] = ([1], [0], [1], 1)
     values = [
         layer.kwargs.get(name, default) if value is None else value
         for value, name, default in zip(given, names, defaults, strict=True)
     ]
+    axes = CONVOLUTIONS[layer.target]
     stride, padding, dilation = (
-        list(value) * 2 if len(value) == 1 else list(value) for value in values[:3]
+        list(value) * axes if len(value) == 1 else list(value) for value in values[:3]
     )
     return stride, padding, dilation, int(values[3])
 
@@ -289,13 +261,43 @@ def _post_op(activation: Node | None) -> tuple[str, list[Any], str]:
 
 def _run_on_integers(module: GraphModule, node: Node) -> None:
     """Let an op that only moves values read and write integers, where both sides are quantized."""
-    source, quantizer = node.args[0], _quantizer(node)
-    if not _is(source, ops.dequantize) or quantizer is None:
+    behind = quantizer(node)
+    sources = node.args[0] if node.target is CONCATENATION else [node.args[0]]
+    if behind is None or not all(is_node(source, ops.dequantize) for source in sources):
         return
-    if source.args[1:3] != quantizer.args[1:3]:
+    scale, zero_point = behind.args[1:3]
+    if any(source.args[1:3] != (scale, zero_point) for source in sources):
         return
-    target = max_pool2d_uint8 if node.target is aten.max_pool2d.default else node.target
-    with module.graph.inserting_before(quantizer):
-        moved = module.graph.call_function(target, (source.args[0], *node.args[1:]), node.kwargs)
-    moved.meta = {"val": quantizer.meta["val"], OP_NAME: node.meta.get(OP_NAME, node.name)}
-    quantizer.replace_all_uses_with(moved)
+    integers: Any = [source.args[0] for source in sources]
+    rest, target = node.args[1:], node.target
+    if node.target is aten.max_pool2d.default:
+        target = kernels.max_pool2d_uint8
+    elif node.target is PADDING:
+        rest = (rest[0], zero_point)
+    if node.target is not CONCATENATION:
+        (integers,) = integers
+    with module.graph.inserting_before(behind):
+        moved = module.graph.call_function(target, (integers, *rest), node.kwargs)
+    moved.meta = {"val": behind.meta["val"], OP_NAME: node.meta.get(OP_NAME, node.name)}
+    behind.replace_all_uses_with(moved)
+
+
+def _call_conversion(module: GraphModule, node: Node) -> None:
+    """Let a conversion that is left read its zero point from a tensor made once."""
+    if node.target is ops.quantize:
+        x, scale, zero_point = node.args
+        offset = _buffer_before(module, node, zero_point + 0.5)
+        target: Any = kernels.quantize_uint8
+        arguments: tuple[Any, ...] = (x, offset, 1 / scale)
+    elif node.target is ops.dequantize:
+        q, scale, zero_point, dtype = node.args
+        offset = _buffer_before(module, node, float(zero_point))
+        target, arguments = kernels.dequantize_uint8, (q, scale, offset, dtype)
+    else:
+        return
+    node.target, node.args = target, arguments
+
+
+def _buffer_before(module: GraphModule, node: Node, value: float) -> Node:
+    with module.graph.inserting_before(node):
+        return _buffer(module, f"{node.name}_offset", torch.tensor(value))

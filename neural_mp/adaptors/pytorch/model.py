@@ -58,6 +58,21 @@ def op_nodes(module: GraphModule) -> dict[str, Node]:
     return {n.meta[OP_NAME]: n for n in module.graph.nodes if OP_NAME in n.meta}
 
 
+def op_type(node: Node) -> str:
+    """The op's type as users know it: `conv2d`, `relu`, `add`."""
+    target: Any = node.target
+    if hasattr(target, "_schema"):
+        return str(target._schema.name).split("::")[-1]
+    return str(getattr(target, "__name__", target))
+
+
+def has_tensors(node: Node) -> bool:
+    """Whether a node's result is, or holds, a tensor."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, tuple | list) else (value,)
+    return any(isinstance(v, torch.Tensor) for v in values)
+
+
 def only_user(node: Node) -> Node | None:
     """The one node that reads a node's result; None if several do, or none."""
     return next(iter(node.users)) if len(node.users) == 1 else None

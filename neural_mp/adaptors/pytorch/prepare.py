@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.pytorch.model import OP_NAME, add_constant, constant, finish
+from neural_mp.adaptors.pytorch.model import (
+    OP_NAME,
+    add_constant,
+    constant,
+    finish,
+    has_tensors,
+    op_type,
+)
+from neural_mp.adaptors.pytorch.simplify import simplify
 
 aten = torch.ops.aten
 
@@ -28,6 +35,7 @@ def prepare(module: GraphModule) -> GraphModule:
     """Rewrite a functional graph in place, numerically equal, and give every op its name."""
     _drop_copies(module)
     views_to_reshapes(module)
+    simplify(module)
     _fold_batch_norms(module)
     finish(module)
     name_ops(module)
@@ -36,9 +44,20 @@ def prepare(module: GraphModule) -> GraphModule:
 
 def _drop_copies(module: GraphModule) -> None:
     for node in list(module.graph.nodes):
-        if node.target is aten.clone.default and not node.kwargs:
+        if node.target is aten._assert_tensor_metadata.default:
+            module.graph.erase_node(node)  # it says what precision was traced: plans change that
+        elif _is_copy(node):
             node.replace_all_uses_with(node.args[0])
             module.graph.erase_node(node)
+
+
+def _is_copy(node: Node) -> bool:
+    """Whether a node gives what it reads: a clone, or a cast to the dtype that is already there."""
+    if node.target is aten.clone.default:
+        return not node.kwargs
+    if node.target is not aten._to_copy.default or set(node.kwargs) != {"dtype"}:
+        return False
+    return bool(node.args[0].meta["val"].dtype == node.kwargs["dtype"])
 
 
 def drop_updates(module: GraphModule) -> list[str]:
@@ -108,14 +127,6 @@ def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
     )
 
 
-def op_type(node: Node) -> str:
-    """The op's type as users know it: `conv2d`, `relu`, `add`."""
-    target: Any = node.target
-    if hasattr(target, "_schema"):
-        return str(target._schema.name).split("::")[-1]
-    return str(getattr(target, "__name__", target))
-
-
 def name_ops(module: GraphModule) -> None:
     """Name every op after the module it came from: `layer1.0.conv1`, or `layer1.0.add`."""
     nodes = [n for n in module.graph.nodes if n.op == "call_function" and has_tensors(n)]
@@ -127,13 +138,6 @@ def name_ops(module: GraphModule) -> None:
         name = path if path and alone[path] == 1 else f"{path}.{op_type(node)}".lstrip(".")
         taken[name] += 1
         node.meta[OP_NAME] = name if taken[name] == 1 else f"{name}_{taken[name]}"
-
-
-def has_tensors(node: Node) -> bool:
-    """Whether a node's result is, or holds, a tensor."""
-    value = node.meta.get("val")
-    values = value if isinstance(value, tuple | list) else (value,)
-    return any(isinstance(v, torch.Tensor) for v in values)
 
 
 def _module_path(node: Node) -> str:

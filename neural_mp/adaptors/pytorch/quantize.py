@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterable
+
 import torch
 from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.calibration import affine_parameters
 from neural_mp.adaptors.pytorch import ops
 from neural_mp.adaptors.pytorch.casts import cast_dtype
-from neural_mp.adaptors.pytorch.graph import is_head, tensor_name
+from neural_mp.adaptors.pytorch.graph import WEIGHT_ARGUMENT, tensor_name
 from neural_mp.adaptors.pytorch.model import OP_NAME, add_constant, constant, op_nodes
 from neural_mp.errors import ConversionError
 from neural_mp.flow import Flow
 from neural_mp.observations import Observations
 from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import Precision
 
 
 def insert_quantization(
@@ -31,13 +33,18 @@ def insert_quantization(
     }
     for tensor in flow.root:
         algorithm = algorithms[flow.root[tensor]]
-        scale, zero_point = _parameters(flow.root[tensor], algorithm, observations)
+        covered = flow.covers[flow.root[tensor]]
+        scale, zero_point = _parameters(covered, algorithm, observations)
         _quantize(module, nodes[tensor], scale, zero_point, flow)
+    weights = _Weights(module)
     for name, node in op_nodes(module).items():
         # A plan may also name what runs along with a layer; only layers have weights.
-        named_int8 = name in plan and plan[name].precision is Precision.INT8
-        if named_int8 and is_head(module, node):
-            _quantize_weight(module, node)
+        approach = plan[name].approach if name in plan else None
+        if approach is None or node.target not in WEIGHT_ARGUMENT:
+            continue
+        weights.quantize(node)
+        if approach == "dynamic":
+            _quantize_dynamically(node)
 
 
 def _algorithms(flow: Flow, plan: PrecisionPlan) -> dict[str, str]:
@@ -53,15 +60,20 @@ def _algorithms(flow: Flow, plan: PrecisionPlan) -> dict[str, str]:
     return found
 
 
-def _parameters(tensor: str, algorithm: str, observations: Observations) -> tuple[float, int]:
-    try:
-        low, high = observations.ranges[tensor][algorithm]
-    except KeyError:
-        raise ConversionError(
-            f"tensor {tensor!r} must be quantized, but its {algorithm} range was never observed; "
-            f"calibrate first, or give a plan file that holds its observations"
-        ) from None
-    return affine_parameters(low, high)
+def _parameters(
+    tensors: Iterable[str], algorithm: str, observations: Observations
+) -> tuple[float, int]:
+    """Scale and zero point that hold the ranges of all these tensors."""
+    ranges = []
+    for tensor in tensors:
+        try:
+            ranges.append(observations.ranges[tensor][algorithm])
+        except KeyError:
+            raise ConversionError(
+                f"tensor {tensor!r} must be quantized, but its {algorithm} range was never "
+                f"observed; calibrate first, or give a plan file that holds its observations"
+            ) from None
+    return affine_parameters(min(low for low, _ in ranges), max(high for _, high in ranges))
 
 
 def _quantize(module: GraphModule, node: Node, scale: float, zero_point: int, flow: Flow) -> None:
@@ -98,17 +110,44 @@ def _quantize(module: GraphModule, node: Node, scale: float, zero_point: int, fl
             reader.replace_input_with(node, dequantized(torch.float32))
 
 
-def _quantize_weight(module: GraphModule, node: Node) -> None:
-    weight = constant(module, node.args[1])
-    assert weight is not None
-    with torch.no_grad():
-        integers, scales = ops.quantize_weight(weight)
-    stem = f"{node.name}_weight"
-    arguments = (
-        add_constant(module, f"{stem}_int8", integers, node),
-        add_constant(module, f"{stem}_scales", scales, node),
-    )
-    with module.graph.inserting_before(node):
-        dequantized = module.graph.call_function(ops.dequantize_weight, arguments)
-    dequantized.meta["val"] = node.args[1].meta["val"]
-    node.update_arg(1, dequantized)
+class _Weights:
+    """Stores the weights of one graph as integers: once, however many layers share one."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self.module = module
+        self.stored: dict[str, tuple[str, str]] = {}
+
+    def quantize(self, layer: Node) -> None:
+        """Let a layer read its weight from integers."""
+        source = layer.args[WEIGHT_ARGUMENT[layer.target]]
+        name = str(source.target)
+        if name not in self.stored:
+            weight = constant(self.module, source)
+            assert weight is not None
+            integers, scales = ops.quantize_weight(weight)
+            stem = f"{layer.name}_weight"
+            self.stored[name] = (
+                str(add_constant(self.module, f"{stem}_int8", integers, layer).target),
+                str(add_constant(self.module, f"{stem}_scales", scales, layer).target),
+            )
+        with self.module.graph.inserting_before(layer):
+            arguments = tuple(self.module.graph.get_attr(stored) for stored in self.stored[name])
+            dequantized = self.module.graph.call_function(ops.dequantize_weight, arguments)
+        for node in arguments:
+            node.meta["val"] = constant(self.module, node)
+        dequantized.meta["val"] = source.meta["val"]
+        layer.update_arg(WEIGHT_ARGUMENT[layer.target], dequantized)
+
+
+def _quantize_dynamically(layer: Node) -> None:
+    source, graph = layer.args[0], layer.graph
+    value = source.meta["val"]
+    with graph.inserting_before(layer):
+        quantized = graph.call_function(ops.quantize_dynamic, (source,))
+        quantized.meta["val"] = ops.quantize_dynamic(value)
+        parts = [graph.call_function(operator.getitem, (quantized, index)) for index in range(3)]
+        for part, meta in zip(parts, quantized.meta["val"], strict=True):
+            part.meta["val"] = meta
+        pair = graph.call_function(ops.dequantize_dynamic, (*parts, value.dtype))
+    pair.meta["val"] = value
+    layer.replace_input_with(source, pair)
