@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp import hardware as machine
-from neural_mp.adaptors.base import Adaptor, Model
+from neural_mp.adaptors.base import CAPTURES, Adaptor, Model
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.common import Metric
 from neural_mp.config import Settings, load_settings
@@ -17,7 +17,7 @@ from neural_mp.data import build_dataloader, build_transforms
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.hardware import Hardware
 from neural_mp.optimized_model import OptimizedModel
-from neural_mp.precision import Precision, parse_precisions
+from neural_mp.precision import APPROACHES, Precision, parse_precisions
 from neural_mp.reporting import LiveListener
 from neural_mp.space import TuningSpace
 from neural_mp.strategies import DEFAULT, strategy_named
@@ -71,10 +71,15 @@ class MixedPrecision:
         eval_dataloader: batches of `(inputs, labels)` the metric is computed over.
         eval_func: model → accuracy, instead of `metric` and `eval_dataloader`.
         calib_dataloader: batches to calibrate INT8 with; `eval_dataloader` by default.
+        approach: the way of INT8: `static` with calibrated ranges; `dynamic` with ranges found on
+            every run and `weight_only`, both for dense layers, need no calibration. None leaves
+            it open.
         sampling_size: samples of it that are used.
         inputs, outputs: names of the model's inputs and outputs, where they are not found by
             themselves; `inputs` may be example tensors.
         framework: the model's framework, where it is not found by itself.
+        capture: `modules` converts the modules of a model whose graph cannot be captured as a
+            whole one by one; what runs between them stays as it is.
         accuracy_criterion: the tolerated loss; one percent, relative, by default.
         exit_policy: timeout, number of trials.
         strategy: name of the search strategy.
@@ -103,10 +108,12 @@ class MixedPrecision:
         self.eval_dataloader: Any = None
         self.eval_func: Callable[[Any], float] | None = None
         self.calib_dataloader: Any = None
+        self.approach: str | None = settings.approach
         self.sampling_size: int = settings.calibration.sampling_size
         self.inputs: Any = settings.model.inputs or None
         self.outputs: Any = settings.model.outputs or None
         self.framework: str | None = settings.model.framework
+        self.capture: str = settings.model.capture
         self.accuracy_criterion: AccuracyCriterion = tuning.criterion
         self.exit_policy: ExitPolicy = tuning.exit_policy
         self.strategy: str = tuning.strategy or DEFAULT
@@ -163,7 +170,8 @@ class MixedPrecision:
         criterion = directed(self.accuracy_criterion, metrics, self.eval_func, warnings)
         adaptor, model = self._load(calibration)
         warnings.extend(getattr(model, "warnings", ()))
-        precisions = without_int8_if_no_data(precisions, calibration, warnings)
+        if self.approach in (None, "static"):
+            precisions = without_int8_if_no_data(precisions, calibration, warnings)
         space = self._space(adaptor, model, hardware, precisions, warnings)
         evaluator = Evaluator(adaptor, evaluation, metrics, self.eval_func, self._postprocess())
         listener = self.listener or _default_listener()
@@ -206,6 +214,14 @@ class MixedPrecision:
         if self.objective not in OBJECTIVES:
             raise ConfigurationError(
                 f"objective cannot be {self.objective!r}{did_you_mean(self.objective, OBJECTIVES)}"
+            )
+        if self.approach is not None and self.approach not in APPROACHES:
+            raise ConfigurationError(
+                f"approach cannot be {self.approach!r}{did_you_mean(self.approach, APPROACHES)}"
+            )
+        if self.capture not in CAPTURES:
+            raise ConfigurationError(
+                f"capture cannot be {self.capture!r}{did_you_mean(self.capture, CAPTURES)}"
             )
         for name, kinds in _OPTION_TYPES.items():
             if not isinstance(getattr(self, name), kinds):
@@ -254,7 +270,13 @@ class MixedPrecision:
         source = resolve_source(self.model)
         adaptor = adaptor_for(source, self.framework)
         example = calibration.first_inputs if calibration is not None else None
-        model = adaptor.load(source, inputs=self.inputs, outputs=self.outputs, example=example)
+        model = adaptor.load(
+            source,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            example=example,
+            capture=self.capture,
+        )
         return adaptor, model
 
     def _space(
@@ -267,6 +289,8 @@ class MixedPrecision:
     ) -> TuningSpace:
         space = adaptor.space(model, hardware).restricted_to(precisions)
         space = space.constrained(self._settings.constraints)
+        if self.approach is not None:
+            space = space.with_int8([self.approach])
         found = space.precisions()
         for precision in precisions:
             if precision not in found and precision is not Precision.FP32:

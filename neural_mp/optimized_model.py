@@ -71,6 +71,30 @@ class OptimizedModel:
         words = {True: "target met", False: "target not met: FP32", None: "accuracy not checked"}
         return f"OptimizedModel({self.framework}, {self.plan!r}, {words[self.met]})"
 
+    def compiled(self) -> Any:
+        """The framework's own object, run through its compiler where that gains speed.
+
+        The first call of every input shape compiles, which takes its time.
+
+        Raises:
+            ConversionError: the framework has no compiler.
+        """
+        return self.adaptor.compiled(self.held)
+
+    def export_onnx(self, path: str | Path) -> None:
+        """Write the model as an ONNX file, its plan among the file's properties.
+
+        Raises:
+            ConversionError: the model has ops that ONNX lacks, or its framework has no way there.
+        """
+        target = Path(path)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
+        metadata = {"neural_mp.plan": self.plan.to_yaml(framework=self.framework)}
+        self.adaptor.export_onnx(self.held, target, metadata)
+
     def save_plan(self, path: str | Path) -> None:
         """Write the plan, with what calibration saw, to a YAML file to edit and replay."""
         self.plan.save(path, framework=self.framework, observations=self.observations)

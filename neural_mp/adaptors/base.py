@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from neural_mp.errors import ConversionError
 from neural_mp.graph import OpGraph
 from neural_mp.hardware import Hardware
 from neural_mp.observations import Observations
 from neural_mp.plan import PrecisionPlan
 from neural_mp.space import Capability, TuningSpace
 
+#: How the graph of a model may be found.
+CAPTURES = ("whole", "modules")
 #: A model as an adaptor holds it; opaque to everyone else.
 Model = Any
 
@@ -47,7 +50,13 @@ class Adaptor(ABC):
 
     @abstractmethod
     def load(
-        self, source: Any, *, inputs: Any = None, outputs: Any = None, example: Any = None
+        self,
+        source: Any,
+        *,
+        inputs: Any = None,
+        outputs: Any = None,
+        example: Any = None,
+        capture: str = "whole",
     ) -> Model:
         """Take in a model, from a path or as the framework's object; the object stays untouched.
 
@@ -56,6 +65,8 @@ class Adaptor(ABC):
             inputs: names of the inputs, or example inputs, as the user gave them.
             outputs: names of the outputs to keep.
             example: the inputs of one batch, where data is at hand.
+            capture: `modules` takes a model in whose code there is no single graph to be found
+                apart into modules that have one; for frameworks whose models are code.
 
         Raises:
             ModelLoadError: it cannot be read, or not without running code from a file.
@@ -124,6 +135,22 @@ class Adaptor(ABC):
     @abstractmethod
     def save(self, model: Model, path: Path) -> None:
         """Write the model into the (existing, empty) folder `path`."""
+
+    def compiled(self, model: Model) -> Any:
+        """The framework's own object, run through its compiler.
+
+        Raises:
+            ConversionError: the framework has none.
+        """
+        raise ConversionError(f"{self.framework} has no compiler that models are run through")
+
+    def export_onnx(self, model: Model, path: Path, metadata: Mapping[str, str]) -> None:
+        """Write the model as an ONNX file, with `metadata` among its properties.
+
+        Raises:
+            ConversionError: the framework or the model has no way to ONNX.
+        """
+        raise ConversionError(f"{self.framework} models cannot be written as ONNX")
 
     @abstractmethod
     def restore(self, path: Path) -> Model:

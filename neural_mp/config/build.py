@@ -7,7 +7,12 @@ from importlib import metadata
 from typing import Any
 
 from neural_mp.config.evaluation import evaluation
-from neural_mp.config.inc import FRAMEWORKS, IGNORED_OBJECTIVES
+from neural_mp.config.inc import (
+    FRAMEWORKS,
+    IGNORED_APPROACHES,
+    IGNORED_OBJECTIVES,
+    INT8_APPROACHES,
+)
 from neural_mp.config.limits import constraints, precisions
 from neural_mp.config.schema import validated
 from neural_mp.config.settings import (
@@ -38,6 +43,7 @@ def build(source: Source) -> Settings:
         device=data.get("device", "cpu"),
         precisions=_precisions(source, data),
         constraints=constraints(source, data),
+        approach=_approach(source, data.get("quantization", {})),
         calibration=CalibrationSettings(**calibration),
         tuning=_tuning(source, data.get("tuning", {})),
         evaluation=evaluation(source, data.get("evaluation", {})),
@@ -60,7 +66,18 @@ def _model(source: Source, data: Mapping[str, Any]) -> ModelSettings:
         framework=framework,
         inputs=tuple(data.get("inputs", ())),
         outputs=tuple(data.get("outputs", ())),
+        capture=data.get("capture", ModelSettings.capture),
     )
+
+
+def _approach(source: Source, data: Mapping[str, Any]) -> str | None:
+    word = data.get("approach")
+    if word is None:
+        return None
+    if word in IGNORED_APPROACHES:
+        source.ignored(("quantization", "approach", word), IGNORED_APPROACHES[word])
+        return None
+    return INT8_APPROACHES.get(word, word)
 
 
 def _precisions(source: Source, data: Mapping[str, Any]) -> tuple[Precision, ...] | None:

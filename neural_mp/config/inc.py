@@ -20,7 +20,7 @@ _LIMITS = (
     "mixed_precision.op_wise.*",
     "graph_optimization.op_wise.*",
 )
-_STATIC = "quantization is always static, after training"
+_STATIC = "sums of INT8 products are kept in 32 bits"
 _FITTED = "which ops run in INT8 is measured, not fixed by a rule"
 _SIGOPT = "SigOpt is not used; trials are kept in an Optuna storage"
 _SEARCHED = "the strategy sets this itself"
@@ -39,8 +39,7 @@ IGNORED: Mapping[str, str] = {
     "train": _TRAINING,
     "model.backend": "the framework chooses its own backend",
     "model.quant_format": "the adaptor chooses the format",
-    "quantization.approach": _STATIC,
-    "quantization.train": _STATIC,
+    "quantization.train": _TRAINING,
     "quantization.advance": "corrections are chosen by the strategy",
     "quantization.recipes": _FITTED,
     "quantization.optimization_level": _FITTED,
@@ -96,13 +95,29 @@ FRAMEWORKS: Mapping[str, str | None] = {
     "na": None,
 }
 
+#: Their word for the way of INT8 → ours; None leaves it open.
+INT8_APPROACHES: Mapping[str, str | None] = {
+    "post_training_static_quant": "static",
+    "post_training_dynamic_quant": "dynamic",
+    "post_training_weight_only": "weight_only",
+    "post_training_auto_quant": None,
+}
+
+#: Ways of INT8 that have no meaning here → why.
+IGNORED_APPROACHES: Mapping[str, str] = {
+    "quant_aware_training": "only trained models are quantized; all ways but this are open",
+}
+
 #: Their words for how a tensor is quantized → ours.
-QUANT_WORDS: Mapping[str, str] = {"sym": "symmetric", "asym": "asymmetric"}
+QUANT_WORDS: Mapping[str, str] = {
+    "sym": "symmetric",
+    "asym": "asymmetric",
+    "placeholder": "dynamic",
+}
 
 #: Words for how a tensor is quantized that have no meaning here → why.
 IGNORED_QUANT_WORDS: Mapping[str, Mapping[str, str]] = {
     "scheme": {"asym_float": "a zero point is a whole number here"},
-    "algorithm": {"placeholder": "it stands for dynamic quantization, which is not done"},
 }
 
 #: Objectives that have no meaning here → why.

@@ -7,9 +7,11 @@ from typing import Any
 
 from schema import Optional, Schema, SchemaError
 
+from neural_mp.adaptors.base import CAPTURES
 from neural_mp.config.inc import why_ignored
 from neural_mp.config.source import KeyPath, Source
 from neural_mp.config.values import (
+    APPROACH,
     BOOL,
     DATASET,
     ITERATIONS,
@@ -54,12 +56,15 @@ _DATALOADER = {
 }
 
 SECTIONS: dict[Any, Any] = _section(
-    model=_section(name=TEXT, framework=TEXT, inputs=NAMES, outputs=NAMES),
+    model=_section(
+        name=TEXT, framework=TEXT, inputs=NAMES, outputs=NAMES, capture=one_of(*CAPTURES)
+    ),
     device=one_of("cpu", "gpu"),
     use_bf16=BOOL,
     mixed_precision=_CONVERSION,
     graph_optimization=_CONVERSION,
     quantization=_section(
+        approach=APPROACH,
         use_bf16=BOOL,
         calibration=_section(sampling_size=SIZES, dataloader=_DATALOADER),
         model_wise=_LIMITS,

@@ -19,12 +19,14 @@ class ModelSettings:
         name: the model: a path or `module:attribute`; a mere label where Python sets the model.
         framework: `pytorch`, `tensorflow` or `onnxrt`; None asks the model itself.
         inputs, outputs: names of its tensors, where the framework does not know them.
+        capture: `whole`, or `modules` for a model whose graph cannot be captured as a whole.
     """
 
     name: str | None = None
     framework: str | None = None
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    capture: str = "whole"
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,7 @@ class Settings:
         device: `cpu` or `gpu`.
         precisions: what ops may run in; None where the file does not say.
         constraints: limits on the whole model, on op types and on single ops.
+        approach: the way of INT8: `static`, `dynamic` or `weight_only`; None leaves it open.
         calibration: the data that ranges are measured on.
         tuning: the search.
         evaluation: accuracy and latency.
@@ -134,6 +137,7 @@ class Settings:
     device: str = "cpu"
     precisions: tuple[Precision, ...] | None = None
     constraints: Constraints = field(default_factory=Constraints)
+    approach: str | None = None
     calibration: CalibrationSettings = CalibrationSettings()
     tuning: TuningSettings = field(default_factory=TuningSettings)
     evaluation: EvaluationSettings = EvaluationSettings()

@@ -8,8 +8,14 @@ from typing import Any
 
 from schema import And, Use
 
-from neural_mp.config.inc import IGNORED_OBJECTIVES, IGNORED_QUANT_WORDS, QUANT_WORDS
-from neural_mp.precision import QUANT_CHOICES, Precision
+from neural_mp.config.inc import (
+    IGNORED_APPROACHES,
+    IGNORED_OBJECTIVES,
+    IGNORED_QUANT_WORDS,
+    INT8_APPROACHES,
+    QUANT_WORDS,
+)
+from neural_mp.precision import APPROACHES, QUANT_CHOICES, Precision
 
 OBJECTIVES = ("performance", "footprint", "modelsize")
 
@@ -131,6 +137,7 @@ ITERATIONS = value_of(
     lambda value: _is_whole(value) and (value >= 1 or value == -1),
 )
 RESUME = value_of("true, false or a path", lambda value: isinstance(value, bool | str))
+APPROACH = one_of(*APPROACHES, *INT8_APPROACHES, *IGNORED_APPROACHES)
 OBJECTIVE = value_of(
     f"one of {', '.join(OBJECTIVES)}",
     lambda value: isinstance(value, str) and value in (*OBJECTIVES, *IGNORED_OBJECTIVES),

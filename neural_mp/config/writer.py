@@ -50,6 +50,7 @@ def settings_to_yaml(settings: Settings) -> str:
         "device": settings.device,
         "mixed_precision": {"precisions": _precisions(settings.precisions)},
         "quantization": {
+            **_given({"approach": settings.approach}),
             "calibration": _given(vars(settings.calibration)),
             **_constraints(settings.constraints),
         },

@@ -28,7 +28,9 @@ class Architecture:
 
 def tokens(vocabulary: int, length: int = 12) -> Callable[[int], dict[str, torch.Tensor]]:
     def inputs(batch: int) -> dict[str, torch.Tensor]:
-        ids = torch.randint(0, vocabulary, (batch, length), generator=torch.Generator().manual_seed(0))
+        ids = torch.randint(
+            0, vocabulary, (batch, length), generator=torch.Generator().manual_seed(0)
+        )
         mask = torch.ones(batch, length, dtype=torch.long)
         mask[0, length // 2 :] = 0
         return {"input_ids": ids, "attention_mask": mask}
@@ -64,8 +66,14 @@ def gpt2() -> nn.Module:
 
     return GPT2LMHeadModel(
         GPT2Config(
-            vocab_size=60, n_embd=32, n_layer=2, n_head=4, n_positions=32, use_cache=False,
-            bos_token_id=0, eos_token_id=0,
+            vocab_size=60,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            n_positions=32,
+            use_cache=False,
+            bos_token_id=0,
+            eos_token_id=0,
         )
     )
 
@@ -75,8 +83,13 @@ def vit() -> nn.Module:
 
     return ViTForImageClassification(
         ViTConfig(
-            hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
-            image_size=32, patch_size=8, num_labels=10,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=64,
+            image_size=32,
+            patch_size=8,
+            num_labels=10,
         )
     )
 
@@ -150,9 +163,16 @@ def llama() -> nn.Module:
 
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, intermediate_size=64, max_position_embeddings=32,
-            use_cache=False, bos_token_id=0, eos_token_id=0,
+            vocab_size=60,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=32,
+            use_cache=False,
+            bos_token_id=0,
+            eos_token_id=0,
         )
     )
 

@@ -39,7 +39,13 @@ class PyTorchAdaptor(Adaptor):
         return bool(names & {"torch.Module", "torch.ExportedProgram"})
 
     def load(
-        self, source: Any, *, inputs: Any = None, outputs: Any = None, example: Any = None
+        self,
+        source: Any,
+        *,
+        inputs: Any = None,
+        outputs: Any = None,
+        example: Any = None,
+        capture: str = "whole",
     ) -> TorchModel:
         """Capture a module, or take in an exported program. `inputs` may hold example tensors."""
         import torch
@@ -47,7 +53,7 @@ class PyTorchAdaptor(Adaptor):
         from neural_mp.adaptors.pytorch import loading
 
         with torch.no_grad():
-            model = loading.load(source, inputs, example)
+            model = loading.load(source, inputs, example, capture)
         if outputs is None:
             return model
         ignored = "outputs is not used for PyTorch: a module returns what its forward returns"
@@ -57,7 +63,7 @@ class PyTorchAdaptor(Adaptor):
         """Every op with its edges and cluster."""
         from neural_mp.adaptors.pytorch.graph import build_graph
 
-        return build_graph(model.portable)
+        return build_graph(part.portable for part in model.parts.values())
 
     def capabilities(self, model: TorchModel, hardware: Hardware) -> Mapping[str, Capability]:
         """Found by running every op type once in every precision."""
@@ -72,7 +78,7 @@ class PyTorchAdaptor(Adaptor):
         from neural_mp.adaptors.pytorch.observe import observe
 
         tensors = observable_tensors(space.graph, space.int8_ops)
-        return observe(model.portable, (self._call(model, b) for b in batches), tensors)
+        return observe(model, (self._call(model, b) for b in batches), tensors)
 
     def convert(
         self,
@@ -84,17 +90,19 @@ class PyTorchAdaptor(Adaptor):
         """16-bit ops by casts, INT8 ops by quantize/dequantize pairs, then integer kernels."""
         from neural_mp.adaptors.pytorch.casts import insert_casts
         from neural_mp.adaptors.pytorch.lower import runnable_form
-        from neural_mp.adaptors.pytorch.model import finish, shallow_copy
+        from neural_mp.adaptors.pytorch.model import Part, finish, shallow_copy
         from neural_mp.adaptors.pytorch.quantize import insert_quantization
 
         resolved = space.resolve(plan)
         flow = space.flow(resolved)
-        portable = shallow_copy(model.portable)
-        insert_casts(portable, flow)
-        insert_quantization(portable, flow, resolved, observations)
-        finish(portable)
-        runnable = runnable_form(portable)
-        return replace(model, portable=portable, runnable=runnable, original=None)
+        parts = {}
+        for path, part in model.parts.items():
+            portable = shallow_copy(part.portable)
+            insert_casts(portable, flow)
+            insert_quantization(portable, flow, resolved, observations)
+            finish(portable)
+            parts[path] = Part(portable, runnable_form(portable), part.example)
+        return replace(model, parts=parts, original=None)
 
     def predict(self, model: TorchModel, inputs: Any) -> Any:
         """Outputs as tensors, or as arrays where the inputs were arrays."""
@@ -106,7 +114,7 @@ class PyTorchAdaptor(Adaptor):
         call = self._call(model, inputs)
         with torch.no_grad():
             try:
-                result = model.runnable(*call.args, **call.kwargs)
+                result = self._module(model)(*call.args, **call.kwargs)
             except RuntimeError as error:
                 if "Expected input" not in str(error):
                     raise
@@ -125,14 +133,37 @@ class PyTorchAdaptor(Adaptor):
         return dict(call.kwargs) if call.kwargs and not call.args else call.args
 
     def native(self, model: TorchModel) -> Any:
-        """The user's own module for an untouched model, else the converted `GraphModule`."""
-        return model.original if model.original is not None else model.runnable
+        """The user's own module for an untouched model, else a `ConvertedModule`."""
+        from neural_mp.adaptors.pytorch.converted import ConvertedModule
+        from neural_mp.adaptors.pytorch.parts import assembled
+
+        if model.original is not None:
+            return model.original
+        converted = {
+            path: ConvertedModule(part.portable, part.runnable)
+            for path, part in model.parts.items()
+        }
+        return assembled(model.shell, converted)
+
+    def compiled(self, model: TorchModel) -> Any:
+        """A `CompiledModule`."""
+        from neural_mp.adaptors.pytorch.converted import CompiledModule
+        from neural_mp.adaptors.pytorch.parts import assembled
+
+        compiled = {path: CompiledModule(part.portable) for path, part in model.parts.items()}
+        return assembled(model.shell, compiled)
+
+    def export_onnx(self, model: TorchModel, path: Path, metadata: Mapping[str, str]) -> None:
+        """By torch's own exporter; INT8 as QuantizeLinear and DequantizeLinear."""
+        from neural_mp.adaptors.pytorch.onnx_export import export_onnx
+
+        export_onnx(model, path, metadata)
 
     def profile(self, model: TorchModel, inputs: Any) -> Mapping[str, float]:
         """Seconds of every op that runs, by name; ops that run along with another are in it."""
         from neural_mp.adaptors.pytorch.profile import profile
 
-        return profile(model.runnable, self._call(model, inputs))
+        return profile(model, self._call(model, inputs))
 
     def conversion_counts(self, model: TorchModel) -> ConversionCounts:
         """Of the graph that is run."""
@@ -141,7 +172,12 @@ class PyTorchAdaptor(Adaptor):
         from neural_mp.adaptors.pytorch.model import OP_NAME
 
         # A cast of the user's own bears a name; ours do not.
-        ours = [n.target for n in model.runnable.graph.nodes if OP_NAME not in n.meta]
+        ours = [
+            node.target
+            for part in model.parts.values()
+            for node in part.runnable.graph.nodes
+            if OP_NAME not in node.meta
+        ]
         return ConversionCounts(
             ours.count(CAST),
             ours.count(kernels.quantize_uint8) + ours.count(ops.quantize_dynamic),
@@ -150,7 +186,7 @@ class PyTorchAdaptor(Adaptor):
 
     def size(self, model: TorchModel) -> int:
         """Bytes of parameters and buffers in the portable form."""
-        tensors = [*model.portable.parameters(), *model.portable.buffers()]
+        tensors = self._weights(model).values()
         return sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values())
 
     def fingerprint(self, model: TorchModel) -> str:
@@ -158,9 +194,10 @@ class PyTorchAdaptor(Adaptor):
         import torch
 
         digest = hashlib.sha256()
-        for node in model.portable.graph.nodes:
-            digest.update(f"{node.op} {node.target} {node.name};".encode())
-        for name, value in sorted(model.portable.state_dict().items()):
+        for part in model.parts.values():
+            for node in part.portable.graph.nodes:
+                digest.update(f"{node.op} {node.target} {node.name};".encode())
+        for name, value in sorted(self._weights(model).items()):
             digest.update(name.encode())
             digest.update(
                 value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -171,7 +208,7 @@ class PyTorchAdaptor(Adaptor):
         """The first op of the runnable graph whose result holds NaN or Inf."""
         from neural_mp.adaptors.pytorch.observe import first_non_finite
 
-        return first_non_finite(model.runnable, self._call(model, inputs))
+        return first_non_finite(model, self._call(model, inputs))
 
     def save(self, model: TorchModel, path: Path) -> None:
         """The portable form, in `torch.export`'s own format."""
@@ -196,6 +233,19 @@ class PyTorchAdaptor(Adaptor):
             yield
         finally:
             torch.set_num_threads(before)
+
+    def _module(self, model: TorchModel) -> Any:
+        """What is run: the graph, or the user's code with the graphs of its modules."""
+        from neural_mp.adaptors.pytorch.parts import assembled
+
+        return assembled(model.shell, {path: part.runnable for path, part in model.parts.items()})
+
+    def _weights(self, model: TorchModel) -> dict[str, Any]:
+        from neural_mp.adaptors.pytorch.parts import assembled
+
+        parts = {path: part.portable for path, part in model.parts.items()}
+        module = assembled(model.shell, parts)
+        return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
     def _call(self, model: TorchModel, inputs: Any) -> Call:
         return model.convention.call(inputs)

@@ -22,7 +22,7 @@ from neural_mp.adaptors.pytorch.graph import (
     is_head,
 )
 from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel, constant, op_nodes
-from neural_mp.hardware import Hardware
+from neural_mp.hardware import Hardware, Support
 from neural_mp.precision import (
     DYNAMIC,
     FP32,
@@ -72,10 +72,15 @@ class SixteenBit:
 class _Probe(Interpreter):
     """Runs a graph once and tries every op type once in every 16-bit dtype asked for."""
 
-    def __init__(self, module: GraphModule, dtypes: tuple[torch.dtype, ...]) -> None:
+    def __init__(
+        self,
+        module: GraphModule,
+        dtypes: tuple[torch.dtype, ...],
+        answers: dict[tuple[Any, torch.dtype], SixteenBit],
+    ) -> None:
         super().__init__(module)
         self.dtypes = dtypes
-        self.answers: dict[tuple[Any, torch.dtype], SixteenBit] = {}
+        self.answers = answers
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
@@ -128,42 +133,51 @@ def _has_integer_kernels() -> dict[str, bool]:
 
 def probe(model: TorchModel, dtypes: tuple[torch.dtype, ...]) -> dict[Any, SixteenBit]:
     """(op target, dtype) → how the runtime takes it, found by running every op type once."""
-    if not dtypes:
-        return {}
-    run = _Probe(model.portable, dtypes)
-    with torch.no_grad():
-        run.run(*model.example.leaves(), enable_io_processing=False)
-    return run.answers
+    answers: dict[Any, SixteenBit] = {}
+    for part in model.parts.values() if dtypes else ():
+        run = _Probe(part.portable, dtypes, answers)
+        with torch.no_grad():
+            run.run(*part.example.leaves(), enable_io_processing=False)
+    return answers
 
 
 def capabilities(model: TorchModel, hardware: Hardware) -> Mapping[str, Capability]:
     """Op → what it can run in here."""
-    module = model.portable
     supports = {p: hardware.support(p) for p in (Precision.INT8, *DTYPES)}
     dtypes = tuple(DTYPES[p] for p in DTYPES if supports[p].available)
     answers = probe(model, dtypes)
-    clusters = find_clusters(module)
     found = {}
-    for name, node in op_nodes(module).items():
-        builder = _Builder(
-            frozenset(p for p, s in supports.items() if s.available and not s.native)
-        )
-        reason = int8_obstacle(module, node, name in clusters)
-        if reason is None:
-            builder.configs.extend(INT8_CONFIGS[node.target])
-        else:
-            builder.reasons[Precision.INT8] = reason
-        policies = []
-        for precision, dtype in DTYPES.items():
-            if not supports[precision].available:
-                builder.reasons[precision] = supports[precision].reason
-                continue
-            answer = answers.get((node.target, dtype))
-            policies.append(answer.policy if answer and answer.runs else "float32")
-            builder.take(precision, answer)
-        follows = not is_layer(node) and "lower" not in policies
-        found[name] = builder.build(inherits=follows and reason is not None)
+    for part in model.parts.values():
+        module = part.portable
+        clusters = find_clusters(module)
+        for name, node in op_nodes(module).items():
+            obstacle = int8_obstacle(module, node, name in clusters)
+            found[name] = _capability(node, obstacle, supports, answers)
     return found
+
+
+def _capability(
+    node: Node,
+    obstacle: str | None,
+    supports: Mapping[Precision, Support],
+    answers: Mapping[Any, SixteenBit],
+) -> Capability:
+    emulated = frozenset(p for p, s in supports.items() if s.available and not s.native)
+    builder = _Builder(emulated)
+    if obstacle is None:
+        builder.configs.extend(INT8_CONFIGS[node.target])
+    else:
+        builder.reasons[Precision.INT8] = obstacle
+    policies = []
+    for precision, dtype in DTYPES.items():
+        if not supports[precision].available:
+            builder.reasons[precision] = supports[precision].reason
+            continue
+        answer = answers.get((node.target, dtype))
+        policies.append(answer.policy if answer and answer.runs else "float32")
+        builder.take(precision, answer)
+    follows = not is_layer(node) and "lower" not in policies
+    return builder.build(inherits=follows and obstacle is not None)
 
 
 def is_layer(node: Node) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ logger = logging.getLogger(__name__)
 #: takes any size takes 32, which is cheap; one that does not is found by its own complaint.
 _IMAGE_SIZES = (32, 64, 224, 28, 8, 16, 48, 96, 112, 128, 160, 192, 256, 299, 384, 512)
 
+#: Where a module stands in the one that encloses it.
+ENCLOSED = "neural_mp_enclosed"
+
 #: (which axes are left free, strict tracing), in the order tried.
 _ATTEMPTS = (("all", False), ("first", False), ("first", True), ("none", False))
 
@@ -37,13 +41,14 @@ def capture(module: nn.Module, call: Call) -> ExportedProgram:
         DataError: the module does not run on these inputs at all.
         CaptureError: it runs, but no way of exporting works.
     """
-    call = _at_least_two(call)
+    call = at_least_two(call)
     errors: list[Exception] = []
     with inference_mode(module):
-        _run_once(module, call)
+        run_once(module, call)
+        shown = _Enclosed(module) if _hides_graph(module) else module
         for axes, strict in _ATTEMPTS:
             try:
-                return export(module, call, axes, strict)
+                return export(shown, call, axes, strict)
             except Exception as error:
                 # torch.export raises dozens of unrelated types, user code any type at all.
                 logger.debug("export (%s axes, strict=%s) failed", axes, strict, exc_info=True)
@@ -51,7 +56,29 @@ def capture(module: nn.Module, call: Call) -> ExportedProgram:
     raise _capture_error(module, errors[0])
 
 
-def _run_once(module: nn.Module, call: Call) -> None:
+class _Enclosed(nn.Module):
+    """A module one level down: its own attributes may bear the names of a graph module's."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        setattr(self, ENCLOSED, module)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self, ENCLOSED)(*args, **kwargs)
+
+
+def _hides_graph(module: nn.Module) -> bool:
+    """Whether a part of the module has a name, such as `code`, that a graph module needs."""
+    names = {*module._modules, *module._parameters, *module._buffers}
+    return any(hasattr(torch.fx.GraphModule, name) for name in names)
+
+
+def run_once(module: nn.Module, call: Call) -> None:
+    """Run a module on copies of the inputs, which it may change.
+
+    Raises:
+        DataError: it does not run on them.
+    """
     copies = call.map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf)
     try:
         with torch.no_grad():
@@ -147,7 +174,8 @@ def quiet_export() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        # It also prints the graph that it had when it failed.
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.filterwarnings("ignore", category=FutureWarning, message=".*LeafSpec.*")
             yield
     finally:
@@ -166,8 +194,8 @@ def inference_mode(module: nn.Module) -> Iterator[None]:
             m.training = training
 
 
-def _at_least_two(call: Call) -> Call:
-    """A batch of one would be taken for a constant: show it twice."""
+def at_least_two(call: Call) -> Call:
+    """A call to capture with: a batch of one would be taken for a constant, so show it twice."""
     sizes = {len(leaf) for leaf in call.leaves() if has_axes(leaf)}
     return resized(call, 2) if sizes == {1} else call
 
@@ -191,9 +219,12 @@ def _is_free(size: Any) -> bool:
 def _capture_error(module: nn.Module, error: Exception) -> CaptureError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     where = next((line for line in lines if ".py" in line and "line" in line), "")
+    offer = ""
+    if any(True for _ in module.children()):
+        offer = ", or convert its modules one by one: capture = 'modules'"
     return CaptureError(
         f"the graph of {type(module).__name__} cannot be captured by torch.export: "
         f"{type(error).__name__}: {' '.join(lines[:2])}{f' (at {where})' if where else ''}. "
         f"A branch on a tensor's value is the usual cause; write it with torch.where or "
-        f"torch.cond, or give the part without it as the model"
+        f"torch.cond, or give the part without it as the model{offer}"
     )

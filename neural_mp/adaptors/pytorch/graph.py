@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.pytorch.model import (
+    INPUT_NAME,
     OP_NAME,
     constant,
     has_tensors,
@@ -63,27 +65,27 @@ _MOVES = frozenset(
 )
 
 
-def build_graph(module: GraphModule) -> OpGraph:
-    """Ops, edges and clusters of a prepared module."""
-    heads = find_clusters(module)
-    inputs = [n.name for n in module.graph.nodes if n.op == "placeholder" and has_tensors(n)]
-    ops = [
-        Op(
-            name,
-            op_type(node),
-            _sources(node),
-            cluster=heads.get(name),
-            carries_int8=carries_int8(node),
-        )
-        for name, node in op_nodes(module).items()
-    ]
-    output = next(n for n in module.graph.nodes if n.op == "output")
-    return OpGraph(ops, inputs, [tensor_name(n) for n in output.all_input_nodes if has_tensors(n)])
+def build_graph(modules: Iterable[GraphModule]) -> OpGraph:
+    """Ops, edges and clusters of prepared modules, side by side."""
+    ops: list[Op] = []
+    inputs: list[str] = []
+    outputs: list[str] = []
+    for module in modules:
+        heads = find_clusters(module)
+        for name, node in op_nodes(module).items():
+            cluster, carries = heads.get(name), carries_int8(node)
+            ops.append(Op(name, op_type(node), _sources(node), cluster, carries))
+        for node in module.graph.nodes:
+            if node.op == "placeholder" and has_tensors(node):
+                inputs.append(tensor_name(node))
+            elif node.op == "output":
+                outputs += [tensor_name(n) for n in node.all_input_nodes if has_tensors(n)]
+    return OpGraph(ops, inputs, outputs)
 
 
 def tensor_name(node: Node) -> str:
     """The name of a node's result: the op's name, or that of the graph input."""
-    return str(node.meta.get(OP_NAME, node.name))
+    return str(node.meta.get(OP_NAME) or node.meta.get(INPUT_NAME, node.name))
 
 
 def _sources(node: Node) -> tuple[str, ...]:

@@ -12,18 +12,21 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch import capture, storage
 from neural_mp.adaptors.pytorch.calls import Call, Convention, convention_of, smallest
-from neural_mp.adaptors.pytorch.model import CONVERTED, TorchModel
+from neural_mp.adaptors.pytorch.converted import ConvertedModule
+from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel
+from neural_mp.adaptors.pytorch.parts import capture_modules
 from neural_mp.adaptors.pytorch.prepare import drop_updates, prepare
 from neural_mp.errors import ConfigurationError, ModelLoadError
 
 
-def load(source: Any, inputs: Any, example: Any) -> TorchModel:
+def load(source: Any, inputs: Any, example: Any, how: str) -> TorchModel:
     """Capture a module, or take in an exported program or its file.
 
     Args:
         source: `nn.Module`, `ExportedProgram` or a path.
         inputs: names of the parameters the data goes to, or example tensors.
         example: the inputs of one batch of the user's data, if there is any.
+        how: `whole`, or `modules` to capture the modules one by one.
     """
     if isinstance(source, str | Path):
         source = _read(Path(source))
@@ -49,6 +52,8 @@ def load(source: Any, inputs: Any, example: Any) -> TorchModel:
             f"no data was given, so the model was captured with an inferred input, {call}; "
             f"set inputs to an example tensor to be sure"
         )
+    if how == "modules":
+        return _in_modules(source, call, convention, warnings)
     program = capture.capture(source, call)
     return _assemble(program, call, convention, source, warnings)
 
@@ -56,8 +61,24 @@ def load(source: Any, inputs: Any, example: Any) -> TorchModel:
 def _refuse_unsuitable(source: Any) -> None:
     if isinstance(source, torch.jit.ScriptModule):
         raise ModelLoadError("TorchScript is not taken; give the nn.Module it was made from")
-    if getattr(source, "meta", {}).get(CONVERTED):
+    if isinstance(source, ConvertedModule):
         raise ModelLoadError("this model was already converted; give the original one")
+
+
+def _in_modules(
+    source: nn.Module, call: Call, convention: Convention, warnings: list[str]
+) -> TorchModel:
+    call = capture.at_least_two(call)
+    parts = {}
+    for path, (program, example) in capture_modules(source, call).items():
+        module = program.module(check_guards=False)
+        warnings.extend(drop_updates(module))
+        parts[path] = Part(module, prepare(module, path), example)
+    warnings.append(
+        f"{type(source).__name__} is converted module by module ({', '.join(parts)}); what runs "
+        f"between them stays as it is"
+    )
+    return TorchModel(parts, call, convention, source, source, tuple(warnings))
 
 
 def _assemble(
@@ -75,8 +96,8 @@ def _assemble(
         call = smallest(call)
     module = program.module(check_guards=False)
     warnings.extend(drop_updates(module))
-    module = prepare(module)
-    return TorchModel(module, module, call, convention, original, tuple(warnings))
+    whole = Part(module, prepare(module), call)
+    return TorchModel({WHOLE: whole}, call, convention, original=original, warnings=tuple(warnings))
 
 
 def _from_program(program: ExportedProgram) -> TorchModel:

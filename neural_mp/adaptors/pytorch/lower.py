@@ -20,7 +20,6 @@ from neural_mp.adaptors.pytorch.graph import (
 )
 from neural_mp.adaptors.pytorch.match import OVERWRITABLE, Kernel, is_node, match, quantizer
 from neural_mp.adaptors.pytorch.model import (
-    CONVERTED,
     OP_NAME,
     attribute,
     finish,
@@ -39,10 +38,8 @@ _FLOAT_OUTPUTS = {
 
 
 def runnable_form(portable: GraphModule) -> GraphModule:
-    """The integer kernels of a graph of the portable form, as a converted module of its own."""
-    runnable = lower(shallow_copy(portable))
-    runnable.meta[CONVERTED] = True
-    return runnable
+    """The integer kernels of a graph of the portable form, as a module of its own."""
+    return lower(shallow_copy(portable))
 
 
 def lower(module: GraphModule) -> GraphModule:

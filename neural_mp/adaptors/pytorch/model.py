@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.pytorch.calls import Call, Convention
 
 #: Key of `Node.meta` under which the op's name is kept.
 OP_NAME = "neural_mp_op"
-#: Key of `GraphModule.meta` that marks a converted graph.
-CONVERTED = "neural_mp_converted"
+#: Key of `Node.meta` under which the name of a graph input is kept, where it is not the node's.
+INPUT_NAME = "neural_mp_input"
+#: The path of the part that is the whole model.
+WHOLE = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A captured graph: of a whole model, or of one of its modules.
+
+    Attributes:
+        portable: the graph in the form that is saved: float ops, casts, quantize/dequantize pairs.
+        runnable: the graph that is run: `portable` itself, or its integer kernels.
+        example: inputs the graph was captured with.
+    """
+
+    portable: GraphModule
+    runnable: GraphModule
+    example: Call
 
 
 @dataclass(frozen=True)
@@ -21,20 +40,30 @@ class TorchModel:
     """A captured model.
 
     Attributes:
-        portable: the graph in the form that is saved: float ops, casts, quantize/dequantize pairs.
-        runnable: the graph that is run: `portable` itself, or its integer kernels.
-        example: inputs the graph was captured with.
+        parts: path of a module → its graph; `WHOLE` alone where the whole model is one graph.
+        example: inputs the model is called with.
         convention: how it is called.
+        shell: the user's module whose own code calls the parts; None where the whole is one graph.
         original: the user's own module; None for a model that was converted or loaded.
         warnings: what the user should know about the capture.
     """
 
-    portable: GraphModule
-    runnable: GraphModule
+    parts: Mapping[str, Part]
     example: Call
     convention: Convention
-    original: Any = None
+    shell: nn.Module | None = None
+    original: nn.Module | None = None
     warnings: tuple[str, ...] = ()
+
+    @property
+    def portable(self) -> GraphModule:
+        """The graph of the whole model in the form that is saved."""
+        return self.parts[WHOLE].portable
+
+    @property
+    def runnable(self) -> GraphModule:
+        """The graph of the whole model that is run."""
+        return self.parts[WHOLE].runnable
 
 
 def attribute(module: GraphModule, target: str) -> Any:

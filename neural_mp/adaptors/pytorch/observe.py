@@ -13,15 +13,21 @@ from torch.utils import _pytree as pytree
 from neural_mp.adaptors.calibration import SAMPLES_PER_BATCH, TensorStatistics, summarize
 from neural_mp.adaptors.pytorch.calls import Call
 from neural_mp.adaptors.pytorch.graph import tensor_name
-from neural_mp.adaptors.pytorch.model import OP_NAME
+from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel
+from neural_mp.adaptors.pytorch.parts import interpreted
 from neural_mp.observations import Observations
 
 
 class _Observer(Interpreter):
-    def __init__(self, module: GraphModule, tensors: frozenset[str]) -> None:
+    def __init__(
+        self,
+        module: GraphModule,
+        tensors: frozenset[str],
+        statistics: dict[str, TensorStatistics],
+    ) -> None:
         super().__init__(module)
         self.tensors = tensors
-        self.statistics: dict[str, TensorStatistics] = {}
+        self.statistics = statistics
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
@@ -55,33 +61,38 @@ def _take(statistics: TensorStatistics, values: torch.Tensor) -> None:
     )
 
 
-def observe(module: GraphModule, calls: Iterable[Call], tensors: frozenset[str]) -> Observations:
+def observe(model: TorchModel, calls: Iterable[Call], tensors: frozenset[str]) -> Observations:
     """Run the calls and summarize what the named tensors held."""
-    observer = _Observer(module, tensors)
+    statistics: dict[str, TensorStatistics] = {}
+    run = interpreted(
+        model,
+        {path: _Observer(part.portable, tensors, statistics) for path, part in model.parts.items()},
+    )
     samples = 0
-    with torch.no_grad():
-        for call in calls:
-            flat = call.leaves()
-            observer.run(*flat, enable_io_processing=False)
-            samples += next((x.shape[0] for x in flat if isinstance(x, torch.Tensor) and x.ndim), 1)
-    return summarize(observer.statistics, samples)
+    for call in calls:
+        run(call)
+        leaves = call.leaves()
+        samples += next((x.shape[0] for x in leaves if isinstance(x, torch.Tensor) and x.ndim), 1)
+    return summarize(statistics, samples)
 
 
 class _NonFinite(Interpreter):
-    found: str | None = None
+    def __init__(self, module: GraphModule, found: list[str]) -> None:
+        super().__init__(module)
+        self.found = found
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
-        if self.found is None and OP_NAME in n.meta:
+        if OP_NAME in n.meta:
             for leaf in pytree.tree_leaves(result):
                 if _is_float(leaf) and not torch.isfinite(leaf).all():
-                    self.found = str(n.meta[OP_NAME])
+                    self.found.append(str(n.meta[OP_NAME]))
         return result
 
 
-def first_non_finite(module: GraphModule, call: Call) -> str | None:
+def first_non_finite(model: TorchModel, call: Call) -> str | None:
     """The first op whose result holds NaN or Inf."""
-    search = _NonFinite(module)
-    with torch.no_grad():
-        search.run(*call.leaves(), enable_io_processing=False)
-    return search.found
+    found: list[str] = []
+    searches = {path: _NonFinite(part.runnable, found) for path, part in model.parts.items()}
+    interpreted(model, searches)(call)
+    return found[0] if found else None

@@ -8,8 +8,11 @@ from collections import Counter
 import torch
 from torch.fx import GraphModule, Node
 
+from neural_mp.adaptors.pytorch.capture import ENCLOSED
 from neural_mp.adaptors.pytorch.model import (
+    INPUT_NAME,
     OP_NAME,
+    WHOLE,
     add_constant,
     constant,
     finish,
@@ -31,14 +34,19 @@ _FOLDABLE = (
 
 
 @torch.no_grad()
-def prepare(module: GraphModule) -> GraphModule:
-    """Rewrite a functional graph in place, numerically equal, and give every op its name."""
+def prepare(module: GraphModule, path: str = WHOLE) -> GraphModule:
+    """Rewrite a functional graph in place, numerically equal, and give every op its name.
+
+    Args:
+        module: the graph.
+        path: where its module is in the model; the names of its ops begin with it.
+    """
     _drop_copies(module)
     views_to_reshapes(module)
     simplify(module)
     _fold_batch_norms(module)
     finish(module)
-    name_ops(module)
+    name_ops(module, path)
     return module
 
 
@@ -127,19 +135,23 @@ def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
     )
 
 
-def name_ops(module: GraphModule) -> None:
+def name_ops(module: GraphModule, path: str = WHOLE) -> None:
     """Name every op after the module it came from: `layer1.0.conv1`, or `layer1.0.add`."""
     nodes = [n for n in module.graph.nodes if n.op == "call_function" and has_tensors(n)]
-    paths = {node: _module_path(node) for node in nodes}
+    paths = {node: ".".join(filter(None, (path, _module_path(node)))) for node in nodes}
     alone = Counter(path for path in paths.values())
     taken: Counter[str] = Counter()
+    for node in module.graph.nodes:
+        if path and node.op == "placeholder":
+            node.meta[INPUT_NAME] = f"{path}.{node.name}"
     for node in nodes:
-        path = paths[node]
-        name = path if path and alone[path] == 1 else f"{path}.{op_type(node)}".lstrip(".")
+        place = paths[node]
+        name = place if place and alone[place] == 1 else f"{place}.{op_type(node)}".lstrip(".")
         taken[name] += 1
         node.meta[OP_NAME] = name if taken[name] == 1 else f"{name}_{taken[name]}"
 
 
 def _module_path(node: Node) -> str:
     stack = node.meta.get("nn_module_stack") or {}
-    return str(next(reversed(stack.values()))[0]) if stack else ""
+    path = str(next(reversed(stack.values()))[0]) if stack else ""
+    return path.removeprefix(ENCLOSED).removeprefix(".")

@@ -7,17 +7,17 @@ import time
 from collections import defaultdict
 from typing import Any
 
-import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from neural_mp.adaptors.pytorch.calls import Call
-from neural_mp.adaptors.pytorch.model import OP_NAME
+from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel
+from neural_mp.adaptors.pytorch.parts import interpreted
 
 
 class _Clock(Interpreter):
-    def __init__(self, module: GraphModule) -> None:
+    def __init__(self, module: GraphModule, seconds: dict[str, list[float]]) -> None:
         super().__init__(module)
-        self.seconds: dict[str, list[float]] = defaultdict(list)
+        self.seconds = seconds
 
     def run_node(self, n: Node) -> Any:
         start = time.perf_counter()
@@ -27,13 +27,14 @@ class _Clock(Interpreter):
         return result
 
 
-def profile(module: GraphModule, call: Call, runs: int = 5) -> dict[str, float]:
+def profile(model: TorchModel, call: Call, runs: int = 5) -> dict[str, float]:
     """Op (or conversion, by node name) → median seconds of `runs` runs after one to warm up."""
-    clock = _Clock(module)
-    flat = call.leaves()
-    with torch.no_grad():
-        clock.run(*flat, enable_io_processing=False)
-        clock.seconds.clear()
-        for _ in range(runs):
-            clock.run(*flat, enable_io_processing=False)
-    return {name: statistics.median(seconds) for name, seconds in clock.seconds.items()}
+    seconds: dict[str, list[float]] = defaultdict(list)
+    run = interpreted(
+        model, {path: _Clock(part.runnable, seconds) for path, part in model.parts.items()}
+    )
+    run(call)
+    seconds.clear()
+    for _ in range(runs):
+        run(call)
+    return {name: statistics.median(taken) for name, taken in seconds.items()}

@@ -32,6 +32,8 @@ def insert_quantization(
         tensor_name(n): n for n in module.graph.nodes if n.op in ("placeholder", "call_function")
     }
     for tensor in flow.root:
+        if tensor not in nodes:  # of another part of the model
+            continue
         algorithm = algorithms[flow.root[tensor]]
         covered = flow.covers[flow.root[tensor]]
         scale, zero_point = _parameters(covered, algorithm, observations)

@@ -104,8 +104,9 @@ def _is_bias(module: GraphModule, bias: Any, product: Node) -> bool:
 
 def _pad_with_constants(pad: Node) -> None:
     """Padding with one value has an op of its own; with none at all it needs no op."""
-    image, sides, *how = pad.args
-    mode, value = [*how, *("constant", None)[len(how) :]]
+    image, sides = pad.args[:2]
+    mode = pad.args[2] if len(pad.args) > 2 else "constant"
+    value = pad.args[3] if len(pad.args) > 3 else None
     if mode != "constant" or pad.kwargs:
         return
     if not any(sides):

@@ -17,7 +17,7 @@ from neural_mp.adaptors.pytorch import ops
 from neural_mp.adaptors.pytorch.calls import Call, convention_of
 from neural_mp.adaptors.pytorch.capture import export, quiet_export
 from neural_mp.adaptors.pytorch.lower import runnable_form
-from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel
+from neural_mp.adaptors.pytorch.model import OP_NAME, WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.prepare import views_to_reshapes
 from neural_mp.errors import ConversionError, ModelLoadError
 
@@ -28,7 +28,16 @@ DETAILS_FILE = "details.json"
 
 
 def save(model: TorchModel, folder: Path) -> None:
-    """Write the portable form and the names of its ops into a folder."""
+    """Write the portable form and the names of its ops into a folder.
+
+    Raises:
+        ConversionError: the model was converted module by module, or cannot be written.
+    """
+    if model.shell is not None:
+        raise ConversionError(
+            "a model that was converted module by module still runs its own code, which is never "
+            "saved; keep its plan with save_plan and convert the model with that again"
+        )
     # The format keeps the example inputs: they must not be the user's data.
     example = model.example.map(
         lambda leaf: torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else leaf
@@ -64,7 +73,9 @@ def restore(folder: Path) -> TorchModel:
     views_to_reshapes(portable)  # exporting turns them back
     portable.recompile()
     convention = replace(convention_of(portable, inputs), dtype=dtype)
-    return TorchModel(portable, runnable_form(portable), example_of(program), convention)
+    example = example_of(program)
+    whole = Part(portable, runnable_form(portable), example)
+    return TorchModel({WHOLE: whole}, example, convention)
 
 
 def example_of(program: ExportedProgram) -> Call:

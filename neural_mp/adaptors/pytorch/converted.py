@@ -1,0 +1,116 @@
+"""A converted model as users hold it: a module to call, copy, and compile."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from neural_mp.adaptors.pytorch import ops
+from neural_mp.adaptors.pytorch.lower import runnable_form
+from neural_mp.adaptors.pytorch.model import add_constant, constant, shallow_copy
+
+
+class ConvertedModule(nn.Module):
+    """A model with its plan in it; for inference only.
+
+    Called, it runs integer kernels that need no compiler; within `torch.compile` too, which
+    cannot look into packed weights. `CompiledModule` hands the compiler what it can fuse.
+
+    Attributes:
+        portable: the graph of float ops, casts and quantize/dequantize pairs; holds the weights.
+        runnable: the graph that is run; it shares the weights.
+    """
+
+    portable: GraphModule
+    runnable: GraphModule
+
+    def __init__(self, portable: GraphModule, runnable: GraphModule) -> None:
+        super().__init__()
+        self.portable = portable
+        # Not as a submodule: the weights are counted and moved once, in the portable form.
+        object.__setattr__(self, "runnable", runnable)
+        self.training = False
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model, as its original was called."""
+        return _run(self.runnable, args, kwargs)
+
+    def train(self, mode: bool = True) -> ConvertedModule:
+        """Stays in inference mode: a captured graph has no other."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ConvertedModule:
+        # The kernels' packed weights cannot be copied, but they can be packed again.
+        portable = copy.deepcopy(self.portable, memo)
+        return ConvertedModule(portable, runnable_form(portable))
+
+    def __reduce__(self) -> Any:
+        raise pickle.PicklingError(
+            "a converted model is not pickled: its kernels hold packed weights; keep it with "
+            "OptimizedModel.save and bring it back with neural_mp.load"
+        )
+
+
+@torch.compiler.disable
+def _run(module: GraphModule, args: Any, kwargs: Any) -> Any:
+    return module(*args, **kwargs)
+
+
+def compilable_form(portable: GraphModule) -> GraphModule:
+    """The pairs in torch's own ops, which its compiler knows how to fuse into integer kernels."""
+    from torch.ao.quantization.fx import _decomposed  # noqa: F401 - registers the ops
+
+    theirs = torch.ops.quantized_decomposed
+    module = shallow_copy(portable)
+    for node in list(module.graph.nodes):
+        if node.target is ops.quantize:
+            node.target = theirs.quantize_per_tensor.default
+            node.args = (*node.args, 0, 255, torch.uint8)
+        elif node.target is ops.dequantize and not _is_single_channel(node):
+            node.target = theirs.dequantize_per_tensor.default
+            node.args, dtype = (*node.args[:3], 0, 255, torch.uint8), node.args[3]
+            node.kwargs = {} if dtype is torch.float32 else {"out_dtype": dtype}
+        elif node.target is ops.dequantize_weight:
+            integers, scales = node.args
+            known = constant(module, scales)
+            assert known is not None
+            zeros = torch.zeros(known.numel(), dtype=torch.long)
+            zero_points = add_constant(module, f"{node.name}_zero_points", zeros, node)
+            node.target = theirs.dequantize_per_channel.default
+            node.args = (integers, scales, zero_points, 0, -127, 127, torch.int8)
+    module.graph.lint()
+    module.recompile()
+    return module
+
+
+def _is_single_channel(node: Node) -> bool:
+    """Whether a node holds images of one channel.
+
+    Of those the compiler takes one memory layout and the kernel another, and the result is an
+    error: it must not see what it would make a kernel of.
+    """
+    shape = node.meta["val"].shape
+    return len(shape) > 2 and shape[1] == 1
+
+
+class CompiledModule(nn.Module):
+    """The portable form of a model, run through `torch.compile`, which needs a C++ compiler.
+
+    With the weights frozen: only then are integer kernels made of quantize/dequantize pairs.
+    """
+
+    def __init__(self, portable: GraphModule) -> None:
+        super().__init__()
+        self._compiled = torch.compile(compilable_form(portable))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model; the first call of a shape compiles it."""
+        from torch._inductor import config
+
+        with torch.no_grad(), config.patch(freezing=True, force_layout_optimization=True):
+            return self._compiled(*args, **kwargs)

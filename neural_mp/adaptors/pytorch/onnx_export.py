@@ -1,0 +1,106 @@
+"""The portable form as an ONNX model, its pairs as QuantizeLinear and DequantizeLinear."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from neural_mp.adaptors.pytorch import ops
+from neural_mp.adaptors.pytorch.capture import export, quiet_export
+from neural_mp.adaptors.pytorch.model import TorchModel
+from neural_mp.errors import ConversionError, MissingFrameworkError
+
+#: The first in which QuantizeLinear and DequantizeLinear take and give 16-bit floats.
+OPSET = 21
+
+
+def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> None:
+    """Write a model as `.onnx`, free axes kept, with `metadata` among its properties.
+
+    Raises:
+        MissingFrameworkError: onnx or onnxscript is not installed.
+        ConversionError: an op of the model has no counterpart in ONNX, or the file cannot be
+            written.
+    """
+    if model.shell is not None:
+        raise ConversionError(
+            "a model that was converted module by module has no graph of its own to write as ONNX"
+        )
+    table = _translations()
+    names = output_names(model.portable)
+    try:
+        with quiet_export():
+            program = torch.onnx.export(
+                export(model.portable, model.example, "all"),
+                dynamo=True,
+                custom_translation_table=table,
+                opset_version=OPSET,
+                output_names=names,
+                verbose=False,
+            )
+        assert program is not None
+        program.model.metadata_props.update(metadata)
+        program.save(str(path))
+    except Exception as error:
+        # The exporter raises one type for what it cannot translate, and any for what breaks it.
+        words = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConversionError(
+            f"the model cannot be written as {str(path)!r}: {type(error).__name__}: {words[0]}"
+        ) from error
+
+
+def output_names(module: GraphModule) -> list[str]:
+    """What the outputs are called: their keys where the model returns a dict."""
+    spec = module.graph._codegen.pytree_info.out_spec
+    assert spec is not None
+    counted = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    paths, _ = pytree.tree_flatten_with_path(counted)
+    words = [".".join(re.findall(r"\w+", pytree.keystr(keys))) for keys, _ in paths]
+    return [f"output_{word}" if word.isdigit() else word or "output" for word in words]
+
+
+def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """Our ops → how ONNX says them; the functions are read as source by onnxscript."""
+    try:
+        import onnx
+        from onnxscript import opset21
+    except ImportError as error:
+        raise MissingFrameworkError(
+            f"exporting to ONNX needs {error.name}; install it with: pip install 'neural-mp[onnx]'"
+        ) from None
+
+    op: Any = opset21
+
+    def unsigned(value: int) -> Any:
+        return op.Constant(value=onnx.helper.make_tensor("", onnx.TensorProto.UINT8, [], [value]))
+
+    def quantize(x, scale: float, zero_point: int):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        return op.QuantizeLinear(x, op.Constant(value_float=scale), unsigned(zero_point))
+
+    def dequantize(q, scale: float, zero_point: int, dtype: int):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        real = op.DequantizeLinear(q, op.Constant(value_float=scale), unsigned(zero_point))
+        return real if dtype == onnx.TensorProto.FLOAT else op.Cast(real, to=dtype)
+
+    def dequantize_weight(q, scales):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        return op.DequantizeLinear(q, scales, axis=0)
+
+    def quantize_dynamic(x):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        return op.DynamicQuantizeLinear(x)
+
+    def dequantize_dynamic(q, scale, zero_point, dtype: int):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        real = op.DequantizeLinear(q, scale, zero_point)
+        return real if dtype == onnx.TensorProto.FLOAT else op.Cast(real, to=dtype)
+
+    return {
+        ops.quantize: quantize,
+        ops.dequantize: dequantize,
+        ops.dequantize_weight: dequantize_weight,
+        ops.quantize_dynamic: quantize_dynamic,
+        ops.dequantize_dynamic: dequantize_dynamic,
+    }
