@@ -17,7 +17,6 @@ from neural_mp.hardware import Hardware
 from neural_mp.observations import Observations
 from neural_mp.optimized_model import OptimizedModel, is_saved_model, load
 from neural_mp.plan import PrecisionPlan, load_plan_file
-from neural_mp.precision import Precision
 from neural_mp.profiling import interleaved_medians
 from neural_mp.reporting.tables import BenchmarkRow
 from neural_mp.tuning.data import count_samples
@@ -34,6 +33,7 @@ def convert_with_plan(
     framework: str | None = None,
     inputs: Any = None,
     hardware: Hardware | None = None,
+    capture: str = "whole",
 ) -> OptimizedModel:
     """Replay a plan on a model.
 
@@ -44,6 +44,7 @@ def convert_with_plan(
         framework: where it is not found by itself.
         inputs: example inputs, where the model cannot do without.
         hardware: the machine to convert for; this one by default.
+        capture: `modules` for a model whose graph cannot be captured as a whole.
 
     Raises:
         PlanError: the plan is malformed or does not fit the model or the machine.
@@ -52,14 +53,14 @@ def convert_with_plan(
     started = time.perf_counter()
     if not isinstance(plan, PrecisionPlan):
         plan, observations = load_plan_file(plan)
-    adaptor, held = load_source(source, framework, inputs)
+    adaptor, held = load_source(source, framework, inputs, capture)
     space = adaptor.space(held, hardware or machine.detect())
     resolved = space.resolve(plan)
     if observations is None:
-        if Precision.INT8 in resolved.counts():
+        if any(config.approach == "static" for config in resolved.values()):
             raise PlanError(
-                "the plan has INT8 ops but holds no observations to quantize with; use a plan file "
-                "written by save_plan or `neural-mp tune --output`"
+                "the plan has INT8 ops with calibrated ranges but holds no observations to "
+                "quantize with; use a plan file written by save_plan or `neural-mp tune --output`"
             )
         observations = Observations()
     converted = adaptor.convert(held, resolved, observations, space)
@@ -114,11 +115,13 @@ def benchmark_models(
     ]
 
 
-def load_source(source: Any, framework: str | None, inputs: Any) -> tuple[Adaptor, Model]:
+def load_source(
+    source: Any, framework: str | None, inputs: Any, capture: str = "whole"
+) -> tuple[Adaptor, Model]:
     """The adaptor of a model (object, path or `module:attribute`), and the model as it holds it."""
     found = resolve_source(source)
     adaptor = adaptor_for(found, framework)
-    return adaptor, adaptor.load(found, inputs=inputs)
+    return adaptor, adaptor.load(found, inputs=inputs, capture=capture)
 
 
 def _load_any(source: str, inputs: Any) -> tuple[Adaptor, Model]:

@@ -198,7 +198,6 @@ def test_a_tensorflow_file():
         "evaluation.accuracy.configs",
         "evaluation.performance.configs.kmp_blocktime",
         "evaluation.performance.configs.num_of_instance",
-        "quantization.approach",
         "quantization.calibration.dataloader.filter",
         "quantization.model_wise.weight.bit",
         "quantization.recipes",
@@ -244,8 +243,6 @@ def test_a_pytorch_file():
     assert ignored == [
         "evaluation.accuracy.multi_metrics.higher_is_better",
         "evaluation.performance.iteration",
-        "quantization.approach",
-        "quantization.model_wise.activation.algorithm.placeholder",
         "quantization.model_wise.activation.compute_dtype",
         "quantization.model_wise.weight.scheme.asym_float",
         "quantization.op_wise.default_qconfig",
@@ -255,7 +252,10 @@ def test_a_pytorch_file():
     assert settings.model.framework == "pytorch"
     assert settings.precisions == (INT8, BF16)
     weight = QuantConstraint(scheme=("symmetric",))
-    assert settings.constraints.model_wise == OpConstraint(weight=weight)
+    activation = QuantConstraint(algorithm=("dynamic",))
+    model_wise = OpConstraint(weight=weight, activation=activation)
+    assert settings.constraints.model_wise == model_wise
+    assert settings.approach == "dynamic"
     assert settings.constraints.optype_wise == {"Linear": OpConstraint((FP32,))}
     assert not settings.constraints.op_wise
     assert settings.tuning.criterion.tolerance == 0.01

@@ -177,6 +177,7 @@ def quiet_export() -> Iterator[None]:
         # It also prints the graph that it had when it failed.
         with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.filterwarnings("ignore", category=FutureWarning, message=".*LeafSpec.*")
+            warnings.filterwarnings("ignore", message=".*were assigned during export")
             yield
     finally:
         logging.disable(before)

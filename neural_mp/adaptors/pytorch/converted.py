@@ -57,6 +57,7 @@ class ConvertedModule(nn.Module):
 
 
 @torch.compiler.disable
+@torch.no_grad()
 def _run(module: GraphModule, args: Any, kwargs: Any) -> Any:
     return module(*args, **kwargs)
 

@@ -49,6 +49,7 @@ def lower(module: GraphModule) -> GraphModule:
         for node in list(module.graph.nodes):
             if carries_int8(node):
                 _run_on_integers(module, node)
+        module.graph.eliminate_dead_code()
         for node in list(module.graph.nodes):
             if node.target in _FLOAT_OUTPUTS and is_node(node.args[1], ops.dequantize_weight):
                 _lower_layer(module, node)

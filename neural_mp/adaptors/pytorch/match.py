@@ -11,6 +11,7 @@ from torch.fx import Node
 from neural_mp.adaptors.pytorch import ops
 from neural_mp.adaptors.pytorch.graph import (
     ACTIVATIONS,
+    CONVOLUTIONS,
     LINEAR,
     is_addition,
 )
@@ -19,6 +20,7 @@ from neural_mp.adaptors.pytorch.model import only_user
 aten = torch.ops.aten
 onednn = torch.ops.onednn
 
+_LAYERS = frozenset({*CONVOLUTIONS, LINEAR})
 #: Kernels whose result is memory of their own, channels last, as a summing kernel overwrites it.
 OVERWRITABLE = (onednn.qconv_pointwise.default, onednn.qconv2d_pointwise.binary)
 
@@ -94,11 +96,22 @@ def _with_addition(layer: Node, addition: Node) -> Kernel | None:
 
 def _is_own_float(summand: Node) -> bool:
     """Whether a float term is fresh memory, channels last, that only the addition reads."""
-    if len(summand.users) > 1:
+    readers = [user for user in summand.users if not reads_integers(user, summand)]
+    if len(readers) > 1:
         return False
     if is_node(summand, ops.dequantize):
         return summand.args[0].target in OVERWRITABLE and summand.args[3] is torch.float32
     return summand.target in OVERWRITABLE
+
+
+def reads_integers(layer: Node, source: Node) -> bool:
+    """Whether a layer will read the integers that `source` is made of, not its floats."""
+    return (
+        layer.target in _LAYERS
+        and layer.args[0] is source
+        and is_node(source, ops.dequantize)
+        and is_node(layer.args[1], ops.dequantize_weight)
+    )
 
 
 def _activation(node: Node, layer: Node) -> Node | None:

@@ -1,0 +1,62 @@
+"""Quantization and convolution in numpy integers: the reference for integer kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+from adaptor_contract import INT8, uniform
+
+from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.hardware import Hardware
+
+MACHINE = Hardware(flags=frozenset({"avx512_vnni"}))
+
+
+def lowered(module, inputs):
+    """All in INT8, calibrated on its own input; the model and its ranges."""
+    adaptor = PyTorchAdaptor()
+    model = adaptor.load(module, example=inputs)
+    space = adaptor.space(model, MACHINE)
+    observed = adaptor.observe(model, [inputs], space)
+    converted = adaptor.convert(model, uniform(space, INT8), observed, space)
+    return adaptor.predict(converted, inputs), observed, converted, space
+
+
+def parameters(observed, tensor):
+    low, high = observed.ranges[tensor]["minmax"]
+    scale = max((max(high, 0) - min(low, 0)) / 255, 1e-8)
+    return scale, round(-min(low, 0) / scale)
+
+
+def integers(values, scale, zero_point):
+    steps = np.floor(values.astype(np.float64) / scale + zero_point + 0.5)
+    return np.clip(steps, 0, 255).astype(np.int64)
+
+
+def integer_weight(weight):
+    weight = weight.detach().numpy().astype(np.float64)
+    scale = np.abs(weight).reshape(len(weight), -1).max(1) / 127
+    column = scale.reshape(-1, *[1] * (weight.ndim - 1))
+    return np.clip(np.round(weight / column), -127, 127).astype(np.int64), scale
+
+
+def convolve(x, w, stride, padding, dilation, groups):
+    """Plain integer convolution, in int64."""
+    n, _, height, width = x.shape
+    out_channels, per_group, kernel_h, kernel_w = w.shape
+    x = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
+    out_h = (height + 2 * padding - dilation * (kernel_h - 1) - 1) // stride + 1
+    out_w = (width + 2 * padding - dilation * (kernel_w - 1) - 1) // stride + 1
+    result = np.zeros((n, out_channels, out_h, out_w), np.int64)
+    for channel in range(out_channels):
+        first = channel // (out_channels // groups) * per_group
+        for i in range(kernel_h):
+            for j in range(kernel_w):
+                top, left = i * dilation, j * dilation
+                patch = x[
+                    :,
+                    first : first + per_group,
+                    top : top + stride * (out_h - 1) + 1 : stride,
+                    left : left + stride * (out_w - 1) + 1 : stride,
+                ]
+                result[:, channel] += np.einsum("nchw,c->nhw", patch, w[channel, :, i, j])
+    return result
