@@ -127,7 +127,7 @@ def computed(model, images) -> dict[str, torch.Tensor]:
             return result
 
     with torch.no_grad():
-        Spy(model).run(torch.from_numpy(images))
+        Spy(model.runnable).run(torch.from_numpy(images))
     return found
 
 

@@ -79,7 +79,7 @@ def build_graph(modules: Iterable[GraphModule]) -> OpGraph:
             if node.op == "placeholder" and has_tensors(node):
                 inputs.append(tensor_name(node))
             elif node.op == "output":
-                outputs += [tensor_name(n) for n in node.all_input_nodes if has_tensors(n)]
+                outputs += _sources(node)
     return OpGraph(ops, inputs, outputs)
 
 
@@ -89,8 +89,16 @@ def tensor_name(node: Node) -> str:
 
 
 def _sources(node: Node) -> tuple[str, ...]:
-    read = [n for n in node.all_input_nodes if n.op != "get_attr" and has_tensors(n)]
-    return tuple(tensor_name(n) for n in read)
+    """The ops and graph inputs that a node reads; of a converted graph, past its conversions."""
+    found: dict[str, None] = {}
+    for source in node.all_input_nodes:
+        if source.op == "get_attr" or not has_tensors(source):
+            continue
+        if source.op == "placeholder" or OP_NAME in source.meta:
+            found[tensor_name(source)] = None
+        else:
+            found.update(dict.fromkeys(_sources(source)))
+    return tuple(found)
 
 
 def carries_int8(node: Node) -> bool:

@@ -44,9 +44,12 @@ def _is_float(value: Any) -> bool:
 
 def _take(statistics: TensorStatistics, values: torch.Tensor) -> None:
     low, high = torch.aminmax(values)
-    channels = 1 if values.ndim == 4 else values.ndim - 1
+    channels = 1 if values.ndim >= 4 else values.ndim - 1
     rest = [axis for axis in range(values.ndim) if axis != channels]
-    power = values.square().mean(rest) if rest else values.square()
+    count = max(1, values.numel() // values.shape[channels])
+    # A norm reads the values once and keeps none; squaring them would take as much memory again.
+    norms = torch.linalg.vector_norm(values, dim=rest, dtype=torch.float32) if rest else values
+    power = norms.float().square() / count
     sample = values.flatten()
     if sample.numel() > SAMPLES_PER_BATCH:
         # Drawn, not strided: a stride falls into step with an axis and sees some channels only.
@@ -55,8 +58,8 @@ def _take(statistics: TensorStatistics, values: torch.Tensor) -> None:
     statistics.update(
         low.item(),
         high.item(),
-        power.float().numpy(),
-        max(1, values.numel() // values.shape[channels]),
+        power.numpy(),
+        count,
         sample.float().numpy().astype(np.float32),
     )
 

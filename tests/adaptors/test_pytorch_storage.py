@@ -1,0 +1,164 @@
+"""What is saved comes back as it was, in another process without the user's code; or not at all."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from adaptor_contract import INT8, uniform
+from integers import MACHINE
+
+import neural_mp
+from neural_mp import MixedPrecision
+from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.adaptors.pytorch.storage import PROGRAM_FILE
+from neural_mp.errors import ConversionError, ModelLoadError
+
+#: Runs in a process that has never heard of the user's classes.
+STRANGER = """
+import sys
+import numpy as np
+import neural_mp
+
+path, data = sys.argv[1:]
+model = neural_mp.load(path)
+inputs = np.load(data)
+outputs = {str(size): model(inputs[:size]) for size in (1, 5, len(inputs))}
+assert "nets" not in sys.modules
+kernels = sum("onednn.q" in str(n.target) for n in model.held.runnable.graph.nodes)
+np.savez(data + ".out.npz", kernels=kernels, **outputs)
+"""
+
+
+@pytest.fixture
+def tuned(net, digits):
+    converter = MixedPrecision()
+    converter.model = net
+    converter.precisions = "int8"
+    converter.hardware = MACHINE
+    converter.calib_dataloader = digits[0].loader()
+    return converter.fit()
+
+
+@pytest.fixture
+def folder(tuned, tmp_path) -> Path:
+    tuned.save(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def test_a_stranger_runs_it_with_the_same_results_and_kernels(tuned, folder, digits, tmp_path):
+    images = digits[1].images[:40]
+    data = str(tmp_path / "images.npy")
+    np.save(data, images)
+    subprocess.run([sys.executable, "-c", STRANGER, str(folder), data], check=True, cwd=tmp_path)
+    told = np.load(data + ".out.npz")
+    assert told["kernels"] == len(tuned.plan) == 7
+    for size in (1, 5, 40):
+        np.testing.assert_array_equal(told[str(size)], tuned(images[:size]))
+
+
+def test_the_file_of_an_int8_model_is_a_third_of_the_float_one(tmp_path):
+    """The scales, names and graph of a small net weigh something; 400 KB of weights outweigh it."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(160, 160) for _ in range(6)]
+    module, x = torch.nn.Sequential(*layers).eval(), torch.randn(4, 160)
+    adaptor = PyTorchAdaptor()
+    model = adaptor.load(module, example=x)
+    space = adaptor.space(model, MACHINE)
+    observed = adaptor.observe(model, [x], space)
+    sizes = []
+    for index, plan in enumerate((space.fp32_plan(), uniform(space, INT8))):
+        target = tmp_path / str(index)
+        target.mkdir()
+        adaptor.save(adaptor.convert(model, plan, observed, space), target)
+        sizes.append((target / PROGRAM_FILE).stat().st_size)
+    assert sizes[1] < 0.36 * sizes[0]
+
+
+def test_a_file_that_was_cut_off_is_refused(folder):
+    file = folder / PROGRAM_FILE
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(ModelLoadError, match=r"model\.pt2.*changed or damaged"):
+        neural_mp.load(folder)
+    with pytest.raises(ModelLoadError, match="damaged"):
+        PyTorchAdaptor().restore(folder)
+
+
+def test_one_changed_weight_is_noticed(folder):
+    file = folder / PROGRAM_FILE
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(bytes(data))
+    with pytest.raises(ModelLoadError, match="changed or damaged"):
+        neural_mp.load(folder)
+
+
+class Malicious:
+    def __reduce__(self):
+        return exec, ("import pathlib; pathlib.Path('ran').touch()",)
+
+
+def test_code_in_a_file_never_runs(folder, tmp_path, monkeypatch):
+    """The manifest is made to fit, as one who tampers would."""
+    monkeypatch.chdir(tmp_path)
+    file, changed = folder / PROGRAM_FILE, tmp_path / "changed.pt2"
+    payload = tmp_path / "payload"
+    torch.save({"x": Malicious()}, payload)
+    with zipfile.ZipFile(file) as old, zipfile.ZipFile(changed, "w") as new:
+        for name in old.namelist():
+            weights = name.endswith(".pt") or "weight_0" in name
+            new.writestr(name, payload.read_bytes() if weights else old.read(name))
+    changed.replace(file)
+    with pytest.raises(ModelLoadError):
+        PyTorchAdaptor().restore(folder)
+    assert not Path("ran").exists()
+
+
+def test_the_names_of_ops_survive(tuned, folder):
+    restored = neural_mp.load(folder)
+    before = [op.name for op in tuned.adaptor.graph(tuned.held) if op.name in tuned.plan]
+    assert before == [
+        op.name for op in restored.adaptor.graph(restored.held) if op.name in tuned.plan
+    ]
+    assert restored.plan == tuned.plan
+
+
+def test_what_runs_the_users_code_is_not_saved(tmp_path):
+    from architectures import ARCHITECTURES, build
+
+    adaptor, inputs = PyTorchAdaptor(), ARCHITECTURES["early_exit"].inputs(4)
+    model = adaptor.load(build("early_exit"), example=inputs, capture="modules")
+    with pytest.raises(ConversionError, match="save_plan"):
+        adaptor.save(model, tmp_path)
+
+
+def test_a_plan_replays_module_by_module(tmp_path):
+    from architectures import ARCHITECTURES, build
+
+    from neural_mp.conversion import convert_with_plan
+
+    module, inputs = build("early_exit"), ARCHITECTURES["early_exit"].inputs(4)
+    converter = MixedPrecision()
+    converter.model = module
+    converter.capture = "modules"
+    converter.precisions = "int8"
+    converter.hardware = MACHINE
+    converter.calib_dataloader = [(inputs, None)] * 2
+    tuned = converter.fit()
+    assert tuned.plan.counts() == {"int8": 4}
+    tuned.save_plan(tmp_path / "plan.yaml")
+    again = convert_with_plan(
+        module, tmp_path / "plan.yaml", inputs=inputs, hardware=MACHINE, capture="modules"
+    )
+    assert torch.equal(tuned(inputs), again(inputs))
+
+
+def test_the_manifest_speaks_of_every_file(folder):
+    manifest = json.loads((folder / "neural_mp.json").read_text())
+    assert {PROGRAM_FILE, "details.json", "plan.yaml"} <= set(manifest["files"])
