@@ -384,3 +384,16 @@ def test_the_example_in_the_reference_reads():
     settings = parse_settings(example)
     assert settings.precisions == (Precision.INT8, Precision.BF16)
     assert parse_settings(settings_to_yaml(settings)) == settings
+
+
+@pytest.mark.parametrize("approach", ["static", "dynamic", "weight_only"])
+def test_the_way_of_int8_is_read_and_written(approach):
+    settings = parse_settings(f"quantization:\n  approach: {approach}\n")
+    assert settings.approach == approach
+    assert parse_settings(settings_to_yaml(settings)) == settings
+
+
+def test_a_model_taken_apart_into_modules_is_read_and_written():
+    settings = parse_settings("model:\n  capture: modules\n")
+    assert settings.model.capture == "modules"
+    assert parse_settings(settings_to_yaml(settings)) == settings

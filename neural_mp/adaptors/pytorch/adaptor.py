@@ -98,7 +98,7 @@ class PyTorchAdaptor(Adaptor):
         parts = {}
         for path, part in model.parts.items():
             portable = shallow_copy(part.portable)
-            insert_casts(portable, flow)
+            insert_casts(portable, flow, model.convention.dtype)
             insert_quantization(portable, flow, resolved, observations)
             finish(portable)
             parts[path] = Part(portable, runnable_form(portable), part.example)

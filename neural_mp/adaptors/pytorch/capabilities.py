@@ -98,16 +98,19 @@ def _is_float(value: Any) -> bool:
 
 
 def _try(target: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> SixteenBit:
-    def lowered(leaf: Any) -> Any:
-        return leaf.to(dtype) if _is_float(leaf) else leaf
+    def given_in(wanted: torch.dtype) -> Any:
+        return pytree.tree_map(
+            lambda leaf: leaf.to(wanted) if _is_float(leaf) else leaf, (args, kwargs)
+        )
 
-    low_args, low_kwargs = pytree.tree_map(lowered, (args, kwargs))
+    low_args, low_kwargs = given_in(dtype)
+    full_args, full_kwargs = given_in(torch.float32)
     try:
         result = target(*low_args, **low_kwargs)
         if not _all_dtype(result, dtype):
             return SixteenBit(error=f"its result is not {dtype}")
         with torch.autocast("cpu", dtype):
-            if _all_dtype(target(*args, **kwargs), dtype):
+            if _all_dtype(target(*full_args, **full_kwargs), dtype):
                 return SixteenBit(True, "lower")
             if not _all_dtype(target(*low_args, **low_kwargs), dtype):
                 return SixteenBit(True, "float32")
@@ -219,8 +222,8 @@ def int8_obstacle(module: GraphModule, node: Node, in_cluster: bool) -> str | No
     weight = constant(module, node.args[WEIGHT_ARGUMENT[node.target]])
     if weight is None:
         return "its weight is computed, not constant"
-    if weight.dtype != torch.float32:
-        return f"its weight is {weight.dtype}, not float32"
+    if weight.dtype not in (torch.float32, *DTYPES.values()):
+        return f"its weight is {weight.dtype}; integers are made of float32 and 16-bit floats"
     if node.target is EMBEDDING:
         return None
     if not _has_integer_kernels()[_KERNELS[node.target]]:

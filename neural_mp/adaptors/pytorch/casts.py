@@ -24,8 +24,9 @@ def cast_dtype(node: Node | None) -> torch.dtype | None:
 class _Caster:
     """Rewrites one graph; remembers what every tensor is in now, and the casts already there."""
 
-    def __init__(self, module: GraphModule) -> None:
+    def __init__(self, module: GraphModule, widen: bool) -> None:
         self.module = module
+        self.widen = widen
         self.dtype: dict[Node, torch.dtype] = {}
         self.casts: dict[tuple[Node, torch.dtype], Node] = {}
 
@@ -41,9 +42,15 @@ class _Caster:
                 for source in node.all_input_nodes:
                     if tensor_name(source) in quantized:
                         continue  # quantizing takes any float dtype
-                    self.read(node, source, wanted or _traced_dtype(source))
-                if wanted is not None and _traced_dtype(node) is not None:
-                    self.dtype[node] = wanted
+                    self.read(node, source, wanted or self.wide(_traced_dtype(source)))
+                written = wanted or self.wide(_traced_dtype(node))
+                if written is not None and "dtype" not in node.kwargs:
+                    self.dtype[node] = written
+
+    def wide(self, dtype: torch.dtype | None) -> torch.dtype | None:
+        """What an op that a plan has in neither 16-bit precision computes in."""
+        narrow = self.widen and dtype in DTYPES.values()
+        return torch.float32 if narrow else dtype
 
     def read(self, node: Node, source: Node, wanted: torch.dtype | None) -> None:
         """Make `node` read `source` in the wanted dtype."""
@@ -74,10 +81,16 @@ def _traced_dtype(node: Node) -> torch.dtype | None:
     return None
 
 
-def insert_casts(module: GraphModule, flow: Flow) -> None:
+def insert_casts(module: GraphModule, flow: Flow, dtype: torch.dtype = torch.float32) -> None:
     """Rewrite the graph in place so that every op runs in its precision.
 
     One cast a tensor and dtype, however many read it; inputs and outputs keep their dtypes.
+
+    Args:
+        module: the graph.
+        flow: what every op runs in.
+        dtype: what the model's weights are in. Where that is a 16-bit type, ops that the plan has
+            in FP32 are made float32, as are the float sides of ops in INT8.
     """
     with torch.no_grad():
-        _Caster(module).run(flow)
+        _Caster(module, dtype in DTYPES.values()).run(flow)

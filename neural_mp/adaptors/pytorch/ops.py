@@ -103,6 +103,7 @@ dequantize_dynamic = torch.ops.neural_mp.dequantize_dynamic.default
 
 def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Symmetric per-channel int8: one scale for each index of the first axis, range ±127."""
+    weight = weight.float()
     largest = weight.abs().flatten(1).amax(1).clamp_min(1e-12)
     scales = (largest / 127).float()
     steps = torch.round(weight / scales.reshape(-1, *[1] * (weight.ndim - 1)))

@@ -137,7 +137,7 @@ class _Weights:
             dequantized = self.module.graph.call_function(ops.dequantize_weight, arguments)
         for node in arguments:
             node.meta["val"] = constant(self.module, node)
-        dequantized.meta["val"] = source.meta["val"]
+        dequantized.meta["val"] = source.meta["val"].float()
         layer.update_arg(WEIGHT_ARGUMENT[layer.target], dequantized)
 
 

@@ -1,0 +1,67 @@
+"""Memory that calibration takes on PyTorch, over 10, 100 and 1,000 batches.
+
+    python benchmarks/calibration_memory.py [--batches 10,100,1000]
+
+Every number of batches in a process of its own; what is counted is by how much resident memory
+grows at most from the second batch on, when the framework has set itself up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import torch
+from resnet50 import resnet50
+from rich.console import Console
+from rich.table import Table
+
+from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.hardware import detect
+from neural_mp.profiling import peak_growth
+
+SIZE = 64
+
+
+def batches(count: int) -> Iterator[torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(count):
+        yield torch.randn(4, 3, SIZE, SIZE, generator=draw)
+
+
+def growth(count: int) -> int:
+    """Bytes by which memory grows while ResNet-50 is calibrated, all four algorithms at once."""
+    net = resnet50()
+    adaptor = adaptor_for(net)
+    model = adaptor.load(net, example=next(batches(1)))
+    space = adaptor.space(model, detect())
+    adaptor.observe(model, batches(2), space)
+    return peak_growth(lambda: adaptor.observe(model, batches(count), space))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batches", default="10,100,1000")
+    parser.add_argument("--single", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.single:
+        print(growth(options.single))
+        return
+    table = Table(title=f"ResNet-50, {SIZE}×{SIZE}: calibration")
+    table.add_column("batches", justify="right")
+    table.add_column("memory grew by, MB", justify="right")
+    for count in options.batches.split(","):
+        done = subprocess.run(
+            [sys.executable, __file__, "--single", count],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        table.add_row(count, f"{int(done.stdout.split()[-1]) / 1e6:.0f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

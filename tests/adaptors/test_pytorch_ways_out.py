@@ -1,0 +1,187 @@
+"""Where a converted model can go: a copy, torch's compiler, ONNX."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+from adaptor_contract import BF16, INT8, signal_to_noise, uniform
+from architectures import ARCHITECTURES, build
+from integers import MACHINE
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from neural_mp import MixedPrecision
+from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.errors import ConversionError, MissingFrameworkError
+from neural_mp.plan import PrecisionPlan
+
+onnxruntime = pytest.importorskip("onnxruntime")
+needs_compiler = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler"
+)
+
+
+@pytest.fixture
+def tuned(net, digits):
+    converter = MixedPrecision()
+    converter.model = net
+    converter.precisions = "int8"
+    converter.hardware = MACHINE
+    converter.calib_dataloader = digits[0].loader()
+    return converter.fit()
+
+
+def all_int8(name):
+    """The named architecture with every op that can in INT8, and what it is called with."""
+    adaptor, inputs = PyTorchAdaptor(), ARCHITECTURES[name].inputs(4)
+    model = adaptor.load(build(name), example=inputs)
+    space = adaptor.space(model, MACHINE)
+    observed = adaptor.observe(model, [inputs], space)
+    return adaptor, adaptor.convert(model, uniform(space, INT8), observed, space), inputs
+
+
+def test_the_result_is_a_module_for_inference(tuned, digits):
+    images = torch.from_numpy(digits[1].images[:9])
+    result = tuned.model(images)
+    assert isinstance(tuned.model, nn.Module)
+    assert not result.requires_grad
+    assert not tuned.model.train().training
+    assert torch.equal(copy.deepcopy(tuned.model)(images), result)
+    with pytest.raises(pickle.PicklingError, match=r"neural_mp\.load"):
+        pickle.dumps(tuned.model)
+
+
+@needs_compiler
+def test_torch_compile_of_the_result_runs(tuned, digits):
+    images = torch.from_numpy(digits[1].images[:9])
+    with torch.no_grad():
+        assert torch.equal(torch.compile(tuned.model)(images), tuned.model(images))
+
+
+@needs_compiler
+def test_the_compiled_form_agrees_for_any_batch_size(tuned, digits):
+    compiled = tuned.compiled()
+    for size in (8, 3):
+        images = torch.from_numpy(digits[1].images[:size])
+        expected = tuned.model(images)
+        assert signal_to_noise(expected.numpy(), compiled(images).numpy()) > 40
+
+
+@needs_compiler
+def test_dicts_of_inputs_are_compiled_too():
+    adaptor, converted, inputs = all_int8("bert")
+    got = adaptor.compiled(converted)(**inputs).last_hidden_state
+    expected = adaptor.predict(converted, inputs).last_hidden_state
+    assert signal_to_noise(expected.numpy(), got.numpy()) > 40
+
+
+def run_onnx(path, inputs):
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    values = list(inputs.values()) if isinstance(inputs, dict) else [inputs]
+    names = [given.name for given in session.get_inputs()]
+    fed = {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
+    outputs = [given.name for given in session.get_outputs()]
+    return dict(zip(outputs, session.run(None, fed), strict=True))
+
+
+@pytest.mark.parametrize("name", ["bert", "resnet", "unet", "lstm_tagger"])
+def test_onnx_runtime_computes_the_same_from_the_exported_file(name, tmp_path):
+    import onnx
+
+    adaptor, converted, _ = all_int8(name)
+    path = tmp_path / "model.onnx"
+    adaptor.export_onnx(converted, path, {"neural_mp.plan": "ops: {}"})
+    model = onnx.load(path)
+    onnx.checker.check_model(model)
+    assert {item.key: item.value for item in model.metadata_props}["neural_mp.plan"] == "ops: {}"
+    kinds = [node.op_type for node in model.graph.node]
+    assert "QuantizeLinear" in kinds
+    assert "DequantizeLinear" in kinds
+    for size in (4, 2):
+        given = ARCHITECTURES[name].inputs(size)
+        expected = pytree.tree_leaves(adaptor.predict(converted, given))
+        got = list(run_onnx(path, given).values())
+        for wanted, result in zip(expected, got, strict=True):
+            assert signal_to_noise(wanted.numpy(), result) > 25
+
+
+def test_outputs_bear_the_names_that_the_model_gives_them(tmp_path):
+    adaptor, converted, inputs = all_int8("bert")
+    adaptor.export_onnx(converted, tmp_path / "model.onnx", {})
+    assert set(run_onnx(tmp_path / "model.onnx", inputs)) == {"last_hidden_state", "pooler_output"}
+
+
+@pytest.mark.parametrize("approach", ["dynamic", "weight_only"])
+def test_dynamic_and_weight_only_layers_are_exported(approach, tmp_path):
+    torch.manual_seed(0)
+    module, x = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8)).eval(), None
+    x = torch.randn(6, 64)
+    adaptor = PyTorchAdaptor()
+    model = adaptor.load(module, example=x)
+    space = adaptor.space(model, MACHINE).with_int8([approach])
+    converted = adaptor.convert(
+        model, uniform(space, INT8), adaptor.observe(model, [], space), space
+    )
+    adaptor.export_onnx(converted, tmp_path / "model.onnx", {})
+    (result,) = run_onnx(tmp_path / "model.onnx", x).values()
+    with torch.no_grad():
+        assert signal_to_noise(module(x).numpy(), result) > 30
+
+
+def test_a_result_is_exported_with_its_plan(tuned, tmp_path, digits):
+    import onnx
+
+    tuned.export_onnx(tmp_path / "deep" / "net.onnx")
+    properties = onnx.load(tmp_path / "deep" / "net.onnx").metadata_props
+    plan = next(item.value for item in properties if item.key == "neural_mp.plan")
+    assert PrecisionPlan.from_yaml(plan) == tuned.plan
+    images = digits[1].images[:20]
+    (result,) = run_onnx(tmp_path / "deep" / "net.onnx", images).values()
+    assert signal_to_noise(tuned(images), result) > 25
+
+
+def test_a_model_in_modules_has_no_way_to_onnx(tmp_path):
+    adaptor, inputs = PyTorchAdaptor(), ARCHITECTURES["early_exit"].inputs(4)
+    model = adaptor.load(build("early_exit"), example=inputs, capture="modules")
+    with pytest.raises(ConversionError, match="no graph of its own"):
+        adaptor.export_onnx(model, tmp_path / "model.onnx", {})
+
+
+def test_what_is_missing_to_export_is_named(tuned, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(MissingFrameworkError, match=r"onnxscript.*neural-mp\[onnx\]"):
+        tuned.export_onnx(tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("name", ["bert", "resnet", "lstm_tagger"])
+def test_a_model_in_bfloat16_is_converted_like_any_other(name):
+    module, inputs = build(name), ARCHITECTURES[name].inputs(4)
+    with torch.no_grad():
+        result = module(**inputs) if isinstance(inputs, dict) else module(inputs)
+    exact = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+    given = pytree.tree_map(
+        lambda leaf: leaf.bfloat16() if leaf.is_floating_point() else leaf, inputs
+    )
+    adaptor, half = PyTorchAdaptor(), build(name).bfloat16()
+    model = adaptor.load(half, example=given)
+    space = adaptor.space(model, type(MACHINE)(flags=MACHINE.flags | {"avx512_bf16"}))
+    observed = adaptor.observe(model, [given], space)
+    assert space.int8_ops
+    for precision, casts in ((INT8, None), (BF16, 0)):
+        converted = adaptor.convert(model, uniform(space, precision), observed, space)
+        got = pytree.tree_leaves(adaptor.predict(converted, given))
+        for wanted, value in zip(exact, got, strict=True):
+            assert value.dtype is torch.bfloat16
+            assert signal_to_noise(wanted.numpy(), value.float().numpy()) > 25
+        if casts is not None:
+            assert adaptor.conversion_counts(converted).casts == casts
+    wide = adaptor.convert(model, space.fp32_plan(), observed, space)
+    weights = [p.dtype for p in wide.portable.parameters() if p.is_floating_point()]
+    buffers = [b.dtype for b in wide.portable.buffers() if b.is_floating_point()]
+    assert torch.bfloat16 not in {*weights, *buffers}
