@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
 import torch
-from adaptor_contract import INT8, AdaptorContract, uniform
+from adaptor_contract import BF16, INT8, AdaptorContract, uniform
+
+from neural_mp.adaptors.pytorch import PyTorchAdaptor
 
 
 class TestPyTorch(AdaptorContract):
@@ -56,3 +58,25 @@ class TestPyTorch(AdaptorContract):
 
     def test_batch_norms_are_folded(self, space):
         assert not [op for op in space.graph if "norm" in op.type]
+
+    def test_16_bits_go_where_torch_amp_would_have_them(self, all_machine):
+        """torch.amp's own lists decide: lowered, kept in float32, or as what is around them."""
+
+        class Mixed(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv, self.dense = torch.nn.Conv2d(1, 4, 3), torch.nn.Linear(4, 3)
+
+            def forward(self, x):
+                x = torch.relu(self.conv(x))
+                return self.dense(
+                    torch.nn.functional.smooth_l1_loss(x, x * 2, reduction="none").mean((2, 3))
+                )
+
+        model = (adaptor := PyTorchAdaptor()).load(Mixed().eval(), example=torch.ones(2, 1, 6, 6))
+        space = adaptor.space(model, all_machine)
+        kinds = {op.type: space.capabilities[op.name] for op in space.graph}
+        assert kinds["conv2d"].config(BF16) is not None
+        assert not kinds["conv2d"].inherits
+        assert kinds["relu"].inherits
+        assert kinds["smooth_l1_loss"].reasons[BF16] == "torch.amp keeps it in float32"
