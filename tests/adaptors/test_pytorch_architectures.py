@@ -75,9 +75,12 @@ def test_any_plan_runs_near_fp32(name, data):
     single = floats(known.adaptor.predict(converted, ARCHITECTURES[name].inputs(1)))
     assert len(single) == len(known.reference)
 
-    in_integers = {op for op, config in plan.items() if config.approach in ("static", "dynamic")}
-    call = converted.convention.call(known.inputs)
-    assert ops_in_integers(converted, call) == dict.fromkeys(in_integers, 1)
+    ran = ops_in_integers(converted, converted.convention.call(known.inputs))
+    for op, config in plan.items():
+        # Where its input happens to be integers already, a layer with INT8 weights reads them too.
+        possible = {"static": (1,), "dynamic": (1,), "weight_only": (0, 1), None: (0,)}
+        assert ran.pop(op, 0) in possible[config.approach], (op, config)
+    assert not ran
 
 
 @pytest.mark.parametrize("name", [n for n, a in ARCHITECTURES.items() if a.capturable])

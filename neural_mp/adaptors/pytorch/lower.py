@@ -54,7 +54,8 @@ def lower(module: GraphModule) -> GraphModule:
             if node.target in _FLOAT_OUTPUTS and is_node(node.args[1], ops.dequantize_weight):
                 _lower_layer(module, node)
             elif node.target is EMBEDDING and is_node(node.args[0], ops.dequantize_weight):
-                _call_instead(node, kernels.weight_only_embedding, _integer_weight(node, 0))
+                arguments = (*node.args[0].args, node.args[1])
+                _call_instead(node, kernels.weight_only_embedding, arguments)
         module.graph.eliminate_dead_code()
         for node in list(module.graph.nodes):
             _call_conversion(module, node)
@@ -65,21 +66,14 @@ def _lower_layer(module: GraphModule, layer: Node) -> None:
     if is_node(layer.args[0], ops.dequantize) or is_node(layer.args[0], ops.dequantize_dynamic):
         _replace(module, match(layer))
     elif layer.target is LINEAR:
-        arguments = (*_integer_weight(layer, 1), _bias(layer))
+        arguments = (layer.args[0], *layer.args[1].args, _bias(layer))
         _call_instead(layer, kernels.weight_only_linear, arguments)
 
 
-def _integer_weight(layer: Node, position: int) -> tuple[Node, Node]:
-    integers, scales = layer.args[position].args
-    return integers, scales
-
-
-def _call_instead(layer: Node, kernel: Any, weight: tuple[Node | None, ...]) -> None:
-    """Call a function of ours instead of a layer: its weight and what it reads, in their order."""
-    graph = layer.graph
-    arguments = (*weight, layer.args[1]) if layer.target is EMBEDDING else (layer.args[0], *weight)
-    with graph.inserting_before(layer):
-        result = graph.call_function(kernel, arguments)
+def _call_instead(layer: Node, kernel: Any, arguments: tuple[Any, ...]) -> None:
+    """Call a function of ours instead of a layer."""
+    with layer.graph.inserting_before(layer):
+        result = layer.graph.call_function(kernel, arguments)
     result.meta = dict(layer.meta)
     layer.replace_all_uses_with(result)
 
