@@ -21,6 +21,8 @@ SAMPLE_LIMIT = 32768
 SAMPLES_PER_BATCH = 4096
 #: Steps of an 8-bit scale.
 LEVELS = 255
+#: A range narrower than this counts as empty: float32 cannot divide by its steps.
+LEAST_SPAN = 1e-30
 #: Shares of the largest magnitude tried by the algorithms that clip.
 _SHARES = np.linspace(1.0, 0.05, 96)
 _KL_BINS = 2048
@@ -35,7 +37,8 @@ def affine_parameters(low: float, high: float) -> tuple[float, int]:
     Only Inference", 2018, section 2.1.
     """
     low, high = min(low, 0.0), max(high, 0.0)
-    scale = max((high - low) / LEVELS, 1e-8)
+    # Of a tensor that is zero everywhere the scale is anyone's guess.
+    scale = (high - low) / LEVELS if high - low > LEAST_SPAN else 1.0
     return scale, int(np.clip(round(-low / scale), 0, LEVELS))
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neural_mp.adaptors.base import Adaptor, ConversionCounts
-from neural_mp.errors import DataError
 from neural_mp.flow import observable_tensors
 from neural_mp.graph import OpGraph
 from neural_mp.hardware import Hardware
@@ -106,22 +105,12 @@ class PyTorchAdaptor(Adaptor):
 
     def predict(self, model: TorchModel, inputs: Any) -> Any:
         """Outputs as tensors, or as arrays where the inputs were arrays."""
-        import torch
         from torch.utils import _pytree as pytree
 
         from neural_mp.adaptors.pytorch.calls import is_array, to_arrays
+        from neural_mp.adaptors.pytorch.parts import run_call
 
-        call = self._call(model, inputs)
-        with torch.no_grad():
-            try:
-                result = self._module(model)(*call.args, **call.kwargs)
-            except RuntimeError as error:
-                if "Expected input" not in str(error):
-                    raise
-                raise DataError(
-                    f"the model was captured for inputs like {model.example} and cannot take "
-                    f"{call}; its own code fixes those sizes: {str(error).splitlines()[0]}"
-                ) from None
+        result = run_call(model, model.module, self._call(model, inputs))
         arrays = any(is_array(leaf) for leaf in pytree.tree_leaves(inputs))
         return to_arrays(result) if arrays else result
 
@@ -135,7 +124,7 @@ class PyTorchAdaptor(Adaptor):
     def native(self, model: TorchModel) -> Any:
         """The user's own module for an untouched model, else a `ConvertedModule`."""
         from neural_mp.adaptors.pytorch.converted import ConvertedModule
-        from neural_mp.adaptors.pytorch.parts import assembled
+        from neural_mp.adaptors.pytorch.model import assembled
 
         if model.original is not None:
             return model.original
@@ -148,7 +137,7 @@ class PyTorchAdaptor(Adaptor):
     def compiled(self, model: TorchModel) -> Any:
         """A `CompiledModule`."""
         from neural_mp.adaptors.pytorch.converted import CompiledModule
-        from neural_mp.adaptors.pytorch.parts import assembled
+        from neural_mp.adaptors.pytorch.model import assembled
 
         compiled = {path: CompiledModule(part.portable) for path, part in model.parts.items()}
         return assembled(model.shell, compiled)
@@ -234,14 +223,8 @@ class PyTorchAdaptor(Adaptor):
         finally:
             torch.set_num_threads(before)
 
-    def _module(self, model: TorchModel) -> Any:
-        """What is run: the graph, or the user's code with the graphs of its modules."""
-        from neural_mp.adaptors.pytorch.parts import assembled
-
-        return assembled(model.shell, {path: part.runnable for path, part in model.parts.items()})
-
     def _weights(self, model: TorchModel) -> dict[str, Any]:
-        from neural_mp.adaptors.pytorch.parts import assembled
+        from neural_mp.adaptors.pytorch.model import assembled
 
         parts = {path: part.portable for path, part in model.parts.items()}
         module = assembled(model.shell, parts)

@@ -48,11 +48,13 @@ class Convention:
         parameters: names of the forward parameters.
         names: the parameters that the values of a batch go to, in order, where the user says so.
         dtype: what arrays of floats become: the dtype of the model's weights.
+        open: whether the forward takes keywords of any name.
     """
 
     parameters: tuple[str, ...]
     names: tuple[str, ...] = ()
     dtype: torch.dtype = torch.float32
+    open: bool = False
 
     def call(self, inputs: Any) -> Call:
         """How the model is called with the inputs of one batch.
@@ -64,7 +66,7 @@ class Convention:
             DataError: the inputs hold something that is no number, or are not as many as named.
         """
         tensors = pytree.tree_map(self._tensor, inputs)
-        if isinstance(tensors, Mapping) and set(tensors) <= set(self.parameters):
+        if isinstance(tensors, Mapping) and (self.open or set(tensors) <= set(self.parameters)):
             return Call((), dict(tensors))
         values = tuple(tensors) if isinstance(tensors, tuple | list) else (tensors,)
         if not self.names:
@@ -92,8 +94,12 @@ class Convention:
 def convention_of(module: nn.Module, names: tuple[str, ...] = ()) -> Convention:
     """The convention of a module's forward."""
     floats = (p.dtype for p in module.parameters() if p.is_floating_point())
-    parameters = tuple(inspect.signature(module.forward).parameters)
-    return Convention(parameters, names, next(floats, torch.float32))
+    taken = inspect.signature(module.forward).parameters
+    any_keyword = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values())
+    positional = any(p.kind is not inspect.Parameter.VAR_KEYWORD for p in taken.values())
+    return Convention(
+        tuple(taken), names, next(floats, torch.float32), any_keyword and not positional
+    )
 
 
 def is_array(leaf: Any) -> bool:

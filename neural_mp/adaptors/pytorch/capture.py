@@ -73,22 +73,35 @@ def _hides_graph(module: nn.Module) -> bool:
     return any(hasattr(torch.fx.GraphModule, name) for name in names)
 
 
-def run_once(module: nn.Module, call: Call) -> None:
-    """Run a module on copies of the inputs, which it may change.
+def run_once(module: nn.Module, call: Call) -> Any:
+    """Run a module and leave all as it was: its state, and the inputs, which it may change.
 
     Raises:
         DataError: it does not run on them.
     """
+    kept = [(value, value.clone()) for value in _state(module)]
     copies = call.map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf)
     try:
         with torch.no_grad():
-            module(*copies.args, **copies.kwargs)
+            return module(*copies.args, **copies.kwargs)
     except Exception as error:
         # The user's own forward may raise anything.
         raise DataError(
             f"{type(module).__name__} does not run on the inputs of the first batch ({call}): "
             f"{type(error).__name__}: {error}"
         ) from error
+    finally:
+        with torch.no_grad():
+            for value, before in kept:
+                value.copy_(before)
+
+
+def _state(module: nn.Module) -> Iterator[torch.Tensor]:
+    """What a module may write to as it runs: its buffers, and tables that it keeps small."""
+    yield from module.buffers()
+    for part in module.modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
+            yield part.weight
 
 
 def guess_call(module: nn.Module) -> Call:

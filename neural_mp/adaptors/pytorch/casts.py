@@ -9,6 +9,7 @@ from neural_mp.adaptors.pytorch.capabilities import DTYPES
 from neural_mp.adaptors.pytorch.graph import tensor_name
 from neural_mp.adaptors.pytorch.model import OP_NAME, add_constant, constant
 from neural_mp.flow import Flow
+from neural_mp.precision import Precision
 
 aten = torch.ops.aten
 CAST = aten._to_copy.default
@@ -42,15 +43,16 @@ class _Caster:
                 for source in node.all_input_nodes:
                     if tensor_name(source) in quantized:
                         continue  # quantizing takes any float dtype
-                    self.read(node, source, wanted or self.wide(_traced_dtype(source)))
-                written = wanted or self.wide(_traced_dtype(node))
+                    self.read(node, source, wanted or self.wide(op, flow, source))
+                written = wanted or self.wide(op, flow, node)
                 if written is not None and "dtype" not in node.kwargs:
                     self.dtype[node] = written
 
-    def wide(self, dtype: torch.dtype | None) -> torch.dtype | None:
-        """What an op that a plan has in neither 16-bit precision computes in."""
-        narrow = self.widen and dtype in DTYPES.values()
-        return torch.float32 if narrow else dtype
+    def wide(self, op: str, flow: Flow, node: Node) -> torch.dtype | None:
+        """What an op that a plan has in neither 16-bit precision reads or writes a tensor in."""
+        dtype = _traced_dtype(node)
+        wide = self.widen or flow.precisions[op] is Precision.INT8
+        return torch.float32 if wide and dtype in DTYPES.values() else dtype
 
     def read(self, node: Node, source: Node, wanted: torch.dtype | None) -> None:
         """Make `node` read `source` in the wanted dtype."""

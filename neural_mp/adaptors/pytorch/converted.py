@@ -8,11 +8,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from neural_mp.adaptors.pytorch import ops
+from neural_mp.adaptors.pytorch.graph import ADD, LINEAR
 from neural_mp.adaptors.pytorch.lower import runnable_form
-from neural_mp.adaptors.pytorch.model import add_constant, constant, shallow_copy
+from neural_mp.adaptors.pytorch.match import is_node
+from neural_mp.adaptors.pytorch.model import add_constant, constant, only_user, shallow_copy
+
+_HIDDEN = "neural_mp_hidden"
+_FUSED_AND_ADDED = (torch.ops.aten.relu.default, torch.ops.aten.gelu.default)
 
 
 class ConvertedModule(nn.Module):
@@ -68,11 +73,12 @@ def compilable_form(portable: GraphModule) -> GraphModule:
 
     theirs = torch.ops.quantized_decomposed
     module = shallow_copy(portable)
+    _hide_unfusable(module)
     for node in list(module.graph.nodes):
         if node.target is ops.quantize:
             node.target = theirs.quantize_per_tensor.default
             node.args = (*node.args, 0, 255, torch.uint8)
-        elif node.target is ops.dequantize and not _is_single_channel(node):
+        elif node.target is ops.dequantize and not node.meta.get(_HIDDEN):
             node.target = theirs.dequantize_per_tensor.default
             node.args, dtype = (*node.args[:3], 0, 255, torch.uint8), node.args[3]
             node.kwargs = {} if dtype is torch.float32 else {"out_dtype": dtype}
@@ -89,14 +95,26 @@ def compilable_form(portable: GraphModule) -> GraphModule:
     return module
 
 
-def _is_single_channel(node: Node) -> bool:
-    """Whether a node holds images of one channel.
+def _hide_unfusable(module: GraphModule) -> None:
+    """Keep from the compiler what it would fail to make a kernel of, as an op it cannot look into.
 
-    Of those the compiler takes one memory layout and the kernel another, and the result is an
-    error: it must not see what it would make a kernel of.
+    Images of one channel, of which it takes one memory layout and its kernel another; and a dense
+    layer with ReLU or GELU behind it whose result is added to something.
     """
-    shape = node.meta["val"].shape
-    return len(shape) > 2 and shape[1] == 1
+    for node in list(module.graph.nodes):
+        if node.target is ops.dequantize:
+            shape = node.meta["val"].shape
+            node.meta[_HIDDEN] = len(shape) > 2 and shape[1] == 1
+        elif node.target is LINEAR and is_node(node.args[0], ops.dequantize):
+            activation = only_user(node)
+            if activation is None or activation.target not in _FUSED_AND_ADDED:
+                continue
+            if any(user.target is ADD for user in activation.users):
+                pair = node.args[0]
+                with module.graph.inserting_before(node):
+                    alone = module.graph.call_function(ops.dequantize, pair.args)
+                alone.meta = {**pair.meta, _HIDDEN: True}
+                node.replace_input_with(pair, alone)
 
 
 class CompiledModule(nn.Module):

@@ -32,15 +32,13 @@ PADDING = aten.constant_pad_nd.default
 #: Layer → which of its arguments is the weight.
 WEIGHT_ARGUMENT = {**dict.fromkeys(CONVOLUTIONS, 1), LINEAR: 1, EMBEDDING: 0}
 
-#: The convolution over volumes takes no post-op.
-_PLANAR = frozenset({aten.conv1d.default, CONVOLUTION})
 #: Activation → (oneDNN's name of it, kernels that take it as a post-op); measured, see
 #: tests/adaptors/test_pytorch_kernels.py.
 ACTIVATIONS: dict[Any, tuple[str, frozenset[Any]]] = {
-    aten.relu.default: ("relu", _PLANAR | {LINEAR}),
-    aten.hardtanh.default: ("hardtanh", _PLANAR | {LINEAR}),
-    aten.silu.default: ("swish", _PLANAR | {LINEAR}),
-    aten.hardswish.default: ("hardswish", _PLANAR | {LINEAR}),
+    aten.relu.default: ("relu", frozenset({aten.conv1d.default, CONVOLUTION, LINEAR})),
+    aten.hardtanh.default: ("hardtanh", frozenset({CONVOLUTION, LINEAR})),
+    aten.silu.default: ("swish", frozenset({CONVOLUTION, LINEAR})),
+    aten.hardswish.default: ("hardswish", frozenset({CONVOLUTION, LINEAR})),
     aten.gelu.default: ("gelu", frozenset({LINEAR})),
     aten.tanh.default: ("tanh", frozenset({LINEAR})),
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -64,6 +66,34 @@ class TorchModel:
     def runnable(self) -> GraphModule:
         """The graph of the whole model that is run."""
         return self.parts[WHOLE].runnable
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """What is run: the graph, or the user's code that calls the graphs of its modules."""
+        return assembled(self.shell, {path: part.runnable for path, part in self.parts.items()})
+
+
+def assembled(shell: nn.Module | None, parts: Mapping[str, nn.Module]) -> nn.Module:
+    """The user's code with these modules in place of its own; weights of the rest are shared.
+
+    Args:
+        shell: the user's module; None where the only part is the whole.
+        parts: path of a module → what is called instead.
+    """
+    if shell is None:
+        (whole,) = parts.values()
+        return whole
+    # What stands in the memo is not copied but taken from there.
+    memo: dict[int, Any] = {id(weight): weight for weight in shell.parameters()}
+    memo.update({id(value): value.detach() for value in _tensors_of(shell)})
+    memo.update({id(shell.get_submodule(path)): part for path, part in parts.items()})
+    return copy.deepcopy(shell, memo)
+
+
+def _tensors_of(module: nn.Module) -> Iterator[torch.Tensor]:
+    """Tensors kept as plain attributes, such as a loss of the last step: with their history."""
+    for part in module.modules():
+        yield from (value for value in vars(part).values() if isinstance(value, torch.Tensor))
 
 
 def attribute(module: GraphModule, target: str) -> Any:
@@ -129,7 +159,15 @@ def shallow_copy(module: GraphModule) -> GraphModule:
     output = graph.graph_copy(module.graph, copied)
     graph.output(output)
     graph.set_codegen(module.graph._codegen)
-    return GraphModule(module, graph)
+    rewritten = GraphModule(module, graph)
+    # What torch.export found out of the sizes it may have is checked before every run.
+    for name in ("validate_inputs", "_in_spec", "range_constraints"):
+        if hasattr(module, name):
+            setattr(rewritten, name, getattr(module, name))
+    for key, hook in module._forward_pre_hooks.items():
+        rewritten._forward_pre_hooks[key] = hook
+        rewritten._forward_pre_hooks_with_kwargs[key] = True
+    return rewritten
 
 
 def finish(module: GraphModule) -> GraphModule:

@@ -43,6 +43,7 @@ def _is_float(value: Any) -> bool:
 
 
 def _take(statistics: TensorStatistics, values: torch.Tensor) -> None:
+    values = values.reshape(1) if values.ndim == 0 else values
     low, high = torch.aminmax(values)
     channels = 1 if values.ndim >= 4 else values.ndim - 1
     rest = [axis for axis in range(values.ndim) if axis != channels]

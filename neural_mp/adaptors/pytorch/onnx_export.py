@@ -16,8 +16,8 @@ from neural_mp.adaptors.pytorch.capture import export, quiet_export
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.errors import ConversionError, MissingFrameworkError
 
-#: The first in which QuantizeLinear and DequantizeLinear take and give 16-bit floats.
-OPSET = 21
+#: The first in which convolutions take bfloat16.
+OPSET = 22
 
 
 def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> None:
@@ -49,7 +49,8 @@ def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> N
         program.save(str(path))
     except Exception as error:
         # The exporter raises one type for what it cannot translate, and any for what breaks it.
-        words = str(error).strip().splitlines() or [type(error).__name__]
+        text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+        words = text.splitlines() or ["no reason given"]
         raise ConversionError(
             f"the model cannot be written as {str(path)!r}: {type(error).__name__}: {words[0]}"
         ) from error
@@ -69,18 +70,19 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """Our ops → how ONNX says them; the functions are read as source by onnxscript."""
     try:
         import onnx
-        from onnxscript import opset21
+        from onnxscript import opset22
     except ImportError as error:
         raise MissingFrameworkError(
             f"exporting to ONNX needs {error.name}; install it with: pip install 'neural-mp[onnx]'"
         ) from None
 
-    op: Any = opset21
+    op: Any = opset22
 
     def unsigned(value: int) -> Any:
         return op.Constant(value=onnx.helper.make_tensor("", onnx.TensorProto.UINT8, [], [value]))
 
     def quantize(x, scale: float, zero_point: int):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        x = op.Cast(x, to=onnx.TensorProto.FLOAT)  # it may be 16 bits wide, the scale is not
         return op.QuantizeLinear(x, op.Constant(value_float=scale), unsigned(zero_point))
 
     def dequantize(q, scale: float, zero_point: int, dtype: int):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
@@ -91,7 +93,7 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         return op.DequantizeLinear(q, scales, axis=0)
 
     def quantize_dynamic(x):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        return op.DynamicQuantizeLinear(x)
+        return op.DynamicQuantizeLinear(op.Cast(x, to=onnx.TensorProto.FLOAT))
 
     def dequantize_dynamic(q, scale, zero_point, dtype: int):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         real = op.DequantizeLinear(q, scale, zero_point)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from neural_mp.adaptors.calibration import affine_parameters
+from neural_mp.adaptors.calibration import LEAST_SPAN, affine_parameters
 
 _library = torch.library.Library("neural_mp", "FRAGMENT")
 
@@ -104,7 +104,8 @@ dequantize_dynamic = torch.ops.neural_mp.dequantize_dynamic.default
 def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Symmetric per-channel int8: one scale for each index of the first axis, range ±127."""
     weight = weight.float()
-    largest = weight.abs().flatten(1).amax(1).clamp_min(1e-12)
-    scales = (largest / 127).float()
+    largest = weight.abs().flatten(1).amax(1)
+    # A channel that is zero everywhere may have any scale.
+    scales = torch.where(largest > LEAST_SPAN, largest / 127, 1.0)
     steps = torch.round(weight / scales.reshape(-1, *[1] * (weight.ndim - 1)))
     return steps.clamp_(-127, 127).to(torch.int8).contiguous(), scales

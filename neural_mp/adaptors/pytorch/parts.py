@@ -7,10 +7,9 @@ shell, goes on calling what then stands in their place.
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,8 +20,8 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch import capture
 from neural_mp.adaptors.pytorch.calls import Call
-from neural_mp.adaptors.pytorch.model import TorchModel
-from neural_mp.errors import CaptureError, NeuralMPError
+from neural_mp.adaptors.pytorch.model import TorchModel, assembled
+from neural_mp.errors import CaptureError, DataError, NeuralMPError
 
 logger = logging.getLogger(__name__)
 
@@ -38,22 +37,6 @@ _LAYERS = (
 )
 
 
-def assembled(shell: nn.Module | None, parts: Mapping[str, nn.Module]) -> nn.Module:
-    """The user's code with these modules in place of its own; weights of the rest are shared.
-
-    Args:
-        shell: the user's module; None where the only part is the whole.
-        parts: path of a module → what is called instead.
-    """
-    if shell is None:
-        (whole,) = parts.values()
-        return whole
-    # What stands in the memo is not copied but taken from there.
-    memo: dict[int, Any] = {id(value): value for value in (*shell.parameters(), *shell.buffers())}
-    memo.update({id(shell.get_submodule(path)): part for path, part in parts.items()})
-    return copy.deepcopy(shell, memo)
-
-
 class _Interpreted(nn.Module):
     """A graph that is called like the module it came from and run by an interpreter."""
 
@@ -62,6 +45,8 @@ class _Interpreted(nn.Module):
         self.interpreter = interpreter
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        for check in self.interpreter.module._forward_pre_hooks.values():
+            check(self.interpreter.module, args, kwargs)
         flat = self.interpreter.run(*Call(args, kwargs).leaves(), enable_io_processing=False)
         return self.interpreter.module.graph.process_outputs(flat)
 
@@ -73,11 +58,27 @@ def interpreted(
     parts = {path: _Interpreted(interpreter) for path, interpreter in interpreters.items()}
     module = assembled(model.shell, parts)
 
-    def run(call: Call) -> Any:
-        with torch.no_grad():
-            return module(*call.args, **call.kwargs)
+    return lambda call: run_call(model, module, call)
 
-    return run
+
+def run_call(model: TorchModel, module: nn.Module, call: Call) -> Any:
+    """Run one of a model's forms.
+
+    Raises:
+        DataError: the inputs have sizes that the model was not captured for.
+    """
+    if model.shell is not None:
+        call = call.map(_copied)  # the user's code may write to its inputs
+    with torch.no_grad():
+        try:
+            return module(*call.args, **call.kwargs)
+        except RuntimeError as error:
+            if "Expected input" not in str(error):
+                raise
+            raise DataError(
+                f"the model was captured for inputs like {model.example} and cannot take "
+                f"{call}; its own code fixes those sizes: {str(error).splitlines()[0]}"
+            ) from None
 
 
 @dataclass
@@ -88,19 +89,28 @@ class _Seen:
     alike: bool = True
 
 
-def capture_modules(module: nn.Module, call: Call) -> dict[str, tuple[ExportedProgram, Call]]:
+def private(module: nn.Module) -> nn.Module:
+    """A copy of a user's module to call from now on: its weights are shared, its state is not."""
+    return assembled(module, {}).eval()
+
+
+def capture_modules(shell: nn.Module, call: Call) -> dict[str, tuple[ExportedProgram, Call]]:
     """The largest modules of a model whose graphs can be captured, by path.
+
+    Modules that do not run on this call are left as they are.
+
+    Args:
+        shell: the model, for us to run.
+        call: what it is called with.
 
     Raises:
         CaptureError: there is none.
     """
-    with capture.inference_mode(module):
-        seen = _watch(module, call)
-        found: dict[str, tuple[ExportedProgram, Call]] = {}
-        _descend(module, "", seen, found, set())
+    found: dict[str, tuple[ExportedProgram, Call]] = {}
+    _Taker(shell, call, _watch(shell, call), found).descend(shell, "")
     if not found:
         raise CaptureError(
-            f"no module of {type(module).__name__} that holds layers can be captured by itself"
+            f"no module of {type(shell).__name__} that holds layers can be captured by itself"
         )
     return found
 
@@ -139,31 +149,41 @@ def _form(call: Call) -> Any:
     return kinds, structure
 
 
-def _descend(
-    module: nn.Module,
-    path: str,
-    seen: Mapping[nn.Module, _Seen],
-    found: dict[str, tuple[ExportedProgram, Call]],
-    known: set[nn.Module],
-) -> None:
-    for name, child in module.named_children():
-        if child in known or not any(isinstance(part, _LAYERS) for part in child.modules()):
-            continue
-        known.add(child)
-        place = f"{path}.{name}" if path else name
-        captured = _capture_alone(child, seen.get(child))
-        if captured is None:
-            _descend(child, place, seen, found, known)
-        else:
-            found[place] = captured
+@dataclass
+class _Taker:
+    """Takes a model apart."""
 
+    shell: nn.Module
+    call: Call
+    seen: Mapping[nn.Module, _Seen]
+    found: dict[str, tuple[ExportedProgram, Call]]
+    known: set[nn.Module] = field(default_factory=set)
 
-def _capture_alone(child: nn.Module, seen: _Seen | None) -> tuple[ExportedProgram, Call] | None:
-    if isinstance(child, nn.ModuleList | nn.ModuleDict) or (seen is not None and not seen.alike):
-        return None
-    try:
-        call = capture.guess_call(child) if seen is None else seen.call
-        return capture.capture(child, call), call
-    except NeuralMPError:
-        logger.debug("%s cannot be captured by itself", type(child).__name__, exc_info=True)
-        return None
+    def descend(self, module: nn.Module, path: str) -> None:
+        """Take the parts of a module: each child whole if it can be, else the parts of that."""
+        for name, child in module.named_children():
+            if child in self.known or not any(isinstance(m, _LAYERS) for m in child.modules()):
+                continue
+            self.known.add(child)
+            place = f"{path}.{name}" if path else name
+            captured = self.capture_alone(child, place)
+            if captured is None:
+                self.descend(child, place)
+            else:
+                self.found[place] = captured
+
+    def capture_alone(self, child: nn.Module, path: str) -> tuple[ExportedProgram, Call] | None:
+        """The graph of one module, if it has one and the model runs with it in its place."""
+        seen = self.seen.get(child)
+        if seen is None or not seen.alike:
+            return None
+        try:
+            program = capture.capture(child, seen.call)
+            graph = Interpreter(program.module(check_guards=False))
+            stand_in = assembled(self.shell, {path: _Interpreted(graph)})
+            capture.run_once(stand_in, self.call)
+        except NeuralMPError:
+            # Its own code may do more with a module than to call it: go through its layers, say.
+            logger.debug("%s cannot be a part", path, exc_info=True)
+            return None
+        return program, seen.call

@@ -33,6 +33,10 @@ _FOLDABLE = (
 )
 
 
+#: Ops whose result depends on the order of values in memory, not only on their places.
+_OF_MEMORY = (aten.as_strided.default, aten.view_as_complex.default)
+
+
 @torch.no_grad()
 def prepare(module: GraphModule, path: str = WHOLE) -> GraphModule:
     """Rewrite a functional graph in place, numerically equal, and give every op its name.
@@ -54,7 +58,7 @@ def _drop_copies(module: GraphModule) -> None:
     for node in list(module.graph.nodes):
         if node.target is aten._assert_tensor_metadata.default:
             module.graph.erase_node(node)  # it says what precision was traced: plans change that
-        elif _is_copy(node):
+        elif _is_copy(node) and not any(user.op == "output" for user in node.users):
             node.replace_all_uses_with(node.args[0])
             module.graph.erase_node(node)
 
@@ -89,9 +93,16 @@ def drop_updates(module: GraphModule) -> list[str]:
 
 def views_to_reshapes(module: GraphModule) -> None:
     """Allow for memory in another order: our kernels keep channels last, the traced did not."""
-    for node in module.graph.nodes:
+    for node in list(module.graph.nodes):
         if node.target is aten.view.default:
             node.target = aten.reshape.default
+        elif node.target in _OF_MEMORY and node.args[0].target is not aten.clone.default:
+            with module.graph.inserting_before(node):
+                ordered = module.graph.call_function(
+                    aten.clone.default, node.args[:1], {"memory_format": torch.contiguous_format}
+                )
+            ordered.meta = dict(node.args[0].meta)
+            node.update_arg(0, ordered)
 
 
 def _fold_batch_norms(module: GraphModule) -> None:
@@ -140,15 +151,28 @@ def name_ops(module: GraphModule, path: str = WHOLE) -> None:
     nodes = [n for n in module.graph.nodes if n.op == "call_function" and has_tensors(n)]
     paths = {node: ".".join(filter(None, (path, _module_path(node)))) for node in nodes}
     alone = Counter(path for path in paths.values())
-    taken: Counter[str] = Counter()
-    for node in module.graph.nodes:
-        if path and node.op == "placeholder":
-            node.meta[INPUT_NAME] = f"{path}.{node.name}"
+    # An op that is all there is to its module has the module's name before any other has it.
+    taken = {place for place, count in alone.items() if place and count == 1}
     for node in nodes:
         place = paths[node]
-        name = place if place and alone[place] == 1 else f"{place}.{op_type(node)}".lstrip(".")
-        taken[name] += 1
-        node.meta[OP_NAME] = name if taken[name] == 1 else f"{name}_{taken[name]}"
+        if place and alone[place] == 1:
+            node.meta[OP_NAME] = place
+        else:
+            node.meta[OP_NAME] = _free(f"{place}.{op_type(node)}".lstrip("."), taken)
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            own = f"{path}.{node.name}" if path else node.name
+            node.meta[INPUT_NAME] = own if own not in taken else _free(f"{own}.input", taken)
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """The name, with a number behind it where it is taken; taken from now on."""
+    found, number = name, 1
+    while found in taken:
+        number += 1
+        found = f"{name}_{number}"
+    taken.add(found)
+    return found
 
 
 def _module_path(node: Node) -> str:

@@ -109,7 +109,7 @@ def _pad_with_constants(pad: Node) -> None:
     value = pad.args[3] if len(pad.args) > 3 else None
     if mode != "constant" or pad.kwargs:
         return
-    if not any(sides):
+    if not any(sides) and not any(user.op == "output" for user in pad.users):
         pad.replace_all_uses_with(image)
         pad.graph.erase_node(pad)
         return

@@ -12,6 +12,10 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+from torch.utils._sympy.numbers import IntInfinity
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from neural_mp.adaptors.pytorch import ops
 from neural_mp.adaptors.pytorch.calls import Call, convention_of
@@ -38,6 +42,13 @@ def save(model: TorchModel, folder: Path) -> None:
             "a model that was converted module by module still runs its own code, which is never "
             "saved; keep its plan with save_plan and convert the model with that again"
         )
+    output = next(node for node in model.portable.graph.nodes if node.op == "output")
+    words = [leaf for leaf in pytree.tree_leaves(output.args) if isinstance(leaf, str)]
+    if words:
+        raise ConversionError(
+            f"the model returns the text {words[0]!r} beside its tensors, which torch.export's "
+            f"format cannot hold; return it elsewhere"
+        )
     # The format keeps the example inputs: they must not be the user's data.
     example = model.example.map(
         lambda leaf: torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else leaf
@@ -52,9 +63,49 @@ def save(model: TorchModel, folder: Path) -> None:
         # Where the two graphs differ at all, they do so behind the ops that carry a name.
         "ops": {n.name: n.meta[OP_NAME] for n in model.portable.graph.nodes if OP_NAME in n.meta},
         "inputs": model.convention.names,
+        "sizes": size_limits(model.portable),
         "dtype": str(model.convention.dtype).removeprefix("torch."),
     }
     (folder / DETAILS_FILE).write_text(json.dumps(details), encoding="utf-8")
+
+
+def size_limits(module: GraphModule) -> list[list[list[int | None]]]:
+    """Input → axis → least and largest size that the captured code was found to be right for."""
+    return [
+        [
+            [
+                None if isinstance(end, IntInfinity) else int(end)
+                for end in (known.lower, known.upper)
+            ]
+            if (known := _range(module, size)) is not None
+            else [None, None]
+            for size in sizes
+        ]
+        for sizes in _input_shapes(module)
+    ]
+
+
+def limit_sizes(module: GraphModule, limits: list[list[list[int | None]]]) -> None:
+    """Let a module check its inputs for `size_limits` taken from another."""
+    for sizes, ends in zip(_input_shapes(module), limits, strict=True):
+        for size, (least, largest) in zip(sizes, ends, strict=True):
+            known = _range(module, size)
+            if known is not None:
+                module.range_constraints[size.node.expr] = ValueRanges(
+                    known.lower if least is None else least,
+                    known.upper if largest is None else largest,
+                )
+
+
+def _input_shapes(module: GraphModule) -> list[tuple[Any, ...]]:
+    values = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
+    return [tuple(value.shape) for value in values if isinstance(value, torch.Tensor)]
+
+
+def _range(module: GraphModule, size: Any) -> Any:
+    if not isinstance(size, torch.SymInt):
+        return None
+    return module.range_constraints.get(size.node.expr)
 
 
 def restore(folder: Path) -> TorchModel:
@@ -65,6 +116,7 @@ def restore(folder: Path) -> TorchModel:
         details = json.loads((folder / DETAILS_FILE).read_text(encoding="utf-8"))
         names, inputs = details["ops"], tuple(details["inputs"])
         dtype = getattr(torch, details["dtype"])
+        limit_sizes(portable, details["sizes"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"{str(folder / DETAILS_FILE)!r} is damaged: {error}") from error
     for node in portable.graph.nodes:
