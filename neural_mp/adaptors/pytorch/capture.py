@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch.calls import Call, has_axes, resized
+from neural_mp.adaptors.pytorch.sizes import sizes_of, watch_sizes
 from neural_mp.errors import CaptureError, DataError
 
 logger = logging.getLogger(__name__)
@@ -70,7 +72,7 @@ class _Enclosed(nn.Module):
 def _hides_graph(module: nn.Module) -> bool:
     """Whether a part of the module has a name, such as `code`, that a graph module needs."""
     names = {*module._modules, *module._parameters, *module._buffers}
-    return any(hasattr(torch.fx.GraphModule, name) for name in names)
+    return any(hasattr(GraphModule, name) for name in names)
 
 
 def run_once(module: nn.Module, call: Call) -> Any:
@@ -169,6 +171,13 @@ def export(module: nn.Module, call: Call, axes: str, strict: bool = False) -> Ex
                 module, call.args, dict(call.kwargs), dynamic_shapes=shapes, strict=strict
             )
         )
+
+
+def graph_of(program: ExportedProgram) -> GraphModule:
+    """A program as a module that checks the sizes of its inputs."""
+    module: GraphModule = program.module(check_guards=False)
+    watch_sizes(module, sizes_of(module))
+    return module
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:

@@ -15,6 +15,7 @@ from neural_mp.adaptors.pytorch.graph import ADD, LINEAR
 from neural_mp.adaptors.pytorch.lower import runnable_form
 from neural_mp.adaptors.pytorch.match import is_node
 from neural_mp.adaptors.pytorch.model import add_constant, constant, only_user, shallow_copy
+from neural_mp.adaptors.pytorch.sizes import check_inputs
 
 _HIDDEN = "neural_mp_hidden"
 _FUSED_AND_ADDED = (torch.ops.aten.relu.default, torch.ops.aten.gelu.default)
@@ -90,6 +91,7 @@ def compilable_form(portable: GraphModule) -> GraphModule:
             zero_points = add_constant(module, f"{node.name}_zero_points", zeros, node)
             node.target = theirs.dequantize_per_channel.default
             node.args = (integers, scales, zero_points, 0, -127, 127, torch.int8)
+    module._forward_pre_hooks.clear()  # the sizes are checked outside of what is compiled
     module.graph.lint()
     module.recompile()
     return module
@@ -125,11 +127,13 @@ class CompiledModule(nn.Module):
 
     def __init__(self, portable: GraphModule) -> None:
         super().__init__()
+        self._portable = portable
         self._compiled = torch.compile(compilable_form(portable))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model; the first call of a shape compiles it."""
         from torch._inductor import config
 
+        check_inputs(self._portable, args, kwargs)
         with torch.no_grad(), config.patch(freezing=True, force_layout_optimization=True):
             return self._compiled(*args, **kwargs)

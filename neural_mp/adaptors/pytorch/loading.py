@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,14 @@ from neural_mp.adaptors.pytorch.calls import (
     Call,
     Convention,
     convention_of,
-    resized,
     smallest,
 )
+from neural_mp.adaptors.pytorch.compare import free_sequences, other_ways, result_of
 from neural_mp.adaptors.pytorch.converted import ConvertedModule
 from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.parts import capture_modules, private
 from neural_mp.adaptors.pytorch.prepare import drop_updates, prepare
-from neural_mp.errors import ConfigurationError, DataError, ModelLoadError
-
-logger = logging.getLogger(__name__)
+from neural_mp.errors import ConfigurationError, ModelLoadError
 
 
 def load(source: Any, inputs: Any, example: Any, how: str) -> TorchModel:
@@ -80,7 +77,7 @@ def _in_modules(
     call = capture.at_least_two(call)
     shell, parts = private(source), {}
     for path, (program, example) in capture_modules(shell, call).items():
-        module = program.module(check_guards=False)
+        module = capture.graph_of(program)
         warnings.extend(drop_updates(module))
         parts[path] = Part(module, prepare(module, path), example)
     warnings.append(
@@ -101,60 +98,17 @@ def _assemble(
     if fixed:
         sizes = ", ".join(map(str, fixed))
         warnings.append(f"the model's own code fixes the batch size to {sizes}")
-    module = program.module(check_guards=False)
+    module = capture.graph_of(program)
     warnings.extend(drop_updates(module))
     module = prepare(module)
     small = smallest(call)
-    if not fixed and _result(module, small) is not None:
+    if not fixed and result_of(module, small) is not None:
         call = small
-    warnings.extend(_takes_another_way(original, module, call))
+    if original is not None:
+        free_sequences(original, module, call)
+        warnings.extend(other_ways(original, module, call))
     whole = Part(module, module, call)
     return TorchModel({WHOLE: whole}, call, convention, original=original, warnings=tuple(warnings))
-
-
-def _takes_another_way(original: nn.Module | None, module: nn.Module, call: Call) -> list[str]:
-    """A warning if a batch of one is another case for the user's code than the graph's larger one.
-
-    No guard says so: torch.export takes sizes of 0 and 1 for special without asking.
-    """
-    if original is None:
-        return []
-    single = resized(call, 1)
-    got = _result(module, single)
-    with capture.inference_mode(original):
-        try:
-            expected = pytree.tree_leaves(capture.run_once(original, single))
-        except DataError:
-            return []
-    if got is None or len(got) != len(expected):
-        return []
-    for mine, theirs in zip(got, expected, strict=True):
-        if isinstance(theirs, torch.Tensor) and not _alike(mine, theirs):
-            return [
-                "for a batch of one the model's code does something else than for larger batches; "
-                "what was captured is what it does for those"
-            ]
-    return []
-
-
-def _alike(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
-    if mine.shape != theirs.shape:
-        return False
-    if not theirs.is_floating_point():
-        return True
-    noise = (mine.double() - theirs.double()).norm()
-    return bool(noise <= 1e-2 * theirs.double().norm()) or not bool(noise.isfinite())
-
-
-def _result(module: nn.Module, call: Call) -> list[Any] | None:
-    """All that a graph computes; None if it does not run."""
-    try:
-        with torch.no_grad():
-            return list(pytree.tree_leaves(module(*call.args, **call.kwargs)))
-    except Exception:
-        # What a graph says of sizes or values it cannot take is of no type in particular.
-        logger.debug("the graph does not run on %s", call, exc_info=True)
-        return None
 
 
 def _from_program(program: ExportedProgram) -> TorchModel:

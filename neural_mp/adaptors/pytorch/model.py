@@ -13,6 +13,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.pytorch.calls import Call, Convention
+from neural_mp.adaptors.pytorch.sizes import SIZES, watch_sizes
 
 #: Key of `Node.meta` under which the op's name is kept.
 OP_NAME = "neural_mp_op"
@@ -160,13 +161,7 @@ def shallow_copy(module: GraphModule) -> GraphModule:
     graph.output(output)
     graph.set_codegen(module.graph._codegen)
     rewritten = GraphModule(module, graph)
-    # What torch.export found out of the sizes it may have is checked before every run.
-    for name in ("validate_inputs", "_in_spec", "range_constraints"):
-        if hasattr(module, name):
-            setattr(rewritten, name, getattr(module, name))
-    for key, hook in module._forward_pre_hooks.items():
-        rewritten._forward_pre_hooks[key] = hook
-        rewritten._forward_pre_hooks_with_kwargs[key] = True
+    watch_sizes(rewritten, module.meta[SIZES])
     return rewritten
 
 

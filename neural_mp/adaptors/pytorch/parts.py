@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from neural_mp.adaptors.pytorch import capture
 from neural_mp.adaptors.pytorch.calls import Call
 from neural_mp.adaptors.pytorch.model import TorchModel, assembled
+from neural_mp.adaptors.pytorch.sizes import check_inputs, flat_inputs
 from neural_mp.errors import CaptureError, DataError, NeuralMPError
 
 logger = logging.getLogger(__name__)
@@ -45,10 +46,10 @@ class _Interpreted(nn.Module):
         self.interpreter = interpreter
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        for check in self.interpreter.module._forward_pre_hooks.values():
-            check(self.interpreter.module, args, kwargs)
-        flat = self.interpreter.run(*Call(args, kwargs).leaves(), enable_io_processing=False)
-        return self.interpreter.module.graph.process_outputs(flat)
+        module = self.interpreter.module
+        check_inputs(module, args, kwargs)
+        flat = self.interpreter.run(*flat_inputs(module, args, kwargs), enable_io_processing=False)
+        return module.graph.process_outputs(flat)
 
 
 def interpreted(
@@ -72,12 +73,10 @@ def run_call(model: TorchModel, module: nn.Module, call: Call) -> Any:
     with torch.no_grad():
         try:
             return module(*call.args, **call.kwargs)
-        except RuntimeError as error:
-            if "Expected input" not in str(error):
-                raise
+        except DataError as error:
             raise DataError(
-                f"the model was captured for inputs like {model.example} and cannot take "
-                f"{call}; its own code fixes those sizes: {str(error).splitlines()[0]}"
+                f"the model was captured for inputs like {model.example} and cannot take {call}: "
+                f"{error}"
             ) from None
 
 
@@ -179,7 +178,7 @@ class _Taker:
             return None
         try:
             program = capture.capture(child, seen.call)
-            graph = Interpreter(program.module(check_guards=False))
+            graph = Interpreter(capture.graph_of(program))
             stand_in = assembled(self.shell, {path: _Interpreted(graph)})
             capture.run_once(stand_in, self.call)
         except NeuralMPError:

@@ -12,10 +12,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
-from torch.utils._sympy.numbers import IntInfinity
-from torch.utils._sympy.value_ranges import ValueRanges
 
 from neural_mp.adaptors.pytorch import ops
 from neural_mp.adaptors.pytorch.calls import Call, convention_of
@@ -23,6 +20,7 @@ from neural_mp.adaptors.pytorch.capture import export, quiet_export
 from neural_mp.adaptors.pytorch.lower import runnable_form
 from neural_mp.adaptors.pytorch.model import OP_NAME, WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.prepare import views_to_reshapes
+from neural_mp.adaptors.pytorch.sizes import SIZES, from_plain, to_plain, watch_sizes
 from neural_mp.errors import ConversionError, ModelLoadError
 
 logger = logging.getLogger(__name__)
@@ -63,49 +61,10 @@ def save(model: TorchModel, folder: Path) -> None:
         # Where the two graphs differ at all, they do so behind the ops that carry a name.
         "ops": {n.name: n.meta[OP_NAME] for n in model.portable.graph.nodes if OP_NAME in n.meta},
         "inputs": model.convention.names,
-        "sizes": size_limits(model.portable),
+        "sizes": to_plain(model.portable.meta[SIZES]),
         "dtype": str(model.convention.dtype).removeprefix("torch."),
     }
     (folder / DETAILS_FILE).write_text(json.dumps(details), encoding="utf-8")
-
-
-def size_limits(module: GraphModule) -> list[list[list[int | None]]]:
-    """Input → axis → least and largest size that the captured code was found to be right for."""
-    return [
-        [
-            [
-                None if isinstance(end, IntInfinity) else int(end)
-                for end in (known.lower, known.upper)
-            ]
-            if (known := _range(module, size)) is not None
-            else [None, None]
-            for size in sizes
-        ]
-        for sizes in _input_shapes(module)
-    ]
-
-
-def limit_sizes(module: GraphModule, limits: list[list[list[int | None]]]) -> None:
-    """Let a module check its inputs for `size_limits` taken from another."""
-    for sizes, ends in zip(_input_shapes(module), limits, strict=True):
-        for size, (least, largest) in zip(sizes, ends, strict=True):
-            known = _range(module, size)
-            if known is not None:
-                module.range_constraints[size.node.expr] = ValueRanges(
-                    known.lower if least is None else least,
-                    known.upper if largest is None else largest,
-                )
-
-
-def _input_shapes(module: GraphModule) -> list[tuple[Any, ...]]:
-    values = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
-    return [tuple(value.shape) for value in values if isinstance(value, torch.Tensor)]
-
-
-def _range(module: GraphModule, size: Any) -> Any:
-    if not isinstance(size, torch.SymInt):
-        return None
-    return module.range_constraints.get(size.node.expr)
 
 
 def restore(folder: Path) -> TorchModel:
@@ -116,7 +75,7 @@ def restore(folder: Path) -> TorchModel:
         details = json.loads((folder / DETAILS_FILE).read_text(encoding="utf-8"))
         names, inputs = details["ops"], tuple(details["inputs"])
         dtype = getattr(torch, details["dtype"])
-        limit_sizes(portable, details["sizes"])
+        watch_sizes(portable, from_plain(details["sizes"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"{str(folder / DETAILS_FILE)!r} is damaged: {error}") from error
     for node in portable.graph.nodes:
