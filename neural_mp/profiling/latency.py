@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +16,9 @@ def interleaved_medians(
     iterations: int = 30,
     time_limit: float = float("inf"),
 ) -> list[float]:
-    """Run each in turn, over and over; the median seconds of each.
+    """Run each in turn, over and over, in an order drawn anew each time; their median seconds.
+
+    A fixed order would favour what comes behind a small model, which leaves it the caches.
 
     Args:
         runs: what to time.
@@ -23,7 +26,7 @@ def interleaved_medians(
         iterations: rounds counted at most.
         time_limit: seconds after which no further round starts, once three were counted.
     """
-    started = time.perf_counter()
+    started, order = time.perf_counter(), random.Random(0)
     for _ in range(warmup):
         for run in runs:
             run()
@@ -31,8 +34,8 @@ def interleaved_medians(
     for iteration in range(iterations):
         if iteration >= 3 and time.perf_counter() - started > time_limit:
             break
-        for run, taken in zip(runs, seconds, strict=True):
+        for index in order.sample(range(len(runs)), len(runs)):
             start = time.perf_counter()
-            run()
-            taken.append(time.perf_counter() - start)
+            runs[index]()
+            seconds[index].append(time.perf_counter() - start)
     return [statistics.median(taken) for taken in seconds]

@@ -1,7 +1,6 @@
 """Our graphs of integer kernels against a numpy reference in integers, exact to one step."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.adaptors.pytorch.kernels import max_pool2d_uint8
 
 
 def assert_exact_to_one_step(result, expected, x, scale, weight, weight_scale):
@@ -157,13 +157,21 @@ def test_a_residual_sum_never_overwrites_what_is_read_later():
     assert len(space.decided) == 7
 
 
-@pytest.mark.parametrize("size", [(1, 8), (16, 16)])
-def test_max_pooling_of_integers_is_exact(size):
-    from neural_mp.adaptors.pytorch.kernels import max_pool2d_uint8
-
+@settings(max_examples=60)
+@given(
+    st.sampled_from([(1, 8), (16, 16)]),
+    st.sampled_from([([3, 3], [1, 1]), ([2], [0]), ([3, 2], [1, 0]), ([5, 5], [2, 2])]),
+    st.sampled_from([[], [1], [2, 2], [1, 3]]),
+    st.sampled_from([[1], [2, 1]]),
+    st.booleans(),
+    st.sampled_from([torch.contiguous_format, torch.channels_last]),
+)
+def test_max_pooling_of_integers_is_exact(size, window, stride, dilation, ceil_mode, layout):
+    kernel, padding = window
     torch.manual_seed(0)
-    values = torch.randint(0, 256, (2, *size, 9), dtype=torch.uint8)
-    for layout in (torch.contiguous_format, torch.channels_last):
-        pooled = max_pool2d_uint8(values.contiguous(memory_format=layout), [3, 3], [2, 2], [1, 1])
-        expected = F.max_pool2d(values.double(), 3, 2, 1)
-        assert torch.equal(pooled.double(), expected)
+    values = torch.randint(0, 256, (2, *size, 11), dtype=torch.uint8)
+    pooled = max_pool2d_uint8(
+        values.contiguous(memory_format=layout), kernel, stride, padding, dilation, ceil_mode
+    )
+    expected = F.max_pool2d(values.double(), kernel, stride, padding, dilation, ceil_mode)
+    assert torch.equal(pooled.double(), expected)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.nn import functional as F
 
@@ -29,12 +27,51 @@ def dequantize_uint8(
     return torch.sub(q, zero_point).mul_(scale).to(dtype)
 
 
-def max_pool2d_uint8(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
-    """Max pooling of uint8 values.
+def max_pool2d_uint8(
+    x: torch.Tensor,
+    kernel: list[int],
+    stride: list[int] | None = None,
+    padding: list[int] | None = None,
+    dilation: list[int] | None = None,
+    ceil_mode: bool = False,
+) -> torch.Tensor:
+    """Max pooling of uint8 images [batch, channels, height, width].
 
-    By way of int16: torch has no channels-last max pooling for uint8.
+    One axis after the other, as the largest of slices: torch has no channels-last max pooling for
+    uint8, and going by way of int16 takes several times as long.
     """
-    return aten.max_pool2d.default(x.to(torch.int16), *arguments).to(torch.uint8)
+    if ceil_mode:
+        pooled = aten.max_pool2d.default(
+            x.to(torch.int16), kernel, stride or [], padding or 0, dilation or 1, ceil_mode
+        )
+        return pooled.to(torch.uint8)
+    for axis in (0, 1):
+        window, gap = _axis(kernel, axis), _axis(dilation or [1], axis)
+        sides, step = _axis(padding or [0], axis), _axis(stride or kernel, axis)
+        x = _largest(x, axis + 2, window, step, sides, gap)
+    return x
+
+
+def _axis(values: list[int], axis: int) -> int:
+    return values[axis if len(values) > 1 else 0]
+
+
+def _largest(
+    x: torch.Tensor, axis: int, window: int, step: int, sides: int, gap: int
+) -> torch.Tensor:
+    """Max pooling along one axis; no uint8 value is below the zero it is padded with."""
+    if sides:
+        x = F.pad(x, (0, 0, sides, sides) if axis == 2 else (sides, sides))
+    count = (x.shape[axis] - gap * (window - 1) - 1) // step + 1
+    slices = [
+        x.narrow(axis, first, (count - 1) * step + 1) for first in range(0, gap * window, gap)
+    ]
+    if step > 1:
+        slices = [part[:, :, ::step] if axis == 2 else part[:, :, :, ::step] for part in slices]
+    result = slices[0]
+    for part in slices[1:]:
+        result = torch.maximum(result, part)
+    return result
 
 
 def weight_only_linear(
