@@ -24,7 +24,7 @@ class _Marked(Interpreter):
 
 def kernels_by_op(model, call) -> Mapping[str, Counter[str]]:
     """Op → kernels that ran for it, with how often."""
-    run = interpreted(model, {path: _Marked(part.runnable) for path, part in model.parts.items()})
+    run = interpreted(model, lambda part: _Marked(part.runnable))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
         run(call)
     found: dict[str, Counter[str]] = {}

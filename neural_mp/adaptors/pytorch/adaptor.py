@@ -124,23 +124,16 @@ class PyTorchAdaptor(Adaptor):
     def native(self, model: TorchModel) -> Any:
         """The user's own module for an untouched model, else a `ConvertedModule`."""
         from neural_mp.adaptors.pytorch.converted import ConvertedModule
-        from neural_mp.adaptors.pytorch.model import assembled
 
         if model.original is not None:
             return model.original
-        converted = {
-            path: ConvertedModule(part.portable, part.runnable)
-            for path, part in model.parts.items()
-        }
-        return assembled(model.shell, converted)
+        return model.built(lambda part: ConvertedModule(part.portable, part.runnable))
 
     def compiled(self, model: TorchModel) -> Any:
         """A `CompiledModule`."""
         from neural_mp.adaptors.pytorch.converted import CompiledModule
-        from neural_mp.adaptors.pytorch.model import assembled
 
-        compiled = {path: CompiledModule(part.portable) for path, part in model.parts.items()}
-        return assembled(model.shell, compiled)
+        return model.built(lambda part: CompiledModule(part.portable))
 
     def export_onnx(self, model: TorchModel, path: Path, metadata: Mapping[str, str]) -> None:
         """By torch's own exporter; INT8 as QuantizeLinear and DequantizeLinear."""
@@ -224,10 +217,7 @@ class PyTorchAdaptor(Adaptor):
             torch.set_num_threads(before)
 
     def _weights(self, model: TorchModel) -> dict[str, Any]:
-        from neural_mp.adaptors.pytorch.model import assembled
-
-        parts = {path: part.portable for path, part in model.parts.items()}
-        module = assembled(model.shell, parts)
+        module = model.built(lambda part: part.portable)
         return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
     def _call(self, model: TorchModel, inputs: Any) -> Call:

@@ -27,6 +27,12 @@ class Call:
         args, kwargs = pytree.tree_map(change, (self.args, dict(self.kwargs)))
         return Call(args, kwargs)
 
+    def copied(self) -> Call:
+        """The same values in memory of their own, for code that may write to them."""
+        return self.map(
+            lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+        )
+
     def leaves(self) -> list[Any]:
         """All values, flat, in the order a captured graph takes them."""
         return list(pytree.tree_leaves((self.args, dict(self.kwargs))))
@@ -48,7 +54,7 @@ class Convention:
         parameters: names of the forward parameters.
         names: the parameters that the values of a batch go to, in order, where the user says so.
         dtype: what arrays of floats become: the dtype of the model's weights.
-        open: whether the forward takes keywords of any name.
+        open: whether the forward takes keywords of any name, and nothing else.
     """
 
     parameters: tuple[str, ...]
@@ -95,11 +101,9 @@ def convention_of(module: nn.Module, names: tuple[str, ...] = ()) -> Convention:
     """The convention of a module's forward."""
     floats = (p.dtype for p in module.parameters() if p.is_floating_point())
     taken = inspect.signature(module.forward).parameters
-    any_keyword = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values())
-    positional = any(p.kind is not inspect.Parameter.VAR_KEYWORD for p in taken.values())
-    return Convention(
-        tuple(taken), names, next(floats, torch.float32), any_keyword and not positional
-    )
+    kinds = {parameter.kind for parameter in taken.values()}
+    only_keywords = kinds == {inspect.Parameter.VAR_KEYWORD}
+    return Convention(tuple(taken), names, next(floats, torch.float32), only_keywords)
 
 
 def is_array(leaf: Any) -> bool:

@@ -82,7 +82,7 @@ def run_once(module: nn.Module, call: Call) -> Any:
         DataError: it does not run on them.
     """
     kept = [(value, value.clone()) for value in _state(module)]
-    copies = call.map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf)
+    copies = call.copied()
     try:
         with torch.no_grad():
             return module(*copies.args, **copies.kwargs)
@@ -221,22 +221,6 @@ def at_least_two(call: Call) -> Call:
     """A call to capture with: a batch of one would be taken for a constant, so show it twice."""
     sizes = {len(leaf) for leaf in call.leaves() if has_axes(leaf)}
     return resized(call, 2) if sizes == {1} else call
-
-
-def fixed_batch_sizes(program: ExportedProgram) -> list[int]:
-    """The lengths of the inputs' first axes, those only that the program fixes."""
-    inputs = set(program.graph_signature.user_inputs)
-    sizes = [
-        node.meta["val"].shape[0]
-        for node in program.graph.nodes
-        if node.op == "placeholder" and node.name in inputs and has_axes(node.meta.get("val"))
-    ]
-    return [int(size) for size in sizes if not _is_free(size)]
-
-
-def _is_free(size: Any) -> bool:
-    # A symbol that turned out to have one value only is still of the symbolic type.
-    return isinstance(size, torch.SymInt) and size.node.maybe_as_int() is None
 
 
 def _capture_error(module: nn.Module, error: Exception) -> CaptureError:

@@ -83,7 +83,7 @@ def _traced_dtype(node: Node) -> torch.dtype | None:
     return None
 
 
-def insert_casts(module: GraphModule, flow: Flow, dtype: torch.dtype = torch.float32) -> None:
+def insert_casts(module: GraphModule, flow: Flow, dtype: torch.dtype) -> None:
     """Rewrite the graph in place so that every op runs in its precision.
 
     One cast a tensor and dtype, however many read it; inputs and outputs keep their dtypes.

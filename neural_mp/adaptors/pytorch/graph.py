@@ -25,6 +25,8 @@ CONVOLUTION = aten.conv2d.default
 #: Convolution → how many axes its images have.
 CONVOLUTIONS = {aten.conv1d.default: 1, CONVOLUTION: 2, aten.conv3d.default: 3}
 LINEAR = aten.linear.default
+#: Layers that integer kernels exist for.
+INTEGER_LAYERS = frozenset({*CONVOLUTIONS, LINEAR})
 EMBEDDING = aten.embedding.default
 ADD = aten.add.Tensor
 CONCATENATION = aten.cat.default
@@ -118,7 +120,7 @@ def is_head(module: GraphModule, node: Node) -> bool:
     """Whether a node is a layer with a constant weight that has an integer kernel."""
     return (
         node.op == "call_function"
-        and (node.target in CONVOLUTIONS or node.target is LINEAR)
+        and node.target in INTEGER_LAYERS
         and constant(module, node.args[1]) is not None
         and _is_computed(node.args[0])
     )

@@ -38,7 +38,7 @@ def max_pool2d_uint8(
     """Max pooling of uint8 images [batch, channels, height, width].
 
     One axis after the other, as the largest of slices: torch has no channels-last max pooling for
-    uint8, and going by way of int16 takes several times as long.
+    uint8, and going by way of int16 takes up to twice as long.
     """
     if ceil_mode:
         pooled = aten.max_pool2d.default(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch import capture, storage
@@ -22,6 +23,7 @@ from neural_mp.adaptors.pytorch.converted import ConvertedModule
 from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.parts import capture_modules, private
 from neural_mp.adaptors.pytorch.prepare import drop_updates, prepare
+from neural_mp.adaptors.pytorch.sizes import SIZES, fixed_batch_sizes
 from neural_mp.errors import ConfigurationError, ModelLoadError
 
 
@@ -77,14 +79,19 @@ def _in_modules(
     call = capture.at_least_two(call)
     shell, parts = private(source), {}
     for path, (program, example) in capture_modules(shell, call).items():
-        module = capture.graph_of(program)
-        warnings.extend(drop_updates(module))
-        parts[path] = Part(module, prepare(module, path), example)
+        module = _prepared(program, warnings, path)
+        parts[path] = Part(module, module, example)
     warnings.append(
         f"{type(source).__name__} is converted module by module ({', '.join(parts)}); what runs "
         f"between them stays as it is"
     )
     return TorchModel(parts, call, convention, shell, source, tuple(warnings))
+
+
+def _prepared(program: ExportedProgram, warnings: list[str], path: str = WHOLE) -> GraphModule:
+    module = capture.graph_of(program)
+    warnings.extend(drop_updates(module))
+    return prepare(module, path)
 
 
 def _assemble(
@@ -94,13 +101,11 @@ def _assemble(
     original: nn.Module | None,
     warnings: list[str],
 ) -> TorchModel:
-    fixed = capture.fixed_batch_sizes(program)
+    module = _prepared(program, warnings)
+    fixed = fixed_batch_sizes(module.meta[SIZES])
     if fixed:
         sizes = ", ".join(map(str, fixed))
         warnings.append(f"the model's own code fixes the batch size to {sizes}")
-    module = capture.graph_of(program)
-    warnings.extend(drop_updates(module))
-    module = prepare(module)
     small = smallest(call)
     if not fixed and result_of(module, small) is not None:
         call = small

@@ -11,7 +11,7 @@ from torch.fx import Node
 from neural_mp.adaptors.pytorch import ops
 from neural_mp.adaptors.pytorch.graph import (
     ACTIVATIONS,
-    CONVOLUTIONS,
+    INTEGER_LAYERS,
     LINEAR,
     is_addition,
 )
@@ -20,7 +20,6 @@ from neural_mp.adaptors.pytorch.model import only_user
 aten = torch.ops.aten
 onednn = torch.ops.onednn
 
-_LAYERS = frozenset({*CONVOLUTIONS, LINEAR})
 #: Kernels whose result is memory of their own, channels last, as a summing kernel overwrites it.
 OVERWRITABLE = (onednn.qconv_pointwise.default, onednn.qconv2d_pointwise.binary)
 
@@ -107,7 +106,7 @@ def _is_own_float(summand: Node) -> bool:
 def reads_integers(layer: Node, source: Node) -> bool:
     """Whether a layer will read the integers that `source` is made of, not its floats."""
     return (
-        layer.target in _LAYERS
+        layer.target in INTEGER_LAYERS
         and layer.args[0] is source
         and is_node(source, ops.dequantize)
         and is_node(layer.args[1], ops.dequantize_weight)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -71,7 +71,11 @@ class TorchModel:
     @cached_property
     def module(self) -> nn.Module:
         """What is run: the graph, or the user's code that calls the graphs of its modules."""
-        return assembled(self.shell, {path: part.runnable for path, part in self.parts.items()})
+        return self.built(lambda part: part.runnable)
+
+    def built(self, form: Callable[[Part], nn.Module]) -> nn.Module:
+        """The model with this form of every part."""
+        return assembled(self.shell, {path: form(part) for path, part in self.parts.items()})
 
 
 def assembled(shell: nn.Module | None, parts: Mapping[str, nn.Module]) -> nn.Module:

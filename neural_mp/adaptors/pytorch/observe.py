@@ -68,10 +68,7 @@ def _take(statistics: TensorStatistics, values: torch.Tensor) -> None:
 def observe(model: TorchModel, calls: Iterable[Call], tensors: frozenset[str]) -> Observations:
     """Run the calls and summarize what the named tensors held."""
     statistics: dict[str, TensorStatistics] = {}
-    run = interpreted(
-        model,
-        {path: _Observer(part.portable, tensors, statistics) for path, part in model.parts.items()},
-    )
+    run = interpreted(model, lambda part: _Observer(part.portable, tensors, statistics))
     samples = 0
     for call in calls:
         run(call)
@@ -97,6 +94,5 @@ class _NonFinite(Interpreter):
 def first_non_finite(model: TorchModel, call: Call) -> str | None:
     """The first op whose result holds NaN or Inf."""
     found: list[str] = []
-    searches = {path: _NonFinite(part.runnable, found) for path, part in model.parts.items()}
-    interpreted(model, searches)(call)
+    interpreted(model, lambda part: _NonFinite(part.runnable, found))(call)
     return found[0] if found else None

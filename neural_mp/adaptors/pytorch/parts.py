@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch import capture
 from neural_mp.adaptors.pytorch.calls import Call
-from neural_mp.adaptors.pytorch.model import TorchModel, assembled
+from neural_mp.adaptors.pytorch.model import Part, TorchModel, assembled
 from neural_mp.adaptors.pytorch.sizes import check_inputs, flat_inputs
 from neural_mp.errors import CaptureError, DataError, NeuralMPError
 
@@ -53,12 +53,10 @@ class _Interpreted(nn.Module):
 
 
 def interpreted(
-    model: TorchModel, interpreters: Mapping[str, Interpreter]
+    model: TorchModel, interpreter: Callable[[Part], Interpreter]
 ) -> Callable[[Call], Any]:
-    """A model as a function of its call, every part run by its interpreter."""
-    parts = {path: _Interpreted(interpreter) for path, interpreter in interpreters.items()}
-    module = assembled(model.shell, parts)
-
+    """A model as a function of its call, every part run by an interpreter of its own."""
+    module = model.built(lambda part: _Interpreted(interpreter(part)))
     return lambda call: run_call(model, module, call)
 
 
@@ -69,7 +67,7 @@ def run_call(model: TorchModel, module: nn.Module, call: Call) -> Any:
         DataError: the inputs have sizes that the model was not captured for.
     """
     if model.shell is not None:
-        call = call.map(_copied)  # the user's code may write to its inputs
+        call = call.copied()  # the user's code may write to its inputs
     with torch.no_grad():
         try:
             return module(*call.args, **call.kwargs)
@@ -105,13 +103,13 @@ def capture_modules(shell: nn.Module, call: Call) -> dict[str, tuple[ExportedPro
     Raises:
         CaptureError: there is none.
     """
-    found: dict[str, tuple[ExportedProgram, Call]] = {}
-    _Taker(shell, call, _watch(shell, call), found).descend(shell, "")
-    if not found:
+    taker = _Taker(shell, call, _watch(shell, call))
+    taker.descend(shell, "")
+    if not taker.found:
         raise CaptureError(
             f"no module of {type(shell).__name__} that holds layers can be captured by itself"
         )
-    return found
+    return taker.found
 
 
 def _watch(module: nn.Module, call: Call) -> dict[nn.Module, _Seen]:
@@ -120,7 +118,7 @@ def _watch(module: nn.Module, call: Call) -> dict[nn.Module, _Seen]:
     def note(part: nn.Module, args: Any, kwargs: Any) -> None:
         given = Call(args, kwargs)
         if part not in seen:
-            seen[part] = _Seen(given.map(_copied))
+            seen[part] = _Seen(given.copied())
         elif _form(given) != _form(seen[part].call):
             seen[part].alike = False
 
@@ -137,10 +135,6 @@ def _watch(module: nn.Module, call: Call) -> dict[nn.Module, _Seen]:
     return seen
 
 
-def _copied(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
-
-
 def _form(call: Call) -> Any:
     """What must not change from call to call of one graph: all but the sizes of tensors."""
     leaves, structure = pytree.tree_flatten((call.args, dict(call.kwargs)))
@@ -155,7 +149,7 @@ class _Taker:
     shell: nn.Module
     call: Call
     seen: Mapping[nn.Module, _Seen]
-    found: dict[str, tuple[ExportedProgram, Call]]
+    found: dict[str, tuple[ExportedProgram, Call]] = field(default_factory=dict)
     known: set[nn.Module] = field(default_factory=set)
 
     def descend(self, module: nn.Module, path: str) -> None:

@@ -30,9 +30,7 @@ class _Clock(Interpreter):
 def profile(model: TorchModel, call: Call, runs: int = 5) -> dict[str, float]:
     """Op (or conversion, by node name) → median seconds of `runs` runs after one to warm up."""
     seconds: dict[str, list[float]] = defaultdict(list)
-    run = interpreted(
-        model, {path: _Clock(part.runnable, seconds) for path, part in model.parts.items()}
-    )
+    run = interpreted(model, lambda part: _Clock(part.runnable, seconds))
     run(call)
     seconds.clear()
     for _ in range(runs):

@@ -119,6 +119,12 @@ def flat_inputs(module: GraphModule, args: Any, kwargs: Any) -> list[Any]:
     return list(pytree.tree_leaves((tuple(args), ordered)))
 
 
+def fixed_batch_sizes(sizes: Sizes) -> list[int]:
+    """The lengths of the inputs' first axes, those only that are fixed."""
+    firsts = [axes[0] for axes in sizes if axes]
+    return [axis.least for axis in firsts if axis.least == axis.largest]
+
+
 def freed(sizes: Sizes, position: int, axis: int) -> Sizes:
     """The sizes with one axis of one input free."""
     axes = sizes[position]
