@@ -37,16 +37,6 @@ np.savez(data + ".out.npz", kernels=kernels, **outputs)
 
 
 @pytest.fixture
-def tuned(net, digits):
-    converter = MixedPrecision()
-    converter.model = net
-    converter.precisions = "int8"
-    converter.hardware = MACHINE
-    converter.calib_dataloader = digits[0].loader()
-    return converter.fit()
-
-
-@pytest.fixture
 def folder(tuned, tmp_path) -> Path:
     tuned.save(tmp_path / "saved")
     return tmp_path / "saved"

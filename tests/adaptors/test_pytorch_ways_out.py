@@ -16,7 +16,6 @@ from integers import MACHINE
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from neural_mp import MixedPrecision
 from neural_mp.adaptors.pytorch import PyTorchAdaptor
 from neural_mp.errors import ConversionError, MissingFrameworkError
 from neural_mp.plan import PrecisionPlan
@@ -25,16 +24,6 @@ onnxruntime = pytest.importorskip("onnxruntime")
 needs_compiler = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler"
 )
-
-
-@pytest.fixture
-def tuned(net, digits):
-    converter = MixedPrecision()
-    converter.model = net
-    converter.precisions = "int8"
-    converter.hardware = MACHINE
-    converter.calib_dataloader = digits[0].loader()
-    return converter.fit()
 
 
 def all_int8(name):
