@@ -134,6 +134,7 @@ def trace(
                         read_quantized(op, source)
             if op.name == tails[members[op.name]] and op.name in wanted:
                 int8_outputs.add(op.name)
+                scales.add(op.name)
         elif (
             _passes_int8_on(op, chosen)
             and op.name in wanted
@@ -158,6 +159,8 @@ def quantized_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> tuple[Quantiz
     flow = trace(graph, chosen)
     readers: dict[str, list[str]] = {}
     for op in graph:
+        if op.name in members and op.name in flow.int8_outputs:
+            readers.setdefault(flow.root[op.name], [])
         for source in flow.int8_reads.get(op.name, ()):
             if op.name in members:
                 readers.setdefault(flow.root[source], []).append(members[op.name])
@@ -191,12 +194,12 @@ def _cluster_members(
 def _wanted_in_int8(
     graph: OpGraph, chosen: Mapping[str, Precision], members: Mapping[str, str]
 ) -> tuple[set[str], dict[str, str]]:
-    """The tensors some INT8 op reads, and the last op of every INT8 cluster."""
+    """The tensors that are read or can only be written in INT8; every cluster's last op."""
     tails: dict[str, str] = {}
     for name in (op.name for op in graph):
         if name in members:
             tails[members[name]] = name
-    wanted: set[str] = set()
+    wanted = {tail for head, tail in tails.items() if graph[head].writes_int8}
     for op in reversed(list(graph)):
         head = members.get(op.name)
         if head == op.name:
@@ -230,14 +233,27 @@ def _inherited(
 
 
 def observable_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> frozenset[str]:
-    """Every tensor that may be stored in INT8 under some plan that uses only these INT8 ops."""
+    """Every tensor that may be stored in INT8 under some plan that uses only these INT8 ops.
+
+    Clusters are taken whole: what lies within one is never stored.
+    """
     found: set[str] = set()
     for op in graph:
-        if op.name in int8_ops:
+        head = op.name if op.name in int8_ops else op.cluster
+        if head not in int8_ops:
+            continue
+        if op.name == head:
             found.add(op.inputs[0])
-        elif op.cluster in int8_ops:
-            found.update(op.inputs)
+        else:
+            found.update(s for s in op.inputs if s != head and not _in_cluster(graph, s, head))
+        last = not any(reader.cluster == head for reader in graph.consumers(op.name))
+        if last and graph[head].writes_int8:
+            found.add(op.name)
     for op in reversed(list(graph)):
         if op.carries_int8 and op.name in found:
             found.update(op.inputs)
     return frozenset(found)
+
+
+def _in_cluster(graph: OpGraph, name: str, head: str) -> bool:
+    return name in graph and graph[name].cluster == head

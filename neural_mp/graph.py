@@ -24,6 +24,8 @@ class Op:
         carries_int8: whether it only moves or selects values, so that it gives the same result
             on quantized values as on real ones (reshape, max pooling); of several inputs
             (concatenation), where they share one scale.
+        writes_int8: whether its INT8 kernel can write INT8 only, so that what it (or the last op
+            of its cluster) computes is quantized even where nothing reads it so.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Op:
     inputs: tuple[str, ...] = ()
     cluster: str | None = None
     carries_int8: bool = False
+    writes_int8: bool = False
 
 
 class OpGraph:

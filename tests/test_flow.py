@@ -1,5 +1,7 @@
 """Hand-derived consequences of plans: what is quantized, what runs along, what stays out."""
 
+from dataclasses import replace
+
 from neural_mp.flow import observable_tensors, quantized_tensors, trace
 from neural_mp.graph import Op, OpGraph
 from neural_mp.precision import Precision
@@ -104,7 +106,27 @@ def test_all_tensors_some_plan_may_quantize_are_observed():
         "relu1",
         "pool",
         "mean",
-        "conv1",
-        "conv2",
     }
-    assert observable_tensors(CHAIN, frozenset({"conv2"})) == {"relu1", "pool", "conv2"}
+    assert observable_tensors(CHAIN, frozenset({"conv2"})) == {"relu1", "pool"}
+
+
+def writing_int8_only(graph: OpGraph) -> OpGraph:
+    """The same graph, its convolutions without a kernel that writes floats."""
+    ops = [replace(op, writes_int8=op.type == "conv") for op in graph]
+    return OpGraph(ops, graph.inputs, graph.outputs)
+
+
+def test_kernels_that_write_int8_only_quantize_what_nobody_reads_so():
+    flow = trace(writing_int8_only(RESIDUAL), {"b": INT8})
+    assert flow.int8_outputs == {"relu"}
+    assert flow.int8_reads == {"b": {"a"}, "add": {"stem"}}
+    assert set(flow.root) == {"a", "stem", "relu"}
+
+
+def test_their_results_are_observed_and_belong_to_their_writers():
+    graph = writing_int8_only(CHAIN)
+    assert observable_tensors(graph, frozenset({"conv2"})) == {"relu1", "pool", "relu2"}
+    tensors = {t.name: t for t in quantized_tensors(graph, frozenset({"conv2"}))}
+    assert tensors["relu2"].producers == ("conv2",)
+    assert tensors["relu2"].consumers == ()
+    assert set(tensors) == {"pool", "relu2"}

@@ -91,14 +91,16 @@ class PyTorchAdaptor(Adaptor):
         from neural_mp.adaptors.pytorch.lower import runnable_form
         from neural_mp.adaptors.pytorch.model import Part, finish, shallow_copy
         from neural_mp.adaptors.pytorch.quantize import insert_quantization
+        from neural_mp.adaptors.ranges import quantized_ranges
 
         resolved = space.resolve(plan)
         flow = space.flow(resolved)
+        ranges = quantized_ranges(space.graph, flow, resolved, observations)
         parts = {}
         for path, part in model.parts.items():
             portable = shallow_copy(part.portable)
             insert_casts(portable, flow, model.convention.dtype)
-            insert_quantization(portable, flow, resolved, observations)
+            insert_quantization(portable, flow, resolved, ranges)
             finish(portable)
             parts[path] = Part(portable, runnable_form(portable), part.example)
         return replace(model, parts=parts, original=None)

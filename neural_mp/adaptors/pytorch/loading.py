@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
 
+from neural_mp.adaptors.given_inputs import names_or_examples
 from neural_mp.adaptors.pytorch import capture, storage
 from neural_mp.adaptors.pytorch.calls import (
     Call,
@@ -41,7 +41,7 @@ def load(source: Any, inputs: Any, example: Any, how: str) -> TorchModel:
     if isinstance(source, ExportedProgram):
         return _from_program(source)
     _refuse_unsuitable(source)
-    names, tensors = _split(inputs)
+    names, tensors = names_or_examples(inputs)
     convention = convention_of(source, names)
     unknown = [name for name in names if name not in convention.parameters]
     if unknown:
@@ -132,19 +132,3 @@ def _read(path: Path) -> ExportedProgram:
             f"itself, or save it with torch.export.save(torch.export.export(…), 'model.pt2')"
         )
     return storage.load_program(path)
-
-
-def _split(inputs: Any) -> tuple[tuple[str, ...], Any]:
-    """Whether the user's `inputs` are parameter names or example tensors."""
-    if isinstance(inputs, str):
-        return tuple(name.strip() for name in inputs.split(",") if name.strip()), None
-    leaves = [] if inputs is None else pytree.tree_leaves(inputs)
-    if not leaves:
-        return (), None
-    if all(isinstance(leaf, str) for leaf in leaves):
-        return tuple(leaves), None
-    if all(hasattr(leaf, "__array__") for leaf in leaves):
-        return (), inputs
-    raise ConfigurationError(
-        f"inputs must be parameter names or example tensors, got {type(inputs).__name__}"
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import torch
 from torch.fx import GraphModule, Node
@@ -13,30 +13,22 @@ from neural_mp.adaptors.pytorch import ops
 from neural_mp.adaptors.pytorch.casts import cast_dtype
 from neural_mp.adaptors.pytorch.graph import WEIGHT_ARGUMENT, tensor_name
 from neural_mp.adaptors.pytorch.model import OP_NAME, add_constant, constant, op_nodes
-from neural_mp.errors import ConversionError
 from neural_mp.flow import Flow
-from neural_mp.observations import Observations
+from neural_mp.observations import Range
 from neural_mp.plan import PrecisionPlan
 
 
 def insert_quantization(
-    module: GraphModule, flow: Flow, plan: PrecisionPlan, observations: Observations
+    module: GraphModule, flow: Flow, plan: PrecisionPlan, ranges: Mapping[str, Range]
 ) -> None:
-    """Rewrite the graph in place.
-
-    Raises:
-        ConversionError: a tensor that must be quantized was never observed.
-    """
-    algorithms = _algorithms(flow, plan)
+    """Rewrite the graph in place; `ranges` are those of `quantized_ranges`."""
     nodes = {
         tensor_name(n): n for n in module.graph.nodes if n.op in ("placeholder", "call_function")
     }
     for tensor in flow.root:
         if tensor not in nodes:  # of another part of the model
             continue
-        algorithm = algorithms[flow.root[tensor]]
-        covered = flow.covers[flow.root[tensor]]
-        scale, zero_point = _parameters(covered, algorithm, observations)
+        scale, zero_point = affine_parameters(*ranges[flow.root[tensor]])
         _quantize(module, nodes[tensor], scale, zero_point, flow)
     weights = _Weights(module)
     for name, node in op_nodes(module).items():
@@ -47,35 +39,6 @@ def insert_quantization(
         weights.quantize(node)
         if approach == "dynamic":
             _quantize_dynamically(node)
-
-
-def _algorithms(flow: Flow, plan: PrecisionPlan) -> dict[str, str]:
-    """Quantized tensor → the calibration algorithm its first reader asks for."""
-    found: dict[str, str] = {}
-    for op, sources in flow.int8_reads.items():
-        config = plan.get(op)
-        if config is not None and config.activation is not None:
-            for source in sources:
-                found.setdefault(flow.root[source], config.activation.algorithm)
-    for root in flow.root.values():
-        found.setdefault(root, "minmax")
-    return found
-
-
-def _parameters(
-    tensors: Iterable[str], algorithm: str, observations: Observations
-) -> tuple[float, int]:
-    """Scale and zero point that hold the ranges of all these tensors."""
-    ranges = []
-    for tensor in tensors:
-        try:
-            ranges.append(observations.ranges[tensor][algorithm])
-        except KeyError:
-            raise ConversionError(
-                f"tensor {tensor!r} must be quantized, but its {algorithm} range was never "
-                f"observed; calibrate first, or give a plan file that holds its observations"
-            ) from None
-    return affine_parameters(min(low for low, _ in ranges), max(high for _, high in ranges))
 
 
 def _quantize(module: GraphModule, node: Node, scale: float, zero_point: int, flow: Flow) -> None:
