@@ -16,9 +16,12 @@ logger = logging.getLogger(__name__)
 #: Where third parties announce adaptors of their own.
 ENTRY_POINT_GROUP = "neural_mp.adaptors"
 #: Ours, so that a source tree works without being installed; modules import no framework.
-_OWN = {"pytorch": "neural_mp.adaptors.pytorch:PyTorchAdaptor"}
+_OWN = {
+    "pytorch": "neural_mp.adaptors.pytorch:PyTorchAdaptor",
+    "tensorflow": "neural_mp.adaptors.tensorflow:TensorFlowAdaptor",
+}
 #: The package that must be installed, and the extra that installs it.
-_NEEDED = {"pytorch": ("torch", "torch")}
+_NEEDED = {"pytorch": ("torch", "torch"), "tensorflow": ("tensorflow", "tensorflow")}
 
 
 def adaptor_classes() -> dict[str, type[Adaptor]]:

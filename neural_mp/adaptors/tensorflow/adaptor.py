@@ -1,0 +1,198 @@
+"""The TensorFlow adaptor. TensorFlow is imported by its methods, so naming the class costs nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from neural_mp.adaptors.base import Adaptor, ConversionCounts
+from neural_mp.flow import observable_tensors
+from neural_mp.graph import OpGraph
+from neural_mp.hardware import Hardware
+from neural_mp.observations import Observations
+from neural_mp.plan import PrecisionPlan
+from neural_mp.space import Capability, TuningSpace
+
+if TYPE_CHECKING:
+    from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+
+logger = logging.getLogger(__name__)
+
+_SUFFIXES = (".pb", ".pbtxt", ".keras", ".h5", ".hdf5")
+_SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt")
+#: Where the classes come from that are, or lead to, a graph of TensorFlow's.
+_PACKAGES = ("tensorflow", "keras", "tf_keras")
+_CLASSES = (
+    *("Layer", "Model", "Graph", "GraphDef", "ConcreteFunction", "GenericFunction"),
+    *("Function", "AutoTrackable", "Module", "Trackable"),
+)
+
+
+class TensorFlowAdaptor(Adaptor):
+    """Keras models, SavedModels, concrete functions, and frozen graphs."""
+
+    framework = "tensorflow"
+    file_suffixes: ClassVar[tuple[str, ...]] = (".pb", ".pbtxt")
+
+    @classmethod
+    def accepts(cls, source: Any) -> bool:
+        """Whether `source` is an object of TensorFlow's or Keras's, or a path that looks like one."""
+        if isinstance(source, str | Path):
+            path = Path(source)
+            return path.suffix in _SUFFIXES or any((path / name).is_file() for name in _SAVED_MODEL)
+        return any(
+            kind.__module__.split(".")[0] in _PACKAGES and kind.__name__ in _CLASSES
+            for kind in type(source).__mro__
+        )
+
+    def load(
+        self,
+        source: Any,
+        *,
+        inputs: Any = None,
+        outputs: Any = None,
+        example: Any = None,
+        capture: str = "whole",
+    ) -> TensorFlowModel:
+        """Freeze and prepare a model. `inputs` are names, or example arrays."""
+        from neural_mp.adaptors.tensorflow.graph import anatomy, layer_of
+        from neural_mp.adaptors.tensorflow.loading import load
+
+        model = load(source, inputs, outputs, example)
+        if capture != "whole":
+            ignored = f"capture = {capture!r} is not used for TensorFlow: every model is one graph"
+            model = replace(model, warnings=(*model.warnings, ignored))
+        return replace(model, ops=layer_of(anatomy(model)))
+
+    def graph(self, model: TensorFlowModel) -> OpGraph:
+        """Every op with its edges and cluster."""
+        from neural_mp.adaptors.tensorflow.graph import build_graph
+
+        return build_graph(model)
+
+    def capabilities(self, model: TensorFlowModel, hardware: Hardware) -> Mapping[str, Capability]:
+        """From the runtime's kernel registry and mixed precision lists, and from trying kernels."""
+        from neural_mp.adaptors.tensorflow.capabilities import capabilities
+
+        return capabilities(model, hardware)
+
+    def observe(
+        self, model: TensorFlowModel, batches: Iterable[Any], space: TuningSpace
+    ) -> Observations:
+        """Ranges and noise of every tensor that may be quantized."""
+        from neural_mp.adaptors.tensorflow.observe import observe
+
+        tensors = observable_tensors(space.graph, space.int8_ops)
+        return observe(model, (model.signature.bind(batch) for batch in batches), tensors)
+
+    def convert(
+        self,
+        model: TensorFlowModel,
+        plan: PrecisionPlan,
+        observations: Observations,
+        space: TuningSpace,
+    ) -> TensorFlowModel:
+        """Integer kernels for INT8 ops, 16-bit types for 16-bit ops, conversions where they meet."""
+        from neural_mp.adaptors.ranges import quantized_ranges
+        from neural_mp.adaptors.tensorflow.convert import convert
+
+        resolved = space.resolve(plan)
+        flow = space.flow(resolved)
+        ranges = quantized_ranges(space.graph, flow, resolved, observations)
+        written = convert(model, space.graph, flow, resolved, ranges)
+        return replace(
+            model, graph=written.graph, ops=written.ops, counts=written.counts, original=None
+        )
+
+    def predict(self, model: TensorFlowModel, inputs: Any) -> Any:
+        """Outputs as arrays, or as tensors where the inputs were tensors."""
+        import tensorflow as tf
+
+        from neural_mp.adaptors.given_inputs import leaves
+
+        results = model.run(model.signature.bind(inputs))
+        if any(tf.is_tensor(leaf) for leaf in leaves(inputs)):
+            results = [tf.convert_to_tensor(result) for result in results]
+        return model.signature.packed(results)
+
+    def example_inputs(self, model: TensorFlowModel, batch_size: int | None = None) -> Any:
+        """A tuple in the order of the inputs: the example of the data, else made up."""
+        from neural_mp.adaptors.tensorflow.model import resized
+
+        feeds = model.example if batch_size is None else resized(model.example, batch_size)
+        return tuple(feeds[port.tensor] for port in model.signature.inputs)
+
+    def native(self, model: TensorFlowModel) -> Any:
+        """The user's own Keras model for an untouched one, else a `ConvertedModel`."""
+        from neural_mp.adaptors.tensorflow.converted import ConvertedModel
+
+        return model.original if model.original is not None else ConvertedModel(model)
+
+    def profile(self, model: TensorFlowModel, inputs: Any) -> Mapping[str, float]:
+        """Seconds of every op that runs, by name; ops that run along with another are in it."""
+        from neural_mp.adaptors.tensorflow.profile import profile
+
+        return profile(model, model.signature.bind(inputs))
+
+    def conversion_counts(self, model: TensorFlowModel) -> ConversionCounts:
+        """Of those that were put in; a model's own casts are not counted."""
+        return model.counts
+
+    def size(self, model: TensorFlowModel) -> int:
+        """Bytes of the constants."""
+        from neural_mp.adaptors.tensorflow.nodes import constant_bytes
+
+        return sum(map(constant_bytes, model.graph.nodes.values()))
+
+    def fingerprint(self, model: TensorFlowModel) -> str:
+        """Of all nodes in order, weights included."""
+        digest = hashlib.sha256()
+        for node in model.graph.nodes.values():
+            digest.update(node.SerializeToString(deterministic=True))
+        return digest.hexdigest()
+
+    def first_non_finite(self, model: TensorFlowModel, inputs: Any) -> str | None:
+        """The first op whose result holds NaN or Inf."""
+        from neural_mp.adaptors.tensorflow.observe import first_non_finite
+
+        return first_non_finite(model, model.signature.bind(inputs))
+
+    def save(self, model: TensorFlowModel, path: Path) -> None:
+        """A SavedModel."""
+        from neural_mp.adaptors.tensorflow import storage
+
+        storage.save(model, path)
+
+    def save_file(self, model: TensorFlowModel, path: Path) -> None:
+        """A frozen graph, as `.pb` or `.pbtxt`."""
+        from neural_mp.adaptors.tensorflow import graph_files
+
+        graph_files.write(model.graph.to_graph_def(), path)
+
+    def restore(self, path: Path) -> TensorFlowModel:
+        """Load the SavedModel's graph."""
+        from neural_mp.adaptors.tensorflow import storage
+
+        return storage.restore(path)
+
+    @contextmanager
+    def threads(self, count: int | None) -> Iterator[None]:
+        """TensorFlow fixes its threads when it first runs; asking for others later is in vain."""
+        if count is not None:
+            import tensorflow as tf
+
+            try:
+                tf.config.threading.set_intra_op_parallelism_threads(count)
+            except RuntimeError:
+                if tf.config.threading.get_intra_op_parallelism_threads() != count:
+                    logger.warning(
+                        "TensorFlow keeps the number of threads it started with; to use %d, set "
+                        "tf.config.threading.set_intra_op_parallelism_threads before anything runs",
+                        count,
+                    )
+        yield

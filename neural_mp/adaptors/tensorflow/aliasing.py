@@ -1,0 +1,111 @@
+"""Keeping the residual sums of integer convolutions from overwriting what is still read.
+
+The kernel adds in place: it writes its result over the summand. If anything else still holds that
+memory it crashes the process instead of copying, so the summand is copied wherever an op other than
+one that must have run before reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from neural_mp.adaptors.tensorflow.kernels import U8
+from neural_mp.adaptors.tensorflow.nodes import (
+    Array,
+    TensorGraph,
+    make_constant,
+    make_node,
+    node_of,
+)
+
+_KERNEL = "_FusedQuantizedConv2D"
+#: Where the kernel takes its summand, behind input, weight and bias.
+_SUMMAND = 3
+#: Ops whose result may lie in the memory of their input.
+_SHARE_MEMORY = (
+    *("Bitcast", "Reshape", "Squeeze", "ExpandDims", "Identity", "Slice", "StridedSlice"),
+    *("Split", "SplitV", "Unpack", "Snapshot", "StopGradient", "IdentityN", "Switch", "Merge"),
+    *("Pad", "PadV2", "ConcatV2", "Transpose", "SpaceToBatchND", "BatchToSpaceND"),
+)
+
+#: Ops with the constant they are given, done one after the other.
+_Copy = Sequence[tuple[str, Array]]
+
+
+def protect_summands(graph: TensorGraph, outputs: frozenset[str]) -> None:
+    """Put copies in front of kernels whose summand something else may still read."""
+    consumers = graph.consumers()
+    copies: dict[str, Iterator[_Copy]] = {}
+    for name, node in list(graph.nodes.items()):
+        if node.op != _KERNEL or b"Sum" not in node.attr["fused_ops"].list.s:
+            continue
+        summand = node_of(node.input[_SUMMAND])
+        if not _is_safe(graph, consumers, outputs, name, summand):
+            variants = copies.setdefault(summand, _ways_to_copy())
+            _copy_before(graph, name, summand, next(variants))
+
+
+def _is_safe(
+    graph: TensorGraph,
+    consumers: dict[str, list[tuple[str, int]]],
+    outputs: frozenset[str],
+    kernel: str,
+    summand: str,
+) -> bool:
+    """Whether all that reads the summand's memory has run by the time the kernel does."""
+    sharing = _sharing_memory(graph, consumers, summand)
+    if not sharing.isdisjoint(outputs) or any(not graph.nodes[n].input for n in sharing):
+        return False
+    before = set(graph.pruned([kernel]).nodes) - {kernel}
+    for name in sharing:
+        for reader, position in consumers[name]:
+            if reader == kernel and position == _SUMMAND:
+                continue
+            if reader not in before and reader not in sharing:
+                return False
+    # What shares the memory and is no ancestor would be read, or kept, later.
+    return all(name in before for name in sharing)
+
+
+def _sharing_memory(
+    graph: TensorGraph, consumers: dict[str, list[tuple[str, int]]], start: str
+) -> set[str]:
+    found, waiting = {start}, [start]
+    while waiting:
+        name = waiting.pop()
+        node = graph.nodes[name]
+        near = [reader for reader, _ in consumers[name] if graph.nodes[reader].op in _SHARE_MEMORY]
+        if node.op in _SHARE_MEMORY:
+            near += [node_of(t) for t in node.input[:1] if not t.startswith("^")]
+        for other in near:
+            if other not in found:
+                found.add(other)
+                waiting.append(other)
+    return found
+
+
+def _ways_to_copy() -> Iterator[_Copy]:
+    """Ops that change nothing when done one after the other, no two ways alike.
+
+    Alike copies of one tensor would be merged by the runtime's optimiser, and the copy be shared.
+    """
+    for op, neutral in (("BitwiseOr", 0), ("BitwiseXor", 0), ("BitwiseAnd", 255)):
+        for axes in range(5):
+            yield [(op, np.full([1] * axes, neutral, np.uint8))]
+    for first in range(1, 256):
+        for second in range(first, 256):
+            yield [("BitwiseXor", np.uint8(k)) for k in (first, second, first ^ second)]
+
+
+def _copy_before(graph: TensorGraph, kernel: str, summand: str, steps: _Copy) -> None:
+    stem = graph.unused(f"{kernel}/summand")
+    last = graph.add(make_node("Bitcast", f"{stem}/bits", [summand], T=U8, type=tf.uint8))
+    for number, (op, operand) in enumerate(steps):
+        constant = graph.add(make_constant(f"{stem}/neutral_{number}", operand))
+        name = f"{stem}/copied_{number}"
+        last = graph.add(make_node(op, name, [last, constant], T=tf.uint8))
+    graph.add(make_node("Bitcast", stem, [last], T=tf.uint8, type=U8))
+    graph.edit(kernel).input[_SUMMAND] = stem

@@ -1,0 +1,95 @@
+"""The runtime's own lists of what is safe, unsafe or indifferent in 16 bits, read from itself.
+
+TensorFlow keeps them in C++ (`auto_mixed_precision_lists.h`) and writes them to a file when its
+pass runs with a log folder set: so a graph of one product is sent through the pass.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from neural_mp.adaptors.tensorflow.nodes import GraphDef, make_constant, make_node
+from neural_mp.adaptors.tensorflow.runtime import offline_passes
+from neural_mp.precision import Precision
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_"
+#: The pass of each type, and what it wants set to work on a machine without a GPU.
+_PASSES: Mapping[Precision, tuple[str, Mapping[str, str]]] = {
+    Precision.BF16: ("auto_mixed_precision_onednn_bfloat16", {}),
+    Precision.FP16: ("auto_mixed_precision", {f"{_PREFIX}SIMULATE_GPU": "true"}),
+}
+
+
+@dataclass(frozen=True)
+class FourLists:
+    """Op types by what 16 bits do to them: wanted, dangerous, safe unless …, indifferent."""
+
+    allow: frozenset[str] = frozenset()
+    deny: frozenset[str] = frozenset()
+    infer: frozenset[str] = frozenset()
+    clear: frozenset[str] = frozenset()
+
+
+@lru_cache(maxsize=None)
+def runtime_lists(precision: Precision) -> FourLists:
+    """The defaults of the TensorFlow that is installed; empty lists where it does not tell."""
+    name, wanted = _PASSES[precision]
+    with tempfile.TemporaryDirectory() as folder:
+        with _environment({**wanted, f"{_PREFIX}LOG_PATH": folder}):
+            try:
+                offline_passes(_product(), [name], ["x"], ["y"])
+            except (tf.errors.OpError, ValueError):
+                logger.warning("TensorFlow's %s pass does not run", name, exc_info=True)
+        files = sorted(Path(folder).glob("paintbuckets*"))
+        text = files[0].read_text(encoding="utf-8") if files else ""
+    return _parsed(text)
+
+
+def _product() -> GraphDef:
+    return GraphDef(
+        node=[
+            make_node("Placeholder", "x", dtype=tf.float32),
+            make_constant("w", np.ones((4, 4), np.float32)),
+            make_node("MatMul", "m", ["x", "w"], T=tf.float32),
+            make_node("Identity", "y", ["m"], T=tf.float32),
+        ]
+    )
+
+
+def _parsed(text: str) -> FourLists:
+    lists: dict[str, set[str]] = {}
+    current: set[str] = set()
+    for line in text.splitlines():
+        if line.endswith(":"):
+            current = lists.setdefault(line[:-1].lower().removesuffix("list").strip(), set())
+        elif line.strip():
+            current.add(line.strip())
+    return FourLists(
+        **{key: frozenset(lists.get(key, ())) for key in ("allow", "deny", "infer", "clear")}
+    )
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for a while; the user's own settings of the pass are put aside."""
+    touched = {key for key in os.environ if key.startswith(_PREFIX)} | set(values)
+    before = {key: os.environ.pop(key) for key in touched if key in os.environ}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for key in values:
+            os.environ.pop(key, None)
+        os.environ.update(before)

@@ -1,0 +1,192 @@
+"""What every op can run in here, asked of the runtime's kernel registry and of its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from neural_mp.adaptors.tensorflow.amp_lists import runtime_lists
+from neural_mp.adaptors.tensorflow.clusters import Cluster
+from neural_mp.adaptors.tensorflow.forms import DTYPES, FORM_OF
+from neural_mp.adaptors.tensorflow.graph import CONVOLUTIONS, Anatomy, anatomy
+from neural_mp.adaptors.tensorflow.layers import pads_nothing
+from neural_mp.adaptors.tensorflow.loops import in_loops
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.nodes import (
+    CONSTANT,
+    Array,
+    NodeDef,
+    data_inputs,
+    dtype_attribute,
+    integers_attribute,
+    node_of,
+    output_of,
+    plain,
+    text_attribute,
+    typed_outputs,
+)
+from neural_mp.adaptors.tensorflow.probe import forms_that_work
+from neural_mp.adaptors.tensorflow.registry import has_kernel, kernel_dtypes
+from neural_mp.hardware import Hardware, Support
+from neural_mp.precision import FP32, RANGE_ALGORITHMS, OpConfig, Precision, QuantSpec
+from neural_mp.space import Capability
+
+_SIXTEEN = (Precision.BF16, Precision.FP16)
+_WEIGHT = QuantSpec("int8", "symmetric", "per_channel")
+#: Layers with an integer kernel, and what that is called.
+INTEGER_KERNELS = {
+    "Conv2D": "_FusedQuantizedConv2D",
+    "DepthwiseConv2dNative": "_FusedQuantizedDepthwiseConv2D",
+    "MatMul": "_QuantizedMatMul",
+}
+
+
+def capabilities(model: TensorFlowModel, hardware: Hardware) -> Mapping[str, Capability]:
+    """Op → what it can run in here."""
+    supports = {p: hardware.support(p) for p in (Precision.INT8, *_SIXTEEN)}
+    judge = _Judge(model, anatomy(model), supports)
+    return {
+        name: judge.capability(node)
+        for name, node in model.graph.nodes.items()
+        if node.op not in (CONSTANT, "NoOp") and name not in judge.fed
+    }
+
+
+class _Judge:
+    def __init__(
+        self, model: TensorFlowModel, parts: Anatomy, supports: Mapping[Precision, Support]
+    ) -> None:
+        self.model, self.anatomy, self.supports = model, parts, supports
+        self.fed = {node_of(port.tensor) for port in model.signature.inputs}
+        self.loops = in_loops(model.graph)
+        self.members = {
+            member for cluster in parts.clusters.values() for member in cluster.members
+        }
+        self.several = {
+            node_of(tensor)
+            for node in model.graph.nodes.values()
+            for tensor in data_inputs(node)
+            if output_of(tensor)
+        }
+        self.emulated = frozenset(p for p, s in supports.items() if s.available and not s.native)
+
+    def capability(self, node: NodeDef) -> Capability:
+        configs: list[OpConfig] = []
+        reasons: dict[Precision, str] = {}
+        obstacle = self.int8_obstacle(node)
+        if obstacle is None:
+            configs.extend(self.int8_configs(node))
+        else:
+            reasons[Precision.INT8] = obstacle
+        wanted = False
+        for precision in _SIXTEEN:
+            reason = self.obstacle_16_bit(node, precision)
+            if reason is None:
+                configs.append(OpConfig(precision))
+                wanted |= node.op in runtime_lists(precision).allow
+            else:
+                reasons[precision] = reason
+        have = frozenset(config.precision for config in configs)
+        follows = not wanted and obstacle is not None
+        return Capability((*configs, FP32), reasons, self.emulated & have, inherits=follows)
+
+    def obstacle_16_bit(self, node: NodeDef, precision: Precision) -> str | None:
+        """Why an op cannot run in 16 bits; None if it can."""
+        support = self.supports[precision]
+        if not support.available:
+            return support.reason
+        if dtype_attribute(node) is not tf.float32:
+            return "it does not compute in float32"
+        if not typed_outputs(node):
+            return "its result holds no floating-point numbers"
+        if node.name in self.loops:
+            return "it lies in a loop, whose ops stay as they are"
+        if node.name in self.several:
+            return "it has several results"
+        if DTYPES[FORM_OF[precision]] not in kernel_dtypes(node.op):
+            return f"TensorFlow has no {precision} kernel for {node.op} on the CPU"
+        lists = runtime_lists(precision)
+        if node.op in lists.deny:
+            return f"TensorFlow's mixed precision lists {node.op} as unsafe in {precision}"
+        if not (node.op in lists.allow or node.op in lists.infer or node.op in lists.clear):
+            return f"{node.op} is on none of TensorFlow's mixed precision lists"
+        return None
+
+    def int8_configs(self, node: NodeDef) -> list[OpConfig]:
+        """The INT8 forms of a layer, best first; they differ in how the range is chosen."""
+        weight = self.model.graph.constant(node.input[1])
+        assert weight is not None
+        dtype, scheme = "uint8", "asymmetric"
+        if node.op in CONVOLUTIONS and not pads_nothing(node, weight):
+            scheme = "symmetric"
+            if plain(node.input[0]) not in self.anatomy.non_negative:
+                dtype = "int8"
+        return [
+            OpConfig(Precision.INT8, _WEIGHT, QuantSpec(dtype, scheme, "per_tensor", algorithm))
+            for algorithm in RANGE_ALGORITHMS
+        ]
+
+    def int8_obstacle(self, node: NodeDef) -> str | None:
+        """Why an op has no INT8 form of its own; None if it has one."""
+        if node.op not in INTEGER_KERNELS:
+            return self._no_kernel(node)
+        if not self.supports[Precision.INT8].available:
+            return self.supports[Precision.INT8].reason
+        if dtype_attribute(node) is not tf.float32:
+            return "it does not compute in float32"
+        if node.name in self.loops:
+            return "it lies in a loop, whose ops stay as they are"
+        weight = self.model.graph.constant(node.input[1])
+        if weight is None:
+            return "its weight is computed, not constant"
+        if not weight.size or not np.isfinite(weight).all():
+            return "its weight is empty, or holds NaN or Inf"
+        if self.model.graph.constant(node.input[0]) is not None:
+            return "what it reads is constant, not computed"
+        geometry = self._geometry_obstacle(node, weight)
+        if geometry is not None:
+            return geometry
+        missing = forms_needed(node, self.anatomy.clusters[node.name]) - forms_that_work()
+        if missing:
+            return f"the integer kernel does not work here: {', '.join(sorted(missing))}"
+        return None
+
+    def _geometry_obstacle(self, node: NodeDef, weight: Array) -> str | None:
+        if node.op == "MatMul":
+            if node.attr["transpose_a"].b:
+                return "it reads its input transposed, which the integer kernel does not"
+            return None
+        if text_attribute(node, "data_format") not in ("", "NHWC"):
+            return "the integer kernel takes channels last, and the op has them first"
+        shape = self.model.shapes[node_of(node.input[0])][0]
+        if shape is None or shape[3] is None:
+            return "how many channels it reads is not known"
+        if shape[3] != weight.shape[2]:
+            return "the integer kernel does not take convolutions in groups"
+        if set(integers_attribute(node, "dilations")) - {1} and node.op != "Conv2D":
+            return "the integer kernel does not take dilated depthwise convolutions"
+        return None
+
+    def _no_kernel(self, node: NodeDef) -> str:
+        if node.name in self.members:
+            return "runs in the INT8 kernel of the layer before it, not by itself"
+        if node.name in self.anatomy.carriers:
+            return "moves INT8 values where the ops around it run in INT8, computes nothing itself"
+        if node.op in ("BatchMatMul", "BatchMatMulV2", "Einsum"):
+            return "both factors are computed; no integer kernel"
+        if not has_kernel(node.op):
+            return "TensorFlow has no kernel for it on the CPU at all"
+        return "no integer kernel"
+
+
+def forms_needed(node: NodeDef, cluster: Cluster) -> frozenset[str]:
+    """The forms of integer kernel that a layer may be written in, as `probe` calls them."""
+    kinds = {step.kind for step in cluster.steps} - {"BiasAdd"}
+    needed = {f"{node.op} {kind}" for kind in kinds}
+    if set(integers_attribute(node, "dilations")) - {1}:
+        needed.add(f"{node.op} dilated")
+    if text_attribute(node, "padding") == "EXPLICIT":
+        needed.add(f"{node.op} explicit")
+    return frozenset({f"{node.op} plain", *needed})

@@ -1,0 +1,191 @@
+"""Writing a model in the precisions of a plan.
+
+One walk over the untouched graph: every op is written in the precision it has under the plan and
+asks for its inputs in the form it needs. A form of a tensor (FP32, BF16, FP16, uint8, int8) is made
+the first time it is asked for, so that there is one conversion per tensor and direction, and none
+where nobody asks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from neural_mp.adaptors.base import ConversionCounts
+from neural_mp.adaptors.tensorflow.aliasing import protect_summands
+from neural_mp.adaptors.tensorflow.carriers import write_carrier
+from neural_mp.adaptors.tensorflow.forms import DTYPES, FORM_OF, FP32, Forms
+from neural_mp.adaptors.tensorflow.graph import Anatomy, anatomy, layer_of
+from neural_mp.adaptors.tensorflow.kernels import Encoding, encoding_for
+from neural_mp.adaptors.tensorflow.layers import Layer, write_layer
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.nodes import (
+    CONSTANT,
+    NodeDef,
+    TensorGraph,
+    node_of,
+    plain,
+    typed_inputs,
+)
+from neural_mp.flow import Flow
+from neural_mp.graph import OpGraph
+from neural_mp.observations import Range
+from neural_mp.plan import PrecisionPlan
+from neural_mp.precision import Precision
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What came of converting a graph.
+
+    Attributes:
+        graph: the nodes.
+        ops: node → the op of the untouched graph it stands for, where the names differ.
+        counts: the conversions put in.
+    """
+
+    graph: TensorGraph
+    ops: dict[str, str]
+    counts: ConversionCounts
+
+
+def convert(
+    model: TensorFlowModel,
+    graph: OpGraph,
+    flow: Flow,
+    plan: PrecisionPlan,
+    ranges: dict[str, Range],
+) -> Conversion:
+    """Write the graph of a model under a plan; the model stays as it is."""
+    writer = _Writer(model, graph, flow, _encodings(flow, plan, ranges))
+    for node in model.graph.nodes.values():
+        writer.write(node)
+    return writer.finished()
+
+
+def _encodings(
+    flow: Flow, plan: PrecisionPlan, ranges: dict[str, Range]
+) -> dict[str, Encoding]:
+    """Root tensor → how it is stored: symmetric where one of its readers has it so."""
+    symmetric = {
+        flow.root[source]
+        for op, sources in flow.int8_reads.items()
+        if (config := plan.get(op)) is not None
+        and config.activation is not None
+        and config.activation.scheme == "symmetric"
+        for source in sources
+    }
+    return {root: encoding_for(span, root in symmetric) for root, span in ranges.items()}
+
+
+@dataclass
+class _Writer:
+    model: TensorFlowModel
+    ops: OpGraph
+    flow: Flow
+    encodings: dict[str, Encoding]
+    anatomy: Anatomy = field(init=False)
+    forms: Forms = field(init=False)
+    #: Layer that runs in INT8 → what its kernel runs, under the last node of that.
+    layers: dict[str, Layer] = field(init=False)
+    #: Nodes that run within the kernel of a layer, its own excepted.
+    inner: dict[str, str] = field(default_factory=dict)
+    #: Node of the untouched graph → the node that runs in its place.
+    standing_for: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        source = self.model.graph
+        self.anatomy = anatomy(self.model)
+        self.forms = Forms(
+            source,
+            self.model.output_nodes,
+            lambda tensor: self.encodings[self.flow.root[tensor]],
+            TensorGraph({}, source.versions, source.library),
+        )
+        # Names that must stay free for what keeps its own.
+        self.forms.graph.nodes.update(source.nodes)
+        self.layers = {}
+        consumers = source.consumers()
+        for head, cluster in self.anatomy.clusters.items():
+            if self.flow.precisions.get(head) is Precision.INT8:
+                layer = Layer.of(source, consumers, cluster, self.flow)
+                self.layers[layer.tail] = layer
+                self.inner.update(dict.fromkeys(layer.nodes, layer.tail))
+
+    def write(self, node: NodeDef) -> None:
+        """Write one node of the untouched graph, in its turn."""
+        name = node.name
+        if name in self.layers:
+            self._replace(name, write_layer(self.forms, self.layers[name], self.flow))
+        elif name in self.inner:
+            return
+        elif name in self.anatomy.carriers and name in self.flow.int8_outputs:
+            moved = self.anatomy.carriers[name]
+            encoding = self.encodings[self.flow.root[name]]
+            self._replace(name, write_carrier(self.forms, self.model, node, moved, encoding))
+        elif node.op != CONSTANT and self.flow.precisions.get(name, Precision.FP32).is_16_bit:
+            self._replace(name, self._write_16_bit(node, FORM_OF[self.flow.precisions[name]]))
+        else:
+            self._write_as_it_is(node)
+
+    def _replace(self, name: str, written: str) -> None:
+        self.standing_for[name] = written
+
+    def _write_16_bit(self, node: NodeDef, form: str) -> str:
+        written = NodeDef()
+        written.CopyFrom(node)
+        written.name = self.forms.graph.unused(f"{node.name}/{form}")
+        typed = set(typed_inputs(node))
+        for position, tensor in enumerate(node.input):
+            if not tensor.startswith("^"):
+                wanted = form if position in typed else FP32
+                written.input[position] = self.forms.real(tensor, wanted)
+        written.attr["T"].type = DTYPES[form].as_datatype_enum
+        self.forms.graph.add(written)
+        self.forms.put(node.name, form, written.name)
+        return str(written.name)
+
+    def _write_as_it_is(self, node: NodeDef) -> None:
+        inputs = [t if t.startswith("^") else self.forms.real(t) for t in node.input]
+        if inputs != [t if t.startswith("^") else plain(t) for t in node.input]:
+            copied = NodeDef()
+            copied.CopyFrom(node)
+            copied.input[:] = inputs
+            self.forms.graph.add(copied)
+
+    def finished(self) -> Conversion:
+        """The graph, less what is no longer needed."""
+        for port in self.model.signature.outputs:
+            self.forms.real(port.tensor)
+        graph = self.forms.graph
+        self._redirect_controls(graph)
+        inputs = [port.tensor for port in self.model.signature.inputs]
+        outputs = [port.tensor for port in self.model.signature.outputs]
+        graph = graph.pruned(outputs, inputs)
+        protect_summands(graph, frozenset(map(node_of, outputs)))
+        graph = graph.pruned(outputs, inputs)
+        return Conversion(graph, self._counted_for(graph), self.forms.counts)
+
+    def _counted_for(self, graph: TensorGraph) -> dict[str, str]:
+        """Node of the written graph → the op its time counts for."""
+        heads = layer_of(self.anatomy)
+        names = {}
+        for name in self.model.graph.nodes:
+            written, op = self.standing_for.get(name, name), heads.get(name, name)
+            if written in graph and written != op:
+                names[written] = op
+        return names
+
+    def _redirect_controls(self, graph: TensorGraph) -> None:
+        """Control edges from ops that were replaced come from what replaced them."""
+        replaced = {
+            **self.standing_for,
+            **{name: self.standing_for[tail] for name, tail in self.inner.items()},
+        }
+        for name, node in list(graph.nodes.items()):
+            controls = [t for t in node.input if t.startswith("^") and t[1:] in replaced]
+            if controls:
+                edited = graph.edit(name)
+                for position, tensor in enumerate(edited.input):
+                    if tensor in controls:
+                        edited.input[position] = f"^{replaced[tensor[1:]]}"
+

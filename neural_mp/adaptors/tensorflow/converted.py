@@ -1,0 +1,69 @@
+"""What a user gets of a model that is no Keras model (any more): a module to call, save, look into."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.nodes import GraphDef
+from neural_mp.adaptors.tensorflow.signature import Signature
+
+
+class ConvertedModel(tf.Module):
+    """A frozen graph to call like the model it was made from; `tf.saved_model.save` takes it.
+
+    Attributes:
+        graph_def: the graph.
+        signature: names, tensors and types of the inputs and outputs.
+        signatures: the function TensorFlow Serving calls, by the name of the signature.
+    """
+
+    def __init__(self, model: TensorFlowModel) -> None:
+        super().__init__(name="converted")
+        self.graph_def: GraphDef = model.graph.to_graph_def()
+        self.signature: Signature = model.signature
+        ports = model.signature.inputs
+        specs = [tf.TensorSpec(port.shape, port.dtype, name=port.name) for port in ports]
+        fetched = [_full(port.tensor) for port in model.signature.outputs]
+
+        def run(*values: tf.Tensor) -> dict[str, tf.Tensor]:
+            fed = dict(zip((_full(port.tensor) for port in ports), values, strict=True))
+            results = tf.graph_util.import_graph_def(
+                self.graph_def, input_map=fed, return_elements=fetched, name=""
+            )
+            names = [port.name for port in model.signature.outputs]
+            return dict(zip(names, results, strict=True))
+
+        self._run = tf.function(run, input_signature=specs, autograph=False)
+        self.signatures = {model.signature.key: self._run.get_concrete_function()}
+
+    def __call__(self, *args: Any, training: bool = False, **kwargs: Any) -> Any:
+        """Run one batch: inputs by position, by name, or as one dict or list; tensors come back."""
+        if training:
+            raise ValueError("a converted model cannot be trained; train the model it was made of")
+        inputs = kwargs or (args[0] if len(args) == 1 else list(args))
+        feeds = self.signature.bind(inputs)
+        values = [tf.convert_to_tensor(feeds[port.tensor]) for port in self.signature.inputs]
+        results = self._run(*values)
+        return self.signature.packed([results[port.name] for port in self.signature.outputs])
+
+    def predict(self, x: Any, batch_size: int = 32, **_: Any) -> Any:
+        """All of `x` in batches, as arrays; for code written for Keras models."""
+        feeds = self.signature.bind(x)
+        size = len(next(iter(feeds.values())))
+        names = [port.name for port in self.signature.inputs]
+        parts = []
+        for start in range(0, size, batch_size):
+            part = {
+                name: array[start : start + batch_size]
+                for name, array in zip(names, feeds.values(), strict=True)
+            }
+            parts.append(tf.nest.map_structure(np.asarray, self(part)))
+        return tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+
+
+def _full(tensor: str) -> str:
+    return tensor if ":" in tensor else f"{tensor}:0"

@@ -1,0 +1,241 @@
+"""Dense layers in whatever form a framework writes them, brought to MatMul on matrices.
+
+A dense layer on sequences is written as a product of batches, an Einsum, or a Reshape, MatMul and
+Reshape with the shape computed on the way. Integer kernels take matrices, with the bias and the
+activation right behind the product: so Reshapes move behind those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from neural_mp.adaptors.tensorflow.nodes import (
+    Array,
+    NodeDef,
+    TensorGraph,
+    data_inputs,
+    dtype_attribute,
+    make_constant,
+    make_node,
+    plain,
+    text_attribute,
+)
+from neural_mp.adaptors.tensorflow.runtime import Shape, shapes
+
+_BATCH_PRODUCTS = ("BatchMatMul", "BatchMatMulV2")
+#: Ops that work on every element alone, so that a Reshape may as well come behind them.
+_ELEMENTWISE = (
+    *("BiasAdd", "Add", "AddV2", "Mul", "Sub", "RealDiv", "Neg", "Erf", "Erfc", "Tanh", "Pow"),
+    *("Relu", "Relu6", "Elu", "Selu", "LeakyRelu", "Sigmoid", "Softplus", "Square", "Exp"),
+)
+
+
+def canonical_dense_layers(graph: TensorGraph, outputs: frozenset[str]) -> None:
+    """Rewrite the dense layers of a graph in place."""
+    known = shapes(graph)
+    for node in list(graph.nodes.values()):
+        if dtype_attribute(node) is not tf.float32:
+            continue
+        if node.op in _BATCH_PRODUCTS:
+            _from_batches(graph, node, known)
+        elif node.op == "Einsum":
+            _from_einsum(graph, node, known)
+        elif node.op == "MatMul":
+            _untransposed(graph, node)
+    known = shapes(graph)
+    _fix_reshapes(graph, known)
+    _sink_reshapes(graph, outputs)
+    _join_reshapes(graph, outputs)
+
+
+def _untransposed(graph: TensorGraph, node: NodeDef) -> None:
+    weight = graph.constant(node.input[1])
+    if weight is None or not node.attr["transpose_b"].b:
+        return
+    edited = graph.edit(node.name)
+    name = graph.unused(f"{node.name}/transposed")
+    edited.input[1] = graph.add(make_constant(name, np.ascontiguousarray(weight.T)))
+    edited.attr["transpose_b"].b = False
+
+
+def _from_batches(graph: TensorGraph, node: NodeDef, known: dict[str, list[Shape]]) -> None:
+    weight = graph.constant(node.input[1])
+    if weight is None or node.attr["adj_x"].b or any(size != 1 for size in weight.shape[:-2]):
+        return
+    axes = known[node.name][0]
+    if axes is None or len(axes) < max(3, weight.ndim):
+        return
+    weight = weight.reshape(weight.shape[-2:])
+    _put_product(graph, node, weight.T if node.attr["adj_y"].b else weight, known)
+
+
+def _from_einsum(graph: TensorGraph, node: NodeDef, known: dict[str, list[Shape]]) -> None:
+    """`abc,cde->abde`: sums over the last axes of the input, and keeps those of the weight."""
+    weight = graph.constant(node.input[1]) if len(node.input) == 2 else None
+    equation = text_attribute(node, "equation").replace(" ", "")
+    if weight is None or "." in equation or "->" not in equation:
+        return
+    factors, _, result = equation.partition("->")
+    left, _, right = factors.partition(",")
+    summed = [label for label in left if label in right]
+    kept = [label for label in right if label not in left]
+    outer = [label for label in left if label not in right]
+    proper = len(set(left)) == len(left) and len(set(right)) == len(right) and summed and kept
+    if not proper or list(left) != outer + summed or list(result) != outer + kept:
+        return
+    order = [right.index(label) for label in (*summed, *kept)]
+    inner = int(np.prod([weight.shape[right.index(label)] for label in summed]))
+    _put_product(graph, node, weight.transpose(order).reshape(inner, -1), known)
+
+
+def _put_product(
+    graph: TensorGraph, node: NodeDef, weight: Array, known: dict[str, list[Shape]]
+) -> None:
+    """Reshape, MatMul, Reshape in the place of a node; the last takes its name."""
+    shape = _constant_shape(known[node.name][0])
+    if shape is None:
+        return
+    inner, name = int(weight.shape[0]), node.name
+    rows = graph.add(make_constant(graph.unused(f"{name}/rows"), np.array([-1, inner], np.int32)))
+    matrix = graph.add(
+        make_node(
+            "Reshape",
+            graph.unused(f"{name}/matrix"),
+            [node.input[0], rows],
+            T=tf.float32,
+            Tshape=tf.int32,
+        )
+    )
+    stored = np.ascontiguousarray(weight, np.float32)
+    constant = graph.add(make_constant(graph.unused(f"{name}/weight"), stored))
+    product = graph.add(
+        make_node(
+            "MatMul",
+            graph.unused(f"{name}/MatMul"),
+            [matrix, constant],
+            T=tf.float32,
+            transpose_a=False,
+            transpose_b=False,
+        )
+    )
+    sizes = graph.add(make_constant(graph.unused(f"{name}/sizes"), shape))
+    graph.add(make_node("Reshape", name, [product, sizes], T=tf.float32, Tshape=tf.int32))
+
+
+def _constant_shape(shape: Shape) -> Array | None:
+    """What a Reshape is told to get this shape; None where more than one size is unknown."""
+    if shape is None or sum(size is None for size in shape) > 1 or 0 in shape:
+        return None
+    return np.array([-1 if size is None else size for size in shape], np.int32)
+
+
+def _fix_reshapes(graph: TensorGraph, known: dict[str, list[Shape]]) -> None:
+    """Reshapes to computed shapes of which but one size is unknown need no computing."""
+    for node in list(graph.nodes.values()):
+        if node.op != "Reshape" or graph.constant(node.input[1]) is not None:
+            continue
+        shape = _constant_shape(known[node.name][0])
+        if shape is not None:
+            edited = graph.edit(node.name)
+            edited.input[1] = graph.add(make_constant(graph.unused(f"{node.name}/sizes"), shape))
+            edited.attr["Tshape"].type = tf.int32.as_datatype_enum
+
+
+def _sink_reshapes(graph: TensorGraph, outputs: frozenset[str]) -> None:
+    """Move Reshapes behind a product to behind the elementwise ops that follow it."""
+    known = shapes(graph)
+    flat = {node.name for node in graph.nodes.values() if node.op == "MatMul"}
+    moved: dict[str, str] = {}
+    for node in list(graph.nodes.values()):
+        if node.op not in _ELEMENTWISE or node.name in outputs:
+            continue
+        sources = [moved.get(tensor, tensor) for tensor in data_inputs(node)]
+        reshapes = [graph[t] for t in sources if graph[t].op == "Reshape"]
+        bases = {plain(reshape.input[0]) for reshape in reshapes}
+        if not reshapes or not bases <= flat or dtype_attribute(node) is not tf.float32:
+            continue
+        shape = known[plain(data_inputs(node)[_first_reshaped(graph, sources)])][0]
+        width = _width(graph, bases, known)
+        told = graph.constant(reshapes[0].input[1])
+        if shape is None or width is None or told is None or known[node.name][0] != shape:
+            continue
+        if any(not np.array_equal(graph.constant(r.input[1]), told) for r in reshapes):
+            continue
+        inputs = [_flat_input(graph, t, shape, width) for t in sources]
+        if None in inputs or (node.op == "BiasAdd" and shape[-1] != width):
+            continue
+        edited = graph.edit(node.name)
+        edited.input[: len(inputs)] = [t for t in inputs if t is not None]
+        behind = make_node(
+            "Reshape",
+            graph.unused(f"{node.name}/reshaped"),
+            [node.name, reshapes[0].input[1]],
+            T=tf.float32,
+            Tshape=tf.as_dtype(reshapes[0].attr["Tshape"].type),
+        )
+        moved[node.name] = graph.add(behind)
+        known[behind.name], known[node.name] = [shape], [(None, width)]
+        flat.add(node.name)
+    stay = {*moved, *moved.values()}
+    for name, reader in list(graph.nodes.items()):
+        if name not in stay and any(plain(tensor) in moved for tensor in reader.input):
+            edited = graph.edit(name)
+            for position, tensor in enumerate(edited.input):
+                edited.input[position] = moved.get(plain(tensor), tensor)
+
+
+def _first_reshaped(graph: TensorGraph, sources: Sequence[str]) -> int:
+    return next(i for i, tensor in enumerate(sources) if graph[tensor].op == "Reshape")
+
+
+def _width(graph: TensorGraph, bases: set[str], known: dict[str, list[Shape]]) -> int | None:
+    """The number of columns the matrices have in common."""
+    widths = set()
+    for base in bases:
+        shape = known[base][0]
+        widths.add(shape[-1] if shape is not None and len(shape) == 2 else None)
+    return widths.pop() if len(widths) == 1 else None
+
+
+def _flat_input(
+    graph: TensorGraph, tensor: str, shape: tuple[int | None, ...], width: int
+) -> str | None:
+    """What to read in place of a tensor once everything is a matrix; None where nothing will do."""
+    if graph[tensor].op == "Reshape":
+        return plain(graph[tensor].input[0])
+    value = graph.constant(tensor)
+    if value is None:
+        return None
+    if value.size == 1:
+        return tensor if value.ndim <= 2 else _stored(graph, tensor, value.reshape(()))
+    while value.ndim > 1 and value.shape[0] == 1:
+        value = value[0]
+    if value.size != width or value.shape != tuple(shape[-value.ndim :]):
+        return None
+    return _stored(graph, tensor, value.reshape(-1))
+
+
+def _stored(graph: TensorGraph, tensor: str, value: Array) -> str:
+    return graph.add(make_constant(graph.unused(f"{tensor}/flat"), value))
+
+
+def _join_reshapes(graph: TensorGraph, outputs: frozenset[str]) -> None:
+    """A Reshape of a Reshape is one; one that changes nothing is none."""
+    for node in list(graph.nodes.values()):
+        if node.op == "Reshape" and graph[node.input[0]].op == "Reshape":
+            edited = graph.edit(node.name)
+            while graph[edited.input[0]].op == "Reshape":
+                edited.input[0] = graph[edited.input[0]].input[0]
+    known = shapes(graph)
+    replaced = {}
+    for node in graph.nodes.values():
+        if node.op != "Reshape" or node.name in outputs or graph.constant(node.input[1]) is None:
+            continue
+        source = plain(node.input[0])
+        before, after = known[graph[source].name], known[node.name][0]
+        if ":" not in source and before[0] == after and _constant_shape(after) is not None:
+            replaced[node.name] = source
+    graph.redirect(replaced)

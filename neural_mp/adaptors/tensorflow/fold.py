@@ -1,0 +1,173 @@
+"""Folding what lies around a layer into its constants: affine chains behind it, paddings before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from neural_mp.adaptors.tensorflow.nodes import (
+    Array,
+    NodeDef,
+    TensorGraph,
+    data_inputs,
+    integers_attribute,
+    make_constant,
+    make_node,
+    node_of,
+    text_attribute,
+)
+
+#: Layers with a constant weight, and how many axes their result has.
+LAYERS = {"Conv2D": 4, "DepthwiseConv2dNative": 4, "MatMul": 2}
+ADDITIONS = ("Add", "AddV2")
+
+
+@dataclass
+class _Affine:
+    """scale · x + shift, per channel, in float64 so that a chain rounds once."""
+
+    scale: NDArray[np.float64]
+    shift: NDArray[np.float64]
+
+    def then_scale(self, factor: Array) -> None:
+        self.scale, self.shift = self.scale * factor, self.shift * factor
+
+    def then_add(self, value: Array) -> None:
+        self.shift = self.shift + value
+
+
+def output_channels(node: NodeDef, weight: Array) -> int:
+    """Channels of a layer's result."""
+    if node.op == "DepthwiseConv2dNative":
+        return int(weight.shape[2] * weight.shape[3])
+    return int(weight.shape[-1])
+
+
+def only_reader(graph: TensorGraph, consumers: dict[str, list[tuple[str, int]]], name: str) -> tuple[NodeDef, int] | None:
+    """The one node that reads the first result of a node, and where; None for none or several."""
+    readers = consumers[name]
+    if len(readers) != 1:
+        return None
+    reader, position = graph.nodes[readers[0][0]], readers[0][1]
+    if reader.input[position] not in (name, f"{name}:0"):
+        return None
+    return reader, position
+
+
+def fold_affine_chains(graph: TensorGraph, outputs: frozenset[str]) -> None:
+    """Fold biases, scalings and batch normalisations behind layers into weight and one BiasAdd."""
+    consumers = graph.consumers()
+    for node in list(graph.nodes.values()):
+        if node.op not in LAYERS or text_attribute(node, "data_format").startswith("NCHW"):
+            continue
+        weight = graph.constant(node.input[1])
+        if weight is None or weight.dtype != np.float32:
+            continue
+        channels = output_channels(node, weight)
+        affine = _Affine(np.ones(channels), np.zeros(channels))
+        chain: list[NodeDef] = []
+        last = node
+        while last.name not in outputs:
+            following = only_reader(graph, consumers, last.name)
+            if following is None or not _absorb(graph, *following, affine, LAYERS[node.op]):
+                break
+            last = following[0]
+            chain.append(last)
+        if chain and [link.op for link in chain] != ["BiasAdd"]:
+            _put_back(graph, node, weight, affine, last)
+
+
+def _absorb(
+    graph: TensorGraph, node: NodeDef, position: int, affine: _Affine, axes: int
+) -> bool:
+    """Take a node into an affine map; False where it is none."""
+    if node.op.startswith("FusedBatchNorm"):
+        return _absorb_norm(graph, node, position, affine)
+    if node.op not in (*ADDITIONS, "BiasAdd", "Mul", "Sub", "RealDiv") or len(node.input) != 2:
+        return False
+    if node.op == "BiasAdd" and text_attribute(node, "data_format").startswith("NC"):
+        return False
+    value = graph.constant(node.input[1 - position])
+    channels = len(affine.scale)
+    if value is None or not _is_per_channel(value, channels, axes):
+        return False
+    value = value.reshape(-1).astype(np.float64)
+    if node.op == "Mul":
+        affine.then_scale(value)
+    elif node.op == "RealDiv":
+        if position != 0 or not np.all(value):
+            return False
+        affine.then_scale(1 / value)
+    elif node.op == "Sub":
+        if position == 1:
+            affine.then_scale(np.float64(-1))
+        affine.then_add(value if position == 1 else -value)
+    else:
+        affine.then_add(value)
+    return True
+
+
+def _absorb_norm(graph: TensorGraph, node: NodeDef, position: int, affine: _Affine) -> bool:
+    """FusedBatchNorm(x, scale, offset, mean, variance) in inference."""
+    values = [graph.constant(tensor) for tensor in data_inputs(node)[1:5]]
+    trains = node.attr["is_training"].b if "is_training" in node.attr else True
+    if position != 0 or trains or text_attribute(node, "data_format").startswith("NC"):
+        return False
+    if any(value is None for value in values):
+        return False
+    scale, offset, mean, variance = (np.asarray(v, np.float64) for v in values)
+    affine.then_add(-mean)
+    affine.then_scale(scale / np.sqrt(variance + node.attr["epsilon"].f))
+    affine.then_add(offset)
+    return True
+
+
+def _is_per_channel(value: Array, channels: int, axes: int) -> bool:
+    if value.ndim > axes:
+        return False
+    return value.size == 1 or (value.size == channels and value.shape[-1] == channels)
+
+
+def _put_back(
+    graph: TensorGraph, layer: NodeDef, weight: Array, affine: _Affine, last: NodeDef
+) -> None:
+    """The layer with a new weight, and in the place of the chain's end one BiasAdd."""
+    scale = affine.scale
+    if layer.op == "DepthwiseConv2dNative":
+        scale = scale.reshape(weight.shape[2:])
+    folded = (weight * scale).astype(np.float32)
+    edited = graph.edit(layer.name)
+    if not np.array_equal(folded, weight):
+        name = graph.unused(f"{layer.name}/weight")
+        edited.input[1] = graph.add(make_constant(name, folded))
+    bias = make_constant(graph.unused(f"{layer.name}/bias"), affine.shift.astype(np.float32))
+    graph.add(bias)
+    graph.add(make_node("BiasAdd", last.name, [layer.name, bias.name], T=tf.float32))
+
+
+def fold_paddings(graph: TensorGraph) -> None:
+    """Let convolutions pad by themselves what a Pad before them pads with zeros."""
+    for name, node in list(graph.nodes.items()):
+        if node.op != "Conv2D" or text_attribute(node, "padding") not in ("VALID", "EXPLICIT"):
+            continue
+        pad = graph[node.input[0]]
+        nhwc = text_attribute(node, "data_format") in ("", "NHWC")
+        if pad.op != "Pad" or output_is_indexed(node.input[0]) or not nhwc:
+            continue
+        amounts = graph.constant(pad.input[1])
+        if amounts is None or amounts.shape != (4, 2) or amounts[[0, 3]].any() or (amounts < 0).any():
+            continue
+        already = integers_attribute(node, "explicit_paddings") or [0] * 8
+        edited = graph.edit(name)
+        edited.input[0] = pad.input[0]
+        edited.attr["padding"].s = b"EXPLICIT"
+        total = [a + int(b) for a, b in zip(already, amounts.reshape(-1), strict=True)]
+        edited.attr["explicit_paddings"].list.i[:] = total
+
+
+def output_is_indexed(tensor: str) -> bool:
+    """Whether a tensor is not the first result of its node."""
+    return tensor not in (node_of(tensor), f"{node_of(tensor)}:0")

@@ -1,0 +1,135 @@
+"""Graphs in files, and what can be told of a bare graph: its inputs, outputs, and whether it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tensorflow as tf
+from google.protobuf import text_format
+from google.protobuf.message import DecodeError
+
+from neural_mp.adaptors.tensorflow import runtime
+from neural_mp.adaptors.tensorflow.nodes import (
+    CONSTANT,
+    PLACEHOLDERS,
+    GraphDef,
+    TensorGraph,
+    make_node,
+    node_of,
+)
+from neural_mp.errors import ConfigurationError, ModelLoadError, did_you_mean
+
+#: Files of a graph alone.
+SUFFIXES = (".pb", ".pbtxt")
+#: Ops whose results nobody reads, and that are yet no outputs.
+_NO_OUTPUTS = (CONSTANT, *PLACEHOLDERS, "NoOp", "Assert", "CheckNumerics")
+
+
+def read(path: Path) -> tuple[GraphDef, list[str]]:
+    """A graph from a `.pb` or `.pbtxt` file, with warnings.
+
+    Raises:
+        ModelLoadError: it is of another kind, damaged or cut off.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ModelLoadError(
+            f"{str(path)!r} is no model of TensorFlow's; expected a SavedModel folder or a file "
+            f"that ends in .keras, .h5, {' or '.join(SUFFIXES)}"
+        )
+    graph = GraphDef()
+    try:
+        if path.suffix == ".pb":
+            graph.ParseFromString(path.read_bytes())
+        else:
+            text_format.Parse(path.read_text(encoding="utf-8"), graph)
+    except (DecodeError, text_format.ParseError, UnicodeDecodeError, OSError) as error:
+        raise ModelLoadError(
+            f"{str(path)!r} is no graph, or is damaged: {str(error).splitlines()[0]}"
+        ) from error
+    if not graph.node:
+        raise ModelLoadError(f"the graph in {str(path)!r} is empty")
+    if graph.versions.producer or path.suffix != ".pb":
+        return graph, []
+    # The version is written behind the nodes, so a file that was cut between two nodes lacks it.
+    return graph, [
+        f"{str(path)!r} does not say which version of TensorFlow wrote it, as a file that was cut "
+        f"off would; check that the outputs are the right ones"
+    ]
+
+
+def write(graph: GraphDef, path: Path) -> None:
+    """Write a graph as `.pb` or `.pbtxt`, by the file's name."""
+    if path.suffix == ".pbtxt":
+        path.write_text(text_format.MessageToString(graph), encoding="utf-8")
+    else:
+        path.write_bytes(graph.SerializeToString(deterministic=True))
+
+
+def checked(graph: GraphDef, what: str) -> tf.Graph:
+    """The graph as TensorFlow takes it in, which checks it.
+
+    Raises:
+        ModelLoadError: it has ops this TensorFlow does not know, or is not whole.
+    """
+    try:
+        return runtime.imported(graph)
+    except (ValueError, KeyError, tf.errors.OpError) as error:
+        lines = str(error).strip().splitlines()
+        raise ModelLoadError(
+            f"{what} is not a graph that this TensorFlow can run: {lines[0] if lines else error}"
+        ) from error
+
+
+def tensor_named(graph: tf.Graph, name: str, option: str) -> tf.Tensor:
+    """A tensor of a graph, by its name with or without `:0`.
+
+    Raises:
+        ConfigurationError: there is none of that name.
+    """
+    try:
+        return graph.get_tensor_by_name(name if ":" in name else f"{name}:0")
+    except (KeyError, ValueError):
+        names = [o.name for o in graph.get_operations() if o.type != CONSTANT and o.outputs]
+        raise ConfigurationError(
+            f"{option} names {name!r}, which is no tensor of the graph"
+            f"{did_you_mean(node_of(name), names)}"
+        ) from None
+
+
+def loose_ends(graph: GraphDef) -> tuple[str, ...]:
+    """The nodes whose results nothing reads: what a graph that names no outputs must mean."""
+    read_by_others = {node_of(t) for node in graph.node for t in node.input if t[:1] != "^"}
+    return tuple(
+        node.name
+        for node in graph.node
+        if node.name not in read_by_others and node.op not in _NO_OUTPUTS
+    )
+
+
+def placeholders(graph: GraphDef, outputs: tuple[str, ...]) -> tuple[str, ...]:
+    """The placeholders that the outputs depend on, in the order of the file."""
+    whole = TensorGraph.from_graph_def(graph)
+    known = [name for name in outputs if name in whole]
+    needed = whole.pruned(known).nodes if known else whole.nodes
+    return tuple(
+        node.name for node in graph.node if node.op in PLACEHOLDERS and node.name in needed
+    )
+
+
+def cut_at(graph: GraphDef, whole_graph: tf.Graph, inputs: tuple[str, ...]) -> GraphDef:
+    """The graph with a placeholder in the place of every computed tensor named as an input."""
+    whole = TensorGraph.from_graph_def(graph)
+    computed = [name for name in inputs if name in whole and whole[name].op not in PLACEHOLDERS]
+    if not computed:
+        return graph
+    for name in computed:
+        tensor = tensor_named(whole_graph, name, "inputs")
+        if len(tensor.op.outputs) > 1:
+            raise ConfigurationError(
+                f"inputs names {name!r}, one of {len(tensor.op.outputs)} results of an op; only "
+                f"ops with one result can be fed from outside"
+            )
+        fed = make_node("Placeholder", node_of(name), dtype=tensor.dtype)
+        fed.attr["shape"].shape.CopyFrom(tensor.shape.as_proto())
+        whole.add(fed)
+    return whole.to_graph_def()

@@ -1,0 +1,221 @@
+"""The integer kernels of the runtime: how their nodes are written.
+
+Everything is stored as uint8 with a zero point. The kernels know none: to them the stored numbers
+are `scale · q`, which is the real value plus `scale · zero_point`. What that adds behind a product
+is the same for every position as long as nothing is padded, and is taken out of the bias. Where
+zeros are padded, a tensor with negative values is read as int8, for which zero is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from neural_mp.adaptors.calibration import affine_parameters
+from neural_mp.adaptors.tensorflow.nodes import Array, NodeDef, make_node
+from neural_mp.observations import Range
+
+F32, U8, S8 = tf.float32, tf.quint8, tf.qint8
+#: The zero point of a tensor that is also read as int8.
+SIGNED_ZERO = 128
+#: Ranges no narrower than this: a kernel divides by them.
+_LEAST = 1e-6
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How real numbers are stored: `real = scale · (q - zero_point)`, q of uint8.
+
+    With a zero point of 128 the same numbers can be read as int8, less 128.
+    """
+
+    scale: float
+    zero_point: int
+
+    @property
+    def low(self) -> float:
+        """The least real number."""
+        return -self.zero_point * self.scale
+
+    @property
+    def high(self) -> float:
+        """The greatest real number."""
+        return (255 - self.zero_point) * self.scale
+
+    @property
+    def offset(self) -> float:
+        """What a kernel sees on top of the real value."""
+        return self.zero_point * self.scale
+
+
+def encoding_for(span: Range, symmetric: bool) -> Encoding:
+    """The encoding of a tensor with this range, widened to hold 0.
+
+    Args:
+        span: the least and the greatest value.
+        symmetric: whether some reader pads zeros, so that zero must be stored as itself: as 0
+            where nothing is negative, else as the middle of int8.
+    """
+    low, high = min(span[0], 0.0), max(span[1], 0.0)
+    if not symmetric:
+        scale, zero_point = affine_parameters(low, max(high, low + _LEAST))
+        return Encoding(scale, zero_point)
+    if low == 0.0:
+        return Encoding(max(high, _LEAST) / 255, 0)
+    return Encoding(max(-low, high, _LEAST) / 127, SIGNED_ZERO)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight in int8, one scale per output channel.
+
+    Attributes:
+        integers: as stored.
+        limits: of every channel, the real value that 127 stands for.
+        sums: of every channel, the sum of its real values as stored, over all inputs.
+    """
+
+    integers: NDArray[np.int8]
+    limits: NDArray[np.float32]
+    sums: NDArray[np.float64]
+
+
+def quantize_weight(weight: Array, depthwise: bool) -> Weight:
+    """Round a weight to int8, symmetric per channel.
+
+    Args:
+        weight: shape [..., outputs], or [height, width, inputs, multiplier] of a depthwise
+            convolution.
+        depthwise: which of the two.
+    """
+    axes = (0, 1) if depthwise else tuple(range(weight.ndim - 1))
+    limits = np.maximum(np.abs(weight).max(axis=axes), 1e-10).astype(np.float32)
+    integers = np.clip(np.round(weight / limits * 127), -127, 127).astype(np.int8)
+    sums = integers.sum(axis=axes, dtype=np.int64) * (limits.astype(np.float64) / 127)
+    return Weight(integers, limits.reshape(-1), sums.reshape(-1))
+
+
+def quantize_node(name: str, inputs: Sequence[str], encoding: Encoding, signed: bool) -> NodeDef:
+    """Real to stored. `inputs`: values, lowest and highest real number stored.
+
+    The asymmetric form rounds halves away from zero and the others to even, as the integer
+    kernels' own requantization does; numpy's rounding is the latter.
+    """
+    mode, rounding = "SCALED", "HALF_TO_EVEN"
+    if encoding.zero_point and not signed:
+        mode, rounding = "MIN_FIRST", "HALF_AWAY_FROM_ZERO"
+    return make_node(
+        "QuantizeV2",
+        name,
+        inputs,
+        T=S8 if signed else U8,
+        mode=mode,
+        round_mode=rounding,
+        # Else its scale would be that of -128, and the kernels assume that of -127.
+        narrow_range=signed,
+        axis=-1,
+        ensure_minimum_range=0.0,
+    )
+
+
+def quantize_limits(encoding: Encoding, signed: bool) -> tuple[float, float]:
+    """The lowest and highest real number a quantize or dequantize node is given."""
+    if signed:
+        return -127 * encoding.scale, 127 * encoding.scale
+    return encoding.low, encoding.high
+
+
+def dequantize_node(
+    name: str, inputs: Sequence[str], encoding: Encoding, dtype: tf.DType
+) -> NodeDef:
+    """Stored as uint8 to real. `inputs`: values, lowest and highest real number stored."""
+    mode = "SCALED"
+    if encoding.zero_point:
+        # bfloat16 comes in this mode only; the two give the same numbers.
+        mode = "MIN_FIRST" if dtype is F32 else "MIN_COMBINED"
+    return make_node(
+        "Dequantize", name, inputs, T=U8, mode=mode, dtype=dtype, narrow_range=False, axis=-1
+    )
+
+
+@dataclass(frozen=True)
+class Fused:
+    """One call of an integer kernel.
+
+    Attributes:
+        device: data tensors with their types: input, weight, bias, and a summand if there is one.
+        host: names of the limits, in the order the kernel takes them.
+        steps: what the kernel does behind the product.
+        result: the type it writes.
+    """
+
+    device: Sequence[tuple[str, tf.DType]]
+    host: Sequence[str]
+    steps: Sequence[str]
+    result: tf.DType
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of all inputs."""
+        return [*(name for name, _ in self.device), *self.host]
+
+    def common(self) -> Mapping[str, object]:
+        """The attributes all fused kernels have in common."""
+        requantizes = self.steps[-1] == "Requantize"
+        return {
+            "Tdevice_inputs": [kind for _, kind in self.device],
+            "Thost_inputs": [F32] * len(self.host),
+            "Tdevice_outputs": [self.result],
+            "Thost_outputs": [F32, F32] if requantizes else [],
+            "fused_ops": list(self.steps),
+        }
+
+
+def convolution_node(name: str, fused: Fused, like: NodeDef) -> NodeDef:
+    """A convolution, depthwise or not, with the geometry of the float node `like`."""
+    summand = fused.device[3][1] if len(fused.device) > 3 else fused.result
+    depthwise = like.op == "DepthwiseConv2dNative"
+    node = make_node(
+        "_FusedQuantizedDepthwiseConv2D" if depthwise else "_FusedQuantizedConv2D",
+        name,
+        fused.inputs,
+        Tinput=fused.device[0][1],
+        Tfilter=S8,
+        Tbias=F32,
+        Tsummand=summand,
+        out_type=fused.result,
+        is_filter_const=True,
+        is_bias_const=True,
+        data_format="NHWC",
+        alpha=0.0,
+        **fused.common(),
+    )
+    for key in ("strides", "padding", "explicit_paddings", "dilations"):
+        if key in like.attr:
+            node.attr[key].CopyFrom(like.attr[key])
+    return node
+
+
+def product_node(name: str, fused: Fused) -> NodeDef:
+    """A dense layer; it writes uint8 with a zero point by itself."""
+    return make_node(
+        "_QuantizedMatMul",
+        name,
+        fused.inputs,
+        T1=fused.device[0][1],
+        T2=S8,
+        Tbias=F32,
+        U=F32,
+        Tout=fused.result,
+        transpose_a=False,
+        transpose_b=False,
+        is_weight_const=True,
+        is_bias_const=True,
+        input_quant_mode="SCALED",
+        output_quant_mode="MIN_FIRST",
+        **fused.common(),
+    )

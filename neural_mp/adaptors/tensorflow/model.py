@@ -1,0 +1,86 @@
+"""A TensorFlow model as the adaptor holds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from neural_mp.adaptors.base import ConversionCounts
+from neural_mp.adaptors.tensorflow.nodes import Array, TensorGraph
+from neural_mp.adaptors.tensorflow.runtime import Runner, Shape, imported, shapes
+from neural_mp.adaptors.tensorflow.signature import Port, Signature
+
+
+@dataclass(frozen=True, eq=False)
+class TensorFlowModel:
+    """A graph that runs by itself: weights are constants in it.
+
+    Attributes:
+        graph: the nodes.
+        signature: the inputs and outputs.
+        example: tensor → array, inputs it can be run on.
+        ops: node that may run → the op its time counts for, where that has another name: the
+            layer whose kernel runs it along, or the op of the untouched graph it stands for.
+        original: the user's own object, of a model that was not converted.
+        warnings: what the user should know.
+        counts: the conversions that were put in.
+    """
+
+    graph: TensorGraph
+    signature: Signature
+    example: dict[str, Array]
+    ops: dict[str, str]
+    original: Any = None
+    warnings: tuple[str, ...] = ()
+    counts: ConversionCounts = ConversionCounts()
+
+    @cached_property
+    def runner(self) -> Runner:
+        """A session with the graph in it, made when it is first needed."""
+        return Runner(imported(self.graph.to_graph_def()))
+
+    @cached_property
+    def shapes(self) -> dict[str, list[Shape]]:
+        """Node → the shapes of its results."""
+        return shapes(self.graph)
+
+    @property
+    def output_nodes(self) -> frozenset[str]:
+        """The nodes whose results leave the graph."""
+        return frozenset(port.tensor.split(":")[0] for port in self.signature.outputs)
+
+    def run(self, feeds: dict[str, Array]) -> list[Any]:
+        """The outputs, in the order of the signature."""
+        return self.runner(feeds, [port.tensor for port in self.signature.outputs])
+
+
+def example_for(signature: Signature, batch_size: int = 1) -> dict[str, Array]:
+    """Made-up inputs: floats drawn from 0…1, integers zero, unknown sizes `batch_size` or 1."""
+    return {port.tensor: _made_up(port, batch_size) for port in signature.inputs}
+
+
+def _made_up(port: Port, batch_size: int) -> Array:
+    sizes = port.shape or ()
+    shape = [
+        size if size is not None else (batch_size if axis == 0 else 1)
+        for axis, size in enumerate(sizes)
+    ]
+    if port.dtype is tf.string:
+        return np.full(shape, b"", object)
+    if port.dtype.is_floating:
+        return np.random.default_rng(0).random(shape).astype(port.dtype.as_numpy_dtype)
+    return np.zeros(shape, port.dtype.as_numpy_dtype)
+
+
+def resized(feeds: dict[str, Array], batch_size: int) -> dict[str, Array]:
+    """The same inputs, repeated or cut to a batch of another size."""
+    return {
+        tensor: np.concatenate([array] * -(-batch_size // len(array)))[:batch_size]
+        if array.ndim and len(array)
+        else array
+        for tensor, array in feeds.items()
+    }

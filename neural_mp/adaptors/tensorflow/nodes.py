@@ -1,0 +1,261 @@
+"""A TensorFlow graph as a mapping of nodes: cheap to copy and to edit, one kernel a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+from tensorflow.core.framework import (
+    attr_value_pb2,
+    graph_pb2,
+    node_def_pb2,
+    tensor_pb2,
+    versions_pb2,
+)
+from tensorflow.core.framework.function_pb2 import FunctionDefLibrary
+from tensorflow.python.framework import op_def_registry, tensor_util
+
+NodeDef = node_def_pb2.NodeDef
+GraphDef = graph_pb2.GraphDef
+Array = NDArray[Any]
+
+#: Op types that hold a value instead of computing one.
+CONSTANT = "Const"
+PLACEHOLDERS = ("Placeholder", "PlaceholderWithDefault", "PlaceholderV2")
+#: numpy has no quantized types: how their values are stored.
+_STORED_AS = {tf.qint8: np.int8, tf.quint8: np.uint8, tf.qint32: np.int32}
+
+
+def node_of(tensor: str) -> str:
+    """The node that a tensor (`name`, `name:1`) or control input (`^name`) belongs to."""
+    return tensor.removeprefix("^").split(":")[0]
+
+
+def output_of(tensor: str) -> int:
+    """Which of its node's results a tensor is."""
+    _, _, index = tensor.partition(":")
+    return int(index or 0)
+
+
+def plain(tensor: str) -> str:
+    """A tensor's name in one spelling: without `:0`."""
+    return tensor.removesuffix(":0")
+
+
+def data_inputs(node: NodeDef) -> list[str]:
+    """The tensors a node reads, control inputs left out."""
+    return [plain(tensor) for tensor in node.input if not tensor.startswith("^")]
+
+
+def make_node(op: str, name: str, inputs: Sequence[str] = (), **attributes: Any) -> NodeDef:
+    """A node; attributes are given as Python values and `tf.DType`s."""
+    node = NodeDef(op=op, name=name, input=list(inputs))
+    for key, value in attributes.items():
+        _set_attribute(node.attr[key], value)
+    return node
+
+
+def _set_attribute(attribute: attr_value_pb2.AttrValue, value: Any) -> None:
+    if isinstance(value, list | tuple):
+        attribute.list.SetInParent()
+        for item in value:
+            if isinstance(item, tf.DType):
+                attribute.list.type.append(item.as_datatype_enum)
+            elif isinstance(item, str):
+                attribute.list.s.append(item.encode())
+            else:
+                attribute.list.i.append(int(item))
+    elif isinstance(value, tf.DType):
+        attribute.type = value.as_datatype_enum
+    elif isinstance(value, bool):
+        attribute.b = value
+    elif isinstance(value, int):
+        attribute.i = value
+    elif isinstance(value, float):
+        attribute.f = value
+    elif isinstance(value, str):
+        attribute.s = value.encode()
+    else:
+        attribute.CopyFrom(value)
+
+
+def make_constant(name: str, value: Any, dtype: tf.DType | None = None) -> NodeDef:
+    """A constant; `dtype` is needed for quantized types, which numpy does not have."""
+    if dtype in _STORED_AS:
+        stored = np.ascontiguousarray(value, _STORED_AS[dtype])
+        proto = tensor_pb2.TensorProto(
+            dtype=dtype.as_datatype_enum, tensor_content=stored.tobytes()
+        )
+        for size in stored.shape:
+            proto.tensor_shape.dim.add().size = size
+    else:
+        proto = tensor_util.make_tensor_proto(value, dtype=dtype)
+    node = NodeDef(op=CONSTANT, name=name)
+    node.attr["dtype"].type = proto.dtype
+    node.attr["value"].tensor.CopyFrom(proto)
+    return node
+
+
+def dtype_attribute(node: NodeDef, key: str = "T") -> tf.DType | None:
+    """The element type a node computes in; None where it has no such attribute."""
+    if key not in node.attr:
+        return None
+    return tf.as_dtype(node.attr[key].type)
+
+
+def text_attribute(node: NodeDef, key: str) -> str:
+    """A string attribute; empty where it is not set."""
+    return node.attr[key].s.decode() if key in node.attr else ""
+
+
+def integers_attribute(node: NodeDef, key: str) -> list[int]:
+    """A list of integers; empty where it is not set."""
+    return list(node.attr[key].list.i) if key in node.attr else []
+
+
+def _arguments(node: NodeDef, arguments: Iterable[Any]) -> list[str]:
+    """The name of the type attribute of every tensor; empty where the type is fixed."""
+    attributes: list[str] = []
+    for argument in arguments:
+        if argument.type_list_attr:
+            attributes += [""] * len(node.attr[argument.type_list_attr].list.type)
+            continue
+        count = node.attr[argument.number_attr].i if argument.number_attr else 1
+        attributes += [argument.type_attr] * count
+    return attributes
+
+
+def typed_inputs(node: NodeDef, key: str = "T") -> list[int]:
+    """Positions of the inputs whose element type is the attribute `key`."""
+    definition = op_def_registry.get(node.op)
+    if definition is None:
+        return []
+    return [i for i, name in enumerate(_arguments(node, definition.input_arg)) if name == key]
+
+
+def typed_outputs(node: NodeDef, key: str = "T") -> list[int]:
+    """Positions of the results whose element type is the attribute `key`."""
+    definition = op_def_registry.get(node.op)
+    if definition is None:
+        return []
+    return [i for i, name in enumerate(_arguments(node, definition.output_arg)) if name == key]
+
+
+def output_count(node: NodeDef) -> int:
+    """How many results a node has; 1 where its op is not known to the runtime."""
+    definition = op_def_registry.get(node.op)
+    return len(_arguments(node, definition.output_arg)) if definition is not None else 1
+
+
+@dataclass
+class TensorGraph:
+    """Nodes by name, in an order in which producers come first wherever there is no loop.
+
+    Nodes are never changed in place, so that copies can share them: replace them.
+    """
+
+    nodes: dict[str, NodeDef]
+    versions: versions_pb2.VersionDef = field(default_factory=versions_pb2.VersionDef)
+    library: FunctionDefLibrary = field(default_factory=FunctionDefLibrary)
+
+    @classmethod
+    def from_graph_def(cls, graph: GraphDef) -> TensorGraph:
+        """Take over the nodes of a `GraphDef`, which must not be changed afterwards."""
+        return cls({node.name: node for node in graph.node}, graph.versions, graph.library)
+
+    def to_graph_def(self) -> GraphDef:
+        """A `GraphDef` with copies of the nodes."""
+        graph = GraphDef(versions=self.versions, library=self.library)
+        graph.node.extend(self.nodes.values())
+        return graph
+
+    def copy(self) -> TensorGraph:
+        """Another graph with the same nodes."""
+        return TensorGraph(dict(self.nodes), self.versions, self.library)
+
+    def __getitem__(self, tensor: str) -> NodeDef:
+        return self.nodes[node_of(tensor)]
+
+    def __contains__(self, tensor: str) -> bool:
+        return node_of(tensor) in self.nodes
+
+    def add(self, node: NodeDef) -> str:
+        """Put in a node, in the place of one of the same name if there is; returns its name."""
+        self.nodes[node.name] = node
+        return str(node.name)
+
+    def edit(self, name: str) -> NodeDef:
+        """A copy of a node, put in its place, to be changed."""
+        copied = NodeDef()
+        copied.CopyFrom(self.nodes[name])
+        self.nodes[name] = copied
+        return copied
+
+    def unused(self, name: str) -> str:
+        """`name`, or with a number behind it where it is taken."""
+        candidate, number = name, 1
+        while candidate in self.nodes:
+            candidate, number = f"{name}_{number}", number + 1
+        return candidate
+
+    def constant(self, tensor: str) -> Array | None:
+        """The value of a constant; None where the tensor is computed."""
+        node = self.nodes.get(node_of(tensor))
+        if node is None or node.op != CONSTANT:
+            return None
+        value = tensor_util.MakeNdarray(node.attr["value"].tensor)
+        return np.asarray(value)
+
+    def consumers(self) -> dict[str, list[tuple[str, int]]]:
+        """Node → (node that reads it, position among that one's inputs), control edges included."""
+        found: dict[str, list[tuple[str, int]]] = {name: [] for name in self.nodes}
+        for node in self.nodes.values():
+            for position, tensor in enumerate(node.input):
+                found[node_of(tensor)].append((node.name, position))
+        return found
+
+    def redirect(self, replaced: Mapping[str, str]) -> None:
+        """Let everything that reads the tensors `replaced` read what they stand for."""
+        for name, node in list(self.nodes.items()):
+            if any(plain(tensor) in replaced for tensor in node.input):
+                edited = self.edit(name)
+                for position, tensor in enumerate(edited.input):
+                    edited.input[position] = replaced.get(plain(tensor), tensor)
+
+    def pruned(self, outputs: Iterable[str], keep: Iterable[str] = ()) -> TensorGraph:
+        """The graph less everything that no output needs, producers first.
+
+        Args:
+            outputs: tensors that must stay.
+            keep: nodes that stay although nothing may read them, such as inputs.
+        """
+        roots = [node_of(tensor) for tensor in (*keep, *outputs)]
+        order: dict[str, None] = {}
+        entered: set[str] = set()
+        stack = [(name, False) for name in reversed(roots)]
+        while stack:
+            name, done = stack.pop()
+            if done:
+                order[name] = None
+            elif name not in entered:
+                entered.add(name)
+                stack.append((name, True))
+                sources = (node_of(tensor) for tensor in reversed(self.nodes[name].input))
+                stack.extend((source, False) for source in sources if source not in entered)
+        return TensorGraph(
+            {name: self.nodes[name] for name in order}, self.versions, self.library
+        )
+
+
+def constant_bytes(node: NodeDef) -> int:
+    """Bytes of the value of a constant; 0 of other nodes."""
+    if node.op != CONSTANT:
+        return 0
+    proto = node.attr["value"].tensor
+    elements = int(np.prod([dimension.size for dimension in proto.tensor_shape.dim]))
+    size: int = elements * tf.as_dtype(proto.dtype).size
+    return size

@@ -1,0 +1,118 @@
+"""One pass over calibration batches; every tensor is reduced within the graph, by the runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from neural_mp.adaptors.calibration import SAMPLES_PER_BATCH, TensorStatistics, summarize
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.nodes import CONSTANT, Array
+from neural_mp.adaptors.tensorflow.runtime import Runner, imported
+from neural_mp.observations import Observations
+
+#: Bytes of input run at once: what a batch needs on its way grows with it.
+_INPUT_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class _Reduced:
+    """The tensors that say what one tensor of the model held."""
+
+    low: tf.Tensor
+    high: tf.Tensor
+    power: tf.Tensor
+    size: tf.Tensor
+    sample: tf.Tensor
+
+    @classmethod
+    def of(cls, tensor: tf.Tensor) -> _Reduced:
+        """Put the reductions behind a tensor."""
+        values = tf.cast(tensor, tf.float32)
+        flat = tf.reshape(values, [-1])
+        rank = tensor.shape.rank or 1
+        size = tf.size(flat, out_type=tf.int64)
+        # Drawn, not strided: a stride falls into step with an axis and sees some channels only.
+        drawn = tf.constant(np.random.default_rng(0).random(SAMPLES_PER_BATCH))
+        picked = tf.cast(drawn * tf.cast(size, tf.float64), tf.int64)
+        every = tf.range(size)
+        indices = tf.cond(size <= SAMPLES_PER_BATCH, lambda: every, lambda: picked)
+        return cls(
+            tf.reduce_min(flat),
+            tf.reduce_max(flat),
+            tf.reduce_mean(tf.square(values), axis=list(range(rank - 1))),
+            size,
+            tf.gather(flat, indices),
+        )
+
+    def names(self) -> list[str]:
+        """What to fetch."""
+        return [t.name for t in (self.low, self.high, self.power, self.size, self.sample)]
+
+
+def observe(
+    model: TensorFlowModel, batches: Iterable[dict[str, Array]], tensors: frozenset[str]
+) -> Observations:
+    """Run batches (tensor → array) and summarize what the named tensors held."""
+    graph = imported(model.graph.to_graph_def())
+    with graph.as_default():
+        reduced = {
+            name: _Reduced.of(graph.get_tensor_by_name(f"{name}:0")) for name in sorted(tensors)
+        }
+    fetches = [name for item in reduced.values() for name in item.names()]
+    runner = Runner(graph)
+    statistics: dict[str, TensorStatistics] = {}
+    samples = 0
+    for feeds in batches:
+        samples += _length(feeds)
+        for part in _parts(model, feeds):
+            found = iter(runner(part, fetches))
+            for name in reduced:
+                low, high, power, size, sample = (np.asarray(next(found)) for _ in range(5))
+                if not size:
+                    continue
+                power = np.atleast_1d(power)
+                taken = statistics.setdefault(name, TensorStatistics())
+                taken.update(float(low), float(high), power, int(size) // len(power), sample)
+    return summarize(statistics, samples)
+
+
+def _length(feeds: dict[str, Array]) -> int:
+    return next((len(array) for array in feeds.values() if array.ndim), 1)
+
+
+def _parts(model: TensorFlowModel, feeds: dict[str, Array]) -> Iterator[dict[str, Array]]:
+    """A batch in parts small enough, where every input has an open first axis of one length."""
+    size = _length(feeds)
+    ports = (*model.signature.inputs, *model.signature.outputs)
+    open_axis = all(port.shape and port.shape[0] is None for port in ports)
+    alike = all(array.ndim and len(array) == size for array in feeds.values())
+    total = sum(array.nbytes for array in feeds.values())
+    if not (open_axis and alike) or total <= _INPUT_BYTES:
+        yield feeds
+        return
+    step = max(1, size * _INPUT_BYTES // total)
+    for start in range(0, size, step):
+        yield {tensor: array[start : start + step] for tensor, array in feeds.items()}
+
+
+def first_non_finite(model: TensorFlowModel, feeds: dict[str, Array]) -> str | None:
+    """The first op whose result holds NaN or Inf."""
+    graph = imported(model.graph.to_graph_def())
+    fed = {port.tensor for port in model.signature.inputs}
+    names, checks = [], []
+    with graph.as_default():
+        for name, node in model.graph.nodes.items():
+            operation: Any = graph.get_operation_by_name(name)
+            if node.op == CONSTANT or name in fed or not operation.outputs:
+                continue
+            if operation.outputs[0].dtype.is_floating:
+                finite = tf.reduce_all(tf.math.is_finite(operation.outputs[0]))
+                names.append(model.ops.get(name, name))
+                checks.append(finite.name)
+    results = Runner(graph)(feeds, checks)
+    return next((name for name, fine in zip(names, results, strict=True) if not fine), None)

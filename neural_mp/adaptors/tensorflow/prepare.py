@@ -1,0 +1,106 @@
+"""From a frozen graph to one in which every layer is one op with its bias behind it.
+
+Every step leaves the graph computing the same numbers, but for rounding: the order in which
+constants are multiplied changes.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import tensorflow as tf
+
+from neural_mp.adaptors.tensorflow.dense import canonical_dense_layers
+from neural_mp.adaptors.tensorflow.fold import fold_affine_chains, fold_paddings
+from neural_mp.adaptors.tensorflow.nodes import (
+    TensorGraph,
+    make_node,
+    node_of,
+    output_count,
+    output_of,
+    plain,
+)
+from neural_mp.adaptors.tensorflow.runtime import offline_passes
+from neural_mp.adaptors.tensorflow.signature import Signature
+
+logger = logging.getLogger(__name__)
+
+#: The runtime's own passes. Not `arithmetic`: it merges additions, which hides residual sums.
+_PASSES = ("pruning", "function", "constfold", "dependency")
+#: Ops that pass a tensor on.
+_IDENTITIES = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
+#: Dataflow control: an Identity beside one of these is where a branch or loop hangs.
+_CONTROL_FLOW = ("Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond", "RefSwitch")
+
+
+def prepare(graph: TensorGraph, signature: Signature) -> tuple[TensorGraph, list[str]]:
+    """Bring a frozen graph into the form everything else works on.
+
+    Returns:
+        The graph, and warnings about what could not be done.
+    """
+    inputs = [port.tensor for port in signature.inputs]
+    outputs = [port.tensor for port in signature.outputs]
+    warnings: list[str] = []
+    try:
+        graph = TensorGraph.from_graph_def(
+            offline_passes(graph.to_graph_def(), _PASSES, inputs, outputs)
+        )
+    except (tf.errors.OpError, ValueError) as error:
+        logger.debug("offline passes failed", exc_info=True)
+        warnings.append(
+            f"TensorFlow could not fold the constants of the graph, which goes on as it is: "
+            f"{str(error).splitlines()[0]}"
+        )
+    kept = frozenset(map(node_of, outputs))
+    graph = graph.pruned(outputs, inputs)
+    strip_identities(graph, kept)
+    canonical_dense_layers(graph, kept)
+    graph = graph.pruned(outputs, inputs)
+    fold_affine_chains(graph, kept)
+    fold_paddings(graph)
+    name_every_result(graph)
+    return graph.pruned(outputs, inputs), warnings
+
+
+def strip_identities(graph: TensorGraph, outputs: frozenset[str]) -> None:
+    """Let readers of an op that passes a tensor on read that tensor."""
+    consumers = graph.consumers()
+    replaced: dict[str, str] = {}
+    for name, node in graph.nodes.items():
+        if node.op not in _IDENTITIES or name in outputs or len(node.input) != 1:
+            continue
+        beside = [graph[node.input[0]], *(graph[reader] for reader, _ in consumers[name])]
+        controls = any(
+            graph.nodes[reader].input[position].startswith("^")
+            for reader, position in consumers[name]
+        )
+        if not controls and not any(near.op in _CONTROL_FLOW for near in beside):
+            source = plain(node.input[0])
+            replaced[name] = replaced.get(source, source)
+    for name in replaced:
+        while replaced[name] in replaced:
+            replaced[name] = replaced[replaced[name]]
+    graph.redirect(replaced)
+
+
+def name_every_result(graph: TensorGraph) -> None:
+    """Put an Identity behind the results of ops that have several.
+
+    From here on a node's name is its tensor's name, which is how plans speak of tensors.
+    """
+    named: dict[str, str] = {}
+    for node in list(graph.nodes.values()):
+        for position, tensor in enumerate(node.input):
+            if tensor.startswith("^"):
+                continue
+            source = graph[tensor]
+            several = source.op not in _CONTROL_FLOW and output_count(source) > 1
+            if not several or "T" not in source.attr or "Norm" in source.op:
+                continue
+            tensor = plain(tensor)
+            if tensor not in named:
+                name = graph.unused(f"{source.name}/result_{output_of(tensor)}")
+                dtype = tf.as_dtype(source.attr["T"].type)
+                named[tensor] = graph.add(make_node("Identity", name, [tensor], T=dtype))
+            graph.edit(node.name).input[position] = named[tensor]

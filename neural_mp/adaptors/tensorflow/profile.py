@@ -1,0 +1,29 @@
+"""Seconds of every op, from the runtime's own step statistics."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.nodes import Array
+
+
+def profile(model: TensorFlowModel, feeds: dict[str, Array], runs: int = 5) -> dict[str, float]:
+    """Op (or conversion, by node name) → median seconds of `runs` runs after one to warm up.
+
+    The runtime fuses ops as it starts; a fused op bears the name of the last of them, and counts
+    for the layer it belongs to.
+    """
+    outputs = [port.tensor for port in model.signature.outputs if port.tensor not in feeds]
+    taken: dict[str, list[float]] = defaultdict(list)
+    for run in range(runs + 1):
+        seconds: dict[str, float] = defaultdict(float)
+        for device in model.runner.traced(feeds, outputs).dev_stats:
+            for node in device.node_stats:
+                if node.node_name in model.graph:
+                    name = model.ops.get(node.node_name, node.node_name)
+                    seconds[name] += node.op_end_rel_nanos * 1e-9 - node.op_start_rel_nanos * 1e-9
+        for name, value in seconds.items() if run else ():
+            taken[name].append(value)
+    return {name: statistics.median(values) for name, values in taken.items()}

@@ -1,0 +1,42 @@
+"""What the runtime has kernels for, asked of its own registry."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import tensorflow as tf
+from tensorflow.core.framework import types_pb2
+from tensorflow.python.framework import kernels, op_def_registry
+
+#: Kernels of the device we convert for, and those that run on any.
+_DEVICES = ("CPU", "DEFAULT")
+
+
+@lru_cache(maxsize=None)
+def kernel_dtypes(op: str, attribute: str = "T") -> frozenset[tf.DType]:
+    """The element types an op has a kernel for on the CPU; none for an op without `attribute`."""
+    definition = op_def_registry.get(op)
+    declared = next(
+        (a for a in definition.attr if a.name == attribute and a.type == "type"), None
+    ) if definition is not None else None
+    if declared is None:
+        return frozenset()
+    every = frozenset(types_pb2.DataType.values())
+    allowed = frozenset(declared.allowed_values.list.type) or every
+    found: set[int] = set()
+    for kernel in kernels.get_registered_kernels_for_op(op).kernel:
+        if kernel.device_type in _DEVICES:
+            limits = {c.name: c.allowed_values.list.type for c in kernel.constraint}
+            found |= allowed & frozenset(limits.get(attribute, every))
+    return frozenset(tf.as_dtype(value) for value in found if _is_plain(value))
+
+
+def _is_plain(value: int) -> bool:
+    """Whether a number stands for an element type, not for a reference to one."""
+    return 0 < value < types_pb2.DT_FLOAT_REF
+
+
+def has_kernel(op: str) -> bool:
+    """Whether an op has any kernel on the CPU."""
+    registered = kernels.get_registered_kernels_for_op(op).kernel
+    return any(kernel.device_type in _DEVICES for kernel in registered)

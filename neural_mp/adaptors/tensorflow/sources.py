@@ -1,0 +1,223 @@
+"""The forms a TensorFlow model comes in, each brought to a frozen graph and its signature."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+from neural_mp.adaptors.tensorflow import graph_files, keras_models
+from neural_mp.adaptors.tensorflow.nodes import GraphDef
+from neural_mp.adaptors.tensorflow.signature import DEFAULT_KEY, Port, Signature
+from neural_mp.errors import CaptureError, ModelLoadError, did_you_mean
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A model in the one form that everything else works on."""
+
+    graph: GraphDef
+    signature: Signature
+    original: Any = None
+    warnings: tuple[str, ...] = ()
+
+
+def read(source: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], example: Any) -> Taken:
+    """Bring a model to a frozen graph.
+
+    Args:
+        source: a path or an object of TensorFlow's or Keras's.
+        inputs, outputs: names the user gave; none where they are to be found.
+        example: the inputs of one batch, for models that do not say what they take.
+    """
+    if isinstance(source, str | Path):
+        return _read_path(Path(source), inputs, outputs, example)
+    if isinstance(source, tf.Graph):
+        source = source.as_graph_def()
+    if isinstance(source, GraphDef):
+        return _from_graph_def(source, inputs, outputs)
+    if keras_models.is_keras(source):
+        function, port_names, returns = keras_models.traced(source, example)
+        return _frozen(function, port_names, returns, inputs, outputs, source)
+    if isinstance(source, tf.types.experimental.ConcreteFunction):
+        return _from_concrete(source, inputs, outputs)
+    if isinstance(source, tf.types.experimental.GenericFunction):
+        return _from_concrete(_concrete(source, example), inputs, outputs)
+    if hasattr(source, "signatures"):
+        return _from_signatures(source, inputs, outputs, "the model")
+    raise ModelLoadError(
+        f"a {type(source).__name__} has no graph that could be found; give a Keras model, a "
+        f"concrete function, a SavedModel, or a GraphDef"
+    )
+
+
+def _read_path(
+    path: Path, inputs: tuple[str, ...], outputs: tuple[str, ...], example: Any
+) -> Taken:
+    if not path.exists():
+        raise ModelLoadError(f"there is no model file or folder {str(path)!r}")
+    if path.name in ("saved_model.pb", "saved_model.pbtxt"):
+        path = path.parent
+    if path.is_dir():
+        return _read_saved_model(path, inputs, outputs)
+    if path.suffix in (".keras", ".h5", ".hdf5"):
+        model = keras_models.load(path)
+        function, port_names, returns = keras_models.traced(model, example)
+        return _frozen(function, port_names, returns, inputs, outputs, model)
+    graph, warnings = graph_files.read(path)
+    taken = _from_graph_def(graph, inputs, outputs, str(path))
+    return Taken(taken.graph, taken.signature, None, (*warnings, *taken.warnings))
+
+
+def _read_saved_model(path: Path, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Taken:
+    if not any((path / name).is_file() for name in ("saved_model.pb", "saved_model.pbtxt")):
+        raise ModelLoadError(f"{str(path)!r} is no SavedModel: it holds no saved_model.pb")
+    try:
+        loaded = tf.saved_model.load(str(path))
+    except Exception as error:
+        # The loader raises whatever its parsers and restore ops raise.
+        logger.debug("reading %s failed", path, exc_info=True)
+        raise ModelLoadError(
+            f"the SavedModel {str(path)!r} cannot be read: {_first_line(error)}"
+        ) from error
+    return _from_signatures(loaded, inputs, outputs, f"the SavedModel {str(path)!r}")
+
+
+def _from_signatures(
+    loaded: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], what: str
+) -> Taken:
+    signatures = dict(loaded.signatures)
+    if not signatures:
+        raise ModelLoadError(
+            f"{what} has no signature, so what it takes and returns is not known; save it with "
+            f"tf.saved_model.save(model, path, signatures=…)"
+        )
+    key = DEFAULT_KEY if DEFAULT_KEY in signatures else next(iter(signatures))
+    warnings = ()
+    if len(signatures) > 1:
+        others = ", ".join(repr(name) for name in signatures if name != key)
+        warnings = (f"of the model's signatures, {key!r} is converted, but not {others}",)
+    if key not in signatures or (DEFAULT_KEY not in signatures and len(signatures) > 1):
+        raise ModelLoadError(
+            f"{what} has no signature {DEFAULT_KEY!r} and several others"
+            f"{did_you_mean(DEFAULT_KEY, signatures)}; give the one to convert: "
+            f"tf.saved_model.load(path).signatures[name]"
+        )
+    taken = _from_concrete(signatures[key], inputs, outputs, key)
+    return Taken(taken.graph, taken.signature, None, warnings)
+
+
+def _concrete(function: Any, example: Any) -> Any:
+    """The one function of a `tf.function`, traced for the example if it says nothing itself."""
+    try:
+        return function.get_concrete_function()
+    except (TypeError, ValueError):
+        if example is None:
+            raise CaptureError(
+                "the tf.function does not say what it takes; give it an input_signature, give "
+                "data, or set inputs to an example array"
+            ) from None
+    values = list(example) if isinstance(example, tuple | list) else [example]
+    specs = [keras_models.open_spec(value) for value in values]
+    return function.get_concrete_function(*specs)
+
+
+def _from_concrete(
+    function: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], key: str = DEFAULT_KEY
+) -> Taken:
+    positional, named = function.structured_input_signature
+    specs = [s for s in tf.nest.flatten((positional, named)) if isinstance(s, tf.TensorSpec)]
+    names = tuple(spec.name or f"input_{i}" for i, spec in enumerate(specs))
+    results = function.structured_outputs
+    if isinstance(results, dict):
+        return _frozen(function, (names, tuple(sorted(results))), "dict", inputs, outputs, None, key)
+    count = len(function.outputs)
+    returns = "single" if isinstance(results, tf.TensorSpec | tf.Tensor) else "list"
+    port_names = (names, tuple(f"output_{i}" for i in range(count)))
+    return _frozen(function, port_names, returns, inputs, outputs, None, key)
+
+
+def _frozen(
+    function: Any,
+    names: tuple[Sequence[str | tuple[str, str]], Sequence[str]],
+    returns: str,
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    original: Any,
+    key: str = DEFAULT_KEY,
+) -> Taken:
+    """Turn the variables of a function into constants.
+
+    Args:
+        function: a concrete function.
+        names: of its inputs (with an alias, or without) and outputs, in their order.
+        returns: the form of its outputs.
+        inputs, outputs: names the user gave.
+        original: what it was made from.
+        key: the signature it is.
+    """
+    try:
+        frozen = convert_variables_to_constants_v2(function, lower_control_flow=False)
+    except Exception as error:
+        logger.debug("freezing failed", exc_info=True)
+        raise ModelLoadError(
+            f"the model's variables cannot be turned into constants: {_first_line(error)}"
+        ) from error
+    input_names, output_names = names
+    if len(frozen.inputs) != len(input_names):
+        extra = [t.name for t in frozen.inputs if t.dtype in (tf.resource, tf.variant)]
+        raise ModelLoadError(
+            f"the model reads {(extra or ['more than its inputs'])[0]!r}, a lookup table or other "
+            f"resource that is not part of its graph; export it without"
+        )
+    signature = Signature(
+        tuple(_port(name, t) for name, t in zip(input_names, frozen.inputs, strict=True)),
+        tuple(_port(name, t) for name, t in zip(output_names, frozen.outputs, strict=True)),
+        "single" if len(frozen.outputs) == 1 and returns != "list" else returns,
+        key,
+    )
+    graph = frozen.graph.as_graph_def()
+    return Taken(graph, signature.choosing(inputs, outputs), original)
+
+
+def _port(name: str | tuple[str, str], tensor: Any) -> Port:
+    called, alias = name if isinstance(name, tuple) else (name, None)
+    shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
+    return Port(called, tensor.name.removesuffix(":0"), tensor.dtype, shape, alias)
+
+
+def _from_graph_def(
+    graph: GraphDef, inputs: tuple[str, ...], outputs: tuple[str, ...], what: str = "the graph"
+) -> Taken:
+    checked = graph_files.checked(graph, what)
+    warnings: list[str] = []
+    found = outputs or graph_files.loose_ends(graph)
+    if not found:
+        raise ModelLoadError(f"{what} has no outputs that could be found; set outputs")
+    if not outputs and len(found) > 1:
+        warnings.append(
+            f"outputs were not named; taken are all {len(found)} that nothing reads: "
+            f"{', '.join(found[:6])}{', …' if len(found) > 6 else ''}"
+        )
+    fed = inputs or graph_files.placeholders(graph, found)
+    graph = graph_files.cut_at(graph, checked, inputs)
+    ports = []
+    for option, names in (("inputs", fed), ("outputs", found)):
+        tensors = [graph_files.tensor_named(checked, name, option) for name in names]
+        ports.append(
+            tuple(_port(name, t) for name, t in zip(names, tensors, strict=True))
+        )
+    returns = "single" if len(found) == 1 else "list"
+    return Taken(graph, Signature(ports[0], ports[1], returns), None, tuple(warnings))
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"

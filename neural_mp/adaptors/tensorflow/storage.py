@@ -1,0 +1,110 @@
+"""Models in files: SavedModels that TensorFlow itself and TensorFlow Serving run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from google.protobuf.message import DecodeError, EncodeError
+from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
+
+from neural_mp.adaptors.base import ConversionCounts
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel, example_for
+from neural_mp.adaptors.tensorflow.nodes import TensorGraph
+from neural_mp.adaptors.tensorflow.runtime import Shape, imported
+from neural_mp.adaptors.tensorflow.signature import Port, Signature
+from neural_mp.errors import ConversionError, ModelLoadError
+
+MODEL_FILE = "saved_model.pb"
+DETAILS_FILE = "details.json"
+_PREDICT = "tensorflow/serving/predict"
+
+
+def save(model: TensorFlowModel, folder: Path) -> None:
+    """Write a SavedModel: one frozen graph with the signature it came with.
+
+    Raises:
+        ConversionError: the graph is larger than 2 GB, which the format does not hold.
+    """
+    saved = saved_model_pb2.SavedModel(saved_model_schema_version=1)
+    meta = saved.meta_graphs.add()
+    meta.meta_info_def.tags.append(tf.saved_model.SERVING)
+    meta.meta_info_def.tensorflow_version = tf.__version__
+    meta.meta_info_def.tensorflow_git_version = tf.__git_version__
+    meta.graph_def.CopyFrom(model.graph.to_graph_def())
+    definition = meta.signature_def[model.signature.key]
+    definition.method_name = _PREDICT
+    for port in model.signature.inputs:
+        definition.inputs[port.name].CopyFrom(_described(port))
+    for port in model.signature.outputs:
+        definition.outputs[port.name].CopyFrom(_described(port))
+    try:
+        data = saved.SerializeToString(deterministic=True)
+    except (EncodeError, ValueError) as error:
+        raise ConversionError(f"the model cannot be written as a SavedModel: {error}") from error
+    (folder / MODEL_FILE).write_bytes(data)
+    (folder / "variables").mkdir()
+    details = {
+        "inputs": [_to_plain(port) for port in model.signature.inputs],
+        "outputs": [_to_plain(port) for port in model.signature.outputs],
+        "returns": model.signature.returns,
+        "key": model.signature.key,
+        "ops": model.ops,
+        "counts": asdict(model.counts),
+        # The sizes of the example inputs, not their values: those are the user's data.
+        "example": {tensor: list(array.shape) for tensor, array in model.example.items()},
+    }
+    (folder / DETAILS_FILE).write_text(json.dumps(details), encoding="utf-8")
+
+
+def restore(folder: Path) -> TensorFlowModel:
+    """Read back what `save` wrote."""
+    path = folder / MODEL_FILE
+    saved = saved_model_pb2.SavedModel()
+    try:
+        saved.ParseFromString(path.read_bytes())
+        graph = saved.meta_graphs[0].graph_def
+        imported(graph)
+    except (DecodeError, IndexError, OSError, ValueError, tf.errors.OpError) as error:
+        raise ModelLoadError(f"{str(path)!r} is missing or damaged: {error}") from error
+    try:
+        details = json.loads((folder / DETAILS_FILE).read_text(encoding="utf-8"))
+        signature = Signature(
+            tuple(_from_plain(port) for port in details["inputs"]),
+            tuple(_from_plain(port) for port in details["outputs"]),
+            details["returns"],
+            details["key"],
+        )
+        shapes: dict[str, Shape] = {k: tuple(v) for k, v in details["example"].items()}
+        counts, ops = ConversionCounts(**details["counts"]), dict(details["ops"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadError(f"{str(folder / DETAILS_FILE)!r} is damaged: {error}") from error
+    sized = replace(
+        signature,
+        inputs=tuple(replace(p, shape=shapes.get(p.tensor, p.shape)) for p in signature.inputs),
+    )
+    return TensorFlowModel(
+        TensorGraph.from_graph_def(graph), signature, example_for(sized), ops, counts=counts
+    )
+
+
+def _described(port: Port) -> meta_graph_pb2.TensorInfo:
+    name = port.tensor if ":" in port.tensor else f"{port.tensor}:0"
+    return meta_graph_pb2.TensorInfo(
+        name=name,
+        dtype=port.dtype.as_datatype_enum,
+        tensor_shape=tf.TensorShape(port.shape).as_proto(),
+    )
+
+
+def _to_plain(port: Port) -> dict[str, Any]:
+    shape = None if port.shape is None else list(port.shape)
+    return {**vars(port), "dtype": port.dtype.name, "shape": shape}
+
+
+def _from_plain(data: dict[str, Any]) -> Port:
+    shape = None if data["shape"] is None else tuple(data["shape"])
+    return Port(data["name"], data["tensor"], tf.as_dtype(data["dtype"]), shape, data["alias"])

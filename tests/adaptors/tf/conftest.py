@@ -1,0 +1,40 @@
+"""Keras nets on scikit-learn's digits, with channels last as TensorFlow has them."""
+
+import keras
+import pytest
+from keras_nets import deep_net, hostile, small_net, train
+
+
+@pytest.fixture(scope="session")
+def digits(digits):
+    """Training and test split; images [8, 8, 1] in 0…1."""
+    return tuple(
+        type(part)(part.images.transpose(0, 2, 3, 1).copy(), part.labels) for part in digits
+    )
+
+
+@pytest.fixture(scope="session")
+def _keras_trained(digits):
+    keras.utils.set_random_seed(0)
+    small, deep = small_net(), deep_net()
+    train(small, digits[0], epochs=8)
+    train(deep, digits[0], epochs=10)
+    return small, deep
+
+
+@pytest.fixture
+def net(_keras_trained) -> keras.Model:
+    """A small trained residual net with batch norms."""
+    return _keras_trained[0]
+
+
+@pytest.fixture
+def deep(_keras_trained) -> keras.Model:
+    """A trained net of 8 convolutions and 1 dense layer."""
+    return _keras_trained[1]
+
+
+@pytest.fixture
+def hostile_net(_keras_trained) -> keras.Model:
+    """The same function, with one channel ×1024 between convolutions 2 and 3."""
+    return hostile(_keras_trained[1])

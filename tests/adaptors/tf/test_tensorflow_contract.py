@@ -1,0 +1,29 @@
+import numpy as np
+import pytest
+from adaptor_contract import BF16, INT8, AdaptorContract, uniform
+
+
+class TestTensorFlow(AdaptorContract):
+    framework = "tensorflow"
+    input_name = "image"
+
+    @pytest.fixture
+    def source(self, net):
+        return net
+
+    @pytest.fixture
+    def reference(self, source, images) -> np.ndarray:
+        return np.asarray(source(images, training=False))
+
+    def test_an_int8_plan_runs_integer_kernels(self, space, convert):
+        """Every layer the plan has in INT8 is one integer kernel, and nothing else computes."""
+        converted = convert(uniform(space, INT8))
+        ops = [node.op for node in converted.graph.nodes.values()]
+        kernels = [op for op in ops if op.startswith(("_FusedQuantized", "_QuantizedMatMul"))]
+        assert len(kernels) == len(space.decided) == 7
+        assert not {"Conv2D", "MatMul", "BiasAdd", "Relu", "AddV2", "MaxPool"} & set(ops)
+
+    def test_batch_norms_are_folded(self, space):
+        assert {op.type for op in space.graph} == {
+            *("Conv2D", "BiasAdd", "Relu", "MaxPool", "AddV2", "Mean", "MatMul", "Identity"),
+        }
