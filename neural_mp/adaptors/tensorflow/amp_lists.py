@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +42,7 @@ class FourLists:
     clear: frozenset[str] = frozenset()
 
 
-@lru_cache(maxsize=None)
+@cache
 def runtime_lists(precision: Precision) -> FourLists:
     """The defaults of the TensorFlow that is installed; empty lists where it does not tell."""
     name, wanted = _PASSES[precision]

@@ -61,9 +61,7 @@ class _Judge:
         self.model, self.anatomy, self.supports = model, parts, supports
         self.fed = {node_of(port.tensor) for port in model.signature.inputs}
         self.loops = in_loops(model.graph)
-        self.members = {
-            member for cluster in parts.clusters.values() for member in cluster.members
-        }
+        self.members = {member for cluster in parts.clusters.values() for member in cluster.members}
         self.several = {
             node_of(tensor)
             for node in model.graph.nodes.values()

@@ -96,13 +96,13 @@ def _write_pad(
     eights = forms.constant(
         f"{name}/eights", np.array([-1, sizes[1], sizes[2], sizes[3] // 8, 8], np.int32)
     )
-    ones = forms.constant(
-        f"{name}/ones", np.array([-1, after[1], after[2], sizes[3]], np.int32)
-    )
+    ones = forms.constant(f"{name}/ones", np.array([-1, after[1], after[2], sizes[3]], np.int32))
     value = forms.constant(f"{name}/zero", np.full(8, zero_point, np.uint8).view(np.int64)[0])
     split = graph.unused(f"{name}/split")
     graph.add(
-        make_node("Reshape", split, [_bits(forms, stored, name), eights], T=tf.uint8, Tshape=tf.int32)
+        make_node(
+            "Reshape", split, [_bits(forms, stored, name), eights], T=tf.uint8, Tshape=tf.int32
+        )
     )
     longs, padded = graph.unused(f"{name}/longs"), graph.unused(f"{name}/padded")
     graph.add(make_node("Bitcast", longs, [split], T=tf.uint8, type=tf.int64))

@@ -10,7 +10,7 @@ import numpy as np
 from neural_mp.adaptors.tensorflow.fold import ADDITIONS, LAYERS, only_reader
 from neural_mp.adaptors.tensorflow.gelu import find_gelu
 from neural_mp.adaptors.tensorflow.nodes import TensorGraph, data_inputs, text_attribute
-from neural_mp.adaptors.tensorflow.runtime import Shape
+from neural_mp.adaptors.tensorflow.shapes import Shape
 
 Consumers = Mapping[str, list[tuple[str, int]]]
 
@@ -144,11 +144,11 @@ def non_negative(graph: TensorGraph) -> frozenset[str]:
     found: set[str] = set()
     for name, node in graph.nodes.items():
         sources = data_inputs(node)
-        if node.op in _NEVER_NEGATIVE:
-            found.add(name)
-        elif node.op in _KEEP_SIGN and sources and sources[0] in found:
-            found.add(name)
-        elif node.op == "ConcatV2" and all(source in found for source in sources[:-1]):
+        if (
+            node.op in _NEVER_NEGATIVE
+            or (node.op in _KEEP_SIGN and sources and sources[0] in found)
+            or (node.op == "ConcatV2" and all(source in found for source in sources[:-1]))
+        ):
             found.add(name)
         elif node.op == "Maximum":
             limits = [graph.constant(source) for source in sources]

@@ -62,9 +62,7 @@ def convert(
     return writer.finished()
 
 
-def _encodings(
-    flow: Flow, plan: PrecisionPlan, ranges: dict[str, Range]
-) -> dict[str, Encoding]:
+def _encodings(flow: Flow, plan: PrecisionPlan, ranges: dict[str, Range]) -> dict[str, Encoding]:
     """Root tensor → how it is stored: symmetric where one of its readers has it so."""
     symmetric = {
         flow.root[source]
@@ -188,4 +186,3 @@ class _Writer:
                 for position, tensor in enumerate(edited.input):
                     if tensor in controls:
                         edited.input[position] = f"^{replaced[tensor[1:]]}"
-

@@ -23,7 +23,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     plain,
     text_attribute,
 )
-from neural_mp.adaptors.tensorflow.runtime import Shape, shapes
+from neural_mp.adaptors.tensorflow.shapes import Shape, shapes
 
 _BATCH_PRODUCTS = ("BatchMatMul", "BatchMatMulV2")
 #: Ops that work on every element alone, so that a Reshape may as well come behind them.

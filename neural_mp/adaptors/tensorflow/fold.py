@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     node_of,
     text_attribute,
 )
+from neural_mp.adaptors.tensorflow.shapes import Shape
 
 #: Layers with a constant weight, and how many axes their result has.
 LAYERS = {"Conv2D": 4, "DepthwiseConv2dNative": 4, "MatMul": 2}
@@ -46,7 +48,9 @@ def output_channels(node: NodeDef, weight: Array) -> int:
     return int(weight.shape[-1])
 
 
-def only_reader(graph: TensorGraph, consumers: dict[str, list[tuple[str, int]]], name: str) -> tuple[NodeDef, int] | None:
+def only_reader(
+    graph: TensorGraph, consumers: dict[str, list[tuple[str, int]]], name: str
+) -> tuple[NodeDef, int] | None:
     """The one node that reads the first result of a node, and where; None for none or several."""
     readers = consumers[name]
     if len(readers) != 1:
@@ -80,9 +84,7 @@ def fold_affine_chains(graph: TensorGraph, outputs: frozenset[str]) -> None:
             _put_back(graph, node, weight, affine, last)
 
 
-def _absorb(
-    graph: TensorGraph, node: NodeDef, position: int, affine: _Affine, axes: int
-) -> bool:
+def _absorb(graph: TensorGraph, node: NodeDef, position: int, affine: _Affine, axes: int) -> bool:
     """Take a node into an affine map; False where it is none."""
     if node.op.startswith("FusedBatchNorm"):
         return _absorb_norm(graph, node, position, affine)
@@ -148,24 +150,51 @@ def _put_back(
     graph.add(make_node("BiasAdd", last.name, [layer.name, bias.name], T=tf.float32))
 
 
-def fold_paddings(graph: TensorGraph) -> None:
+def fold_paddings(graph: TensorGraph, known: Mapping[str, list[Shape]]) -> None:
     """Let convolutions pad by themselves what a Pad before them pads with zeros."""
     for name, node in list(graph.nodes.items()):
-        if node.op != "Conv2D" or text_attribute(node, "padding") not in ("VALID", "EXPLICIT"):
+        if node.op not in ("Conv2D", "DepthwiseConv2dNative"):
             continue
         pad = graph[node.input[0]]
         nhwc = text_attribute(node, "data_format") in ("", "NHWC")
         if pad.op != "Pad" or output_is_indexed(node.input[0]) or not nhwc:
             continue
         amounts = graph.constant(pad.input[1])
-        if amounts is None or amounts.shape != (4, 2) or amounts[[0, 3]].any() or (amounts < 0).any():
+        if amounts is None or amounts.shape != (4, 2) or amounts[[0, 3]].any() or amounts.min() < 0:
             continue
-        already = integers_attribute(node, "explicit_paddings") or [0] * 8
-        edited = graph.edit(name)
+        padding = text_attribute(node, "padding")
+        if padding == "VALID" and _is_same(graph, node, amounts, known[pad.name][0]):
+            edited = graph.edit(name)
+            edited.attr["padding"].s = b"SAME"
+        elif node.op == "Conv2D" and padding in ("VALID", "EXPLICIT"):
+            already = integers_attribute(node, "explicit_paddings") or [0] * 8
+            edited = graph.edit(name)
+            edited.attr["padding"].s = b"EXPLICIT"
+            total = [a + int(b) for a, b in zip(already, amounts.reshape(-1), strict=True)]
+            edited.attr["explicit_paddings"].list.i[:] = total
+        else:
+            continue
         edited.input[0] = pad.input[0]
-        edited.attr["padding"].s = b"EXPLICIT"
-        total = [a + int(b) for a, b in zip(already, amounts.reshape(-1), strict=True)]
-        edited.attr["explicit_paddings"].list.i[:] = total
+
+
+def _is_same(graph: TensorGraph, node: NodeDef, amounts: Array, padded: Shape) -> bool:
+    """Whether padding by these amounts is what `SAME` does for an input of this size."""
+    weight = graph.constant(node.input[1])
+    if weight is None or padded is None:
+        return False
+    strides = integers_attribute(node, "strides")
+    dilations = integers_attribute(node, "dilations") or [1, 1, 1, 1]
+    for axis in (1, 2):
+        size = padded[axis]
+        if size is None:
+            return False
+        inner = size - int(amounts[axis].sum())
+        window = (weight.shape[axis - 1] - 1) * dilations[axis] + 1
+        steps = -(-inner // strides[axis])
+        total = max((steps - 1) * strides[axis] + window - inner, 0)
+        if list(amounts[axis]) != [total // 2, total - total // 2]:
+            return False
+    return True
 
 
 def output_is_indexed(tensor: str) -> bool:

@@ -50,9 +50,9 @@ class Forms:
     graph: TensorGraph
     _found: dict[str, dict[str, str]] = field(default_factory=dict)
     _scalars: dict[float, str] = field(default_factory=dict)
-    _counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(
-        ("casts", "quantize", "dequantize"), 0
-    ))
+    _counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("casts", "quantize", "dequantize"), 0)
+    )
 
     @property
     def counts(self) -> ConversionCounts:
@@ -127,11 +127,15 @@ class Forms:
         stem = node_of(tensor)
         return [self.scalar(low, f"{stem}/low"), self.scalar(high, f"{stem}/high")]
 
-    def bitwise(self, name: str, op: str, stored: str, operand: Array, kinds: tuple[tf.DType, tf.DType]) -> str:
+    def bitwise(
+        self, name: str, op: str, stored: str, operand: Array, kinds: tuple[tf.DType, tf.DType]
+    ) -> str:
         """A bitwise or elementwise op on stored numbers, which have no such kernels themselves."""
         before, after = kinds
         bits = self.graph.add(
-            make_node("Bitcast", self.graph.unused(f"{name}/bits"), [stored], T=before, type=tf.uint8)
+            make_node(
+                "Bitcast", self.graph.unused(f"{name}/bits"), [stored], T=before, type=tf.uint8
+            )
         )
         constant = self.constant(f"{name}/operand", operand)
         changed = self.graph.add(
@@ -173,4 +177,3 @@ class Forms:
         kinds = (U8, S8) if signed else (S8, U8)
         name = self.name_for(tensor, INT8 if signed else UINT8)
         return self.bitwise(name, "BitwiseXor", stored, np.uint8(128), kinds)
-

@@ -14,7 +14,9 @@ from neural_mp.adaptors.tensorflow.nodes import TensorGraph, data_inputs
 #: The kernels' names of the exact and the approximate form (Hendrycks and Gimpel, 2016).
 _FORMS = {
     "GeluExact": lambda x: 0.5 * x * special.erfc(-x / np.sqrt(2)),
-    "GeluApproximate": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    "GeluApproximate": lambda x: (
+        0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    ),
 }
 _COMPUTES = {
     "Add": np.add,
@@ -62,7 +64,9 @@ def find_gelu(
         inner = {start, *nodes[:-1]}
         closed = all(reader in nodes for name in inner for reader, _ in consumers[name])
         if closed:
-            kind = next((k for k, f in _FORMS.items() if _same(f(_POINTS), values[following])), None)
+            kind = next(
+                (k for k, f in _FORMS.items() if _same(f(_POINTS), values[following])), None
+            )
             if kind is not None:
                 return Gelu(kind, tuple(nodes))
     return None
@@ -84,7 +88,10 @@ def _next_computable(
         for reader, _ in consumers[name]:
             if reader in values or graph.nodes[reader].op not in _COMPUTES:
                 continue
-            if all(t in values or _number(graph, t) is not None for t in data_inputs(graph.nodes[reader])):
+            if all(
+                t in values or _number(graph, t) is not None
+                for t in data_inputs(graph.nodes[reader])
+            ):
                 return reader
     return None
 

@@ -63,7 +63,7 @@ def anatomy(model: TensorFlowModel) -> Anatomy:
 
 def _moved(graph: TensorGraph, node: NodeDef) -> tuple[str, ...]:
     """The tensors that an op moves without changing them; none where it does more."""
-    if node.op not in CARRIERS or "T" not in node.attr and node.op != CONSTANT:
+    if node.op not in CARRIERS or ("T" not in node.attr and node.op != CONSTANT):
         return ()
     tensors = data_inputs(node)
     count = CARRIERS[node.op]
@@ -89,9 +89,7 @@ def _has_rank(model: TensorFlowModel, name: str) -> bool:
 
 def layer_of(found: Anatomy) -> dict[str, str]:
     """Node that a layer's kernel can run along → that layer."""
-    return {
-        member: head for head, cluster in found.clusters.items() for member in cluster.members
-    }
+    return {member: head for head, cluster in found.clusters.items() for member in cluster.members}
 
 
 def build_graph(model: TensorFlowModel) -> OpGraph:

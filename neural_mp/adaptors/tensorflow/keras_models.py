@@ -22,7 +22,8 @@ PortNames = tuple[list[str | tuple[str, str]], list[str]]
 def is_keras(source: Any) -> bool:
     """Whether an object is a model or layer of Keras's, of whichever generation."""
     return any(
-        kind.__module__.split(".")[0] in ("keras", "tf_keras") and kind.__name__ in ("Layer", "Model")
+        kind.__module__.split(".")[0] in ("keras", "tf_keras")
+        and kind.__name__ in ("Layer", "Model")
         for kind in type(source).__mro__
     )
 

@@ -51,9 +51,7 @@ class Layer:
     sixteen: bool
 
     @classmethod
-    def of(
-        cls, graph: TensorGraph, consumers: Consumers, cluster: Cluster, flow: Flow
-    ) -> Layer:
+    def of(cls, graph: TensorGraph, consumers: Consumers, cluster: Cluster, flow: Flow) -> Layer:
         """What of a cluster runs in INT8: the steps up to the first that does not."""
         steps = []
         for step in cluster.steps:

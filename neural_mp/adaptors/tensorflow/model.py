@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from neural_mp.adaptors.base import ConversionCounts
 from neural_mp.adaptors.tensorflow.nodes import Array, TensorGraph
-from neural_mp.adaptors.tensorflow.runtime import Runner, Shape, imported, shapes
+from neural_mp.adaptors.tensorflow.runtime import Runner, imported
+from neural_mp.adaptors.tensorflow.shapes import Shape, shapes
 from neural_mp.adaptors.tensorflow.signature import Port, Signature
 
 

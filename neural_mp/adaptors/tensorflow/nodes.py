@@ -246,9 +246,7 @@ class TensorGraph:
                 stack.append((name, True))
                 sources = (node_of(tensor) for tensor in reversed(self.nodes[name].input))
                 stack.extend((source, False) for source in sources if source not in entered)
-        return TensorGraph(
-            {name: self.nodes[name] for name in order}, self.versions, self.library
-        )
+        return TensorGraph({name: self.nodes[name] for name in order}, self.versions, self.library)
 
 
 def constant_bytes(node: NodeDef) -> int:

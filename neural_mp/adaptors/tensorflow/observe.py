@@ -16,7 +16,7 @@ from neural_mp.adaptors.tensorflow.runtime import Runner, imported
 from neural_mp.observations import Observations
 
 #: Bytes of input run at once: what a batch needs on its way grows with it.
-_INPUT_BYTES = 4 << 20
+_INPUT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def observe(
             name: _Reduced.of(graph.get_tensor_by_name(f"{name}:0")) for name in sorted(tensors)
         }
     fetches = [name for item in reduced.values() for name in item.names()]
-    runner = Runner(graph)
+    runner = Runner(graph, optimized=False)
     statistics: dict[str, TensorStatistics] = {}
     samples = 0
     for feeds in batches:
@@ -114,5 +114,5 @@ def first_non_finite(model: TensorFlowModel, feeds: dict[str, Array]) -> str | N
                 finite = tf.reduce_all(tf.math.is_finite(operation.outputs[0]))
                 names.append(model.ops.get(name, name))
                 checks.append(finite.name)
-    results = Runner(graph)(feeds, checks)
+    results = Runner(graph, optimized=False)(feeds, checks)
     return next((name for name, fine in zip(names, results, strict=True) if not fine), None)

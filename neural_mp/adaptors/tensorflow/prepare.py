@@ -10,6 +10,7 @@ import logging
 
 import tensorflow as tf
 
+from neural_mp.adaptors.tensorflow.constants import merge_duplicates, simplified
 from neural_mp.adaptors.tensorflow.dense import canonical_dense_layers
 from neural_mp.adaptors.tensorflow.fold import fold_affine_chains, fold_paddings
 from neural_mp.adaptors.tensorflow.nodes import (
@@ -20,13 +21,11 @@ from neural_mp.adaptors.tensorflow.nodes import (
     output_of,
     plain,
 )
-from neural_mp.adaptors.tensorflow.runtime import offline_passes
+from neural_mp.adaptors.tensorflow.shapes import shapes
 from neural_mp.adaptors.tensorflow.signature import Signature
 
 logger = logging.getLogger(__name__)
 
-#: The runtime's own passes. Not `arithmetic`: it merges additions, which hides residual sums.
-_PASSES = ("pruning", "function", "constfold", "dependency")
 #: Ops that pass a tensor on.
 _IDENTITIES = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
 #: Dataflow control: an Identity beside one of these is where a branch or loop hangs.
@@ -43,22 +42,22 @@ def prepare(graph: TensorGraph, signature: Signature) -> tuple[TensorGraph, list
     outputs = [port.tensor for port in signature.outputs]
     warnings: list[str] = []
     try:
-        graph = TensorGraph.from_graph_def(
-            offline_passes(graph.to_graph_def(), _PASSES, inputs, outputs)
-        )
+        graph = simplified(graph, inputs, outputs)
     except (tf.errors.OpError, ValueError) as error:
         logger.debug("offline passes failed", exc_info=True)
+        graph = graph.pruned(outputs, inputs)
         warnings.append(
             f"TensorFlow could not fold the constants of the graph, which goes on as it is: "
             f"{str(error).splitlines()[0]}"
         )
     kept = frozenset(map(node_of, outputs))
-    graph = graph.pruned(outputs, inputs)
     strip_identities(graph, kept)
+    graph = graph.pruned(outputs, inputs)
+    merge_duplicates(graph, kept)
     canonical_dense_layers(graph, kept)
     graph = graph.pruned(outputs, inputs)
     fold_affine_chains(graph, kept)
-    fold_paddings(graph)
+    fold_paddings(graph, shapes(graph))
     name_every_result(graph)
     return graph.pruned(outputs, inputs), warnings
 

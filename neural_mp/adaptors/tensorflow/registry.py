@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import tensorflow as tf
 from tensorflow.core.framework import types_pb2
@@ -12,13 +12,15 @@ from tensorflow.python.framework import kernels, op_def_registry
 _DEVICES = ("CPU", "DEFAULT")
 
 
-@lru_cache(maxsize=None)
+@cache
 def kernel_dtypes(op: str, attribute: str = "T") -> frozenset[tf.DType]:
     """The element types an op has a kernel for on the CPU; none for an op without `attribute`."""
     definition = op_def_registry.get(op)
-    declared = next(
-        (a for a in definition.attr if a.name == attribute and a.type == "type"), None
-    ) if definition is not None else None
+    declared = (
+        next((a for a in definition.attr if a.name == attribute and a.type == "type"), None)
+        if definition is not None
+        else None
+    )
     if declared is None:
         return frozenset()
     every = frozenset(types_pb2.DataType.values())

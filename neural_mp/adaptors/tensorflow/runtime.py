@@ -11,26 +11,35 @@ from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.grappler import tf_optimizer
 
 from neural_mp.adaptors.tensorflow.nodes import (
-    CONSTANT,
     GraphDef,
-    TensorGraph,
-    make_node,
     node_of,
 )
 
 logger = logging.getLogger(__name__)
 
-#: Sizes of a tensor, None for those not known before it runs; None where not even the rank is.
-Shape = tuple[int | None, ...] | None
-#: Constants larger than this play no part in inferring shapes.
-_LARGE = 256
+
+#: The passes the runtime does by default, less those that take a graph to MLIR and back: they gain
+#: nothing on a frozen graph, and take a second and several copies of it.
+_FUSING = (
+    *("function", "pruning", "constfold", "arithmetic", "layout", "remap", "loop", "dependency"),
+)
 
 
 class Runner:
-    """A graph in a session, compiled once for every set of tensors that is fetched."""
+    """A graph in a session, compiled once for every set of tensors that is fetched.
 
-    def __init__(self, graph: tf.Graph) -> None:
-        self._session = tf.compat.v1.Session(graph=graph)
+    Args:
+        graph: the graph.
+        optimized: whether the runtime may fuse its ops first, for which it copies the graph
+            several times.
+    """
+
+    def __init__(self, graph: tf.Graph, *, optimized: bool = True) -> None:
+        config = tf.compat.v1.ConfigProto()
+        rewrites = config.graph_options.rewrite_options
+        rewrites.disable_meta_optimizer = not optimized
+        rewrites.optimizers.extend(_FUSING)
+        self._session = tf.compat.v1.Session(graph=graph, config=config)
         self._callables: dict[tuple[tuple[str, ...], tuple[str, ...]], Any] = {}
 
     def __call__(self, feeds: Mapping[str, Any], fetches: Sequence[str]) -> list[Any]:
@@ -78,32 +87,6 @@ def _full(tensor: str) -> str:
     return tensor if ":" in tensor else f"{tensor}:0"
 
 
-def shapes(graph: TensorGraph) -> dict[str, list[Shape]]:
-    """Node → the shapes of its results, as far as the runtime infers them."""
-    return {
-        operation.name: [_shape(tensor) for tensor in operation.outputs]
-        for operation in imported(_without_large_constants(graph)).get_operations()
-    }
-
-
-def _shape(tensor: tf.Tensor) -> Shape:
-    return None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
-
-
-def _without_large_constants(graph: TensorGraph) -> GraphDef:
-    small = GraphDef(versions=graph.versions, library=graph.library)
-    for node in graph.nodes.values():
-        value = node.attr["value"].tensor if node.op == CONSTANT else None
-        if value is not None and value.ByteSize() > _LARGE:
-            stand_in = make_node("Placeholder", node.name, node.input)
-            stand_in.attr["dtype"].type = node.attr["dtype"].type
-            stand_in.attr["shape"].shape.CopyFrom(value.tensor_shape)
-            small.node.append(stand_in)
-        else:
-            small.node.append(node)
-    return small
-
-
 def offline_passes(
     graph: GraphDef, passes: Iterable[str], inputs: Iterable[str], outputs: Iterable[str]
 ) -> GraphDef:
@@ -112,7 +95,8 @@ def offline_passes(
     Args:
         graph: the graph.
         passes: their names, such as `constfold`.
-        inputs, outputs: tensors whose nodes must stay.
+        inputs: tensors fed, whose nodes must stay.
+        outputs: tensors fetched, whose nodes must stay.
 
     Raises:
         tf.errors.OpError: a pass refuses the graph.

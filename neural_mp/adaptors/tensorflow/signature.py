@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from neural_mp.adaptors.given_inputs import leaves
 from neural_mp.adaptors.tensorflow.nodes import Array
-from neural_mp.adaptors.tensorflow.runtime import Shape
+from neural_mp.adaptors.tensorflow.shapes import Shape
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 
 #: The signature that TensorFlow Serving calls unless told otherwise.
@@ -41,7 +41,11 @@ class Port:
         return name in (self.name, self.alias, self.tensor, f"{self.tensor}:0")
 
     def __str__(self) -> str:
-        sizes = "?" if self.shape is None else ", ".join("?" if s is None else str(s) for s in self.shape)
+        sizes = (
+            "?"
+            if self.shape is None
+            else ", ".join("?" if s is None else str(s) for s in self.shape)
+        )
         return f"{self.name}: {self.dtype.name}[{sizes}]"
 
 

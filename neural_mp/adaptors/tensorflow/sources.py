@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from neural_mp.adaptors.tensorflow import graph_files, keras_models
+from neural_mp.adaptors.tensorflow.freeze import frozen_graph
 from neural_mp.adaptors.tensorflow.nodes import GraphDef
 from neural_mp.adaptors.tensorflow.signature import DEFAULT_KEY, Port, Signature
 from neural_mp.errors import CaptureError, ModelLoadError, did_you_mean
@@ -137,7 +137,9 @@ def _from_concrete(
     names = tuple(spec.name or f"input_{i}" for i, spec in enumerate(specs))
     results = function.structured_outputs
     if isinstance(results, dict):
-        return _frozen(function, (names, tuple(sorted(results))), "dict", inputs, outputs, None, key)
+        return _frozen(
+            function, (names, tuple(sorted(results))), "dict", inputs, outputs, None, key
+        )
     count = len(function.outputs)
     returns = "single" if isinstance(results, tf.TensorSpec | tf.Tensor) else "list"
     port_names = (names, tuple(f"output_{i}" for i in range(count)))
@@ -163,27 +165,14 @@ def _frozen(
         original: what it was made from.
         key: the signature it is.
     """
-    try:
-        frozen = convert_variables_to_constants_v2(function, lower_control_flow=False)
-    except Exception as error:
-        logger.debug("freezing failed", exc_info=True)
-        raise ModelLoadError(
-            f"the model's variables cannot be turned into constants: {_first_line(error)}"
-        ) from error
     input_names, output_names = names
-    if len(frozen.inputs) != len(input_names):
-        extra = [t.name for t in frozen.inputs if t.dtype in (tf.resource, tf.variant)]
-        raise ModelLoadError(
-            f"the model reads {(extra or ['more than its inputs'])[0]!r}, a lookup table or other "
-            f"resource that is not part of its graph; export it without"
-        )
+    graph, fed, results = frozen_graph(function)
     signature = Signature(
-        tuple(_port(name, t) for name, t in zip(input_names, frozen.inputs, strict=True)),
-        tuple(_port(name, t) for name, t in zip(output_names, frozen.outputs, strict=True)),
-        "single" if len(frozen.outputs) == 1 and returns != "list" else returns,
+        tuple(_port(name, t) for name, t in zip(input_names, fed, strict=True)),
+        tuple(_port(name, t) for name, t in zip(output_names, results, strict=True)),
+        "single" if len(results) == 1 and returns != "list" else returns,
         key,
     )
-    graph = frozen.graph.as_graph_def()
     return Taken(graph, signature.choosing(inputs, outputs), original)
 
 
@@ -211,9 +200,7 @@ def _from_graph_def(
     ports = []
     for option, names in (("inputs", fed), ("outputs", found)):
         tensors = [graph_files.tensor_named(checked, name, option) for name in names]
-        ports.append(
-            tuple(_port(name, t) for name, t in zip(names, tensors, strict=True))
-        )
+        ports.append(tuple(_port(name, t) for name, t in zip(names, tensors, strict=True)))
     returns = "single" if len(found) == 1 else "list"
     return Taken(graph, Signature(ports[0], ports[1], returns), None, tuple(warnings))
 

@@ -14,7 +14,8 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from neural_mp.adaptors.base import ConversionCounts
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel, example_for
 from neural_mp.adaptors.tensorflow.nodes import TensorGraph
-from neural_mp.adaptors.tensorflow.runtime import Shape, imported
+from neural_mp.adaptors.tensorflow.runtime import imported
+from neural_mp.adaptors.tensorflow.shapes import Shape
 from neural_mp.adaptors.tensorflow.signature import Port, Signature
 from neural_mp.errors import ConversionError, ModelLoadError
 
