@@ -157,7 +157,7 @@ def _sink_reshapes(graph: TensorGraph, outputs: frozenset[str]) -> None:
         bases = {plain(reshape.input[0]) for reshape in reshapes}
         if not reshapes or not bases <= flat or dtype_attribute(node) is not tf.float32:
             continue
-        shape = known[plain(data_inputs(node)[_first_reshaped(graph, sources)])][0]
+        shape = known[reshapes[0].name][0]
         width = _width(graph, bases, known)
         told = graph.constant(reshapes[0].input[1])
         if shape is None or width is None or told is None or known[node.name][0] != shape:
@@ -185,10 +185,6 @@ def _sink_reshapes(graph: TensorGraph, outputs: frozenset[str]) -> None:
             edited = graph.edit(name)
             for position, tensor in enumerate(edited.input):
                 edited.input[position] = moved.get(plain(tensor), tensor)
-
-
-def _first_reshaped(graph: TensorGraph, sources: Sequence[str]) -> int:
-    return next(i for i, tensor in enumerate(sources) if graph[tensor].op == "Reshape")
 
 
 def _width(graph: TensorGraph, bases: set[str], known: dict[str, list[Shape]]) -> int | None:
