@@ -102,9 +102,15 @@ class OptimizedModel:
     def save(self, path: str | Path) -> None:
         """Write the model, its plan and its report into the folder `path`.
 
+        A path that ends as the framework's own single files do (`.pb`, `.pbtxt`) gets the model
+        alone, for use without this package.
+
         Raises:
             NeuralMPError: something else is there already, or it cannot be written.
         """
+        if isinstance(path, str | Path) and Path(path).suffix in self.adaptor.file_suffixes:
+            self._save_file(Path(path))
+            return
         target = check_destination(path)
         try:
             with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
@@ -114,6 +120,16 @@ class OptimizedModel:
                 if target.exists():
                     shutil.rmtree(target)
                 complete.rename(target)
+        except OSError as error:
+            raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
+
+    def _save_file(self, target: Path) -> None:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+                complete = Path(scratch) / target.name
+                self.adaptor.save_file(self.held, complete)
+                complete.replace(target)
         except OSError as error:
             raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
 

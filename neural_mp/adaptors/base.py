@@ -39,6 +39,8 @@ class Adaptor(ABC):
     """
 
     framework: ClassVar[str]
+    #: Endings of the single files that `save_file` writes.
+    file_suffixes: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     @abstractmethod
@@ -135,6 +137,14 @@ class Adaptor(ABC):
     @abstractmethod
     def save(self, model: Model, path: Path) -> None:
         """Write the model into the (existing, empty) folder `path`."""
+
+    def save_file(self, model: Model, path: Path) -> None:
+        """Write the model alone into a file of one of the `file_suffixes`.
+
+        Raises:
+            ConversionError: the framework has no such files.
+        """
+        raise ConversionError(f"{self.framework} models are saved in folders, not in single files")
 
     def compiled(self, model: Model) -> Any:
         """The framework's own object, run through its compiler.

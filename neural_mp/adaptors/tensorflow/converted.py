@@ -18,7 +18,8 @@ class ConvertedModel(tf.Module):
     Attributes:
         graph_def: the graph.
         signature: names, tensors and types of the inputs and outputs.
-        signatures: the function TensorFlow Serving calls, by the name of the signature.
+        serving_signatures: the function TensorFlow Serving calls, by the names of its signature;
+            what `tf.saved_model.save` takes as `signatures`.
     """
 
     def __init__(self, model: TensorFlowModel) -> None:
@@ -38,7 +39,8 @@ class ConvertedModel(tf.Module):
             return dict(zip(names, results, strict=True))
 
         self._run = tf.function(run, input_signature=specs, autograph=False)
-        self.signatures = {model.signature.key: self._run.get_concrete_function()}
+        function = self._run.get_concrete_function()
+        self.serving_signatures = dict.fromkeys(model.signature.keys, function)
 
     def __call__(self, *args: Any, training: bool = False, **kwargs: Any) -> Any:
         """Run one batch: inputs by position, by name, or as one dict or list; tensors come back."""

@@ -57,13 +57,13 @@ class Signature:
         inputs: in the order in which positional inputs come.
         outputs: in the order in which they are returned.
         returns: `single` (the only output itself), `list` or `dict`.
-        key: the name of the signature in a SavedModel.
+        keys: the names of the signature in a SavedModel.
     """
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     returns: str = "single"
-    key: str = DEFAULT_KEY
+    keys: tuple[str, ...] = (DEFAULT_KEY,)
 
     def bind(self, inputs: Any) -> dict[str, Array]:
         """Tensor → array, for the inputs of one batch.

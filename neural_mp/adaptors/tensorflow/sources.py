@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,18 +100,43 @@ def _from_signatures(
             f"tf.saved_model.save(model, path, signatures=…)"
         )
     key = DEFAULT_KEY if DEFAULT_KEY in signatures else next(iter(signatures))
+    same = _same_as(signatures, key)
     warnings = ()
-    if len(signatures) > 1:
-        others = ", ".join(repr(name) for name in signatures if name != key)
+    if len(signatures) > len(same):
+        others = ", ".join(repr(name) for name in signatures if name not in same)
         warnings = (f"of the model's signatures, {key!r} is converted, but not {others}",)
-    if key not in signatures or (DEFAULT_KEY not in signatures and len(signatures) > 1):
+    if DEFAULT_KEY not in signatures and len(signatures) > len(same):
         raise ModelLoadError(
             f"{what} has no signature {DEFAULT_KEY!r} and several others"
             f"{did_you_mean(DEFAULT_KEY, signatures)}; give the one to convert: "
             f"tf.saved_model.load(path).signatures[name]"
         )
-    taken = _from_concrete(signatures[key], inputs, outputs, key)
-    return Taken(taken.graph, taken.signature, None, warnings)
+    taken = _from_concrete(signatures[key], inputs, outputs)
+    signature = replace(taken.signature, keys=same)
+    if len(signature.outputs) == 1:  # a signature can return nothing but a dict
+        signature = replace(signature, returns="single")
+    return Taken(taken.graph, signature, None, warnings)
+
+
+def _same_as(signatures: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """The names under which a model has the same signature, as Keras exports it under two."""
+
+    def described(name: str) -> Any:
+        function = signatures[name]
+        nodes = []
+        for node in function.graph.as_graph_def().node:
+            for attribute in [key for key in node.attr if key.startswith("_")]:
+                del node.attr[attribute]
+            nodes.append(node.SerializeToString(deterministic=True))
+        captured = [id(tensor) for tensor in function.captured_inputs]
+        return (
+            nodes,
+            captured,
+            function.structured_input_signature,
+            function.structured_outputs,
+        )
+
+    return (key, *(n for n in signatures if n != key and described(n) == described(key)))
 
 
 def _concrete(function: Any, example: Any) -> Any:
@@ -130,7 +155,7 @@ def _concrete(function: Any, example: Any) -> Any:
 
 
 def _from_concrete(
-    function: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], key: str = DEFAULT_KEY
+    function: Any, inputs: tuple[str, ...], outputs: tuple[str, ...]
 ) -> Taken:
     positional, named = function.structured_input_signature
     specs = [s for s in tf.nest.flatten((positional, named)) if isinstance(s, tf.TensorSpec)]
@@ -138,12 +163,12 @@ def _from_concrete(
     results = function.structured_outputs
     if isinstance(results, dict):
         return _frozen(
-            function, (names, tuple(sorted(results))), "dict", inputs, outputs, None, key
+            function, (names, tuple(sorted(results))), "dict", inputs, outputs, None
         )
     count = len(function.outputs)
     returns = "single" if isinstance(results, tf.TensorSpec | tf.Tensor) else "list"
     port_names = (names, tuple(f"output_{i}" for i in range(count)))
-    return _frozen(function, port_names, returns, inputs, outputs, None, key)
+    return _frozen(function, port_names, returns, inputs, outputs, None)
 
 
 def _frozen(
@@ -153,7 +178,6 @@ def _frozen(
     inputs: tuple[str, ...],
     outputs: tuple[str, ...],
     original: Any,
-    key: str = DEFAULT_KEY,
 ) -> Taken:
     """Turn the variables of a function into constants.
 
@@ -163,15 +187,13 @@ def _frozen(
         returns: the form of its outputs.
         inputs, outputs: names the user gave.
         original: what it was made from.
-        key: the signature it is.
     """
     input_names, output_names = names
     graph, fed, results = frozen_graph(function)
     signature = Signature(
         tuple(_port(name, t) for name, t in zip(input_names, fed, strict=True)),
         tuple(_port(name, t) for name, t in zip(output_names, results, strict=True)),
-        "single" if len(results) == 1 and returns != "list" else returns,
-        key,
+        returns,
     )
     return Taken(graph, signature.choosing(inputs, outputs), original)
 

@@ -36,12 +36,13 @@ def save(model: TensorFlowModel, folder: Path) -> None:
     meta.meta_info_def.tensorflow_version = tf.__version__
     meta.meta_info_def.tensorflow_git_version = tf.__git_version__
     meta.graph_def.CopyFrom(model.graph.to_graph_def())
-    definition = meta.signature_def[model.signature.key]
-    definition.method_name = _PREDICT
-    for port in model.signature.inputs:
-        definition.inputs[port.name].CopyFrom(_described(port))
-    for port in model.signature.outputs:
-        definition.outputs[port.name].CopyFrom(_described(port))
+    for key in model.signature.keys:
+        definition = meta.signature_def[key]
+        definition.method_name = _PREDICT
+        for port in model.signature.inputs:
+            definition.inputs[port.name].CopyFrom(_described(port))
+        for port in model.signature.outputs:
+            definition.outputs[port.name].CopyFrom(_described(port))
     try:
         data = saved.SerializeToString(deterministic=True)
     except (EncodeError, ValueError) as error:
@@ -52,7 +53,7 @@ def save(model: TensorFlowModel, folder: Path) -> None:
         "inputs": [_to_plain(port) for port in model.signature.inputs],
         "outputs": [_to_plain(port) for port in model.signature.outputs],
         "returns": model.signature.returns,
-        "key": model.signature.key,
+        "keys": model.signature.keys,
         "ops": model.ops,
         "counts": asdict(model.counts),
         # The sizes of the example inputs, not their values: those are the user's data.
@@ -77,7 +78,7 @@ def restore(folder: Path) -> TensorFlowModel:
             tuple(_from_plain(port) for port in details["inputs"]),
             tuple(_from_plain(port) for port in details["outputs"]),
             details["returns"],
-            details["key"],
+            tuple(details["keys"]),
         )
         shapes: dict[str, Shape] = {k: tuple(v) for k, v in details["example"].items()}
         counts, ops = ConversionCounts(**details["counts"]), dict(details["ops"])
