@@ -1,0 +1,71 @@
+"""What integer layers should compute, in numpy: whole numbers in, whole numbers out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Scale:
+    """real = step · (q - zero), q in least…255."""
+
+    step: float
+    zero: int
+    least: int = 0
+
+    @classmethod
+    def asymmetric(cls, low: float, high: float) -> Scale:
+        low, high = min(low, 0.0), max(high, 0.0)
+        step = (high - low) / 255
+        return cls(step, round(-low / step))
+
+    @classmethod
+    def symmetric(cls, low: float, high: float) -> Scale:
+        if low >= 0:
+            return cls(high / 255, 0)
+        return cls(max(-low, high) / 127, 128, least=1)  # int8 from -127 on
+
+    def quantized(self, real: np.ndarray) -> np.ndarray:
+        return np.clip(np.rint(real / self.step) + self.zero, self.least, 255).astype(np.int64)
+
+    def real(self, q: np.ndarray) -> np.ndarray:
+        return self.step * (q - self.zero)
+
+
+def quantized_weight(weight: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Whole numbers in -127…127 and the step of every output channel."""
+    steps = np.abs(weight).max(axis=axes) / 127
+    return np.rint(weight / steps).astype(np.int64), steps.reshape(-1)
+
+
+def padding_of(size: int, window: int, stride: int, dilation: int, padding: str) -> tuple[int, int]:
+    """Zeros before and after; SAME as TensorFlow defines it."""
+    if padding == "VALID":
+        return 0, 0
+    reach = (window - 1) * dilation + 1
+    total = max((-(-size // stride) - 1) * stride + reach - size, 0)
+    return total // 2, total - total // 2
+
+
+def windows(x, kernel, stride, dilation, pads):
+    """[batch, rows, columns, kernel rows, kernel columns, channels] of whole numbers."""
+    x = np.pad(x, [(0, 0), *pads, (0, 0)])
+    reach = [(k - 1) * dilation + 1 for k in kernel]
+    view = np.lib.stride_tricks.sliding_window_view(x, reach, axis=(1, 2))
+    view = view[:, ::stride, ::stride, :, ::dilation, ::dilation]
+    return view.transpose(0, 1, 2, 4, 5, 3)
+
+
+def convolution(x, weight, stride, dilation, pads):
+    """Of whole numbers, zero where padded: [batch, h, w, in] · [kh, kw, in, out]."""
+    view = windows(x, weight.shape[:2], stride, dilation, pads)
+    return np.einsum("bhwklc,klco->bhwo", view, weight)
+
+
+def depthwise(x, weight, stride, dilation, pads):
+    """[batch, h, w, in] · [kh, kw, in, multiplier] → [batch, h, w, in·multiplier]."""
+    view = windows(x, weight.shape[:2], stride, dilation, pads)
+    result = np.einsum("bhwklc,klcm->bhwcm", view, weight)
+    return result.reshape(*result.shape[:3], -1)

@@ -1,0 +1,267 @@
+"""Every fused integer pattern against whole numbers in numpy, exact to one step."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from adaptor_contract import INT8, uniform
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from integer_reference import (
+    Scale,
+    convolution,
+    depthwise,
+    padding_of,
+    quantized_weight,
+)
+from scipy import special
+
+from neural_mp.adaptors.tensorflow import TensorFlowAdaptor
+from neural_mp.hardware import Hardware
+
+MACHINE = Hardware("with integers", frozenset({"avx512_vnni"}), 2)
+ACTIVATIONS = {
+    None: lambda x: x,
+    "Relu": lambda x: np.maximum(x, 0),
+    "Relu6": lambda x: np.clip(x, 0, 6),
+    "Tanh": np.tanh,
+    "Sigmoid": special.expit,
+    "Elu": lambda x: np.where(x > 0, x, np.expm1(x)),
+    "Gelu": lambda x: 0.5 * x * (1 + special.erf(x / np.sqrt(2))),
+    "approximate Gelu": lambda x: 0.5
+    * x
+    * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+}
+
+
+def activated(x, name):
+    if name is None:
+        return x
+    if "elu" in name and name.endswith("Gelu"):
+        return tf.nn.gelu(x, approximate=name != "Gelu")
+    return getattr(tf.nn, name.lower())(x) if name != "Tanh" else tf.tanh(x)
+
+
+class Converted:
+    """A graph all in INT8, with the ranges it was calibrated to on the same data."""
+
+    def __init__(self, graph: tf.Graph, data: np.ndarray) -> None:
+        self.adaptor = TensorFlowAdaptor()
+        self.float = self.adaptor.load(graph, outputs=["out"])
+        space = self.adaptor.space(self.float, MACHINE)
+        self.observations = self.adaptor.observe(self.float, [data], space)
+        self.model = self.adaptor.convert(
+            self.float, uniform(space, INT8), self.observations, space
+        )
+        self.ops = [node.op for node in self.model.graph.nodes.values()]
+        self.result = self.adaptor.predict(self.model, data)
+
+    def range(self, tensor: str) -> tuple[float, float]:
+        return self.observations.ranges[tensor]["minmax"]
+
+
+def data_for(shape, seed) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+geometry = st.fixed_dictionaries(
+    {
+        "size": st.tuples(st.integers(3, 9), st.integers(3, 9)),
+        "channels": st.sampled_from([1, 3, 8, 17, 32]),
+        "kernel": st.tuples(st.integers(1, 3), st.integers(1, 3)),
+        "stride": st.integers(1, 2),
+        "padding": st.sampled_from(["SAME", "VALID", "PAD"]),
+        "signed": st.booleans(),
+        "bias": st.booleans(),
+        "activation": st.sampled_from([None, "Relu", "Relu6"]),
+        "batch": st.integers(1, 3),
+        "seed": st.integers(0, 2**16),
+    }
+)
+
+
+def conv_graph(case, build, residual: bool = False):
+    """Input (non-negative where asked for), layer, bias, residual, activation."""
+    graph = tf.Graph()
+    with graph.as_default():
+        shape = [None, *case["size"], case["channels"]]
+        x = tf.compat.v1.placeholder(tf.float32, shape, name="x")
+        x = x if case["signed"] else tf.abs(x, name="positive")
+        y = build(x)
+        if residual:
+            y = y + tf.identity(build(x, "beside"))
+        y = activated(y, case["activation"])
+        tf.identity(y, name="out")
+    return graph
+
+
+def source_scale(case, converted, padded: bool) -> tuple[Scale, np.ndarray]:
+    name = "x" if case["signed"] else "positive"
+    kind = Scale.symmetric if padded else Scale.asymmetric
+    return kind(*converted.range(name))
+
+
+def pads_of(case, dilation=1):
+    if case["padding"] == "PAD":
+        return [(1, 1), (0, 2)]
+    return [
+        padding_of(size, window, case["stride"], dilation, case["padding"])
+        for size, window in zip(case["size"], case["kernel"], strict=True)
+    ]
+
+
+def explicit(case, x):
+    if case["padding"] != "PAD":
+        return x, case["padding"]
+    return tf.pad(x, [[0, 0], [1, 1], [0, 2], [0, 0]]), "VALID"
+
+
+def check(converted, exact: np.ndarray, output: Scale) -> None:
+    """Within one step, and for almost all within a rounding error of half a step."""
+    expected = output.real(np.clip(np.rint(exact / output.step) + output.zero, 0, 255))
+    error = np.abs(converted.result - expected) / output.step
+    assert error.max() <= 1.001
+    assert (error > 0.01).mean() < 0.02
+
+
+@given(case=geometry)
+@settings(max_examples=40)
+def test_convolutions(case):
+    draw = np.random.default_rng(case["seed"])
+    outputs = int(draw.integers(1, 20))
+    weight = draw.standard_normal((*case["kernel"], case["channels"], outputs)).astype(np.float32)
+    bias = draw.standard_normal(outputs).astype(np.float32) * case["bias"]
+
+    def build(x):
+        x, padding = explicit(case, x)
+        y = tf.nn.conv2d(x, weight, case["stride"], padding)
+        return tf.nn.bias_add(y, bias) if case["bias"] else y
+
+    data = data_for((case["batch"], *case["size"], case["channels"]), case["seed"])
+    converted = Converted(conv_graph(case, build), data)
+    assert converted.ops.count("_FusedQuantizedConv2D") == 1
+    assert not {"Conv2D", "BiasAdd", "Relu", "Relu6"} & set(converted.ops)
+
+    pads = pads_of(case)
+    same_without_padding = case["padding"] == "SAME" and case["kernel"] == (1, 1)
+    padded = case["padding"] != "VALID" and not same_without_padding
+    scale = source_scale(case, converted, padded)
+    real = data if case["signed"] else np.abs(data)
+    whole = scale.quantized(real) - scale.zero
+    integers, steps = quantized_weight(weight.astype(np.float64), (0, 1, 2))
+    sums = convolution(whole, integers, case["stride"], 1, pads)
+    exact = ACTIVATIONS[case["activation"]](sums * scale.step * steps + bias)
+    check(converted, exact, Scale.asymmetric(*converted.range(tail(converted))))
+
+
+def tail(converted) -> str:
+    """The tensor the kernel writes: what the output passes on."""
+    (source,) = [
+        node.input[0] for node in converted.float.graph.nodes.values() if node.name == "out"
+    ]
+    return source
+
+
+@given(case=geometry)
+@settings(max_examples=30)
+def test_depthwise_convolutions(case):
+    draw = np.random.default_rng(case["seed"])
+    kernel, stride = case["kernel"][0], case["stride"]
+    case = {**case, "kernel": (kernel, kernel)}
+    if case["padding"] == "PAD":
+        case["padding"] = "SAME"
+    multiplier = int(draw.integers(1, 3))
+    weight = draw.standard_normal((kernel, kernel, case["channels"], multiplier))
+    weight = weight.astype(np.float32)
+    bias = draw.standard_normal(case["channels"] * multiplier).astype(np.float32) * case["bias"]
+
+    def build(x):
+        y = tf.nn.depthwise_conv2d(x, weight, [1, stride, stride, 1], case["padding"])
+        return tf.nn.bias_add(y, bias) if case["bias"] else y
+
+    data = data_for((case["batch"], *case["size"], case["channels"]), case["seed"])
+    converted = Converted(conv_graph(case, build), data)
+    assert converted.ops.count("_FusedQuantizedDepthwiseConv2D") == 1
+
+    padded = case["padding"] != "VALID" and kernel > 1
+    scale = source_scale(case, converted, padded)
+    real = data if case["signed"] else np.abs(data)
+    whole = scale.quantized(real) - scale.zero
+    integers, steps = quantized_weight(weight.astype(np.float64), (0, 1))
+    sums = depthwise(whole, integers, stride, 1, pads_of(case))
+    exact = ACTIVATIONS[case["activation"]](sums * scale.step * steps + bias)
+    check(converted, exact, Scale.asymmetric(*converted.range(tail(converted))))
+
+
+@given(case=geometry)
+@settings(max_examples=25)
+def test_residual_sums(case):
+    """The summand is a convolution of the same input; with and without an activation behind."""
+    draw = np.random.default_rng(case["seed"])
+    case = {**case, "padding": "SAME"}
+    outputs = int(draw.integers(1, 20))
+    shape = (*case["kernel"], case["channels"], outputs)
+    weights = {name: draw.standard_normal(shape).astype(np.float32) for name in ("", "beside")}
+    biases = {name: draw.standard_normal(outputs).astype(np.float32) for name in weights}
+
+    def build(x, name=""):
+        y = tf.nn.conv2d(x, weights[name], case["stride"], "SAME")
+        return tf.nn.bias_add(y, biases[name], name=f"bias_{name}")
+
+    data = data_for((case["batch"], *case["size"], case["channels"]), case["seed"])
+    converted = Converted(conv_graph(case, build, residual=True), data)
+    assert converted.ops.count("_FusedQuantizedConv2D") == 2
+    assert not {"Conv2D", "AddV2", "Relu"} & set(converted.ops)
+
+    scale = source_scale(case, converted, case["kernel"] != (1, 1))
+    real = data if case["signed"] else np.abs(data)
+    whole = scale.quantized(real) - scale.zero
+    exact = {}
+    for name, weight in weights.items():
+        integers, steps = quantized_weight(weight.astype(np.float64), (0, 1, 2))
+        sums = convolution(whole, integers, case["stride"], 1, pads_of(case))
+        exact[name] = sums * scale.step * steps + biases[name]
+    # Of the two, the one that comes first is stored and added by the kernel of the other.
+    (summand,) = [name for name in ("bias_", "bias_beside") if name in converted.observations.ranges]
+    stored = Scale.asymmetric(*converted.range(summand))
+    first = summand.removeprefix("bias_")
+    (second,) = set(weights) - {first}
+    added = stored.real(stored.quantized(exact[first]))
+    result = ACTIVATIONS[case["activation"]](exact[second] + added)
+    check(converted, result, Scale.asymmetric(*converted.range(tail(converted))))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("stored", [False, True])
+def test_products(activation, stored):
+    """A dense layer, its result as floats or (read by another one) as whole numbers."""
+    draw = np.random.default_rng(0)
+    weight = draw.standard_normal((24, 40)).astype(np.float32) / 4
+    bias = draw.standard_normal(40).astype(np.float32)
+    again = draw.standard_normal((40, 6)).astype(np.float32)
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [None, 24], name="x")
+        y = activated(tf.nn.bias_add(tf.matmul(x, weight), bias), activation)
+        if stored:
+            y = tf.matmul(y, again)
+        tf.identity(y, name="out")
+    data = data_for((50, 24), 1)
+    converted = Converted(graph, data)
+    assert converted.ops.count("_QuantizedMatMul") == 1 + stored
+    assert converted.ops.count("QuantizeV2") == 1
+    assert not {"MatMul", "BiasAdd", "Erf", "Erfc", "Tanh", "Relu", "Mul"} & set(converted.ops)
+
+    def layer(real, scale, weight):
+        integers, steps = quantized_weight(weight.astype(np.float64), (0,))
+        return (scale.quantized(real) - scale.zero) @ integers * (scale.step * steps)
+
+    result = ACTIVATIONS[activation](layer(data, Scale.asymmetric(*converted.range("x")), weight) + bias)
+    if stored:
+        (between,) = set(converted.observations.ranges) - {"x"}
+        scale = Scale.asymmetric(*converted.range(between))
+        expected = layer(result, scale, again)
+        # One step of what is between, in one of 40 places, is what rounding may differ by.
+        limit = 2 * scale.step * np.abs(again).max()
+        assert np.abs(converted.result - expected).max() < limit
+    else:
+        np.testing.assert_allclose(converted.result, result, atol=2e-5 * np.abs(result).max())
