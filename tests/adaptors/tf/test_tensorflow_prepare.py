@@ -1,0 +1,147 @@
+"""Preparing a graph changes its form and not its numbers."""
+
+from collections import Counter
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import Input, Model, layers, ops
+
+from neural_mp.adaptors.tensorflow import TensorFlowAdaptor
+
+
+def with_lively_norms(net):
+    """Batch norms that do something, as after training."""
+    draw = np.random.default_rng(0)
+    for layer in net.layers:
+        if isinstance(layer, layers.BatchNormalization):
+            layer.set_weights(
+                [draw.uniform(0.5, 2, w.shape).astype(np.float32) for w in layer.get_weights()]
+            )
+        elif isinstance(layer, layers.Dense | layers.Conv2D | layers.EinsumDense):
+            kernel, *bias = layer.get_weights()
+            layer.set_weights([kernel, *(draw.normal(0, 0.3, b.shape) for b in bias)])
+    return net
+
+
+def convolutions():
+    x = inputs = Input((9, 9, 3))
+    x = layers.BatchNormalization()(layers.Conv2D(8, 3, use_bias=False)(x))
+    x = layers.ReLU(6.0)(layers.BatchNormalization()(layers.DepthwiseConv2D(3)(x)))
+    x = layers.Conv2D(4, 1)(x)
+    x = layers.Rescaling(0.5, offset=-0.2)(x)
+    x = layers.BatchNormalization(scale=False)(x)
+    return Model(inputs, x / 3.0 - 1.0)
+
+
+def paddings():
+    x = inputs = Input((12, 10, 3))
+    x = layers.Conv2D(8, 3)(layers.ZeroPadding2D(1)(x))  # as SAME
+    x = layers.Conv2D(8, 3, strides=2)(layers.ZeroPadding2D(((0, 1), (1, 2)))(x))
+    x = layers.DepthwiseConv2D(3, strides=2)(layers.ZeroPadding2D(((0, 1), (0, 1)))(x))
+    return Model(inputs, x)
+
+
+def dense_layers():
+    x = inputs = Input((6, 5))
+    x = layers.Dense(12, activation="gelu")(x)
+    x = layers.Dense(8, activation=lambda v: keras.activations.gelu(v, approximate=True))(x)
+    x = layers.Dense(8, activation="tanh")(x)
+    x = layers.LayerNormalization()(x + layers.EinsumDense("abc,cd->abd", (6, 8), bias_axes="d")(x))
+    return Model(inputs, layers.Dense(3)(layers.Flatten()(x)))
+
+
+def attention():
+    x = inputs = Input((6, 16))
+    x = x + layers.MultiHeadAttention(4, 4)(x, x, use_causal_mask=True)
+    return Model(inputs, layers.Dense(3)(x[:, 0]))
+
+
+def open_sequence():
+    x = inputs = Input((None, 16))
+    x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 8)(x, x))
+    x = layers.Dense(8, activation="relu")(x)
+    return Model(inputs, ops.mean(x, axis=1))
+
+
+def double_use():
+    x = inputs = Input((6, 6, 2))
+    shared = layers.Conv2D(2, 3, padding="same", activation="relu")
+    first, second = shared(x), shared(x)
+    return Model(inputs, layers.Concatenate()([first + second, shared(first)]))
+
+
+NETS = (convolutions, paddings, dense_layers, attention, open_sequence, double_use)
+
+
+def loaded(build):
+    keras.utils.set_random_seed(0)
+    net = with_lively_norms(build())
+    adaptor = TensorFlowAdaptor()
+    return net, adaptor, adaptor.load(net)
+
+
+@pytest.mark.parametrize("build", NETS, ids=lambda build: build.__name__)
+def test_numbers_stay(build):
+    net, adaptor, model = loaded(build)
+    draw = np.random.default_rng(1)
+    for batch in (1, 5):
+        data = draw.standard_normal((batch, *(size or 7 for size in net.input_shape[1:])))
+        expected = np.asarray(net(data.astype(np.float32), training=False))
+        given = adaptor.predict(model, data.astype(np.float32))
+        # Constants are multiplied in another order: some roundings of float32.
+        assert np.abs(given - expected).max() / np.abs(expected).max() < 5e-6
+
+
+def kinds(model) -> Counter:
+    return Counter(node.op for node in model.graph.nodes.values() if node.op != "Const")
+
+
+def test_affine_chains_become_one_bias():
+    assert kinds(loaded(convolutions)[2]) == {
+        **dict.fromkeys(("Placeholder", "DepthwiseConv2dNative", "Relu6", "Identity"), 1),
+        **{"Conv2D": 2, "BiasAdd": 3},
+    }
+
+
+def test_paddings_move_into_the_convolutions():
+    _, _, model = loaded(paddings)
+    assert "Pad" not in kinds(model)
+    found = [n.attr["padding"].s for n in model.graph.nodes.values() if "padding" in n.attr]
+    assert found == [b"SAME", b"EXPLICIT", b"SAME"]
+
+
+def test_dense_layers_on_sequences_are_products_of_matrices():
+    """With bias and activation right behind, and no reshaping between one and the next."""
+    _, adaptor, model = loaded(dense_layers)
+    found = kinds(model)
+    assert found["MatMul"] == found["BiasAdd"] == 5
+    assert not {"BatchMatMulV2", "Einsum", "Shape", "Prod", "GatherV2", "Pack"} & set(found)
+    clusters = Counter(op.cluster for op in adaptor.graph(model) if op.cluster)
+    assert sorted(clusters.values()) == [1, 1, 2, 6, 9]  # biases, tanh, the two forms of GELU
+
+
+def test_projections_of_attention_are_products_of_matrices():
+    found = kinds(loaded(attention)[2])
+    assert found["MatMul"] == 5
+    assert found["BatchMatMulV2"] + found["Einsum"] == 2  # of two computed factors each
+
+
+def test_what_is_computed_twice_is_computed_once():
+    assert kinds(loaded(double_use)[2])["Conv2D"] == 2
+
+
+def test_constants_are_computed_beforehand():
+    weight = tf.Variable(np.random.default_rng(0).random((20, 30)).astype(np.float32))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 30])])
+    def run(x):
+        scaled = tf.transpose(weight) * tf.exp(tf.reduce_mean(weight))
+        return tf.matmul(x, scaled / tf.norm(scaled))
+
+    adaptor = TensorFlowAdaptor()
+    model = adaptor.load(run)
+    assert kinds(model) == {"Placeholder": 1, "MatMul": 1, "Identity": 1}
+    data = np.ones((2, 30), np.float32)
+    np.testing.assert_allclose(adaptor.predict(model, data), run(data).numpy(), rtol=1e-5)
