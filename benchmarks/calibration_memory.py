@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 
 import torch
-from resnet50 import resnet50
+from models.resnet50 import resnet50
 from rich.console import Console
 from rich.table import Table
 

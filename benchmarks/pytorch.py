@@ -22,10 +22,10 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-import pt2e
 import torch
-from bert import bert_base
-from resnet50 import resnet50
+from models import pt2e
+from models.bert import bert_base
+from models.resnet50 import resnet50
 from rich.console import Console
 from rich.table import Table
 from torch import nn

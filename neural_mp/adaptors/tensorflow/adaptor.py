@@ -1,4 +1,4 @@
-"""The TensorFlow adaptor. TensorFlow is imported by its methods, so naming the class costs nothing."""
+"""The TensorFlow adaptor. Its methods import TensorFlow, so naming the class costs nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TensorFlowAdaptor(Adaptor):
 
     @classmethod
     def accepts(cls, source: Any) -> bool:
-        """Whether `source` is an object of TensorFlow's or Keras's, or a path that looks like one."""
+        """Whether `source` is TensorFlow's or Keras's object, or a path that looks like a model."""
         if isinstance(source, str | Path):
             path = Path(source)
             return path.suffix in _SUFFIXES or any((path / name).is_file() for name in _SAVED_MODEL)
@@ -97,7 +97,7 @@ class TensorFlowAdaptor(Adaptor):
         observations: Observations,
         space: TuningSpace,
     ) -> TensorFlowModel:
-        """Integer kernels for INT8 ops, 16-bit types for 16-bit ops, conversions where they meet."""
+        """Integer kernels, 16-bit types, and conversions where they meet."""
         from neural_mp.adaptors.ranges import quantized_ranges
         from neural_mp.adaptors.tensorflow.convert import convert
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 from neural_mp.adaptors.tensorflow.kernels import U8
 from neural_mp.adaptors.tensorflow.nodes import (
     Array,
+    Consumers,
     TensorGraph,
     make_constant,
     make_node,
@@ -50,7 +51,7 @@ def protect_summands(graph: TensorGraph, outputs: frozenset[str]) -> None:
 
 def _is_safe(
     graph: TensorGraph,
-    consumers: dict[str, list[tuple[str, int]]],
+    consumers: Consumers,
     outputs: frozenset[str],
     kernel: str,
     summand: str,
@@ -70,9 +71,7 @@ def _is_safe(
     return all(name in before for name in sharing)
 
 
-def _sharing_memory(
-    graph: TensorGraph, consumers: dict[str, list[tuple[str, int]]], start: str
-) -> set[str]:
+def _sharing_memory(graph: TensorGraph, consumers: Consumers, start: str) -> set[str]:
     found, waiting = {start}, [start]
     while waiting:
         name = waiting.pop()
@@ -97,7 +96,7 @@ def _ways_to_copy() -> Iterator[_Copy]:
             yield [(op, np.full([1] * axes, neutral, np.uint8))]
     for first in range(1, 256):
         for second in range(first, 256):
-            yield [("BitwiseXor", np.uint8(k)) for k in (first, second, first ^ second)]
+            yield [("BitwiseXor", np.asarray(k, np.uint8)) for k in (first, second, first ^ second)]
 
 
 def _copy_before(graph: TensorGraph, kernel: str, summand: str, steps: _Copy) -> None:

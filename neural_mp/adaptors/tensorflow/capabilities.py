@@ -143,6 +143,8 @@ class _Judge:
             return "its weight is empty, or holds NaN or Inf"
         if self.model.graph.constant(node.input[0]) is not None:
             return "what it reads is constant, not computed"
+        if output_of(node.input[0]):
+            return "it lies in a branch of dataflow control"
         geometry = self._geometry_obstacle(node, weight)
         if geometry is not None:
             return geometry

@@ -9,10 +9,13 @@ import numpy as np
 
 from neural_mp.adaptors.tensorflow.fold import ADDITIONS, LAYERS, only_reader
 from neural_mp.adaptors.tensorflow.gelu import find_gelu
-from neural_mp.adaptors.tensorflow.nodes import TensorGraph, data_inputs, text_attribute
+from neural_mp.adaptors.tensorflow.nodes import (
+    Consumers,
+    TensorGraph,
+    data_inputs,
+    text_attribute,
+)
 from neural_mp.adaptors.tensorflow.shapes import Shape
-
-Consumers = Mapping[str, list[tuple[str, int]]]
 
 #: What may follow the bias of a layer within its kernel.
 _ACTIVATIONS = {

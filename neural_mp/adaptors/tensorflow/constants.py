@@ -10,6 +10,7 @@ from tensorflow.python.framework import op_def_registry
 
 from neural_mp.adaptors.tensorflow.nodes import (
     CONSTANT,
+    CONTROL_FLOW,
     PLACEHOLDERS,
     GraphDef,
     NodeDef,
@@ -18,15 +19,15 @@ from neural_mp.adaptors.tensorflow.nodes import (
     make_constant,
     make_node,
     node_of,
-    output_count,
     plain,
+    result_dtypes,
 )
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported, offline_passes
 
 #: The runtime's own passes. Not `arithmetic`: it merges additions, which hides residual sums.
 _PASSES = ("pruning", "function", "constfold", "dependency")
 #: Constants with more bytes are kept away from the passes, which copy the graph many times.
-_LARGE = 1 << 15
+LARGE = 1 << 15
 #: A result larger than this many times what it is made of stays computed.
 _MOST_GROWTH = 4
 
@@ -37,7 +38,7 @@ def simplified(graph: TensorGraph, inputs: list[str], outputs: list[str]) -> Ten
     Raises:
         tf.errors.OpError: a pass refuses the graph.
     """
-    large = {name: node for name, node in graph.nodes.items() if constant_bytes(node) > _LARGE}
+    large = {name: node for name, node in graph.nodes.items() if constant_bytes(node) > LARGE}
     small = GraphDef(versions=graph.versions, library=graph.library)
     small.node.extend(
         stand_in(node) if name in large else node for name, node in graph.nodes.items()
@@ -61,6 +62,8 @@ def stand_in(constant: NodeDef) -> NodeDef:
 
 def is_pure(node: NodeDef) -> bool:
     """Whether a node gives the same results for the same inputs, and does nothing else."""
+    if node.op in CONTROL_FLOW:
+        return False
     definition = op_def_registry.get(node.op)
     controlled = any(tensor.startswith("^") for tensor in node.input)
     return definition is not None and not definition.is_stateful and not controlled
@@ -75,7 +78,7 @@ def _compute_constants(graph: TensorGraph, outputs: frozenset[str]) -> None:
             node.op not in (CONSTANT, *PLACEHOLDERS)
             and name not in outputs
             and len(node.input) > 0
-            and output_count(node) == 1
+            and len(result_dtypes(node)) == 1
             and is_pure(node)
         )
         if foldable and all(node_of(tensor) in known for tensor in node.input):
@@ -88,7 +91,7 @@ def _compute_constants(graph: TensorGraph, outputs: frozenset[str]) -> None:
     if not wanted:
         return
     part = graph.pruned(wanted)
-    most = _MOST_GROWTH * sum(map(constant_bytes, part.nodes.values())) + _LARGE
+    most = _MOST_GROWTH * sum(map(constant_bytes, part.nodes.values())) + LARGE
     values = Runner(imported(part.to_graph_def()), optimized=False)({}, wanted)
     for name, value in zip(wanted, values, strict=True):
         if np.asarray(value).nbytes <= most and np.asarray(value).dtype != object:
@@ -105,7 +108,7 @@ def merge_duplicates(graph: TensorGraph, kept: Iterable[str]) -> None:
     replaced: dict[str, str] = {}
     stay = frozenset(kept)
     for name, node in graph.nodes.items():
-        if node.op in PLACEHOLDERS or name in stay or not is_pure(node) or _is_control_flow(node):
+        if node.op in PLACEHOLDERS or name in stay or not is_pure(node):
             continue
         digest = hashlib.sha256(node.op.encode())
         for tensor in node.input:
@@ -127,7 +130,3 @@ def merge_duplicates(graph: TensorGraph, kept: Iterable[str]) -> None:
                 source = node_of(tensor)
                 if source in replaced:
                     edited.input[position] = tensor.replace(source, replaced[source], 1)
-
-
-def _is_control_flow(node: NodeDef) -> bool:
-    return node.op in ("Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond")

@@ -1,4 +1,4 @@
-"""What a user gets of a model that is no Keras model (any more): a module to call, save, look into."""
+"""What a user gets of a model that is no Keras model (any more): a module to call and save."""
 
 from __future__ import annotations
 

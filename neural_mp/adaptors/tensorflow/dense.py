@@ -7,8 +7,6 @@ activation right behind the product: so Reshapes move behind those.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import tensorflow as tf
 
@@ -162,7 +160,8 @@ def _sink_reshapes(graph: TensorGraph, outputs: frozenset[str]) -> None:
         told = graph.constant(reshapes[0].input[1])
         if shape is None or width is None or told is None or known[node.name][0] != shape:
             continue
-        if any(not np.array_equal(graph.constant(r.input[1]), told) for r in reshapes):
+        others = [graph.constant(reshape.input[1]) for reshape in reshapes]
+        if any(other is None or not np.array_equal(other, told) for other in others):
             continue
         inputs = [_flat_input(graph, t, shape, width) for t in sources]
         if None in inputs or (node.op == "BiasAdd" and shape[-1] != width):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from neural_mp.adaptors.tensorflow.nodes import (
     Array,
+    Consumers,
     NodeDef,
     TensorGraph,
     data_inputs,
@@ -48,9 +49,7 @@ def output_channels(node: NodeDef, weight: Array) -> int:
     return int(weight.shape[-1])
 
 
-def only_reader(
-    graph: TensorGraph, consumers: dict[str, list[tuple[str, int]]], name: str
-) -> tuple[NodeDef, int] | None:
+def only_reader(graph: TensorGraph, consumers: Consumers, name: str) -> tuple[NodeDef, int] | None:
     """The one node that reads the first result of a node, and where; None for none or several."""
     readers = consumers[name]
     if len(readers) != 1:
@@ -105,7 +104,7 @@ def _absorb(graph: TensorGraph, node: NodeDef, position: int, affine: _Affine, a
         affine.then_scale(1 / value)
     elif node.op == "Sub":
         if position == 1:
-            affine.then_scale(np.float64(-1))
+            affine.then_scale(np.asarray(-1.0))
         affine.then_add(value if position == 1 else -value)
     else:
         affine.then_add(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -18,7 +19,6 @@ from neural_mp.adaptors.tensorflow.kernels import (
     quantize_node,
 )
 from neural_mp.adaptors.tensorflow.nodes import (
-    Array,
     TensorGraph,
     make_constant,
     make_node,
@@ -63,7 +63,7 @@ class Forms:
         """What the node that has a tensor in a form is called."""
         if form == FP32 and tensor in self.outputs:
             return tensor
-        return self.graph.unused(f"{tensor}/{form}")
+        return self.graph.unused(f"{tensor.replace(':', '/result_')}/{form}")
 
     def put(self, tensor: str, form: str, name: str) -> None:
         """Say that a tensor is there in a form, as the result of a node."""
@@ -76,7 +76,7 @@ class Forms:
             self._scalars[value] = self.constant(name, np.float32(value))
         return self._scalars[value]
 
-    def constant(self, name: str, value: Array, dtype: tf.DType | None = None) -> str:
+    def constant(self, name: str, value: Any, dtype: tf.DType | None = None) -> str:
         """A new constant."""
         return self.graph.add(make_constant(self.graph.unused(name), value, dtype))
 
@@ -128,7 +128,7 @@ class Forms:
         return [self.scalar(low, f"{stem}/low"), self.scalar(high, f"{stem}/high")]
 
     def bitwise(
-        self, name: str, op: str, stored: str, operand: Array, kinds: tuple[tf.DType, tf.DType]
+        self, name: str, op: str, stored: str, operand: Any, kinds: tuple[tf.DType, tf.DType]
     ) -> str:
         """A bitwise or elementwise op on stored numbers, which have no such kernels themselves."""
         before, after = kinds
@@ -169,7 +169,7 @@ class Forms:
         self._counts["quantize"] += 1
         encoding = self.encoding_of(tensor)
         inputs = [self.real(tensor), *self.limits(tensor, encoding, signed)]
-        name = self.name_for(node_of(tensor), INT8 if signed else UINT8)
+        name = self.name_for(tensor, INT8 if signed else UINT8)
         return self.graph.add(quantize_node(name, inputs, encoding, signed))
 
     def _flip(self, tensor: str, stored: str, signed: bool) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from neural_mp.adaptors.tensorflow.nodes import TensorGraph, data_inputs
+from neural_mp.adaptors.tensorflow.nodes import Consumers, TensorGraph, data_inputs
 
 #: The kernels' names of the exact and the approximate form (Hendrycks and Gimpel, 2016).
 _FORMS = {
@@ -44,9 +44,7 @@ class Gelu:
     nodes: tuple[str, ...]
 
 
-def find_gelu(
-    graph: TensorGraph, consumers: Mapping[str, list[tuple[str, int]]], start: str
-) -> Gelu | None:
+def find_gelu(graph: TensorGraph, consumers: Consumers, start: str) -> Gelu | None:
     """The GELU that is all that reads a tensor; None where something else does.
 
     The ops behind the tensor are followed until one tensor is left that everything flows into,
@@ -79,7 +77,7 @@ def _same(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
 
 def _next_computable(
     graph: TensorGraph,
-    consumers: Mapping[str, list[tuple[str, int]]],
+    consumers: Consumers,
     values: Mapping[str, NDArray[np.float64]],
     nodes: list[str],
 ) -> str | None:

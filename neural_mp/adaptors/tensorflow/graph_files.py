@@ -1,4 +1,4 @@
-"""Graphs in files, and what can be told of a bare graph: its inputs, outputs, and whether it runs."""
+"""Graphs in files, and what can be told of a bare graph: its ports, and whether it runs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 
 from neural_mp.adaptors.tensorflow import runtime
+from neural_mp.adaptors.tensorflow.constants import LARGE, stand_in
 from neural_mp.adaptors.tensorflow.nodes import (
     CONSTANT,
     PLACEHOLDERS,
     GraphDef,
     TensorGraph,
+    constant_bytes,
     make_node,
     node_of,
 )
@@ -71,8 +73,10 @@ def checked(graph: GraphDef, what: str) -> tf.Graph:
     Raises:
         ModelLoadError: it has ops this TensorFlow does not know, or is not whole.
     """
+    light = GraphDef(versions=graph.versions, library=graph.library)
+    light.node.extend(stand_in(n) if constant_bytes(n) > LARGE else n for n in graph.node)
     try:
-        return runtime.imported(graph)
+        return runtime.imported(light)
     except (ValueError, KeyError, tf.errors.OpError) as error:
         lines = str(error).strip().splitlines()
         raise ModelLoadError(
@@ -96,13 +100,15 @@ def tensor_named(graph: tf.Graph, name: str, option: str) -> tf.Tensor:
         ) from None
 
 
-def loose_ends(graph: GraphDef) -> tuple[str, ...]:
+def loose_ends(graph: GraphDef, whole_graph: tf.Graph) -> tuple[str, ...]:
     """The nodes whose results nothing reads: what a graph that names no outputs must mean."""
     read_by_others = {node_of(t) for node in graph.node for t in node.input if t[:1] != "^"}
     return tuple(
         node.name
         for node in graph.node
-        if node.name not in read_by_others and node.op not in _NO_OUTPUTS
+        if node.name not in read_by_others
+        and node.op not in _NO_OUTPUTS
+        and whole_graph.get_operation_by_name(node.name).outputs
     )
 
 

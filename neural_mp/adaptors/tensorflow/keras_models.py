@@ -48,7 +48,7 @@ def load(path: Path) -> Any:
         text = str(error).strip()
         raise ModelLoadError(
             f"{str(path)!r} cannot be read as a Keras model: {text.splitlines()[0] if text else ''}"
-            f" ({type(error).__name__}); a model with layers of your own is better given as an object"
+            f" ({type(error).__name__}); give a model with layers of your own as an object"
         ) from error
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.tensorflow.clusters import Cluster, Consumers, Step
+from neural_mp.adaptors.tensorflow.clusters import Cluster, Step
 from neural_mp.adaptors.tensorflow.forms import BF16, FP32, INT8, UINT8, Forms
 from neural_mp.adaptors.tensorflow.kernels import (
     F32,
@@ -24,6 +24,7 @@ from neural_mp.adaptors.tensorflow.kernels import (
 )
 from neural_mp.adaptors.tensorflow.nodes import (
     Array,
+    Consumers,
     NodeDef,
     TensorGraph,
     integers_attribute,

@@ -9,23 +9,24 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
-from tensorflow.core.framework import (
-    attr_value_pb2,
-    graph_pb2,
-    node_def_pb2,
-    tensor_pb2,
-    versions_pb2,
-)
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
 from tensorflow.core.framework.function_pb2 import FunctionDefLibrary
+from tensorflow.core.framework.graph_pb2 import GraphDef
+from tensorflow.core.framework.node_def_pb2 import NodeDef
+from tensorflow.core.framework.tensor_pb2 import TensorProto
+from tensorflow.core.framework.versions_pb2 import VersionDef
 from tensorflow.python.framework import op_def_registry, tensor_util
 
-NodeDef = node_def_pb2.NodeDef
-GraphDef = graph_pb2.GraphDef
 Array = NDArray[Any]
+
+#: Node → the nodes that read it, each with the position among its inputs.
+Consumers = Mapping[str, Sequence[tuple[str, int]]]
 
 #: Op types that hold a value instead of computing one.
 CONSTANT = "Const"
 PLACEHOLDERS = ("Placeholder", "PlaceholderWithDefault", "PlaceholderV2")
+#: Dataflow control: branches and loops as single edges.
+CONTROL_FLOW = ("Switch", "RefSwitch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond")
 #: numpy has no quantized types: how their values are stored.
 _STORED_AS = {tf.qint8: np.int8, tf.quint8: np.uint8, tf.qint32: np.int32}
 
@@ -59,7 +60,7 @@ def make_node(op: str, name: str, inputs: Sequence[str] = (), **attributes: Any)
     return node
 
 
-def _set_attribute(attribute: attr_value_pb2.AttrValue, value: Any) -> None:
+def _set_attribute(attribute: AttrValue, value: Any) -> None:
     if isinstance(value, list | tuple):
         attribute.list.SetInParent()
         for item in value:
@@ -85,11 +86,9 @@ def _set_attribute(attribute: attr_value_pb2.AttrValue, value: Any) -> None:
 
 def make_constant(name: str, value: Any, dtype: tf.DType | None = None) -> NodeDef:
     """A constant; `dtype` is needed for quantized types, which numpy does not have."""
-    if dtype in _STORED_AS:
+    if dtype is not None and dtype in _STORED_AS:
         stored = np.ascontiguousarray(value, _STORED_AS[dtype])
-        proto = tensor_pb2.TensorProto(
-            dtype=dtype.as_datatype_enum, tensor_content=stored.tobytes()
-        )
+        proto = TensorProto(dtype=dtype.as_datatype_enum, tensor_content=stored.tobytes())
         for size in stored.shape:
             proto.tensor_shape.dim.add().size = size
     else:
@@ -102,7 +101,8 @@ def make_constant(name: str, value: Any, dtype: tf.DType | None = None) -> NodeD
 
 def dtype_attribute(node: NodeDef, key: str = "T") -> tf.DType | None:
     """The element type a node computes in; None where it has no such attribute."""
-    if key not in node.attr:
+    # Some ops have a list of types under the same name.
+    if key not in node.attr or not node.attr[key].type:
         return None
     return tf.as_dtype(node.attr[key].type)
 
@@ -145,10 +145,17 @@ def typed_outputs(node: NodeDef, key: str = "T") -> list[int]:
     return [i for i, name in enumerate(_arguments(node, definition.output_arg)) if name == key]
 
 
-def output_count(node: NodeDef) -> int:
-    """How many results a node has; 1 where its op is not known to the runtime."""
+def result_dtypes(node: NodeDef) -> list[tf.DType]:
+    """The element types of a node's results; none where its op is not known to the runtime."""
     definition = op_def_registry.get(node.op)
-    return len(_arguments(node, definition.output_arg)) if definition is not None else 1
+    found: list[int] = []
+    for argument in definition.output_arg if definition is not None else ():
+        if argument.type_list_attr:
+            found += node.attr[argument.type_list_attr].list.type
+            continue
+        count = node.attr[argument.number_attr].i if argument.number_attr else 1
+        found += [argument.type or node.attr[argument.type_attr].type] * count
+    return [tf.as_dtype(kind) for kind in found]
 
 
 @dataclass
@@ -159,7 +166,7 @@ class TensorGraph:
     """
 
     nodes: dict[str, NodeDef]
-    versions: versions_pb2.VersionDef = field(default_factory=versions_pb2.VersionDef)
+    versions: VersionDef = field(default_factory=VersionDef)
     library: FunctionDefLibrary = field(default_factory=FunctionDefLibrary)
 
     @classmethod

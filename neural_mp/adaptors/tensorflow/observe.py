@@ -10,13 +10,22 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.calibration import SAMPLES_PER_BATCH, TensorStatistics, summarize
+from neural_mp.adaptors.tensorflow.constants import LARGE, stand_in
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.nodes import CONSTANT, Array
+from neural_mp.adaptors.tensorflow.nodes import (
+    CONSTANT,
+    Array,
+    GraphDef,
+    TensorGraph,
+    constant_bytes,
+)
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported
 from neural_mp.observations import Observations
 
 #: Bytes of input run at once: what a batch needs on its way grows with it.
-_INPUT_BYTES = 1 << 20
+_INPUT_BYTES = 5 << 18
+#: Where the runtime takes fed memory without copying it.
+_ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,7 @@ def observe(
     model: TensorFlowModel, batches: Iterable[dict[str, Array]], tensors: frozenset[str]
 ) -> Observations:
     """Run batches (tensor → array) and summarize what the named tensors held."""
-    graph = imported(model.graph.to_graph_def())
+    graph, weights = _without_weights(model.graph)
     with graph.as_default():
         reduced = {
             name: _Reduced.of(graph.get_tensor_by_name(f"{name}:0")) for name in sorted(tensors)
@@ -70,7 +79,7 @@ def observe(
     for feeds in batches:
         samples += _length(feeds)
         for part in _parts(model, feeds):
-            found = iter(runner(part, fetches))
+            found = iter(runner({**part, **weights}, fetches))
             for name in reduced:
                 low, high, power, size, sample = (np.asarray(next(found)) for _ in range(5))
                 if not size:
@@ -79,6 +88,31 @@ def observe(
                 taken = statistics.setdefault(name, TensorStatistics())
                 taken.update(float(low), float(high), power, int(size) // len(power), sample)
     return summarize(statistics, samples)
+
+
+def _without_weights(graph: TensorGraph) -> tuple[tf.Graph, dict[str, Array]]:
+    """The graph with placeholders for its large constants, and the constants to feed.
+
+    A session copies the constants of its graph half a dozen times; what is fed is copied once.
+    """
+    light = GraphDef(versions=graph.versions, library=graph.library)
+    weights = {}
+    for name, node in graph.nodes.items():
+        if constant_bytes(node) > LARGE:
+            light.node.append(stand_in(node))
+            weights[name] = _aligned(graph.constant(name))
+        else:
+            light.node.append(node)
+    return imported(light), weights
+
+
+def _aligned(value: Array | None) -> Array:
+    assert value is not None
+    room = np.empty(value.nbytes + _ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % _ALIGNMENT
+    aligned = room[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
+    aligned[...] = value
+    return aligned
 
 
 def _length(feeds: dict[str, Array]) -> int:
@@ -102,7 +136,7 @@ def _parts(model: TensorFlowModel, feeds: dict[str, Array]) -> Iterator[dict[str
 
 def first_non_finite(model: TensorFlowModel, feeds: dict[str, Array]) -> str | None:
     """The first op whose result holds NaN or Inf."""
-    graph = imported(model.graph.to_graph_def())
+    graph, weights = _without_weights(model.graph)
     fed = {port.tensor for port in model.signature.inputs}
     names, checks = [], []
     with graph.as_default():
@@ -114,5 +148,5 @@ def first_non_finite(model: TensorFlowModel, feeds: dict[str, Array]) -> str | N
                 finite = tf.reduce_all(tf.math.is_finite(operation.outputs[0]))
                 names.append(model.ops.get(name, name))
                 checks.append(finite.name)
-    results = Runner(graph, optimized=False)(feeds, checks)
+    results = Runner(graph, optimized=False)({**feeds, **weights}, checks)
     return next((name for name, fine in zip(names, results, strict=True) if not fine), None)

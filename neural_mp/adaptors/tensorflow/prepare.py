@@ -14,12 +14,13 @@ from neural_mp.adaptors.tensorflow.constants import merge_duplicates, simplified
 from neural_mp.adaptors.tensorflow.dense import canonical_dense_layers
 from neural_mp.adaptors.tensorflow.fold import fold_affine_chains, fold_paddings
 from neural_mp.adaptors.tensorflow.nodes import (
+    CONTROL_FLOW,
     TensorGraph,
     make_node,
     node_of,
-    output_count,
     output_of,
     plain,
+    result_dtypes,
 )
 from neural_mp.adaptors.tensorflow.shapes import shapes
 from neural_mp.adaptors.tensorflow.signature import Signature
@@ -28,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 #: Ops that pass a tensor on.
 _IDENTITIES = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
-#: Dataflow control: an Identity beside one of these is where a branch or loop hangs.
-_CONTROL_FLOW = ("Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond", "RefSwitch")
 
 
 def prepare(graph: TensorGraph, signature: Signature) -> tuple[TensorGraph, list[str]]:
@@ -74,7 +73,7 @@ def strip_identities(graph: TensorGraph, outputs: frozenset[str]) -> None:
             graph.nodes[reader].input[position].startswith("^")
             for reader, position in consumers[name]
         )
-        if not controls and not any(near.op in _CONTROL_FLOW for near in beside):
+        if not controls and not any(near.op in CONTROL_FLOW for near in beside):
             source = plain(node.input[0])
             replaced[name] = replaced.get(source, source)
     for name in replaced:
@@ -86,7 +85,8 @@ def strip_identities(graph: TensorGraph, outputs: frozenset[str]) -> None:
 def name_every_result(graph: TensorGraph) -> None:
     """Put an Identity behind the results of ops that have several.
 
-    From here on a node's name is its tensor's name, which is how plans speak of tensors.
+    From here on a node's name is its tensor's name, which is how plans speak of tensors. Batch
+    norms are left out: of their results only the first is ever read.
     """
     named: dict[str, str] = {}
     for node in list(graph.nodes.values()):
@@ -94,12 +94,11 @@ def name_every_result(graph: TensorGraph) -> None:
             if tensor.startswith("^"):
                 continue
             source = graph[tensor]
-            several = source.op not in _CONTROL_FLOW and output_count(source) > 1
-            if not several or "T" not in source.attr or "Norm" in source.op:
+            kinds = [] if source.op in CONTROL_FLOW else result_dtypes(source)
+            if len(kinds) < 2 or "Norm" in source.op:
                 continue
-            tensor = plain(tensor)
+            tensor, index = plain(tensor), output_of(tensor)
             if tensor not in named:
-                name = graph.unused(f"{source.name}/result_{output_of(tensor)}")
-                dtype = tf.as_dtype(source.attr["T"].type)
-                named[tensor] = graph.add(make_node("Identity", name, [tensor], T=dtype))
+                name = graph.unused(f"{source.name}/result_{index}")
+                named[tensor] = graph.add(make_node("Identity", name, [tensor], T=kinds[index]))
             graph.edit(node.name).input[position] = named[tensor]

@@ -34,7 +34,8 @@ def read(source: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], example
 
     Args:
         source: a path or an object of TensorFlow's or Keras's.
-        inputs, outputs: names the user gave; none where they are to be found.
+        inputs: names the user gave; none where they are to be found.
+        outputs: likewise.
         example: the inputs of one batch, for models that do not say what they take.
     """
     if isinstance(source, str | Path):
@@ -101,7 +102,7 @@ def _from_signatures(
         )
     key = DEFAULT_KEY if DEFAULT_KEY in signatures else next(iter(signatures))
     same = _same_as(signatures, key)
-    warnings = ()
+    warnings: tuple[str, ...] = ()
     if len(signatures) > len(same):
         others = ", ".join(repr(name) for name in signatures if name not in same)
         warnings = (f"of the model's signatures, {key!r} is converted, but not {others}",)
@@ -154,17 +155,13 @@ def _concrete(function: Any, example: Any) -> Any:
     return function.get_concrete_function(*specs)
 
 
-def _from_concrete(
-    function: Any, inputs: tuple[str, ...], outputs: tuple[str, ...]
-) -> Taken:
+def _from_concrete(function: Any, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Taken:
     positional, named = function.structured_input_signature
     specs = [s for s in tf.nest.flatten((positional, named)) if isinstance(s, tf.TensorSpec)]
     names = tuple(spec.name or f"input_{i}" for i, spec in enumerate(specs))
     results = function.structured_outputs
     if isinstance(results, dict):
-        return _frozen(
-            function, (names, tuple(sorted(results))), "dict", inputs, outputs, None
-        )
+        return _frozen(function, (names, tuple(sorted(results))), "dict", inputs, outputs, None)
     count = len(function.outputs)
     returns = "single" if isinstance(results, tf.TensorSpec | tf.Tensor) else "list"
     port_names = (names, tuple(f"output_{i}" for i in range(count)))
@@ -185,7 +182,8 @@ def _frozen(
         function: a concrete function.
         names: of its inputs (with an alias, or without) and outputs, in their order.
         returns: the form of its outputs.
-        inputs, outputs: names the user gave.
+        inputs: names the user gave.
+        outputs: likewise.
         original: what it was made from.
     """
     input_names, output_names = names
@@ -209,7 +207,7 @@ def _from_graph_def(
 ) -> Taken:
     checked = graph_files.checked(graph, what)
     warnings: list[str] = []
-    found = outputs or graph_files.loose_ends(graph)
+    found = outputs or graph_files.loose_ends(graph, checked)
     if not found:
         raise ModelLoadError(f"{what} has no outputs that could be found; set outputs")
     if not outputs and len(found) > 1:

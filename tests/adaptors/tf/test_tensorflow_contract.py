@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from adaptor_contract import BF16, INT8, AdaptorContract, uniform
+from adaptor_contract import INT8, AdaptorContract, uniform
 
 
 class TestTensorFlow(AdaptorContract):

@@ -27,9 +27,9 @@ ACTIVATIONS = {
     "Sigmoid": special.expit,
     "Elu": lambda x: np.where(x > 0, x, np.expm1(x)),
     "Gelu": lambda x: 0.5 * x * (1 + special.erf(x / np.sqrt(2))),
-    "approximate Gelu": lambda x: 0.5
-    * x
-    * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    "approximate Gelu": lambda x: (
+        0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    ),
 }
 
 
@@ -221,7 +221,9 @@ def test_residual_sums(case):
         sums = convolution(whole, integers, case["stride"], 1, pads_of(case))
         exact[name] = sums * scale.step * steps + biases[name]
     # Of the two, the one that comes first is stored and added by the kernel of the other.
-    (summand,) = [name for name in ("bias_", "bias_beside") if name in converted.observations.ranges]
+    (summand,) = [
+        name for name in ("bias_", "bias_beside") if name in converted.observations.ranges
+    ]
     stored = Scale.asymmetric(*converted.range(summand))
     first = summand.removeprefix("bias_")
     (second,) = set(weights) - {first}
@@ -255,7 +257,9 @@ def test_products(activation, stored):
         integers, steps = quantized_weight(weight.astype(np.float64), (0,))
         return (scale.quantized(real) - scale.zero) @ integers * (scale.step * steps)
 
-    result = ACTIVATIONS[activation](layer(data, Scale.asymmetric(*converted.range("x")), weight) + bias)
+    result = ACTIVATIONS[activation](
+        layer(data, Scale.asymmetric(*converted.range("x")), weight) + bias
+    )
     if stored:
         (between,) = set(converted.observations.ranges) - {"x"}
         scale = Scale.asymmetric(*converted.range(between))

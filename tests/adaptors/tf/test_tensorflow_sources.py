@@ -200,9 +200,7 @@ def test_the_users_model_is_left_alone(net, digits):
     model = adaptor.load(net)
     assert adaptor.native(model) is net
     assert net.trainable is trainable
-    assert all(
-        np.array_equal(a, b) for a, b in zip(before, net.get_weights(), strict=True)
-    )
+    assert all(np.array_equal(a, b) for a, b in zip(before, net.get_weights(), strict=True))
 
 
 def test_floats_of_numpy_and_tensors_are_taken(net, digits):

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -94,9 +95,9 @@ def test_a_frozen_graph_if_asked_for(tuned, digits, suffix):
     tuned.save(f"out/net.{suffix}")
     graph = tf.compat.v1.GraphDef()
     if suffix == "pb":
-        graph.ParseFromString(open("out/net.pb", "rb").read())
+        graph.ParseFromString(Path("out/net.pb").read_bytes())
     else:
-        text_format.Parse(open("out/net.pbtxt").read(), graph)
+        text_format.Parse(Path("out/net.pbtxt").read_text(), graph)
     images = digits[1].images[:5]
     with tf.compat.v1.Session(graph=tf.Graph()) as session:
         tf.graph_util.import_graph_def(graph, name="")
@@ -122,7 +123,7 @@ def test_the_native_model_is_called_predicted_with_and_saved_like_any(tuned, dig
 
 def test_users_data_is_not_in_the_file(tuned, digits):
     tuned.save("saved")
-    details = json.loads(open("saved/details.json").read())
+    details = json.loads(Path("saved/details.json").read_text())
     assert list(details["example"].values()) == [[100, 8, 8, 1]]
     assert neural_mp.load("saved").adaptor.example_inputs(neural_mp.load("saved").held)[0].any()
 
@@ -141,13 +142,10 @@ def test_int8_shrinks_the_file(net, tuned, tmp_path):
 def test_files_that_were_cut_or_emptied_are_refused(tuned):
     tuned.save("saved")
     adaptor = TensorFlowAdaptor()
-    data = open("saved/saved_model.pb", "rb").read()
-    with open("saved/saved_model.pb", "wb") as file:
-        file.write(data[: len(data) // 2])
+    file = Path("saved/saved_model.pb")
+    file.write_bytes(file.read_bytes()[:999])
     with pytest.raises(ModelLoadError, match="changed or damaged"):
         neural_mp.load("saved")
-    from pathlib import Path
-
     with pytest.raises(ModelLoadError, match="missing or damaged"):
         adaptor.restore(Path("saved"))
 

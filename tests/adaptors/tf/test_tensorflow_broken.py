@@ -1,0 +1,258 @@
+"""Broken and odd models: a clear error, or FP32 where nothing else is right."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from adaptor_contract import BF16, INT8, signal_to_noise, uniform
+from keras import Input, Model, layers
+from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+from neural_mp import MixedPrecision
+from neural_mp.adaptors.tensorflow import TensorFlowAdaptor
+from neural_mp.errors import DataError, ModelLoadError, NeuralMPError
+
+
+def frozen(function, *specs, **options):
+    concrete = tf.function(function).get_concrete_function(*specs)
+    return convert_variables_to_constants_v2(concrete, **options).graph.as_graph_def()
+
+
+@pytest.fixture
+def adaptor():
+    return TensorFlowAdaptor()
+
+
+@pytest.fixture
+def graph(net):
+    return frozen(lambda x: net(x, training=False), tf.TensorSpec([None, 8, 8, 1], name="x"))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
+def test_a_graph_that_was_cut_off(adaptor, graph, tmp_path, share):
+    data = graph.SerializeToString()
+    (tmp_path / "net.pb").write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(ModelLoadError, match="no graph, or is damaged"):
+        adaptor.load(tmp_path / "net.pb")
+
+
+def test_a_graph_cut_between_two_nodes(adaptor, graph, tmp_path):
+    """What is left parses: it lacks what it reads, or at least the version behind the nodes."""
+    part = tf.compat.v1.GraphDef()
+    part.node.extend(list(graph.node)[:-3])
+    (tmp_path / "net.pb").write_bytes(part.SerializeToString())
+    assert any("cut off" in text for text in adaptor.load(tmp_path / "net.pb").warnings)
+    del part.node[:4]
+    (tmp_path / "net.pb").write_bytes(part.SerializeToString())
+    with pytest.raises(ModelLoadError, match="is not a graph that this TensorFlow can run"):
+        adaptor.load(tmp_path / "net.pb")
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbage", "empty"])
+def test_a_damaged_saved_model(adaptor, net, tmp_path, damage):
+    net.export(tmp_path / "net", verbose=False)
+    file = tmp_path / "net" / "saved_model.pb"
+    data = file.read_bytes()
+    file.write_bytes({"cut": data[: len(data) // 2], "garbage": b"\x08" * 99, "empty": b""}[damage])
+    with pytest.raises(
+        ModelLoadError, match=r"SavedModel '.*net' (cannot be read|has no signature)"
+    ):
+        adaptor.load(tmp_path / "net")
+
+
+def test_a_saved_model_without_weights(adaptor, net, tmp_path):
+    net.export(tmp_path / "net", verbose=False)
+    for file in (tmp_path / "net" / "variables").iterdir():
+        file.unlink()
+    with pytest.raises(ModelLoadError, match="cannot be read"):
+        adaptor.load(tmp_path / "net")
+
+
+def test_a_saved_model_without_signature(adaptor, tmp_path):
+    tf.saved_model.save(tf.Module(), str(tmp_path))
+    with pytest.raises(ModelLoadError, match="has no signature, so what it takes"):
+        adaptor.load(tmp_path)
+
+
+def test_several_signatures_and_none_by_default(adaptor, tmp_path):
+    module = tf.Module()
+    specs = [tf.TensorSpec([None], name="x")]
+    module.one = tf.function(lambda x: x * 2.0, input_signature=specs)
+    module.other = tf.function(lambda x: x * 3.0, input_signature=specs)
+    both = {"one": module.one, "other": module.other}
+    tf.saved_model.save(module, str(tmp_path), signatures=both)
+    with pytest.raises(ModelLoadError, match="no signature 'serving_default' and several others"):
+        adaptor.load(tmp_path)
+    chosen = adaptor.load(tf.saved_model.load(str(tmp_path)).signatures["other"])
+    result = adaptor.predict(chosen, np.ones(2, np.float32))
+    np.testing.assert_array_equal(next(iter(result.values())), [3, 3])
+
+
+def test_an_op_nobody_knows(adaptor, graph):
+    graph.node[-1].op = "MyOwnOp"
+    with pytest.raises(ModelLoadError, match=r"(?s)cannot run|can run.*MyOwnOp"):
+        adaptor.load(graph)
+
+
+def test_variables_that_were_not_frozen(adaptor):
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [None, 3], name="x")
+        weight = tf.compat.v1.get_variable("w", [3, 2], use_resource=True)
+        tf.identity(tf.matmul(x, weight), name="y")
+    with pytest.raises(ModelLoadError, match="keeps its values outside of the graph"):
+        adaptor.load(graph)
+
+
+def test_a_lookup_table(adaptor, tmp_path):
+    class Words(tf.Module):
+        def __init__(self):
+            super().__init__()
+            keys = tf.lookup.KeyValueTensorInitializer(["a", "b"], [1.0, 2.0])
+            self.table = tf.lookup.StaticHashTable(keys, -1.0)
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="words")])
+        def run(self, words):
+            return self.table.lookup(words)
+
+    words = Words()
+    tf.saved_model.save(words, str(tmp_path), signatures=words.run)
+    with pytest.raises(ModelLoadError, match="lookup table or other resource"):
+        adaptor.load(tmp_path)
+
+
+def test_string_inputs_stay_as_they_are(adaptor, all_machine):
+    weight = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="rows")])
+    def run(rows):
+        numbers = tf.strings.to_number(tf.strings.split(rows, ",").to_tensor())
+        return tf.matmul(tf.reshape(numbers, [-1, 4]), weight)
+
+    rows = np.array([b"1,2,3,4", b"5,6,7,8.5"], object)
+    model = adaptor.load(run, example=rows)
+    space = adaptor.space(model, all_machine)
+    assert all(
+        space.capabilities[op.name].configs == space.capabilities[op.name].configs[-1:]
+        for op in space.graph
+        if "String" in op.type
+    )
+    converted = adaptor.convert(
+        model, uniform(space, INT8), adaptor.observe(model, [rows], space), space
+    )
+    assert signal_to_noise(run(rows).numpy(), adaptor.predict(converted, rows)) > 30
+
+
+def looping(x, weight):
+    """A loop of two products around a condition."""
+    state = x
+    for _ in tf.range(3):
+        state = tf.tanh(tf.matmul(state, weight))
+    if tf.reduce_sum(state) > 0:
+        state = tf.nn.relu(tf.matmul(state, weight))
+    return tf.matmul(state, weight)
+
+
+@pytest.mark.parametrize("lowered", [False, True])
+def test_control_flow_stays_in_fp32_and_what_is_around_it_need_not(adaptor, all_machine, lowered):
+    """As functions (While, If), and as dataflow (Enter, Switch, Merge, NextIteration)."""
+    draw = np.random.default_rng(0)
+    weight = draw.standard_normal((6, 6)).astype(np.float32)
+    data = draw.standard_normal((5, 6)).astype(np.float32)
+    whole = tf.function(lambda x: looping(x, weight))
+    graph = frozen(
+        lambda x: looping(x, weight), tf.TensorSpec([None, 6], name="x"), lower_control_flow=lowered
+    )
+    model = adaptor.load(graph, outputs="Identity")
+    types = {op.type for op in adaptor.graph(model)}
+    assert types & ({"Merge", "NextIteration"} if lowered else {"While", "StatelessWhile"})
+    expected = whole(data).numpy()
+    np.testing.assert_allclose(adaptor.predict(model, data), expected, atol=1e-5)
+    space = adaptor.space(model, all_machine)
+    last = [op for op in space.decided if space.graph[op].type == "MatMul"]
+    assert last
+    observations = adaptor.observe(model, [data, -data], space)
+    for precision in (INT8, BF16):
+        converted = adaptor.convert(model, uniform(space, precision), observations, space)
+        for values in (data, -data):
+            wanted = whole(values).numpy()
+            assert signal_to_noise(wanted, adaptor.predict(converted, values)) > 20
+
+
+def test_sizes_that_are_known_late(adaptor, all_machine):
+    """Height, width and batch open; a residual sum of which no size is known stays right."""
+    x = inputs = Input((None, None, 3))
+    x = layers.Conv2D(8, 3, padding="same", activation="relu")(x)
+    y = layers.Conv2D(8, 3, padding="same")(x)
+    pooled = layers.GlobalAveragePooling2D(keepdims=True)(x)
+    x = layers.ReLU()(y + x)
+    net = Model(inputs, layers.Conv2D(4, 3)(x + pooled))
+    data = np.random.default_rng(0).standard_normal((2, 14, 11, 3)).astype(np.float32)
+    model = adaptor.load(net)
+    space = adaptor.space(model, all_machine)
+    observations = adaptor.observe(model, [data], space)
+    for precision, decibels in ((INT8, 20), (BF16, 30)):
+        converted = adaptor.convert(model, uniform(space, precision), observations, space)
+        for shape in ((1, 14, 11, 3), (3, 9, 20, 3)):
+            values = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+            wanted = np.asarray(net(values))
+            assert signal_to_noise(wanted, adaptor.predict(converted, values)) > decibels
+
+
+def test_a_model_of_one_op_that_nothing_can_be_done_with(adaptor, all_machine):
+    model = adaptor.load(tf.function(tf.exp, input_signature=[tf.TensorSpec([None], name="x")]))
+    space = adaptor.space(model, all_machine)
+    assert not space.decided
+    values = np.array([0.0, 1.0], np.float32)
+    np.testing.assert_allclose(adaptor.predict(model, values), np.exp(values), rtol=1e-6)
+
+
+def test_weights_that_are_not_numbers_are_not_quantized(adaptor, all_machine):
+    inputs = Input((4,))
+    net = Model(inputs, layers.Dense(3)(inputs))
+    net.layers[-1].set_weights([np.full((4, 3), np.nan, np.float32), np.zeros(3, np.float32)])
+    space = adaptor.space(adaptor.load(net), all_machine)
+    (product,) = [op.name for op in space.graph if op.type == "MatMul"]
+    assert "NaN or Inf" in space.capabilities[product].reasons[INT8]
+
+
+def test_integer_and_double_models_keep_their_types(adaptor, all_machine):
+    weight = np.arange(12, dtype=np.float64).reshape(4, 3)
+    run = tf.function(
+        lambda x: tf.matmul(x, weight), input_signature=[tf.TensorSpec([None, 4], tf.float64)]
+    )
+    model = adaptor.load(run)
+    assert not adaptor.space(model, all_machine).decided
+    values = np.random.default_rng(0).random((2, 4))
+    np.testing.assert_array_equal(adaptor.predict(model, values), run(values).numpy())
+
+
+@pytest.mark.parametrize("batches", [[], iter(())])
+def test_no_calibration_data(net, batches):
+    converter = MixedPrecision()
+    converter.model = net
+    converter.precisions = "int8"
+    converter.calib_dataloader = batches
+    with pytest.raises(DataError):
+        converter()
+
+
+def test_calibration_data_of_another_shape(net):
+    converter = MixedPrecision()
+    converter.model = net
+    converter.precisions = "int8"
+    converter.calib_dataloader = [np.zeros((2, 1, 8, 8), np.float32)]
+    with pytest.raises(DataError, match=r"shape \[2, 1, 8, 8\] for the input image"):
+        converter()
+
+
+def test_keras_on_another_backend_is_named(adaptor, net, tmp_path, monkeypatch):
+    net.save(tmp_path / "net.keras")
+    monkeypatch.setattr(keras.config, "backend", lambda: "torch")
+    with pytest.raises(ModelLoadError, match="KERAS_BACKEND=tensorflow"):
+        adaptor.load(tmp_path / "net.keras")
+
+
+def test_weights_alone_are_no_model(adaptor, net, tmp_path):
+    net.save_weights(tmp_path / "net.weights.h5")
+    with pytest.raises(NeuralMPError, match="cannot be read as a Keras model"):
+        adaptor.load(tmp_path / "net.weights.h5")
