@@ -10,12 +10,14 @@ import numpy as np
 from neural_mp.adaptors.tensorflow.fold import ADDITIONS, LAYERS, only_reader
 from neural_mp.adaptors.tensorflow.gelu import find_gelu
 from neural_mp.adaptors.tensorflow.nodes import (
+    PLACEHOLDERS,
     Consumers,
     TensorGraph,
     data_inputs,
+    node_of,
     text_attribute,
 )
-from neural_mp.adaptors.tensorflow.shapes import Shape
+from neural_mp.adaptors.tensorflow.shapes import Shapes
 
 #: What may follow the bias of a layer within its kernel.
 _ACTIVATIONS = {
@@ -59,14 +61,14 @@ class Cluster:
 
 
 def find_clusters(
-    graph: TensorGraph, outputs: frozenset[str], shapes: Mapping[str, list[Shape]]
+    graph: TensorGraph, outputs: frozenset[str], shapes: Shapes
 ) -> dict[str, Cluster]:
     """Layer → its cluster, for every layer with a constant weight.
 
     Of two layers that are added, the sum goes to the later one.
     """
     consumers = graph.consumers()
-    finder = _Finder(graph, outputs, shapes, consumers, set())
+    finder = _Finder(graph, outputs, shapes, consumers, _open_inputs(graph), set())
     found: dict[str, Cluster] = {}
     for name, node in reversed(list(graph.nodes.items())):
         if node.op in LAYERS and graph.constant(node.input[1]) is not None:
@@ -75,12 +77,23 @@ def find_clusters(
     return dict(reversed(found.items()))
 
 
+def _open_inputs(graph: TensorGraph) -> dict[str, frozenset[str]]:
+    """Node → the placeholders that it is computed from."""
+    found: dict[str, frozenset[str]] = {}
+    for name, node in graph.nodes.items():
+        sources = (found.get(node_of(tensor), frozenset()) for tensor in node.input)
+        own = frozenset({name} if node.op in PLACEHOLDERS else ())
+        found[name] = own.union(*sources)
+    return found
+
+
 @dataclass(frozen=True)
 class _Finder:
     graph: TensorGraph
     outputs: frozenset[str]
-    shapes: Mapping[str, list[Shape]]
+    shapes: Shapes
     consumers: Consumers
+    fed_by: Mapping[str, frozenset[str]]
     taken: set[str]
 
     def steps(self, head: str) -> list[Step]:
@@ -135,11 +148,14 @@ class _Finder:
         return following
 
     def _same_sizes(self, one: str, other: str) -> bool:
-        """Whether two tensors are sure to be of one shape, so that nothing is broadcast."""
-        first, second = self.shapes[one][0], self.shapes[other][0]
-        if first is None or first != second:
-            return False
-        return None not in first[1:]
+        """Whether two tensors are sure to be of one shape, so that nothing is broadcast.
+
+        Of tensors that come from several inputs nothing is sure: the batches of those may differ.
+        """
+        return self.shapes.alike(one, other) and len(self._open_inputs(one, other)) <= 1
+
+    def _open_inputs(self, *names: str) -> frozenset[str]:
+        return frozenset().union(*(self.fed_by[name] for name in names))
 
 
 def non_negative(graph: TensorGraph) -> frozenset[str]:

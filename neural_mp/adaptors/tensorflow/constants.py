@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable
 
 import numpy as np
+import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
 from neural_mp.adaptors.tensorflow.nodes import (
@@ -79,6 +80,7 @@ def _compute_constants(graph: TensorGraph, outputs: frozenset[str]) -> None:
             and name not in outputs
             and len(node.input) > 0
             and len(result_dtypes(node)) == 1
+            and result_dtypes(node)[0] not in (tf.variant, tf.resource)
             and is_pure(node)
         )
         if foldable and all(node_of(tensor) in known for tensor in node.input):

@@ -38,7 +38,12 @@ class ConvertedModel(tf.Module):
             names = [port.name for port in model.signature.outputs]
             return dict(zip(names, results, strict=True))
 
-        self._run = tf.function(run, input_signature=specs, autograph=False)
+        # Not a tf.function itself: that would tie the outputs to every op with a side effect, among
+        # which it counts those of loops written as dataflow. Nor can this be saved by itself.
+        wrapped = tf.compat.v1.wrap_function(run, specs)
+        self._run = tf.function(
+            lambda *values: wrapped(*values), input_signature=specs, autograph=False
+        )
         function = self._run.get_concrete_function()
         self.serving_signatures = dict.fromkeys(model.signature.keys, function)
 
@@ -47,8 +52,14 @@ class ConvertedModel(tf.Module):
         if training:
             raise ValueError("a converted model cannot be trained; train the model it was made of")
         inputs = kwargs or (args[0] if len(args) == 1 else list(args))
-        feeds = self.signature.bind(inputs)
-        values = [tf.convert_to_tensor(feeds[port.tensor]) for port in self.signature.inputs]
+        given = self.signature.assigned(inputs)
+        if not any(tf.is_tensor(value) for value in given):
+            feeds = self.signature.bind(inputs)
+            given = [feeds[port.tensor] for port in self.signature.inputs]
+        values = [
+            tf.cast(value, port.dtype) if tf.is_tensor(value) else tf.constant(value, port.dtype)
+            for value, port in zip(given, self.signature.inputs, strict=True)
+        ]
         results = self._run(*values)
         return self.signature.packed([results[port.name] for port in self.signature.outputs])
 
@@ -58,7 +69,7 @@ class ConvertedModel(tf.Module):
         size = len(next(iter(feeds.values())))
         names = [port.name for port in self.signature.inputs]
         parts = []
-        for start in range(0, size, batch_size):
+        for start in range(0, max(size, 1), batch_size):
             part = {
                 name: array[start : start + batch_size]
                 for name, array in zip(names, feeds.values(), strict=True)

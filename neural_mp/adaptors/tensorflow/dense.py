@@ -7,6 +7,9 @@ activation right behind the product: so Reshapes move behind those.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from string import ascii_letters
+
 import numpy as np
 import tensorflow as tf
 
@@ -18,12 +21,15 @@ from neural_mp.adaptors.tensorflow.nodes import (
     dtype_attribute,
     make_constant,
     make_node,
+    node_of,
+    output_of,
     plain,
     text_attribute,
 )
-from neural_mp.adaptors.tensorflow.shapes import Shape, shapes
+from neural_mp.adaptors.tensorflow.shapes import Shape, Shapes, shapes
 
 _BATCH_PRODUCTS = ("BatchMatMul", "BatchMatMulV2")
+_PRODUCTS = ("Einsum", *_BATCH_PRODUCTS)
 #: Ops that work on every element alone, so that a Reshape may as well come behind them.
 _ELEMENTWISE = (
     *("BiasAdd", "Add", "AddV2", "Mul", "Sub", "RealDiv", "Neg", "Erf", "Erfc", "Tanh", "Pow"),
@@ -33,6 +39,8 @@ _ELEMENTWISE = (
 
 def canonical_dense_layers(graph: TensorGraph, outputs: frozenset[str]) -> None:
     """Rewrite the dense layers of a graph in place."""
+    if not any(node.op in ("Reshape", "MatMul", *_PRODUCTS) for node in graph.nodes.values()):
+        return
     known = shapes(graph)
     for node in list(graph.nodes.values()):
         if dtype_attribute(node) is not tf.float32:
@@ -59,7 +67,7 @@ def _untransposed(graph: TensorGraph, node: NodeDef) -> None:
     edited.attr["transpose_b"].b = False
 
 
-def _from_batches(graph: TensorGraph, node: NodeDef, known: dict[str, list[Shape]]) -> None:
+def _from_batches(graph: TensorGraph, node: NodeDef, known: Shapes) -> None:
     weight = graph.constant(node.input[1])
     if weight is None or node.attr["adj_x"].b or any(size != 1 for size in weight.shape[:-2]):
         return
@@ -70,14 +78,23 @@ def _from_batches(graph: TensorGraph, node: NodeDef, known: dict[str, list[Shape
     _put_product(graph, node, weight.T if node.attr["adj_y"].b else weight, known)
 
 
-def _from_einsum(graph: TensorGraph, node: NodeDef, known: dict[str, list[Shape]]) -> None:
+def _from_einsum(graph: TensorGraph, node: NodeDef, known: Shapes) -> None:
     """`abc,cde->abde`: sums over the last axes of the input, and keeps those of the weight."""
     weight = graph.constant(node.input[1]) if len(node.input) == 2 else None
     equation = text_attribute(node, "equation").replace(" ", "")
-    if weight is None or "." in equation or "->" not in equation:
+    shape = known[node_of(node.input[0])][output_of(node.input[0])]
+    if weight is None or "->" not in equation or shape is None:
         return
     factors, _, result = equation.partition("->")
     left, _, right = factors.partition(",")
+    # An ellipsis stands for the axes that have no letter, of the input alone.
+    unnamed = [letter for letter in ascii_letters if letter not in equation]
+    left, result = (
+        text.replace("...", "".join(unnamed[: len(shape) - len(left.replace("...", ""))]))
+        for text in (left, result)
+    )
+    if "." in left + right + result or len(left) != len(shape):
+        return
     summed = [label for label in left if label in right]
     kept = [label for label in right if label not in left]
     outer = [label for label in left if label not in right]
@@ -89,9 +106,7 @@ def _from_einsum(graph: TensorGraph, node: NodeDef, known: dict[str, list[Shape]
     _put_product(graph, node, weight.transpose(order).reshape(inner, -1), known)
 
 
-def _put_product(
-    graph: TensorGraph, node: NodeDef, weight: Array, known: dict[str, list[Shape]]
-) -> None:
+def _put_product(graph: TensorGraph, node: NodeDef, weight: Array, known: Shapes) -> None:
     """Reshape, MatMul, Reshape in the place of a node; the last takes its name."""
     shape = _constant_shape(known[node.name][0])
     if shape is None:
@@ -130,7 +145,7 @@ def _constant_shape(shape: Shape) -> Array | None:
     return np.array([-1 if size is None else size for size in shape], np.int32)
 
 
-def _fix_reshapes(graph: TensorGraph, known: dict[str, list[Shape]]) -> None:
+def _fix_reshapes(graph: TensorGraph, known: Shapes) -> None:
     """Reshapes to computed shapes of which but one size is unknown need no computing."""
     for node in list(graph.nodes.values()):
         if node.op != "Reshape" or graph.constant(node.input[1]) is not None:
@@ -145,7 +160,9 @@ def _fix_reshapes(graph: TensorGraph, known: dict[str, list[Shape]]) -> None:
 def _sink_reshapes(graph: TensorGraph, outputs: frozenset[str]) -> None:
     """Move Reshapes behind a product to behind the elementwise ops that follow it."""
     known = shapes(graph)
-    flat = {node.name for node in graph.nodes.values() if node.op == "MatMul"}
+    now = {name: known[name][0] for name in graph.nodes if known[name]}
+    # Matrix → the product it comes from: of one product, they all have as many rows.
+    flat = {node.name: node.name for node in graph.nodes.values() if node.op == "MatMul"}
     moved: dict[str, str] = {}
     for node in list(graph.nodes.values()):
         if node.op not in _ELEMENTWISE or node.name in outputs:
@@ -153,12 +170,13 @@ def _sink_reshapes(graph: TensorGraph, outputs: frozenset[str]) -> None:
         sources = [moved.get(tensor, tensor) for tensor in data_inputs(node)]
         reshapes = [graph[t] for t in sources if graph[t].op == "Reshape"]
         bases = {plain(reshape.input[0]) for reshape in reshapes}
-        if not reshapes or not bases <= flat or dtype_attribute(node) is not tf.float32:
+        origins = {flat.get(base) for base in bases}
+        if None in origins or len(origins) != 1 or dtype_attribute(node) is not tf.float32:
             continue
-        shape = known[reshapes[0].name][0]
-        width = _width(graph, bases, known)
+        shape = now[reshapes[0].name]
+        width = _width(bases, now)
         told = graph.constant(reshapes[0].input[1])
-        if shape is None or width is None or told is None or known[node.name][0] != shape:
+        if shape is None or width is None or told is None or now[node.name] != shape:
             continue
         others = [graph.constant(reshape.input[1]) for reshape in reshapes]
         if any(other is None or not np.array_equal(other, told) for other in others):
@@ -176,8 +194,8 @@ def _sink_reshapes(graph: TensorGraph, outputs: frozenset[str]) -> None:
             Tshape=tf.as_dtype(reshapes[0].attr["Tshape"].type),
         )
         moved[node.name] = graph.add(behind)
-        known[behind.name], known[node.name] = [shape], [(None, width)]
-        flat.add(node.name)
+        now[behind.name], now[node.name] = shape, (None, width)
+        flat[node.name] = flat[bases.pop()]
     stay = {*moved, *moved.values()}
     for name, reader in list(graph.nodes.items()):
         if name not in stay and any(plain(tensor) in moved for tensor in reader.input):
@@ -186,11 +204,11 @@ def _sink_reshapes(graph: TensorGraph, outputs: frozenset[str]) -> None:
                 edited.input[position] = moved.get(plain(tensor), tensor)
 
 
-def _width(graph: TensorGraph, bases: set[str], known: dict[str, list[Shape]]) -> int | None:
+def _width(bases: set[str], now: Mapping[str, Shape]) -> int | None:
     """The number of columns the matrices have in common."""
     widths = set()
     for base in bases:
-        shape = known[base][0]
+        shape = now[base]
         widths.add(shape[-1] if shape is not None and len(shape) == 2 else None)
     return widths.pop() if len(widths) == 1 else None
 

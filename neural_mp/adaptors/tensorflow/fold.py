@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +20,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     node_of,
     text_attribute,
 )
-from neural_mp.adaptors.tensorflow.shapes import Shape
+from neural_mp.adaptors.tensorflow.shapes import Shape, Shapes
 
 #: Layers with a constant weight, and how many axes their result has.
 LAYERS = {"Conv2D": 4, "DepthwiseConv2dNative": 4, "MatMul": 2}
@@ -149,7 +148,7 @@ def _put_back(
     graph.add(make_node("BiasAdd", last.name, [layer.name, bias.name], T=tf.float32))
 
 
-def fold_paddings(graph: TensorGraph, known: Mapping[str, list[Shape]]) -> None:
+def fold_paddings(graph: TensorGraph, known: Shapes) -> None:
     """Let convolutions pad by themselves what a Pad before them pads with zeros."""
     for name, node in list(graph.nodes.items()):
         if node.op not in ("Conv2D", "DepthwiseConv2dNative"):

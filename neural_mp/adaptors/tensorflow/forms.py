@@ -163,7 +163,7 @@ class Forms:
         encoding = self.encoding_of(tensor)
         inputs = [self.stored(tensor, False), *self.limits(tensor, encoding, False)]
         name = self.name_for(tensor, form)
-        return self.graph.add(dequantize_node(name, inputs, encoding, DTYPES[form]))
+        return self.graph.add(dequantize_node(name, inputs, DTYPES[form]))
 
     def _quantize(self, tensor: str, signed: bool) -> str:
         self._counts["quantize"] += 1

@@ -14,6 +14,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     CONSTANT,
     PLACEHOLDERS,
     GraphDef,
+    NodeDef,
     TensorGraph,
     constant_bytes,
     make_node,
@@ -24,7 +25,10 @@ from neural_mp.errors import ConfigurationError, ModelLoadError, did_you_mean
 #: Files of a graph alone.
 SUFFIXES = (".pb", ".pbtxt")
 #: Ops whose results nobody reads, and that are yet no outputs.
-_NO_OUTPUTS = (CONSTANT, *PLACEHOLDERS, "NoOp", "Assert", "CheckNumerics")
+_NO_OUTPUTS = (
+    *(CONSTANT, *PLACEHOLDERS, "NoOp", "Assert", "CheckNumerics"),
+    *("Switch", "RefSwitch", "Enter", "NextIteration", "LoopCond"),
+)
 
 
 def read(path: Path) -> tuple[GraphDef, list[str]]:
@@ -102,12 +106,19 @@ def tensor_named(graph: tf.Graph, name: str, option: str) -> tf.Tensor:
 
 def loose_ends(graph: GraphDef, whole_graph: tf.Graph) -> tuple[str, ...]:
     """The nodes whose results nothing reads: what a graph that names no outputs must mean."""
+    by_name = {node.name: node for node in graph.node}
+
+    def hangs_on_a_switch(node: NodeDef) -> bool:
+        """Whether a node only marks a branch of dataflow control."""
+        return node.op == "Identity" and by_name[node_of(node.input[0])].op == "Switch"
+
     read_by_others = {node_of(t) for node in graph.node for t in node.input if t[:1] != "^"}
     return tuple(
         node.name
         for node in graph.node
         if node.name not in read_by_others
         and node.op not in _NO_OUTPUTS
+        and not hangs_on_a_switch(node)
         and whole_graph.get_operation_by_name(node.name).outputs
     )
 

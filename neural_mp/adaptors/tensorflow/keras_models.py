@@ -15,8 +15,8 @@ from neural_mp.errors import CaptureError, ModelLoadError
 
 logger = logging.getLogger(__name__)
 
-#: Names of inputs (each with the key of a dict it stands under, where there is one) and outputs.
-PortNames = tuple[list[str | tuple[str, str]], list[str]]
+#: Names of inputs, each with the key of a dict it stands under, where there is one.
+InputNames = list[str | tuple[str, str]]
 
 
 def is_keras(source: Any) -> bool:
@@ -52,8 +52,8 @@ def load(path: Path) -> Any:
         ) from error
 
 
-def traced(model: Any, example: Any) -> tuple[Any, PortNames, str]:
-    """A concrete function of a model in inference, the names of its ports, and what it returns.
+def traced(model: Any, example: Any) -> tuple[Any, InputNames]:
+    """A concrete function of a model in inference, and the names of its inputs.
 
     The names are those `model.export` gives.
 
@@ -75,16 +75,10 @@ def traced(model: Any, example: Any) -> tuple[Any, PortNames, str]:
             f"{type(model).__name__} cannot be traced to a graph: {type(error).__name__}: "
             f"{text.splitlines()[0] if text else ''}"
         ) from error
-    results = function.structured_outputs
-    names: list[str | tuple[str, str]] = [
+    return function, [
         spec.name if key is None or key == spec.name else (spec.name, key)
         for spec, key in zip(specs, keys, strict=True)
     ]
-    if isinstance(results, Mapping):
-        return function, (names, sorted(results)), "dict"
-    count = len(tf.nest.flatten(results))
-    returns = "single" if isinstance(results, tf.TensorSpec | tf.Tensor) else "list"
-    return function, (names, [f"output_{i}" for i in range(count)]), returns
 
 
 def _specs(model: Any, example: Any) -> tuple[Any, list[tf.TensorSpec], list[str | None]]:

@@ -23,7 +23,7 @@ F32, U8, S8 = tf.float32, tf.quint8, tf.qint8
 #: The zero point of a tensor that is also read as int8.
 SIGNED_ZERO = 128
 #: Ranges no narrower than this: a kernel divides by them.
-_LEAST = 1e-6
+_LEAST = 1e-20
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def quantize_weight(weight: Array, depthwise: bool) -> Weight:
         depthwise: which of the two.
     """
     axes = (0, 1) if depthwise else tuple(range(weight.ndim - 1))
-    limits = np.maximum(np.abs(weight).max(axis=axes), 1e-10).astype(np.float32)
+    limits = np.maximum(np.abs(weight).max(axis=axes), _LEAST).astype(np.float32)
     integers = np.clip(np.round(weight / limits * 127), -127, 127).astype(np.int8)
     sums = integers.sum(axis=axes, dtype=np.int64) * (limits.astype(np.float64) / 127)
     return Weight(integers, limits.reshape(-1), sums.reshape(-1))
@@ -129,16 +129,18 @@ def quantize_limits(encoding: Encoding, signed: bool) -> tuple[float, float]:
     return encoding.low, encoding.high
 
 
-def dequantize_node(
-    name: str, inputs: Sequence[str], encoding: Encoding, dtype: tf.DType
-) -> NodeDef:
+def dequantize_node(name: str, inputs: Sequence[str], dtype: tf.DType) -> NodeDef:
     """Stored as uint8 to real. `inputs`: values, lowest and highest real number stored."""
-    mode = "SCALED"
-    if encoding.zero_point:
-        # bfloat16 comes in this mode only; the two give the same numbers.
-        mode = "MIN_FIRST" if dtype is F32 else "MIN_COMBINED"
+    # The kernel of the mode SCALED ends the process when it meets a tensor without elements.
     return make_node(
-        "Dequantize", name, inputs, T=U8, mode=mode, dtype=dtype, narrow_range=False, axis=-1
+        "Dequantize",
+        name,
+        inputs,
+        T=U8,
+        mode="MIN_COMBINED",
+        dtype=dtype,
+        narrow_range=False,
+        axis=-1,
     )
 
 

@@ -196,8 +196,10 @@ def _write_convolution(call: _Call) -> str:
     forms, layer = call.forms, call.layer
     result = forms.encoding_of(layer.tail)
     summed = layer.step("Sum")
-    # int8 is written only where it is read so: a sum in int8 would clip at half its range.
-    signed = layer.read_padded and result.zero_point == SIGNED_ZERO and summed is None
+    # int8 is written only where it is read so, and by itself: a sum in int8 would clip at half
+    # its range, and an activation clips at a number of uint8.
+    plain_result = summed is None and layer.activation is None
+    signed = layer.read_padded and result.zero_point == SIGNED_ZERO and plain_result
     bias = call.bias if signed else call.bias + result.offset
     device_sum, host_sum, steps = [], [], ["BiasAdd"]
     if summed is not None:

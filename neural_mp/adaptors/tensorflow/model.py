@@ -12,7 +12,7 @@ import tensorflow as tf
 from neural_mp.adaptors.base import ConversionCounts
 from neural_mp.adaptors.tensorflow.nodes import Array, TensorGraph
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported
-from neural_mp.adaptors.tensorflow.shapes import Shape, shapes
+from neural_mp.adaptors.tensorflow.shapes import Shapes, shapes
 from neural_mp.adaptors.tensorflow.signature import Port, Signature
 
 
@@ -45,7 +45,7 @@ class TensorFlowModel:
         return Runner(imported(self.graph.to_graph_def()))
 
     @cached_property
-    def shapes(self) -> dict[str, list[Shape]]:
+    def shapes(self) -> Shapes:
         """Node → the shapes of its results."""
         return shapes(self.graph)
 

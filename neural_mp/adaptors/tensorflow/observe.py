@@ -47,9 +47,9 @@ class _Reduced:
         size = tf.size(flat, out_type=tf.int64)
         # Drawn, not strided: a stride falls into step with an axis and sees some channels only.
         drawn = tf.constant(np.random.default_rng(0).random(SAMPLES_PER_BATCH))
-        picked = tf.cast(drawn * tf.cast(size, tf.float64), tf.int64)
-        every = tf.range(size)
-        indices = tf.cond(size <= SAMPLES_PER_BATCH, lambda: every, lambda: picked)
+        every = tf.range(tf.minimum(size, SAMPLES_PER_BATCH))
+        picked = tf.cast(drawn[: tf.size(every)] * tf.cast(size, tf.float64), tf.int64)
+        indices = tf.where(size <= SAMPLES_PER_BATCH, every, picked)
         return cls(
             tf.reduce_min(flat),
             tf.reduce_max(flat),
@@ -82,7 +82,7 @@ def observe(
             found = iter(runner({**part, **weights}, fetches))
             for name in reduced:
                 low, high, power, size, sample = (np.asarray(next(found)) for _ in range(5))
-                if not size:
+                if not size.size or not size:  # it lies in a branch not taken, or is empty
                     continue
                 power = np.atleast_1d(power)
                 taken = statistics.setdefault(name, TensorStatistics())

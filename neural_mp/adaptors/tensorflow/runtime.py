@@ -51,7 +51,7 @@ class Runner:
         """
         computed = [name for name in fetches if name not in feeds]
         key = (tuple(feeds), tuple(computed))
-        if key not in self._callables:
+        if computed and key not in self._callables:
             options = config_pb2.CallableOptions(
                 feed=[_full(name) for name in feeds], fetch=[_full(name) for name in computed]
             )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import cycle
 
 import tensorflow as tf
@@ -24,35 +25,65 @@ logger = logging.getLogger(__name__)
 Shape = tuple[int | None, ...] | None
 #: Constants with more bytes play no part in inferring shapes.
 _LARGE = 256
-#: Two sizes to take for every unknown one in turn; primes, so that no two products are alike.
-_SIZES = ((97, 89), (101, 103), (107, 109), (113, 127), (131, 137), (139, 149))
+#: Sizes to take for the unknown ones, of the batch and of other axes, one set a turn. Small and
+#: large, so that a limit to sizes shows, and no two alike even when divided by what layers stride.
+_BATCHES = (1, 3, 101, 1009)
+_OTHERS = ((2, 1), (17, 11), (211, 157), (1511, 1237))
+#: What is still inferred when a model does not take some of them.
+_LEAST_TURNS = 2
 
 
-def shapes(graph: TensorGraph) -> dict[str, list[Shape]]:
-    """Node → the shapes of its results.
+@dataclass(frozen=True)
+class Shapes:
+    """The shapes of every node's results.
+
+    Attributes:
+        fixed: with sizes that are the same for inputs of any size.
+        turns: for each set of sizes that was tried, as they were then.
+    """
+
+    fixed: Mapping[str, list[Shape]]
+    turns: tuple[Mapping[str, list[Shape]], ...]
+
+    def __getitem__(self, name: str) -> list[Shape]:
+        return self.fixed[name]
+
+    def alike(self, one: str, other: str) -> bool:
+        """Whether the first results of two nodes were of one, known shape on every turn."""
+        pairs = [(turn[one][0], turn[other][0]) for turn in self.turns or (self.fixed,)]
+        return all(a is not None and a == b and None not in a for a, b in pairs)
+
+
+def shapes(graph: TensorGraph) -> Shapes:
+    """Infer the shapes of a graph.
 
     The runtime infers little of what is computed from unknown sizes (the `Prod` of a `Shape`), but
-    all of it once the sizes are given. So unknown sizes of the inputs are given values, twice;
-    what comes out the same both times does not depend on them.
+    all of it once the sizes are given. So unknown sizes of the inputs are given values, several
+    times; what comes out the same every time does not depend on them.
     """
     plain = _inferred(graph, None)
     if not any(_unknown(node) for node in graph.nodes.values()):
-        return plain
-    try:
-        first, second = _inferred(graph, 0), _inferred(graph, 1)
-    except (ValueError, tf.errors.OpError):
-        logger.debug("the graph does not take every size", exc_info=True)
-        return plain
-    return {
-        name: [_common(*both) for both in zip(first[name], second[name], strict=True)]
+        return Shapes(plain, ())
+    turns = []
+    for turn in range(len(_BATCHES)):
+        try:
+            turns.append(_inferred(graph, turn))
+        except (ValueError, tf.errors.OpError):
+            logger.debug("the graph does not take the sizes of turn %d", turn, exc_info=True)
+    if len(turns) < _LEAST_TURNS:
+        return Shapes(plain, ())
+    fixed = {
+        name: [_common(shapes) for shapes in zip(*(turn[name] for turn in turns), strict=True)]
         for name in plain
     }
+    return Shapes(fixed, tuple(turns))
 
 
-def _common(one: Shape, other: Shape) -> Shape:
-    if one is None or other is None or len(one) != len(other):
+def _common(shapes: Sequence[Shape]) -> Shape:
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) < len(shapes) or len({len(shape) for shape in known}) != 1:
         return None
-    return tuple(a if a == b else None for a, b in zip(one, other, strict=True))
+    return tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*known, strict=True))
 
 
 def _unknown(node: NodeDef) -> bool:
@@ -64,12 +95,12 @@ def _unknown(node: NodeDef) -> bool:
 
 def _inferred(graph: TensorGraph, turn: int | None) -> dict[str, list[Shape]]:
     small = GraphDef(versions=graph.versions, library=graph.library)
-    sizes = cycle(_SIZES[1:])
+    sizes = cycle(_OTHERS[turn or 0])
     for node in graph.nodes.values():
         if constant_bytes(node) > _LARGE:
             small.node.append(stand_in(node))
         elif turn is not None and _unknown(node):
-            small.node.append(_sized(node, sizes, turn))
+            small.node.append(_sized(node, sizes, _BATCHES[turn]))
         else:
             small.node.append(node)
     return {
@@ -78,13 +109,13 @@ def _inferred(graph: TensorGraph, turn: int | None) -> dict[str, list[Shape]]:
     }
 
 
-def _sized(node: NodeDef, sizes: Iterator[tuple[int, int]], turn: int) -> NodeDef:
+def _sized(node: NodeDef, sizes: Iterator[int], batch: int) -> NodeDef:
     copied = NodeDef()
     copied.CopyFrom(node)
     for axis, dimension in enumerate(copied.attr["shape"].shape.dim):
         if dimension.size < 0:
             # The first axis is the batch, which all inputs have in common.
-            dimension.size = (_SIZES[0] if axis == 0 else next(sizes))[turn]
+            dimension.size = batch if axis == 0 else next(sizes)
     return copied
 
 

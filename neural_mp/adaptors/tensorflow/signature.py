@@ -12,6 +12,7 @@ import tensorflow as tf
 from neural_mp.adaptors.given_inputs import leaves
 from neural_mp.adaptors.tensorflow.nodes import Array
 from neural_mp.adaptors.tensorflow.shapes import Shape
+from neural_mp.adaptors.tensorflow.structure import Structure, flattened, packed
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 
 #: The signature that TensorFlow Serving calls unless told otherwise.
@@ -56,13 +57,13 @@ class Signature:
     Attributes:
         inputs: in the order in which positional inputs come.
         outputs: in the order in which they are returned.
-        returns: `single` (the only output itself), `list` or `dict`.
+        returns: where each of them stands in what the model returns.
         keys: the names of the signature in a SavedModel.
     """
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    returns: str = "single"
+    returns: Structure = 0
     keys: tuple[str, ...] = (DEFAULT_KEY,)
 
     def bind(self, inputs: Any) -> dict[str, Array]:
@@ -73,7 +74,24 @@ class Signature:
         Raises:
             DataError: they are not as many, not so named, or not of the kind the model takes.
         """
-        if isinstance(inputs, Mapping):
+        return {
+            port.tensor: _fitting(port, value)
+            for port, value in zip(self.inputs, self.assigned(inputs), strict=True)
+        }
+
+    def assigned(self, inputs: Any) -> list[Any]:
+        """What `bind` takes for every input, as it was given.
+
+        Raises:
+            DataError: they are not as many, or not so named.
+        """
+        nested = isinstance(inputs, Mapping | tuple | list) and any(
+            isinstance(item, Mapping | tuple) and _holds_arrays([item])
+            for item in (inputs.values() if isinstance(inputs, Mapping) else inputs)
+        )
+        if nested:
+            values = flattened(inputs)
+        elif isinstance(inputs, Mapping):
             values = self._by_name(inputs)
         elif isinstance(inputs, tuple | list) and _holds_arrays(inputs):
             values = list(inputs)
@@ -84,10 +102,7 @@ class Signature:
                 f"a batch holds {len(values)} inputs, but the model takes {len(self.inputs)}: "
                 f"{', '.join(map(str, self.inputs))}"
             )
-        return {
-            port.tensor: _fitting(port, value)
-            for port, value in zip(self.inputs, values, strict=True)
-        }
+        return values
 
     def _by_name(self, inputs: Mapping[Any, Any]) -> list[Any]:
         values: dict[str, Any] = {}
@@ -107,11 +122,7 @@ class Signature:
 
     def packed(self, values: Sequence[Any]) -> Any:
         """The outputs, in the form the model returns them."""
-        if self.returns == "single":
-            return values[0]
-        if self.returns == "dict":
-            return {port.name: value for port, value in zip(self.outputs, values, strict=True)}
-        return list(values)
+        return packed(self.returns, values)
 
     def choosing(self, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Signature:
         """With these inputs, in this order, and these outputs only; all of them for no names.
@@ -129,9 +140,15 @@ class Signature:
             raise ConfigurationError(
                 f"inputs leaves out {left_out[0]!r}, without which the model cannot run"
             )
-        if outputs and len(chosen.outputs) == 1:
-            return replace(chosen, returns="single")
-        return chosen
+        if not outputs:
+            return chosen
+        positions = range(len(chosen.outputs))
+        returns: Structure = list(positions)
+        if len(positions) == 1:
+            returns = 0
+        elif isinstance(self.returns, dict):
+            returns = {port.name: i for port, i in zip(chosen.outputs, positions, strict=True)}
+        return replace(chosen, returns=returns)
 
 
 def _chosen(ports: tuple[Port, ...], names: tuple[str, ...], option: str) -> tuple[Port, ...]:
@@ -149,7 +166,7 @@ def _chosen(ports: tuple[Port, ...], names: tuple[str, ...], option: str) -> tup
 
 def _holds_arrays(inputs: Sequence[Any]) -> bool:
     """Whether a list is one of inputs, not one of numbers that are an input."""
-    return any(hasattr(leaf, "__array__") or isinstance(leaf, Mapping) for leaf in inputs)
+    return any(hasattr(leaf, "__array__") for leaf in leaves(inputs))
 
 
 def _fitting(port: Port, value: Any) -> Array:

@@ -14,6 +14,7 @@ from neural_mp.adaptors.tensorflow import graph_files, keras_models
 from neural_mp.adaptors.tensorflow.freeze import frozen_graph
 from neural_mp.adaptors.tensorflow.nodes import GraphDef
 from neural_mp.adaptors.tensorflow.signature import DEFAULT_KEY, Port, Signature
+from neural_mp.adaptors.tensorflow.structure import Structure, described
 from neural_mp.errors import CaptureError, ModelLoadError, did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -41,12 +42,14 @@ def read(source: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], example
     if isinstance(source, str | Path):
         return _read_path(Path(source), inputs, outputs, example)
     if isinstance(source, tf.Graph):
-        source = source.as_graph_def()
+        return _from_graph_def(source.as_graph_def(), inputs, outputs)
     if isinstance(source, GraphDef):
-        return _from_graph_def(source, inputs, outputs)
+        copied = GraphDef()
+        copied.CopyFrom(source)  # its nodes are shared from here on, and the user's may change
+        return _from_graph_def(copied, inputs, outputs)
     if keras_models.is_keras(source):
-        function, port_names, returns = keras_models.traced(source, example)
-        return _frozen(function, port_names, returns, inputs, outputs, source)
+        function, names = keras_models.traced(source, example)
+        return _frozen(function, names, inputs, outputs, source)
     if isinstance(source, tf.types.experimental.ConcreteFunction):
         return _from_concrete(source, inputs, outputs)
     if isinstance(source, tf.types.experimental.GenericFunction):
@@ -70,8 +73,8 @@ def _read_path(
         return _read_saved_model(path, inputs, outputs)
     if path.suffix in (".keras", ".h5", ".hdf5"):
         model = keras_models.load(path)
-        function, port_names, returns = keras_models.traced(model, example)
-        return _frozen(function, port_names, returns, inputs, outputs, model)
+        function, names = keras_models.traced(model, example)
+        return _frozen(function, names, inputs, outputs, model)
     graph, warnings = graph_files.read(path)
     taken = _from_graph_def(graph, inputs, outputs, str(path))
     return Taken(taken.graph, taken.signature, None, (*warnings, *taken.warnings))
@@ -115,7 +118,7 @@ def _from_signatures(
     taken = _from_concrete(signatures[key], inputs, outputs)
     signature = replace(taken.signature, keys=same)
     if len(signature.outputs) == 1:  # a signature can return nothing but a dict
-        signature = replace(signature, returns="single")
+        signature = replace(signature, returns=0)
     return Taken(taken.graph, signature, None, warnings)
 
 
@@ -151,27 +154,38 @@ def _concrete(function: Any, example: Any) -> Any:
                 "data, or set inputs to an example array"
             ) from None
     values = list(example) if isinstance(example, tuple | list) else [example]
-    specs = [keras_models.open_spec(value) for value in values]
-    return function.get_concrete_function(*specs)
+    specs = [tf.nest.map_structure(keras_models.open_spec, value) for value in values]
+    try:
+        return function.get_concrete_function(*specs)
+    except Exception as error:
+        # The user's own code is run with symbols for its inputs, and may raise anything.
+        logger.debug("tracing failed", exc_info=True)
+        raise CaptureError(
+            f"the tf.function cannot be traced with inputs like the data: {_first_line(error)}"
+        ) from error
 
 
 def _from_concrete(function: Any, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Taken:
-    positional, named = function.structured_input_signature
-    specs = [s for s in tf.nest.flatten((positional, named)) if isinstance(s, tf.TensorSpec)]
-    names = tuple(spec.name or f"input_{i}" for i, spec in enumerate(specs))
-    results = function.structured_outputs
-    if isinstance(results, dict):
-        return _frozen(function, (names, tuple(sorted(results))), "dict", inputs, outputs, None)
-    count = len(function.outputs)
-    returns = "single" if isinstance(results, tf.TensorSpec | tf.Tensor) else "list"
-    port_names = (names, tuple(f"output_{i}" for i in range(count)))
-    return _frozen(function, port_names, returns, inputs, outputs, None)
+    names: list[str | tuple[str, str]] = []
+
+    def visit(value: Any, key: str | None) -> None:
+        if isinstance(value, tf.TensorSpec):
+            name = value.name or key or f"input_{len(names)}"
+            names.append(name if key in (None, name) else (name, key or name))
+        elif isinstance(value, Mapping):
+            for under in sorted(value):
+                visit(value[under], str(under))
+        elif isinstance(value, tuple | list):
+            for item in value:
+                visit(item, key)
+
+    visit(function.structured_input_signature, None)
+    return _frozen(function, names, inputs, outputs, None)
 
 
 def _frozen(
     function: Any,
-    names: tuple[Sequence[str | tuple[str, str]], Sequence[str]],
-    returns: str,
+    names: Sequence[str | tuple[str, str]],
     inputs: tuple[str, ...],
     outputs: tuple[str, ...],
     original: Any,
@@ -180,16 +194,20 @@ def _frozen(
 
     Args:
         function: a concrete function.
-        names: of its inputs (with an alias, or without) and outputs, in their order.
-        returns: the form of its outputs.
+        names: of its inputs, with an alias or without, in their order.
         inputs: names the user gave.
         outputs: likewise.
         original: what it was made from.
     """
-    input_names, output_names = names
     graph, fed, results = frozen_graph(function)
+    returns, output_names = described(function.structured_outputs)
+    if len(names) != len(fed) or len(output_names) != len(results):
+        raise CaptureError(
+            "the model takes or returns ragged or sparse tensors, which are several tensors each; "
+            "give one that takes and returns them one by one"
+        )
     signature = Signature(
-        tuple(_port(name, t) for name, t in zip(input_names, fed, strict=True)),
+        tuple(_port(name, t) for name, t in zip(names, fed, strict=True)),
         tuple(_port(name, t) for name, t in zip(output_names, results, strict=True)),
         returns,
     )
@@ -221,7 +239,7 @@ def _from_graph_def(
     for option, names in (("inputs", fed), ("outputs", found)):
         tensors = [graph_files.tensor_named(checked, name, option) for name in names]
         ports.append(tuple(_port(name, t) for name, t in zip(names, tensors, strict=True)))
-    returns = "single" if len(found) == 1 else "list"
+    returns: Structure = 0 if len(found) == 1 else list(range(len(found)))
     return Taken(graph, Signature(ports[0], ports[1], returns), None, tuple(warnings))
 
 
