@@ -10,8 +10,7 @@ import tensorflow as tf
 from neural_mp.adaptors.tensorflow.amp_lists import runtime_lists
 from neural_mp.adaptors.tensorflow.clusters import Cluster
 from neural_mp.adaptors.tensorflow.forms import DTYPES, FORM_OF
-from neural_mp.adaptors.tensorflow.graph import CONVOLUTIONS, Anatomy, anatomy
-from neural_mp.adaptors.tensorflow.layers import pads_nothing
+from neural_mp.adaptors.tensorflow.graph import Anatomy, anatomy
 from neural_mp.adaptors.tensorflow.loops import in_loops
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import (
@@ -27,6 +26,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     text_attribute,
     typed_outputs,
 )
+from neural_mp.adaptors.tensorflow.padding import padding_of
 from neural_mp.adaptors.tensorflow.probe import forms_that_work
 from neural_mp.adaptors.tensorflow.registry import has_kernel, kernel_dtypes
 from neural_mp.hardware import Hardware, Support
@@ -35,6 +35,11 @@ from neural_mp.space import Capability
 
 _SIXTEEN = (Precision.BF16, Precision.FP16)
 _WEIGHT = QuantSpec("int8", "symmetric", "per_channel")
+#: The INT8 forms of a layer, best first; they differ in how the range is chosen.
+_INT8_CONFIGS = tuple(
+    OpConfig(Precision.INT8, _WEIGHT, QuantSpec("uint8", "asymmetric", "per_tensor", algorithm))
+    for algorithm in RANGE_ALGORITHMS
+)
 #: Layers with an integer kernel, and what that is called.
 INTEGER_KERNELS = {
     "Conv2D": "_FusedQuantizedConv2D",
@@ -75,7 +80,7 @@ class _Judge:
         reasons: dict[Precision, str] = {}
         obstacle = self.int8_obstacle(node)
         if obstacle is None:
-            configs.extend(self.int8_configs(node))
+            configs.extend(_INT8_CONFIGS)
         else:
             reasons[Precision.INT8] = obstacle
         wanted = False
@@ -113,20 +118,6 @@ class _Judge:
         if not (node.op in lists.allow or node.op in lists.infer or node.op in lists.clear):
             return f"{node.op} is on none of TensorFlow's mixed precision lists"
         return None
-
-    def int8_configs(self, node: NodeDef) -> list[OpConfig]:
-        """The INT8 forms of a layer, best first; they differ in how the range is chosen."""
-        weight = self.model.graph.constant(node.input[1])
-        assert weight is not None
-        dtype, scheme = "uint8", "asymmetric"
-        if node.op in CONVOLUTIONS and not pads_nothing(node, weight):
-            scheme = "symmetric"
-            if plain(node.input[0]) not in self.anatomy.non_negative:
-                dtype = "int8"
-        return [
-            OpConfig(Precision.INT8, _WEIGHT, QuantSpec(dtype, scheme, "per_tensor", algorithm))
-            for algorithm in RANGE_ALGORITHMS
-        ]
 
     def int8_obstacle(self, node: NodeDef) -> str | None:
         """Why an op has no INT8 form of its own; None if it has one."""
@@ -169,6 +160,9 @@ class _Judge:
             return "the integer kernel does not take convolutions in groups"
         if set(integers_attribute(node, "dilations")) - {1} and node.op != "Conv2D":
             return "the integer kernel does not take dilated depthwise convolutions"
+        signed = plain(node.input[0]) not in self.anatomy.non_negative
+        if signed and padding_of(node, weight, shape) is None:
+            return "how much it pads depends on a size that is not known"
         return None
 
     def _no_kernel(self, node: NodeDef) -> str:

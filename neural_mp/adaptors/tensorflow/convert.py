@@ -1,7 +1,7 @@
 """Writing a model in the precisions of a plan.
 
 One walk over the untouched graph: every op is written in the precision it has under the plan and
-asks for its inputs in the form it needs. A form of a tensor (FP32, BF16, FP16, uint8, int8) is made
+asks for its inputs in the form it needs. A form of a tensor (FP32, BF16, FP16, uint8) is made
 the first time it is asked for, so that there is one conversion per tensor and direction, and none
 where nobody asks.
 """
@@ -29,7 +29,6 @@ from neural_mp.adaptors.tensorflow.nodes import (
 from neural_mp.flow import Flow
 from neural_mp.graph import OpGraph
 from neural_mp.observations import Range
-from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import Precision
 
 
@@ -52,27 +51,14 @@ def convert(
     model: TensorFlowModel,
     graph: OpGraph,
     flow: Flow,
-    plan: PrecisionPlan,
     ranges: dict[str, Range],
 ) -> Conversion:
     """Write the graph of a model under a plan; the model stays as it is."""
-    writer = _Writer(model, graph, flow, _encodings(flow, plan, ranges))
+    encodings = {root: encoding_for(span) for root, span in ranges.items()}
+    writer = _Writer(model, graph, flow, encodings)
     for node in model.graph.nodes.values():
         writer.write(node)
     return writer.finished()
-
-
-def _encodings(flow: Flow, plan: PrecisionPlan, ranges: dict[str, Range]) -> dict[str, Encoding]:
-    """Root tensor → how it is stored: symmetric where one of its readers has it so."""
-    symmetric = {
-        flow.root[source]
-        for op, sources in flow.int8_reads.items()
-        if (config := plan.get(op)) is not None
-        and config.activation is not None
-        and config.activation.scheme == "symmetric"
-        for source in sources
-    }
-    return {root: encoding_for(span, root in symmetric) for root, span in ranges.items()}
 
 
 @dataclass
@@ -113,7 +99,7 @@ class _Writer:
         """Write one node of the untouched graph, in its turn."""
         name = node.name
         if name in self.layers:
-            self._replace(name, write_layer(self.forms, self.layers[name], self.flow))
+            self._replace(name, write_layer(self.forms, self.model, self.layers[name], self.flow))
         elif name in self.inner:
             return
         elif name in self.anatomy.carriers and name in self.flow.int8_outputs:

@@ -184,15 +184,25 @@ def _is_same(graph: TensorGraph, node: NodeDef, amounts: Array, padded: Shape) -
     dilations = integers_attribute(node, "dilations") or [1, 1, 1, 1]
     for axis in (1, 2):
         size = padded[axis]
-        if size is None:
-            return False
-        inner = size - int(amounts[axis].sum())
+        inner = None if size is None else size - int(amounts[axis].sum())
         window = (weight.shape[axis - 1] - 1) * dilations[axis] + 1
-        steps = -(-inner // strides[axis])
-        total = max((steps - 1) * strides[axis] + window - inner, 0)
-        if list(amounts[axis]) != [total // 2, total - total // 2]:
+        if tuple(amounts[axis]) != same_padding(inner, window, strides[axis]):
             return False
     return True
+
+
+def same_padding(size: int | None, window: int, stride: int) -> tuple[int, int] | None:
+    """The zeros before and behind an axis that `SAME` stands for; None where it takes the size.
+
+    As TensorFlow defines it ("Neural network", `tf.nn`, notes on padding).
+    """
+    if stride == 1:
+        total = window - 1
+    elif size is None:
+        return None
+    else:
+        total = max((-(-size // stride) - 1) * stride + window - size, 0)
+    return total // 2, total - total // 2
 
 
 def output_is_indexed(tensor: str) -> bool:

@@ -11,11 +11,9 @@ import tensorflow as tf
 
 from neural_mp.adaptors.base import ConversionCounts
 from neural_mp.adaptors.tensorflow.kernels import (
-    S8,
     U8,
     Encoding,
     dequantize_node,
-    quantize_limits,
     quantize_node,
 )
 from neural_mp.adaptors.tensorflow.nodes import (
@@ -28,7 +26,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
 from neural_mp.precision import Precision
 
 #: The names of the forms, and what is put behind a tensor's name for them.
-FP32, BF16, FP16, UINT8, INT8 = "fp32", "bf16", "fp16", "uint8", "int8"
+FP32, BF16, FP16, UINT8 = "fp32", "bf16", "fp16", "uint8"
 DTYPES = {FP32: tf.float32, BF16: tf.bfloat16, FP16: tf.float16}
 FORM_OF = {Precision.BF16: BF16, Precision.FP16: FP16, Precision.FP32: FP32}
 
@@ -108,41 +106,44 @@ class Forms:
         self.put(tensor, form, name)
         return name
 
-    def stored(self, tensor: str, signed: bool) -> str:
-        """A tensor in INT8, as uint8 or (where its zero point allows) as int8."""
-        tensor, form = plain(tensor), INT8 if signed else UINT8
+    def stored(self, tensor: str) -> str:
+        """A tensor in INT8: stored as uint8."""
+        tensor = plain(tensor)
         found = self._found.get(tensor, {})
-        if form not in found:
-            other = UINT8 if signed else INT8
-            if other in found:
-                name = self._flip(tensor, found[other], signed)
-            else:
-                name = self._quantize(tensor, signed)
-            self.put(tensor, form, name)
-        return self._found[tensor][form]
+        if UINT8 not in found:
+            name = self.name_for(tensor, UINT8)
+            self.put(tensor, UINT8, self.stored_as(self.real(tensor), tensor, name))
+        return self._found[tensor][UINT8]
 
-    def limits(self, tensor: str, encoding: Encoding, signed: bool) -> list[str]:
+    def is_stored(self, tensor: str) -> bool:
+        """Whether a tensor is there in INT8 already."""
+        return UINT8 in self._found.get(plain(tensor), {})
+
+    def stored_as(self, real: str, tensor: str, name: str) -> str:
+        """A tensor of the graph being written, in FP32, stored with the scale of `tensor`."""
+        self._counts["quantize"] += 1
+        return self.graph.add(quantize_node(name, [real, *self.limits(tensor)]))
+
+    def limits(self, tensor: str) -> list[str]:
         """The range a quantize or dequantize node is given."""
-        low, high = quantize_limits(encoding, signed)
+        encoding = self.encoding_of(tensor)
         stem = node_of(tensor)
-        return [self.scalar(low, f"{stem}/low"), self.scalar(high, f"{stem}/high")]
+        return [
+            self.scalar(encoding.low, f"{stem}/low"),
+            self.scalar(encoding.high, f"{stem}/high"),
+        ]
 
-    def bitwise(
-        self, name: str, op: str, stored: str, operand: Any, kinds: tuple[tf.DType, tf.DType]
-    ) -> str:
-        """A bitwise or elementwise op on stored numbers, which have no such kernels themselves."""
-        before, after = kinds
+    def clipped(self, name: str, op: str, stored: str, limit: int) -> str:
+        """`Minimum` or `Maximum` of stored numbers, which have no such kernels themselves."""
         bits = self.graph.add(
-            make_node(
-                "Bitcast", self.graph.unused(f"{name}/bits"), [stored], T=before, type=tf.uint8
-            )
+            make_node("Bitcast", self.graph.unused(f"{name}/bits"), [stored], T=U8, type=tf.uint8)
         )
-        constant = self.constant(f"{name}/operand", operand)
+        constant = self.constant(f"{name}/limit", np.uint8(limit))
         changed = self.graph.add(
             make_node(op, self.graph.unused(f"{name}/{op}"), [bits, constant], T=tf.uint8)
         )
         return self.graph.add(
-            make_node("Bitcast", self.graph.unused(name), [changed], T=tf.uint8, type=after)
+            make_node("Bitcast", self.graph.unused(name), [changed], T=tf.uint8, type=U8)
         )
 
     def _cast(self, tensor: str, name: str, before: str, after: str) -> str:
@@ -160,20 +161,5 @@ class Forms:
 
     def _dequantize(self, tensor: str, form: str) -> str:
         self._counts["dequantize"] += 1
-        encoding = self.encoding_of(tensor)
-        inputs = [self.stored(tensor, False), *self.limits(tensor, encoding, False)]
-        name = self.name_for(tensor, form)
-        return self.graph.add(dequantize_node(name, inputs, DTYPES[form]))
-
-    def _quantize(self, tensor: str, signed: bool) -> str:
-        self._counts["quantize"] += 1
-        encoding = self.encoding_of(tensor)
-        inputs = [self.real(tensor), *self.limits(tensor, encoding, signed)]
-        name = self.name_for(tensor, INT8 if signed else UINT8)
-        return self.graph.add(quantize_node(name, inputs, encoding, signed))
-
-    def _flip(self, tensor: str, stored: str, signed: bool) -> str:
-        """Between uint8 with a zero point of 128 and int8: the highest bit turned."""
-        kinds = (U8, S8) if signed else (S8, U8)
-        name = self.name_for(tensor, INT8 if signed else UINT8)
-        return self.bitwise(name, "BitwiseXor", stored, np.uint8(128), kinds)
+        inputs = [self.stored(tensor), *self.limits(tensor)]
+        return self.graph.add(dequantize_node(self.name_for(tensor, form), inputs, DTYPES[form]))

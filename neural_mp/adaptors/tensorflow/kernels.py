@@ -2,8 +2,11 @@
 
 Everything is stored as uint8 with a zero point. The kernels know none: to them the stored numbers
 are `scale · q`, which is the real value plus `scale · zero_point`. What that adds behind a product
-is the same for every position as long as nothing is padded, and is taken out of the bias. Where
-zeros are padded, a tensor with negative values is read as int8, for which zero is zero.
+is the same for every position, and is taken out of the bias.
+
+Nothing is ever read as int8: the kernels keep the weights in the order that suits the first input
+they meet, and for int8 they go on with that order when a later input of another size wants another,
+which gives wrong numbers.
 """
 
 from __future__ import annotations
@@ -20,18 +23,13 @@ from neural_mp.adaptors.tensorflow.nodes import Array, NodeDef, make_node
 from neural_mp.observations import Range
 
 F32, U8, S8 = tf.float32, tf.quint8, tf.qint8
-#: The zero point of a tensor that is also read as int8.
-SIGNED_ZERO = 128
 #: Ranges no narrower than this: a kernel divides by them.
 _LEAST = 1e-20
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How real numbers are stored: `real = scale · (q - zero_point)`, q of uint8.
-
-    With a zero point of 128 the same numbers can be read as int8, less 128.
-    """
+    """How real numbers are stored: `real = scale · (q - zero_point)`, q of uint8."""
 
     scale: float
     zero_point: int
@@ -52,21 +50,10 @@ class Encoding:
         return self.zero_point * self.scale
 
 
-def encoding_for(span: Range, symmetric: bool) -> Encoding:
-    """The encoding of a tensor with this range, widened to hold 0.
-
-    Args:
-        span: the least and the greatest value.
-        symmetric: whether some reader pads zeros, so that zero must be stored as itself: as 0
-            where nothing is negative, else as the middle of int8.
-    """
+def encoding_for(span: Range) -> Encoding:
+    """The encoding of a tensor with this range, widened to hold 0."""
     low, high = min(span[0], 0.0), max(span[1], 0.0)
-    if not symmetric:
-        scale, zero_point = affine_parameters(low, max(high, low + _LEAST))
-        return Encoding(scale, zero_point)
-    if low == 0.0:
-        return Encoding(max(high, _LEAST) / 255, 0)
-    return Encoding(max(-low, high, _LEAST) / 127, SIGNED_ZERO)
+    return Encoding(*affine_parameters(low, max(high, low + _LEAST)))
 
 
 @dataclass(frozen=True)
@@ -99,34 +86,19 @@ def quantize_weight(weight: Array, depthwise: bool) -> Weight:
     return Weight(integers, limits.reshape(-1), sums.reshape(-1))
 
 
-def quantize_node(name: str, inputs: Sequence[str], encoding: Encoding, signed: bool) -> NodeDef:
-    """Real to stored. `inputs`: values, lowest and highest real number stored.
-
-    The asymmetric form rounds halves away from zero and the others to even, as the integer
-    kernels' own requantization does; numpy's rounding is the latter.
-    """
-    mode, rounding = "SCALED", "HALF_TO_EVEN"
-    if encoding.zero_point and not signed:
-        mode, rounding = "MIN_FIRST", "HALF_AWAY_FROM_ZERO"
+def quantize_node(name: str, inputs: Sequence[str]) -> NodeDef:
+    """Real to stored. `inputs`: values, lowest and highest real number stored."""
     return make_node(
         "QuantizeV2",
         name,
         inputs,
-        T=S8 if signed else U8,
-        mode=mode,
-        round_mode=rounding,
-        # Else its scale would be that of -128, and the kernels assume that of -127.
-        narrow_range=signed,
+        T=U8,
+        mode="MIN_FIRST",
+        round_mode="HALF_AWAY_FROM_ZERO",  # the only one this mode has
+        narrow_range=False,
         axis=-1,
         ensure_minimum_range=0.0,
     )
-
-
-def quantize_limits(encoding: Encoding, signed: bool) -> tuple[float, float]:
-    """The lowest and highest real number a quantize or dequantize node is given."""
-    if signed:
-        return -127 * encoding.scale, 127 * encoding.scale
-    return encoding.low, encoding.high
 
 
 def dequantize_node(name: str, inputs: Sequence[str], dtype: tf.DType) -> NodeDef:

@@ -9,11 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.tensorflow.clusters import Cluster, Step
-from neural_mp.adaptors.tensorflow.forms import BF16, FP32, INT8, UINT8, Forms
+from neural_mp.adaptors.tensorflow.forms import BF16, FP32, UINT8, Forms
 from neural_mp.adaptors.tensorflow.kernels import (
     F32,
     S8,
-    SIGNED_ZERO,
     U8,
     Encoding,
     Fused,
@@ -22,15 +21,17 @@ from neural_mp.adaptors.tensorflow.kernels import (
     product_node,
     quantize_weight,
 )
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import (
     Array,
     Consumers,
     NodeDef,
     TensorGraph,
-    integers_attribute,
+    make_node,
     plain,
-    text_attribute,
 )
+from neural_mp.adaptors.tensorflow.padding import pad_stored, padding_of
+from neural_mp.adaptors.tensorflow.shapes import Shape
 from neural_mp.flow import Flow
 from neural_mp.precision import Precision
 
@@ -42,13 +43,11 @@ class Layer:
     Attributes:
         node: the float op.
         steps: what runs along.
-        read_padded: whether a layer that runs in INT8 pads the result with zeros.
         sixteen: whether everything that reads the result runs in BF16.
     """
 
     node: NodeDef
     steps: tuple[Step, ...]
-    read_padded: bool
     sixteen: bool
 
     @classmethod
@@ -61,13 +60,10 @@ class Layer:
             steps.append(step)
         tail = steps[-1].result if steps else cluster.head
         readers = [graph.nodes[name] for name, _ in consumers[tail]]
-        padded = any(
-            tail in flow.int8_reads.get(node.name, ()) and is_padded(node) for node in readers
-        )
         low = bool(readers) and all(
             flow.precisions.get(node.name) is Precision.BF16 for node in readers
         )
-        return cls(graph.nodes[cluster.head], tuple(steps), padded, low)
+        return cls(graph.nodes[cluster.head], tuple(steps), low)
 
     @property
     def head(self) -> str:
@@ -94,36 +90,43 @@ class Layer:
         return next((s.kind for s in self.steps if s.kind not in ("BiasAdd", "Sum")), None)
 
 
-def is_padded(node: NodeDef) -> bool:
-    """Whether a convolution pads its input with zeros."""
-    padding = text_attribute(node, "padding")
-    if node.op not in ("Conv2D", "DepthwiseConv2dNative") or padding == "VALID":
-        return False
-    return padding != "EXPLICIT" or any(integers_attribute(node, "explicit_paddings"))
-
-
-def pads_nothing(node: NodeDef, weight: Array) -> bool:
-    """Whether no zero is ever read: nothing is padded, or there is nothing to pad."""
-    pointwise = text_attribute(node, "padding") == "SAME" and weight.shape[:2] == (1, 1)
-    return not is_padded(node) or pointwise
-
-
-def write_layer(forms: Forms, layer: Layer, flow: Flow) -> str:
+def write_layer(forms: Forms, model: TensorFlowModel, layer: Layer, flow: Flow) -> str:
     """Write the kernel; returns the name of its node."""
-    depthwise = layer.node.op == "DepthwiseConv2dNative"
     value = forms.source.constant(layer.node.input[1])
     assert value is not None
-    weight = quantize_weight(value, depthwise)
+    weight = quantize_weight(value, layer.node.op == "DepthwiseConv2dNative")
     source = plain(layer.node.input[0])
     encoding = forms.encoding_of(source)
-    signed = encoding.zero_point == SIGNED_ZERO and not pads_nothing(layer.node, value)
-    bias = _bias(forms, layer, len(weight.limits))
-    if not signed:
-        bias = bias - encoding.offset * weight.sums
-    call = _Call(forms, layer, weight, source, encoding, signed, bias)
+    bias = _bias(forms, layer, len(weight.limits)) - encoding.offset * weight.sums
     if layer.node.op == "MatMul":
+        call = _Call(forms, layer, weight, source, forms.stored(source), bias)
         return _write_product(call, layer.tail in flow.int8_outputs)
-    return _write_convolution(call)
+    shape = model.shapes[source][0]
+    amounts = padding_of(layer.node, value, shape)
+    if encoding.zero_point == 0 or (amounts is not None and not amounts.any()):
+        return _write_convolution(
+            _Call(forms, layer, weight, source, forms.stored(source), bias), layer.node
+        )
+    assert amounts is not None  # else its capability says that it has no INT8
+    padded = _padded(forms, source, amounts, shape)
+    geometry = NodeDef()
+    geometry.CopyFrom(layer.node)
+    geometry.attr["padding"].s = b"VALID"
+    geometry.attr.pop("explicit_paddings", None)
+    return _write_convolution(_Call(forms, layer, weight, source, padded, bias), geometry)
+
+
+def _padded(forms: Forms, source: str, amounts: Array, shape: Shape) -> str:
+    """What a convolution reads, stored and with zeros around it."""
+    name = f"{source}/around_{'_'.join(map(str, amounts[1:3].reshape(-1)))}"
+    if name in forms.graph:
+        return name
+    if forms.is_stored(source):
+        zero_point = forms.encoding_of(source).zero_point
+        return pad_stored(forms, forms.stored(source), name, amounts, zero_point, shape)
+    told = forms.constant(f"{name}/amounts", amounts)
+    padded = make_node("Pad", f"{name}/real", [forms.real(source), told], T=F32, Tpaddings=tf.int32)
+    return forms.stored_as(forms.graph.add(padded), source, name)
 
 
 def _bias(forms: Forms, layer: Layer, channels: int) -> Array:
@@ -137,18 +140,19 @@ def _bias(forms: Forms, layer: Layer, channels: int) -> Array:
 
 @dataclass(frozen=True)
 class _Call:
+    """A kernel to be written: what it reads (`stored`, which holds `source`), and its constants."""
+
     forms: Forms
     layer: Layer
     weight: Weight
     source: str
-    encoding: Encoding
-    signed: bool
+    stored: str
     bias: Array
 
     def device(self, bias: Array) -> list[tuple[str, tf.DType]]:
         head, forms = self.layer.head, self.forms
         return [
-            (forms.stored(self.source, self.signed), S8 if self.signed else U8),
+            (self.stored, U8),
             (forms.constant(f"{head}/weight_int8", self.weight.integers, S8), S8),
             (forms.constant(f"{head}/bias_int8", bias.astype(np.float32)), F32),
         ]
@@ -156,18 +160,17 @@ class _Call:
     def host(self) -> list[str]:
         head, forms, limits = self.layer.head, self.forms, self.weight.limits
         return [
-            *kernel_limits(forms, self.source, self.encoding, self.signed),
+            *kernel_limits(forms, self.source, forms.encoding_of(self.source)),
             forms.constant(f"{head}/weight_low", -limits),
             forms.constant(f"{head}/weight_high", limits),
         ]
 
 
-def kernel_limits(forms: Forms, tensor: str, encoding: Encoding, signed: bool) -> list[str]:
+def kernel_limits(forms: Forms, tensor: str, encoding: Encoding) -> list[str]:
     """The range a kernel that knows no zero point takes a stored tensor to have."""
-    low, high = (-127, 127) if signed else (0, 255)
     return [
-        forms.scalar(low * encoding.scale, f"{tensor}/least"),
-        forms.scalar(high * encoding.scale, f"{tensor}/most"),
+        forms.scalar(0.0, f"{tensor}/least"),
+        forms.scalar(255 * encoding.scale, f"{tensor}/most"),
     ]
 
 
@@ -176,8 +179,7 @@ def _write_product(call: _Call, stored: bool) -> str:
     device, host = call.device(call.bias), call.host()
     activation = [layer.activation] if layer.activation else []
     if stored:
-        encoding = forms.encoding_of(layer.tail)
-        host += forms.limits(layer.tail, encoding, False)
+        host += forms.limits(layer.tail)
         fused = Fused(device, host, ["BiasAdd", *activation, "Requantize"], U8)
         form = UINT8
     else:
@@ -185,45 +187,37 @@ def _write_product(call: _Call, stored: bool) -> str:
         kind = tf.bfloat16 if form == BF16 else F32
         fused = Fused(device, host, ["BiasAdd", *activation, "Dequantize"], kind)
     name = forms.name_for(layer.tail, form)
-    if name == layer.tail or form == UINT8:
-        name = name if form != UINT8 else forms.graph.unused(f"{layer.tail}/int8_kernel")
     forms.graph.add(product_node(name, fused))
     forms.put(layer.tail, form, name)
     return name
 
 
-def _write_convolution(call: _Call) -> str:
+def _write_convolution(call: _Call, geometry: NodeDef) -> str:
     forms, layer = call.forms, call.layer
     result = forms.encoding_of(layer.tail)
     summed = layer.step("Sum")
-    # int8 is written only where it is read so, and by itself: a sum in int8 would clip at half
-    # its range, and an activation clips at a number of uint8.
-    plain_result = summed is None and layer.activation is None
-    signed = layer.read_padded and result.zero_point == SIGNED_ZERO and plain_result
-    bias = call.bias if signed else call.bias + result.offset
+    bias = call.bias + result.offset
     device_sum, host_sum, steps = [], [], ["BiasAdd"]
     if summed is not None:
         assert summed.other is not None
         added = forms.encoding_of(summed.other)
         bias = bias - added.offset
-        device_sum = [(forms.stored(summed.other, False), U8)]
-        host_sum = kernel_limits(forms, summed.other, added, False)
+        device_sum = [(forms.stored(summed.other), U8)]
+        host_sum = kernel_limits(forms, summed.other, added)
         steps.append("Sum")
     clips_at_zero = layer.activation is not None and result.zero_point == 0
     if clips_at_zero or summed is not None:
         # Of numbers stored from 0 on, what lies below is cut off in any case.
         steps.append("Relu")
-    host = [*call.host(), *host_sum, *kernel_limits(forms, layer.tail, result, signed)]
-    kind = S8 if signed else U8
-    fused = Fused([*call.device(bias), *device_sum], host, [*steps, "Requantize"], kind)
-    name = forms.graph.unused(f"{layer.tail}/int8_kernel")
-    forms.graph.add(convolution_node(name, fused, layer.node))
-    clipped = _clipped(forms, layer, name, result, kind)
-    forms.put(layer.tail, INT8 if signed else UINT8, clipped)
+    host = [*call.host(), *host_sum, *kernel_limits(forms, layer.tail, result)]
+    fused = Fused([*call.device(bias), *device_sum], host, [*steps, "Requantize"], U8)
+    name = forms.name_for(layer.tail, UINT8)
+    forms.graph.add(convolution_node(name, fused, geometry))
+    forms.put(layer.tail, UINT8, _clipped(forms, layer, name, result))
     return name
 
 
-def _clipped(forms: Forms, layer: Layer, name: str, result: Encoding, kind: tf.DType) -> str:
+def _clipped(forms: Forms, layer: Layer, name: str, result: Encoding) -> str:
     """What the activation cuts off and the range of the stored numbers does not.
 
     That happens where a tensor shares its scale with others (concatenation), so that its own
@@ -236,7 +230,5 @@ def _clipped(forms: Forms, layer: Layer, name: str, result: Encoding, kind: tf.D
     if layer.activation == "Relu6" and round(6 / result.scale) + zero < 255:
         limits = {**limits, "Minimum": round(6 / result.scale) + zero}
     for op, limit in limits.items():
-        assert kind is U8  # int8 is written only without an activation
-        stem = f"{layer.tail}/{op.lower()}"
-        name = forms.bitwise(stem, op, name, np.uint8(limit), (U8, U8))
+        name = forms.clipped(f"{layer.tail}/{op.lower()}", op, name, limit)
     return name

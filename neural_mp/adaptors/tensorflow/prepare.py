@@ -13,6 +13,7 @@ import tensorflow as tf
 from neural_mp.adaptors.tensorflow.constants import merge_duplicates, simplified
 from neural_mp.adaptors.tensorflow.dense import canonical_dense_layers
 from neural_mp.adaptors.tensorflow.fold import fold_affine_chains, fold_paddings
+from neural_mp.adaptors.tensorflow.functions import with_functions_of_its_own
 from neural_mp.adaptors.tensorflow.nodes import (
     CONTROL_FLOW,
     TensorGraph,
@@ -58,7 +59,7 @@ def prepare(graph: TensorGraph, signature: Signature) -> tuple[TensorGraph, list
     fold_affine_chains(graph, kept)
     fold_paddings(graph, shapes(graph))
     name_every_result(graph)
-    return graph.pruned(outputs, inputs), warnings
+    return with_functions_of_its_own(graph.pruned(outputs, inputs)), warnings
 
 
 def strip_identities(graph: TensorGraph, outputs: frozenset[str]) -> None:

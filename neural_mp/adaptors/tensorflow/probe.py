@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 #: What a child process writes before the name of a form, ahead of running it and when it worked.
 STARTS, WORKS = "starts: ", "works: "
 #: Raised when what is probed, or how, changes.
-_VERSION = 1
+_VERSION = 2
 _LIMIT_SECONDS = 300
 
 
@@ -39,6 +39,8 @@ def forms_that_work() -> frozenset[str]:
     except (OSError, ValueError):
         logger.debug("no probed kernels in %s", file)
     found = _probe()
+    if not found:
+        return found  # perhaps something was wrong with the process, not with the kernels
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(

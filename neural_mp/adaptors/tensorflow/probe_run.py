@@ -15,8 +15,7 @@ from neural_mp.adaptors.tensorflow.nodes import Array, TensorGraph, make_constan
 from neural_mp.adaptors.tensorflow.probe import STARTS, WORKS
 from neural_mp.adaptors.tensorflow.signature import Port, Signature
 from neural_mp.flow import trace
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import OpConfig, Precision, QuantSpec
+from neural_mp.precision import Precision
 
 logger = logging.getLogger(__name__)
 
@@ -51,16 +50,11 @@ def _decibels(form: str, signed: bool) -> float:
     model, feeds = _small_model(form, signed)
     ops = build_graph(model)
     layers = [op.name for op in ops if op.cluster is None and op.type == form.split()[0]]
-    scheme = QuantSpec("int8" if signed else "uint8", "symmetric", "per_tensor")
-    if layers[0].startswith("MatMul"):
-        scheme = QuantSpec("uint8", "asymmetric", "per_tensor")
-    config = OpConfig(Precision.INT8, QuantSpec("int8", "symmetric", "per_channel"), scheme)
-    plan = PrecisionPlan(dict.fromkeys(layers, config))
-    flow = trace(ops, plan.precisions)
+    flow = trace(ops, dict.fromkeys(layers, Precision.INT8))
     names = list(flow.root)
     values = dict(zip(names, model.runner(feeds, names), strict=True))
     ranges = {root: (float(values[root].min()), float(values[root].max())) for root in names}
-    converted = convert(model, ops, flow, plan, ranges)
+    converted = convert(model, ops, flow, ranges)
     (reference,) = model.run(feeds)
     (given,) = TensorFlowModel(converted.graph, model.signature, feeds, {}).run(feeds)
     noise = float(np.linalg.norm(given - reference))

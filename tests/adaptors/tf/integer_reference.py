@@ -9,26 +9,19 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Scale:
-    """real = step · (q - zero), q in least…255."""
+    """real = step · (q - zero), q in 0…255."""
 
     step: float
     zero: int
-    least: int = 0
 
     @classmethod
-    def asymmetric(cls, low: float, high: float) -> Scale:
+    def of(cls, low: float, high: float) -> Scale:
         low, high = min(low, 0.0), max(high, 0.0)
-        step = (high - low) / 255
+        step = (high - low) / 255 or 1.0
         return cls(step, round(-low / step))
 
-    @classmethod
-    def symmetric(cls, low: float, high: float) -> Scale:
-        if low >= 0:
-            return cls(high / 255, 0)
-        return cls(max(-low, high) / 127, 128, least=1)  # int8 from -127 on
-
     def quantized(self, real: np.ndarray) -> np.ndarray:
-        return np.clip(np.rint(real / self.step) + self.zero, self.least, 255).astype(np.int64)
+        return np.clip(np.rint(real / self.step) + self.zero, 0, 255).astype(np.int64)
 
     def real(self, q: np.ndarray) -> np.ndarray:
         return self.step * (q - self.zero)
