@@ -12,7 +12,7 @@ from neural_mp.config import load_settings
 from neural_mp.plan import PrecisionPlan
 
 ROOT = Path(__file__).parent.parent
-RUN = ("guide.md", "plans.md", "extending.md", "pytorch.md")
+RUN = ("guide.md", "plans.md", "extending.md", "pytorch.md", "tensorflow.md")
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "conf" / "README.md", ROOT / "README.md"]
 
 
@@ -58,6 +58,7 @@ def reader(tmp_path, monkeypatch, net, digits):
         "__name__": "reader",
         "model": net,
         "dataset": digits[1],
+        "images": digits[1].images[:50].transpose(0, 2, 3, 1),
         "calib_dataset": digits[0],
         "Metric": Metric,
     }

@@ -1,6 +1,7 @@
 """The examples run from their own folders, as their READMEs say."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -14,14 +15,35 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 @pytest.fixture(scope="module")
-def digits_example(tmp_path_factory):
+def copies(tmp_path_factory):
+    """The examples as they come, without what a run leaves."""
+    folder = tmp_path_factory.mktemp("examples") / "examples"
+    shutil.copytree(EXAMPLES, folder, ignore=shutil.ignore_patterns("out", "__pycache__"))
+    return folder
+
+
+def run(folder, *command):
+    done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+@pytest.fixture(scope="module", params=["pytorch_digits", "tensorflow_digits"])
+def digits_example(request, copies):
     """A copy of the example, run from Python once."""
-    folder = tmp_path_factory.mktemp("examples") / "pytorch_digits"
-    shutil.copytree(EXAMPLES / "pytorch_digits", folder, ignore=shutil.ignore_patterns("out"))
-    result = subprocess.run(
-        [sys.executable, "tune.py"], cwd=folder, check=True, capture_output=True, text=True
-    )
-    return folder, result.stdout
+    folder = copies / request.param
+    return folder, run(folder, sys.executable, "tune.py")
+
+
+def test_a_saved_model_in_bf16(copies):
+    """Every node, with two casts; and the outputs keep their type."""
+    folder = copies / "saved_model_bf16"
+    printed = run(folder, sys.executable, "convert.py")
+    converted, nodes, casts = re.search(
+        r"converted (\d+) of (\d+) nodes to bfloat16 using (\d+) casts", printed
+    ).groups()
+    assert (converted, casts) == (nodes, "2")
+    assert "outputs are float32, and within" in printed
+    assert neural_mp.load(folder / "out" / "bf16").plan.counts() == {"bf16": 9}
 
 
 def test_the_python_example_meets_its_target_with_int8_ops(digits_example):
@@ -37,12 +59,7 @@ def test_the_python_example_meets_its_target_with_int8_ops(digits_example):
 def test_the_yaml_example_finds_the_same(digits_example):
     folder, _ = digits_example
     command = Path(sys.executable).parent / "neural-mp"
-    subprocess.run(
-        [command, "tune", "conf.yaml", "--output", "out/from_yaml"],
-        cwd=folder,
-        check=True,
-        capture_output=True,
-    )
+    run(folder, command, "tune", "conf.yaml", "--output", "out/from_yaml")
     from_python, from_yaml = (
         json.loads((folder / "out" / name / "neural_mp.json").read_text())
         for name in ("tuned", "from_yaml")

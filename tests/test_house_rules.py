@@ -30,6 +30,7 @@ def test_the_import_contracts_hold():
         ("strategies/basic.py", "import neural_mp.tuning.tuner", "amp, search and strategies"),
         ("strategies/basic.py", "import time", "amp, search and strategies"),
         ("adaptors/pytorch/graph.py", "import neural_mp.tuning.criterion", "Adaptors know neither"),
+        ("adaptors/pytorch/graph.py", "import neural_mp.adaptors.tensorflow", "No adaptor knows"),
         ("tuning/tuner.py", "import neural_mp.adaptors.pytorch", "Tuning knows adaptors only"),
         ("common.py", "import torch", "A framework is imported only inside"),
         ("tuning/data.py", "import neural_mp.mixed_precision", "Nobody knows the face"),
