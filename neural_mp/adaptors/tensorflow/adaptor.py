@@ -104,7 +104,7 @@ class TensorFlowAdaptor(Adaptor):
         resolved = space.resolve(plan)
         flow = space.flow(resolved)
         ranges = quantized_ranges(space.graph, flow, resolved, observations)
-        written = convert(model, space.graph, flow, ranges)
+        written = convert(model, flow, ranges)
         return replace(
             model, graph=written.graph, ops=written.ops, counts=written.counts, original=None
         )

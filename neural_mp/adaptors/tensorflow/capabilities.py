@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from neural_mp.adaptors.tensorflow.amp_lists import runtime_lists
 from neural_mp.adaptors.tensorflow.clusters import Cluster
+from neural_mp.adaptors.tensorflow.fold import LAYERS
 from neural_mp.adaptors.tensorflow.forms import DTYPES, FORM_OF
 from neural_mp.adaptors.tensorflow.graph import Anatomy, anatomy
 from neural_mp.adaptors.tensorflow.loops import in_loops
@@ -40,12 +41,6 @@ _INT8_CONFIGS = tuple(
     OpConfig(Precision.INT8, _WEIGHT, QuantSpec("uint8", "asymmetric", "per_tensor", algorithm))
     for algorithm in RANGE_ALGORITHMS
 )
-#: Layers with an integer kernel, and what that is called.
-INTEGER_KERNELS = {
-    "Conv2D": "_FusedQuantizedConv2D",
-    "DepthwiseConv2dNative": "_FusedQuantizedDepthwiseConv2D",
-    "MatMul": "_QuantizedMatMul",
-}
 
 
 def capabilities(model: TensorFlowModel, hardware: Hardware) -> Mapping[str, Capability]:
@@ -121,7 +116,7 @@ class _Judge:
 
     def int8_obstacle(self, node: NodeDef) -> str | None:
         """Why an op has no INT8 form of its own; None if it has one."""
-        if node.op not in INTEGER_KERNELS:
+        if node.op not in LAYERS:
             return self._no_kernel(node)
         if not self.supports[Precision.INT8].available:
             return self.supports[Precision.INT8].reason

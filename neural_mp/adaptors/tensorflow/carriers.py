@@ -49,18 +49,13 @@ def write_carrier(
     return name
 
 
-def _bits(forms: Forms, stored: str, name: str) -> str:
-    unused = forms.graph.unused(f"{name}/bits")
-    return forms.graph.add(make_node("Bitcast", unused, [stored], T=U8, type=tf.uint8))
-
-
 def _write_on_bits(forms: Forms, node: NodeDef, stored: list[str], name: str) -> None:
-    """The op itself, on uint8: every op that moves values has a kernel for that."""
+    """The op itself, on uint8."""
     written = NodeDef()
     written.CopyFrom(node)
     written.name = forms.graph.unused(f"{name}/moved")
     for position, tensor in enumerate(stored):
-        written.input[position] = _bits(forms, tensor, name)
+        written.input[position] = forms.bits(tensor, name)
     written.attr["T"].type = tf.uint8.as_datatype_enum
     forms.graph.add(written)
     forms.graph.add(make_node("Bitcast", name, [written.name], T=tf.uint8, type=U8))

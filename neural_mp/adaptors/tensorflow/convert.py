@@ -27,7 +27,6 @@ from neural_mp.adaptors.tensorflow.nodes import (
     typed_inputs,
 )
 from neural_mp.flow import Flow
-from neural_mp.graph import OpGraph
 from neural_mp.observations import Range
 from neural_mp.precision import Precision
 
@@ -38,7 +37,7 @@ class Conversion:
 
     Attributes:
         graph: the nodes.
-        ops: node → the op of the untouched graph it stands for, where the names differ.
+        ops: node → the op of the untouched graph its time counts for, where the names differ.
         counts: the conversions put in.
     """
 
@@ -49,13 +48,18 @@ class Conversion:
 
 def convert(
     model: TensorFlowModel,
-    graph: OpGraph,
     flow: Flow,
     ranges: dict[str, Range],
 ) -> Conversion:
-    """Write the graph of a model under a plan; the model stays as it is."""
+    """Write the graph of a model under a plan; the model stays as it is.
+
+    Args:
+        model: the model.
+        flow: the consequences of the plan.
+        ranges: quantized tensor → the range its scale has to hold.
+    """
     encodings = {root: encoding_for(span) for root, span in ranges.items()}
-    writer = _Writer(model, graph, flow, encodings)
+    writer = _Writer(model, flow, encodings)
     for node in model.graph.nodes.values():
         writer.write(node)
     return writer.finished()
@@ -64,14 +68,13 @@ def convert(
 @dataclass
 class _Writer:
     model: TensorFlowModel
-    ops: OpGraph
     flow: Flow
     encodings: dict[str, Encoding]
     anatomy: Anatomy = field(init=False)
     forms: Forms = field(init=False)
-    #: Layer that runs in INT8 → what its kernel runs, under the last node of that.
+    #: The last node that the kernel of an INT8 layer runs → the layer.
     layers: dict[str, Layer] = field(init=False)
-    #: Nodes that run within the kernel of a layer, its own excepted.
+    #: Node that runs within the kernel of a layer → the last node of that.
     inner: dict[str, str] = field(default_factory=dict)
     #: Node of the untouched graph → the node that runs in its place.
     standing_for: dict[str, str] = field(default_factory=dict)

@@ -133,14 +133,17 @@ class Forms:
             self.scalar(encoding.high, f"{stem}/high"),
         ]
 
+    def bits(self, stored: str, name: str) -> str:
+        """Stored numbers as plain uint8, for which every op that moves values has a kernel."""
+        unused = self.graph.unused(f"{name}/bits")
+        return self.graph.add(make_node("Bitcast", unused, [stored], T=U8, type=tf.uint8))
+
     def clipped(self, name: str, op: str, stored: str, limit: int) -> str:
         """`Minimum` or `Maximum` of stored numbers, which have no such kernels themselves."""
-        bits = self.graph.add(
-            make_node("Bitcast", self.graph.unused(f"{name}/bits"), [stored], T=U8, type=tf.uint8)
-        )
         constant = self.constant(f"{name}/limit", np.uint8(limit))
+        inputs = [self.bits(stored, name), constant]
         changed = self.graph.add(
-            make_node(op, self.graph.unused(f"{name}/{op}"), [bits, constant], T=tf.uint8)
+            make_node(op, self.graph.unused(f"{name}/{op}"), inputs, T=tf.uint8)
         )
         return self.graph.add(
             make_node("Bitcast", self.graph.unused(name), [changed], T=tf.uint8, type=U8)

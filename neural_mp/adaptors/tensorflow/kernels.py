@@ -18,13 +18,11 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.calibration import affine_parameters
+from neural_mp.adaptors.calibration import LEAST_SPAN, affine_parameters
 from neural_mp.adaptors.tensorflow.nodes import Array, NodeDef, make_node
 from neural_mp.observations import Range
 
 F32, U8, S8 = tf.float32, tf.quint8, tf.qint8
-#: Ranges no narrower than this: a kernel divides by them.
-_LEAST = 1e-20
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,7 @@ class Encoding:
 
 def encoding_for(span: Range) -> Encoding:
     """The encoding of a tensor with this range, widened to hold 0."""
-    low, high = min(span[0], 0.0), max(span[1], 0.0)
-    return Encoding(*affine_parameters(low, max(high, low + _LEAST)))
+    return Encoding(*affine_parameters(*span))
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,8 @@ def quantize_weight(weight: Array, depthwise: bool) -> Weight:
         depthwise: which of the two.
     """
     axes = (0, 1) if depthwise else tuple(range(weight.ndim - 1))
-    limits = np.maximum(np.abs(weight).max(axis=axes), _LEAST).astype(np.float32)
+    limits = np.abs(weight).max(axis=axes).astype(np.float32)
+    limits = np.where(limits > LEAST_SPAN, limits, np.float32(1))
     integers = np.clip(np.round(weight / limits * 127), -127, 127).astype(np.int8)
     sums = integers.sum(axis=axes, dtype=np.int64) * (limits.astype(np.float64) / 127)
     return Weight(integers, limits.reshape(-1), sums.reshape(-1))

@@ -66,9 +66,7 @@ def pad_stored(
     """
     graph = forms.graph
     told = forms.constant(f"{name}/amounts", amounts.astype(np.int32))
-    last = graph.add(
-        make_node("Bitcast", graph.unused(f"{name}/bits"), [stored], T=U8, type=tf.uint8)
-    )
+    last = forms.bits(stored, name)
     width = _together(shape, amounts)
     kind, number = _WIDE.get(width, (tf.uint8, np.uint8))
     zero = np.full(width, zero_point, np.uint8).view(number)[0]

@@ -54,7 +54,7 @@ def _decibels(form: str, signed: bool) -> float:
     names = list(flow.root)
     values = dict(zip(names, model.runner(feeds, names), strict=True))
     ranges = {root: (float(values[root].min()), float(values[root].max())) for root in names}
-    converted = convert(model, ops, flow, ranges)
+    converted = convert(model, flow, ranges)
     (reference,) = model.run(feeds)
     (given,) = TensorFlowModel(converted.graph, model.signature, feeds, {}).run(feeds)
     noise = float(np.linalg.norm(given - reference))
