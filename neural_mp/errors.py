@@ -66,6 +66,12 @@ class TuningError(NeuralMPError):
     """A tuning run that cannot go on, such as when every plan fails with the same error."""
 
 
+def in_one_line(error: BaseException) -> str:
+    """Somebody else's error by its class and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
 def did_you_mean(name: object, known: Iterable[object]) -> str:
     """A clause naming the nearest known word, or the known words where none is near.
 

@@ -24,7 +24,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     plain,
 )
 from neural_mp.adaptors.tensorflow.runtime import offline_passes
-from neural_mp.errors import ModelLoadError
+from neural_mp.errors import ModelLoadError, in_one_line
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +52,8 @@ def frozen_graph(function: Any) -> tuple[GraphDef, list[tf.Tensor], list[tf.Tens
     except Exception as error:
         # The conversion raises whatever the variables' reading and its own rewriting raise.
         logger.debug("freezing failed", exc_info=True)
-        text = str(error).strip()
         raise ModelLoadError(
-            f"the model's variables cannot be turned into constants: {type(error).__name__}: "
-            f"{text.splitlines()[0] if text else ''}"
+            f"the model's variables cannot be turned into constants: {in_one_line(error)}"
         ) from error
     if len(frozen.inputs) != len(inputs):
         extra = [t.name for t in frozen.inputs if t.dtype in (tf.resource, tf.variant)]

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.given_inputs import leaves
-from neural_mp.errors import CaptureError, ModelLoadError
+from neural_mp.errors import CaptureError, ModelLoadError, in_one_line
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +45,9 @@ def load(path: Path) -> Any:
     except Exception as error:
         # The loader raises whatever its parsers and the layers' constructors raise.
         logger.debug("reading %s failed", path, exc_info=True)
-        text = str(error).strip()
         raise ModelLoadError(
-            f"{str(path)!r} cannot be read as a Keras model: {text.splitlines()[0] if text else ''}"
-            f" ({type(error).__name__}); give a model with layers of your own as an object"
+            f"{str(path)!r} cannot be read as a Keras model: {in_one_line(error)}; give a model "
+            f"with layers of your own as an object"
         ) from error
 
 
@@ -70,10 +69,8 @@ def traced(model: Any, example: Any) -> tuple[Any, InputNames]:
         function = run.get_concrete_function()
     except Exception as error:
         logger.debug("tracing failed", exc_info=True)
-        text = str(error).strip()
         raise CaptureError(
-            f"{type(model).__name__} cannot be traced to a graph: {type(error).__name__}: "
-            f"{text.splitlines()[0] if text else ''}"
+            f"{type(model).__name__} cannot be traced to a graph: {in_one_line(error)}"
         ) from error
     return function, [
         spec.name if key is None or key == spec.name else (spec.name, key)

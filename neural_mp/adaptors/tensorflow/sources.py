@@ -15,7 +15,7 @@ from neural_mp.adaptors.tensorflow.freeze import frozen_graph
 from neural_mp.adaptors.tensorflow.nodes import GraphDef
 from neural_mp.adaptors.tensorflow.signature import DEFAULT_KEY, Port, Signature
 from neural_mp.adaptors.tensorflow.structure import Structure, described
-from neural_mp.errors import CaptureError, ModelLoadError, did_you_mean
+from neural_mp.errors import CaptureError, ModelLoadError, did_you_mean, in_one_line
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def _read_saved_model(path: Path, inputs: tuple[str, ...], outputs: tuple[str, .
         # The loader raises whatever its parsers and restore ops raise.
         logger.debug("reading %s failed", path, exc_info=True)
         raise ModelLoadError(
-            f"the SavedModel {str(path)!r} cannot be read: {_first_line(error)}"
+            f"the SavedModel {str(path)!r} cannot be read: {in_one_line(error)}"
         ) from error
     return _from_signatures(loaded, inputs, outputs, f"the SavedModel {str(path)!r}")
 
@@ -161,7 +161,7 @@ def _concrete(function: Any, example: Any) -> Any:
         # The user's own code is run with symbols for its inputs, and may raise anything.
         logger.debug("tracing failed", exc_info=True)
         raise CaptureError(
-            f"the tf.function cannot be traced with inputs like the data: {_first_line(error)}"
+            f"the tf.function cannot be traced with inputs like the data: {in_one_line(error)}"
         ) from error
 
 
@@ -241,8 +241,3 @@ def _from_graph_def(
         ports.append(tuple(_port(name, t) for name, t in zip(names, tensors, strict=True)))
     returns: Structure = 0 if len(found) == 1 else list(range(len(found)))
     return Taken(graph, Signature(ports[0], ports[1], returns), None, tuple(warnings))
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
