@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -158,6 +159,7 @@ def _load(
 
 def main() -> None:
     """Run the command; an error we raise on purpose is one line, not a traceback."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow tells much, before and between
     try:
         app(standalone_mode=True)
     except NeuralMPError as error:

@@ -16,6 +16,8 @@ from integer_reference import (
 from scipy import special
 
 from neural_mp.adaptors.tensorflow import TensorFlowAdaptor
+from neural_mp.adaptors.tensorflow.nodes import make_node
+from neural_mp.adaptors.tensorflow.runtime import Runner, imported
 from neural_mp.hardware import Hardware
 
 MACHINE = Hardware("with integers", frozenset({"avx512_vnni"}), 2)
@@ -282,3 +284,55 @@ def test_products(activation, stored):
         assert np.abs(converted.result - expected).max() < limit
     else:
         np.testing.assert_allclose(converted.result, result, atol=2e-5 * np.abs(result).max())
+
+
+CARRIERS = {
+    "max pooling": lambda x: tf.nn.max_pool2d(x, 3, 2, "SAME"),
+    "average pooling": lambda x: tf.nn.avg_pool2d(x, 2, 2, "VALID"),
+    "average pooling at borders": lambda x: tf.nn.avg_pool2d(x, 3, 1, "SAME"),
+    "padding": lambda x: tf.pad(x, [[0, 0], [1, 2], [0, 3], [0, 0]]),
+    "padding of channels": lambda x: tf.pad(x, [[0, 0], [0, 0], [0, 0], [1, 0]]),
+    "concatenation": lambda x: tf.concat([x, x[:, :, :2]], 2),
+    "slicing": lambda x: x[:, 1:-1, ::2],
+    "transposing": lambda x: tf.transpose(x, [0, 2, 1, 3]),
+    "space to depth": lambda x: tf.nn.space_to_depth(x, 2),
+    "depth to space": lambda x: tf.nn.depth_to_space(x, 2),
+    "upsampling": lambda x: tf.compat.v1.image.resize_nearest_neighbor(x, [16, 16]),
+    "reshaping": lambda x: tf.reshape(x, [-1, 4, 16, 8]),
+}
+
+
+@pytest.mark.parametrize("channels", [3, 4, 8])
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_what_passes_integers_on_changes_none(carrier, channels):
+    """Between two convolutions, on numbers with a zero point: the same as the float op on them."""
+    if channels != 8 and carrier in ("depth to space", "reshaping"):
+        channels = 8
+    move = CARRIERS[carrier]
+    weight = data_for((1, 1, 2, channels), 0)
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [None, 8, 8, 2], name="x")
+        first = tf.nn.conv2d(x, weight, 1, "SAME", name="first")
+        moved = tf.identity(move(first))
+        tf.nn.conv2d(moved, data_for((2, 2, moved.shape[3], 4), 1), 1, "VALID", name="second")
+        tf.identity(graph.get_tensor_by_name("second:0"), name="out")
+    data = data_for((3, 8, 8, 2), 2)
+    converted = Converted(graph, data)
+    assert converted.ops.count("_FusedQuantizedConv2D") == 2
+    assert converted.ops.count("QuantizeV2") == 1
+
+    nodes = converted.model.graph.copy()
+    read = {"before": "first/uint8", "behind": nodes["second/uint8"].input[0]}
+    for name, stored in read.items():
+        nodes.add(make_node("Bitcast", name, [stored], T=tf.quint8, type=tf.uint8))
+    fetched = Runner(imported(nodes.to_graph_def()))({"x": data}, list(read))
+    before, behind = (np.asarray(part).astype(np.float32) for part in fetched)
+    # What moves numbers has their scale; what is joined shares one that holds all of them.
+    joined = set(converted.observations.ranges) - {"x", "second"}
+    ranges = [converted.range(t) for t in (joined if carrier == "concatenation" else {"first"})]
+    zero = Scale.of(min(low for low, _ in ranges), max(high for _, high in ranges)).zero
+    expected = move(tf.constant(before - zero)).numpy() + zero
+    assert behind.shape == expected.shape
+    error = np.abs(behind - expected).max()
+    assert error <= (0.501 if "average" in carrier else 0)
