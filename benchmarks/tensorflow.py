@@ -20,7 +20,6 @@ sys.path[0] = str(Path(__file__).parent / "models")
 import argparse
 import json
 import os
-import resource
 import subprocess
 import tempfile
 import time
@@ -59,6 +58,8 @@ def make(name: str, folder: Path) -> None:
 
 def convert(source: Path, samples: Path, target: Path) -> None:
     """Our INT8 of a model, as a SavedModel and as a frozen graph; prints what it took."""
+    from peak import peak_memory
+
     from neural_mp.adaptors.registry import adaptor_for
     from neural_mp.hardware import detect
     from neural_mp.plan import PrecisionPlan
@@ -77,7 +78,7 @@ def convert(source: Path, samples: Path, target: Path) -> None:
     plan = {op: space.capabilities[op].config(Precision.INT8) or FP32 for op in space.decided}
     converted = adaptor.convert(model, PrecisionPlan(plan), observed, space)
     clock.append(time.perf_counter())
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    peak = peak_memory() / 1e6
     target.mkdir()
     adaptor.save(converted, target)
     adaptor.save_file(converted, target.with_suffix(".pb"))

@@ -4,12 +4,12 @@ python inc_tensorflow.py graph.pb input output calibration.npy result.pb
 """
 
 import json
-import resource
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
+from peak import peak_memory
 
 
 def main() -> None:
@@ -34,8 +34,7 @@ def main() -> None:
     quantized = quantization.fit(graph, config, calib_dataloader=loader)
     seconds = time.perf_counter() - start
     Path(result).write_bytes(quantized.graph_def.SerializeToString())
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-    print(json.dumps({"all": seconds, "megabytes": peak}))
+    print(json.dumps({"all": seconds, "megabytes": peak_memory() / 1e6}))
 
 
 if __name__ == "__main__":
