@@ -25,6 +25,8 @@ LEVELS = 255
 LEAST_SPAN = 1e-30
 #: Shares of the largest magnitude tried by the algorithms that clip.
 _SHARES = np.linspace(1.0, 0.05, 96)
+#: Of those, every how many-th is tried first where all would take too long.
+_COARSE = 8
 _KL_BINS = 2048
 
 Floats = NDArray[np.floating]
@@ -141,12 +143,20 @@ def _clipped(full: Range, share: float) -> Range:
 
 def _mse(sample: Floats, full: Range) -> Range:
     """The clipping of the full range whose quantization error is least on the sample."""
-    errors = []
-    for share in _SHARES:
-        scale, zero = affine_parameters(*_clipped(full, share))
-        steps = np.clip(np.round(sample / scale) + zero, 0, LEVELS)
-        errors.append(float(np.mean(np.square((steps - zero) * scale - sample))))
-    return _clipped(full, float(_SHARES[int(np.argmin(errors))]))
+
+    def error(index: int) -> float:
+        scale, zero = affine_parameters(*_clipped(full, _SHARES[index]))
+        stored = sample * np.float32(1 / scale)
+        np.rint(stored, out=stored)
+        np.clip(stored, -zero, LEVELS - zero, out=stored)
+        stored *= np.float32(scale)
+        stored -= sample
+        return float(np.dot(stored, stored))
+
+    # The error falls as rounding gets finer, then rises as more is cut off: it has one bottom.
+    coarse = min(range(0, len(_SHARES), _COARSE), key=error)
+    around = range(max(coarse - _COARSE + 1, 0), min(coarse + _COARSE, len(_SHARES)))
+    return _clipped(full, float(_SHARES[min(around, key=error)]))
 
 
 def _kl(sample: Floats, full: Range) -> Range:
