@@ -21,7 +21,7 @@ from neural_mp.adaptors.pytorch.lower import runnable_form
 from neural_mp.adaptors.pytorch.model import OP_NAME, WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.prepare import views_to_reshapes
 from neural_mp.adaptors.pytorch.sizes import SIZES, from_plain, to_plain, watch_sizes
-from neural_mp.errors import ConversionError, ModelLoadError
+from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ def load_program(path: Path) -> ExportedProgram:
         logger.debug("reading %s failed", path, exc_info=True)
         raise ModelLoadError(
             f"{str(path)!r} is no program that torch.export.save wrote, or is damaged: "
-            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            f"{in_one_line(error)}"
         ) from error
 
 

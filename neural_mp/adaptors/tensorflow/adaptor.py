@@ -60,14 +60,13 @@ class TensorFlowAdaptor(Adaptor):
         capture: str = "whole",
     ) -> TensorFlowModel:
         """Freeze and prepare a model. `inputs` are names, or example arrays."""
-        from neural_mp.adaptors.tensorflow.graph import anatomy, layer_of
         from neural_mp.adaptors.tensorflow.loading import load
 
         model = load(source, inputs, outputs, example)
-        if capture != "whole":
-            ignored = f"capture = {capture!r} is not used for TensorFlow: every model is one graph"
-            model = replace(model, warnings=(*model.warnings, ignored))
-        return replace(model, ops=layer_of(anatomy(model)))
+        if capture == "whole":
+            return model
+        ignored = f"capture = {capture!r} is not used for TensorFlow: every model is one graph"
+        return replace(model, warnings=(*model.warnings, ignored))
 
     def graph(self, model: TensorFlowModel) -> OpGraph:
         """Every op with its edges and cluster."""

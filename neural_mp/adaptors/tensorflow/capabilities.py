@@ -11,7 +11,6 @@ from neural_mp.adaptors.tensorflow.amp_lists import runtime_lists
 from neural_mp.adaptors.tensorflow.clusters import Cluster
 from neural_mp.adaptors.tensorflow.fold import LAYERS
 from neural_mp.adaptors.tensorflow.forms import DTYPES, FORM_OF
-from neural_mp.adaptors.tensorflow.graph import Anatomy, anatomy
 from neural_mp.adaptors.tensorflow.loops import in_loops
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import (
@@ -46,7 +45,7 @@ _INT8_CONFIGS = tuple(
 def capabilities(model: TensorFlowModel, hardware: Hardware) -> Mapping[str, Capability]:
     """Op → what it can run in here."""
     supports = {p: hardware.support(p) for p in (Precision.INT8, *_SIXTEEN)}
-    judge = _Judge(model, anatomy(model), supports)
+    judge = _Judge(model, supports)
     return {
         name: judge.capability(node)
         for name, node in model.graph.nodes.items()
@@ -55,13 +54,11 @@ def capabilities(model: TensorFlowModel, hardware: Hardware) -> Mapping[str, Cap
 
 
 class _Judge:
-    def __init__(
-        self, model: TensorFlowModel, parts: Anatomy, supports: Mapping[Precision, Support]
-    ) -> None:
-        self.model, self.anatomy, self.supports = model, parts, supports
+    def __init__(self, model: TensorFlowModel, supports: Mapping[Precision, Support]) -> None:
+        self.model, self.anatomy, self.supports = model, model.anatomy, supports
         self.fed = {node_of(port.tensor) for port in model.signature.inputs}
         self.loops = in_loops(model.graph)
-        self.members = {member for cluster in parts.clusters.values() for member in cluster.members}
+        self.members = model.anatomy.layer_of()
         self.several = {
             node_of(tensor)
             for node in model.graph.nodes.values()
@@ -129,7 +126,7 @@ class _Judge:
             return "its weight is computed, not constant"
         if not weight.size or not np.isfinite(weight).all():
             return "its weight is empty, or holds NaN or Inf"
-        if self.model.graph.constant(node.input[0]) is not None:
+        if self.model.graph.is_constant(node.input[0]):
             return "what it reads is constant, not computed"
         if output_of(node.input[0]):
             return "it lies in a branch of dataflow control"

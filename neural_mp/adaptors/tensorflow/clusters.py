@@ -71,7 +71,7 @@ def find_clusters(
     finder = _Finder(graph, outputs, shapes, consumers, _open_inputs(graph), set())
     found: dict[str, Cluster] = {}
     for name, node in reversed(list(graph.nodes.items())):
-        if node.op in LAYERS and graph.constant(node.input[1]) is not None:
+        if node.op in LAYERS and graph.is_constant(node.input[1]):
             found[name] = Cluster(name, tuple(finder.steps(name)))
             finder.taken.update(found[name].members)
     return dict(reversed(found.items()))
@@ -128,8 +128,8 @@ class _Finder:
         if following is None:
             return name
         node = self.graph.nodes[following]
-        value = self.graph.constant(node.input[1]) if node.op == "BiasAdd" else None
-        if value is None or text_attribute(node, "data_format").startswith("NC"):
+        constant = node.op == "BiasAdd" and self.graph.is_constant(node.input[1])
+        if not constant or text_attribute(node, "data_format").startswith("NC"):
             return name
         steps.append(Step("BiasAdd", (following,)))
         return following
@@ -142,7 +142,7 @@ class _Finder:
         other = second if first == name else first
         if other == name or ":" in other or not self._same_sizes(name, other):
             return name
-        if self.graph.constant(other) is not None:
+        if self.graph.is_constant(other):
             return name
         steps.append(Step("Sum", (following,), other))
         return following
@@ -152,10 +152,7 @@ class _Finder:
 
         Of tensors that come from several inputs nothing is sure: the batches of those may differ.
         """
-        return self.shapes.alike(one, other) and len(self._open_inputs(one, other)) <= 1
-
-    def _open_inputs(self, *names: str) -> frozenset[str]:
-        return frozenset().union(*(self.fed_by[name] for name in names))
+        return self.shapes.alike(one, other) and len(self.fed_by[one] | self.fed_by[other]) <= 1
 
 
 def non_negative(graph: TensorGraph) -> frozenset[str]:

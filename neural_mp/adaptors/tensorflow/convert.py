@@ -14,12 +14,10 @@ from neural_mp.adaptors.base import ConversionCounts
 from neural_mp.adaptors.tensorflow.aliasing import protect_summands
 from neural_mp.adaptors.tensorflow.carriers import write_carrier
 from neural_mp.adaptors.tensorflow.forms import DTYPES, FORM_OF, FP32, Forms
-from neural_mp.adaptors.tensorflow.graph import Anatomy, anatomy, layer_of
 from neural_mp.adaptors.tensorflow.kernels import Encoding, encoding_for
 from neural_mp.adaptors.tensorflow.layers import Layer, write_layer
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import (
-    CONSTANT,
     NodeDef,
     TensorGraph,
     node_of,
@@ -70,7 +68,6 @@ class _Writer:
     model: TensorFlowModel
     flow: Flow
     encodings: dict[str, Encoding]
-    anatomy: Anatomy = field(init=False)
     forms: Forms = field(init=False)
     #: The last node that the kernel of an INT8 layer runs → the layer.
     layers: dict[str, Layer] = field(init=False)
@@ -81,7 +78,6 @@ class _Writer:
 
     def __post_init__(self) -> None:
         source = self.model.graph
-        self.anatomy = anatomy(self.model)
         self.forms = Forms(
             source,
             self.model.output_nodes,
@@ -92,7 +88,7 @@ class _Writer:
         self.forms.graph.nodes.update(source.nodes)
         self.layers = {}
         consumers = source.consumers()
-        for head, cluster in self.anatomy.clusters.items():
+        for head, cluster in self.model.anatomy.clusters.items():
             if self.flow.precisions.get(head) is Precision.INT8:
                 layer = Layer.of(source, consumers, cluster, self.flow)
                 self.layers[layer.tail] = layer
@@ -101,20 +97,20 @@ class _Writer:
     def write(self, node: NodeDef) -> None:
         """Write one node of the untouched graph, in its turn."""
         name = node.name
+        precision = self.flow.precisions.get(name, Precision.FP32)
         if name in self.layers:
-            self._replace(name, write_layer(self.forms, self.model, self.layers[name], self.flow))
+            written = write_layer(self.forms, self.model, self.layers[name], self.flow)
         elif name in self.inner:
             return
-        elif name in self.anatomy.carriers and name in self.flow.int8_outputs:
-            moved = self.anatomy.carriers[name]
+        elif name in self.model.anatomy.carriers and name in self.flow.int8_outputs:
+            moved = self.model.anatomy.carriers[name]
             encoding = self.encodings[self.flow.root[name]]
-            self._replace(name, write_carrier(self.forms, self.model, node, moved, encoding))
-        elif node.op != CONSTANT and self.flow.precisions.get(name, Precision.FP32).is_16_bit:
-            self._replace(name, self._write_16_bit(node, FORM_OF[self.flow.precisions[name]]))
+            written = write_carrier(self.forms, self.model, node, moved, encoding)
+        elif precision.is_16_bit:
+            written = self._write_16_bit(node, FORM_OF[precision])
         else:
             self._write_as_it_is(node)
-
-    def _replace(self, name: str, written: str) -> None:
+            return
         self.standing_for[name] = written
 
     def _write_16_bit(self, node: NodeDef, form: str) -> str:
@@ -154,7 +150,7 @@ class _Writer:
 
     def _counted_for(self, graph: TensorGraph) -> dict[str, str]:
         """Node of the written graph → the op its time counts for."""
-        heads = layer_of(self.anatomy)
+        heads = self.model.anatomy.layer_of()
         names = {}
         for name in self.model.graph.nodes:
             written, op = self.standing_for.get(name, name), heads.get(name, name)

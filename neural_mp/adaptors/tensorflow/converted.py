@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.nodes import GraphDef
+from neural_mp.adaptors.tensorflow.nodes import GraphDef, indexed
 from neural_mp.adaptors.tensorflow.signature import Signature
 
 
@@ -28,10 +28,10 @@ class ConvertedModel(tf.Module):
         self.signature: Signature = model.signature
         ports = model.signature.inputs
         specs = [tf.TensorSpec(port.shape, port.dtype, name=port.name) for port in ports]
-        fetched = [_full(port.tensor) for port in model.signature.outputs]
+        fetched = [indexed(port.tensor) for port in model.signature.outputs]
 
         def run(*values: tf.Tensor) -> dict[str, tf.Tensor]:
-            fed = dict(zip((_full(port.tensor) for port in ports), values, strict=True))
+            fed = dict(zip((indexed(port.tensor) for port in ports), values, strict=True))
             results = tf.graph_util.import_graph_def(
                 self.graph_def, input_map=fed, return_elements=fetched, name=""
             )
@@ -76,7 +76,3 @@ class ConvertedModel(tf.Module):
             }
             parts.append(tf.nest.map_structure(np.asarray, self(part)))
         return tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
-
-
-def _full(tensor: str) -> str:
-    return tensor if ":" in tensor else f"{tensor}:0"

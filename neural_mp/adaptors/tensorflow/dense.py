@@ -41,7 +41,7 @@ def canonical_dense_layers(graph: TensorGraph, outputs: frozenset[str]) -> None:
     """Rewrite the dense layers of a graph in place."""
     if not any(node.op in ("Reshape", "MatMul", *_PRODUCTS) for node in graph.nodes.values()):
         return
-    known = shapes(graph)
+    known, before = shapes(graph), len(graph.nodes)
     for node in list(graph.nodes.values()):
         if dtype_attribute(node) is not tf.float32:
             continue
@@ -51,9 +51,12 @@ def canonical_dense_layers(graph: TensorGraph, outputs: frozenset[str]) -> None:
             _from_einsum(graph, node, known)
         elif node.op == "MatMul":
             _untransposed(graph, node)
-    known = shapes(graph)
+    if not any(node.op == "Reshape" for node in graph.nodes.values()):
+        return
+    if len(graph.nodes) > before:  # products were rewritten
+        known = shapes(graph)
     _fix_reshapes(graph, known)
-    _sink_reshapes(graph, outputs)
+    _sink_reshapes(graph, outputs, known)
     _join_reshapes(graph, outputs)
 
 
@@ -148,7 +151,7 @@ def _constant_shape(shape: Shape) -> Array | None:
 def _fix_reshapes(graph: TensorGraph, known: Shapes) -> None:
     """Reshapes to computed shapes of which but one size is unknown need no computing."""
     for node in list(graph.nodes.values()):
-        if node.op != "Reshape" or graph.constant(node.input[1]) is not None:
+        if node.op != "Reshape" or graph.is_constant(node.input[1]):
             continue
         shape = _constant_shape(known[node.name][0])
         if shape is not None:
@@ -157,10 +160,9 @@ def _fix_reshapes(graph: TensorGraph, known: Shapes) -> None:
             edited.attr["Tshape"].type = tf.int32.as_datatype_enum
 
 
-def _sink_reshapes(graph: TensorGraph, outputs: frozenset[str]) -> None:
+def _sink_reshapes(graph: TensorGraph, outputs: frozenset[str], known: Shapes) -> None:
     """Move Reshapes behind a product to behind the elementwise ops that follow it."""
-    known = shapes(graph)
-    now = {name: known[name][0] for name in graph.nodes if known[name]}
+    now = {name: found[0] for name, found in known.fixed.items() if found}
     # Matrix → the product it comes from: of one product, they all have as many rows.
     flat = {node.name: node.name for node in graph.nodes.values() if node.op == "MatMul"}
     moved: dict[str, str] = {}
@@ -245,7 +247,7 @@ def _join_reshapes(graph: TensorGraph, outputs: frozenset[str]) -> None:
     known = shapes(graph)
     replaced = {}
     for node in graph.nodes.values():
-        if node.op != "Reshape" or node.name in outputs or graph.constant(node.input[1]) is None:
+        if node.op != "Reshape" or node.name in outputs or not graph.is_constant(node.input[1]):
             continue
         source = plain(node.input[0])
         before, after = known[graph[source].name], known[node.name][0]

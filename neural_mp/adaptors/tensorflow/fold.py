@@ -17,7 +17,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     integers_attribute,
     make_constant,
     make_node,
-    node_of,
+    output_of,
     text_attribute,
 )
 from neural_mp.adaptors.tensorflow.shapes import Shape, Shapes
@@ -155,7 +155,7 @@ def fold_paddings(graph: TensorGraph, known: Shapes) -> None:
             continue
         pad = graph[node.input[0]]
         nhwc = text_attribute(node, "data_format") in ("", "NHWC")
-        if pad.op != "Pad" or output_is_indexed(node.input[0]) or not nhwc:
+        if pad.op != "Pad" or output_of(node.input[0]) or not nhwc:
             continue
         amounts = graph.constant(pad.input[1])
         if amounts is None or amounts.shape != (4, 2) or amounts[[0, 3]].any() or amounts.min() < 0:
@@ -180,18 +180,36 @@ def _is_same(graph: TensorGraph, node: NodeDef, amounts: Array, padded: Shape) -
     weight = graph.constant(node.input[1])
     if weight is None or padded is None:
         return False
+    around = amounts.sum(axis=1)
+    sizes = tuple(
+        None if size is None else size - int(zeros)
+        for size, zeros in zip(padded, around, strict=True)
+    )
+    same = same_paddings(node, weight, sizes)
+    return same is not None and np.array_equal(amounts, same)
+
+
+def same_paddings(node: NodeDef, weight: Array, sizes: Shape) -> Array | None:
+    """The zeros that `SAME` stands for in a convolution, [4, 2]; None where it takes the size.
+
+    Args:
+        node: Conv2D or DepthwiseConv2dNative, channels last.
+        weight: its weight, [height, width, …].
+        sizes: the shape of what it reads.
+    """
     strides = integers_attribute(node, "strides")
     dilations = integers_attribute(node, "dilations") or [1, 1, 1, 1]
+    amounts = np.zeros((4, 2), np.int32)
     for axis in (1, 2):
-        size = padded[axis]
-        inner = None if size is None else size - int(amounts[axis].sum())
         window = (weight.shape[axis - 1] - 1) * dilations[axis] + 1
-        if tuple(amounts[axis]) != same_padding(inner, window, strides[axis]):
-            return False
-    return True
+        around = _same_padding(None if sizes is None else sizes[axis], window, strides[axis])
+        if around is None:
+            return None
+        amounts[axis] = around
+    return amounts
 
 
-def same_padding(size: int | None, window: int, stride: int) -> tuple[int, int] | None:
+def _same_padding(size: int | None, window: int, stride: int) -> tuple[int, int] | None:
     """The zeros before and behind an axis that `SAME` stands for; None where it takes the size.
 
     As TensorFlow defines it ("Neural network", `tf.nn`, notes on padding).
@@ -203,8 +221,3 @@ def same_padding(size: int | None, window: int, stride: int) -> tuple[int, int] 
     else:
         total = max((-(-size // stride) - 1) * stride + window - size, 0)
     return total // 2, total - total // 2
-
-
-def output_is_indexed(tensor: str) -> bool:
-    """Whether a tensor is not the first result of its node."""
-    return tensor not in (node_of(tensor), f"{node_of(tensor)}:0")

@@ -28,7 +28,7 @@ from neural_mp.precision import Precision
 #: The names of the forms, and what is put behind a tensor's name for them.
 FP32, BF16, FP16, UINT8 = "fp32", "bf16", "fp16", "uint8"
 DTYPES = {FP32: tf.float32, BF16: tf.bfloat16, FP16: tf.float16}
-FORM_OF = {Precision.BF16: BF16, Precision.FP16: FP16, Precision.FP32: FP32}
+FORM_OF = {Precision.BF16: BF16, Precision.FP16: FP16}
 
 
 @dataclass

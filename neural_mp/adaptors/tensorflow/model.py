@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,7 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.base import ConversionCounts
-from neural_mp.adaptors.tensorflow.nodes import Array, TensorGraph
+from neural_mp.adaptors.tensorflow.anatomy import Anatomy, anatomy
+from neural_mp.adaptors.tensorflow.nodes import Array, TensorGraph, node_of
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported
 from neural_mp.adaptors.tensorflow.shapes import Shapes, shapes
 from neural_mp.adaptors.tensorflow.signature import Port, Signature
@@ -24,8 +26,8 @@ class TensorFlowModel:
         graph: the nodes.
         signature: the inputs and outputs.
         example: tensor → array, inputs it can be run on.
-        ops: node that may run → the op its time counts for, where that has another name: the
-            layer whose kernel runs it along, or the op of the untouched graph it stands for.
+        ops: of a converted model, node that may run → the op of the untouched graph that its time
+            counts for, where that has another name.
         original: the user's own object, of a model that was not converted.
         warnings: what the user should know.
         counts: the conversions that were put in.
@@ -49,27 +51,33 @@ class TensorFlowModel:
         """Node → the shapes of its results."""
         return shapes(self.graph)
 
+    @cached_property
+    def anatomy(self) -> Anatomy:
+        """What the graph is made of."""
+        return anatomy(self.graph, self.output_nodes, self.shapes)
+
+    @cached_property
+    def counted_for(self) -> Mapping[str, str]:
+        """Node that may run → the op its time counts for, such as the layer it runs along with."""
+        return self.ops or self.anatomy.layer_of()
+
     @property
     def output_nodes(self) -> frozenset[str]:
         """The nodes whose results leave the graph."""
-        return frozenset(port.tensor.split(":")[0] for port in self.signature.outputs)
+        return frozenset(node_of(port.tensor) for port in self.signature.outputs)
 
     def run(self, feeds: dict[str, Array]) -> list[Any]:
         """The outputs, in the order of the signature."""
         return self.runner(feeds, [port.tensor for port in self.signature.outputs])
 
 
-def example_for(signature: Signature, batch_size: int = 1) -> dict[str, Array]:
-    """Made-up inputs: floats drawn from 0…1, integers zero, unknown sizes `batch_size` or 1."""
-    return {port.tensor: _made_up(port, batch_size) for port in signature.inputs}
+def example_for(signature: Signature) -> dict[str, Array]:
+    """Made-up inputs: floats drawn from 0…1, integers zero, unknown sizes 1."""
+    return {port.tensor: _made_up(port) for port in signature.inputs}
 
 
-def _made_up(port: Port, batch_size: int) -> Array:
-    sizes = port.shape or ()
-    shape = [
-        size if size is not None else (batch_size if axis == 0 else 1)
-        for axis, size in enumerate(sizes)
-    ]
+def _made_up(port: Port) -> Array:
+    shape = [1 if size is None else size for size in port.shape or ()]
     if port.dtype is tf.string:
         return np.full(shape, b"", object)
     if port.dtype.is_floating:

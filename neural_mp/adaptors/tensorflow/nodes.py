@@ -47,6 +47,11 @@ def plain(tensor: str) -> str:
     return tensor.removesuffix(":0")
 
 
+def indexed(tensor: str) -> str:
+    """A tensor's name in the other spelling: with `:0`, as sessions and imports want it."""
+    return tensor if ":" in tensor else f"{tensor}:0"
+
+
 def data_inputs(node: NodeDef) -> list[str]:
     """The tensors a node reads, control inputs left out."""
     return [plain(tensor) for tensor in node.input if not tensor.startswith("^")]
@@ -209,12 +214,16 @@ class TensorGraph:
             candidate, number = f"{name}_{number}", number + 1
         return candidate
 
+    def is_constant(self, tensor: str) -> bool:
+        """Whether a tensor is a constant; reads no value."""
+        node = self.nodes.get(node_of(tensor))
+        return node is not None and node.op == CONSTANT
+
     def constant(self, tensor: str) -> Array | None:
         """The value of a constant; None where the tensor is computed."""
-        node = self.nodes.get(node_of(tensor))
-        if node is None or node.op != CONSTANT:
+        if not self.is_constant(tensor):
             return None
-        value = tensor_util.MakeNdarray(node.attr["value"].tensor)
+        value = tensor_util.MakeNdarray(self[tensor].attr["value"].tensor)
         return np.asarray(value)
 
     def consumers(self) -> dict[str, list[tuple[str, int]]]:

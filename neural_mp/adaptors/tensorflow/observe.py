@@ -146,7 +146,7 @@ def first_non_finite(model: TensorFlowModel, feeds: dict[str, Array]) -> str | N
                 continue
             if operation.outputs[0].dtype.is_floating:
                 finite = tf.reduce_all(tf.math.is_finite(operation.outputs[0]))
-                names.append(model.ops.get(name, name))
+                names.append(model.counted_for.get(name, name))
                 checks.append(finite.name)
     results = Runner(graph, optimized=False)({**feeds, **weights}, checks)
     return next((name for name, fine in zip(names, results, strict=True) if not fine), None)

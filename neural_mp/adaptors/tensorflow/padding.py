@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.tensorflow.fold import same_padding
+from neural_mp.adaptors.tensorflow.fold import same_paddings
 from neural_mp.adaptors.tensorflow.forms import Forms
 from neural_mp.adaptors.tensorflow.kernels import U8
 from neural_mp.adaptors.tensorflow.nodes import (
@@ -38,17 +38,7 @@ def padding_of(node: NodeDef, weight: Array, source: Shape) -> Array | None:
         return np.zeros((4, 2), np.int32)
     if padding == "EXPLICIT":
         return np.array(integers_attribute(node, "explicit_paddings"), np.int32).reshape(4, 2)
-    sizes = source if source is not None else (None,) * 4
-    strides = integers_attribute(node, "strides")
-    dilations = integers_attribute(node, "dilations") or [1, 1, 1, 1]
-    amounts = np.zeros((4, 2), np.int32)
-    for axis in (1, 2):
-        window = (weight.shape[axis - 1] - 1) * dilations[axis] + 1
-        around = same_padding(sizes[axis], window, strides[axis])
-        if around is None:
-            return None
-        amounts[axis] = around
-    return amounts
+    return same_paddings(node, weight, source)
 
 
 def pad_stored(

@@ -75,8 +75,7 @@ def strip_identities(graph: TensorGraph, outputs: frozenset[str]) -> None:
             for reader, position in consumers[name]
         )
         if not controls and not any(near.op in CONTROL_FLOW for near in beside):
-            source = plain(node.input[0])
-            replaced[name] = replaced.get(source, source)
+            replaced[name] = plain(node.input[0])
     for name in replaced:
         while replaced[name] in replaced:
             replaced[name] = replaced[replaced[name]]

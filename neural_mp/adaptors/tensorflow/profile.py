@@ -22,7 +22,7 @@ def profile(model: TensorFlowModel, feeds: dict[str, Array], runs: int = 5) -> d
         for device in model.runner.traced(feeds, outputs).dev_stats:
             for node in device.node_stats:
                 if node.node_name in model.graph:
-                    name = model.ops.get(node.node_name, node.node_name)
+                    name = model.counted_for.get(node.node_name, node.node_name)
                     seconds[name] += node.op_end_rel_nanos * 1e-9 - node.op_start_rel_nanos * 1e-9
         for name, value in seconds.items() if run else ():
             taken[name].append(value)

@@ -10,10 +10,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.grappler import tf_optimizer
 
-from neural_mp.adaptors.tensorflow.nodes import (
-    GraphDef,
-    node_of,
-)
+from neural_mp.adaptors.tensorflow.nodes import GraphDef, indexed, node_of
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +50,7 @@ class Runner:
         key = (tuple(feeds), tuple(computed))
         if computed and key not in self._callables:
             options = config_pb2.CallableOptions(
-                feed=[_full(name) for name in feeds], fetch=[_full(name) for name in computed]
+                feed=[indexed(name) for name in feeds], fetch=[indexed(name) for name in computed]
             )
             self._callables[key] = self._session._make_callable_from_options(options)
         found = self._callables[key](*feeds.values()) if computed else []
@@ -64,8 +61,8 @@ class Runner:
         """The runtime's `StepStats` of one run."""
         options = config_pb2.RunOptions(trace_level=config_pb2.RunOptions.FULL_TRACE)
         metadata = config_pb2.RunMetadata()
-        named = {_full(name): value for name, value in feeds.items()}
-        self._session.run([_full(f) for f in fetches], named, options, metadata)
+        named = {indexed(name): value for name, value in feeds.items()}
+        self._session.run([indexed(f) for f in fetches], named, options, metadata)
         return metadata.step_stats
 
     def __del__(self) -> None:
@@ -81,10 +78,6 @@ def imported(graph: GraphDef) -> tf.Graph:
     with found.as_default():
         tf.graph_util.import_graph_def(graph, name="")
     return found
-
-
-def _full(tensor: str) -> str:
-    return tensor if ":" in tensor else f"{tensor}:0"
 
 
 def offline_passes(

@@ -61,9 +61,8 @@ def shapes(graph: TensorGraph) -> Shapes:
     all of it once the sizes are given. So unknown sizes of the inputs are given values, several
     times; what comes out the same every time does not depend on them.
     """
-    plain = _inferred(graph, None)
     if not any(_unknown(node) for node in graph.nodes.values()):
-        return Shapes(plain, ())
+        return Shapes(_inferred(graph, None), ())
     turns = []
     for turn in range(len(_BATCHES)):
         try:
@@ -71,10 +70,10 @@ def shapes(graph: TensorGraph) -> Shapes:
         except (ValueError, tf.errors.OpError):
             logger.debug("the graph does not take the sizes of turn %d", turn, exc_info=True)
     if len(turns) < _LEAST_TURNS:
-        return Shapes(plain, ())
+        return Shapes(_inferred(graph, None), ())
     fixed = {
         name: [_common(shapes) for shapes in zip(*(turn[name] for turn in turns), strict=True)]
-        for name in plain
+        for name in turns[0]
     }
     return Shapes(fixed, tuple(turns))
 

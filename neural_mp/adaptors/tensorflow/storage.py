@@ -13,7 +13,7 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from neural_mp.adaptors.base import ConversionCounts
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel, example_for
-from neural_mp.adaptors.tensorflow.nodes import TensorGraph
+from neural_mp.adaptors.tensorflow.nodes import TensorGraph, indexed
 from neural_mp.adaptors.tensorflow.runtime import imported
 from neural_mp.adaptors.tensorflow.shapes import Shape
 from neural_mp.adaptors.tensorflow.signature import Port, Signature
@@ -94,9 +94,8 @@ def restore(folder: Path) -> TensorFlowModel:
 
 
 def _described(port: Port) -> meta_graph_pb2.TensorInfo:
-    name = port.tensor if ":" in port.tensor else f"{port.tensor}:0"
     return meta_graph_pb2.TensorInfo(
-        name=name,
+        name=indexed(port.tensor),
         dtype=port.dtype.as_datatype_enum,
         tensor_shape=tf.TensorShape(port.shape).as_proto(),
     )
