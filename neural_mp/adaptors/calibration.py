@@ -7,6 +7,7 @@ work on a fixed-size, evenly spread sample.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,8 @@ _SHARES = np.linspace(1.0, 0.05, 96)
 #: Of those, every how many-th is tried first where all would take too long.
 _COARSE = 8
 _KL_BINS = 2048
+#: The logarithm of an empty level would be infinite.
+_LEAST_SHARE = 1e-12
 
 Floats = NDArray[np.floating]
 
@@ -170,29 +173,55 @@ def _kl(sample: Floats, full: Range) -> Range:
     sample = sample[sample != 0]
     counts, edges = np.histogram(sample, bins=_KL_BINS, range=full if full[0] < full[1] else None)
     centres = (edges[:-1] + edges[1:]) / 2
-    best, best_share = np.inf, 1.0
-    for share in _SHARES:
-        low, high = _clipped(full, share)
-        inside = (centres >= low) & (centres <= high)
-        if inside.sum() <= LEVELS:
-            break
-        reference = counts[inside].astype(np.float64)
-        kept = reference.copy()
-        reference[0] += counts[centres < low].sum()
-        reference[-1] += counts[centres > high].sum()
-        divergence = _divergence(reference, kept)
-        if divergence < best:
-            best, best_share = divergence, float(share)
-    return _clipped(full, best_share)
+    limits = np.array([_clipped(full, share) for share in _SHARES])
+    start = np.searchsorted(centres, limits[:, 0], "left")
+    stop = np.searchsorted(centres, limits[:, 1], "right")
+    enough = stop - start > LEVELS
+    if not enough.any():
+        return full
+    divergences = _divergences(counts, start[enough], stop[enough])
+    return _clipped(full, float(_SHARES[enough][np.argmin(divergences)]))
 
 
-def _divergence(reference: Floats, kept: Floats) -> float:
-    level = np.arange(len(kept)) * (LEVELS + 1) // len(kept)
-    filled = kept > 0
-    total = np.bincount(level, weights=kept, minlength=LEVELS + 1)
-    bins = np.bincount(level, weights=filled, minlength=LEVELS + 1)
-    average = np.divide(total, bins, out=np.zeros_like(total), where=bins > 0)
-    coarse = np.where(filled, average[level], 0.0)
-    p, q = reference / reference.sum(), coarse / max(coarse.sum(), 1e-12)
-    used = p > 0
-    return float(np.sum(p[used] * np.log(p[used] / np.maximum(q[used], 1e-12))))
+def _divergences(counts: Floats, start: NDArray[np.integer], stop: NDArray[np.integer]) -> Floats:
+    """The divergence of a histogram cut to [start, stop) bins from its 256 levels, for each cut.
+
+    What is cut off counts as in the first and the last bin that is kept; but the levels, that is
+    the average of the bins of a level that hold anything, are made of the kept bins alone.
+
+    Args:
+        counts: shape [bins].
+        start: the first bin kept, shape [cuts].
+        stop: the bin after the last one kept, shape [cuts]; at least 256 are kept.
+
+    Returns:
+        Σ p·ln(p / q) over the kept bins, shape [cuts].
+    """
+    counts = counts.astype(np.float64)
+    first, last = counts[start], counts[stop - 1]
+    below, above = _sums(counts, 0, start), _sums(counts, stop, len(counts))
+    # Level l of w bins begins at bin ⌈l·w / 256⌉.
+    widths = (stop - start)[:, None]
+    borders = start[:, None] + -(-np.arange(LEVELS + 2) * widths // (LEVELS + 1))
+    kept = _sums(counts, borders[:, :-1], borders[:, 1:])
+    filled = _sums(counts > 0, borders[:, :-1], borders[:, 1:])
+    share = kept / np.maximum(filled, 1) / np.maximum(kept.sum(axis=1, keepdims=True), 1e-12)
+    cost = np.log(np.maximum(share, _LEAST_SHARE))
+    total = counts.sum()
+    own = _sums(_x_log_x(counts), start, stop)
+    own += _x_log_x(first + below) - _x_log_x(first) + _x_log_x(last + above) - _x_log_x(last)
+    crossed = (kept * cost).sum(axis=1)
+    # An edge bin that held nothing of its own has no part in its level.
+    crossed += below * np.where(first > 0, cost[:, 0], np.log(_LEAST_SHARE))
+    crossed += above * np.where(last > 0, cost[:, -1], np.log(_LEAST_SHARE))
+    return np.asarray((own - crossed) / total - np.log(total))
+
+
+def _sums(values: NDArray[Any], start: Any, stop: Any) -> Floats:
+    """The sums of values[start:stop] for every pair of bounds."""
+    running = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
+    return np.asarray(running[stop] - running[start])
+
+
+def _x_log_x(values: Floats) -> Floats:
+    return np.asarray(values * np.log(np.maximum(values, 1.0)))

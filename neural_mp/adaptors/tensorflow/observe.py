@@ -23,7 +23,7 @@ from neural_mp.adaptors.tensorflow.runtime import Runner, imported
 from neural_mp.observations import Observations
 
 #: Bytes of input run at once: what a batch needs on its way grows with it.
-_INPUT_BYTES = 5 << 18
+_INPUT_BYTES = 8 << 20
 #: Where the runtime takes fed memory without copying it.
 _ALIGNMENT = 64
 
@@ -39,23 +39,26 @@ class _Reduced:
     sample: tf.Tensor
 
     @classmethod
-    def of(cls, tensor: tf.Tensor) -> _Reduced:
-        """Put the reductions behind a tensor."""
-        values = tf.cast(tensor, tf.float32)
-        flat = tf.reshape(values, [-1])
-        rank = tensor.shape.rank or 1
-        size = tf.size(flat, out_type=tf.int64)
-        # Drawn, not strided: a stride falls into step with an axis and sees some channels only.
-        drawn = tf.constant(np.random.default_rng(0).random(SAMPLES_PER_BATCH))
-        every = tf.range(tf.minimum(size, SAMPLES_PER_BATCH))
-        picked = tf.cast(drawn[: tf.size(every)] * tf.cast(size, tf.float64), tf.int64)
-        indices = tf.where(size <= SAMPLES_PER_BATCH, every, picked)
+    def of(cls, tensor: tf.Tensor, drawn: tf.Tensor) -> _Reduced:
+        """Put the reductions behind a tensor.
+
+        Args:
+            tensor: of the graph that is the default.
+            drawn: where to take samples, as shares of the length of the flat tensor.
+        """
+        # The ops themselves: what wraps them takes five times as long to build.
+        ops = tf.raw_ops
+        values = tensor if tensor.dtype == tf.float32 else ops.Cast(x=tensor, DstT=tf.float32)
+        flat = ops.Reshape(tensor=values, shape=[-1])
+        size = ops.Size(input=flat, out_type=tf.int64)
+        places = ops.Mul(x=drawn, y=ops.Cast(x=size, DstT=tf.float64))
+        others = list(range((tensor.shape.rank or 1) - 1))
         return cls(
-            tf.reduce_min(flat),
-            tf.reduce_max(flat),
-            tf.reduce_mean(tf.square(values), axis=list(range(rank - 1))),
+            ops.Min(input=flat, axis=[0]),
+            ops.Max(input=flat, axis=[0]),
+            ops.Mean(input=ops.Square(x=values), axis=tf.constant(others, tf.int32)),
             size,
-            tf.gather(flat, indices),
+            ops.Gather(params=flat, indices=ops.Cast(x=places, DstT=tf.int64)),
         )
 
     def names(self) -> list[str]:
@@ -69,8 +72,10 @@ def observe(
     """Run batches (tensor → array) and summarize what the named tensors held."""
     graph, weights = _without_weights(model.graph)
     with graph.as_default():
+        drawn = tf.constant(_drawn())
         reduced = {
-            name: _Reduced.of(graph.get_tensor_by_name(f"{name}:0")) for name in sorted(tensors)
+            name: _Reduced.of(graph.get_tensor_by_name(f"{name}:0"), drawn)
+            for name in sorted(tensors)
         }
     fetches = [name for item in reduced.values() for name in item.names()]
     runner = Runner(graph, optimized=False)
@@ -88,6 +93,17 @@ def observe(
                 taken = statistics.setdefault(name, TensorStatistics())
                 taken.update(float(low), float(high), power, int(size) // len(power), sample)
     return summarize(statistics, samples)
+
+
+def _drawn() -> Array:
+    """Shares of the length of a tensor at which to take samples.
+
+    One out of each of as many parts of it as there are samples, so that all of a small tensor is
+    taken; anywhere in its part, for a stride would fall into step with an axis and see some
+    channels only.
+    """
+    parts = np.arange(SAMPLES_PER_BATCH) + np.random.default_rng(0).random(SAMPLES_PER_BATCH)
+    return np.asarray(parts / SAMPLES_PER_BATCH)
 
 
 def _without_weights(graph: TensorGraph) -> tuple[tf.Graph, dict[str, Array]]:
