@@ -121,7 +121,7 @@ class TensorFlowAdaptor(Adaptor):
 
     def example_inputs(self, model: TensorFlowModel, batch_size: int | None = None) -> Any:
         """A tuple in the order of the inputs: the example of the data, else made up."""
-        from neural_mp.adaptors.tensorflow.model import resized
+        from neural_mp.adaptors.signature import resized
 
         feeds = model.example if batch_size is None else resized(model.example, batch_size)
         return tuple(feeds[port.tensor] for port in model.signature.inputs)

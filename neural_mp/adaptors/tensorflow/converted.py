@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import GraphDef, indexed
-from neural_mp.adaptors.tensorflow.signature import Signature
+from neural_mp.adaptors.tensorflow.signature import ServedSignature
 
 
 class ConvertedModel(tf.Module):
@@ -25,7 +25,7 @@ class ConvertedModel(tf.Module):
     def __init__(self, model: TensorFlowModel) -> None:
         super().__init__(name="converted")
         self.graph_def: GraphDef = model.graph.to_graph_def()
-        self.signature: Signature = model.signature
+        self.signature: ServedSignature = model.signature
         ports = model.signature.inputs
         specs = [tf.TensorSpec(port.shape, port.dtype, name=port.name) for port in ports]
         fetched = [indexed(port.tensor) for port in model.signature.outputs]

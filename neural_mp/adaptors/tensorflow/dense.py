@@ -13,6 +13,7 @@ from string import ascii_letters
 import numpy as np
 import tensorflow as tf
 
+from neural_mp.adaptors.signature import Shape
 from neural_mp.adaptors.tensorflow.nodes import (
     Array,
     NodeDef,
@@ -26,7 +27,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     plain,
     text_attribute,
 )
-from neural_mp.adaptors.tensorflow.shapes import Shape, Shapes, shapes
+from neural_mp.adaptors.tensorflow.shapes import Shapes, shapes
 
 _BATCH_PRODUCTS = ("BatchMatMul", "BatchMatMulV2")
 _PRODUCTS = ("Einsum", *_BATCH_PRODUCTS)

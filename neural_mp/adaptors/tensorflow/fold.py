@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from neural_mp.adaptors.signature import Shape
 from neural_mp.adaptors.tensorflow.nodes import (
     Array,
     Consumers,
@@ -20,7 +21,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     output_of,
     text_attribute,
 )
-from neural_mp.adaptors.tensorflow.shapes import Shape, Shapes
+from neural_mp.adaptors.tensorflow.shapes import Shapes
 
 #: Layers with a constant weight, and how many axes their result has.
 LAYERS = {"Conv2D": 4, "DepthwiseConv2dNative": 4, "MatMul": 2}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
+from neural_mp.adaptors.signature import Shape
 from neural_mp.adaptors.tensorflow.clusters import Cluster, Step
 from neural_mp.adaptors.tensorflow.forms import BF16, FP32, UINT8, Forms
 from neural_mp.adaptors.tensorflow.kernels import (
@@ -31,7 +32,6 @@ from neural_mp.adaptors.tensorflow.nodes import (
     plain,
 )
 from neural_mp.adaptors.tensorflow.padding import pad_stored, padding_of
-from neural_mp.adaptors.tensorflow.shapes import Shape
 from neural_mp.flow import Flow
 from neural_mp.precision import Precision
 

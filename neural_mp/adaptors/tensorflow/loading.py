@@ -7,11 +7,12 @@ from typing import Any
 import tensorflow as tf
 
 from neural_mp.adaptors.given_inputs import names_in, names_or_examples
+from neural_mp.adaptors.signature import example_for
 from neural_mp.adaptors.tensorflow import sources
-from neural_mp.adaptors.tensorflow.model import TensorFlowModel, example_for
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import PLACEHOLDERS, TensorGraph, node_of
 from neural_mp.adaptors.tensorflow.prepare import prepare
-from neural_mp.adaptors.tensorflow.signature import Signature
+from neural_mp.adaptors.tensorflow.signature import ServedSignature
 from neural_mp.errors import ModelLoadError
 
 
@@ -64,7 +65,7 @@ _STATE = (
 )
 
 
-def _refuse_state(graph: TensorGraph, signature: Signature) -> None:
+def _refuse_state(graph: TensorGraph, signature: ServedSignature) -> None:
     needed = graph.pruned(
         [port.tensor for port in signature.outputs], [port.tensor for port in signature.inputs]
     )

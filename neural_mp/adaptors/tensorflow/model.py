@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
-
 from neural_mp.adaptors.base import ConversionCounts
 from neural_mp.adaptors.tensorflow.anatomy import Anatomy, anatomy
 from neural_mp.adaptors.tensorflow.nodes import Array, TensorGraph, node_of
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported
 from neural_mp.adaptors.tensorflow.shapes import Shapes, shapes
-from neural_mp.adaptors.tensorflow.signature import Port, Signature
+from neural_mp.adaptors.tensorflow.signature import ServedSignature
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +31,7 @@ class TensorFlowModel:
     """
 
     graph: TensorGraph
-    signature: Signature
+    signature: ServedSignature
     example: dict[str, Array]
     ops: dict[str, str]
     original: Any = None
@@ -69,27 +66,3 @@ class TensorFlowModel:
     def run(self, feeds: dict[str, Array]) -> list[Any]:
         """The outputs, in the order of the signature."""
         return self.runner(feeds, [port.tensor for port in self.signature.outputs])
-
-
-def example_for(signature: Signature) -> dict[str, Array]:
-    """Made-up inputs: floats drawn from 0…1, integers zero, unknown sizes 1."""
-    return {port.tensor: _made_up(port) for port in signature.inputs}
-
-
-def _made_up(port: Port) -> Array:
-    shape = [1 if size is None else size for size in port.shape or ()]
-    if port.dtype is tf.string:
-        return np.full(shape, b"", object)
-    if port.dtype.is_floating:
-        return np.random.default_rng(0).random(shape).astype(port.dtype.as_numpy_dtype)
-    return np.zeros(shape, port.dtype.as_numpy_dtype)
-
-
-def resized(feeds: dict[str, Array], batch_size: int) -> dict[str, Array]:
-    """The same inputs, repeated or cut to a batch of another size."""
-    return {
-        tensor: np.concatenate([array] * -(-batch_size // len(array)))[:batch_size]
-        if array.ndim and len(array)
-        else array
-        for tensor, array in feeds.items()
-    }

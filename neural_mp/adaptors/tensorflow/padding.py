@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from neural_mp.adaptors.signature import Shape
 from neural_mp.adaptors.tensorflow.fold import same_paddings
 from neural_mp.adaptors.tensorflow.forms import Forms
 from neural_mp.adaptors.tensorflow.kernels import U8
@@ -19,7 +20,6 @@ from neural_mp.adaptors.tensorflow.nodes import (
     make_node,
     text_attribute,
 )
-from neural_mp.adaptors.tensorflow.shapes import Shape
 
 #: Integers to view several channels at once as: padding single bytes is 20 times slower.
 _WIDE = {8: (tf.int64, np.int64), 4: (tf.int32, np.int32), 2: (tf.int16, np.int16)}

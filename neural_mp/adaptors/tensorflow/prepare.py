@@ -24,7 +24,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     result_dtypes,
 )
 from neural_mp.adaptors.tensorflow.shapes import shapes
-from neural_mp.adaptors.tensorflow.signature import Signature
+from neural_mp.adaptors.tensorflow.signature import ServedSignature
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 _IDENTITIES = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
 
 
-def prepare(graph: TensorGraph, signature: Signature) -> tuple[TensorGraph, list[str]]:
+def prepare(graph: TensorGraph, signature: ServedSignature) -> tuple[TensorGraph, list[str]]:
     """Bring a frozen graph into the form everything else works on.
 
     Returns:

@@ -8,12 +8,13 @@ import sys
 import numpy as np
 import tensorflow as tf
 
+from neural_mp.adaptors.signature import Port
 from neural_mp.adaptors.tensorflow.convert import convert
 from neural_mp.adaptors.tensorflow.graph import build_graph
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import Array, TensorGraph, make_constant, make_node
 from neural_mp.adaptors.tensorflow.probe import STARTS, WORKS
-from neural_mp.adaptors.tensorflow.signature import Port, Signature
+from neural_mp.adaptors.tensorflow.signature import ServedSignature
 from neural_mp.flow import trace
 from neural_mp.precision import Precision
 
@@ -84,8 +85,10 @@ def _small_model(form: str, signed: bool) -> tuple[TensorFlowModel, dict[str, Ar
     if not spatial:  # so that it is run with an INT8 result, too
         last = _layer(graph, op, last, "plain", draw, "again")
     graph.add(make_node("Identity", "y", [last], T=_F32))
-    ports = tuple(Port(name, name, _F32, value.shape) for name, value in feeds.items())
-    signature = Signature(ports, (Port("y", "y", _F32, None),))
+    ports = tuple(
+        Port(name, name, np.dtype(np.float32), value.shape) for name, value in feeds.items()
+    )
+    signature = ServedSignature(ports, (Port("y", "y", np.dtype(np.float32), None),))
     return TensorFlowModel(graph.pruned(["y"], feeds), signature, feeds, {}), feeds
 
 

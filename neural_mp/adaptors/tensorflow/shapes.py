@@ -9,6 +9,7 @@ from itertools import cycle
 
 import tensorflow as tf
 
+from neural_mp.adaptors.signature import Shape
 from neural_mp.adaptors.tensorflow.constants import stand_in
 from neural_mp.adaptors.tensorflow.nodes import (
     PLACEHOLDERS,
@@ -21,8 +22,6 @@ from neural_mp.adaptors.tensorflow.runtime import imported
 
 logger = logging.getLogger(__name__)
 
-#: Sizes of a tensor, None for those not known before it runs; None where not even the rank is.
-Shape = tuple[int | None, ...] | None
 #: Constants with more bytes play no part in inferring shapes.
 _LARGE = 256
 #: Sizes to take for the unknown ones, of the batch and of other axes, one set a turn. Small and

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from neural_mp.adaptors.signature import Port
+from neural_mp.adaptors.structure import Structure, described
 from neural_mp.adaptors.tensorflow import graph_files, keras_models
 from neural_mp.adaptors.tensorflow.freeze import frozen_graph
 from neural_mp.adaptors.tensorflow.nodes import GraphDef
-from neural_mp.adaptors.tensorflow.signature import DEFAULT_KEY, Port, Signature
-from neural_mp.adaptors.tensorflow.structure import Structure, described
+from neural_mp.adaptors.tensorflow.signature import DEFAULT_KEY, ServedSignature
 from neural_mp.errors import CaptureError, ModelLoadError, did_you_mean, in_one_line
 
 logger = logging.getLogger(__name__)
@@ -25,7 +27,7 @@ class Taken:
     """A model in the one form that everything else works on."""
 
     graph: GraphDef
-    signature: Signature
+    signature: ServedSignature
     original: Any = None
     warnings: tuple[str, ...] = ()
 
@@ -206,7 +208,7 @@ def _frozen(
             "the model takes or returns ragged or sparse tensors, which are several tensors each; "
             "give one that takes and returns them one by one"
         )
-    signature = Signature(
+    signature = ServedSignature(
         tuple(_port(name, t) for name, t in zip(names, fed, strict=True)),
         tuple(_port(name, t) for name, t in zip(output_names, results, strict=True)),
         returns,
@@ -217,7 +219,9 @@ def _frozen(
 def _port(name: str | tuple[str, str], tensor: Any) -> Port:
     called, alias = name if isinstance(name, tuple) else (name, None)
     shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
-    return Port(called, tensor.name.removesuffix(":0"), tensor.dtype, shape, alias)
+    return Port(
+        called, tensor.name.removesuffix(":0"), np.dtype(tensor.dtype.as_numpy_dtype), shape, alias
+    )
 
 
 def _from_graph_def(
@@ -240,4 +244,4 @@ def _from_graph_def(
         tensors = [graph_files.tensor_named(checked, name, option) for name in names]
         ports.append(tuple(_port(name, t) for name, t in zip(names, tensors, strict=True)))
     returns: Structure = 0 if len(found) == 1 else list(range(len(found)))
-    return Taken(graph, Signature(ports[0], ports[1], returns), None, tuple(warnings))
+    return Taken(graph, ServedSignature(ports[0], ports[1], returns), None, tuple(warnings))

@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 from google.protobuf.message import DecodeError, EncodeError
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from neural_mp.adaptors.base import ConversionCounts
-from neural_mp.adaptors.tensorflow.model import TensorFlowModel, example_for
+from neural_mp.adaptors.signature import Port, Shape, example_for
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import TensorGraph, indexed
 from neural_mp.adaptors.tensorflow.runtime import imported
-from neural_mp.adaptors.tensorflow.shapes import Shape
-from neural_mp.adaptors.tensorflow.signature import Port, Signature
+from neural_mp.adaptors.tensorflow.signature import ServedSignature
 from neural_mp.errors import ConversionError, ModelLoadError
 
 MODEL_FILE = "saved_model.pb"
@@ -50,8 +49,8 @@ def save(model: TensorFlowModel, folder: Path) -> None:
     (folder / MODEL_FILE).write_bytes(data)
     (folder / "variables").mkdir()
     details = {
-        "inputs": [_to_plain(port) for port in model.signature.inputs],
-        "outputs": [_to_plain(port) for port in model.signature.outputs],
+        "inputs": [port.to_dict() for port in model.signature.inputs],
+        "outputs": [port.to_dict() for port in model.signature.outputs],
         "returns": model.signature.returns,
         "keys": model.signature.keys,
         "ops": model.ops,
@@ -74,9 +73,9 @@ def restore(folder: Path) -> TensorFlowModel:
         raise ModelLoadError(f"{str(path)!r} is missing or damaged: {error}") from error
     try:
         details = json.loads((folder / DETAILS_FILE).read_text(encoding="utf-8"))
-        signature = Signature(
-            tuple(_from_plain(port) for port in details["inputs"]),
-            tuple(_from_plain(port) for port in details["outputs"]),
+        signature = ServedSignature(
+            tuple(Port.from_dict(port) for port in details["inputs"]),
+            tuple(Port.from_dict(port) for port in details["outputs"]),
             details["returns"],
             tuple(details["keys"]),
         )
@@ -96,16 +95,6 @@ def restore(folder: Path) -> TensorFlowModel:
 def _described(port: Port) -> meta_graph_pb2.TensorInfo:
     return meta_graph_pb2.TensorInfo(
         name=indexed(port.tensor),
-        dtype=port.dtype.as_datatype_enum,
+        dtype=tf.as_dtype(port.dtype).as_datatype_enum,
         tensor_shape=tf.TensorShape(port.shape).as_proto(),
     )
-
-
-def _to_plain(port: Port) -> dict[str, Any]:
-    shape = None if port.shape is None else list(port.shape)
-    return {**vars(port), "dtype": port.dtype.name, "shape": shape}
-
-
-def _from_plain(data: dict[str, Any]) -> Port:
-    shape = None if data["shape"] is None else tuple(data["shape"])
-    return Port(data["name"], data["tensor"], tf.as_dtype(data["dtype"]), shape, data["alias"])

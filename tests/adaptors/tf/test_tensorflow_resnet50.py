@@ -59,7 +59,7 @@ def test_bf16_takes_two_casts_and_every_layer(held, space, images):
     assert types_of(converted, "Conv2D") == ["bfloat16"] * 53
     assert types_of(converted, "MatMul") == ["bfloat16"]
     ports = (*converted.signature.inputs, *converted.signature.outputs)
-    assert {port.dtype for port in ports} == {tf.float32}
+    assert {port.dtype for port in ports} == {np.dtype(np.float32)}
     expected, given = (adaptor.predict(m, images) for m in (held[1], converted))
     assert given.dtype == np.float32
     assert signal_to_noise(expected, given) > 37
