@@ -112,6 +112,16 @@ def trace(
         alone: INT8 ops that read and write real numbers and quantize inside: dynamic ranges, or
             INT8 weights only.
     """
+    return _followed(graph, chosen, allowed, alone)[0]
+
+
+def _followed(
+    graph: OpGraph,
+    chosen: Mapping[str, Precision],
+    allowed: Mapping[str, frozenset[Precision]] | None = None,
+    alone: frozenset[str] = frozenset(),
+) -> tuple[Flow, Mapping[str, str]]:
+    """The flow, and for every op that an INT8 kernel runs, the op whose kernel that is."""
     members = _cluster_members(graph, chosen, alone)
     wanted, tails = _wanted_in_int8(graph, chosen, members)
     precisions: dict[str, Precision] = {}
@@ -124,10 +134,13 @@ def trace(
         scales.add(source)
 
     for op in graph:
+        if op.joins_int8 and op.name in members and int8_outputs.isdisjoint(op.inputs):
+            _leave_int8(members, op.name)
         if op.name in members:
             precisions[op.name] = Precision.INT8
             if members[op.name] == op.name:
-                read_quantized(op, op.inputs[0])
+                for source in _read_by_head(op):
+                    read_quantized(op, source)
             elif tails[members[op.name]] in wanted:
                 for source in op.inputs:
                     if members.get(source) != members[op.name]:
@@ -149,14 +162,23 @@ def trace(
             precisions[op.name] = chosen.get(op.name) or _inherited(graph, op, precisions, allowed)
             if precisions[op.name] is Precision.INT8 and op.name not in alone:
                 precisions[op.name] = Precision.FP32  # named so, but nothing INT8 runs it
-    return Flow(precisions, int8_reads, frozenset(int8_outputs), scales.roots(), scales.covers())
+    flow = Flow(precisions, int8_reads, frozenset(int8_outputs), scales.roots(), scales.covers())
+    return flow, members
+
+
+def _read_by_head(op: Op) -> tuple[str, ...]:
+    """What the first op of an INT8 kernel reads quantized."""
+    return op.inputs if op.joins_int8 else op.inputs[:1]
+
+
+def _leave_int8(members: dict[str, str], head: str) -> None:
+    for name in [name for name, runner in members.items() if runner == head]:
+        del members[name]
 
 
 def quantized_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> tuple[QuantizedTensor, ...]:
     """The tensors that would be stored in INT8 if all of `int8_ops` ran in INT8."""
-    chosen = dict.fromkeys(int8_ops, Precision.INT8)
-    members = _cluster_members(graph, chosen)
-    flow = trace(graph, chosen)
+    flow, members = _followed(graph, dict.fromkeys(int8_ops, Precision.INT8))
     readers: dict[str, list[str]] = {}
     for op in graph:
         if op.name in members and op.name in flow.int8_outputs:
@@ -192,9 +214,12 @@ def _cluster_members(
 
 
 def _wanted_in_int8(
-    graph: OpGraph, chosen: Mapping[str, Precision], members: Mapping[str, str]
+    graph: OpGraph, chosen: Mapping[str, Precision], members: dict[str, str]
 ) -> tuple[set[str], dict[str, str]]:
-    """The tensors that are read or can only be written in INT8; every cluster's last op."""
+    """The tensors that are read or can only be written in INT8; every cluster's last op.
+
+    Taken out of `members` is what joins INT8 only where it is wanted, and is not.
+    """
     tails: dict[str, str] = {}
     for name in (op.name for op in graph):
         if name in members:
@@ -202,8 +227,10 @@ def _wanted_in_int8(
     wanted = {tail for head, tail in tails.items() if graph[head].writes_int8}
     for op in reversed(list(graph)):
         head = members.get(op.name)
-        if head == op.name:
-            wanted.add(op.inputs[0])
+        if head == op.name and op.joins_int8 and tails[head] not in wanted:
+            _leave_int8(members, head)
+        elif head == op.name:
+            wanted.update(_read_by_head(op))
         elif head is not None:
             if tails[head] in wanted:
                 wanted.update(source for source in op.inputs if members.get(source) != head)
@@ -243,7 +270,7 @@ def observable_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> frozenset[st
         if head not in int8_ops:
             continue
         if op.name == head:
-            found.add(op.inputs[0])
+            found.update(_read_by_head(op))
         else:
             found.update(s for s in op.inputs if s != head and not _in_cluster(graph, s, head))
         last = not any(reader.cluster == head for reader in graph.consumers(op.name))

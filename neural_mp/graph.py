@@ -26,6 +26,9 @@ class Op:
             (concatenation), where they share one scale.
         writes_int8: whether its INT8 kernel can write INT8 only, so that what it (or the last op
             of its cluster) computes is quantized even where nothing reads it so.
+        joins_int8: whether its INT8 kernel reads all its inputs quantized and is worth it between
+            integers only (addition, average pooling): it runs where some input is written in INT8
+            and what it (or the last op of its cluster) computes is read in INT8.
     """
 
     name: str
@@ -34,6 +37,7 @@ class Op:
     cluster: str | None = None
     carries_int8: bool = False
     writes_int8: bool = False
+    joins_int8: bool = False
 
 
 class OpGraph:

@@ -33,6 +33,20 @@ RESIDUAL = OpGraph(
     ["x"],
     ["c"],
 )
+#: Additions with a kernel of their own, as ONNX Runtime has them.
+JOINED = OpGraph(
+    [
+        Op("stem", "Conv", ("x",), writes_int8=True),
+        Op("a", "Conv", ("stem",), writes_int8=True),
+        Op("add", "Add", ("a", "stem"), joins_int8=True),
+        Op("relu", "Relu", ("add",), cluster="add"),
+        Op("b", "Conv", ("relu",), writes_int8=True),
+        Op("sum", "Add", ("b", "relu"), joins_int8=True),
+        Op("mean", "mean", ("sum",)),
+    ],
+    ["x"],
+    ["mean"],
+)
 
 
 def test_all_int8_passes_integers_from_kernel_to_kernel():
@@ -130,3 +144,40 @@ def test_their_results_are_observed_and_belong_to_their_writers():
     assert tensors["relu2"].producers == ("conv2",)
     assert tensors["relu2"].consumers == ()
     assert set(tensors) == {"pool", "relu2"}
+
+
+def all_joined(**other: Precision) -> dict[str, Precision]:
+    return {**dict.fromkeys(["stem", "a", "add", "b", "sum"], INT8), **other}
+
+
+def test_an_addition_between_integers_reads_and_writes_them_each_with_a_scale_of_its_own():
+    flow = trace(JOINED, all_joined())
+    assert flow.int8_reads["add"] == {"a", "stem"}
+    assert "relu" in flow.int8_outputs
+    assert "add" not in flow.int8_outputs  # inside of the kernel
+    assert {name for name, root in flow.root.items() if name == root} == {
+        *("x", "stem", "a", "relu", "b"),
+    }
+
+
+def test_an_addition_that_nothing_reads_in_integers_runs_in_float():
+    flow = trace(JOINED, all_joined())
+    assert flow.precisions["sum"] is FP32
+    assert "sum" not in flow.int8_reads
+    without = trace(JOINED, all_joined(b=FP32))
+    assert without.precisions["add"] is without.precisions["relu"] is FP32
+
+
+def test_an_addition_of_floats_runs_in_float_and_is_quantized_behind():
+    flow = trace(JOINED, all_joined(stem=FP32, a=FP32))
+    assert flow.precisions["add"] is FP32
+    assert set(flow.root) == {"relu", "b"}
+
+
+def test_an_addition_shares_the_tensors_it_reads_and_writes():
+    tensors = {t.name: t for t in quantized_tensors(JOINED, frozenset(all_joined()))}
+    assert tensors["a"].ops == {"a", "add"}
+    assert tensors["relu"].ops == {"add", "b"}
+    assert observable_tensors(JOINED, frozenset(all_joined())) == {
+        *("x", "stem", "a", "relu", "b"),
+    }
