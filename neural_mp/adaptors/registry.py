@@ -17,11 +17,16 @@ logger = logging.getLogger(__name__)
 ENTRY_POINT_GROUP = "neural_mp.adaptors"
 #: Ours, so that a source tree works without being installed; modules import no framework.
 _OWN = {
+    "onnxrt": "neural_mp.adaptors.onnxrt:OnnxRuntimeAdaptor",
     "pytorch": "neural_mp.adaptors.pytorch:PyTorchAdaptor",
     "tensorflow": "neural_mp.adaptors.tensorflow:TensorFlowAdaptor",
 }
 #: The package that must be installed, and the extra that installs it.
-_NEEDED = {"pytorch": ("torch", "torch"), "tensorflow": ("tensorflow", "tensorflow")}
+_NEEDED = {
+    "onnxrt": ("onnxruntime", "onnx"),
+    "pytorch": ("torch", "torch"),
+    "tensorflow": ("tensorflow", "tensorflow"),
+}
 
 
 def adaptor_classes() -> dict[str, type[Adaptor]]:

@@ -26,27 +26,29 @@ class Port:
     Attributes:
         name: what a caller calls it.
         tensor: the tensor of the graph.
-        dtype: its element type; that of objects for strings.
+        dtype: its element type; that of objects for strings, None for what is no tensor.
         shape: its sizes, as far as they are known.
         alias: another name a caller may use.
     """
 
     name: str
     tensor: str
-    dtype: np.dtype[Any]
+    dtype: np.dtype[Any] | None
     shape: Shape
     alias: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain strings and numbers, as written to JSON."""
         shape = None if self.shape is None else list(self.shape)
-        return {**vars(self), "dtype": self.dtype.name, "shape": shape}
+        dtype = None if self.dtype is None else self.dtype.name
+        return {**vars(self), "dtype": dtype, "shape": shape}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Port:
         """Read back what `to_dict` wrote."""
         shape = None if data["shape"] is None else tuple(data["shape"])
-        return cls(data["name"], data["tensor"], np.dtype(data["dtype"]), shape, data["alias"])
+        dtype = None if data["dtype"] is None else np.dtype(data["dtype"])
+        return cls(data["name"], data["tensor"], dtype, shape, data["alias"])
 
     def answers_to(self, name: str) -> bool:
         """Whether a caller may call it so."""
@@ -58,6 +60,8 @@ class Port:
             if self.shape is None
             else ", ".join("?" if s is None else str(s) for s in self.shape)
         )
+        if self.dtype is None:
+            return f"{self.name}: no tensor"
         kind = "string" if self.dtype.hasobject else self.dtype.name
         return f"{self.name}: {kind}[{sizes}]"
 
@@ -168,6 +172,8 @@ def example_for(signature: Signature) -> dict[str, Array]:
 
 def _made_up(port: Port) -> Array:
     shape = [1 if size is None else size for size in port.shape or ()]
+    if port.dtype is None:
+        return np.zeros(shape)
     if port.dtype.hasobject:
         return np.full(shape, b"", object)
     if port.dtype.kind in "fV":  # to numpy, bfloat16 is of kind V
@@ -205,6 +211,8 @@ def _holds_arrays(inputs: Sequence[Any]) -> bool:
 
 def _fitting(port: Port, value: Any) -> Array:
     """An array of the element type and rank that an input has."""
+    if port.dtype is None:
+        return value  # sequences and the like, for which only the runtime knows what fits
     if any(leaf is None for leaf in leaves(value)):
         raise DataError(f"a batch's inputs hold None; expected {port}")
     array = np.asarray(value)

@@ -1,0 +1,227 @@
+"""What a graph is made of: layers with what runs along, ops that join or pass on integers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from neural_mp.adaptors.onnxrt.prepare import unused, used_outputs
+from neural_mp.adaptors.onnxrt.sessions import array_of
+
+#: Layers with constant weights: ONNX's op → which of its inputs is the weight.
+LAYERS = {"Conv": 1, "MatMul": 1, "Gemm": 1}
+#: Ops with an integer kernel that reads and writes scales of its own → that kernel.
+JOINERS = {
+    "Add": "QLinearAdd",
+    "Mul": "QLinearMul",
+    "Concat": "QLinearConcat",
+    "AveragePool": "QLinearAveragePool",
+    "GlobalAveragePool": "QLinearGlobalAveragePool",
+    "Sigmoid": "QLinearSigmoid",
+    "LeakyRelu": "QLinearLeakyRelu",
+}
+#: Ops that only move or select values, as ONNX Runtime has them for uint8, too.
+_MOVERS = (
+    *("MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split"),
+    *("Gather", "Expand", "Tile", "DepthToSpace", "SpaceToDepth", "Pad", "Resize", "Identity"),
+)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A layer or joining op with the ops that its integer kernel runs along.
+
+    Attributes:
+        head: the op itself.
+        steps: the ops behind it: the activation of a convolution, the bias of a product.
+        limits: between which the activation keeps the result, if there is one.
+        bias: of a product, the constant that is added.
+    """
+
+    head: ir.Node
+    steps: tuple[ir.Node, ...] = ()
+    limits: tuple[float, float] | None = None
+    bias: ir.Value | None = None
+
+    @property
+    def tail(self) -> ir.Value:
+        """What the kernel writes."""
+        return (self.steps[-1] if self.steps else self.head).outputs[0]
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """A graph, taken apart.
+
+    Attributes:
+        nodes: op → node, in the graph's order.
+        clusters: layer or joining op → its cluster.
+        layer_of: op that may run along with another → that one.
+        movers: the ops that pass integers on.
+        values: tensor → value. A tensor is called by the op or input it is the result of; further
+            results of an op stand under names of their own (`split:1`).
+        names: value → tensor.
+        parts: tensor that is a further result → the op.
+    """
+
+    nodes: Mapping[str, ir.Node]
+    clusters: Mapping[str, Cluster]
+    layer_of: Mapping[str, str]
+    movers: frozenset[str]
+    values: Mapping[str, ir.Value]
+    names: Mapping[ir.Value, str]
+    parts: Mapping[str, str]
+
+
+def anatomy(program: ir.Model) -> Anatomy:
+    """Take a prepared graph apart."""
+    graph = program.graph
+    nodes = {str(node.name): node for node in graph}
+    values = {str(value.name): value for value in graph.inputs if not value.is_initializer()}
+    parts: dict[str, str] = {}
+    taken = {*nodes, *values}
+    for name, node in nodes.items():
+        for index, value in enumerate(used_outputs(node)):
+            tensor = name if index == 0 else unused(f"{name}:{node.outputs.index(value)}", taken)
+            taken.add(tensor)
+            values[tensor] = value
+            if index:
+                parts[tensor] = name
+    clusters = {name: _cluster(node) for name, node in nodes.items() if _heads(node)}
+    return Anatomy(
+        nodes,
+        clusters,
+        {str(step.name): head for head, cluster in clusters.items() for step in cluster.steps},
+        frozenset(name for name, node in nodes.items() if _moves(node)),
+        values,
+        {value: tensor for tensor, value in values.items()},
+        parts,
+    )
+
+
+def is_float32(value: ir.Value | None) -> bool:
+    """Whether a tensor is known to hold float32."""
+    return value is not None and value.dtype is ir.DataType.FLOAT
+
+
+def read_by(node: ir.Node) -> Iterator[ir.Value]:
+    """What a node reads, what the graphs within it read from outside included."""
+    yield from (value for value in node.inputs if value is not None)
+    inner = {value for sub in _inside(node) for value in sub.outputs}
+    for sub in _inside(node):
+        yield from (v for v in sub.inputs if v is not None and v not in inner)
+    for graph in _graphs(node):
+        yield from (value for value in graph.outputs if value not in inner)
+
+
+def redirect(node: ir.Node, value: ir.Value, replacement: ir.Value) -> None:
+    """Let a node, and the graphs within it, read another value in the place of one."""
+    if replacement is value:
+        return
+    for sub in (node, *_inside(node)):
+        for position, read in enumerate(sub.inputs):
+            if read is value:
+                sub.replace_input_with(position, replacement)
+    for graph in _graphs(node):
+        for position, read in enumerate(graph.outputs):
+            if read is value:
+                graph.outputs[position] = replacement
+
+
+def _graphs(node: ir.Node) -> Iterator[ir.Graph]:
+    for attribute in node.attributes.values():
+        if attribute.type is ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type is ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
+def _inside(node: ir.Node) -> Iterator[ir.Node]:
+    for graph in _graphs(node):
+        for sub in graph:
+            yield sub
+            yield from _inside(sub)
+
+
+def _heads(node: ir.Node) -> bool:
+    if node.domain or not is_float32(node.outputs[0]) or not node.inputs:
+        return False
+    if node.op_type in LAYERS:
+        return True
+    computed = all(value is not None and value.const_value is None for value in node.inputs)
+    return node.op_type in JOINERS and computed and len(used_outputs(node)) == 1
+
+
+def _cluster(head: ir.Node) -> Cluster:
+    step = _only_reader(head.outputs[0])
+    if step is None:
+        return Cluster(head)
+    if head.op_type == "MatMul":
+        bias = _bias(head, step)
+        return Cluster(head, (step,), bias=bias) if bias is not None else Cluster(head)
+    limits = _limits(step) if head.op_type in ("Conv", "Add") else None
+    return Cluster(head, (step,), limits) if limits is not None else Cluster(head)
+
+
+def _only_reader(value: ir.Value) -> ir.Node | None:
+    if value.is_graph_output() or len(value.uses()) != 1:
+        return None
+    (use,) = value.uses()
+    return use.node if use.node.graph is value.graph and not use.node.domain else None
+
+
+def _limits(node: ir.Node) -> tuple[float, float] | None:
+    """Between which an activation keeps its result."""
+    if node.op_type == "Relu":
+        return 0.0, np.inf
+    if node.op_type != "Clip":
+        return None
+    found = [-np.inf, np.inf]
+    for index in (1, 2):
+        given = node.inputs[index] if len(node.inputs) > index else None
+        if given is None:
+            continue
+        array = array_of(given)
+        if array is None or array.size != 1:
+            return None
+        found[index - 1] = float(array.reshape(()))
+    low, high = found
+    return (low, high) if low <= 0 <= high else None
+
+
+def _bias(product: ir.Node, step: ir.Node) -> ir.Value | None:
+    """The constant an addition adds to every row of a product."""
+    if step.op_type != "Add":
+        return None
+    weight, result = product.inputs[1], product.outputs[0]
+    for value in step.inputs:
+        array = array_of(value)
+        if array is None or weight is None or weight.shape is None or len(weight.shape) != 2:
+            continue
+        columns = array.size == array.shape[-1] == weight.shape[1] if array.ndim else False
+        grows = array.ndim > 1 and (result.shape is None or array.ndim > len(result.shape))
+        if columns and not grows:
+            return value
+    return None
+
+
+def _moves(node: ir.Node) -> bool:
+    """Whether an op gives the same on stored numbers as on real ones."""
+    if node.domain or node.op_type not in _MOVERS or not is_float32(node.outputs[0]):
+        return False
+    if node.inputs[0] is None or node.inputs[0].const_value is not None:
+        return False
+    if any(value is not None and value.const_value is None for value in node.inputs[1:]):
+        return False
+    mode = node.attributes.get("mode")
+    if node.op_type == "Resize":
+        transform = node.attributes.get("coordinate_transformation_mode")
+        crops = transform is not None and transform.as_string() == "tf_crop_and_resize"
+        return (mode is None or mode.as_string() == "nearest") and not crops
+    if node.op_type == "Pad":
+        given = array_of(node.inputs[2]) if len(node.inputs) > 2 else None
+        return given is None or not given.any()
+    return node.op_type != "MaxPool" or len(used_outputs(node)) == 1

@@ -1,0 +1,170 @@
+"""What every op can run in here, asked of ONNX Runtime's kernel registry and ONNX's schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from neural_mp.adaptors.onnxrt.amp_lists import ALLOW, denied, listed
+from neural_mp.adaptors.onnxrt.anatomy import JOINERS, LAYERS, is_float32
+from neural_mp.adaptors.onnxrt.model import OnnxModel
+from neural_mp.adaptors.onnxrt.prepare import used_outputs
+from neural_mp.adaptors.onnxrt.registry import CONTRIB, has_kernel
+from neural_mp.adaptors.onnxrt.schemas import takes
+from neural_mp.adaptors.onnxrt.sessions import CPU, array_of
+from neural_mp.hardware import Hardware
+from neural_mp.precision import DYNAMIC, FP32, RANGE_ALGORITHMS, OpConfig, Precision, QuantSpec
+from neural_mp.space import Capability
+
+_SIXTEEN = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
+#: The integer kernel of a layer, and the domain of its name.
+_KERNELS = {
+    "Conv": ("", "QLinearConv"),
+    "MatMul": (CONTRIB, "MatMulIntegerToFloat"),
+    "Gemm": (CONTRIB, "MatMulIntegerToFloat"),
+}
+
+
+def capabilities(model: OnnxModel, hardware: Hardware) -> Mapping[str, Capability]:
+    """Op → what it can run in here."""
+    judge = _Judge(model, hardware)
+    found = {name: judge.capability(name) for name in model.anatomy.nodes}
+    reason = "it is a further result of an op, and has what that has"
+    for part in model.anatomy.parts:
+        reasons = dict.fromkeys((Precision.INT8, *_SIXTEEN), reason)
+        found[part] = Capability(reasons=reasons, inherits=True)
+    return found
+
+
+class _Judge:
+    def __init__(self, model: OnnxModel, hardware: Hardware) -> None:
+        self.model, self.anatomy = model, model.anatomy
+        self.supports = {p: hardware.support(p) for p in (Precision.INT8, *_SIXTEEN)}
+        self.weights = _weight_types(self.supports[Precision.INT8].native)
+
+    def capability(self, name: str) -> Capability:
+        node = self.anatomy.nodes[name]
+        configs: list[OpConfig] = []
+        reasons: dict[Precision, str] = {}
+        obstacle = self.model.obstacle or self.int8_obstacle(name, node)
+        if obstacle is None:
+            configs.extend(self.int8_configs(node))
+        else:
+            reasons[Precision.INT8] = obstacle
+        for precision in _SIXTEEN:
+            reason = self.model.obstacle or self.obstacle_16_bit(node, precision)
+            if reason is None:
+                configs.append(OpConfig(precision))
+            else:
+                reasons[precision] = reason
+        sixteen = frozenset(c.precision for c in configs if c.precision.is_16_bit)
+        wanted = bool(sixteen) and node.op_type in ALLOW
+        emulated = {p for p in sixteen if not self.is_native(node, p)}
+        if obstacle is None and not self.supports[Precision.INT8].native:
+            emulated.add(Precision.INT8)
+        follows = not wanted and obstacle is not None
+        return Capability((*configs, FP32), reasons, frozenset(emulated), inherits=follows)
+
+    def is_native(self, node: ir.Node, precision: Precision) -> bool:
+        """Whether ONNX Runtime has a kernel that computes in 16 bits."""
+        native = self.supports[precision].native
+        return native and has_kernel(self.model.provider, node.op_type, "", _SIXTEEN[precision])
+
+    def int8_configs(self, node: ir.Node) -> list[OpConfig]:
+        """The INT8 forms of an op, best first; they differ in how the range is chosen."""
+        weight = self.weights if node.op_type in LAYERS else None
+        ways: tuple[str, ...] = RANGE_ALGORITHMS
+        if node.op_type in ("MatMul", "Gemm") and self.model.provider == CPU:
+            ways = (*ways, DYNAMIC)
+        return [
+            OpConfig(Precision.INT8, weight, QuantSpec("uint8", "asymmetric", "per_tensor", way))
+            for way in ways
+        ]
+
+    def obstacle_16_bit(self, node: ir.Node, precision: Precision) -> str | None:
+        """Why an op cannot run in 16 bits; None if it can."""
+        support = self.supports[precision]
+        if not support.available:
+            return support.reason
+        if not is_float32(node.outputs[0]):
+            return "its result is not known to be float32"
+        if len(used_outputs(node)) > 1:
+            return "it has several results"
+        if node.domain:
+            return f"{node.domain}.{node.op_type} is on no list of ops that are safe in 16 bits"
+        if node.op_type in denied(precision):
+            return f"{node.op_type} is unsafe in {precision}"
+        if node.op_type not in listed(precision):
+            return f"{node.op_type} is on no list of ops that are safe in 16 bits"
+        if precision is Precision.FP16 and not takes(node, self.model.opset, "float16"):
+            return f"ONNX has no FP16 {node.op_type} in opset {self.model.opset}"
+        return None
+
+    def int8_obstacle(self, name: str, node: ir.Node) -> str | None:
+        """Why an op has no INT8 form of its own; None if it has one."""
+        if name not in self.anatomy.clusters:
+            return self._no_kernel(name, node)
+        support = self.supports[Precision.INT8]
+        if not support.available:
+            return support.reason
+        provider = self.model.provider
+        joined = (CONTRIB, JOINERS.get(node.op_type, ""))
+        domain, kernel = _KERNELS.get(node.op_type, joined)
+        if not has_kernel(provider, kernel, domain):
+            return f"{provider} has no integer kernel for {node.op_type}"
+        if not all(is_float32(v) for v in node.inputs if v is not None):
+            return "it reads what is not known to be float32"
+        return self._weight_obstacle(node) if node.op_type in LAYERS else None
+
+    def _weight_obstacle(self, node: ir.Node) -> str | None:
+        weight = array_of(node.inputs[LAYERS[node.op_type]])
+        if weight is None:
+            return "its weight is computed, not constant"
+        if node.inputs[0] is None or node.inputs[0].const_value is not None:
+            return "what it reads is constant, not computed"
+        if not weight.size or not np.isfinite(weight).all():
+            return "its weight is empty, or holds NaN or Inf"
+        if node.op_type == "MatMul" and weight.ndim != 2:
+            return "its weight is no matrix"
+        if node.op_type == "Gemm":
+            return self._gemm_obstacle(node, weight)
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        if bias is not None and array_of(bias) is None:
+            return "its bias is computed, not constant"
+        return None
+
+    def _gemm_obstacle(self, node: ir.Node, weight: np.ndarray) -> str | None:
+        flag = node.attributes.get("transA")
+        if flag is not None and flag.as_int():
+            return "it reads its input transposed, which the integer kernel does not"
+        added = node.inputs[2] if len(node.inputs) > 2 else None
+        if added is None:
+            return None
+        bias = array_of(added)
+        if bias is None:
+            return "what it adds is computed, not constant"
+        transposed = node.attributes.get("transB")
+        columns = weight.shape[0 if transposed is not None and transposed.as_int() else 1]
+        if bias.size not in (1, columns) or (bias.ndim and bias.shape[-1] != bias.size):
+            return "what it adds differs from row to row"
+        return None
+
+    def _no_kernel(self, name: str, node: ir.Node) -> str:
+        if name in self.anatomy.layer_of:
+            return "runs in the INT8 kernel of the op before it, not by itself"
+        if name in self.anatomy.movers:
+            return "moves INT8 values where the ops around it run in INT8, computes nothing itself"
+        if node.op_type in (*LAYERS, *JOINERS) and not node.domain:
+            return "its result is not known to be float32, or one of its inputs is constant"
+        return "no integer kernel"
+
+
+def _weight_types(fast: bool) -> QuantSpec:
+    """How weights are stored: signed, where products of signed and unsigned bytes add up exactly.
+
+    Without VNNI, x86 adds pairs of such products up in 16 bits, which overflow; those of two
+    unsigned bytes do not (ONNX Runtime's guide, "Quantize ONNX models", on U8S8 and U8U8).
+    """
+    return QuantSpec("int8" if fast else "uint8", "symmetric", "per_channel")

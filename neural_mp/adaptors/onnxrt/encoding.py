@@ -1,0 +1,89 @@
+"""How real numbers are stored as integers: activations as uint8, weights and biases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from neural_mp.adaptors.calibration import LEAST_SPAN, LEVELS, affine_parameters
+from neural_mp.adaptors.signature import Array
+from neural_mp.observations import Range
+from neural_mp.precision import QuantSpec
+
+#: The largest weight in steps, to either side of zero.
+_WEIGHT_LIMIT = 127
+#: What zero is stored as where weights are unsigned.
+_MIDDLE = 128
+_INT32 = np.iinfo(np.int32)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How a tensor is stored in uint8: real = scale · (stored - zero_point)."""
+
+    scale: float
+    zero_point: int
+
+    @classmethod
+    def of(cls, span: Range) -> Encoding:
+        """The encoding that holds a range, and zero exactly."""
+        scale, zero_point = affine_parameters(*span)
+        return cls(float(np.float32(scale)), zero_point)
+
+    def clamps(self, low: float, high: float) -> bool:
+        """Whether nothing outside of limits can be stored, but for half a step."""
+        slack = self.scale * (0.5 + 1e-3)
+        lowest = -self.scale * self.zero_point
+        highest = self.scale * (LEVELS - self.zero_point)
+        return lowest >= low - slack and highest <= high + slack
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A weight in bytes.
+
+    Attributes:
+        integers: as stored.
+        scales: of every channel, float32.
+        zero_points: of every channel, of the type of the integers.
+        axis: the axis of the channels.
+    """
+
+    integers: Array
+    scales: Array
+    zero_points: Array
+    axis: int
+
+
+def store_weight(
+    weight: Array, axis: int, spec: QuantSpec, bias: Array | None = None, input_scale: float = 1.0
+) -> StoredWeight:
+    """Round a weight to bytes, symmetric per channel.
+
+    Args:
+        weight: the weight.
+        axis: the axis of its output channels.
+        spec: the type of the bytes.
+        bias: what is stored in int32 with the product of this weight's and the input's scale; of
+            channels with so small a weight that it would not fit, the scale is made larger.
+        input_scale: the scale of the input.
+    """
+    others = tuple(i for i in range(weight.ndim) if i != axis)
+    largest = np.abs(weight).max(axis=others).astype(np.float64)
+    scales = np.where(largest > LEAST_SPAN, largest / _WEIGHT_LIMIT, 1.0)
+    if bias is not None:
+        scales = np.maximum(scales, np.abs(bias) / (0.5 * _INT32.max * input_scale))
+    scales = scales.astype(np.float32)
+    shaped = scales.reshape([-1 if i == axis else 1 for i in range(weight.ndim)])
+    steps = np.clip(np.rint(weight / shaped), -_WEIGHT_LIMIT, _WEIGHT_LIMIT)
+    signed = spec.dtype == "int8"
+    kind, middle = (np.int8, 0) if signed else (np.uint8, _MIDDLE)
+    zeros = np.full(len(scales), middle, kind)
+    return StoredWeight((steps + middle).astype(kind), scales, zeros, axis)
+
+
+def store_bias(bias: Array, scales: Array) -> Array:
+    """Round a bias to int32, one scale a channel."""
+    steps = np.rint(bias.astype(np.float64) / scales.astype(np.float64))
+    return np.clip(steps, _INT32.min, _INT32.max).astype(np.int32)

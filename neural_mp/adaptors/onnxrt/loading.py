@@ -1,0 +1,187 @@
+"""From what a user hands over to a prepared graph with its signature."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError
+
+from neural_mp.adaptors.given_inputs import names_in, names_or_examples
+from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
+from neural_mp.adaptors.onnxrt.prepare import LEAST_OPSET, opset_of, prepare
+from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
+from neural_mp.adaptors.onnxrt.weightless import read_without_weights
+from neural_mp.adaptors.signature import Port, Signature, example_for
+from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
+
+logger = logging.getLogger(__name__)
+
+#: Weights of this many bytes, given in memory, are put aside in a file.
+_LARGE = 50_000_000
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A file's message, the folder its external data lies in, and what keeps that folder."""
+
+    proto: onnx.ModelProto
+    folder: Path
+    held: Any = None
+
+
+def load(source: Any, inputs: Any, outputs: Any, example: Any, provider: str) -> OnnxModel:
+    """Take in a model.
+
+    Args:
+        source: a path, a message, or its bytes.
+        inputs: names of the inputs in the order the data has them, or example arrays.
+        outputs: names of the outputs to keep.
+        example: the inputs of one batch of the user's data, if there is any.
+        provider: the execution provider that will run it.
+
+    Raises:
+        ModelLoadError: it cannot be read, is not whole, or ONNX Runtime refuses it.
+        ConfigurationError: it has no input or output of a name that was given.
+        DataError: the example does not fit it.
+    """
+    names, shown = names_or_examples(inputs)
+    example = shown if shown is not None else example
+    read = _read(source)
+    given, program = program_of(read), program_of(read)
+    origin = Origin.of(read.folder, given)
+    signature = _signature(given).choosing(names, names_in(outputs, "outputs"))
+    try:
+        Runner(given, origin.folder if origin else None, provider, level=PLAIN)
+    except ConversionError as error:
+        raise ModelLoadError(str(error)) from error
+    _keep_outputs(program, signature)
+    warnings, obstacle = prepare(program, origin.folder if origin else None)
+    opset = opset_of(program)
+    if obstacle is None and opset < LEAST_OPSET:
+        obstacle = "it uses no operators of ai.onnx"
+    if obstacle is not None:
+        warnings.append(f"nothing of the model can be converted: {obstacle}")
+    feeds = signature.bind(example) if example is not None else example_for(signature)
+    if example is None and any(p.shape and None in p.shape[1:] for p in signature.inputs):
+        unknown = next(p for p in signature.inputs if p.shape and None in p.shape[1:])
+        warnings.append(
+            f"no data was given, so unknown sizes of the input {unknown} were taken to be 1; "
+            f"set inputs to an example array to be sure"
+        )
+    return OnnxModel(
+        program,
+        signature,
+        feeds,
+        given,
+        origin,
+        warnings=tuple(warnings),
+        opset=opset,
+        obstacle=obstacle,
+        provider=provider,
+        held=read.held,
+    )
+
+
+def _read(source: Any) -> _Read:
+    if isinstance(source, str | Path):
+        return read_file(Path(source))
+    proto = source
+    if isinstance(source, bytes | bytearray):
+        proto = onnx.ModelProto()
+        try:
+            proto.ParseFromString(bytes(source))
+        except DecodeError as error:
+            raise ModelLoadError(f"the bytes given are no ONNX model: {error}") from error
+    elif isinstance(source, ir.Model):
+        proto = ir.to_proto(source)
+    if not isinstance(proto, onnx.ModelProto):
+        raise ModelLoadError(
+            f"a {type(source).__name__} is no ONNX model; give a path, a ModelProto, or its bytes"
+        )
+    _require_graph(proto, "the model given")
+    if any(t.data_location == onnx.TensorProto.EXTERNAL for t in proto.graph.initializer):
+        raise ModelLoadError(
+            "the model given keeps weights in files, but not where those are; give its path, or "
+            "load them with onnx.external_data_helper.load_external_data_for_model"
+        )
+    if proto.ByteSize() < _LARGE:
+        return _Read(proto, Path())
+    held = tempfile.TemporaryDirectory()
+    path = Path(held.name) / "model.onnx"
+    ir.save(ir.from_proto(proto), path, external_data="model.data")
+    return _Read(read_without_weights(path), path.parent, held)
+
+
+def read_file(path: Path) -> _Read:
+    """Read a file without its weights.
+
+    Raises:
+        ModelLoadError: it is missing, or no ONNX model, or cut off.
+    """
+    if not path.is_file():
+        raise ModelLoadError(f"there is no model file {str(path)!r}")
+    try:
+        proto = read_without_weights(path)
+    except (DecodeError, OSError, UnicodeDecodeError) as error:
+        raise ModelLoadError(
+            f"{str(path)!r} is no ONNX model, or is damaged: {in_one_line(error)}"
+        ) from error
+    _require_graph(proto, repr(str(path)))
+    return _Read(proto, path.parent.absolute())
+
+
+def _require_graph(proto: onnx.ModelProto, what: str) -> None:
+    if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
+        raise ModelLoadError(f"{what} is no ONNX model: it holds no graph")
+    if not proto.graph.output:
+        raise ModelLoadError(f"{what} has no outputs")
+
+
+def program_of(read: _Read) -> ir.Model:
+    """The graph of a file that was read; raises `ModelLoadError` if it is broken."""
+    try:
+        program = ir.from_proto(read.proto)
+    except Exception as error:
+        # What it raises depends on what is broken.
+        logger.debug("no graph", exc_info=True)
+        raise ModelLoadError(f"the model's graph is broken: {in_one_line(error)}") from error
+    for value in program.graph.initializers.values():
+        if isinstance(value.const_value, ir.ExternalTensor):
+            value.const_value.base_dir = read.folder
+    return program
+
+
+def _signature(program: ir.Model) -> Signature:
+    fed = [value for value in program.graph.inputs if not value.is_initializer()]
+    outputs = tuple(map(port_of, program.graph.outputs))
+    returns = 0 if len(outputs) == 1 else list(range(len(outputs)))
+    return Signature(tuple(map(port_of, fed)), outputs, returns)
+
+
+def port_of(value: ir.Value) -> Port:
+    """How an input or output is called and what it takes."""
+    name = str(value.name)
+    if not isinstance(value.type, ir.TensorType) or value.dtype is None:
+        return Port(name, name, None, None)
+    dtype = np.dtype(object) if value.dtype is ir.DataType.STRING else value.dtype.numpy()
+    return Port(name, name, np.dtype(dtype), sizes_of(value))
+
+
+def sizes_of(value: ir.Value) -> tuple[int | None, ...] | None:
+    """Its shape, with None for sizes that are not known."""
+    if value.shape is None:
+        return None
+    return tuple(size if isinstance(size, int) else None for size in value.shape)
+
+
+def _keep_outputs(program: ir.Model, signature: Signature) -> None:
+    kept = {port.tensor for port in signature.outputs}
+    for value in [v for v in program.graph.outputs if v.name not in kept]:
+        program.graph.outputs.remove(value)

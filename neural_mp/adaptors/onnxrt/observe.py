@@ -1,0 +1,136 @@
+"""One pass over calibration batches: the tensors that matter are fetched and reduced at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from neural_mp.adaptors.calibration import SAMPLES_PER_BATCH, TensorStatistics, summarize
+from neural_mp.adaptors.onnxrt.model import OnnxModel
+from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
+from neural_mp.adaptors.signature import Array
+from neural_mp.observations import Observations
+
+#: Bytes fetched at once: what a part of a batch needs grows with it.
+_FETCHED_BYTES = 32 << 20
+#: Ops whose channels are on the second axis; of all others they are taken to be on the last.
+_CHANNELS_SECOND = ("Conv", "AveragePool", "MaxPool", "GlobalAveragePool", "BatchNormalization")
+#: How many tensors are looked at in one run for the first that is not finite.
+_LOOKED_AT = 64
+
+
+def observe(
+    model: OnnxModel,
+    batches: Iterable[dict[str, Array]],
+    tensors: frozenset[str],
+    threads: int | None,
+) -> Observations:
+    """Run batches (name → array) and summarize what the named tensors held."""
+    names = sorted(tensors)
+    values = [str(model.anatomy.values[name].name) for name in names]
+    fed = {port.tensor for port in model.signature.inputs}
+    fetched = [value for value in values if value not in fed]
+    second = {name for name in names if _channels_second(model.anatomy.values[name])}
+    runner = (
+        model.session(_with_outputs(model.program, fetched), threads=threads, lean=True)
+        if fetched
+        else None
+    )
+    statistics: dict[str, TensorStatistics] = {}
+    samples, limit = 0, 1
+    for feeds in batches:
+        samples += _length(feeds)
+        for part in _parts(model, feeds, limit):
+            found = dict(part)
+            if runner is not None:
+                found.update(zip(fetched, runner(part, fetched), strict=True))
+            for name, value in zip(names, values, strict=True):
+                taken = statistics.setdefault(name, TensorStatistics())
+                _reduce(taken, np.asarray(found[value], np.float32), name in second)
+            each = sum(found[value].nbytes for value in values) // max(_length(part), 1)
+            limit = max(1, _FETCHED_BYTES // max(each, 1))
+    seen = {name: taken for name, taken in statistics.items() if taken.seen}
+    return summarize(seen, samples)
+
+
+def _with_outputs(program: ir.Model, names: Iterable[str]) -> ir.Model:
+    """The graph with other outputs."""
+    copied = program.clone()
+    wanted = dict.fromkeys(names)
+    found = {v.name: v for node in copied.graph for v in node.outputs if v.name in wanted}
+    copied.graph.outputs.clear()
+    copied.graph.outputs.extend(found[name] for name in wanted)
+    return copied
+
+
+def _channels_second(value: ir.Value) -> bool:
+    readers = [use.node.op_type for use in value.uses()]
+    producer = value.producer()
+    near = [*readers, *([producer.op_type] if producer is not None else [])]
+    return any(op in _CHANNELS_SECOND for op in near)
+
+
+def _reduce(statistics: TensorStatistics, array: Array, second: bool) -> None:
+    if not array.size:
+        return
+    flat = array.reshape(-1)
+    if second and array.ndim > 1:
+        shaped = array.reshape(*array.shape[:2], -1)
+        power = np.einsum("bcx,bcx->c", shaped, shaped)
+    else:
+        shaped = array.reshape(-1, array.shape[-1] if array.ndim > 1 else 1)
+        power = np.einsum("xc,xc->c", shaped, shaped)
+    count = array.size // len(power)
+    statistics.update(
+        float(flat.min()), float(flat.max()), power / count, count, flat[_places(flat.size)]
+    )
+
+
+def _places(size: int) -> Array:
+    """Where to take samples."""
+    if size <= SAMPLES_PER_BATCH:
+        return np.arange(size)
+    # Drawn, not strided: a stride falls into step with an axis and sees some channels only.
+    return np.random.default_rng(0).integers(size, size=SAMPLES_PER_BATCH)
+
+
+def _length(feeds: Mapping[str, Array]) -> int:
+    return next((len(array) for array in feeds.values() if np.ndim(array)), 1)
+
+
+def _parts(model: OnnxModel, feeds: dict[str, Array], limit: int) -> Iterator[dict[str, Array]]:
+    """A batch in parts of at most so many samples, where every input and output has samples."""
+    size = _length(feeds)
+    ports = (*model.signature.inputs, *model.signature.outputs)
+    open_axis = all(port.shape and port.shape[0] is None for port in ports)
+    alike = all(np.ndim(array) and len(array) == size for array in feeds.values())
+    step = limit if open_axis and alike else max(size, 1)
+    for start in range(0, max(size, 1), step):
+        yield (
+            {name: array[start : start + step] for name, array in feeds.items()}
+            if (step < size)
+            else feeds
+        )
+
+
+def first_non_finite(model: OnnxModel, feeds: dict[str, Array]) -> str | None:
+    """The first op whose result holds NaN or Inf."""
+    floating = [
+        (name, str(value.name))
+        for name, value in model.anatomy.values.items()
+        if name in model.anatomy.nodes and value.dtype in (None, *_FLOATING)
+    ]
+    for start in range(0, len(floating), _LOOKED_AT):
+        looked_at = floating[start : start + _LOOKED_AT]
+        fetched = [value for _, value in looked_at]
+        runner: Runner = model.session(_with_outputs(model.program, fetched), level=PLAIN)
+        for (name, _), found in zip(looked_at, runner(feeds, fetched), strict=True):
+            array = np.asarray(found) if not isinstance(found, list) else np.zeros(0)
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                return model.ops.get(name, name)
+    return None
+
+
+_FLOATING = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)

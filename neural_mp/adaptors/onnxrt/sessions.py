@@ -1,0 +1,130 @@
+"""Running graphs: sessions of ONNX Runtime, made so that weights are not copied on the way."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+
+from neural_mp.adaptors.signature import Array
+from neural_mp.errors import ConversionError, in_one_line
+
+logger = logging.getLogger(__name__)
+
+CPU = "CPUExecutionProvider"
+#: ONNX Runtime's names: nothing, what needs no other layout, everything.
+PLAIN, BASIC, ALL = (
+    ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+)
+_FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
+_FATAL = 4
+#: A message of Protocol Buffers cannot be larger than 2 GiB.
+_MESSAGE_LIMIT = 1_900_000_000
+
+
+class Runner:
+    """A session, and what it needs as long as it lives.
+
+    Args:
+        program: the graph.
+        folder: where its external data lies.
+        provider: the execution provider.
+        threads: threads within an op; None leaves it to ONNX Runtime.
+        level: how far ONNX Runtime may optimise the graph.
+        profiled: whether to take the time of every kernel.
+        lean: whether to give memory back after every run rather than to keep it for the next.
+
+    Raises:
+        ConversionError: ONNX Runtime refuses the graph.
+    """
+
+    def __init__(
+        self,
+        program: ir.Model,
+        folder: Path | None,
+        provider: str = CPU,
+        *,
+        threads: int | None = None,
+        level: ort.GraphOptimizationLevel = ALL,
+        profiled: bool = False,
+        lean: bool = False,
+    ) -> None:
+        self._kept = ExitStack()
+        options = ort.SessionOptions()
+        options.log_severity_level = _FATAL
+        options.graph_optimization_level = level
+        if lean:
+            options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        if threads is not None:
+            options.intra_op_num_threads = threads
+        if profiled:
+            place = self._kept.enter_context(tempfile.TemporaryDirectory())
+            options.enable_profiling = True
+            options.profile_file_prefix = str(Path(place) / "profile")
+        source: str | bytes
+        if _inline_bytes(program) > _MESSAGE_LIMIT:
+            place = self._kept.enter_context(tempfile.TemporaryDirectory())
+            source = str(Path(place) / "model.onnx")
+            ir.save(program, source, external_data="model.data")
+        else:
+            if folder is not None:
+                options.add_session_config_entry(_FOLDER_OF_WEIGHTS, str(folder))
+            source = ir.to_proto(program).SerializeToString()
+        try:
+            self.session = ort.InferenceSession(source, options, providers=[provider])
+        except Exception as error:
+            # The bindings raise types of their own, and RuntimeError, for whatever is wrong.
+            logger.debug("no session", exc_info=True)
+            raise ConversionError(
+                f"ONNX Runtime refuses the model: {in_one_line(error)}"
+            ) from error
+        self._types = {item.name: item.type for item in self.session.get_inputs()}
+
+    def __call__(self, feeds: Mapping[str, Any], fetches: Sequence[str]) -> list[Any]:
+        """The values of some outputs for these inputs, by name."""
+        given = {name: self._handed_over(name, value) for name, value in feeds.items()}
+        if any(isinstance(value, ort.OrtValue) for value in given.values()):
+            return [_taken(v) for v in self.session.run_with_ort_values(list(fetches), given)]
+        return list(self.session.run(list(fetches), given))
+
+    def _handed_over(self, name: str, value: Any) -> Any:
+        # numpy has no such types, and ONNX Runtime does not know those of ml_dtypes.
+        if isinstance(value, np.ndarray) and value.dtype.kind == "V":
+            kind = ir.DataType.from_numpy(value.dtype)
+            return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(value, int(kind))
+        return value
+
+
+def _taken(value: Any) -> Any:
+    return value.numpy() if value.is_tensor() else value
+
+
+def _inline_bytes(program: ir.Model) -> int:
+    """Bytes of the weights that lie in memory, and so in the message."""
+    return sum(
+        value.const_value.nbytes
+        for value in program.graph.initializers.values()
+        if value.const_value is not None and not isinstance(value.const_value, ir.ExternalTensor)
+    )
+
+
+def array_of(value: ir.Value | None) -> Array | None:
+    """A constant's value; None where it is computed."""
+    if value is None or value.const_value is None:
+        return None
+    tensor = value.const_value
+    if not isinstance(tensor, ir.ExternalTensor) or tensor.dtype.bitwidth % 8:
+        return np.asarray(tensor.numpy())
+    # What it maps into memory itself it keeps there.
+    kind = tensor.dtype.numpy()
+    read = np.fromfile(tensor.path, kind, tensor.size, offset=tensor.offset or 0)
+    return read.reshape(tensor.shape.numpy())

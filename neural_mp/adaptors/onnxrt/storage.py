@@ -1,0 +1,132 @@
+"""Models in folders and in single files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from neural_mp.adaptors.base import ConversionCounts
+from neural_mp.adaptors.onnxrt.loading import program_of, read_file
+from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
+from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
+from neural_mp.adaptors.signature import Port, Signature, example_for
+from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
+
+MODEL_FILE, DETAILS_FILE = "model.onnx", "neural_mp_onnx.json"
+#: A message of Protocol Buffers cannot be larger than 2 GiB: beyond, weights go to a second file.
+_FILE_LIMIT = 1_900_000_000
+
+
+def save(model: OnnxModel, folder: Path) -> None:
+    """Write the model and what is needed to take it up again."""
+    save_file(model, folder / MODEL_FILE)
+    details = {
+        "inputs": [port.to_dict() for port in model.signature.inputs],
+        "outputs": [port.to_dict() for port in model.signature.outputs],
+        "returns": model.signature.returns,
+        "counts": vars(model.counts),
+        "ops": dict(model.ops),
+        "opset": model.opset,
+        "converted": model.given is None,
+    }
+    (folder / DETAILS_FILE).write_text(json.dumps(details, indent=1), encoding="utf-8")
+
+
+def restore(folder: Path, provider: str) -> OnnxModel:
+    """Read back what `save` wrote.
+
+    Raises:
+        ModelLoadError: the files are missing, cut off or were tampered with.
+    """
+    read = read_file(folder / MODEL_FILE)
+    program = program_of(read)
+    try:
+        details = json.loads((folder / DETAILS_FILE).read_text(encoding="utf-8"))
+        signature = Signature(
+            tuple(Port.from_dict(port) for port in details["inputs"]),
+            tuple(Port.from_dict(port) for port in details["outputs"]),
+            details["returns"],
+        )
+        counts, ops = ConversionCounts(**details["counts"]), dict(details["ops"])
+        opset, converted = int(details["opset"]), bool(details["converted"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadError(f"{str(folder / DETAILS_FILE)!r} is damaged: {error}") from error
+    origin = Origin.of(read.folder, program)
+    try:
+        Runner(program, read.folder, provider, level=PLAIN)
+    except ConversionError as error:
+        raise ModelLoadError(f"{str(folder / MODEL_FILE)!r} is damaged: {error}") from error
+    return OnnxModel(
+        program,
+        signature,
+        example_for(signature),
+        None if converted else program,
+        origin,
+        ops,
+        counts=counts,
+        opset=opset,
+        provider=provider,
+    )
+
+
+def save_file(model: OnnxModel, path: Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Write the model alone, checked.
+
+    Raises:
+        ConversionError: ONNX's checker refuses it.
+    """
+    if model.origin is not None:
+        model.origin.check()
+    program = model.runs
+    if metadata:
+        program = program.clone()
+        program.metadata_props.update(metadata)
+    external = _weights(program) > _FILE_LIMIT
+    if external:
+        ir.save(program, path, external_data=f"{path.name}.data")
+    else:
+        path.write_bytes(_whole(program).SerializeToString())
+    try:
+        onnx.checker.check_model(str(path))
+    except onnx.checker.ValidationError as error:
+        raise ConversionError(f"ONNX's checker refuses the model: {in_one_line(error)}") from error
+
+
+def whole(model: OnnxModel) -> onnx.ModelProto:
+    """The model as a message, with all weights in it."""
+    return _whole(model.runs)
+
+
+def _whole(program: ir.Model) -> onnx.ModelProto:
+    message = ir.to_proto(program)
+    for tensor in message.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            value = program.graph.initializers[tensor.name].const_value
+            assert value is not None
+            del tensor.external_data[:]
+            tensor.ClearField("data_location")
+            tensor.raw_data = value.tobytes()
+    return message
+
+
+def _weights(program: ir.Model) -> int:
+    values = program.graph.initializers.values()
+    return sum(v.const_value.nbytes for v in values if v.const_value is not None)
+
+
+def digest(program: ir.Model, running: Any) -> str:
+    """Of all nodes in order, weights included, whatever file those lie in."""
+    bare = ir.to_proto(program)
+    del bare.graph.initializer[:]
+    running.update(bare.SerializeToString(deterministic=True))
+    for name, value in sorted(program.graph.initializers.items()):
+        running.update(name.encode())
+        if value.const_value is not None:
+            running.update(np.ascontiguousarray(value.const_value.numpy()).tobytes())
+    return str(running.hexdigest())
