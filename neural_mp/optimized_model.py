@@ -92,8 +92,7 @@ class OptimizedModel:
             target.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
-        metadata = {"neural_mp.plan": self.plan.to_yaml(framework=self.framework)}
-        self.adaptor.export_onnx(self.held, target, metadata)
+        self.adaptor.export_onnx(self.held, target, self._metadata())
 
     def save_plan(self, path: str | Path) -> None:
         """Write the plan, with what calibration saw, to a YAML file to edit and replay."""
@@ -102,8 +101,8 @@ class OptimizedModel:
     def save(self, path: str | Path) -> None:
         """Write the model, its plan and its report into the folder `path`.
 
-        A path that ends as the framework's own single files do (`.pb`, `.pbtxt`) gets the model
-        alone, for use without this package.
+        A path that ends as the framework's own single files do (`.pb`, `.pbtxt`, `.onnx`) gets the
+        model alone, for use without this package; in ONNX with the plan among its properties.
 
         Raises:
             NeuralMPError: something else is there already, or it cannot be written.
@@ -128,10 +127,14 @@ class OptimizedModel:
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
                 complete = Path(scratch) / target.name
-                self.adaptor.save_file(self.held, complete)
-                complete.replace(target)
+                self.adaptor.save_file(self.held, complete, self._metadata())
+                for file in Path(scratch).iterdir():
+                    file.replace(target.parent / file.name)
         except OSError as error:
             raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
+
+    def _metadata(self) -> dict[str, str]:
+        return {"neural_mp.plan": self.plan.to_yaml(framework=self.framework)}
 
     def _write(self, folder: Path) -> None:
         self.adaptor.save(self.held, folder)

@@ -138,8 +138,13 @@ class Adaptor(ABC):
     def save(self, model: Model, path: Path) -> None:
         """Write the model into the (existing, empty) folder `path`."""
 
-    def save_file(self, model: Model, path: Path) -> None:
+    def save_file(self, model: Model, path: Path, metadata: Mapping[str, str]) -> None:
         """Write the model alone into a file of one of the `file_suffixes`.
+
+        Args:
+            model: the model.
+            path: the file; what does not fit goes into files beside it.
+            metadata: what is said of the model in the file, where such files have room for that.
 
         Raises:
             ConversionError: the framework has no such files.

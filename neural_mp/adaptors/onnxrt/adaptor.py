@@ -168,17 +168,15 @@ class OnnxRuntimeAdaptor(Adaptor):
 
         storage.save(model, path)
 
-    def save_file(self, model: OnnxModel, path: Path) -> None:
+    def save_file(self, model: OnnxModel, path: Path, metadata: Mapping[str, str]) -> None:
         """An `.onnx` file; of more than 2 GB, with its weights in a second file beside it."""
         from neural_mp.adaptors.onnxrt import storage
 
-        storage.save_file(model, path)
+        storage.save_file(model, path, metadata)
 
     def export_onnx(self, model: OnnxModel, path: Path, metadata: Mapping[str, str]) -> None:
-        """The model's file, with `metadata` among its properties."""
-        from neural_mp.adaptors.onnxrt import storage
-
-        storage.save_file(model, path, metadata)
+        """The same as `save_file`: it is ONNX already."""
+        self.save_file(model, path, metadata)
 
     def restore(self, path: Path) -> OnnxModel:
         """Read back what `save` wrote."""

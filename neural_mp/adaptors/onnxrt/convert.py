@@ -86,7 +86,6 @@ class _Writer:
     forms: Forms = field(init=False)
     #: Ops that another one's kernel has run along with it.
     done: set[str] = field(default_factory=set)
-    ops: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.forms = Forms(self.program.graph, self._encoding_of)
@@ -98,7 +97,7 @@ class _Writer:
         """Rewrite one node of the untouched graph, in its turn."""
         if name in self.done:
             return
-        self.forms.place = node
+        self.forms.place, self.forms.owner = node, name
         precision = self.flow.precisions.get(name, Precision.FP32)
         cluster = self.anatomy.clusters.get(name)
         if precision is Precision.INT8 and cluster is not None:
@@ -108,7 +107,7 @@ class _Writer:
         elif precision.is_16_bit:
             self._write_16_bit(node, FORM_OF[precision])
         else:
-            for value in set(read_by(node)):
+            for value in dict.fromkeys(read_by(node)):
                 if value in self.anatomy.names:
                     redirect(node, value, self.forms.real(value))
 
@@ -154,7 +153,7 @@ class _Writer:
         if any(node.domain == CONTRIB for node in graph):
             graph.opset_imports[CONTRIB] = 1
         _forget_types(graph)
-        return Conversion(self.program, self.ops, self.forms.counts)
+        return Conversion(self.program, self.forms.owners, self.forms.counts)
 
     def _leave_as(self, index: int, value: ir.Value, found: ir.Value) -> None:
         """Make a value an output of the graph, by the name the untouched one had."""

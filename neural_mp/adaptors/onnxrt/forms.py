@@ -39,11 +39,15 @@ class Forms:
         graph: the graph being written.
         encoding_of: how a tensor is stored in uint8.
         place: the node being written: what it needs is put before it; None for the end.
+        owner: the op that is being written.
+        owners: new node → the op it was written for.
     """
 
     graph: ir.Graph
     encoding_of: Callable[[ir.Value], Encoding]
     place: ir.Node | None = None
+    owner: str = ""
+    owners: dict[str, str] = field(default_factory=dict)
     _found: dict[ir.Value, dict[str, ir.Value]] = field(default_factory=dict)
     _dynamic: dict[ir.Value, tuple[ir.Value, ...]] = field(default_factory=dict)
     _parameters: dict[Encoding, tuple[ir.Value, ir.Value]] = field(default_factory=dict)
@@ -75,14 +79,12 @@ class Forms:
         array = array_of(tensor)
         if array is not None:
             found[form] = self._constant_in(tensor, array, form)
-        elif form != FP32 and FP32 not in found:
+        elif form != FP32:
             found[form] = self._cast(tensor, self.real(tensor), form)
         elif UINT8 in found:
             found[form] = self._dequantized(tensor, counted=True)
-        elif form == FP32:
-            found[form] = self.widened(tensor, next(f for f in (BF16, FP16) if f in found))
         else:
-            found[form] = self._cast(tensor, found[FP32], form)
+            found[form] = self.widened(tensor, next(f for f in (BF16, FP16) if f in found))
         return found[form]
 
     def widened(self, tensor: ir.Value, form: str) -> ir.Value:
@@ -183,6 +185,8 @@ class Forms:
     def insert(self, node: ir.Node, name: str, behind: ir.Node | None = None) -> None:
         """Put a new node in its place, or right behind another."""
         node.name = self.name(name)
+        if node.name != self.owner:
+            self.owners[node.name] = self.owner
         if behind is not None:
             self.graph.insert_after(behind, node)
         elif self.place is None:

@@ -25,7 +25,7 @@ _FILE_LIMIT = 1_900_000_000
 
 def save(model: OnnxModel, folder: Path) -> None:
     """Write the model and what is needed to take it up again."""
-    save_file(model, folder / MODEL_FILE)
+    save_file(model, folder / MODEL_FILE, {})
     details = {
         "inputs": [port.to_dict() for port in model.signature.inputs],
         "outputs": [port.to_dict() for port in model.signature.outputs],
@@ -75,7 +75,7 @@ def restore(folder: Path, provider: str) -> OnnxModel:
     )
 
 
-def save_file(model: OnnxModel, path: Path, metadata: Mapping[str, str] | None = None) -> None:
+def save_file(model: OnnxModel, path: Path, metadata: Mapping[str, str]) -> None:
     """Write the model alone, checked.
 
     Raises:

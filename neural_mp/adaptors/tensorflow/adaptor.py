@@ -167,8 +167,8 @@ class TensorFlowAdaptor(Adaptor):
 
         storage.save(model, path)
 
-    def save_file(self, model: TensorFlowModel, path: Path) -> None:
-        """A frozen graph, as `.pb` or `.pbtxt`."""
+    def save_file(self, model: TensorFlowModel, path: Path, metadata: Mapping[str, str]) -> None:
+        """A frozen graph, as `.pb` or `.pbtxt`, which has no room for metadata."""
         from neural_mp.adaptors.tensorflow import graph_files
 
         graph_files.write(model.graph.to_graph_def(), path)

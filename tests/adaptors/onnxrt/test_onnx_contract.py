@@ -1,0 +1,40 @@
+import numpy as np
+import pytest
+from adaptor_contract import BF16, FP16, INT8, AdaptorContract, uniform
+from onnx_nets import kernels, run
+
+
+class TestOnnx(AdaptorContract):
+    framework = "onnxrt"
+    input_name = "image"
+    # In FP32 stays the mean, which can overflow FP16.
+    casts_in_16_bits = (FP16, 4)
+
+    @pytest.fixture
+    def source(self, net):
+        return net
+
+    @pytest.fixture
+    def reference(self, source, images) -> np.ndarray:
+        return run(source, image=images)[0]
+
+    def test_an_int8_plan_runs_integer_kernels(self, adaptor, space, convert):
+        """Every layer the plan has in INT8 is one integer kernel, and nothing else computes."""
+        converted = convert(uniform(space, INT8))
+        found = kernels(adaptor.native(converted))
+        assert found["QLinearConv"] == 6
+        assert found["QLinearAdd"] == 1  # the second feeds the mean, a float op
+        assert found["MatMulIntegerToFloat"] == 1
+        assert not {"Conv", "FusedConv", "Gemm", "MatMul"} & set(found)
+        counts = adaptor.conversion_counts(converted)
+        assert found["QuantizeLinear"] == counts.quantize == 2
+        assert found["DequantizeLinear"] == counts.dequantize
+
+    def test_bf16_rounds_every_result_once_and_nothing_else(self, adaptor, space, convert, images):
+        """ONNX Runtime has no BF16 kernels here: results are rounded between FP32 kernels."""
+        converted = convert(uniform(space, BF16))
+        found = kernels(adaptor.native(converted))
+        assert adaptor.conversion_counts(converted).casts == found["Cast"]
+        result = adaptor.predict(converted, images)
+        bits = result.view(np.uint32)
+        assert not (bits & 0xFFFF).any()  # the logits themselves are BF16 numbers
