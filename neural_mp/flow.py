@@ -262,12 +262,14 @@ def _inherited(
 def observable_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> frozenset[str]:
     """Every tensor that may be stored in INT8 under some plan that uses only these INT8 ops.
 
-    Clusters are taken whole: what lies within one is never stored.
+    Clusters are taken whole: what lies within one is never stored. What joins INT8 nowhere when all
+    these ops run in INT8 does so under no plan.
     """
     found: set[str] = set()
+    _, members = _followed(graph, dict.fromkeys(int8_ops, Precision.INT8))
     for op in graph:
         head = op.name if op.name in int8_ops else op.cluster
-        if head not in int8_ops:
+        if head not in int8_ops or (graph[head].joins_int8 and head not in members):
             continue
         if op.name == head:
             found.update(_read_by_head(op))

@@ -29,7 +29,7 @@ _CLEAR = frozenset(
         *("Abs", "Ceil", "Clip", "Concat", "DepthToSpace", "Expand", "Flatten", "Floor", "Gather"),
         *("GatherElements", "GatherND", "GlobalMaxPool", "Identity", "Max", "MaxPool", "Min"),
         *("Neg", "Pad", "ReduceMax", "ReduceMin", "Relu", "Reshape", "Resize", "ReverseSequence"),
-        *("Round", "ScatterElements", "ScatterND", "Sign", "Slice", "SpaceToDepth", "Split"),
+        *("Round", "Sign", "Slice", "SpaceToDepth", "Split"),
         *("Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where"),
     }
 )

@@ -104,7 +104,9 @@ def anatomy(program: ir.Model) -> Anatomy:
 
 def is_float32(value: ir.Value | None) -> bool:
     """Whether a tensor is known to hold float32."""
-    return value is not None and value.dtype is ir.DataType.FLOAT
+    if value is None or not isinstance(value.type, ir.TensorType):
+        return False
+    return value.dtype is ir.DataType.FLOAT
 
 
 def read_by(node: ir.Node) -> Iterator[ir.Value]:

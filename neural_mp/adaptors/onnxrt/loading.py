@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from neural_mp.adaptors.given_inputs import names_in, names_or_examples
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
-from neural_mp.adaptors.onnxrt.prepare import LEAST_OPSET, opset_of, prepare
+from neural_mp.adaptors.onnxrt.prepare import LEAST_OPSET, name_nodes, opset_of, prepare
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
 from neural_mp.adaptors.onnxrt.weightless import read_without_weights
 from neural_mp.adaptors.signature import Port, Signature, example_for
@@ -62,7 +62,15 @@ def load(source: Any, inputs: Any, outputs: Any, example: Any, provider: str) ->
     except ConversionError as error:
         raise ModelLoadError(str(error)) from error
     _keep_outputs(program, signature)
-    warnings, obstacle = prepare(program, origin.folder if origin else None)
+    folder = origin.folder if origin else None
+    warnings, obstacle = prepare(program, folder)
+    try:
+        Runner(program, folder, provider, level=PLAIN)
+    except ConversionError as error:
+        obstacle = f"prepared for it, ONNX Runtime refuses it: {error}"
+        program = program_of(read)
+        name_nodes(program)
+        _keep_outputs(program, signature)
     opset = opset_of(program)
     if obstacle is None and opset < LEAST_OPSET:
         obstacle = "it uses no operators of ai.onnx"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -49,8 +50,7 @@ def prepare(program: ir.Model, folder: Path | None) -> tuple[list[str], str | No
         common.InlinePass()(program)
     common.RemoveInitializersFromInputsPass()(program)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(program)
-    common.NameFixPass()(program)
-    _separate_names(program)
+    name_nodes(program)
     obstacle = None
     before = opset_of(program)
     if 0 < before < LEAST_OPSET:
@@ -62,7 +62,8 @@ def prepare(program: ir.Model, folder: Path | None) -> tuple[list[str], str | No
             )
     if obstacle is None:
         program.ir_version = max(program.ir_version, _LEAST_IR_VERSION)
-    common.IdentityEliminationPass()(program)
+    for node in list(program.graph):
+        _remove_identity(program.graph, node)
     infer_shapes(program)
     fold_constants(program, folder)
     for node in list(program.graph):
@@ -71,8 +72,12 @@ def prepare(program: ir.Model, folder: Path | None) -> tuple[list[str], str | No
     return notes, obstacle
 
 
-def _separate_names(program: ir.Model) -> None:
-    """Give no node the name of an input: plans and ranges speak of both in one breath."""
+def name_nodes(program: ir.Model) -> None:
+    """Give every node and tensor a name of its own.
+
+    No node gets that of an input: plans and ranges speak of both in one breath.
+    """
+    common.NameFixPass()(program)
     taken = {value.name for value in program.graph.inputs}
     names = {node.name for node in program.graph} | taken
     for node in program.graph:
@@ -91,13 +96,26 @@ def unused(name: str, names: Iterable[str | None]) -> str:
     return found
 
 
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Keep a library's words on how it works from the user."""
+    log = logging.getLogger(name)
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
 def _raise_opset(program: ir.Model) -> str | None:
     """Write the graph in a later opset; returns why it could not be done."""
     from onnxscript import version_converter
 
     before = opset_of(program)
     try:
-        version_converter.convert_version(program, LEAST_OPSET, fallback=True)
+        with _quiet("onnxscript.version_converter"):
+            version_converter.convert_version(program, LEAST_OPSET, fallback=True)
     except Exception as error:
         # The converter asserts, and raises whatever its C++ half throws.
         logger.debug("the opset cannot be raised", exc_info=True)
@@ -105,6 +123,20 @@ def _raise_opset(program: ir.Model) -> str | None:
     if opset_of(program) != LEAST_OPSET:
         return f"opset {before} cannot be raised to {LEAST_OPSET}: the model uses what changed"
     return None
+
+
+def _remove_identity(graph: ir.Graph, node: ir.Node) -> None:
+    """Let what reads the result of an identity read what that reads."""
+    if node.domain or node.op_type not in ("Identity", "Dropout") or node.inputs[0] is None:
+        return
+    trains = array_of(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else np.array(0)
+    same = node.op_type == "Identity" or (
+        len(used_outputs(node)) == 1 and trains is not None and not trains.any()
+    )
+    # Of graphs within the graph, too: such an output must be computed there.
+    if same and not node.outputs[0].is_graph_output():
+        node.outputs[0].replace_all_uses_with(node.inputs[0])
+        graph.remove(node, safe=True)
 
 
 def infer_shapes(program: ir.Model) -> None:

@@ -87,21 +87,33 @@ class Runner:
             raise ConversionError(
                 f"ONNX Runtime refuses the model: {in_one_line(error)}"
             ) from error
-        self._types = {item.name: item.type for item in self.session.get_inputs()}
 
     def __call__(self, feeds: Mapping[str, Any], fetches: Sequence[str]) -> list[Any]:
-        """The values of some outputs for these inputs, by name."""
-        given = {name: self._handed_over(name, value) for name, value in feeds.items()}
-        if any(isinstance(value, ort.OrtValue) for value in given.values()):
-            return [_taken(v) for v in self.session.run_with_ort_values(list(fetches), given)]
-        return list(self.session.run(list(fetches), given))
+        """The values of some outputs for these inputs, by name.
 
-    def _handed_over(self, name: str, value: Any) -> Any:
-        # numpy has no such types, and ONNX Runtime does not know those of ml_dtypes.
-        if isinstance(value, np.ndarray) and value.dtype.kind == "V":
-            kind = ir.DataType.from_numpy(value.dtype)
-            return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(value, int(kind))
-        return value
+        Raises:
+            ConversionError: a kernel refuses what it is given.
+        """
+        # numpy has no such types as bfloat16, and ONNX Runtime does not know those of ml_dtypes.
+        strange = any(isinstance(v, np.ndarray) and v.dtype.kind == "V" for v in feeds.values())
+        try:
+            if strange:
+                given = {name: _handed_over(value) for name, value in feeds.items()}
+                return [_taken(v) for v in self.session.run_with_ort_values(list(fetches), given)]
+            return list(self.session.run(list(fetches), dict(feeds)))
+        except Exception as error:
+            # The bindings raise types of their own, and RuntimeError, for whatever is wrong.
+            logger.debug("a run failed", exc_info=True)
+            raise ConversionError(
+                f"ONNX Runtime fails to run the model: {in_one_line(error)}"
+            ) from error
+
+
+def _handed_over(value: Array) -> ort.OrtValue:
+    if value.dtype.kind != "V":
+        return ort.OrtValue.ortvalue_from_numpy(value)
+    kind = ir.DataType.from_numpy(value.dtype)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(value, int(kind))
 
 
 def _taken(value: Any) -> Any:
