@@ -13,6 +13,18 @@ import onnxruntime as ort
 import torch
 from torch import nn
 
+from neural_mp.adaptors.onnxrt import OnnxRuntimeAdaptor
+from neural_mp.hardware import Hardware
+from neural_mp.plan import PrecisionPlan
+from neural_mp.precision import FP32, OpConfig, Precision
+
+MACHINE = Hardware(
+    "with integers",
+    frozenset({"avx512_vnni"}),
+    2,
+    forced=frozenset({Precision.BF16, Precision.FP16}),
+)
+
 
 def as_onnx(net: nn.Module, opset: int = 20) -> onnx.ModelProto:
     """What torch's exporter writes, with an open batch; [batch, 1, 8, 8] → logits."""
@@ -54,3 +66,69 @@ def kernels(model: onnx.ModelProto | str) -> Counter[str]:
         path = str(Path(folder) / "optimized.onnx")
         session(model, optimized_model_filepath=path)
         return Counter(node.op_type for node in onnx.load(path).graph.node)
+
+
+def graph(
+    nodes: list[onnx.NodeProto],
+    inputs: dict[str, list],
+    outputs: list[str],
+    constants: dict[str, np.ndarray] | None = None,
+    *,
+    opset: int = 20,
+    ir_version: int = 10,
+) -> onnx.ModelProto:
+    """A model of float inputs by shape; the names of its nodes are those of their results."""
+    for node in nodes:
+        node.name = node.name or node.output[0]
+    made = onnx.helper.make_graph(
+        nodes,
+        "graph",
+        [
+            onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, s)
+            for n, s in inputs.items()
+        ],
+        [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, None) for n in outputs],
+        [onnx.numpy_helper.from_array(a, n) for n, a in (constants or {}).items()],
+    )
+    return onnx.helper.make_model(
+        made, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=ir_version
+    )
+
+
+def op(kind: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
+    """A node; inputs separated by spaces, `-` for one left out."""
+    given = ["" if name == "-" else name for name in inputs.split()]
+    return onnx.helper.make_node(kind, given, output.split(), **attributes)
+
+
+class Converted:
+    """A model all in one precision, calibrated on the data it is then run on."""
+
+    def __init__(
+        self,
+        model: onnx.ModelProto | str,
+        data: dict[str, np.ndarray],
+        precision: Precision = Precision.INT8,
+        machine: Hardware = MACHINE,
+        **plan: Precision,
+    ) -> None:
+        self.adaptor = OnnxRuntimeAdaptor()
+        self.float = self.adaptor.load(model)
+        self.space = self.adaptor.space(self.float, machine)
+        self.observed = self.adaptor.observe(self.float, [data], self.space)
+        chosen = {
+            op: self.space.capabilities[op].config(precision) or FP32 for op in self.space.decided
+        }
+        chosen.update({op: OpConfig(other) for op, other in plan.items()})
+        self.model = self.adaptor.convert(
+            self.float, PrecisionPlan(chosen), self.observed, self.space
+        )
+        self.reference = self.adaptor.predict(self.float, data)
+        self.result = self.adaptor.predict(self.model, data)
+        self.kernels = kernels(self.adaptor.native(self.model))
+
+    def scale(self, tensor: str) -> tuple[float, int]:
+        """The scale and zero point of a tensor, from its range."""
+        low, high = self.observed.ranges[tensor]["minmax"]
+        scale = (max(high, 0) - min(low, 0)) / 255
+        return scale, round(-min(low, 0) / scale)

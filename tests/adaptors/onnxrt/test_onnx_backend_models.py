@@ -1,0 +1,146 @@
+"""ONNX's own test models: single ops, what torch's exporter wrote, small whole models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx.backend.test.loader import DATA_DIR, load_model_tests
+from onnx_nets import MACHINE, session
+
+from neural_mp.adaptors.onnxrt import OnnxRuntimeAdaptor
+from neural_mp.errors import ModelLoadError
+from neural_mp.observations import Observations
+from neural_mp.plan import PrecisionPlan
+from neural_mp.precision import FP32, OpConfig, Precision
+
+#: The largest error that rounding may make, as a share of the largest number that comes out.
+TOLERANCES = {Precision.INT8: 0.05, Precision.BF16: 0.05, Precision.FP16: 0.004}
+#: What may be further off, and why.
+FURTHER_OFF = {
+    "large_number": "differences of 1 between numbers near 10,000, which BF16 has in steps of 64",
+    "dynamicquantizelinear": "whole numbers, made of rounded ones",
+    "training_dropout": "another draw on every run",
+}
+
+NODE_TESTS = {case.name: case for case in load_model_tests(kind="node")}
+FILES = sorted(Path(DATA_DIR).glob("*/*/model.onnx"))
+
+
+def read(path: Path, kind: str):
+    """A stored input."""
+    parsers = {
+        "tensor_type": (onnx.TensorProto, onnx.numpy_helper.to_array),
+        "sequence_type": (onnx.SequenceProto, onnx.numpy_helper.to_list),
+        "optional_type": (onnx.OptionalProto, onnx.numpy_helper.to_optional),
+    }
+    message, convert = parsers[kind]
+    return convert(message.FromString(path.read_bytes()))
+
+
+def fed(model: onnx.ModelProto, values) -> dict:
+    constants = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in constants]
+    return {value.name: each for value, each in zip(inputs, values, strict=False)}
+
+
+def same(one, other) -> bool:
+    """Bit by bit."""
+    if isinstance(one, list):
+        return isinstance(other, list) and all(map(same, one, other)) and len(one) == len(other)
+    if one is None or other is None:
+        return one is other
+    one, other = np.asarray(one), np.asarray(other)
+    if one.dtype.hasobject:
+        return bool(np.array_equal(one, other))
+    return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+
+
+def as_list(result, count: int) -> list:
+    return list(result) if count > 1 else [result]
+
+
+def check(name: str, model: onnx.ModelProto, values) -> bool:
+    """Load, run in FP32, convert whole and run again; False where ONNX Runtime cannot run it."""
+    adaptor = OnnxRuntimeAdaptor()
+    try:
+        alone = session(model)
+    except Exception:  # noqa: BLE001 - the bindings' own types
+        with pytest.raises(ModelLoadError, match="ONNX Runtime"):
+            adaptor.load(model)
+        return False
+    held = adaptor.load(model)
+    feeds = fed(model, values)
+    try:
+        reference = alone.run(None, feeds)
+    except Exception:  # noqa: BLE001 - types that its Python interface does not take
+        return False
+    space = adaptor.space(held, MACHINE)
+    count = len(reference)
+    untouched = adaptor.convert(held, space.fp32_plan(), Observations(), space)
+    results = as_list(adaptor.predict(untouched, feeds), count)
+    assert same(results, reference), name
+    for precision, tolerance in TOLERANCES.items():
+        plan = PrecisionPlan(
+            {
+                op: space.capabilities[op].config(precision) or FP32
+                for op in space.decided
+                if precision is Precision.INT8
+            }
+            or {
+                op.name: OpConfig(precision)
+                for op in space.graph
+                if space.capabilities[op.name].config(precision)
+            }
+        )
+        tensors = precision is Precision.INT8 and any(c != FP32 for c in plan.values())
+        observed = adaptor.observe(held, [feeds], space) if tensors else Observations()
+        converted = adaptor.convert(held, plan, observed, space)
+        given = as_list(adaptor.predict(converted, feeds), count)
+        if not any(word in name for word in FURTHER_OFF):
+            for one, other in zip(given, reference, strict=True):
+                assert_near(one, other, tolerance, (name, precision))
+    return True
+
+
+def assert_near(given, reference, tolerance: float, what) -> None:
+    if not isinstance(reference, np.ndarray):
+        assert same(given, reference), what
+        return
+    assert (given.dtype, given.shape) == (reference.dtype, reference.shape), what
+    if reference.dtype.kind != "f":
+        assert same(given, reference), what
+        return
+    finite = np.isfinite(reference)
+    np.testing.assert_array_equal(np.isnan(given), np.isnan(reference), err_msg=str(what))
+    if finite.any():
+        largest = max(float(np.abs(reference[finite]).max()), 1e-6)
+        assert np.abs(given[finite] - reference[finite]).max() <= tolerance * largest, what
+
+
+@pytest.mark.parametrize("start", range(0, len(NODE_TESTS), 100))
+def test_single_ops(start):
+    ran = 0
+    for case in list(NODE_TESTS.values())[start : start + 100]:
+        values = [
+            v if isinstance(v, list) or v is None else np.asarray(v) for v in case.data_sets[0][0]
+        ]
+        ran += check(case.name, case.model, values)
+    assert ran
+
+
+@pytest.mark.parametrize("kind", sorted({path.parts[-3] for path in FILES}))
+def test_models_in_files(kind):
+    ran = 0
+    for path in (path for path in FILES if path.parts[-3] == kind):
+        model = onnx.load(path)
+        inputs = list(fed(model, model.graph.input).values())
+        stored = [
+            read(path.parent / "test_data_set_0" / f"input_{i}.pb", v.type.WhichOneof("value"))
+            for i, v in enumerate(inputs)
+            if (path.parent / "test_data_set_0" / f"input_{i}.pb").exists()
+        ]
+        ran += check(str(path.parent), model, stored)
+    assert ran
