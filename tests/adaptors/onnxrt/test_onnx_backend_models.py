@@ -120,15 +120,13 @@ def assert_near(given, reference, tolerance: float, what) -> None:
         assert np.abs(given[finite] - reference[finite]).max() <= tolerance * largest, what
 
 
-@pytest.mark.parametrize("start", range(0, len(NODE_TESTS), 100))
-def test_single_ops(start):
+@pytest.mark.parametrize("part", range(4))
+def test_single_ops(part):
     ran = 0
-    for case in list(NODE_TESTS.values())[start : start + 100]:
-        values = [
-            v if isinstance(v, list) or v is None else np.asarray(v) for v in case.data_sets[0][0]
-        ]
+    for case in list(NODE_TESTS.values())[part::4]:
+        values = [v if isinstance(v, list | None) else np.asarray(v) for v in case.data_sets[0][0]]
         ran += check(case.name, case.model, values)
-    assert ran
+    assert ran > 330  # ONNX Runtime has no kernels for the others
 
 
 @pytest.mark.parametrize("kind", sorted({path.parts[-3] for path in FILES}))
