@@ -27,7 +27,7 @@ def run(folder, *command):
     return done.stdout
 
 
-@pytest.fixture(scope="module", params=["pytorch_digits", "tensorflow_digits"])
+@pytest.fixture(scope="module", params=["pytorch_digits", "tensorflow_digits", "onnx_digits"])
 def digits_example(request, copies):
     """A copy of the example, run from Python once."""
     folder = copies / request.param
