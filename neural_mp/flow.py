@@ -225,6 +225,9 @@ def _wanted_in_int8(
         if name in members:
             tails[members[name]] = name
     wanted = {tail for head, tail in tails.items() if graph[head].writes_int8}
+    for op in graph:
+        if op.joins_int8 and op.name in members and wanted.issuperset(op.inputs):
+            wanted.add(tails[op.name])  # one tensor to dequantize behind it instead of several
     for op in reversed(list(graph)):
         head = members.get(op.name)
         if head == op.name and op.joins_int8 and tails[head] not in wanted:
@@ -276,7 +279,7 @@ def observable_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> frozenset[st
         else:
             found.update(s for s in op.inputs if s != head and not _in_cluster(graph, s, head))
         last = not any(reader.cluster == head for reader in graph.consumers(op.name))
-        if last and graph[head].writes_int8:
+        if last and (graph[head].writes_int8 or graph[head].joins_int8):
             found.add(op.name)
     for op in reversed(list(graph)):
         if op.carries_int8 and op.name in found:

@@ -28,7 +28,8 @@ class Op:
             of its cluster) computes is quantized even where nothing reads it so.
         joins_int8: whether its INT8 kernel reads all its inputs quantized and is worth it between
             integers only (addition, average pooling): it runs where some input is written in INT8
-            and what it (or the last op of its cluster) computes is read in INT8.
+            and what it (or the last op of its cluster) computes is read in INT8; or where nothing
+            of what it reads can be written otherwise.
     """
 
     name: str

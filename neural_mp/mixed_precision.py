@@ -288,6 +288,7 @@ class MixedPrecision:
         warnings: list[str],
     ) -> TuningSpace:
         space = adaptor.space(model, hardware).restricted_to(precisions)
+        warnings.extend(_without_kernels(space, hardware, adaptor.framework))
         space = space.constrained(self._settings.constraints)
         if self.approach is not None:
             space = space.with_int8([self.approach])
@@ -337,3 +338,16 @@ class MixedPrecision:
 
 def _default_listener() -> Listener:
     return LiveListener() if sys.stderr.isatty() else Listener()
+
+
+def _without_kernels(space: TuningSpace, hardware: Hardware, framework: str) -> list[str]:
+    """One warning for every precision that the machine has and the framework does not."""
+    found = []
+    for precision in space.precisions():
+        able = [c for c in space.capabilities.values() if precision in c.precisions]
+        if hardware.support(precision).native and all(precision in c.emulated for c in able):
+            found.append(
+                f"{framework} has no {precision} kernels here: {precision} has the right numbers, "
+                f"but gains no speed"
+            )
+    return found

@@ -156,16 +156,23 @@ def test_an_addition_between_integers_reads_and_writes_them_each_with_a_scale_of
     assert "relu" in flow.int8_outputs
     assert "add" not in flow.int8_outputs  # inside of the kernel
     assert {name for name, root in flow.root.items() if name == root} == {
-        *("x", "stem", "a", "relu", "b"),
+        *("x", "stem", "a", "relu", "b", "sum"),
     }
 
 
 def test_an_addition_that_nothing_reads_in_integers_runs_in_float():
-    flow = trace(JOINED, all_joined())
+    free = OpGraph([replace(op, writes_int8=False) for op in JOINED], ["x"], ["mean"])
+    flow = trace(free, all_joined())
     assert flow.precisions["sum"] is FP32
     assert "sum" not in flow.int8_reads
-    without = trace(JOINED, all_joined(b=FP32))
+    without = trace(free, all_joined(b=FP32))
     assert without.precisions["add"] is without.precisions["relu"] is FP32
+
+
+def test_an_addition_of_what_can_only_be_written_in_integers_stays_there():
+    flow = trace(JOINED, all_joined())
+    assert flow.precisions["sum"] is INT8
+    assert "sum" in flow.int8_outputs  # one tensor is dequantized for the mean, not two
 
 
 def test_an_addition_of_floats_runs_in_float_and_is_quantized_behind():
@@ -177,7 +184,7 @@ def test_an_addition_of_floats_runs_in_float_and_is_quantized_behind():
 def test_an_addition_shares_the_tensors_it_reads_and_writes():
     tensors = {t.name: t for t in quantized_tensors(JOINED, frozenset(all_joined()))}
     assert tensors["a"].ops == {"a", "add"}
-    assert tensors["relu"].ops == {"add", "b"}
+    assert tensors["relu"].ops == {"add", "b", "sum"}
     assert observable_tensors(JOINED, frozenset(all_joined())) == {
-        *("x", "stem", "a", "relu", "b"),
+        *("x", "stem", "a", "relu", "b", "sum"),
     }

@@ -54,7 +54,9 @@ def _trained():
     class Residual(nn.Module):
         def __init__(self, channels: int) -> None:
             super().__init__()
-            self.inner = nn.Sequential(convolution(channels, channels), convolution(channels, channels))
+            self.inner = nn.Sequential(
+                convolution(channels, channels), convolution(channels, channels)
+            )
 
         def forward(self, x):
             return self.inner(x) + x

@@ -10,6 +10,7 @@ from onnx_nets import kernels, run
 import neural_mp
 from neural_mp import MixedPrecision, PrecisionPlan, common
 from neural_mp.errors import UnsupportedPrecisionError
+from neural_mp.hardware import Hardware
 
 
 @pytest.fixture(params=["file", "message", "bytes"])
@@ -189,3 +190,13 @@ def test_a_torch_model_goes_on_to_onnx_runtime(digits, plain_machine, tmp_path):
 
 def _input(path) -> str:
     return onnx.load(path).graph.input[0].name
+
+
+def test_16_bits_that_only_the_machine_has_come_with_a_warning(net):
+    """A machine with BF16, and ONNX Runtime without kernels for it on the CPU."""
+    converter = MixedPrecision()
+    converter.hardware = Hardware("with BF16", frozenset({"avx512_vnni", "avx512_bf16"}), 2)
+    converter.precisions = "bf16"
+    converter.model = net
+    result = converter()
+    assert any("onnxrt has no bf16 kernels" in warning for warning in result.report.warnings)
