@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from neural_mp.errors import ConversionError
+from neural_mp.errors import ConversionError, PlanError
 from neural_mp.flow import Flow
 from neural_mp.graph import OpGraph
 from neural_mp.observations import Observations, Range
@@ -38,11 +38,25 @@ def quantized_ranges(
     readers = first_readers(flow, plan)
     found = {}
     for root in dict.fromkeys(flow.root.values()):
+        _refuse_split(graph, root, plan)
         config = readers.get(root) or _writer(graph, root, plan)
         asked = config.activation.algorithm if config and config.activation else "minmax"
         ranges = [_observed(tensor, asked, observations) for tensor in flow.covers[root]]
         found[root] = (min(low for low, _ in ranges), max(high for _, high in ranges))
     return found
+
+
+def _refuse_split(graph: OpGraph, tensor: str, plan: PrecisionPlan) -> None:
+    """Raises `PlanError` where a plan cuts apart what one integer kernel runs."""
+    if tensor not in graph or not graph[tensor].writes_int8:
+        return
+    for op in graph.consumers(tensor):
+        if op.cluster == tensor and op.name in plan:
+            raise PlanError(
+                f"the plan has {tensor!r} in int8 and {op.name!r} in "
+                f"{plan[op.name].precision}, but one integer kernel runs both; put both into one "
+                f"precision"
+            )
 
 
 def _writer(graph: OpGraph, tensor: str, plan: PrecisionPlan) -> OpConfig | None:

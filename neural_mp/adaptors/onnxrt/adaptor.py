@@ -147,14 +147,15 @@ class OnnxRuntimeAdaptor(Adaptor):
 
     def size(self, model: OnnxModel) -> int:
         """Bytes of the constants."""
-        values = model.runs.graph.initializers.values()
-        return sum(v.const_value.nbytes for v in values if v.const_value is not None)
+        from neural_mp.adaptors.onnxrt.sessions import bytes_of
+
+        return sum(map(bytes_of, model.runs.graph.initializers.values()))
 
     def fingerprint(self, model: OnnxModel) -> str:
         """Of all nodes in order, weights included."""
         from neural_mp.adaptors.onnxrt.storage import digest
 
-        return digest(model.program, hashlib.sha256())
+        return digest(model.runs, hashlib.sha256())
 
     def first_non_finite(self, model: OnnxModel, inputs: Any) -> str | None:
         """The first op whose result holds NaN or Inf."""

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.onnxrt.prepare import unused, used_outputs
+from neural_mp.adaptors.onnxrt.folding import used_outputs
+from neural_mp.adaptors.onnxrt.naming import unused
+from neural_mp.adaptors.onnxrt.prepare import has_axes
 from neural_mp.adaptors.onnxrt.sessions import array_of
 
 #: Layers with constant weights: ONNX's op → which of its inputs is the weight.
@@ -153,6 +155,9 @@ def _heads(node: ir.Node) -> bool:
         return False
     if node.op_type in LAYERS:
         return True
+    dilations = node.attributes.get("dilations")
+    if node.op_type == "AveragePool" and dilations is not None and set(dilations.as_ints()) != {1}:
+        return False
     computed = all(value is not None and value.const_value is None for value in node.inputs)
     return node.op_type in JOINERS and computed and len(used_outputs(node)) == 1
 
@@ -217,6 +222,8 @@ def _moves(node: ir.Node) -> bool:
     if node.inputs[0] is None or node.inputs[0].const_value is not None:
         return False
     if any(value is not None and value.const_value is None for value in node.inputs[1:]):
+        return False
+    if has_axes(node):
         return False
     mode = node.attributes.get("mode")
     if node.op_type == "Resize":

@@ -145,19 +145,20 @@ class _Writer:
         """The graph, less what is no longer needed."""
         graph = self.program.graph
         self.forms.place = None
+        final: dict[ir.Value, ir.Value] = {}
         for index, value in enumerate(list(graph.outputs)):
-            found = self.forms.real(value)
-            if found is not value:
-                self._leave_as(index, value, found)
+            if value not in final:
+                found = self.forms.real(value)
+                final[value] = value if found is value else self._renamed(value, found)
+            graph.outputs[index] = final[value]
         common.RemoveUnusedNodesPass()(self.program)
         if any(node.domain == CONTRIB for node in graph):
             graph.opset_imports[CONTRIB] = 1
         _forget_types(graph)
         return Conversion(self.program, self.forms.owners, self.forms.counts)
 
-    def _leave_as(self, index: int, value: ir.Value, found: ir.Value) -> None:
-        """Make a value an output of the graph, by the name the untouched one had."""
-        graph = self.program.graph
+    def _renamed(self, value: ir.Value, found: ir.Value) -> ir.Value:
+        """A value as an output of the graph, by the name the untouched one had."""
         if found.is_graph_output() or found.is_graph_input():
             copied = ir.val(None)
             self.forms.insert(ir.node("Identity", [found], outputs=[copied]), f"{value.name}/copy")
@@ -165,7 +166,7 @@ class _Writer:
         name = value.name
         value.name = self.forms.name(f"{name}/{UINT8}/before")
         found.name, found.type, found.shape = name, value.type, value.shape
-        graph.outputs[index] = found
+        return found
 
 
 def _forget_types(graph: ir.Graph) -> None:

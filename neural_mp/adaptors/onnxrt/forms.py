@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.base import ConversionCounts
 from neural_mp.adaptors.onnxrt.encoding import Encoding, StoredWeight
-from neural_mp.adaptors.onnxrt.prepare import constant, unused
+from neural_mp.adaptors.onnxrt.naming import constant, names_in, unused
 from neural_mp.adaptors.onnxrt.registry import CONTRIB
 from neural_mp.adaptors.onnxrt.sessions import array_of
 from neural_mp.adaptors.signature import Array
@@ -51,16 +51,14 @@ class Forms:
     _found: dict[ir.Value, dict[str, ir.Value]] = field(default_factory=dict)
     _dynamic: dict[ir.Value, tuple[ir.Value, ...]] = field(default_factory=dict)
     _parameters: dict[Encoding, tuple[ir.Value, ir.Value]] = field(default_factory=dict)
+    _moved_from: dict[ir.Value, ir.Value] = field(default_factory=dict)
     _names: set[str | None] = field(default_factory=set)
     _counts: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("casts", "quantize", "dequantize"), 0)
     )
 
     def __post_init__(self) -> None:
-        self._names.update(value.name for value in self.graph.inputs)
-        for node in self.graph.all_nodes():
-            self._names.add(node.name)
-            self._names.update(value.name for value in node.outputs)
+        self._names.update(names_in(self.graph))
 
     @property
     def counts(self) -> ConversionCounts:
@@ -74,6 +72,8 @@ class Forms:
     def real(self, tensor: ir.Value, form: str = FP32) -> ir.Value:
         """A tensor in FP32, BF16 or FP16."""
         found = self._found.setdefault(tensor, {FP32: tensor})
+        if form == FP32 and found.get(FP32) is found.get(_DEQUANTIZED, tensor) is not tensor:
+            self._counts["dequantize"] += 1  # ONNX Runtime does it anew for every op that reads it
         if form in found:
             return found[form]
         array = array_of(tensor)
@@ -130,16 +130,25 @@ class Forms:
 
     def parameters(self, tensor: ir.Value) -> tuple[ir.Value, ir.Value]:
         """The scale and zero point of a tensor, as constants."""
-        encoding = self.encoding_of(tensor)
+        encoding = self.encoding(tensor)
         if encoding not in self._parameters:
             scale = self.constant(f"{tensor.name}/scale", np.float32(encoding.scale))
             zero = self.constant(f"{tensor.name}/zero_point", np.uint8(encoding.zero_point))
             self._parameters[encoding] = scale, zero
         return self._parameters[encoding]
 
+    def encoding(self, tensor: ir.Value) -> Encoding:
+        """How a tensor is stored in uint8."""
+        return self.encoding_of(self._moved_from.get(tensor, tensor))
+
+    def put_moved(self, result: ir.Value, moved: ir.Value) -> None:
+        """Say that an op that moves values has moved stored ones."""
+        self.put(result, UINT8, result)
+        self._moved_from[result] = self._moved_from.get(moved, moved)
+
     def constant(self, name: str, value: Any, dtype: ir.DataType | None = None) -> ir.Value:
         """A new constant."""
-        return constant(self.graph, name, np.asarray(value), dtype)
+        return constant(self.graph, self.name(name), np.asarray(value), dtype)
 
     def name(self, wanted: str) -> str:
         """A name that nothing has yet."""

@@ -52,7 +52,7 @@ def _quantize_parameters(forms: Forms, head: ir.Node, config: OpConfig) -> None:
     bias = array_of(rest[0]) if rest else None
     assert weight is not None
     assert config.weight is not None
-    scale = forms.encoding_of(data).scale
+    scale = forms.encoding(data).scale
     stored = store_weight(weight, 0, config.weight, bias, scale)
     stem = str(head.name)
     head.replace_input_with(0, forms.for_kernel(data))
@@ -121,4 +121,4 @@ def write_mover(forms: Forms, node: ir.Node) -> None:
         node.replace_input_with(2, zero)
     node.replace_input_with(0, stored)
     for result in node.outputs:
-        forms.put(result, UINT8, result)
+        forms.put_moved(result, moved)

@@ -15,10 +15,12 @@ from google.protobuf.message import DecodeError
 
 from neural_mp.adaptors.given_inputs import names_in, names_or_examples
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
-from neural_mp.adaptors.onnxrt.prepare import LEAST_OPSET, name_nodes, opset_of, prepare
+from neural_mp.adaptors.onnxrt.naming import name_nodes
+from neural_mp.adaptors.onnxrt.opset import LEAST_OPSET, opset_of
+from neural_mp.adaptors.onnxrt.prepare import prepare
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
 from neural_mp.adaptors.onnxrt.weightless import read_without_weights
-from neural_mp.adaptors.signature import Port, Signature, example_for
+from neural_mp.adaptors.signature import Array, Port, Signature, example_for
 from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
 
 logger = logging.getLogger(__name__)
@@ -63,11 +65,9 @@ def load(source: Any, inputs: Any, outputs: Any, example: Any, provider: str) ->
         raise ModelLoadError(str(error)) from error
     _keep_outputs(program, signature)
     folder = origin.folder if origin else None
-    warnings, obstacle = prepare(program, folder)
-    try:
-        Runner(program, folder, provider, level=PLAIN)
-    except ConversionError as error:
-        obstacle = f"prepared for it, ONNX Runtime refuses it: {error}"
+    feeds = signature.bind(example) if example is not None else example_for(signature)
+    warnings, obstacle = _prepared(program, given, signature, feeds, folder, provider)
+    if obstacle is not None:
         program = program_of(read)
         name_nodes(program)
         _keep_outputs(program, signature)
@@ -76,7 +76,6 @@ def load(source: Any, inputs: Any, outputs: Any, example: Any, provider: str) ->
         obstacle = "it uses no operators of ai.onnx"
     if obstacle is not None:
         warnings.append(f"nothing of the model can be converted: {obstacle}")
-    feeds = signature.bind(example) if example is not None else example_for(signature)
     if example is None and any(p.shape and None in p.shape[1:] for p in signature.inputs):
         unknown = next(p for p in signature.inputs if p.shape and None in p.shape[1:])
         warnings.append(
@@ -97,6 +96,48 @@ def load(source: Any, inputs: Any, outputs: Any, example: Any, provider: str) ->
     )
 
 
+def _prepared(
+    program: ir.Model,
+    given: ir.Model,
+    signature: Signature,
+    feeds: dict[str, Array],
+    folder: Path | None,
+    provider: str,
+) -> tuple[list[str], str | None]:
+    """Prepare a graph, in place, and make sure that it still runs, and computes the same."""
+    try:
+        warnings, obstacle = prepare(program, folder)
+        if obstacle is not None:
+            return [], obstacle
+        prepared = Runner(program, folder, provider, level=PLAIN)
+    except ConversionError as error:
+        return [], f"prepared for it, {error}"
+    except Exception as error:
+        # What the passes of onnx-ir raise depends on what they meet.
+        logger.debug("a graph cannot be prepared", exc_info=True)
+        return [], f"its graph cannot be prepared for it: {in_one_line(error)}"
+    if opset_of(program) == opset_of(given):
+        return warnings, None
+    names = [port.tensor for port in signature.outputs]
+    try:
+        expected = Runner(given, folder, provider, level=PLAIN)(feeds, names)
+    except ConversionError:
+        return warnings, None  # it does not run on what was made up for it
+    try:
+        found = prepared(feeds, names)
+    except ConversionError as error:
+        return [], f"opset {opset_of(given)} cannot be raised: {error}"
+    if all(_close(one, other) for one, other in zip(found, expected, strict=True)):
+        return warnings, None
+    return [], f"opset {opset_of(given)} cannot be raised: the raised model computes something else"
+
+
+def _close(one: Any, other: Any) -> bool:
+    if not isinstance(other, np.ndarray) or other.dtype.kind not in "fiub":
+        return True
+    return one.shape == other.shape and np.allclose(one, other, 1e-3, 1e-5, equal_nan=True)
+
+
 def _read(source: Any) -> _Read:
     if isinstance(source, str | Path):
         return read_file(Path(source))
@@ -108,7 +149,7 @@ def _read(source: Any) -> _Read:
         except DecodeError as error:
             raise ModelLoadError(f"the bytes given are no ONNX model: {error}") from error
     elif isinstance(source, ir.Model):
-        proto = ir.to_proto(source)
+        return _put_aside(source)
     if not isinstance(proto, onnx.ModelProto):
         raise ModelLoadError(
             f"a {type(source).__name__} is no ONNX model; give a path, a ModelProto, or its bytes"
@@ -121,9 +162,14 @@ def _read(source: Any) -> _Read:
         )
     if proto.ByteSize() < _LARGE:
         return _Read(proto, Path())
+    return _put_aside(ir.from_proto(proto))
+
+
+def _put_aside(program: ir.Model) -> _Read:
+    """Write a graph with its weights to files of our own."""
     held = tempfile.TemporaryDirectory()
     path = Path(held.name) / "model.onnx"
-    ir.save(ir.from_proto(proto), path, external_data="model.data")
+    ir.save(program, path, external_data="model.data")
     return _Read(read_without_weights(path), path.parent, held)
 
 

@@ -11,10 +11,13 @@ from neural_mp.adaptors.calibration import SAMPLES_PER_BATCH, TensorStatistics, 
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
 from neural_mp.adaptors.signature import Array
+from neural_mp.errors import ConversionError
 from neural_mp.observations import Observations
 
 #: Bytes fetched at once: what a part of a batch needs grows with it.
 _FETCHED_BYTES = 32 << 20
+#: In place of a number of samples: batches as they come.
+_WHOLE = -1
 #: Ops whose channels are on the second axis; of all others they are taken to be on the last.
 _CHANNELS_SECOND = ("Conv", "AveragePool", "MaxPool", "GlobalAveragePool", "BatchNormalization")
 #: How many tensors are looked at in one run for the first that is not finite.
@@ -39,18 +42,21 @@ def observe(
         else None
     )
     statistics: dict[str, TensorStatistics] = {}
-    samples, limit = 0, 1
+    samples, limit = 0, 0
     for feeds in batches:
         samples += _length(feeds)
-        for part in _parts(model, feeds, limit):
+        if not limit:
+            limit = 1 if _separable(model, feeds, threads) else _WHOLE
+        for part in _parts(feeds, limit):
             found = dict(part)
             if runner is not None:
                 found.update(zip(fetched, runner(part, fetched), strict=True))
             for name, value in zip(names, values, strict=True):
                 taken = statistics.setdefault(name, TensorStatistics())
                 _reduce(taken, np.asarray(found[value], np.float32), name in second)
-            each = sum(found[value].nbytes for value in values) // max(_length(part), 1)
-            limit = max(1, _FETCHED_BYTES // max(each, 1))
+            if limit != _WHOLE:
+                each = sum(found[value].nbytes for value in values) // max(_length(part), 1)
+                limit = max(1, _FETCHED_BYTES // max(each, 1))
     seen = {name: taken for name, taken in statistics.items() if taken.seen}
     return summarize(seen, samples)
 
@@ -100,13 +106,37 @@ def _length(feeds: Mapping[str, Array]) -> int:
     return next((len(array) for array in feeds.values() if np.ndim(array)), 1)
 
 
-def _parts(model: OnnxModel, feeds: dict[str, Array], limit: int) -> Iterator[dict[str, Array]]:
-    """A batch in parts of at most so many samples, where every input and output has samples."""
-    size = _length(feeds)
+def _separable(model: OnnxModel, feeds: dict[str, Array], threads: int | None) -> bool:
+    """Whether the first axis is that of samples, which have nothing to do with each other.
+
+    Two samples are run together and one by one: a first axis may be that of time as well.
+    """
     ports = (*model.signature.inputs, *model.signature.outputs)
-    open_axis = all(port.shape and port.shape[0] is None for port in ports)
-    alike = all(np.ndim(array) and len(array) == size for array in feeds.values())
-    step = limit if open_axis and alike else max(size, 1)
+    if not all(port.shape and port.shape[0] is None for port in ports) or _length(feeds) < 2:
+        return False
+    if any(np.ndim(array) == 0 or len(array) != _length(feeds) for array in feeds.values()):
+        return False
+    names = [port.tensor for port in model.signature.outputs]
+    runner = model.session(model.program, threads=threads, lean=True)
+    try:
+        together, first, second = (
+            runner({name: array[cut] for name, array in feeds.items()}, names)
+            for cut in (slice(0, 2), slice(0, 1), slice(1, 2))
+        )
+    except ConversionError:
+        return False
+    return all(
+        len(one) == len(two) == 1
+        and both.shape == (2, *one.shape[1:]) == (2, *two.shape[1:])
+        and np.allclose(both, np.concatenate([one, two]), 1e-3, 1e-4, equal_nan=True)
+        for both, one, two in zip(together, first, second, strict=True)
+    )
+
+
+def _parts(feeds: dict[str, Array], limit: int) -> Iterator[dict[str, Array]]:
+    """A batch in parts of at most so many samples."""
+    size = _length(feeds)
+    step = max(size, 1) if limit == _WHOLE else limit
     for start in range(0, max(size, 1), step):
         yield (
             {name: array[start : start + step] for name, array in feeds.items()}

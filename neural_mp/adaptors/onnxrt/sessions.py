@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,8 @@ PLAIN, BASIC, ALL = (
 )
 _FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
 _FATAL = 4
+#: Types of tensors that do not come as arrays by themselves.
+_STRANGE = ("tensor(bfloat16", "tensor(float8", "tensor(float4", "tensor(int4", "tensor(uint4")
 #: A message of Protocol Buffers cannot be larger than 2 GiB.
 _MESSAGE_LIMIT = 1_900_000_000
 
@@ -78,15 +81,23 @@ class Runner:
         else:
             if folder is not None:
                 options.add_session_config_entry(_FOLDER_OF_WEIGHTS, str(folder))
-            source = ir.to_proto(program).SerializeToString()
+            source = b""
         try:
+            source = source or ir.to_proto(program).SerializeToString()
             self.session = ort.InferenceSession(source, options, providers=[provider])
         except Exception as error:
-            # The bindings raise types of their own, and RuntimeError, for whatever is wrong.
+            # The bindings raise types of their own, and so does the writing of a broken graph.
             logger.debug("no session", exc_info=True)
             raise ConversionError(
                 f"ONNX Runtime refuses the model: {in_one_line(error)}"
             ) from error
+
+        # numpy has no such types as bfloat16, and ONNX Runtime does not know those of ml_dtypes.
+        self._plain = {
+            output.name
+            for output in self.session.get_outputs()
+            if not output.type.startswith(_STRANGE)
+        }
 
     def __call__(self, feeds: Mapping[str, Any], fetches: Sequence[str]) -> list[Any]:
         """The values of some outputs for these inputs, by name.
@@ -94,10 +105,9 @@ class Runner:
         Raises:
             ConversionError: a kernel refuses what it is given.
         """
-        # numpy has no such types as bfloat16, and ONNX Runtime does not know those of ml_dtypes.
         strange = any(isinstance(v, np.ndarray) and v.dtype.kind == "V" for v in feeds.values())
         try:
-            if strange:
+            if strange or not self._plain.issuperset(fetches):
                 given = {name: _handed_over(value) for name, value in feeds.items()}
                 return [_taken(v) for v in self.session.run_with_ort_values(list(fetches), given)]
             return list(self.session.run(list(fetches), dict(feeds)))
@@ -116,16 +126,32 @@ def _handed_over(value: Array) -> ort.OrtValue:
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(value, int(kind))
 
 
-def _taken(value: Any) -> Any:
-    return value.numpy() if value.is_tensor() else value
+def _taken(value: ort.OrtValue) -> Any:
+    if not value.is_tensor():
+        return value.to_sequence() if hasattr(value, "to_sequence") else value
+    kind = ir.DataType(value.element_type())
+    if kind in (ir.DataType.STRING, ir.DataType.UNDEFINED) or kind.numpy().kind != "V":
+        return value.numpy()
+    shape = value.shape()
+    count = int(np.prod(shape)) * kind.itemsize
+    content = ctypes.string_at(value.data_ptr(), int(count))
+    return np.frombuffer(content, kind.numpy()).reshape(shape).copy()
+
+
+def bytes_of(value: ir.Value | None) -> int:
+    """Bytes that a constant takes; those of strings are not counted."""
+    if value is None or value.const_value is None:
+        return 0
+    tensor = value.const_value
+    return 0 if tensor.dtype is ir.DataType.STRING else int(tensor.nbytes)
 
 
 def _inline_bytes(program: ir.Model) -> int:
     """Bytes of the weights that lie in memory, and so in the message."""
     return sum(
-        value.const_value.nbytes
+        bytes_of(value)
         for value in program.graph.initializers.values()
-        if value.const_value is not None and not isinstance(value.const_value, ir.ExternalTensor)
+        if not isinstance(value.const_value, ir.ExternalTensor)
     )
 
 

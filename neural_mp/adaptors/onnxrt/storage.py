@@ -14,7 +14,7 @@ import onnx_ir as ir
 from neural_mp.adaptors.base import ConversionCounts
 from neural_mp.adaptors.onnxrt.loading import program_of, read_file
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
-from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
+from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner, bytes_of
 from neural_mp.adaptors.signature import Port, Signature, example_for
 from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
 
@@ -92,6 +92,8 @@ def save_file(model: OnnxModel, path: Path, metadata: Mapping[str, str]) -> None
         ir.save(program, path, external_data=f"{path.name}.data")
     else:
         path.write_bytes(_whole(program).SerializeToString())
+    if not all(value.shape is not None for value in program.graph.outputs):
+        return  # the checker wants to know at least how many axes they have
     try:
         onnx.checker.check_model(str(path))
     except onnx.checker.ValidationError as error:
@@ -116,8 +118,7 @@ def _whole(program: ir.Model) -> onnx.ModelProto:
 
 
 def _weights(program: ir.Model) -> int:
-    values = program.graph.initializers.values()
-    return sum(v.const_value.nbytes for v in values if v.const_value is not None)
+    return sum(map(bytes_of, program.graph.initializers.values()))
 
 
 def digest(program: ir.Model, running: Any) -> str:
