@@ -150,13 +150,24 @@ def _inside(node: ir.Node) -> Iterator[ir.Node]:
             yield from _inside(sub)
 
 
+def confuses(node: ir.Node) -> bool:
+    """Whether ONNX Runtime makes an error of an op where integers are around it.
+
+    It moves transpositions over axes that are named without moving those, and makes an integer
+    kernel that knows no dilations of an average that has some.
+    """
+    if node.op_type == "AveragePool":
+        dilations = node.attributes.get("dilations")
+        return dilations is not None and set(dilations.as_ints()) != {1}
+    return has_axes(node)
+
+
 def _heads(node: ir.Node) -> bool:
     if node.domain or not is_float32(node.outputs[0]) or not node.inputs:
         return False
     if node.op_type in LAYERS:
         return True
-    dilations = node.attributes.get("dilations")
-    if node.op_type == "AveragePool" and dilations is not None and set(dilations.as_ints()) != {1}:
+    if confuses(node):
         return False
     computed = all(value is not None and value.const_value is None for value in node.inputs)
     return node.op_type in JOINERS and computed and len(used_outputs(node)) == 1
@@ -223,7 +234,7 @@ def _moves(node: ir.Node) -> bool:
         return False
     if any(value is not None and value.const_value is None for value in node.inputs[1:]):
         return False
-    if has_axes(node):
+    if confuses(node):
         return False
     mode = node.attributes.get("mode")
     if node.op_type == "Resize":

@@ -8,10 +8,9 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_mp.adaptors.onnxrt.amp_lists import ALLOW, denied, listed
-from neural_mp.adaptors.onnxrt.anatomy import JOINERS, LAYERS, is_float32
+from neural_mp.adaptors.onnxrt.anatomy import JOINERS, LAYERS, confuses, is_float32
 from neural_mp.adaptors.onnxrt.folding import used_outputs
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.prepare import has_axes
 from neural_mp.adaptors.onnxrt.registry import CONTRIB, has_kernel
 from neural_mp.adaptors.onnxrt.schemas import takes
 from neural_mp.adaptors.onnxrt.sessions import CPU, array_of
@@ -43,7 +42,7 @@ class _Judge:
     def __init__(self, model: OnnxModel, hardware: Hardware) -> None:
         self.model, self.anatomy = model, model.anatomy
         self.supports = {p: hardware.support(p) for p in (Precision.INT8, *_SIXTEEN)}
-        self.names_axes = any(has_axes(node) for node in self.anatomy.nodes.values())
+        self.confused = any(confuses(node) for node in self.anatomy.nodes.values())
         self.weights = _weight_types(self.supports[Precision.INT8].native)
 
     def capability(self, name: str) -> Capability:
@@ -135,8 +134,8 @@ class _Judge:
         bias = node.inputs[2] if len(node.inputs) > 2 else None
         if bias is not None and array_of(bias) is None:
             return "its bias is computed, not constant"
-        if self.names_axes:
-            return "ONNX Runtime lays out integer convolutions wrongly around ops that name axes"
+        if self.confused:
+            return "the model has an op that ONNX Runtime runs wrongly near integer convolutions"
         return None
 
     def _gemm_obstacle(self, node: ir.Node, weight: np.ndarray) -> str | None:

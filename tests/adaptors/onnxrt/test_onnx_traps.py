@@ -1,0 +1,295 @@
+"""What went wrong once, each on the smallest model that shows it."""
+
+import numpy as np
+import onnx
+import onnx_ir
+import pytest
+from adaptor_contract import signal_to_noise
+from onnx import TensorProto, helper
+from onnx_nets import Converted, graph, op, run
+
+from neural_mp.adaptors.onnxrt import OnnxRuntimeAdaptor
+from neural_mp.errors import PlanError
+from neural_mp.precision import Precision
+
+BF16, INT8 = Precision.BF16, Precision.INT8
+
+
+def draw(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+X = {"x": draw(2, 4, 8, 8, seed=9)}
+W, W3, W1 = draw(8, 4, 3, 3), draw(5, 8, 3, 3, seed=1), draw(6, 4, 1, 1, seed=2)
+
+
+def conv_and(*nodes, outputs=("y",), constants=None, **other):
+    constants = {"w": W, **(constants or {})}
+    return graph(
+        [op("Conv", "x w", "c"), *nodes], {"x": ["n", 4, 8, 8]}, list(outputs), constants, **other
+    )
+
+
+@pytest.mark.parametrize(("mode", "scale"), [("linear", 2.0), ("nearest", 1.6)])
+def test_resizing_of_an_old_opset_is_not_shifted_by_half_a_pixel(mode, scale):
+    constants = {"s": np.array([1, 1, scale, scale], np.float32)}
+    model = conv_and(op("Resize", "c s", "y", mode=mode), constants=constants, opset=10)
+    converted = Converted(model, X, BF16)
+    assert converted.float.obstacle is None
+    assert signal_to_noise(converted.reference, converted.result) > 40
+
+
+def test_an_op_that_means_something_else_in_a_later_opset_is_left_alone():
+    model = conv_and(op("Hardmax", "c", "y", axis=1), opset=12)
+    converted = Converted(model, X, BF16)
+    assert "computes something else" in converted.float.obstacle
+    np.testing.assert_array_equal(converted.result, converted.reference)
+
+
+def test_what_raising_the_opset_puts_in_has_names_and_its_constants_count_as_such():
+    """Softmax of opset 12 becomes several ops; the limits of a Clip were attributes."""
+    softmax = Converted(conv_and(op("Softmax", "c", "y", axis=1), opset=11), X)
+    assert "" not in softmax.float.anatomy.nodes
+    assert softmax.kernels["QLinearConv"] == 1
+    nodes = (op("Clip", "c", "r", min=0.0, max=6.0), op("Conv", "r v", "y"))
+    clip = Converted(conv_and(*nodes, constants={"v": W3}, opset=10), X)
+    assert clip.kernels["QLinearConv"] == 2
+    assert clip.kernels["QuantizeLinear"] == clip.kernels["DequantizeLinear"] == 1
+
+
+@pytest.mark.parametrize("rest", [[op("Sin", "b", "z")], [op("Identity", "b", "z")]])
+def test_one_half_of_a_split_is_read_in_floats(rest):
+    nodes = (op("Split", "c", "a b", axis=1, num_outputs=2), op("Conv", "a v", "y"), *rest)
+    model = conv_and(*nodes, outputs=("y", "z"), constants={"v": W1})
+    converted = Converted(model, X)
+    assert converted.kernels["QLinearConv"] == 2
+    for reference, given in zip(converted.reference, converted.result, strict=True):
+        assert signal_to_noise(reference, given) > 20
+
+
+def test_a_first_axis_that_is_not_that_of_samples_is_not_cut():
+    """Time comes first, and a convolution over it takes more than one step."""
+    model = graph(
+        [
+            op("Transpose", "x", "t", perm=[1, 0]),
+            op("Unsqueeze", "t axis", "u"),
+            op("Conv", "u w", "c"),
+            op("Squeeze", "c axis", "s"),
+            op("Transpose", "s", "y", perm=[1, 0]),
+        ],
+        {"x": ["time", 8]},
+        ["y"],
+        {"axis": np.array([0]), "w": draw(5, 8, 3)},
+    )
+    converted = Converted(model, {"x": draw(20, 8)})
+    assert signal_to_noise(converted.reference, converted.result) > 30
+
+
+def test_samples_that_have_to_do_with_each_other_are_calibrated_together():
+    model = graph(
+        [
+            op("MatMul", "x w", "h"),
+            op("Transpose", "h", "t", perm=[1, 0]),
+            op("MatMul", "h t", "k"),
+            op("ReduceSum", "k axis", "r", keepdims=1),
+            op("MatMul", "r v", "y"),
+        ],
+        {"x": ["b", 8]},
+        ["y"],
+        {"axis": np.array([1]), "w": draw(8, 5), "v": draw(1, 5)},
+    )
+    converted = Converted(model, {"x": draw(20, 8)})
+    assert signal_to_noise(converted.reference, converted.result) > 30
+
+
+def test_constants_that_are_no_numbers_are_not_computed():
+    nodes = [
+        op("Cast", "numbers", "words", to=TensorProto.STRING),
+        op("SequenceConstruct", "k l", "s"),
+        op("SequenceAt", "s place", "e"),
+        op("ReduceSum", "e", "f", keepdims=0),
+        op("MatMul", "x w", "m"),
+        op("Add", "m f", "y"),
+    ]
+    constants = {
+        "numbers": np.arange(3, dtype=np.float32),
+        "k": draw(2),
+        "l": draw(3),
+        "place": np.array(1),
+        "w": draw(4, 5),
+    }
+    model = graph(nodes, {"x": ["n", 4]}, ["y"], constants)
+    words = helper.make_tensor_value_info("words", TensorProto.STRING, [3])
+    model.graph.output.append(words)
+    converted = Converted(model, {"x": draw(3, 4)})
+    assert converted.float.obstacle is None
+    assert signal_to_noise(converted.reference[0], converted.result[0]) > 30
+    assert list(converted.result[1]) == list(converted.reference[1])
+
+
+def test_a_function_written_in_another_opset_leaves_the_model_alone():
+    inner = [helper.make_node("MatMul", ["a", "b"], ["c"])]
+    function = helper.make_function(
+        "mine", "block", ["a", "b"], ["c"], inner, [helper.make_opsetid("", 18)]
+    )
+    model = graph([op("MatMul", "x w", "y")], {"x": ["n", 4]}, ["y"], {"w": draw(4, 5)})
+    model.graph.node[0].CopyFrom(
+        helper.make_node("block", ["x", "w"], ["y"], domain="mine", name="block")
+    )
+    model.functions.append(function)
+    model.opset_import.append(helper.make_opsetid("mine", 1))
+    x = {"x": draw(3, 4)}
+    converted = Converted(model, x)
+    np.testing.assert_array_equal(converted.result, run(model, **x)[0])
+    assert converted.float.obstacle
+
+
+@pytest.mark.parametrize("kind", ["Pad", "Resize scales", "Resize sizes"])
+def test_axes_that_are_named_stay_those(kind):
+    """ONNX Runtime's integer convolutions have channels last, and it forgets to move the axes."""
+    nodes = {
+        "Pad": op("Pad", "c p - ax", "d"),
+        "Resize scales": op("Resize", "c - s", "d", mode="nearest", axes=[2, 3]),
+        "Resize sizes": op("Resize", "c - - z", "d", mode="nearest", axes=[2, 3]),
+    }
+    constants = {
+        "p": np.array([1, 2]),
+        "ax": np.array([3]),
+        "s": np.array([2, 1.5], np.float32),
+        "z": np.array([9, 7]),
+        "v": W3,
+    }
+    used = {*nodes[kind].input, "v"}
+    model = conv_and(
+        nodes[kind],
+        op("Conv", "d v", "y"),
+        constants={name: array for name, array in constants.items() if name in used},
+    )
+    converted = Converted(model, X)
+    assert signal_to_noise(converted.reference, converted.result) > 25
+    assert (converted.kernels["QLinearConv"] == 2) == (kind != "Resize sizes")
+
+
+def test_a_plan_that_cuts_a_kernel_apart_says_so():
+    model = conv_and(op("Relu", "c", "r"), op("Conv", "r v", "y"), constants={"v": W3})
+    with pytest.raises(PlanError, match="'c' in int8 and 'r' in fp32, but one integer kernel"):
+        Converted(model, X, r=Precision.FP32)
+
+
+def test_an_average_over_a_dilated_window_stays_in_floats():
+    nodes = (
+        op("AveragePool", "c", "a", kernel_shape=[2, 2], dilations=[2, 2]),
+        op("Conv", "a v", "y"),
+    )
+    converted = Converted(conv_and(*nodes, constants={"v": W3[..., :1, :1]}), X)
+    assert converted.kernels["AveragePool"] == 1
+    assert signal_to_noise(converted.reference, converted.result) > 25
+    reason = converted.space.capabilities["y"].reasons[INT8]
+    assert "runs wrongly near integer convolutions" in reason
+
+
+def test_names_that_we_would_give_may_be_taken():
+    for name in ("x/scale", "mm.weight/int8", "x/uint8", "h/dequantized", "h/bf16"):
+        model = graph(
+            [op("MatMul", "x w", "h"), op("Sin", "h", name), op("MatMul", f"{name} v", "y")],
+            {"x": ["n", 4]},
+            ["y"],
+            {"w": draw(4, 5), "v": draw(5, 3)},
+        )
+        model.graph.node[0].name = "mm"
+        for precision in (INT8, BF16):
+            converted = Converted(model, {"x": draw(3, 4)}, precision)
+            assert signal_to_noise(converted.reference, converted.result) > 25
+
+
+def test_nan_is_traced_in_a_model_in_bf16():
+    model = graph(
+        [op("MatMul", "x w", "h"), op("Relu", "h", "y")], {"x": ["n", 4]}, ["y"], {"w": draw(4, 5)}
+    )
+    converted = Converted(model, {"x": draw(3, 4)}, BF16)
+    given = np.full((1, 4), np.nan, np.float32)
+    assert converted.adaptor.first_non_finite(converted.model, given) == "h"
+
+
+def test_an_output_in_bf16_comes_as_one():
+    model = graph([op("MatMul", "x w", "m")], {"x": ["n", 4]}, ["m"], {"w": draw(4, 5)})
+    model.graph.node.append(op("Cast", "m", "y", to=TensorProto.BFLOAT16))
+    model.graph.output[0].CopyFrom(
+        helper.make_tensor_value_info("y", TensorProto.BFLOAT16, ["n", 5])
+    )
+    x = draw(3, 4)
+    converted = Converted(model, {"x": x})
+    assert converted.result.dtype == np.dtype("bfloat16")
+    assert signal_to_noise(x @ draw(4, 5), converted.result.astype(np.float32)) > 25
+
+
+@pytest.mark.parametrize("precision", [INT8, BF16])
+def test_one_tensor_as_two_outputs_keeps_its_name(precision):
+    model = conv_and(op("Relu", "c", "y"), outputs=("y", "y"))
+    converted = Converted(model, X, precision)
+    stored = converted.adaptor.native(converted.model)
+    assert [value.name for value in stored.graph.output] == ["y", "y"]
+
+
+def test_an_output_of_unknown_rank_can_be_saved(tmp_path):
+    model = graph(
+        [op("MatMul", "x w", "m"), op("Reshape", "m s", "y")],
+        {"x": ["n", 4], "s": [2]},
+        ["y"],
+        {"w": draw(4, 6)},
+    )
+    model.graph.input[1].type.tensor_type.elem_type = TensorProto.INT64
+    model.graph.input[1].type.tensor_type.shape.dim[0].dim_param = "rank"
+    data = {"x": draw(3, 4), "s": np.array([9, 2])}
+    converted = Converted(model, data)
+    for held in (converted.float, converted.model):
+        converted.adaptor.save_file(held, tmp_path / "model.onnx", {})
+        (given,) = run(str(tmp_path / "model.onnx"), **data)
+        np.testing.assert_array_equal(given, converted.adaptor.predict(held, data))
+
+
+def test_a_model_of_onnx_ir_keeps_its_weights_in_files(tmp_path):
+    model = conv_and(op("Relu", "c", "y"))
+    onnx.save_model(
+        model, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0
+    )
+    held = OnnxRuntimeAdaptor().load(onnx_ir.load(tmp_path / "m.onnx"))
+    given = OnnxRuntimeAdaptor().predict(held, X)
+    np.testing.assert_array_equal(given, run(model, **X)[0])
+
+
+def test_the_long_name_of_the_plain_domain():
+    model = conv_and(op("Relu", "c", "y"))
+    model.opset_import[0].domain = "ai.onnx"
+    assert Converted(model, X).kernels["QLinearConv"] == 1
+
+
+def test_every_float_reader_of_an_integer_tensor_dequantizes_it():
+    model = conv_and(
+        op("Sin", "c", "s"), op("Cos", "c", "t"), op("Tanh", "c", "u"), outputs=("s", "t", "u")
+    )
+    converted = Converted(model, X)
+    counts = converted.adaptor.conversion_counts(converted.model)
+    assert counts.dequantize == converted.kernels["DequantizeLinear"] == 3
+
+
+def test_infinite_masks_do_not_stand_in_the_way():
+    """Attention as exporters write it: a mask of -inf is added to what nothing quantizes."""
+    model = graph(
+        [
+            op("MatMul", "x w", "q"),
+            op("Transpose", "q", "t", perm=[0, 2, 1]),
+            op("MatMul", "q t", "scores"),
+            op("Add", "scores mask", "masked"),
+            op("Softmax", "masked", "p"),
+            op("MatMul", "p q", "mixed"),
+            op("MatMul", "mixed v", "y"),
+        ],
+        {"x": ["n", 3, 4], "mask": [3, 3]},
+        ["y"],
+        {"w": draw(4, 4), "v": draw(4, 4, seed=1)},
+    )
+    mask = np.triu(np.full((3, 3), -np.inf, np.float32), 1)
+    converted = Converted(model, {"x": draw(2, 3, 4), "mask": mask})
+    assert converted.kernels["MatMulIntegerToFloat"] == 2
+    assert signal_to_noise(converted.reference, converted.result) > 25
