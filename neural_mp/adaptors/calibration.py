@@ -7,6 +7,7 @@ work on a fixed-size, evenly spread sample.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,18 @@ _KL_BINS = 2048
 _LEAST_SHARE = 1e-12
 
 Floats = NDArray[np.floating]
+
+
+@lru_cache(maxsize=1)
+def sample_shares() -> Floats:
+    """At which shares of the length of a flattened tensor to take samples.
+
+    One out of each of as many parts of it as there are samples, so that all of a small tensor is
+    taken; anywhere in its part, for a stride would fall into step with an axis and see some
+    channels only.
+    """
+    parts = np.arange(SAMPLES_PER_BATCH) + np.random.default_rng(0).random(SAMPLES_PER_BATCH)
+    return np.asarray(parts / SAMPLES_PER_BATCH)
 
 
 def affine_parameters(low: float, high: float) -> tuple[float, int]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.calibration import SAMPLES_PER_BATCH, TensorStatistics, summarize
+from neural_mp.adaptors.calibration import TensorStatistics, sample_shares, summarize
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
 from neural_mp.adaptors.signature import Array
@@ -36,25 +36,23 @@ def observe(
     fed = {port.tensor for port in model.signature.inputs}
     fetched = [value for value in values if value not in fed]
     second = {name for name in names if _channels_second(model.anatomy.values[name])}
-    runner = (
-        model.session(_with_outputs(model.program, fetched), threads=threads, lean=True)
-        if fetched
-        else None
-    )
+    results = [port.tensor for port in model.signature.outputs]
+    wanted = _with_outputs(model.program, [*fetched, *results])
+    runner = model.session(wanted, threads=threads, lean=True)
     statistics: dict[str, TensorStatistics] = {}
     samples, limit = 0, 0
     for feeds in batches:
         samples += _length(feeds)
-        if not limit:
-            limit = 1 if _separable(model, feeds, threads) else _WHOLE
-        for part in _parts(feeds, limit):
+        if not limit and _length(feeds) > 1:
+            limit = 1 if _separable(model, feeds, runner) else _WHOLE
+        for part in _parts(feeds, limit or _WHOLE):
             found = dict(part)
-            if runner is not None:
+            if fetched:
                 found.update(zip(fetched, runner(part, fetched), strict=True))
             for name, value in zip(names, values, strict=True):
                 taken = statistics.setdefault(name, TensorStatistics())
                 _reduce(taken, np.asarray(found[value], np.float32), name in second)
-            if limit != _WHOLE:
+            if limit > 0:
                 each = sum(found[value].nbytes for value in values) // max(_length(part), 1)
                 limit = max(1, _FETCHED_BYTES // max(each, 1))
     seen = {name: taken for name, taken in statistics.items() if taken.seen}
@@ -65,7 +63,8 @@ def _with_outputs(program: ir.Model, names: Iterable[str]) -> ir.Model:
     """The graph with other outputs."""
     copied = program.clone()
     wanted = dict.fromkeys(names)
-    found = {v.name: v for node in copied.graph for v in node.outputs if v.name in wanted}
+    found = {str(v.name): v for v in copied.graph.outputs}
+    found |= {str(v.name): v for node in copied.graph for v in node.outputs}
     copied.graph.outputs.clear()
     copied.graph.outputs.extend(found[name] for name in wanted)
     return copied
@@ -90,34 +89,29 @@ def _reduce(statistics: TensorStatistics, array: Array, second: bool) -> None:
         power = np.einsum("xc,xc->c", shaped, shaped)
     count = array.size // len(power)
     statistics.update(
-        float(flat.min()), float(flat.max()), power / count, count, flat[_places(flat.size)]
+        float(flat.min()),
+        float(flat.max()),
+        power / count,
+        count,
+        flat[(sample_shares() * flat.size).astype(np.int64)],
     )
-
-
-def _places(size: int) -> Array:
-    """Where to take samples."""
-    if size <= SAMPLES_PER_BATCH:
-        return np.arange(size)
-    # Drawn, not strided: a stride falls into step with an axis and sees some channels only.
-    return np.random.default_rng(0).integers(size, size=SAMPLES_PER_BATCH)
 
 
 def _length(feeds: Mapping[str, Array]) -> int:
     return next((len(array) for array in feeds.values() if np.ndim(array)), 1)
 
 
-def _separable(model: OnnxModel, feeds: dict[str, Array], threads: int | None) -> bool:
+def _separable(model: OnnxModel, feeds: dict[str, Array], runner: Runner) -> bool:
     """Whether the first axis is that of samples, which have nothing to do with each other.
 
     Two samples are run together and one by one: a first axis may be that of time as well.
     """
     ports = (*model.signature.inputs, *model.signature.outputs)
-    if not all(port.shape and port.shape[0] is None for port in ports) or _length(feeds) < 2:
+    if not all(port.shape and port.shape[0] is None for port in ports):
         return False
     if any(np.ndim(array) == 0 or len(array) != _length(feeds) for array in feeds.values()):
         return False
     names = [port.tensor for port in model.signature.outputs]
-    runner = model.session(model.program, threads=threads, lean=True)
     try:
         together, first, second = (
             runner({name: array[cut] for name, array in feeds.items()}, names)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.calibration import SAMPLES_PER_BATCH, TensorStatistics, summarize
+from neural_mp.adaptors.calibration import TensorStatistics, sample_shares, summarize
 from neural_mp.adaptors.tensorflow.constants import LARGE, stand_in
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import (
@@ -72,7 +72,7 @@ def observe(
     """Run batches (tensor → array) and summarize what the named tensors held."""
     graph, weights = _without_weights(model.graph)
     with graph.as_default():
-        drawn = tf.constant(_drawn())
+        drawn = tf.constant(sample_shares())
         reduced = {
             name: _Reduced.of(graph.get_tensor_by_name(f"{name}:0"), drawn)
             for name in sorted(tensors)
@@ -93,17 +93,6 @@ def observe(
                 taken = statistics.setdefault(name, TensorStatistics())
                 taken.update(float(low), float(high), power, int(size) // len(power), sample)
     return summarize(statistics, samples)
-
-
-def _drawn() -> Array:
-    """Shares of the length of a tensor at which to take samples.
-
-    One out of each of as many parts of it as there are samples, so that all of a small tensor is
-    taken; anywhere in its part, for a stride would fall into step with an axis and see some
-    channels only.
-    """
-    parts = np.arange(SAMPLES_PER_BATCH) + np.random.default_rng(0).random(SAMPLES_PER_BATCH)
-    return np.asarray(parts / SAMPLES_PER_BATCH)
 
 
 def _without_weights(graph: TensorGraph) -> tuple[tf.Graph, dict[str, Array]]:
