@@ -7,11 +7,12 @@ import sys
 import numpy as np
 import pytest
 import torch
+from face_contract import FaceContract
 from torch import nn
 
 import neural_mp
 from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision, common
-from neural_mp.errors import DataError, UnsupportedPrecisionError
+from neural_mp.errors import DataError
 
 
 @pytest.fixture
@@ -30,89 +31,18 @@ def outputs(model, images):
         return model(torch.from_numpy(images)).numpy()
 
 
-@pytest.mark.parametrize("kind", ["object", "path"])
-@pytest.mark.parametrize("precisions", ["bf16", "int8,bf16", ["int8", "bf16"], "fp16"])
-def test_a_model_alone(monkeypatch, net, exported, digits, kind, precisions):
-    monkeypatch.setenv("FORCE_BF16", "1")
-    monkeypatch.setenv("FORCE_FP16", "1")
+class TestFace(FaceContract):
+    framework = "pytorch"
+    native = nn.Module
+    convolution = "conv2d"
 
-    converter = MixedPrecision()
-    converter.precisions = precisions
-    converter.model = net if kind == "object" else exported
-    optimized_model = converter()
+    @pytest.fixture(params=["object", "path"])
+    def model(self, request, net, exported):
+        return net if request.param == "object" else exported
 
-    lowest = "fp16" if precisions == "fp16" else "bf16"
-    assert {config.precision for config in optimized_model.plan.values()} == {lowest}
-    assert optimized_model.met is None
-    assert any("no accuracy was checked" in warning for warning in optimized_model.report.warnings)
-    images = digits[1].images[:50]
-    reference = outputs(net, images)
-    assert (optimized_model(images).argmax(1) == reference.argmax(1)).mean() > 0.97
-    assert isinstance(optimized_model.model, nn.Module)
-
-
-def test_a_yaml_file(monkeypatch, tmp_path, net, digits):
-    monkeypatch.setenv("FORCE_BF16", "1")
-    train, test = digits
-    np.savez(tmp_path / "train.npz", inputs=train.images, labels=train.labels)
-    np.savez(tmp_path / "test.npz", inputs=test.images, labels=test.labels)
-    (tmp_path / "conf.yaml").write_text(
-        """
-model: {name: digits, framework: pytorch}
-mixed_precision: {precisions: "int8,bf16"}
-quantization:
-  calibration:
-    sampling_size: 200
-    dataloader: {batch_size: 50, dataset: {numpy: {path: train.npz}}}
-evaluation:
-  accuracy:
-    metric: {topk: 1}
-    dataloader: {batch_size: 100, dataset: {numpy: {path: test.npz}}}
-tuning:
-  accuracy_criterion: {absolute: 0.02, higher_is_better: true}
-  exit_policy: {max_trials: 20}
-"""
-    )
-    model = net
-
-    converter = MixedPrecision("./conf.yaml")
-    converter.model = model
-    output_model = converter()
-
-    assert output_model.met
-    assert output_model.report.target == pytest.approx(output_model.report.baseline_accuracy - 0.02)
-    assert output_model.observations.samples == 200
-    assert "int8" in {config.precision for config in output_model.plan.values()}
-
-
-def test_a_metric_and_data(monkeypatch, net, digits, accuracy):
-    monkeypatch.setenv("FORCE_BF16", "1")
-    model, dataset = net, digits[1]
-
-    converter = MixedPrecision()
-    converter.metric = accuracy
-    converter.precisions = "bf16"
-    converter.eval_dataloader = common.DataLoader(dataset)
-    converter.model = model
-    output_model = converter()
-
-    assert output_model.met
-    report = output_model.report
-    expected = (outputs(net, dataset.images).argmax(1) == dataset.labels).mean()
-    assert report.baseline_accuracy == pytest.approx(expected)
-    assert report.accuracy == output_model.trials[-1].accuracy
-    assert report.casts == 2
-    assert report.evaluations == accuracy.evaluations == 2
-    assert report.op_counts["conv2d"] == {"bf16": 6}
-
-
-def test_bf16_alone_without_hardware_is_refused(net, plain_machine):
-    converter = MixedPrecision()
-    converter.hardware = plain_machine
-    converter.precisions = "bf16"
-    converter.model = net
-    with pytest.raises(UnsupportedPrecisionError, match=r"avx512_bf16.*FORCE_BF16=1"):
-        converter()
+    @pytest.fixture
+    def reference(self, net, digits):
+        return outputs(net, digits[1].images)
 
 
 def test_bf16_beside_int8_without_hardware_is_left_out(net, plain_machine, digits, accuracy):

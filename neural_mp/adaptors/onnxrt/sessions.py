@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
+from neural_mp.adaptors.onnxrt.weightless import raw_bytes
 from neural_mp.adaptors.signature import Array
 from neural_mp.errors import ConversionError, in_one_line
 
@@ -162,7 +163,4 @@ def array_of(value: ir.Value | None) -> Array | None:
     tensor = value.const_value
     if not isinstance(tensor, ir.ExternalTensor) or tensor.dtype.bitwidth % 8:
         return np.asarray(tensor.numpy())
-    # What it maps into memory itself it keeps there.
-    kind = tensor.dtype.numpy()
-    read = np.fromfile(tensor.path, kind, tensor.size, offset=tensor.offset or 0)
-    return read.reshape(tensor.shape.numpy())
+    return np.frombuffer(raw_bytes(tensor), tensor.dtype.numpy()).reshape(tensor.shape.numpy())

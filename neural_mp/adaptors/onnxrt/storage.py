@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -15,6 +14,7 @@ from neural_mp.adaptors.base import ConversionCounts
 from neural_mp.adaptors.onnxrt.loading import program_of, read_file
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner, bytes_of
+from neural_mp.adaptors.onnxrt.weightless import raw_bytes, write_with_weights
 from neural_mp.adaptors.signature import Port, Signature, example_for
 from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
 
@@ -91,7 +91,9 @@ def save_file(model: OnnxModel, path: Path, metadata: Mapping[str, str]) -> None
     if external:
         ir.save(program, path, external_data=f"{path.name}.data")
     else:
-        path.write_bytes(_whole(program).SerializeToString())
+        values = program.graph.initializers.values()
+        weights = {str(v.name): v.const_value for v in values if v.const_value is not None}
+        write_with_weights(ir.to_proto(program), weights, path)
     if not all(value.shape is not None for value in program.graph.outputs):
         return  # the checker wants to know at least how many axes they have
     try:
@@ -113,7 +115,7 @@ def _whole(program: ir.Model) -> onnx.ModelProto:
             assert value is not None
             del tensor.external_data[:]
             tensor.ClearField("data_location")
-            tensor.raw_data = value.tobytes()
+            tensor.raw_data = raw_bytes(value)
     return message
 
 
@@ -129,5 +131,11 @@ def digest(program: ir.Model, running: Any) -> str:
     for name, value in sorted(program.graph.initializers.items()):
         running.update(name.encode())
         if value.const_value is not None:
-            running.update(np.ascontiguousarray(value.const_value.numpy()).tobytes())
+            running.update(_content(value.const_value))
     return str(running.hexdigest())
+
+
+def _content(tensor: ir.TensorProtocol) -> bytes:
+    if tensor.dtype is ir.DataType.STRING:
+        return repr(tensor.numpy().tolist()).encode()
+    return raw_bytes(tensor)

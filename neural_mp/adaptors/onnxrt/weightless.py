@@ -1,19 +1,22 @@
-"""Reading an ONNX file without its weights, which stay in the file until they are needed.
+"""Reading and writing ONNX files without holding their weights, which stay where they are.
 
 Parsing a file whole takes twice its size in memory, and ONNX Runtime copies what it gets so. Here
 every large initializer becomes external data of the file itself: its place in the file instead of
 its bytes. Files are in Protocol Buffers' wire format
 (https://protobuf.dev/programming-guides/encoding); field numbers are those of `onnx.proto`.
+Written, every weight is copied from its place when its turn comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
 import onnx
+import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 #: Initializers of fewer bytes are read with the rest.
@@ -50,6 +53,56 @@ def read_without_weights(path: Path) -> onnx.ModelProto:
     model = onnx.ModelProto()
     model.ParseFromString(b"".join(parts))
     return model
+
+
+def write_with_weights(
+    model: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol], path: Path
+) -> None:
+    """Write a model into one file, its external initializers included.
+
+    Args:
+        model: the model; its initializers are taken out.
+        weights: initializer → its value.
+        path: the file.
+    """
+    initializers: list[tuple[bytes, ir.TensorProtocol | None]] = []
+    for tensor in model.graph.initializer:
+        value = None
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            value = weights[tensor.name]
+            del tensor.external_data[:]
+            tensor.ClearField("data_location")
+        initializers.append((tensor.SerializeToString(), value))
+    del model.graph.initializer[:]
+    bare = model.SerializeToString()
+    sizes = [len(head) + (_size_of(value) if value else 0) for head, value in initializers]
+    with path.open("wb") as file, BytesIO(bare) as source:
+        for field in _fields(source, 0, len(bare)):
+            if field.number != _MODEL_GRAPH:
+                file.write(bare[field.start : field.end])
+                continue
+            keys = [_key(_GRAPH_INITIALIZER, size) for size in sizes]
+            whole = field.end - field.value + sum(sizes) + sum(map(len, keys))
+            file.write(_key(_MODEL_GRAPH, whole))
+            file.write(bare[field.value : field.end])
+            for key, (head, value) in zip(keys, initializers, strict=True):
+                file.write(key + head)
+                if value is not None:
+                    file.write(_key(_TENSOR_RAW_DATA, value.nbytes))
+                    file.write(raw_bytes(value))
+
+
+def _size_of(value: ir.TensorProtocol) -> int:
+    return len(_key(_TENSOR_RAW_DATA, value.nbytes)) + int(value.nbytes)
+
+
+def raw_bytes(tensor: ir.TensorProtocol) -> bytes:
+    """The bytes of a tensor; those in a file are read anew, for what is mapped stays in memory."""
+    if not isinstance(tensor, ir.ExternalTensor):
+        return bytes(tensor.tobytes())
+    with Path(tensor.path).open("rb") as file:
+        file.seek(tensor.offset or 0)
+        return file.read(tensor.nbytes)
 
 
 def _graph(file: BinaryIO, graph: _Field, name: str) -> bytes:
@@ -116,7 +169,11 @@ def _bytes(file: BinaryIO, start: int, end: int) -> bytes:
 
 
 def _delimited(number: int, content: bytes) -> bytes:
-    return _as_varint(number << 3 | _DELIMITED) + _as_varint(len(content)) + content
+    return _key(number, len(content)) + content
+
+
+def _key(number: int, length: int) -> bytes:
+    return _as_varint(number << 3 | _DELIMITED) + _as_varint(length)
 
 
 def _as_varint(number: int) -> bytes:

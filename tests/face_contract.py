@@ -1,0 +1,130 @@
+"""The three snippets of the README, for every framework; each one's test subclasses this."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from neural_mp import MixedPrecision, common
+from neural_mp.errors import UnsupportedPrecisionError
+
+CONF = """
+model: {{name: digits, framework: {framework}}}
+mixed_precision: {{precisions: "int8,bf16"}}
+quantization:
+  calibration:
+    sampling_size: 200
+    dataloader: {{batch_size: 50, dataset: {{numpy: {{path: train.npz}}}}}}
+evaluation:
+  accuracy:
+    metric: {{topk: 1}}
+    dataloader: {{batch_size: 100, dataset: {{numpy: {{path: test.npz}}}}}}
+tuning:
+  accuracy_criterion: {{absolute: 0.02, higher_is_better: true}}
+  exit_policy: {{max_trials: 20}}
+"""
+
+
+class FaceContract:
+    """Subclasses give `model`, in all its forms, and `reference` as fixtures."""
+
+    framework: str
+    #: What the framework's own object is.
+    native: type
+    #: What it calls a convolution.
+    convolution: str
+    #: The casts that the net needs in BF16; None where every result is rounded by casts.
+    casts: int | None = 2
+
+    @pytest.fixture
+    def model(self) -> Any:
+        """A trained digits net with six convolutions."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def reference(self, digits) -> np.ndarray:
+        """What the framework computes for the test images, without us."""
+        raise NotImplementedError
+
+    @pytest.mark.parametrize("precisions", ["bf16", "int8,bf16", ["int8", "bf16"], "fp16"])
+    def test_a_model_alone(self, monkeypatch, model, reference, digits, precisions):
+        monkeypatch.setenv("FORCE_BF16", "1")
+        monkeypatch.setenv("FORCE_FP16", "1")
+
+        converter = MixedPrecision()
+        converter.precisions = precisions
+        converter.model = model
+        optimized_model = converter()
+
+        lowest = "fp16" if precisions == "fp16" else "bf16"
+        assert {config.precision for config in optimized_model.plan.values()} == {lowest}
+        assert optimized_model.met is None
+        warnings = optimized_model.report.warnings
+        assert any("no accuracy was checked" in warning for warning in warnings)
+        given = optimized_model(digits[1].images)
+        assert (given.argmax(1) == reference.argmax(1)).mean() > 0.97
+        assert given.dtype == np.float32
+        assert isinstance(optimized_model.model, self.native)
+
+    def test_a_yaml_file(self, monkeypatch, tmp_path, model, digits):
+        monkeypatch.setenv("FORCE_BF16", "1")
+        for name, split in zip(("train", "test"), digits, strict=True):
+            np.savez(tmp_path / f"{name}.npz", inputs=split.images, labels=split.labels)
+        (tmp_path / "conf.yaml").write_text(CONF.format(framework=self.framework))
+
+        converter = MixedPrecision("./conf.yaml")
+        converter.model = model
+        output_model = converter()
+
+        assert output_model.met
+        report = output_model.report
+        assert report.target == pytest.approx(report.baseline_accuracy - 0.02)
+        assert output_model.observations.samples == 200
+        assert report.op_counts[self.convolution] == {"int8": 6}
+
+    def test_a_metric_and_data(self, monkeypatch, model, reference, digits, accuracy):
+        monkeypatch.setenv("FORCE_BF16", "1")
+        dataset = digits[1]
+
+        converter = MixedPrecision()
+        converter.metric = accuracy
+        converter.precisions = "bf16"
+        converter.eval_dataloader = common.DataLoader(dataset)
+        converter.model = model
+        output_model = converter()
+
+        assert output_model.met
+        report = output_model.report
+        expected = (reference.argmax(1) == dataset.labels).mean()
+        assert report.baseline_accuracy == pytest.approx(expected)
+        assert report.accuracy == output_model.trials[-1].accuracy
+        assert self.casts is None or report.casts == self.casts
+        assert report.evaluations == accuracy.evaluations == 2
+        assert report.op_counts[self.convolution] == {"bf16": 6}
+
+    def test_bf16_alone_without_hardware_is_refused(self, model, plain_machine):
+        converter = MixedPrecision()
+        converter.hardware = plain_machine
+        converter.precisions = "bf16"
+        converter.model = model
+        with pytest.raises(UnsupportedPrecisionError, match=r"avx512_bf16.*FORCE_BF16=1"):
+            converter()
+
+    def test_one_bad_channel_does_not_cost_the_rest(
+        self, hostile_net, digits, plain_machine, accuracy
+    ):
+        """The INT8-hostile net: all-INT8 misses, and yet most of the layers stay in INT8."""
+        converter = MixedPrecision()
+        converter.hardware = plain_machine
+        converter.precisions = "int8"
+        converter.metric = accuracy
+        converter.calib_dataloader = digits[0].loader()
+        converter.eval_dataloader = digits[1].loader()
+        converter.model = hostile_net
+        result = converter()
+        assert result.met
+        assert not result.trials[0].met  # all INT8
+        kept = [op for op, config in result.plan.items() if config.precision == "int8"]
+        assert len(kept) >= 7
