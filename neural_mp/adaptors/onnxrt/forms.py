@@ -72,9 +72,9 @@ class Forms:
     def real(self, tensor: ir.Value, form: str = FP32) -> ir.Value:
         """A tensor in FP32, BF16 or FP16."""
         found = self._found.setdefault(tensor, {FP32: tensor})
-        if form == FP32 and found.get(FP32) is found.get(_DEQUANTIZED, tensor) is not tensor:
-            self._counts["dequantize"] += 1  # ONNX Runtime does it anew for every op that reads it
         if form in found:
+            # ONNX Runtime dequantizes anew for every op that reads a tensor so.
+            self._counts["dequantize"] += found[form] is found.get(_DEQUANTIZED)
             return found[form]
         array = array_of(tensor)
         if array is not None:
@@ -231,5 +231,9 @@ class Forms:
         return self._add("Cast", [value], f"{tensor.name}/{form}", form, {"to": int(DTYPES[form])})
 
     def _constant_in(self, tensor: ir.Value, array: Array, form: str) -> ir.Value:
+        if form == FP16:
+            # The lowest float32 stands for minus infinity in many a mask, but must not become it.
+            largest = np.finfo(np.float16).max
+            array = np.where(np.isfinite(array), np.clip(array, -largest, largest), array)
         stored = array.astype(DTYPES[form].numpy())
         return self.constant(f"{tensor.name}/{form}", stored, DTYPES[form])

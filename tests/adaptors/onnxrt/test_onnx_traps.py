@@ -293,3 +293,17 @@ def test_infinite_masks_do_not_stand_in_the_way():
     converted = Converted(model, {"x": draw(2, 3, 4), "mask": mask})
     assert converted.kernels["MatMulIntegerToFloat"] == 2
     assert signal_to_noise(converted.reference, converted.result) > 25
+
+
+def test_a_mask_of_the_lowest_float32_stays_finite_in_fp16():
+    model = graph(
+        [op("MatMul", "x w", "scores"), op("Add", "scores mask", "m"), op("Softmax", "m", "y")],
+        {"x": ["n", 4]},
+        ["y"],
+        {"w": draw(4, 3), "mask": np.array([0, np.finfo(np.float32).min, 0], np.float32)},
+    )
+    converted = Converted(model, {"x": draw(5, 4)}, Precision.FP16)
+    stored = converted.adaptor.native(converted.model).graph.initializer
+    halves = [onnx.numpy_helper.to_array(t) for t in stored if t.data_type == TensorProto.FLOAT16]
+    assert all(np.isfinite(half).all() for half in halves)
+    assert signal_to_noise(converted.reference, converted.result) > 50
