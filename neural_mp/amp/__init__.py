@@ -1,1 +1,28 @@
 """Four-list auto mixed precision: which ops may leave FP32 by type, and how that spreads."""
+
+from neural_mp.amp.lists import (
+    EDIT_OPTIONS,
+    PREFIXES,
+    AmpList,
+    FourLists,
+    ListEdit,
+    check_known,
+    edits_of,
+)
+from neural_mp.amp.painting import RULES, Colour, Paint, Painting, graph_of, paint
+
+__all__ = [
+    "EDIT_OPTIONS",
+    "PREFIXES",
+    "RULES",
+    "AmpList",
+    "Colour",
+    "FourLists",
+    "ListEdit",
+    "Paint",
+    "Painting",
+    "check_known",
+    "edits_of",
+    "graph_of",
+    "paint",
+]

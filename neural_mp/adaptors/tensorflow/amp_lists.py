@@ -11,7 +11,6 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import tensorflow as tf
 
 from neural_mp.adaptors.tensorflow.nodes import GraphDef, make_constant, make_node
 from neural_mp.adaptors.tensorflow.runtime import offline_passes
+from neural_mp.amp import FourLists
 from neural_mp.precision import Precision
 
 logger = logging.getLogger(__name__)
@@ -30,16 +30,6 @@ _PASSES: Mapping[Precision, tuple[str, Mapping[str, str]]] = {
     Precision.BF16: ("auto_mixed_precision_onednn_bfloat16", {}),
     Precision.FP16: ("auto_mixed_precision", {f"{_PREFIX}SIMULATE_GPU": "true"}),
 }
-
-
-@dataclass(frozen=True)
-class FourLists:
-    """Op types by what 16 bits do to them: wanted, dangerous, safe unless …, indifferent."""
-
-    allow: frozenset[str] = frozenset()
-    deny: frozenset[str] = frozenset()
-    infer: frozenset[str] = frozenset()
-    clear: frozenset[str] = frozenset()
 
 
 @cache

@@ -1,0 +1,170 @@
+"""Four lists of op types, and edits to them.
+
+The lists, their words and what they mean are those of TensorFlow's auto mixed precision pass
+(`auto_mixed_precision_lists.h`) and of Intel Extension for TensorFlow's guide "Advanced Auto Mixed
+Precision", which calls them by the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from neural_mp.errors import ConfigurationError, UnknownOperatorError, did_you_mean
+
+
+class AmpList(str, Enum):
+    """What 16 bits do to the ops of a type."""
+
+    #: Safe and worth it: always in 16 bits.
+    ALLOW = "allow"
+    #: Dangerous, and makes what is downstream dangerous.
+    DENY = "deny"
+    #: Safe unless something dangerous is upstream.
+    INFER = "infer"
+    #: Without effect on the numbers: follows its neighbours.
+    CLEAR = "clear"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class FourLists:
+    """Op types by what 16 bits do to them."""
+
+    allow: frozenset[str] = frozenset()
+    deny: frozenset[str] = frozenset()
+    infer: frozenset[str] = frozenset()
+    clear: frozenset[str] = frozenset()
+
+    def of(self, op_type: str) -> AmpList | None:
+        """The list an op type is on; None for none."""
+        return next((name for name in AmpList if op_type in self.types(name)), None)
+
+    def types(self, name: AmpList) -> frozenset[str]:
+        """The op types on a list."""
+        found: frozenset[str] = getattr(self, name.value)
+        return found
+
+    def edited(self, edits: Iterable[ListEdit]) -> FourLists:
+        """The lists with edits made: first everything that is removed, then what is added.
+
+        Raises:
+            ConfigurationError: a type is added that stands on another list, or removed from a
+                list that it is not on.
+        """
+        changed = self
+        for edit in sorted(edits, key=lambda edit: edit.adds):
+            changed = changed._with(edit)
+        return changed
+
+    def _with(self, edit: ListEdit) -> FourLists:
+        types = self.types(edit.list)
+        stands_on = self.of(edit.op_type)
+        if not edit.adds:
+            if edit.op_type not in types:
+                where = f"; it is on the {stands_on} list" if stands_on else "; it is on none"
+                raise ConfigurationError(
+                    f"{edit.origin} removes {edit.op_type!r} from the {edit.list} list, which it "
+                    f"is not on{where}"
+                )
+            return replace(self, **{edit.list.value: types - {edit.op_type}})
+        if stands_on not in (None, edit.list):
+            raise ConfigurationError(
+                f"{edit.origin} adds {edit.op_type!r} to the {edit.list} list, but it is on the "
+                f"{stands_on} list; remove it from there first, with {stands_on}list_remove"
+            )
+        return replace(self, **{edit.list.value: types | {edit.op_type}})
+
+
+@dataclass(frozen=True)
+class ListEdit:
+    """One op type put on a list, or taken off.
+
+    Attributes:
+        adds: which of the two.
+        list: the list.
+        op_type: the framework's word for the type.
+        origin: where the user says so, such as `denylist_add` or the name of a variable.
+    """
+
+    adds: bool
+    list: AmpList
+    op_type: str
+    origin: str
+
+
+#: The options, by what they are called everywhere: `allowlist_add`, …, `clearlist_remove`.
+EDIT_OPTIONS: Mapping[str, tuple[AmpList, bool]] = {
+    f"{name}list_{action}": (name, action == "add")
+    for name in AmpList
+    for action in ("add", "remove")
+}
+#: What environment variables begin with, the first that is set first.
+PREFIXES = (
+    "NEURAL_MP_AUTO_MIXED_PRECISION_",
+    "ITEX_AUTO_MIXED_PRECISION_",
+    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_",
+)
+
+
+def edits_of(
+    options: Mapping[str, str | Sequence[str] | None], environment: Mapping[str, str]
+) -> tuple[ListEdit, ...]:
+    """The edits a user asks for.
+
+    An option that is given counts alone; one that is not is looked up in the environment, under
+    the prefixes in their order.
+
+    Args:
+        options: option → op types, as a list or separated by commas; None where not given.
+        environment: variable → value.
+
+    Raises:
+        ConfigurationError: an option does not exist, or its value is no list of words.
+    """
+    unknown = set(options) - set(EDIT_OPTIONS)
+    if unknown:
+        name = sorted(unknown)[0]
+        raise ConfigurationError(f"there is no option {name!r}{did_you_mean(name, EDIT_OPTIONS)}")
+    found: list[ListEdit] = []
+    for option, (name, adds) in EDIT_OPTIONS.items():
+        given, origin = options.get(option), option
+        if given is None:
+            variables = [f"{prefix}{option.upper()}" for prefix in PREFIXES]
+            origin = next((v for v in variables if environment.get(v)), option)
+            given = environment.get(origin)
+        found.extend(ListEdit(adds, name, op_type, origin) for op_type in _words(option, given))
+    return tuple(found)
+
+
+def check_known(edits: Iterable[ListEdit], known: Container[str], words: Iterable[str]) -> None:
+    """Make sure that the framework knows the op types of edits.
+
+    Args:
+        edits: the edits.
+        known: the op types that the framework has.
+        words: the same, to find the nearest in.
+
+    Raises:
+        UnknownOperatorError: it does not know one of them.
+    """
+    for edit in edits:
+        if edit.op_type not in known:
+            raise UnknownOperatorError(
+                f"{edit.origin} names {edit.op_type!r}, which is no op of the model's framework"
+                f"{did_you_mean(edit.op_type, words)}"
+            )
+
+
+def _words(option: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    words = value.split(",") if isinstance(value, str) else list(value)
+    if not all(isinstance(word, str) for word in words):
+        raise ConfigurationError(
+            f"{option} must be op types, separated by commas or as a list, got {value!r}"
+        )
+    return tuple(dict.fromkeys(word.strip() for word in words if word.strip()))

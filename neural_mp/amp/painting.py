@@ -1,0 +1,270 @@
+"""Which ops of a graph run in 16 bits, from the list each is on and from what is around it.
+
+Two sets of rules. `advanced`, ours, is that of Intel Extension for TensorFlow's guide "Advanced
+Auto Mixed Precision": what is INFER joins 16 bits behind an op in 16 bits. `stock` is that of
+TensorFlow's own pass (`auto_mixed_precision.cc`): what is INFER or CLEAR joins only between two
+ALLOW ops, then 16 bits spread through CLEAR.
+
+Every op joins a set once, and its edges are looked at once: linear in edges, loops included.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from neural_mp.amp.lists import AmpList, FourLists
+from neural_mp.errors import ConfigurationError, did_you_mean
+from neural_mp.graph import Op, OpGraph
+
+ALLOW, DENY, INFER, CLEAR = AmpList
+
+#: The sets of rules.
+RULES = ("advanced", "stock")
+#: How many ops a reason names on the way to where it began.
+_NAMED = 3
+
+
+class Colour(str, Enum):
+    """What painting decides of an op."""
+
+    #: Runs in 16 bits.
+    ALLOWED = "allowed"
+    #: Stays in FP32, because 16 bits are dangerous there.
+    DENIED = "denied"
+    #: Stays in FP32, because nothing draws it to 16 bits.
+    PLAIN = "plain"
+
+
+@dataclass(frozen=True)
+class Paint:
+    """What painting decided of one op.
+
+    Attributes:
+        list: the list its type is on; None for none.
+        colour: the decision.
+        reason: why, in words.
+    """
+
+    list: AmpList | None
+    colour: Colour
+    reason: str
+
+
+@dataclass(frozen=True)
+class Painting:
+    """A painted graph.
+
+    Attributes:
+        paints: op → what was decided of it, in the graph's order.
+        casts: the casts that it takes: one for every tensor that is needed in the other precision.
+    """
+
+    paints: Mapping[str, Paint]
+    casts: int
+
+    @property
+    def allowed(self) -> frozenset[str]:
+        """The ops that run in 16 bits."""
+        return frozenset(op for op, p in self.paints.items() if p.colour is Colour.ALLOWED)
+
+    @property
+    def denied(self) -> frozenset[str]:
+        """The ops where 16 bits are dangerous."""
+        return frozenset(op for op, p in self.paints.items() if p.colour is Colour.DENIED)
+
+
+def graph_of(ops: Iterable[tuple[str, str, Iterable[str]]]) -> OpGraph:
+    """A graph from plain triples: name, type, names of the ops and inputs that it reads.
+
+    A name that no op has is an input; ops that nothing reads are outputs.
+    """
+    made = [Op(name, kind, tuple(inputs)) for name, kind, inputs in ops]
+    names = {op.name for op in made}
+    read = dict.fromkeys(source for op in made for source in op.inputs)
+    inputs = [source for source in read if source not in names]
+    return OpGraph(made, inputs, [op.name for op in made if op.name not in read])
+
+
+def paint(
+    graph: OpGraph,
+    lists: FourLists,
+    rules: str = "advanced",
+    *,
+    excluded: Mapping[str, str] | None = None,
+    force_all: bool = False,
+) -> Painting:
+    """Decide for every op of a graph whether it runs in 16 bits.
+
+    Args:
+        graph: the ops; loops are allowed.
+        lists: the op types.
+        rules: `advanced` or `stock`.
+        excluded: op → why it stays out: it runs in INT8, has no kernel in 16 bits, computes no
+            floating-point numbers. Nothing spreads through it.
+        force_all: put every op into 16 bits that is not excluded, dangerous or not.
+
+    Raises:
+        ConfigurationError: there are no such rules.
+    """
+    if rules not in RULES:
+        raise ConfigurationError(f"there are no rules {rules!r}{did_you_mean(rules, RULES)}")
+    painter = _Painter(graph, lists, excluded or {})
+    if force_all:
+        painter.force_all()
+    else:
+        painter.deny()
+        painter.allow_advanced() if rules == "advanced" else painter.allow_stock()
+    return painter.painting()
+
+
+class _Painter:
+    """Sets that grow; for every op in them, the op it was reached from."""
+
+    def __init__(self, graph: OpGraph, lists: FourLists, excluded: Mapping[str, str]) -> None:
+        self.graph, self.excluded = graph, excluded
+        kinds = {kind: lists.of(kind) for kind in graph.types}
+        self.kind = {op.name: kinds[op.type] for op in graph}
+        self.above = {op.name: [s for s in op.inputs if s in graph] for op in graph}
+        self.below = {op.name: [reader.name for reader in graph.consumers(op.name)] for op in graph}
+        self.denied: dict[str, str | None] = {}
+        self.allowed: dict[str, str | None] = {}
+        self.begins: dict[str, str] = {}
+        self.forced = False
+
+    def on(self, name: str, *lists: AmpList) -> bool:
+        return name not in self.excluded and self.kind[name] in lists
+
+    def spread(
+        self,
+        starts: Iterable[str],
+        follow: Sequence[Mapping[str, list[str]]],
+        enters: Callable[[str], bool],
+        found: dict[str, str | None] | None = None,
+    ) -> dict[str, str | None]:
+        """What can be reached from `starts` through ops that `enters` lets in."""
+        found = {} if found is None else found
+        waiting = deque(start for start in starts)
+        for start in waiting:
+            found.setdefault(start, None)
+        while waiting:
+            name = waiting.popleft()
+            for neighbours in follow:
+                for other in neighbours[name]:
+                    if other not in found and enters(other):
+                        found[other] = name
+                        waiting.append(other)
+        return found
+
+    def named(self, *lists: AmpList) -> list[str]:
+        return [op.name for op in self.graph if self.on(op.name, *lists)]
+
+    def deny(self) -> None:
+        """DENY ops, INFER ops behind them, and the CLEAR ops between."""
+        matters = self.spread(
+            self.named(DENY, INFER), [self.above], lambda name: self.on(name, CLEAR)
+        )
+        self.denied = self.spread(
+            self.named(DENY),
+            [self.below],
+            lambda name: name in matters and self.on(name, INFER, CLEAR),
+        )
+
+    def allow_advanced(self) -> None:
+        """ALLOW ops, INFER ops behind what is in 16 bits, CLEAR ops beside it."""
+        self.allowed = dict.fromkeys(self.named(ALLOW))
+        waiting = deque(self.allowed)
+
+        def join(other: str, name: str, *lists: AmpList) -> None:
+            if other not in self.allowed and other not in self.denied and self.on(other, *lists):
+                self.allowed[other] = name
+                waiting.append(other)
+
+        while waiting:
+            name = waiting.popleft()
+            for other in self.below[name]:
+                join(other, name, INFER, CLEAR)
+            for other in self.above[name]:
+                join(other, name, CLEAR)
+
+    def allow_stock(self) -> None:
+        """ALLOW ops, what is INFER or CLEAR between two of them, then CLEAR ops beside those."""
+        starts = self.named(ALLOW)
+        behind = self.spread(
+            starts,
+            [self.below],
+            lambda name: name not in self.denied and self.on(name, INFER, CLEAR),
+        )
+        self.allowed = self.spread(starts, [self.above], lambda name: name in behind)
+        self.spread(
+            list(self.allowed),
+            [self.above, self.below],
+            lambda name: name not in self.denied and self.on(name, CLEAR),
+            self.allowed,
+        )
+
+    def force_all(self) -> None:
+        self.forced = True
+        names = (op.name for op in self.graph if op.name not in self.excluded)
+        self.allowed = dict.fromkeys(names)
+
+    def painting(self) -> Painting:
+        """Everything that was decided, and the casts it takes."""
+        self.begins = {**_beginnings(self.denied), **_beginnings(self.allowed)}
+        return Painting({op.name: self._paint(op) for op in self.graph}, self._casts())
+
+    def _paint(self, op: Op) -> Paint:
+        kind = self.kind[op.name]
+        word = self._word(op.name)
+        if op.name in self.excluded:
+            return Paint(kind, Colour.PLAIN, f"{word}, stays out: {self.excluded[op.name]}")
+        if op.name in self.allowed:
+            why = ": every op was forced" if self.forced else self._way(op.name, self.allowed)
+            return Paint(kind, Colour.ALLOWED, f"{word}, allowed{why}")
+        if op.name in self.denied:
+            return Paint(kind, Colour.DENIED, f"{word}, denied{self._way(op.name, self.denied)}")
+        if kind is None:
+            return Paint(kind, Colour.PLAIN, f"{op.type} is on no list")
+        return Paint(kind, Colour.PLAIN, f"{word}, stays out: nothing draws it to 16 bits")
+
+    def _word(self, name: str) -> str:
+        kind = self.kind[name]
+        return kind.name if kind else "on no list"
+
+    def _way(self, name: str, found: Mapping[str, str | None]) -> str:
+        """From where its set began to an op."""
+        before = found[name]
+        if before is None:
+            return ""
+        begin = self.begins[name]
+        side = "downstream of" if before in self.above[name] else "upstream of"
+        passed: list[str] = []
+        while before is not None and before != begin and len(passed) <= _NAMED:
+            passed.append(before)
+            before = found[before]
+        words = [f"{self._word(op)} {op!r}" for op in passed[:_NAMED]]
+        if len(passed) > _NAMED:
+            words.append("…")
+        through = f" through {', '.join(words)}" if words else ""
+        return f": {side} {self.graph[begin].type} {begin!r}{through}"
+
+    def _casts(self) -> int:
+        """One for every tensor that somebody reads in the other precision."""
+        count = 0
+        outputs = set(self.graph.outputs)
+        for source in (*self.graph.inputs, *(op.name for op in self.graph)):
+            narrow = source in self.allowed
+            readers = self.graph.consumers(source)
+            differs = any((reader.name in self.allowed) != narrow for reader in readers)
+            count += differs or (narrow and source in outputs)
+        return count
+
+
+def _beginnings(found: Mapping[str, str | None]) -> dict[str, str]:
+    """Op → the op its set began at; those it was reached from come before it."""
+    begins: dict[str, str] = {}
+    for name, before in found.items():
+        begins[name] = name if before is None else begins[before]
+    return begins
