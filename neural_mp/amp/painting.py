@@ -3,7 +3,7 @@
 Two sets of rules. `advanced`, ours, is that of Intel Extension for TensorFlow's guide "Advanced
 Auto Mixed Precision": what is INFER joins 16 bits behind an op in 16 bits. `stock` is that of
 TensorFlow's own pass (`auto_mixed_precision.cc`): what is INFER or CLEAR joins only between two
-ALLOW ops, then 16 bits spread through CLEAR.
+ALLOW ops or right behind what has joined, then 16 bits spread through CLEAR.
 
 Every op joins a set once, and its edges are looked at once: linear in edges, loops included.
 """
@@ -116,7 +116,10 @@ def paint(
         painter.force_all()
     else:
         painter.deny()
-        painter.allow_advanced() if rules == "advanced" else painter.allow_stock()
+        if rules == "advanced":
+            painter.allow_advanced()
+        else:
+            painter.allow_stock()
     return painter.painting()
 
 
@@ -190,7 +193,7 @@ class _Painter:
                 join(other, name, CLEAR)
 
     def allow_stock(self) -> None:
-        """ALLOW ops, what is INFER or CLEAR between two of them, then CLEAR ops beside those."""
+        """ALLOW ops, what is between two of them, INFER ops behind those, CLEAR ops beside them."""
         starts = self.named(ALLOW)
         behind = self.spread(
             starts,
@@ -198,6 +201,11 @@ class _Painter:
             lambda name: name not in self.denied and self.on(name, INFER, CLEAR),
         )
         self.allowed = self.spread(starts, [self.above], lambda name: name in behind)
+        for op in self.graph:
+            before = next((name for name in self.above[op.name] if name in self.allowed), None)
+            free = op.name not in self.allowed and op.name not in self.denied
+            if before is not None and free and self.on(op.name, INFER):
+                self.allowed[op.name] = before
         self.spread(
             list(self.allowed),
             [self.above, self.below],

@@ -89,11 +89,19 @@ def test_the_worked_case():
 
 #: The same by the rules of TensorFlow's own pass.
 STOCK = {
-    "INFER behind ALLOW only stays": ("a=A x; b=I a", "a", ""),
+    "INFER behind ALLOW": ("a=A x; b=I a", "ab", ""),
+    "INFER before ALLOW stays": ("a=I x; b=A a", "b", ""),
+    "INFER behind INFER behind ALLOW": ("a=A x; b=I a; c=I b", "abc", ""),
+    "INFER behind ALLOW and another": ("a=A x; b=N x; c=I a b", "ac", ""),
+    "INFER behind CLEAR stays: CLEAR joins last": (
+        "a=A x; b=C a; c=I b",
+        "ab",
+        "",
+    ),
     "INFER between ALLOW and ALLOW": ("a=A x; b=I a; c=A b", "abc", ""),
     "a chain between ALLOW and ALLOW": ("a=A x; b=I a; c=C b; d=I c; e=A d", "abcde", ""),
-    "a branch that ends elsewhere stays": ("a=A x; b=I a; c=A b; d=I b", "abc", ""),
     "DENY between ends it": ("a=A x; b=D a; c=I b; d=A c", "ad", "bc"),
+    "INFER behind both is in danger": ("a=D x; b=A x; c=I a b", "b", "ac"),
     "CLEAR beside ALLOW joins": ("a=C x; b=A a; c=C b", "abc", ""),
     "CLEAR beside CLEAR beside ALLOW joins": ("a=C x; b=C a; c=A b", "abc", ""),
     "INFER beside that CLEAR stays": ("a=C x; b=A a; c=I a", "ab", ""),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -35,16 +35,38 @@ _PASSES: Mapping[Precision, tuple[str, Mapping[str, str]]] = {
 @cache
 def runtime_lists(precision: Precision) -> FourLists:
     """The defaults of the TensorFlow that is installed; empty lists where it does not tell."""
-    name, wanted = _PASSES[precision]
     with tempfile.TemporaryDirectory() as folder:
-        with _environment({**wanted, f"{_PREFIX}LOG_PATH": folder}):
-            try:
-                offline_passes(_product(), [name], ["x"], ["y"])
-            except (tf.errors.OpError, ValueError):
-                logger.warning("TensorFlow's %s pass does not run", name, exc_info=True)
+        try:
+            run_pass(_product(), precision, ["x"], ["y"], {f"{_PREFIX}LOG_PATH": folder})
+        except (tf.errors.OpError, ValueError):
+            logger.warning("TensorFlow's pass for %s does not run", precision, exc_info=True)
         files = sorted(Path(folder).glob("paintbuckets*"))
         text = files[0].read_text(encoding="utf-8") if files else ""
     return _parsed(text)
+
+
+def run_pass(
+    graph: GraphDef,
+    precision: Precision,
+    inputs: Iterable[str],
+    outputs: Iterable[str],
+    variables: Mapping[str, str] | None = None,
+) -> GraphDef:
+    """Let TensorFlow's own mixed precision pass rewrite a graph.
+
+    Args:
+        graph: the graph, which stays as it is.
+        precision: BF16, or FP16 as on a GPU.
+        inputs: tensors fed.
+        outputs: tensors fetched, whose nodes the pass leaves alone.
+        variables: further settings, in the environment's words.
+
+    Raises:
+        tf.errors.OpError: the pass refuses the graph.
+    """
+    name, wanted = _PASSES[precision]
+    with _environment({**wanted, **(variables or {})}):
+        return offline_passes(graph, [name], inputs, outputs)
 
 
 def _product() -> GraphDef:

@@ -1,0 +1,88 @@
+"""Rule set `stock` against the pass inside the installed TensorFlow, node by node."""
+
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neural_mp.adaptors.tensorflow.amp_lists import run_pass, runtime_lists
+from neural_mp.adaptors.tensorflow.nodes import GraphDef, make_node
+from neural_mp.amp import graph_of, paint
+from neural_mp.precision import Precision
+
+SIXTEEN = {Precision.BF16: tf.bfloat16, Precision.FP16: tf.half}
+#: Ops of one and of two inputs that keep the shape, from all four lists and from none.
+UNARY = (
+    *("Tanh", "Sigmoid", "Softmax", "LogSoftmax", "Softplus", "Elu", "Selu", "Sqrt", "Log"),
+    *("Softsign", "Erf", "LeakyRelu", "Relu", "Relu6", "Abs", "Neg", "Identity", "Floor", "Ceil"),
+    *("Sign", "Round", "ZerosLike", "OnesLike", "StopGradient", "Exp", "Expm1", "Sin", "Atan"),
+)
+BINARY = (
+    *("MatMul", "MatMul", "MatMul", "Add", "AddV2", "Mul", "Sub", "RealDiv", "FloorDiv"),
+    *("Maximum", "Minimum", "Pow", "Atan2"),
+)
+
+
+@st.composite
+def triples(draw):
+    """Name, op and inputs of up to 25 ops that compute [4, 4] from `x`, in order."""
+    names, made = ["x"], []
+    for index in range(draw(st.integers(3, 25))):
+        kind = draw(st.sampled_from((*UNARY, *BINARY)))
+        recent = st.sampled_from(names[-6:])
+        inputs = [draw(recent)] + ([draw(recent)] if kind in BINARY else [])
+        made.append((f"n{index}", kind, inputs))
+        names.append(f"n{index}")
+    read = {source for _, _, inputs in made for source in inputs}
+    ends = [(f"{name}_out", "Identity", [name]) for name, _, _ in made if name not in read]
+    return made + ends, [name for name, _, _ in ends]
+
+
+def graph_def(ops) -> GraphDef:
+    graph = GraphDef(versions=tf.Graph().as_graph_def().versions)
+    graph.node.append(make_node("Placeholder", "x", dtype=tf.float32))
+    graph.node[0].attr["shape"].shape.CopyFrom(tf.TensorShape([4, 4]).as_proto())
+    extra = {
+        "MatMul": {"transpose_a": False, "transpose_b": False},
+        "LeakyRelu": {"alpha": 0.2},
+    }
+    for name, kind, inputs in ops:
+        graph.node.append(make_node(kind, name, inputs, T=tf.float32, **extra.get(kind, {})))
+    return graph
+
+
+def in_16_bits(graph: GraphDef, outputs, precision) -> dict[str, bool]:
+    """What TensorFlow's pass makes of every node."""
+    wanted = SIXTEEN[precision].as_datatype_enum
+    result = run_pass(graph, precision, ["x"], outputs)
+    return {node.name: node.attr["T"].type == wanted for node in result.node}
+
+
+@settings(max_examples=200)
+@given(triples())
+def test_random_graphs_in_bf16(drawn):
+    agree(drawn, Precision.BF16)
+
+
+@settings(max_examples=200)
+@given(triples())
+def test_random_graphs_in_fp16(drawn):
+    agree(drawn, Precision.FP16)
+
+
+def agree(drawn, precision) -> None:
+    ops, outputs = drawn
+    found = in_16_bits(graph_def(ops), outputs, precision)
+    excluded = dict.fromkeys(outputs, "it is fetched, so the pass leaves it alone")
+    painting = paint(graph_of(ops), runtime_lists(precision), "stock", excluded=excluded)
+    for name, kind, _ in ops:
+        assert found[name] == (name in painting.allowed), (name, kind, painting.paints[name].reason)
+
+
+def test_the_lists_hold_what_the_graphs_are_made_of():
+    """So that all four lists, and no list, occur in the graphs above."""
+    for precision in SIXTEEN:
+        lists = runtime_lists(precision)
+        assert {lists.of(kind) for kind in (*UNARY, *BINARY)} == {
+            None,
+            *(name for name in type(lists.of("MatMul"))),
+        }
