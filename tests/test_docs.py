@@ -12,7 +12,7 @@ from neural_mp.config import load_settings
 from neural_mp.plan import PrecisionPlan
 
 ROOT = Path(__file__).parent.parent
-RUN = ("guide.md", "plans.md", "extending.md", "pytorch.md", "tensorflow.md", "onnx.md")
+RUN = ("guide.md", "plans.md", "extending.md", "pytorch.md", "tensorflow.md", "onnx.md", "amp.md")
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "conf" / "README.md", ROOT / "README.md"]
 
 

@@ -8,12 +8,11 @@ can overflow FP16, are denied to that alone.
 
 from __future__ import annotations
 
+from neural_mp.amp import FourLists
 from neural_mp.precision import Precision
 
-#: Safe and worth it.
-ALLOW = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
+_ALLOW = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
 _SUMS = frozenset({"Mean", "ReduceMean", "ReduceSum", "ReduceSumSquare", "Sum"})
-#: Safe where nothing dangerous comes before.
 _INFER = frozenset(
     {
         *("Add", "AveragePool", "BatchNormalization", "Celu", "Div", "Elu", "Erf", "Gelu"),
@@ -23,7 +22,6 @@ _INFER = frozenset(
         *("ThresholdedRelu",),
     }
 )
-#: Of no effect on the numbers.
 _CLEAR = frozenset(
     {
         *("Abs", "Ceil", "Clip", "Concat", "DepthToSpace", "Expand", "Flatten", "Floor", "Gather"),
@@ -33,15 +31,11 @@ _CLEAR = frozenset(
         *("Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where"),
     }
 )
-#: Dangerous.
 _DENY = frozenset({"Exp", "Pow", "ReduceL2", "ReduceLogSumExp", "ReduceLogSum"})
 
 
-def denied(precision: Precision) -> frozenset[str]:
-    """The ops that are unsafe in a precision."""
-    return _DENY | _SUMS if precision is Precision.FP16 else _DENY
-
-
-def listed(precision: Precision) -> frozenset[str]:
-    """The ops that are safe in a precision, by themselves or where their surroundings are."""
-    return (ALLOW | _INFER | _CLEAR | _SUMS) - denied(precision)
+def lists_for(precision: Precision) -> FourLists:
+    """The four lists of a 16-bit precision."""
+    if precision is Precision.FP16:
+        return FourLists(_ALLOW, _DENY | _SUMS, _INFER, _CLEAR)
+    return FourLists(_ALLOW, _DENY, _INFER | _SUMS, _CLEAR)

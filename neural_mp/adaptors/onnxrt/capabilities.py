@@ -7,13 +7,14 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.onnxrt.amp_lists import ALLOW, denied, listed
+from neural_mp.adaptors.onnxrt.amp_lists import lists_for
 from neural_mp.adaptors.onnxrt.anatomy import JOINERS, LAYERS, confuses, is_float32
 from neural_mp.adaptors.onnxrt.folding import used_outputs
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.registry import CONTRIB, has_kernel
 from neural_mp.adaptors.onnxrt.schemas import takes
 from neural_mp.adaptors.onnxrt.sessions import CPU, array_of
+from neural_mp.amp import AmpList
 from neural_mp.hardware import Hardware
 from neural_mp.precision import DYNAMIC, FP32, RANGE_ALGORITHMS, OpConfig, Precision, QuantSpec
 from neural_mp.space import Capability
@@ -61,7 +62,7 @@ class _Judge:
             else:
                 reasons[precision] = reason
         sixteen = frozenset(c.precision for c in configs if c.precision.is_16_bit)
-        wanted = bool(sixteen) and node.op_type in ALLOW
+        wanted = any(lists_for(p).of(node.op_type) is AmpList.ALLOW for p in sixteen)
         emulated = {p for p in sixteen if not self.is_native(node, p)}
         if obstacle is None and not self.supports[Precision.INT8].native:
             emulated.add(Precision.INT8)
@@ -95,9 +96,10 @@ class _Judge:
             return "it has several results"
         if node.domain:
             return f"{node.domain}.{node.op_type} is on no list of ops that are safe in 16 bits"
-        if node.op_type in denied(precision):
+        stands_on = lists_for(precision).of(node.op_type)
+        if stands_on is AmpList.DENY:
             return f"{node.op_type} is unsafe in {precision}"
-        if node.op_type not in listed(precision):
+        if stands_on is None:
             return f"{node.op_type} is on no list of ops that are safe in 16 bits"
         if precision is Precision.FP16 and not takes(node, self.model.opset, "float16"):
             return f"ONNX has no FP16 {node.op_type} in opset {self.model.opset}"
