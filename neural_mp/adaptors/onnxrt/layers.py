@@ -83,7 +83,7 @@ def write_product(forms: Forms, cluster: Cluster, config: OpConfig) -> None:
     stem = str(head.name)
     inputs = [
         values,
-        forms.constant(f"{stem}.weight/int8", stored.integers),
+        forms.constant(f"{stem}.weight/{stored.integers.dtype}", stored.integers),
         scale,
         forms.constant(f"{stem}.weight/scale", stored.scales),
         zero,

@@ -16,7 +16,9 @@ def _schema(op: str, opset: int) -> onnx.defs.OpSchema | None:
         return None
 
 
-def _typed(parameters: list[onnx.defs.OpSchema.FormalParameter], variable: str, count: int) -> set:
+def _typed(
+    parameters: list[onnx.defs.OpSchema.FormalParameter], variable: str, count: int
+) -> set[int]:
     """The positions whose type is a type variable; the last parameter may stand for several."""
     found = set()
     for position in range(count):

@@ -31,8 +31,8 @@ _FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
 _FATAL = 4
 #: Types of tensors that do not come as arrays by themselves.
 _STRANGE = ("tensor(bfloat16", "tensor(float8", "tensor(float4", "tensor(int4", "tensor(uint4")
-#: A message of Protocol Buffers cannot be larger than 2 GiB.
-_MESSAGE_LIMIT = 1_900_000_000
+#: A message of Protocol Buffers cannot be larger than 2 GiB: beyond, weights go to another file.
+MESSAGE_LIMIT = 1_900_000_000
 
 
 class Runner:
@@ -75,7 +75,7 @@ class Runner:
             options.enable_profiling = True
             options.profile_file_prefix = str(Path(place) / "profile")
         source: str | bytes
-        if _inline_bytes(program) > _MESSAGE_LIMIT:
+        if _inline_bytes(program) > MESSAGE_LIMIT:
             place = self._kept.enter_context(tempfile.TemporaryDirectory())
             source = str(Path(place) / "model.onnx")
             ir.save(program, source, external_data="model.data")
@@ -129,7 +129,7 @@ def _handed_over(value: Array) -> ort.OrtValue:
 
 def _taken(value: ort.OrtValue) -> Any:
     if not value.is_tensor():
-        return value.to_sequence() if hasattr(value, "to_sequence") else value
+        return value
     kind = ir.DataType(value.element_type())
     if kind in (ir.DataType.STRING, ir.DataType.UNDEFINED) or kind.numpy().kind != "V":
         return value.numpy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,12 @@ import onnx_ir as ir
 from neural_mp.adaptors.base import ConversionCounts
 from neural_mp.adaptors.onnxrt.loading import program_of, read_file
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
-from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner, bytes_of
+from neural_mp.adaptors.onnxrt.sessions import MESSAGE_LIMIT, PLAIN, Runner, bytes_of
 from neural_mp.adaptors.onnxrt.weightless import raw_bytes, write_with_weights
 from neural_mp.adaptors.signature import Port, Signature, example_for
 from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
 
 MODEL_FILE, DETAILS_FILE = "model.onnx", "neural_mp_onnx.json"
-#: A message of Protocol Buffers cannot be larger than 2 GiB: beyond, weights go to a second file.
-_FILE_LIMIT = 1_900_000_000
 
 
 def save(model: OnnxModel, folder: Path) -> None:
@@ -76,7 +75,9 @@ def restore(folder: Path, provider: str) -> OnnxModel:
 
 
 def save_file(model: OnnxModel, path: Path, metadata: Mapping[str, str]) -> None:
-    """Write the model alone, checked.
+    """Write the model alone, checked; what lies at the path stays until all is well.
+
+    The model may have come from that very file, and read its weights from it until then.
 
     Raises:
         ConversionError: ONNX's checker refuses it.
@@ -87,11 +88,18 @@ def save_file(model: OnnxModel, path: Path, metadata: Mapping[str, str]) -> None
     if metadata:
         program = program.clone()
         program.metadata_props.update(metadata)
-    external = _weights(program) > _FILE_LIMIT
-    if external:
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        complete = Path(scratch) / path.name
+        _write(program, complete)
+        for file in Path(scratch).iterdir():
+            file.replace(path.parent / file.name)
+
+
+def _write(program: ir.Model, path: Path) -> None:
+    values = program.graph.initializers.values()
+    if sum(map(bytes_of, values)) > MESSAGE_LIMIT:
         ir.save(program, path, external_data=f"{path.name}.data")
     else:
-        values = program.graph.initializers.values()
         weights = {str(v.name): v.const_value for v in values if v.const_value is not None}
         write_with_weights(ir.to_proto(program), weights, path)
     if not all(value.shape is not None for value in program.graph.outputs):
@@ -117,10 +125,6 @@ def _whole(program: ir.Model) -> onnx.ModelProto:
             tensor.ClearField("data_location")
             tensor.raw_data = raw_bytes(value)
     return message
-
-
-def _weights(program: ir.Model) -> int:
-    return sum(map(bytes_of, program.graph.initializers.values()))
 
 
 def digest(program: ir.Model, running: Any) -> str:

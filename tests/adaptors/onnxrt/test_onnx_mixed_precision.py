@@ -57,6 +57,23 @@ def test_a_saved_file_runs_in_plain_onnx_runtime_and_says_its_plan(quantized, di
     assert all(node.name for node in stored.graph.node)
 
 
+def test_the_file_a_model_came_from_may_be_written_over(tmp_path, net_file, digits, plain_machine):
+    converter = MixedPrecision()
+    converter.hardware = plain_machine
+    converter.precisions = "int8"
+    converter.calib_dataloader = digits[0].loader()
+    converter.model = net_file
+    result = converter()
+    images = digits[1].images
+    expected = result(images)
+    for write in (result.export_onnx, result.save):
+        write(tmp_path / "copy.onnx")
+        np.testing.assert_array_equal(run(str(tmp_path / "copy.onnx"), image=images)[0], expected)
+    result.export_onnx(net_file)
+    np.testing.assert_array_equal(run(net_file, image=images)[0], expected)
+    assert sorted(file.name for file in tmp_path.glob("*.onnx*")) == ["copy.onnx", "net.onnx"]
+
+
 def test_a_saved_folder_is_loaded_and_a_saved_plan_replayed(quantized, net, digits, tmp_path):
     from neural_mp.conversion import convert_with_plan
 
