@@ -1,11 +1,15 @@
 """Rule set `stock` against the pass inside the installed TensorFlow, node by node."""
 
+import keras
+import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from keras_models import encoder
+from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from neural_mp.adaptors.tensorflow.amp_lists import run_pass, runtime_lists
-from neural_mp.adaptors.tensorflow.nodes import GraphDef, make_node
+from neural_mp.adaptors.tensorflow.nodes import GraphDef, dtype_attribute, make_node, node_of
 from neural_mp.amp import graph_of, paint
 from neural_mp.precision import Precision
 
@@ -76,6 +80,46 @@ def agree(drawn, precision) -> None:
     painting = paint(graph_of(ops), runtime_lists(precision), "stock", excluded=excluded)
     for name, kind, _ in ops:
         assert found[name] == (name in painting.allowed), (name, kind, painting.paints[name].reason)
+
+
+NETS = {
+    "ResNet-50": lambda: keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3)),
+    "MobileNetV2": lambda: keras.applications.MobileNetV2(weights=None, input_shape=(32, 32, 3)),
+    "transformer encoder": lambda: encoder(depth=2, width=32, heads=4, length=16),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_whole_nets(name):
+    net = NETS[name]()
+    (given,) = net.inputs
+    function = tf.function(lambda x: net(x, training=False)).get_concrete_function(
+        tf.TensorSpec(given.shape, given.dtype, name="x")
+    )
+    graph = convert_variables_to_constants_v2(function).graph.as_graph_def()
+    for node in graph.node:
+        node.device = ""  # for FP16, TensorFlow looks at what lies on a GPU, or nowhere
+    outputs = [node.name for node in graph.node if node.name == "Identity"]
+    ops = [
+        (node.name, node.op, [node_of(t) for t in node.input if not t.startswith("^")])
+        for node in graph.node
+    ]
+    excluded = {
+        node.name: "it computes no float32"
+        for node in graph.node
+        if dtype_attribute(node) is not tf.float32
+    }
+    excluded |= dict.fromkeys(["x", *outputs], "it is fed or fetched")
+    for precision in SIXTEEN:
+        found = in_16_bits(graph, outputs, precision)
+        painting = paint(graph_of(ops), runtime_lists(precision), "stock", excluded=excluded)
+        differ = [
+            (op, kind, painting.paints[op].reason)
+            for op, kind, _ in ops
+            if op in found and found[op] != (op in painting.allowed)
+        ]
+        assert not differ
+        assert len(painting.allowed) > 20
 
 
 def test_the_lists_hold_what_the_graphs_are_made_of():
