@@ -134,6 +134,13 @@ class Signature:
             raise DataError(f"a batch lacks the input {missing[0]}")
         return [values[port.name] for port in self.inputs]
 
+    def in_order(
+        self, feeds: Mapping[str, Array], batch_size: int | None = None
+    ) -> tuple[Any, ...]:
+        """What `bind` gave, by position; repeated or cut to a batch of another size if given."""
+        sized = feeds if batch_size is None else resized(feeds, batch_size)
+        return tuple(sized[port.tensor] for port in self.inputs)
+
     def packed(self, values: Sequence[Any]) -> Any:
         """The outputs, in the form the model returns them."""
         return packed(self.returns, values)
@@ -181,7 +188,7 @@ def _made_up(port: Port) -> Array:
     return np.zeros(shape, port.dtype)
 
 
-def resized(feeds: dict[str, Array], batch_size: int) -> dict[str, Array]:
+def resized(feeds: Mapping[str, Array], batch_size: int) -> dict[str, Array]:
     """The same inputs, repeated or cut to a batch of another size."""
     return {
         tensor: np.concatenate([array] * -(-batch_size // len(array)))[:batch_size]

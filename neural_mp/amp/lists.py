@@ -7,7 +7,7 @@ Precision", which calls them by the same names.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -140,13 +140,12 @@ def edits_of(
     return tuple(found)
 
 
-def check_known(edits: Iterable[ListEdit], known: Container[str], words: Iterable[str]) -> None:
+def check_known(edits: Iterable[ListEdit], known: Collection[str]) -> None:
     """Make sure that the framework knows the op types of edits.
 
     Args:
         edits: the edits.
         known: the op types that the framework has.
-        words: the same, to find the nearest in.
 
     Raises:
         UnknownOperatorError: it does not know one of them.
@@ -155,7 +154,7 @@ def check_known(edits: Iterable[ListEdit], known: Container[str], words: Iterabl
         if edit.op_type not in known:
             raise UnknownOperatorError(
                 f"{edit.origin} names {edit.op_type!r}, which is no op of the model's framework"
-                f"{did_you_mean(edit.op_type, words)}"
+                f"{did_you_mean(edit.op_type, known)}"
             )
 
 

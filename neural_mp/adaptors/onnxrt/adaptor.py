@@ -124,10 +124,7 @@ class OnnxRuntimeAdaptor(Adaptor):
 
     def example_inputs(self, model: OnnxModel, batch_size: int | None = None) -> Any:
         """A tuple in the order of the inputs: the example of the data, else made up."""
-        from neural_mp.adaptors.signature import resized
-
-        feeds = model.example if batch_size is None else resized(model.example, batch_size)
-        return tuple(feeds[port.tensor] for port in model.signature.inputs)
+        return model.signature.in_order(model.example, batch_size)
 
     def native(self, model: OnnxModel) -> Any:
         """A `ModelProto`, with its weights."""

@@ -13,8 +13,8 @@ from neural_mp.adaptors.onnxrt.naming import unused
 from neural_mp.adaptors.onnxrt.prepare import has_axes
 from neural_mp.adaptors.onnxrt.sessions import array_of
 
-#: Layers with constant weights: ONNX's op → which of its inputs is the weight.
-LAYERS = {"Conv": 1, "MatMul": 1, "Gemm": 1}
+#: Layers with constant weights, their second input.
+LAYERS = ("Conv", "MatMul", "Gemm")
 #: Ops with an integer kernel that reads and writes scales of its own → that kernel.
 JOINERS = {
     "Add": "QLinearAdd",

@@ -122,7 +122,7 @@ class _Judge:
         return self._weight_obstacle(node) if node.op_type in LAYERS else None
 
     def _weight_obstacle(self, node: ir.Node) -> str | None:
-        weight = array_of(node.inputs[LAYERS[node.op_type]])
+        weight = array_of(node.inputs[1])
         if weight is None:
             return "its weight is computed, not constant"
         if node.inputs[0] is None or node.inputs[0].const_value is not None:

@@ -21,10 +21,9 @@ from neural_mp.errors import ConversionError, in_one_line
 logger = logging.getLogger(__name__)
 
 CPU = "CPUExecutionProvider"
-#: ONNX Runtime's names: nothing, what needs no other layout, everything.
-PLAIN, BASIC, ALL = (
+#: How far ONNX Runtime optimises a graph: not at all, as far as it can.
+PLAIN, ALL = (
     ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
-    ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 )
 _FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"

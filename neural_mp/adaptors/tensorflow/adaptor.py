@@ -121,10 +121,7 @@ class TensorFlowAdaptor(Adaptor):
 
     def example_inputs(self, model: TensorFlowModel, batch_size: int | None = None) -> Any:
         """A tuple in the order of the inputs: the example of the data, else made up."""
-        from neural_mp.adaptors.signature import resized
-
-        feeds = model.example if batch_size is None else resized(model.example, batch_size)
-        return tuple(feeds[port.tensor] for port in model.signature.inputs)
+        return model.signature.in_order(model.example, batch_size)
 
     def native(self, model: TensorFlowModel) -> Any:
         """The user's own Keras model for an untouched one, else a `ConvertedModel`."""
