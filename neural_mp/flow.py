@@ -1,4 +1,4 @@
-"""Where quantized and 16-bit values flow under a plan: the same reasoning for every framework.
+"""Where quantized values flow under a plan: the same reasoning for every framework.
 
 Quantization points belong to tensors, not to ops. A tensor is stored in INT8 when some INT8 op
 reads it; the op that writes it can write INT8 directly if it runs in INT8 itself; ops that only
@@ -98,7 +98,6 @@ class _Scales:
 def trace(
     graph: OpGraph,
     chosen: Mapping[str, Precision],
-    allowed: Mapping[str, frozenset[Precision]] | None = None,
     alone: frozenset[str] = frozenset(),
 ) -> Flow:
     """Follow a plan through the graph.
@@ -106,19 +105,16 @@ def trace(
     Args:
         graph: the model.
         chosen: op → precision, for the ops a plan names. An op it does not name runs along with
-            its cluster, or passes INT8 on, or takes the 16-bit precision all its producers share;
-            otherwise it runs in FP32.
-        allowed: op → precisions it can run in here; all of them where it is None.
+            its cluster, or passes INT8 on; otherwise it runs in FP32.
         alone: INT8 ops that read and write real numbers and quantize inside: dynamic ranges, or
             INT8 weights only.
     """
-    return _followed(graph, chosen, allowed, alone)[0]
+    return _followed(graph, chosen, alone)[0]
 
 
 def _followed(
     graph: OpGraph,
     chosen: Mapping[str, Precision],
-    allowed: Mapping[str, frozenset[Precision]] | None = None,
     alone: frozenset[str] = frozenset(),
 ) -> tuple[Flow, Mapping[str, str]]:
     """The flow, and for every op that an INT8 kernel runs, the op whose kernel that is."""
@@ -159,7 +155,7 @@ def _followed(
             int8_outputs.add(op.name)
             scales.carry(op.name, op.inputs)
         else:
-            precisions[op.name] = chosen.get(op.name) or _inherited(graph, op, precisions, allowed)
+            precisions[op.name] = chosen.get(op.name, Precision.FP32)
             if precisions[op.name] is Precision.INT8 and op.name not in alone:
                 precisions[op.name] = Precision.FP32  # named so, but nothing INT8 runs it
     flow = Flow(precisions, int8_reads, frozenset(int8_outputs), scales.roots(), scales.covers())
@@ -244,22 +240,6 @@ def _wanted_in_int8(
 
 def _passes_int8_on(op: Op, chosen: Mapping[str, Precision]) -> bool:
     return op.carries_int8 and chosen.get(op.name, Precision.INT8) is Precision.INT8
-
-
-def _inherited(
-    graph: OpGraph,
-    op: Op,
-    precisions: Mapping[str, Precision],
-    allowed: Mapping[str, frozenset[Precision]] | None,
-) -> Precision:
-    """The 16-bit precision all producers share, if the op can run in it: torch's own promotion."""
-    above = {precisions.get(source, Precision.FP32) for source in op.inputs}
-    if len(above) != 1:
-        return Precision.FP32
-    (only,) = above
-    if not only.is_16_bit or (allowed is not None and only not in allowed.get(op.name, ())):
-        return Precision.FP32
-    return only
 
 
 def observable_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> frozenset[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -65,6 +65,10 @@ class PrecisionPlan(Mapping[str, OpConfig]):
     def replacing(self, changes: Mapping[str, OpConfig]) -> PrecisionPlan:
         """This plan with some ops set otherwise."""
         return PrecisionPlan({**self.configs, **changes})
+
+    def without(self, ops: Collection[str]) -> PrecisionPlan:
+        """This plan without a word on some ops, which then follow those around them."""
+        return PrecisionPlan({op: item for op, item in self.configs.items() if op not in ops})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain strings and dicts, as written to YAML."""

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from neural_mp.amp import AmpList, FourLists, Painting
 from neural_mp.errors import PlanError, UnknownOperatorError, did_you_mean
 from neural_mp.flow import Flow, QuantizedTensor, quantized_tensors, trace
-from neural_mp.graph import OpGraph
+from neural_mp.followers import explain_plan, paint_plan
+from neural_mp.graph import Op, OpGraph
 from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import FP32, OpConfig, Precision, QuantSpec
 
@@ -22,13 +24,11 @@ class Capability:
         configs: best first; FP32 is always among them and last.
         reasons: precision it cannot run in → why.
         emulated: precisions that give the right numbers here, but no speed.
-        inherits: whether the op, unless a plan names it, runs in what its producers run in.
     """
 
     configs: tuple[OpConfig, ...] = (FP32,)
     reasons: Mapping[Precision, str] = field(default_factory=dict)
     emulated: frozenset[Precision] = frozenset()
-    inherits: bool = False
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
@@ -101,20 +101,42 @@ class TuningSpace:
     Attributes:
         graph: the model.
         capabilities: op → what it can run in; every op of the graph has an entry.
+        lists: 16-bit precision → the four lists by which ops follow those that a plan has in it;
+            of a precision without lists, a plan decides every op by itself.
     """
 
     graph: OpGraph
     capabilities: Mapping[str, Capability]
+    lists: Mapping[Precision, FourLists] = field(default_factory=dict)
+
+    def choices(self, name: str) -> tuple[OpConfig, ...]:
+        """What a plan may say of an op, best first.
+
+        Of the 16-bit precisions, those that have its type on the ALLOW list; in the others it
+        follows the ops around it, unless a plan says otherwise.
+        """
+        return tuple(
+            config
+            for config in self.capabilities[name].configs
+            if not config.precision.is_16_bit or self._begins(name, config.precision)
+        )
+
+    def _is_product(self, op: Op) -> bool:
+        """Whether an op is worth a word even if it cannot but run in FP32."""
+        return any(lists.of(op.type) is AmpList.ALLOW for lists in self.lists.values())
+
+    def _begins(self, name: str, precision: Precision) -> bool:
+        lists = self.lists.get(precision)
+        return lists is None or lists.of(self.graph[name].type) is AmpList.ALLOW
 
     @cached_property
     def decided(self) -> tuple[str, ...]:
         """The ops a plan has to decide, in the graph's order: those that have a choice."""
-        return tuple(
-            op.name
-            for op in self.graph
-            if len(self.capabilities[op.name].configs) > 1
-            and not self.capabilities[op.name].inherits
-        )
+        return tuple(op.name for op in self.graph if len(self.choices(op.name)) > 1)
+
+    def fastest_plan(self) -> PrecisionPlan:
+        """Every op in the best of its choices: the first guess of most strategies."""
+        return PrecisionPlan({op: self.choices(op)[0] for op in self.decided})
 
     @cached_property
     def int8_ops(self) -> frozenset[str]:
@@ -204,17 +226,38 @@ class TuningSpace:
             )
             return replace(capability, configs=configs)
 
-        return TuningSpace(
-            self.graph, {name: kept(name, item) for name, item in self.capabilities.items()}
-        )
+        capabilities = {name: kept(name, item) for name, item in self.capabilities.items()}
+        return replace(self, capabilities=capabilities)
 
     def resolve(self, plan: PrecisionPlan) -> PrecisionPlan:
-        """A plan ready to convert: checked, shorthand filled in, every op that needs one decided.
+        """A plan that says all there is to say: checked, filled in, every op decided.
+
+        With ops in 16 bits, it also names those that follow them and those that could and do not,
+        so that it means the same under other lists.
 
         Raises:
             UnknownOperatorError: the plan names an op the model does not have.
             PlanError: it asks for a precision that an op cannot run in here.
         """
+        checked = self._checked(plan)
+        effective = self._flow(checked).precisions
+        begin = {*self.decided, *(op.name for op in self.graph if self._is_product(op))}
+        mixed = any(precision.is_16_bit for precision in effective.values())
+        configs = {}
+        for op in self.graph:
+            precision = effective[op.name]
+            if op.name in checked:
+                configs[op.name] = checked[op.name]
+            elif precision.is_16_bit:
+                configs[op.name] = OpConfig(precision)
+            elif precision is Precision.FP32 and (
+                op.name in begin or (mixed and len(self.capabilities[op.name].configs) > 1)
+            ):
+                configs[op.name] = FP32
+        return PrecisionPlan(configs)
+
+    def _checked(self, plan: PrecisionPlan) -> PrecisionPlan:
+        """The plan, with what it says in shorthand filled in."""
         configs: dict[str, OpConfig] = {}
         for name, config in plan.items():
             if name not in self.graph:
@@ -224,13 +267,7 @@ class TuningSpace:
                     f"{did_you_mean(name, names)}"
                 )
             configs[name] = self._filled(name, config)
-        ordered = {}
-        for op in self.graph:
-            if op.name in configs:
-                ordered[op.name] = configs[op.name]
-            elif not self.capabilities[op.name].inherits:
-                ordered[op.name] = FP32
-        return PrecisionPlan(ordered)
+        return PrecisionPlan(configs)
 
     def _filled(self, name: str, config: OpConfig) -> OpConfig:
         capability = self.capabilities[name]
@@ -257,13 +294,56 @@ class TuningSpace:
         return filled
 
     def flow(self, plan: PrecisionPlan) -> Flow:
-        """What every op effectively runs in under a plan, and where INT8 flows."""
-        allowed = {name: frozenset(item.precisions) for name, item in self.capabilities.items()}
-        resolved = self.resolve(plan)
+        """What every op effectively runs in under a plan, and where INT8 flows.
+
+        INT8 is decided first; then what the plan does not name follows, by the four lists, the ops
+        that it has in 16 bits.
+        """
+        return self._flow(self._checked(plan))
+
+    def _flow(self, plan: PrecisionPlan) -> Flow:
         alone = frozenset(
-            op for op, item in resolved.items() if item.approach in ("dynamic", "weight_only")
+            op for op, item in plan.items() if item.approach in ("dynamic", "weight_only")
         )
-        return trace(self.graph, resolved.precisions, allowed, alone)
+        flow = trace(self.graph, plan.precisions, alone)
+        for precision in self._sixteen(flow.precisions):
+            painting = paint_plan(
+                self.graph,
+                self._lists(precision),
+                precision,
+                {op: p for op, p in plan.precisions.items() if p is flow.precisions[op]},
+                flow.precisions,
+                self._obstacles(precision),
+            )
+            followers = dict.fromkeys(painting.allowed, precision)
+            flow = replace(flow, precisions={**flow.precisions, **followers})
+        return flow
+
+    def painting(self, plan: PrecisionPlan, precision: Precision) -> Painting:
+        """Why every op runs in a 16-bit precision, or does not, under a plan."""
+        return explain_plan(
+            self.graph,
+            self._lists(precision),
+            precision,
+            self.flow(plan).precisions,
+            self._obstacles(precision),
+        )
+
+    def _sixteen(self, effective: Mapping[str, Precision]) -> list[Precision]:
+        """The 16-bit precisions that occur."""
+        found = set(effective.values())
+        return [precision for precision in Precision if precision.is_16_bit and precision in found]
+
+    def _lists(self, precision: Precision) -> FourLists:
+        return self.lists.get(precision, FourLists())
+
+    def _obstacles(self, precision: Precision) -> dict[str, str]:
+        """Op → why it cannot run in a precision."""
+        return {
+            name: item.reasons.get(precision, "your constraints exclude it")
+            for name, item in self.capabilities.items()
+            if item.config(precision) is None
+        }
 
 
 def _words(config: OpConfig) -> str:

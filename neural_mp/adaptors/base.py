@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from neural_mp.amp import FourLists, canonical_lists
 from neural_mp.errors import ConversionError
 from neural_mp.graph import OpGraph
 from neural_mp.hardware import Hardware
 from neural_mp.observations import Observations
 from neural_mp.plan import PrecisionPlan
+from neural_mp.precision import Precision
 from neural_mp.space import Capability, TuningSpace
 
 #: How the graph of a model may be found.
@@ -82,6 +84,18 @@ class Adaptor(ABC):
     @abstractmethod
     def capabilities(self, model: Model, hardware: Hardware) -> Mapping[str, Capability]:
         """What every op of the model can really run in on this hardware, asked of the runtime."""
+
+    @abstractmethod
+    def op_types(self) -> Collection[str]:
+        """Every op type that the framework has."""
+
+    @abstractmethod
+    def kinds(self) -> Mapping[str, Collection[str]]:
+        """Kind of op (see `neural_mp.amp.KINDS`) → what the framework calls ops of that kind."""
+
+    def amp_lists(self, precision: Precision) -> FourLists:
+        """The four lists of a 16-bit precision, by the framework's op types, before any edits."""
+        return canonical_lists(precision).translated(self.kinds())
 
     @abstractmethod
     def observe(self, model: Model, batches: Iterable[Any], space: TuningSpace) -> Observations:
@@ -179,6 +193,19 @@ class Adaptor(ABC):
         """For a while, let the framework use `count` threads; None leaves it as it is."""
         return nullcontext()
 
-    def space(self, model: Model, hardware: Hardware) -> TuningSpace:
-        """The graph with the capabilities of every op."""
-        return TuningSpace(self.graph(model), self.capabilities(model, hardware))
+    def space(
+        self,
+        model: Model,
+        hardware: Hardware,
+        lists: Mapping[Precision, FourLists] | None = None,
+    ) -> TuningSpace:
+        """The graph with the capabilities of every op.
+
+        Args:
+            model: the model.
+            hardware: the machine.
+            lists: the four lists of the 16-bit precisions; the framework's own by default.
+        """
+        if lists is None:
+            lists = {p: self.amp_lists(p) for p in Precision if p.is_16_bit}
+        return TuningSpace(self.graph(model), self.capabilities(model, hardware), lists)

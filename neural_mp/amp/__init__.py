@@ -1,5 +1,6 @@
 """Four-list auto mixed precision: which ops may leave FP32 by type, and how that spreads."""
 
+from neural_mp.amp.canonical import KINDS, Kind, canonical_lists
 from neural_mp.amp.lists import (
     EDIT_OPTIONS,
     PREFIXES,
@@ -13,14 +14,17 @@ from neural_mp.amp.painting import RULES, Colour, Paint, Painting, graph_of, pai
 
 __all__ = [
     "EDIT_OPTIONS",
+    "KINDS",
     "PREFIXES",
     "RULES",
     "AmpList",
     "Colour",
     "FourLists",
+    "Kind",
     "ListEdit",
     "Paint",
     "Painting",
+    "canonical_lists",
     "check_known",
     "edits_of",
     "graph_of",

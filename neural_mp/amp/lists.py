@@ -48,6 +48,22 @@ class FourLists:
         found: frozenset[str] = getattr(self, name.value)
         return found
 
+    def translated(self, names: Mapping[str, Iterable[str]]) -> FourLists:
+        """The lists in other words: name → what it is called there, more than one thing or none."""
+        return FourLists(
+            *(
+                frozenset(other for name in self.types(which) for other in names.get(name, ()))
+                for which in AmpList
+            )
+        )
+
+    def allowing(self, op_types: Iterable[str]) -> FourLists:
+        """Every one of these types on the ALLOW list, dangerous or not."""
+        moved = frozenset(op_types)
+        return FourLists(
+            self.allow | moved, self.deny - moved, self.infer - moved, self.clear - moved
+        )
+
     def edited(self, edits: Iterable[ListEdit]) -> FourLists:
         """The lists with edits made: first everything that is removed, then what is added.
 

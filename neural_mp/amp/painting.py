@@ -93,8 +93,9 @@ def paint(
     lists: FourLists,
     rules: str = "advanced",
     *,
-    excluded: Mapping[str, str] | None = None,
-    force_all: bool = False,
+    boundaries: Mapping[str, str] | None = None,
+    unable: Mapping[str, str] | None = None,
+    chosen: Mapping[str, str] | None = None,
 ) -> Painting:
     """Decide for every op of a graph whether it runs in 16 bits.
 
@@ -102,32 +103,37 @@ def paint(
         graph: the ops; loops are allowed.
         lists: the op types.
         rules: `advanced` or `stock`.
-        excluded: op → why it stays out: it runs in INT8, has no kernel in 16 bits, computes no
-            floating-point numbers. Nothing spreads through it.
-        force_all: put every op into 16 bits that is not excluded, dangerous or not.
+        boundaries: op → why nothing spreads through it: it runs in INT8, it is fetched.
+        unable: op → why it does not run in 16 bits, whatever its list: it has no kernel, it was
+            told to stay in FP32. What is dangerous in it, or before it, still is behind it.
+        chosen: op → why it runs in 16 bits, whatever its list.
 
     Raises:
         ConfigurationError: there are no such rules.
     """
     if rules not in RULES:
         raise ConfigurationError(f"there are no rules {rules!r}{did_you_mean(rules, RULES)}")
-    painter = _Painter(graph, lists, excluded or {})
-    if force_all:
-        painter.force_all()
+    painter = _Painter(graph, lists, boundaries or {}, unable or {}, chosen or {})
+    painter.deny()
+    if rules == "advanced":
+        painter.allow_advanced()
     else:
-        painter.deny()
-        if rules == "advanced":
-            painter.allow_advanced()
-        else:
-            painter.allow_stock()
+        painter.allow_stock()
     return painter.painting()
 
 
 class _Painter:
     """Sets that grow; for every op in them, the op it was reached from."""
 
-    def __init__(self, graph: OpGraph, lists: FourLists, excluded: Mapping[str, str]) -> None:
-        self.graph, self.excluded = graph, excluded
+    def __init__(
+        self,
+        graph: OpGraph,
+        lists: FourLists,
+        boundaries: Mapping[str, str],
+        unable: Mapping[str, str],
+        chosen: Mapping[str, str],
+    ) -> None:
+        self.graph, self.boundaries, self.unable, self.chosen = graph, boundaries, unable, chosen
         kinds = {kind: lists.of(kind) for kind in graph.types}
         self.kind = {op.name: kinds[op.type] for op in graph}
         self.above = {op.name: [s for s in op.inputs if s in graph] for op in graph}
@@ -135,10 +141,14 @@ class _Painter:
         self.denied: dict[str, str | None] = {}
         self.allowed: dict[str, str | None] = {}
         self.begins: dict[str, str] = {}
-        self.forced = False
 
     def on(self, name: str, *lists: AmpList) -> bool:
-        return name not in self.excluded and self.kind[name] in lists
+        return name not in self.boundaries and self.kind[name] in lists
+
+    def joins(self, name: str, *lists: AmpList) -> bool:
+        """Whether 16 bits may spread to an op, by its list."""
+        free = name not in self.unable and name not in self.denied
+        return free and self.on(name, *lists)
 
     def spread(
         self,
@@ -161,27 +171,34 @@ class _Painter:
                         waiting.append(other)
         return found
 
-    def named(self, *lists: AmpList) -> list[str]:
-        return [op.name for op in self.graph if self.on(op.name, *lists)]
+    def seeds(self) -> list[str]:
+        """The ops that are in 16 bits whatever is around them."""
+        names = (op.name for op in self.graph)
+        return [name for name in names if name in self.chosen or self.joins(name, ALLOW)]
 
     def deny(self) -> None:
         """DENY ops, INFER ops behind them, and the CLEAR ops between."""
-        matters = self.spread(
-            self.named(DENY, INFER), [self.above], lambda name: self.on(name, CLEAR)
-        )
+
+        def spreads(name: str, *lists: AmpList) -> bool:
+            return name not in self.chosen and self.on(name, *lists)
+
+        def named(*lists: AmpList) -> list[str]:
+            return [op.name for op in self.graph if spreads(op.name, *lists)]
+
+        matters = self.spread(named(DENY, INFER), [self.above], lambda name: spreads(name, CLEAR))
         self.denied = self.spread(
-            self.named(DENY),
+            named(DENY),
             [self.below],
-            lambda name: name in matters and self.on(name, INFER, CLEAR),
+            lambda name: name in matters and spreads(name, INFER, CLEAR),
         )
 
     def allow_advanced(self) -> None:
         """ALLOW ops, INFER ops behind what is in 16 bits, CLEAR ops beside it."""
-        self.allowed = dict.fromkeys(self.named(ALLOW))
+        self.allowed = dict.fromkeys(self.seeds())
         waiting = deque(self.allowed)
 
         def join(other: str, name: str, *lists: AmpList) -> None:
-            if other not in self.allowed and other not in self.denied and self.on(other, *lists):
+            if other not in self.allowed and self.joins(other, *lists):
                 self.allowed[other] = name
                 waiting.append(other)
 
@@ -194,29 +211,19 @@ class _Painter:
 
     def allow_stock(self) -> None:
         """ALLOW ops, what is between two of them, INFER ops behind those, CLEAR ops beside them."""
-        starts = self.named(ALLOW)
-        behind = self.spread(
-            starts,
-            [self.below],
-            lambda name: name not in self.denied and self.on(name, INFER, CLEAR),
-        )
+        starts = self.seeds()
+        behind = self.spread(starts, [self.below], lambda name: self.joins(name, INFER, CLEAR))
         self.allowed = self.spread(starts, [self.above], lambda name: name in behind)
         for op in self.graph:
             before = next((name for name in self.above[op.name] if name in self.allowed), None)
-            free = op.name not in self.allowed and op.name not in self.denied
-            if before is not None and free and self.on(op.name, INFER):
+            if before is not None and op.name not in self.allowed and self.joins(op.name, INFER):
                 self.allowed[op.name] = before
         self.spread(
             list(self.allowed),
             [self.above, self.below],
-            lambda name: name not in self.denied and self.on(name, CLEAR),
+            lambda name: self.joins(name, CLEAR),
             self.allowed,
         )
-
-    def force_all(self) -> None:
-        self.forced = True
-        names = (op.name for op in self.graph if op.name not in self.excluded)
-        self.allowed = dict.fromkeys(names)
 
     def painting(self) -> Painting:
         """Everything that was decided, and the casts it takes."""
@@ -226,13 +233,16 @@ class _Painter:
     def _paint(self, op: Op) -> Paint:
         kind = self.kind[op.name]
         word = self._word(op.name)
-        if op.name in self.excluded:
-            return Paint(kind, Colour.PLAIN, f"{word}, stays out: {self.excluded[op.name]}")
+        if op.name in self.chosen:
+            return Paint(kind, Colour.ALLOWED, f"{word}, allowed: {self.chosen[op.name]}")
+        if op.name in self.boundaries:
+            return Paint(kind, Colour.PLAIN, f"{word}, stays out: {self.boundaries[op.name]}")
         if op.name in self.allowed:
-            why = ": every op was forced" if self.forced else self._way(op.name, self.allowed)
-            return Paint(kind, Colour.ALLOWED, f"{word}, allowed{why}")
+            return Paint(kind, Colour.ALLOWED, f"{word}, allowed{self._way(op.name, self.allowed)}")
         if op.name in self.denied:
             return Paint(kind, Colour.DENIED, f"{word}, denied{self._way(op.name, self.denied)}")
+        if op.name in self.unable:
+            return Paint(kind, Colour.PLAIN, f"{word}, stays out: {self.unable[op.name]}")
         if kind is None:
             return Paint(kind, Colour.PLAIN, f"{op.type} is on no list")
         return Paint(kind, Colour.PLAIN, f"{word}, stays out: nothing draws it to 16 bits")

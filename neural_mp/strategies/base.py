@@ -46,10 +46,3 @@ class Strategy(ABC):
         The generator returns when it cannot hope for a better plan. It need not remember what it
         tried before: the tuner answers a repeated plan from history.
         """
-
-
-def fastest_plan(problem: TuningProblem) -> PrecisionPlan:
-    """Every op in the best it can run in: the first guess of most strategies."""
-    return PrecisionPlan(
-        {op: problem.space.capabilities[op].configs[0] for op in problem.space.decided}
-    )

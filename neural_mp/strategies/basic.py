@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 
+from neural_mp.amp import AmpList
 from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import FP32, QUANT_CHOICES, OpConfig, Precision
 from neural_mp.space import TuningSpace
-from neural_mp.strategies.base import Search, Strategy, TuningProblem, fastest_plan
+from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.trial import Trial
-
-#: One step of the search: a plan out, its trial in; returns what the step found.
-Step = Generator[list[PrecisionPlan], list[Trial], Trial]
 
 
 @dataclass(frozen=True)
@@ -43,34 +41,32 @@ class Basic(Strategy):
 
     def search(self, problem: TuningProblem) -> Search:
         """See the class."""
-        best = yield from _try_algorithms(problem)
-        if best.met:
+        best, met = yield from _try_algorithms(problem)
+        if met:
             return
         for target in _fallback_precisions(problem):
-            helped = yield from _by_type(problem, best.plan, target)
-            units = _units(problem, best.plan)
-            if helped is not None:
-                units = [unit for unit in units if unit.ops & helped]
-            found = yield from _op_by_op(problem, best.plan, units, target)
-            if found or helped is not None:
+            helped = yield from _by_type(problem, best, target)
+            units = _units(problem, best, helped)
+            found = yield from _op_by_op(problem, best, units, target)
+            if found or helped:
                 return
 
 
-def _try_algorithms(problem: TuningProblem) -> Step:
-    start = fastest_plan(problem)
-    best: Trial | None = None
-    for algorithm in QUANT_CHOICES["algorithm"]:
-        plan = _with_algorithm(problem.space, start, algorithm)
-        if plan is None:
-            continue
+def _try_algorithms(
+    problem: TuningProblem,
+) -> Generator[list[PrecisionPlan], list[Trial], tuple[PrecisionPlan, bool]]:
+    """The best plan that has all ops as low as they can; whether it met the target."""
+    start = problem.space.fastest_plan()
+    calibrated = [_with_algorithm(problem.space, start, a) for a in QUANT_CHOICES["algorithm"]]
+    plans = dict.fromkeys(plan for plan in calibrated if plan is not None) or [start]
+    best, least_harm = start, float("inf")
+    for plan in plans:
         (trial,) = yield [plan]
-        if best is None or trial.harm < best.harm:
-            best = trial
-        if trial.met or Precision.INT8 not in plan.counts():
-            break
-    if best is None:
-        (best,) = yield [start]
-    return best
+        if trial.met:
+            return plan, True
+        if trial.harm < least_harm:
+            best, least_harm = plan, trial.harm
+    return best, False
 
 
 def _with_algorithm(
@@ -98,24 +94,36 @@ def _fallback_precisions(problem: TuningProblem) -> list[Precision]:
 def _raised(
     space: TuningSpace, plan: PrecisionPlan, ops: Iterable[str], target: Precision
 ) -> PrecisionPlan:
-    """The plan with some ops in a higher precision, FP32 where they cannot run in the target."""
-    changes: Mapping[str, OpConfig] = {
-        op: space.capabilities[op].config(target) or FP32 for op in ops
-    }
-    return plan.replacing(changes)
+    """The plan with some ops in a higher precision, FP32 where they cannot run in the target.
+
+    Those that run in the target only where the ops around them do follow these from now on.
+    """
+    changes: dict[str, OpConfig] = {}
+    followers = set()
+    for op in ops:
+        choice = next((c for c in space.choices(op) if c.precision is target), None)
+        if choice is None and space.capabilities[op].config(target) is not None:
+            followers.add(op)
+        changes[op] = choice or FP32
+    return plan.replacing(changes).without(followers)
 
 
 def _low(problem: TuningProblem, plan: PrecisionPlan) -> list[str]:
-    return [op for op in problem.space.decided if plan[op].precision is not Precision.FP32]
+    low = {op for op, config in plan.items() if config.precision is not Precision.FP32}
+    return [op for op in problem.space.decided if op in low]
 
 
 def _by_type(
     problem: TuningProblem, base: PrecisionPlan, target: Precision
-) -> Generator[list[PrecisionPlan], list[Trial], frozenset[str] | None]:
-    """One op type after the other: the ops of the first whose fallback meets the target."""
+) -> Generator[list[PrecisionPlan], list[Trial], frozenset[str]]:
+    """One op type after the other: the ops of the first whose fallback meets the target, if any.
+
+    Types that only follow others in 16 bits are among them.
+    """
     space = problem.space
     by_type: dict[str, list[str]] = {}
-    for op in _low(problem, base):
+    movable = [*_low(problem, base), *_followers(problem, base, target)]
+    for op in movable:
         by_type.setdefault(space.graph[op].type, []).append(op)
     for ops in sorted(by_type.values(), key=len):
         plan = _raised(space, base, ops, target)
@@ -124,11 +132,25 @@ def _by_type(
         (trial,) = yield [plan]
         if trial.met:
             return frozenset(ops)
-    return None
+    return frozenset()
 
 
-def _units(problem: TuningProblem, base: PrecisionPlan) -> list[_Unit]:
-    """What falls back as one, worst first."""
+def _followers(problem: TuningProblem, base: PrecisionPlan, target: Precision) -> list[str]:
+    """The ops that a plan does not name, but that 16 bits spread to, and harm."""
+    if target is not Precision.FP32:
+        return []
+    space, effective = problem.space, problem.space.flow(base).precisions
+    return [
+        op.name
+        for op in space.graph
+        if op.name not in base
+        and effective[op.name].is_16_bit
+        and space.lists[effective[op.name]].of(op.type) is AmpList.INFER
+    ]
+
+
+def _units(problem: TuningProblem, base: PrecisionPlan, helped: frozenset[str]) -> list[_Unit]:
+    """What falls back as one, worst first; of what helped by type, only that."""
     low = set(_low(problem, base))
     units = []
     for tensor in problem.space.tensors:
@@ -139,7 +161,9 @@ def _units(problem: TuningProblem, base: PrecisionPlan) -> list[_Unit]:
             units.append(_Unit(readers | writer, writer - readers, noise))
     covered = {op for unit in units for op in unit.ops}
     units.extend(_Unit(frozenset({op})) for op in problem.space.decided if op in low - covered)
-    return sorted(units, key=lambda unit: -unit.noise)
+    units.extend(_Unit(frozenset({op})) for op in sorted(helped - low))
+    kept = [unit for unit in units if not helped or unit.ops & helped]
+    return sorted(kept, key=lambda unit: -unit.noise)
 
 
 def _op_by_op(

@@ -12,7 +12,7 @@ from neural_mp.errors import DataError, MetricError, NeuralMPError, TuningError
 from neural_mp.observations import Observations
 from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import Precision
-from neural_mp.strategies.base import Search, TuningProblem, fastest_plan
+from neural_mp.strategies.base import Search, TuningProblem
 from neural_mp.trial import Trial
 from neural_mp.tuning.data import count_samples, limited
 from neural_mp.tuning.evaluator import (
@@ -98,7 +98,7 @@ class Tuner:
         except TimeUpError:
             self.warnings.append("the time limit passed during calibration; the model stays FP32")
             return self._result(None, None)
-        plan = fastest_plan(self._problem())
+        plan = job.space.resolve(job.space.fastest_plan())
         with self._timed("convert"):
             self.listener.phase("Converting")
             model = job.adaptor.convert(job.model, plan, self.observations, job.space)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neural_mp.amp import Colour, FourLists, graph_of, paint
+from neural_mp.amp import RULES, Colour, FourLists, graph_of, paint
 from neural_mp.errors import ConfigurationError
 from neural_mp.graph import OpGraph
 
@@ -116,20 +116,54 @@ def test_stock_rules(case):
     assert sets(text, "stock") == (allowed, denied)
 
 
-def test_nothing_spreads_through_what_is_excluded():
+def test_nothing_spreads_through_a_boundary():
     """As ops that run in INT8 are: neutral boundaries."""
     text = "a=A x; b=I a; c=I b; d=D x; e=C d; f=I e"
-    excluded = {"b": "runs in int8", "e": "runs in int8"}
-    painting = paint(graph(text), LISTS, excluded=excluded)
+    boundaries = {"b": "runs in int8", "e": "runs in int8"}
+    painting = paint(graph(text), LISTS, boundaries=boundaries)
     assert (painting.allowed, painting.denied) == ({"a"}, {"d"})
     assert painting.paints["b"].reason == "INFER, stays out: runs in int8"
     assert painting.paints["c"].colour is Colour.PLAIN
 
 
+UNABLE = {  # what cannot run in 16 bits, and the sets
+    "16 bits do not spread through it": ("a=A x; b=I a; c=I b", "b", "a", ""),
+    "danger does": ("a=D x; b=I a; c=I b; d=A c", "b", "d", "abc"),
+    "and begins in it": ("a=D x; b=I a; c=A b", "a", "c", "ab"),
+    "ALLOW stays out, too": ("a=A x; b=A a; c=I b", "b", "a", ""),
+    "CLEAR between two that join": ("a=A x; b=C a; c=C b; d=A c", "b", "acd", ""),
+    "danger through CLEAR": ("a=D x; b=C a; c=I b", "b", "", "abc"),
+}
+
+
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("case", UNABLE)
+def test_what_is_unable_stays_out_and_passes_danger_on(case, rules):
+    text, unable, allowed, denied = UNABLE[case]
+    painting = paint(graph(text), LISTS, rules, unable=dict.fromkeys(unable, "no kernel"))
+    assert (painting.allowed, painting.denied) == (set(allowed), set(denied))
+
+
+CHOSEN = {
+    "INFER begins a set": ("a=N x; b=I a; c=I b", "b", "bc", ""),
+    "without danger any more": ("a=D x; b=I a; c=I b", "a", "abc", ""),
+    "in the way of danger": ("a=D x; b=C a; c=I b", "b", "bc", "a"),
+    "on no list": ("a=N x; b=N a; c=I b", "b", "bc", ""),
+}
+
+
+@pytest.mark.parametrize("case", CHOSEN)
+def test_what_is_chosen_is_in_16_bits_whatever_its_list(case):
+    text, chosen, allowed, denied = CHOSEN[case]
+    painting = paint(graph(text), LISTS, chosen=dict.fromkeys(chosen, "the plan says so"))
+    assert (painting.allowed, painting.denied) == (set(allowed), set(denied))
+    assert painting.paints[chosen].reason.endswith("allowed: the plan says so")
+
+
 def test_every_op_can_be_forced():
-    painting = paint(graph("a=D x; b=N a; c=I b"), LISTS, force_all=True, excluded={"c": "int8"})
+    forced = LISTS.allowing("DNI")
+    painting = paint(graph("a=D x; b=N a; c=I b; d=C c"), forced, boundaries={"c": "int8"})
     assert painting.allowed == {"a", "b"}
-    assert "forced" in painting.paints["a"].reason
 
 
 REASONS = {

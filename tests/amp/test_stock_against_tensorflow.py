@@ -76,8 +76,8 @@ def test_random_graphs_in_fp16(drawn):
 def agree(drawn, precision) -> None:
     ops, outputs = drawn
     found = in_16_bits(graph_def(ops), outputs, precision)
-    excluded = dict.fromkeys(outputs, "it is fetched, so the pass leaves it alone")
-    painting = paint(graph_of(ops), runtime_lists(precision), "stock", excluded=excluded)
+    boundaries = dict.fromkeys(outputs, "it is fetched, so the pass leaves it alone")
+    painting = paint(graph_of(ops), runtime_lists(precision), "stock", boundaries=boundaries)
     for name, kind, _ in ops:
         assert found[name] == (name in painting.allowed), (name, kind, painting.paints[name].reason)
 
@@ -104,15 +104,15 @@ def test_whole_nets(name):
         (node.name, node.op, [node_of(t) for t in node.input if not t.startswith("^")])
         for node in graph.node
     ]
-    excluded = {
+    boundaries = {
         node.name: "it computes no float32"
         for node in graph.node
         if dtype_attribute(node) is not tf.float32
     }
-    excluded |= dict.fromkeys(["x", *outputs], "it is fed or fetched")
+    boundaries |= dict.fromkeys(["x", *outputs], "it is fed or fetched")
     for precision in SIXTEEN:
         found = in_16_bits(graph, outputs, precision)
-        painting = paint(graph_of(ops), runtime_lists(precision), "stock", excluded=excluded)
+        painting = paint(graph_of(ops), runtime_lists(precision), "stock", boundaries=boundaries)
         differ = [
             (op, kind, painting.paints[op].reason)
             for op, kind, _ in ops

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +82,18 @@ class OnnxRuntimeAdaptor(Adaptor):
         from neural_mp.adaptors.onnxrt.capabilities import capabilities
 
         return capabilities(model, hardware)
+
+    def op_types(self) -> Collection[str]:
+        """See the contract."""
+        from neural_mp.adaptors.onnxrt.registry import every_op_type
+
+        return every_op_type(self.provider)
+
+    def kinds(self) -> Mapping[str, Collection[str]]:
+        """See the contract."""
+        from neural_mp.adaptors.onnxrt.amp_lists import TYPES
+
+        return TYPES
 
     def observe(self, model: OnnxModel, batches: Iterable[Any], space: TuningSpace) -> Observations:
         """Ranges and noise of every tensor that may be quantized."""

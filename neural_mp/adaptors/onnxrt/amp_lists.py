@@ -1,41 +1,86 @@
-"""Which ops are safe in 16 bits, by ONNX's names.
-
-What TensorFlow 2.21's runtime says of its own ops (`auto_mixed_precision_lists.h`), carried over to
-the ops of ONNX that compute the same; where ONNX has ops of its own (Gemm, HardSwish, Gelu), they
-stand where what they are made of stands. BF16 has the range of FP32, so that sums and means, which
-can overflow FP16, are denied to that alone.
-"""
+"""What ONNX calls the kinds of op that are safe or unsafe in 16 bits."""
 
 from __future__ import annotations
 
-from neural_mp.amp import FourLists
-from neural_mp.precision import Precision
+from collections.abc import Mapping
 
-_ALLOW = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
-_SUMS = frozenset({"Mean", "ReduceMean", "ReduceSum", "ReduceSumSquare", "Sum"})
-_INFER = frozenset(
-    {
-        *("Add", "AveragePool", "BatchNormalization", "Celu", "Div", "Elu", "Erf", "Gelu"),
-        *("GlobalAveragePool", "HardSigmoid", "HardSwish", "InstanceNormalization", "LeakyRelu"),
-        *("Log", "LogSoftmax", "Mish", "Mul", "PRelu", "Reciprocal", "ReduceProd", "Selu"),
-        *("Sigmoid", "Softmax", "Softplus", "Softsign", "Sqrt", "Sub", "Swish", "Tanh"),
-        *("ThresholdedRelu",),
-    }
-)
-_CLEAR = frozenset(
-    {
-        *("Abs", "Ceil", "Clip", "Concat", "DepthToSpace", "Expand", "Flatten", "Floor", "Gather"),
-        *("GatherElements", "GatherND", "GlobalMaxPool", "Identity", "Max", "MaxPool", "Min"),
-        *("Neg", "Pad", "ReduceMax", "ReduceMin", "Relu", "Reshape", "Resize", "ReverseSequence"),
-        *("Round", "Sign", "Slice", "SpaceToDepth", "Split"),
-        *("Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where"),
-    }
-)
-_DENY = frozenset({"Exp", "Pow", "ReduceL2", "ReduceLogSumExp", "ReduceLogSum"})
-
-
-def lists_for(precision: Precision) -> FourLists:
-    """The four lists of a 16-bit precision."""
-    if precision is Precision.FP16:
-        return FourLists(_ALLOW, _DENY | _SUMS, _INFER, _CLEAR)
-    return FourLists(_ALLOW, _DENY, _INFER | _SUMS, _CLEAR)
+#: Kind (see `neural_mp.amp.KINDS`) → op types.
+TYPES: Mapping[str, tuple[str, ...]] = {
+    "matmul": ("MatMul", "Gemm"),
+    "conv": ("Conv",),
+    "conv_transpose": ("ConvTranspose",),
+    "einsum": ("Einsum",),
+    "add": ("Add", "Sum"),
+    "sub": ("Sub",),
+    "mul": ("Mul",),
+    "div": ("Div",),
+    "avg_pool": ("AveragePool", "GlobalAveragePool"),
+    "batch_norm": ("BatchNormalization",),
+    "instance_norm": ("InstanceNormalization",),
+    "group_norm": ("GroupNormalization",),
+    "layer_norm": ("LayerNormalization",),
+    "rms_norm": ("RMSNormalization",),
+    "elu": ("Elu",),
+    "celu": ("Celu",),
+    "selu": ("Selu",),
+    "leaky_relu": ("LeakyRelu", "ThresholdedRelu"),
+    "prelu": ("PRelu",),
+    "sigmoid": ("Sigmoid",),
+    "tanh": ("Tanh",),
+    "softplus": ("Softplus",),
+    "softsign": ("Softsign",),
+    "gelu": ("Gelu",),
+    "silu": ("Swish",),
+    "mish": ("Mish",),
+    "hard_sigmoid": ("HardSigmoid",),
+    "hard_swish": ("HardSwish",),
+    "erf": ("Erf",),
+    "log": ("Log",),
+    "sqrt": ("Sqrt",),
+    "reciprocal": ("Reciprocal",),
+    "softmax": ("Softmax",),
+    "log_softmax": ("LogSoftmax",),
+    "prod": ("ReduceProd",),
+    "mean": ("ReduceMean", "Mean"),
+    "sum": ("ReduceSum", "ReduceSumSquare", "ReduceL1"),
+    "exp": ("Exp",),
+    "pow": ("Pow",),
+    "l2_norm": ("ReduceL2", "LpNormalization"),
+    "logsumexp": ("ReduceLogSumExp", "ReduceLogSum"),
+    "cross_entropy": ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"),
+    "cumsum": ("CumSum",),
+    "sinh": ("Sinh",),
+    "cosh": ("Cosh",),
+    "tan": ("Tan",),
+    "asin": ("Asin",),
+    "acos": ("Acos",),
+    "abs": ("Abs",),
+    "ceil": ("Ceil",),
+    "floor": ("Floor",),
+    "round": ("Round",),
+    "sign": ("Sign",),
+    "neg": ("Neg",),
+    "clip": ("Clip",),
+    "relu": ("Relu",),
+    "concat": ("Concat",),
+    "split": ("Split",),
+    "slice": ("Slice",),
+    "gather": ("Gather", "GatherElements", "GatherND"),
+    "tile": ("Tile",),
+    "pad": ("Pad",),
+    "broadcast": ("Expand",),
+    "identity": ("Identity",),
+    "reshape": ("Reshape", "Flatten", "Squeeze", "Unsqueeze"),
+    "transpose": ("Transpose",),
+    "reverse": ("ReverseSequence",),
+    "where": ("Where",),
+    "triangle": ("Trilu",),
+    "max_pool": ("MaxPool", "GlobalMaxPool"),
+    "maximum": ("Max",),
+    "minimum": ("Min",),
+    "max": ("ReduceMax",),
+    "min": ("ReduceMin",),
+    "resize_nearest": ("Resize",),
+    "space_to_depth": ("SpaceToDepth",),
+    "depth_to_space": ("DepthToSpace",),
+}

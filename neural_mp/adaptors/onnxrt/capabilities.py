@@ -7,14 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.onnxrt.amp_lists import lists_for
 from neural_mp.adaptors.onnxrt.anatomy import JOINERS, LAYERS, confuses, is_float32
 from neural_mp.adaptors.onnxrt.folding import used_outputs
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.registry import CONTRIB, has_kernel
-from neural_mp.adaptors.onnxrt.schemas import takes
+from neural_mp.adaptors.onnxrt.schemas import takes, typed_inputs
 from neural_mp.adaptors.onnxrt.sessions import CPU, array_of
-from neural_mp.amp import AmpList
 from neural_mp.hardware import Hardware
 from neural_mp.precision import DYNAMIC, FP32, RANGE_ALGORITHMS, OpConfig, Precision, QuantSpec
 from neural_mp.space import Capability
@@ -35,7 +33,7 @@ def capabilities(model: OnnxModel, hardware: Hardware) -> Mapping[str, Capabilit
     reason = "it is a further result of an op, and has what that has"
     for part in model.anatomy.parts:
         reasons = dict.fromkeys((Precision.INT8, *_SIXTEEN), reason)
-        found[part] = Capability(reasons=reasons, inherits=True)
+        found[part] = Capability(reasons=reasons)
     return found
 
 
@@ -62,12 +60,10 @@ class _Judge:
             else:
                 reasons[precision] = reason
         sixteen = frozenset(c.precision for c in configs if c.precision.is_16_bit)
-        wanted = any(lists_for(p).of(node.op_type) is AmpList.ALLOW for p in sixteen)
         emulated = {p for p in sixteen if not self.is_native(node, p)}
         if obstacle is None and not self.supports[Precision.INT8].native:
             emulated.add(Precision.INT8)
-        follows = not wanted and obstacle is not None
-        return Capability((*configs, FP32), reasons, frozenset(emulated), inherits=follows)
+        return Capability((*configs, FP32), reasons, frozenset(emulated))
 
     def is_native(self, node: ir.Node, precision: Precision) -> bool:
         """Whether ONNX Runtime has a kernel that computes in 16 bits."""
@@ -95,12 +91,11 @@ class _Judge:
         if len(used_outputs(node)) > 1:
             return "it has several results"
         if node.domain:
-            return f"{node.domain}.{node.op_type} is on no list of ops that are safe in 16 bits"
-        stands_on = lists_for(precision).of(node.op_type)
-        if stands_on is AmpList.DENY:
-            return f"{node.op_type} is unsafe in {precision}"
-        if stands_on is None:
-            return f"{node.op_type} is on no list of ops that are safe in 16 bits"
+            return f"{node.domain}.{node.op_type} is no op of ONNX's own"
+        if not typed_inputs(node, self.model.opset):
+            return "its result does not have the type of what it reads"
+        if any(a.type is ir.AttributeType.GRAPH for a in node.attributes.values()):
+            return "it runs a graph of its own"
         if precision is Precision.FP16 and not takes(node, self.model.opset, "float16"):
             return f"ONNX has no FP16 {node.op_type} in opset {self.model.opset}"
         return None

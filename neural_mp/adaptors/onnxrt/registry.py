@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from functools import lru_cache
 
+import onnx
+
 logger = logging.getLogger(__name__)
 
 #: The domain of ONNX Runtime's own operators.
@@ -30,6 +32,12 @@ def _kernels(provider: str) -> Mapping[tuple[str, str], frozenset[str]] | None:
             for accepted in definition.type_constraints.values():
                 types.update(accepted)
     return {key: frozenset(types) for key, types in found.items()}
+
+
+def every_op_type(provider: str) -> frozenset[str]:
+    """The op types of ONNX, and those of ONNX Runtime's own, fused ones among them."""
+    own = {op for _, op in _kernels(provider) or ()}
+    return frozenset({*own, *(str(schema.name) for schema in onnx.defs.get_all_schemas())})
 
 
 def has_kernel(provider: str, op: str, domain: str = "", dtype: str | None = None) -> bool:

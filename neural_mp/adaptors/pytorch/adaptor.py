@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +69,18 @@ class PyTorchAdaptor(Adaptor):
         from neural_mp.adaptors.pytorch.capabilities import capabilities
 
         return capabilities(model, hardware)
+
+    def op_types(self) -> Collection[str]:
+        """See the contract."""
+        from neural_mp.adaptors.pytorch.amp_lists import every_op_type
+
+        return every_op_type()
+
+    def kinds(self) -> Mapping[str, Collection[str]]:
+        """See the contract."""
+        from neural_mp.adaptors.pytorch.amp_lists import TYPES
+
+        return TYPES
 
     def observe(
         self, model: TorchModel, batches: Iterable[Any], space: TuningSpace

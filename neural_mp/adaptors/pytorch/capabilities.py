@@ -59,14 +59,8 @@ _KERNELS = {
 }
 
 
-@dataclass
-class SixteenBit:
-    """How the runtime takes an op type in one 16-bit dtype."""
-
-    runs: bool = False
-    #: `lower`: autocast runs it in 16 bits; `float32`: autocast keeps it out; `follow`: neither.
-    policy: str = "follow"
-    error: str = ""
+#: (op target, dtype) → why the runtime refuses it; empty where it runs.
+Answers = dict[tuple[Any, torch.dtype], str]
 
 
 class _Probe(Interpreter):
@@ -76,7 +70,7 @@ class _Probe(Interpreter):
         self,
         module: GraphModule,
         dtypes: tuple[torch.dtype, ...],
-        answers: dict[tuple[Any, torch.dtype], SixteenBit],
+        answers: Answers,
     ) -> None:
         super().__init__(module)
         self.dtypes = dtypes
@@ -97,27 +91,21 @@ def _is_float(value: Any) -> bool:
     return any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in leaves)
 
 
-def _try(target: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> SixteenBit:
+def _try(target: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> str:
     def given_in(wanted: torch.dtype) -> Any:
         return pytree.tree_map(
             lambda leaf: leaf.to(wanted) if _is_float(leaf) else leaf, (args, kwargs)
         )
 
     low_args, low_kwargs = given_in(dtype)
-    full_args, full_kwargs = given_in(torch.float32)
     try:
         result = target(*low_args, **low_kwargs)
         if not _all_dtype(result, dtype):
-            return SixteenBit(error=f"its result is not {dtype}")
-        with torch.autocast("cpu", dtype):
-            if _all_dtype(target(*full_args, **full_kwargs), dtype):
-                return SixteenBit(True, "lower")
-            if not _all_dtype(target(*low_args, **low_kwargs), dtype):
-                return SixteenBit(True, "float32")
+            return f"its result is not {dtype}"
     except (RuntimeError, TypeError, NotImplementedError) as error:
         logger.debug("%s does not run in %s", target, dtype, exc_info=True)
-        return SixteenBit(error=str(error).splitlines()[0])
-    return SixteenBit(True)
+        return f"the runtime refuses: {str(error).splitlines()[0]}"
+    return ""
 
 
 def _all_dtype(value: Any, dtype: torch.dtype) -> bool:
@@ -134,9 +122,9 @@ def _has_integer_kernels() -> dict[str, bool]:
     }
 
 
-def probe(model: TorchModel, dtypes: tuple[torch.dtype, ...]) -> dict[Any, SixteenBit]:
-    """(op target, dtype) → how the runtime takes it, found by running every op type once."""
-    answers: dict[Any, SixteenBit] = {}
+def probe(model: TorchModel, dtypes: tuple[torch.dtype, ...]) -> Answers:
+    """What the runtime takes in 16 bits, found by running every op type once."""
+    answers: Answers = {}
     for part in model.parts.values() if dtypes else ():
         run = _Probe(part.portable, dtypes, answers)
         with torch.no_grad():
@@ -163,7 +151,7 @@ def _capability(
     node: Node,
     obstacle: str | None,
     supports: Mapping[Precision, Support],
-    answers: Mapping[Any, SixteenBit],
+    answers: Answers,
 ) -> Capability:
     emulated = frozenset(p for p, s in supports.items() if s.available and not s.native)
     builder = _Builder(emulated)
@@ -171,21 +159,12 @@ def _capability(
         builder.configs.extend(INT8_CONFIGS[node.target])
     else:
         builder.reasons[Precision.INT8] = obstacle
-    policies = []
     for precision, dtype in DTYPES.items():
         if not supports[precision].available:
             builder.reasons[precision] = supports[precision].reason
             continue
-        answer = answers.get((node.target, dtype))
-        policies.append(answer.policy if answer and answer.runs else "float32")
-        builder.take(precision, answer)
-    follows = not is_layer(node) and "lower" not in policies
-    return builder.build(inherits=follows and obstacle is not None)
-
-
-def is_layer(node: Node) -> bool:
-    """Whether a node is a layer whose precision a plan decides even where nothing is probed."""
-    return node.target in WEIGHT_ARGUMENT
+        builder.take(precision, answers.get((node.target, dtype)))
+    return builder.build()
 
 
 @dataclass
@@ -194,21 +173,17 @@ class _Builder:
     configs: list[OpConfig] = field(default_factory=list)
     reasons: dict[Precision, str] = field(default_factory=dict)
 
-    def take(self, precision: Precision, answer: SixteenBit | None) -> None:
+    def take(self, precision: Precision, answer: str | None) -> None:
         if answer is None:
             self.reasons[precision] = "its result holds no floating-point numbers"
-        elif not answer.runs:
-            self.reasons[precision] = f"the runtime refuses: {answer.error}"
-        elif answer.policy == "float32":
-            self.reasons[precision] = "torch.amp keeps it in float32"
+        elif answer:
+            self.reasons[precision] = answer
         else:
             self.configs.append(OpConfig(precision))
 
-    def build(self, inherits: bool) -> Capability:
+    def build(self) -> Capability:
         mine = {config.precision for config in self.configs}
-        return Capability(
-            (*self.configs, FP32), self.reasons, self.emulated & frozenset(mine), inherits
-        )
+        return Capability((*self.configs, FP32), self.reasons, self.emulated & frozenset(mine))
 
 
 def int8_obstacle(module: GraphModule, node: Node, in_cluster: bool) -> str | None:

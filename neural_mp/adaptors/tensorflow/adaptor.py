@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from neural_mp.adaptors.base import Adaptor, ConversionCounts
+from neural_mp.amp import FourLists
 from neural_mp.flow import observable_tensors
 from neural_mp.graph import OpGraph
 from neural_mp.hardware import Hardware
 from neural_mp.observations import Observations
 from neural_mp.plan import PrecisionPlan
+from neural_mp.precision import Precision
 from neural_mp.space import Capability, TuningSpace
 
 if TYPE_CHECKING:
@@ -79,6 +81,24 @@ class TensorFlowAdaptor(Adaptor):
         from neural_mp.adaptors.tensorflow.capabilities import capabilities
 
         return capabilities(model, hardware)
+
+    def op_types(self) -> Collection[str]:
+        """See the contract."""
+        from neural_mp.adaptors.tensorflow.registry import every_op_type
+
+        return every_op_type()
+
+    def kinds(self) -> Mapping[str, Collection[str]]:
+        """See the contract."""
+        from neural_mp.adaptors.tensorflow.kinds import TYPES
+
+        return TYPES
+
+    def amp_lists(self, precision: Precision) -> FourLists:
+        """See the contract: those of the TensorFlow that is installed."""
+        from neural_mp.adaptors.tensorflow.amp_lists import runtime_lists
+
+        return runtime_lists(precision) or super().amp_lists(precision)
 
     def observe(
         self, model: TensorFlowModel, batches: Iterable[Any], space: TuningSpace

@@ -33,8 +33,8 @@ _PASSES: Mapping[Precision, tuple[str, Mapping[str, str]]] = {
 
 
 @cache
-def runtime_lists(precision: Precision) -> FourLists:
-    """The defaults of the TensorFlow that is installed; empty lists where it does not tell."""
+def runtime_lists(precision: Precision) -> FourLists | None:
+    """The defaults of the TensorFlow that is installed; None where it does not tell."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             run_pass(_product(), precision, ["x"], ["y"], {f"{_PREFIX}LOG_PATH": folder})
@@ -42,7 +42,7 @@ def runtime_lists(precision: Precision) -> FourLists:
             logger.warning("TensorFlow's pass for %s does not run", precision, exc_info=True)
         files = sorted(Path(folder).glob("paintbuckets*"))
         text = files[0].read_text(encoding="utf-8") if files else ""
-    return _parsed(text)
+    return _parsed(text) if text else None
 
 
 def run_pass(

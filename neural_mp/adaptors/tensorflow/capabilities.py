@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.tensorflow.amp_lists import runtime_lists
 from neural_mp.adaptors.tensorflow.clusters import Cluster
 from neural_mp.adaptors.tensorflow.fold import LAYERS
 from neural_mp.adaptors.tensorflow.forms import DTYPES, FORM_OF
@@ -75,17 +74,14 @@ class _Judge:
             configs.extend(_INT8_CONFIGS)
         else:
             reasons[Precision.INT8] = obstacle
-        wanted = False
         for precision in _SIXTEEN:
             reason = self.obstacle_16_bit(node, precision)
             if reason is None:
                 configs.append(OpConfig(precision))
-                wanted |= node.op in runtime_lists(precision).allow
             else:
                 reasons[precision] = reason
         have = frozenset(config.precision for config in configs)
-        follows = not wanted and obstacle is not None
-        return Capability((*configs, FP32), reasons, self.emulated & have, inherits=follows)
+        return Capability((*configs, FP32), reasons, self.emulated & have)
 
     def obstacle_16_bit(self, node: NodeDef, precision: Precision) -> str | None:
         """Why an op cannot run in 16 bits; None if it can."""
@@ -104,11 +100,6 @@ class _Judge:
             return "TensorFlow's FP16 kernel gives wrong numbers for an equation with an ellipsis"
         if DTYPES[FORM_OF[precision]] not in kernel_dtypes(node.op):
             return f"TensorFlow has no {precision} kernel for {node.op} on the CPU"
-        lists = runtime_lists(precision)
-        if node.op in lists.deny:
-            return f"TensorFlow's mixed precision lists {node.op} as unsafe in {precision}"
-        if not (node.op in lists.allow or node.op in lists.infer or node.op in lists.clear):
-            return f"{node.op} is on none of TensorFlow's mixed precision lists"
         return None
 
     def int8_obstacle(self, node: NodeDef) -> str | None:

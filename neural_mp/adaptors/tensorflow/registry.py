@@ -42,3 +42,10 @@ def has_kernel(op: str) -> bool:
     """Whether an op has any kernel on the CPU."""
     registered = kernels.get_registered_kernels_for_op(op).kernel
     return any(kernel.device_type in _DEVICES for kernel in registered)
+
+
+@cache
+def every_op_type() -> frozenset[str]:
+    """Every op type that has a definition or, as fused ones do, a kernel."""
+    with_kernel = {str(kernel.op) for kernel in kernels.get_all_registered_kernels().kernel}
+    return frozenset({*dir(tf.raw_ops), *with_kernel})
