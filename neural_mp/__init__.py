@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from neural_mp import common
+    from neural_mp.amp.options import AutoMixedPrecisionOptions
     from neural_mp.errors import NeuralMPError
     from neural_mp.mixed_precision import MixedPrecision
     from neural_mp.optimized_model import OptimizedModel, load
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 #: the package stays a matter of milliseconds.
 _LAZY = {
     "AccuracyCriterion": "neural_mp.tuning.criterion",
+    "AutoMixedPrecisionOptions": "neural_mp.amp.options",
     "ExitPolicy": "neural_mp.tuning.criterion",
     "MixedPrecision": "neural_mp.mixed_precision",
     "NeuralMPError": "neural_mp.errors",
@@ -34,6 +36,7 @@ _LAZY = {
 
 __all__ = [
     "AccuracyCriterion",
+    "AutoMixedPrecisionOptions",
     "ExitPolicy",
     "MixedPrecision",
     "NeuralMPError",

@@ -95,6 +95,28 @@ def inspect(
 
 
 @app.command()
+def explain(
+    model: ModelArgument,
+    op: Annotated[str, typer.Argument(help="The op's name, as inspect shows it.")],
+    precision: Annotated[
+        list[str] | None, typer.Option(help="bf16 or fp16; both by default.")
+    ] = None,
+    plan: Annotated[Path | None, typer.Option(help="Under this plan file.")] = None,
+    framework: FrameworkOption = None,
+    input_shape: ShapeOption = None,
+) -> None:
+    """Say why an op runs in 16 bits, or does not: its list, and what spreads to it."""
+    from neural_mp.amp_log import explained
+    from neural_mp.precision import parse_precisions
+    from neural_mp.reporting import paint_table
+
+    adaptor, held = _load(model, framework, input_shape)
+    precisions = parse_precisions(precision or ["bf16", "fp16"])
+    space, paintings = explained(adaptor, held, op, precisions, plan)
+    _console.print(paint_table(space, op, paintings))
+
+
+@app.command()
 def convert(
     model: ModelArgument,
     plan: Annotated[Path, typer.Option(help="A plan file, as tune and save_plan write it.")],

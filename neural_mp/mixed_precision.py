@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +12,9 @@ from typing import Any
 from neural_mp import hardware as machine
 from neural_mp.adaptors.base import CAPTURES, Adaptor, Model
 from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.amp import AmpSettings, AutoMixedPrecisionOptions
+from neural_mp.amp_inputs import edited_lists, forced, gather_amp, with_data_type
+from neural_mp.amp_log import write_log
 from neural_mp.common import Metric
 from neural_mp.config import Settings, load_settings
 from neural_mp.data import build_dataloader, build_transforms
@@ -36,6 +40,8 @@ from neural_mp.user_inputs import (
     resolve_source,
     without_int8_if_no_data,
 )
+
+logger = logging.getLogger(__name__)
 
 #: Where trials are kept unless the user says otherwise.
 DEFAULT_WORKSPACE = "neural_mp_workspace"
@@ -63,10 +69,12 @@ class MixedPrecision:
 
     Args:
         conf: a YAML file, or settings read before.
+        amp: sets the attribute of this name.
 
     Attributes:
         model: the framework's object, a path to a model, or `module:attribute` of your own.
         precisions: `"bf16"`, `"int8,bf16"`, a list of such words; FP32 is always allowed.
+        amp: which ops may run in 16 bits: moves op types between the four lists.
         metric: an object with `update(preds, labels)`, `reset()` and `result()`, or a list of them.
         eval_dataloader: batches of `(inputs, labels)` the metric is computed over.
         eval_func: model → accuracy, instead of `metric` and `eval_dataloader`.
@@ -92,7 +100,12 @@ class MixedPrecision:
             standard error is a terminal, which shows progress and a summary, and none elsewhere.
     """
 
-    def __init__(self, conf: str | Path | Settings | None = None) -> None:
+    def __init__(
+        self,
+        conf: str | Path | Settings | None = None,
+        *,
+        amp: AutoMixedPrecisionOptions | None = None,
+    ) -> None:
         settings = Settings() if conf is None else conf
         if isinstance(settings, str | Path):
             settings = load_settings(settings)
@@ -104,6 +117,7 @@ class MixedPrecision:
         self._precisions = settings.precisions
         tuning = settings.tuning
         self.model: Any = settings.model.name
+        self.amp: AutoMixedPrecisionOptions | None = amp
         self.metric: Any = None
         self.eval_dataloader: Any = None
         self.eval_func: Callable[[Any], float] | None = None
@@ -162,7 +176,8 @@ class MixedPrecision:
         strategy = strategy_named(self.strategy)
         hardware = self.hardware or machine.detect()
         warnings: list[str] = []
-        precisions = self._usable_precisions(hardware, warnings)
+        amp = gather_amp(self.amp, self._settings.amp)
+        precisions = self._usable_precisions(hardware, amp, warnings)
         evaluation, calibration = self._data()
         metrics = gather_metrics(
             self.metric, self._settings.evaluation.metrics, evaluation, self.eval_func
@@ -172,7 +187,7 @@ class MixedPrecision:
         warnings.extend(getattr(model, "warnings", ()))
         if self.approach in (None, "static"):
             precisions = without_int8_if_no_data(precisions, calibration, warnings)
-        space = self._space(adaptor, model, hardware, precisions, warnings)
+        space = self._space(adaptor, model, hardware, precisions, amp, warnings)
         evaluator = Evaluator(adaptor, evaluation, metrics, self.eval_func, self._postprocess())
         listener = self.listener or _default_listener()
         evaluator.on_batch = listener.step
@@ -193,10 +208,15 @@ class MixedPrecision:
             exit_policy=self.exit_policy,
             objective=self.objective,
             seed=self.random_seed,
+            amp=amp.words(),
             warnings=tuple(warnings),
             seconds={"load": time.perf_counter() - started},
         )
         found = Tuner(job, listener).run()
+        for line in found.report.converted:
+            logger.info(line)
+        if amp.log_path is not None:
+            write_log(amp.log_path, adaptor, model, found.model, space, found.plan)
         listener.result(found.report, found.met)
         return OptimizedModel(
             adaptor,
@@ -235,10 +255,13 @@ class MixedPrecision:
                 f"eval_func must be a function model → float, got {type(self.eval_func).__name__}"
             )
 
-    def _usable_precisions(self, hardware: Hardware, warnings: list[str]) -> tuple[Precision, ...]:
+    def _usable_precisions(
+        self, hardware: Hardware, amp: AmpSettings, warnings: list[str]
+    ) -> tuple[Precision, ...]:
         if self._settings.device != "cpu":
             warnings.append(f"device {self._settings.device!r} is not built yet; the CPU is used")
-        usable, found = machine.require_any(hardware, self.precisions)
+        wanted = with_data_type(self._precisions, DEFAULT_PRECISIONS, amp, warnings)
+        usable, found = machine.require_any(hardware, wanted)
         if self._precisions is not None:
             warnings.extend(found)
         for precision in usable:
@@ -285,9 +308,11 @@ class MixedPrecision:
         model: Model,
         hardware: Hardware,
         precisions: tuple[Precision, ...],
+        amp: AmpSettings,
         warnings: list[str],
     ) -> TuningSpace:
-        space = adaptor.space(model, hardware).restricted_to(precisions)
+        lists = edited_lists(adaptor, amp, precisions, warnings)
+        space = forced(adaptor.space(model, hardware, lists), amp).restricted_to(precisions)
         warnings.extend(_without_kernels(space, hardware, adaptor.framework))
         space = space.constrained(self._settings.constraints)
         if self.approach is not None:

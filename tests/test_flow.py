@@ -81,18 +81,6 @@ def test_a_cluster_can_be_split_by_naming_its_activation():
     assert "conv1" not in flow.int8_outputs
 
 
-def test_unnamed_ops_take_the_16_bits_all_their_producers_share():
-    flow = trace(CHAIN, {"conv1": BF16, "conv2": BF16, "fc": BF16})
-    assert set(flow.precisions.values()) == {BF16}
-    mixed = trace(RESIDUAL, {"stem": BF16, "a": BF16, "b": FP16, "c": FP16})
-    assert mixed.precisions["add"] is FP32  # float16 and bfloat16 meet in float32, as in torch
-
-
-def test_what_an_op_cannot_run_in_is_not_inherited():
-    flow = trace(CHAIN, {"conv1": BF16, "conv2": BF16, "fc": FP32}, {"mean": frozenset({FP32})})
-    assert flow.precisions["mean"] is FP32
-
-
 def test_int8_on_an_op_that_nothing_runs_in_int8_is_float():
     assert trace(CHAIN, {"mean": INT8, "pool": INT8}).precisions["pool"] is FP32
 

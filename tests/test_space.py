@@ -1,5 +1,6 @@
 import pytest
 
+from neural_mp.amp import FourLists
 from neural_mp.errors import PlanError, UnknownOperatorError
 from neural_mp.graph import Op, OpGraph
 from neural_mp.plan import PrecisionPlan
@@ -16,6 +17,7 @@ def int8(algorithm: str) -> OpConfig:
 
 
 BF16 = OpConfig(Precision.BF16)
+PRODUCTS = frozenset({"conv2d", "linear"})
 LAYER = Capability((int8("minmax"), int8("kl"), BF16, FP32))
 
 
@@ -34,10 +36,11 @@ def space():
         graph,
         {
             "conv": LAYER,
-            "relu": Capability((BF16, FP32), inherits=True),
+            "relu": Capability((BF16, FP32)),
             "softmax": Capability((FP32,), {Precision.BF16: "kept out"}),
             "fc": LAYER,
         },
+        {Precision.BF16: FourLists(allow=PRODUCTS, clear=frozenset({"relu"}))},
     )
 
 
@@ -47,7 +50,7 @@ def test_only_ops_with_a_choice_are_decided(space):
 
 def test_resolving_fills_in_what_is_not_said(space):
     plan = space.resolve(PrecisionPlan({"fc": OpConfig(Precision.INT8)}))
-    assert plan == PrecisionPlan({"conv": FP32, "softmax": FP32, "fc": int8("minmax")})
+    assert plan == PrecisionPlan({"conv": FP32, "fc": int8("minmax")})
 
 
 def test_resolving_twice_changes_nothing(space):

@@ -165,6 +165,18 @@ class Adaptor(ABC):
         """
         raise ConversionError(f"{self.framework} models are saved in folders, not in single files")
 
+    @abstractmethod
+    def draw(self, model: Model, path: Path) -> tuple[Path, ...]:
+        """Write the graph for people to look at: in the framework's binary form, and as text.
+
+        Args:
+            model: the model.
+            path: the files, without an ending. The text leaves large weights out.
+
+        Returns:
+            The files written.
+        """
+
     def compiled(self, model: Model) -> Any:
         """The framework's own object, run through its compiler.
 

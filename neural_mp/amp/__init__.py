@@ -3,21 +3,31 @@
 from neural_mp.amp.canonical import KINDS, Kind, canonical_lists
 from neural_mp.amp.lists import (
     EDIT_OPTIONS,
-    PREFIXES,
     AmpList,
     FourLists,
     ListEdit,
     check_known,
-    edits_of,
+)
+from neural_mp.amp.options import (
+    OPTIONS,
+    PREFIXES,
+    AmpDataType,
+    AmpSettings,
+    AutoMixedPrecisionOptions,
+    settle,
 )
 from neural_mp.amp.painting import RULES, Colour, Paint, Painting, graph_of, paint
 
 __all__ = [
     "EDIT_OPTIONS",
     "KINDS",
+    "OPTIONS",
     "PREFIXES",
     "RULES",
+    "AmpDataType",
     "AmpList",
+    "AmpSettings",
+    "AutoMixedPrecisionOptions",
     "Colour",
     "FourLists",
     "Kind",
@@ -26,7 +36,7 @@ __all__ = [
     "Painting",
     "canonical_lists",
     "check_known",
-    "edits_of",
     "graph_of",
     "paint",
+    "settle",
 ]

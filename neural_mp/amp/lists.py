@@ -7,7 +7,7 @@ Precision", which calls them by the same names.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -103,7 +103,7 @@ class ListEdit:
         adds: which of the two.
         list: the list.
         op_type: the framework's word for the type.
-        origin: where the user says so, such as `denylist_add` or the name of a variable.
+        origin: where the user says so, in words for messages.
     """
 
     adds: bool
@@ -118,42 +118,6 @@ EDIT_OPTIONS: Mapping[str, tuple[AmpList, bool]] = {
     for name in AmpList
     for action in ("add", "remove")
 }
-#: What environment variables begin with, the first that is set first.
-PREFIXES = (
-    "NEURAL_MP_AUTO_MIXED_PRECISION_",
-    "ITEX_AUTO_MIXED_PRECISION_",
-    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_",
-)
-
-
-def edits_of(
-    options: Mapping[str, str | Sequence[str] | None], environment: Mapping[str, str]
-) -> tuple[ListEdit, ...]:
-    """The edits a user asks for.
-
-    An option that is given counts alone; one that is not is looked up in the environment, under
-    the prefixes in their order.
-
-    Args:
-        options: option → op types, as a list or separated by commas; None where not given.
-        environment: variable → value.
-
-    Raises:
-        ConfigurationError: an option does not exist, or its value is no list of words.
-    """
-    unknown = set(options) - set(EDIT_OPTIONS)
-    if unknown:
-        name = sorted(unknown)[0]
-        raise ConfigurationError(f"there is no option {name!r}{did_you_mean(name, EDIT_OPTIONS)}")
-    found: list[ListEdit] = []
-    for option, (name, adds) in EDIT_OPTIONS.items():
-        given, origin = options.get(option), option
-        if given is None:
-            variables = [f"{prefix}{option.upper()}" for prefix in PREFIXES]
-            origin = next((v for v in variables if environment.get(v)), option)
-            given = environment.get(origin)
-        found.extend(ListEdit(adds, name, op_type, origin) for op_type in _words(option, given))
-    return tuple(found)
 
 
 def check_known(edits: Iterable[ListEdit], known: Collection[str]) -> None:
@@ -172,14 +136,3 @@ def check_known(edits: Iterable[ListEdit], known: Collection[str]) -> None:
                 f"{edit.origin} names {edit.op_type!r}, which is no op of the model's framework"
                 f"{did_you_mean(edit.op_type, known)}"
             )
-
-
-def _words(option: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    words = value.split(",") if isinstance(value, str) else list(value)
-    if not all(isinstance(word, str) for word in words):
-        raise ConfigurationError(
-            f"{option} must be op types, separated by commas or as a list, got {value!r}"
-        )
-    return tuple(dict.fromkeys(word.strip() for word in words if word.strip()))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
+from neural_mp.amp import OPTIONS, AutoMixedPrecisionOptions
 from neural_mp.config.evaluation import evaluation
 from neural_mp.config.inc import (
     FRAMEWORKS,
@@ -43,6 +44,7 @@ def build(source: Source) -> Settings:
         device=data.get("device", "cpu"),
         precisions=_precisions(source, data),
         constraints=constraints(source, data),
+        amp=_amp(data.get("mixed_precision", {})),
         approach=_approach(source, data.get("quantization", {})),
         calibration=CalibrationSettings(**calibration),
         tuning=_tuning(source, data.get("tuning", {})),
@@ -99,6 +101,11 @@ def _precisions(source: Source, data: Mapping[str, Any]) -> tuple[Precision, ...
         why = "precisions are given" if given else "there is no quantization section"
         source.ignored(wants_bf16, f"{why}; write bf16 in mixed_precision.precisions instead")
     return next(iter(given.values()), None)
+
+
+def _amp(data: Mapping[str, Any]) -> AutoMixedPrecisionOptions | None:
+    given = {option: data[option] for option in OPTIONS if option in data}
+    return AutoMixedPrecisionOptions(**given) if given else None
 
 
 def _bf16_key(data: Mapping[str, Any]) -> KeyPath:

@@ -8,11 +8,13 @@ from typing import Any
 from schema import Optional, Schema, SchemaError
 
 from neural_mp.adaptors.base import CAPTURES
+from neural_mp.amp import EDIT_OPTIONS
 from neural_mp.config.inc import why_ignored
 from neural_mp.config.source import KeyPath, Source
 from neural_mp.config.values import (
     APPROACH,
     BOOL,
+    DATA_TYPE,
     DATASET,
     ITERATIONS,
     METRIC,
@@ -44,6 +46,12 @@ def _section(**keys: Any) -> dict[Any, Any]:
 _TENSOR = _section(**{kind: quant_words(kind) for kind in QUANT_CHOICES})
 _LIMITS = _section(precisions=PRECISIONS, weight=_TENSOR, activation=_TENSOR)
 _CONVERSION = _section(precisions=PRECISIONS, op_wise={Optional(str): _LIMITS})
+_AMP = _section(
+    data_type=DATA_TYPE,
+    unsafe_force_all=BOOL,
+    **dict.fromkeys(EDIT_OPTIONS, NAMES),
+    log_path=TEXT,
+)
 _DATALOADER = {
     "dataset": DATASET,
     **_section(
@@ -61,7 +69,7 @@ SECTIONS: dict[Any, Any] = _section(
     ),
     device=one_of("cpu", "gpu"),
     use_bf16=BOOL,
-    mixed_precision=_CONVERSION,
+    mixed_precision={**_CONVERSION, **_AMP},
     graph_optimization=_CONVERSION,
     quantization=_section(
         approach=APPROACH,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from neural_mp.amp import AutoMixedPrecisionOptions
 from neural_mp.precision import Precision
 from neural_mp.space import Constraints
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
@@ -127,6 +128,7 @@ class Settings:
         device: `cpu` or `gpu`.
         precisions: what ops may run in; None where the file does not say.
         constraints: limits on the whole model, on op types and on single ops.
+        amp: which ops may run in 16 bits; None where the file does not say.
         approach: the way of INT8: `static`, `dynamic` or `weight_only`; None leaves it open.
         calibration: the data that ranges are measured on.
         tuning: the search.
@@ -137,6 +139,7 @@ class Settings:
     device: str = "cpu"
     precisions: tuple[Precision, ...] | None = None
     constraints: Constraints = field(default_factory=Constraints)
+    amp: AutoMixedPrecisionOptions | None = None
     approach: str | None = None
     calibration: CalibrationSettings = CalibrationSettings()
     tuning: TuningSettings = field(default_factory=TuningSettings)

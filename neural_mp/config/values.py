@@ -8,6 +8,7 @@ from typing import Any
 
 from schema import And, Use
 
+from neural_mp.amp import AmpDataType
 from neural_mp.config.inc import (
     IGNORED_APPROACHES,
     IGNORED_OBJECTIVES,
@@ -123,6 +124,12 @@ SHARE = value_of("a number from 0, or a percentage such as 1%", _is_share, Use(_
 SIZES = value_of("a whole number from 1, or several", _is_sizes, Use(_largest))
 SECONDS = value_of(
     "a number of seconds from 0", lambda value: _is_number(value) and value >= 0, Use(float)
+)
+DATA_TYPE = value_of(
+    f"one of {', '.join(kind.name for kind in AmpDataType)}",
+    str,
+    lambda value: value.upper() in AmpDataType.__members__,
+    Use(lambda value: AmpDataType[value.upper()]),
 )
 PRECISIONS = value_of("precisions such as int8,bf16", _is_words)
 TRANSFORMS = value_of("a mapping of transform names to their options", _is_named, Use(_options))

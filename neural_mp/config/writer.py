@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from neural_mp.amp import AmpDataType, AutoMixedPrecisionOptions
 from neural_mp.config.schema import ANY
 from neural_mp.config.settings import EvaluationSettings, Settings, TuningSettings
 from neural_mp.config.source import FLOAT_STARTS, FLOAT_TAG, PLAIN_FLOAT
@@ -48,7 +49,7 @@ def settings_to_yaml(settings: Settings) -> str:
     data = {
         "model": _given(vars(settings.model)) or None,
         "device": settings.device,
-        "mixed_precision": {"precisions": _precisions(settings.precisions)},
+        "mixed_precision": {"precisions": _precisions(settings.precisions), **_amp(settings.amp)},
         "quantization": {
             **_given({"approach": settings.approach}),
             "calibration": _given(vars(settings.calibration)),
@@ -68,6 +69,13 @@ def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
     """What is not None or an empty tuple or section, tuples as lists."""
     plain = {key: list(v) if isinstance(v, tuple) else v for key, v in fields.items()}
     return {key: v for key, v in plain.items() if v is not None and v != []}
+
+
+def _amp(options: AutoMixedPrecisionOptions | None) -> dict[str, Any]:
+    if options is None:
+        return {}
+    data_type = AmpDataType(options.data_type).name if options.data_type is not None else None
+    return _given({**vars(options), "data_type": data_type})
 
 
 def _precisions(precisions: tuple[Precision, ...] | None) -> Any:

@@ -5,6 +5,7 @@ from neural_mp.reporting.tables import (
     benchmark_table,
     capability_table,
     hardware_table,
+    paint_table,
     result_tables,
     trial_table,
 )
@@ -14,6 +15,7 @@ __all__ = [
     "benchmark_table",
     "capability_table",
     "hardware_table",
+    "paint_table",
     "result_tables",
     "trial_table",
 ]

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from neural_mp.amp import Colour, Painting
 from neural_mp.hardware import NATIVE_FLAGS, Hardware
 from neural_mp.precision import Precision
 from neural_mp.reporting import words
@@ -61,6 +62,22 @@ def _reasons_of_all(space: TuningSpace) -> dict[Precision, str]:
     return {p: why for p, why in first.items() if all(o.get(p) == why for o in others)}
 
 
+def paint_table(space: TuningSpace, op: str, paints: Mapping[Precision, Painting]) -> Table:
+    """One op: its list, what was decided and why, for every precision."""
+    table = Table(title=f"{op} ({space.graph[op].type})", title_justify="left")
+    for heading in ("precision", "list", "decision", "because"):
+        table.add_column(heading, overflow="fold")
+    for precision, painting in paints.items():
+        paint = painting.paints[op]
+        table.add_row(
+            precision.value,
+            paint.list.name if paint.list else "none",
+            precision.value if paint.colour is Colour.ALLOWED else "fp32",
+            paint.reason,
+        )
+    return table
+
+
 def trial_table(rows: Sequence[tuple[Trial, float | None]], title: str = "") -> Table:
     """Trials with their speed-up over FP32, where it was measured."""
     table = Table(title=title or None, title_justify="left")
@@ -83,6 +100,8 @@ def trial_table(rows: Sequence[tuple[Trial, float | None]], title: str = "") -> 
 def result_tables(report: Report, met: bool | None) -> RenderableType:
     """The summary of a run: before and after, op counts, warnings."""
     parts: list[RenderableType] = [_before_and_after(report, met), _op_counts(report.op_counts)]
+    parts.extend(Text(line) for line in report.converted)
+    parts.extend(Text(f"auto mixed precision, {line}", style="dim") for line in report.amp)
     conversions = report.conversions
     parts.append(
         Text(

@@ -31,6 +31,7 @@ class TuningJob:
         criterion, exit_policy, objective, seed: as the user set them.
         open_history: opens the run's record; only called where accuracy is evaluated.
         measurement: how latency and memory are measured.
+        amp: what the user said of auto mixed precision, in words.
         warnings: what the user was already warned of.
         seconds: phases already done → how long they took.
     """
@@ -49,5 +50,6 @@ class TuningJob:
     exit_policy: ExitPolicy = ExitPolicy()
     objective: str = "performance"
     seed: int = 0
+    amp: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)

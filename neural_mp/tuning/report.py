@@ -12,6 +12,8 @@ from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import Precision
 from neural_mp.trial import Outcome, Trial
 
+_LONG = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
+
 
 @dataclass(frozen=True)
 class Report:
@@ -29,6 +31,7 @@ class Report:
         seconds: phase (`load`, `baseline`, `calibrate`, `search`, `measure`) → seconds it took.
         op_counts: op type → precision → how many ops run in it.
         conversions: casts, quantizations and dequantizations on every run.
+        amp: what the user said of auto mixed precision, and where.
         best_rejected: where no plan met the target, the trial that came closest.
         warnings: everything the user was warned of on the way.
     """
@@ -45,6 +48,7 @@ class Report:
     seconds: Mapping[str, float] = field(default_factory=dict)
     op_counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     conversions: ConversionCounts = ConversionCounts()
+    amp: tuple[str, ...] = ()
     best_rejected: Trial | None = None
     warnings: tuple[str, ...] = ()
 
@@ -52,6 +56,18 @@ class Report:
     def casts(self) -> int:
         """Casts on every run."""
         return self.conversions.casts
+
+    @property
+    def converted(self) -> tuple[str, ...]:
+        """`converted 53 of 159 nodes to bfloat16 using 2 casts`, for every 16-bit type."""
+        counts = self.op_counts.values()
+        nodes = sum(sum(by.values()) for by in counts)
+        found = {p: sum(by.get(p.value, 0) for by in counts) for p in Precision if p.is_16_bit}
+        return tuple(
+            f"converted {low} of {nodes} nodes to {_LONG[precision]} using {self.casts} casts"
+            for precision, low in found.items()
+            if low
+        )
 
     @property
     def speedup(self) -> float | None:
@@ -66,6 +82,7 @@ class Report:
         values["conversions"] = asdict(self.conversions)
         values["seconds"] = dict(self.seconds)
         values["op_counts"] = {kind: dict(by) for kind, by in self.op_counts.items()}
+        values["amp"] = list(self.amp)
         values["warnings"] = list(self.warnings)
         values["speedup"] = self.speedup
         if self.best_rejected is not None:
@@ -82,6 +99,7 @@ class Report:
         """Read back what `to_dict` wrote, the rejected trial's plan and accuracy included."""
         values = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         values["conversions"] = ConversionCounts(**data.get("conversions", {}))
+        values["amp"] = tuple(data.get("amp", ()))
         values["warnings"] = tuple(data.get("warnings", ()))
         rejected = data.get("best_rejected")
         if rejected is not None:

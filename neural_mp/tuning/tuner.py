@@ -268,6 +268,7 @@ class Tuner:
             seconds=self.seconds,
             op_counts=count_ops(job.space.graph, job.space.flow(plan).precisions),
             conversions=job.adaptor.conversion_counts(model),
+            amp=job.amp,
             best_rejected=_closest(self.trials) if evaluated and best is None else None,
         )
         if report.speedup is not None and report.speedup < 0.95 and best is not None:

@@ -2,21 +2,24 @@
 
 import pytest
 
-from neural_mp.amp import AmpList, FourLists, check_known, edits_of
+from neural_mp.amp import (
+    AmpList,
+    AutoMixedPrecisionOptions,
+    FourLists,
+    ListEdit,
+    check_known,
+    settle,
+)
 from neural_mp.errors import ConfigurationError, UnknownOperatorError
 
 LISTS = FourLists(
     frozenset({"MatMul", "Conv2D"}), frozenset({"Exp"}), frozenset({"Add"}), frozenset({"Reshape"})
 )
-NEURAL, ITEX, TF = (
-    "NEURAL_MP_AUTO_MIXED_PRECISION_",
-    "ITEX_AUTO_MIXED_PRECISION_",
-    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_",
-)
 
 
-def edited(environment=None, **options):
-    return LISTS.edited(edits_of(options, environment or {}))
+def edited(**options):
+    given = AutoMixedPrecisionOptions(**options)
+    return LISTS.edited(settle({"{option}": given}, {}).edits)
 
 
 def test_a_type_is_moved_by_taking_it_off_and_putting_it_on():
@@ -50,32 +53,16 @@ def test_removing_what_is_not_there_says_where_it_is():
         edited(allowlist_remove="Exp")
 
 
-def test_an_option_goes_before_the_environment_and_that_before_the_default():
-    environment = {f"{NEURAL}DENYLIST_ADD": "Softmax"}
-    (edit,) = edits_of({}, environment)
-    assert (edit.op_type, edit.origin) == ("Softmax", f"{NEURAL}DENYLIST_ADD")
-    (edit,) = edits_of({"denylist_add": "Log"}, environment)
-    assert (edit.op_type, edit.origin) == ("Log", "denylist_add")
-    assert edits_of({"denylist_add": ""}, environment) == ()
-
-
-def test_of_the_names_of_a_variable_the_first_that_is_set_counts():
-    environment = {f"{TF}CLEARLIST_ADD": "A", f"{ITEX}CLEARLIST_ADD": "B"}
-    assert [edit.op_type for edit in edits_of({}, environment)] == ["B"]
-    environment[f"{NEURAL}CLEARLIST_ADD"] = "C"
-    assert [edit.op_type for edit in edits_of({}, environment)] == ["C"]
-
-
-def test_an_option_that_does_not_exist():
-    with pytest.raises(ConfigurationError, match="did you mean 'denylist_add'"):
-        edits_of({"denylist_ad": "Exp"}, {})
-    with pytest.raises(ConfigurationError, match="separated by commas or as a list"):
-        edits_of({"denylist_add": [1]}, {})
-
-
 def test_a_type_that_the_framework_does_not_know():
     known = {"Conv2D", "MatMul", "Exp"}
+    edits = [ListEdit(True, AmpList.DENY, "Con2D", "amp.denylist_add")]
     with pytest.raises(
         UnknownOperatorError, match="denylist_add names 'Con2D'.*did you mean 'Conv2D'"
     ):
-        check_known(edits_of({"denylist_add": "Con2D"}, {}), known)
+        check_known(edits, known)
+
+
+def test_lists_in_other_words():
+    """A word may stand for several there, or for nothing."""
+    other = LISTS.translated({"MatMul": ["linear", "bmm"], "Exp": ["exp"], "Add": []})
+    assert other == FourLists(frozenset({"linear", "bmm"}), frozenset({"exp"}))

@@ -188,6 +188,12 @@ class OnnxRuntimeAdaptor(Adaptor):
         """The same as `save_file`: it is ONNX already."""
         self.save_file(model, path, metadata)
 
+    def draw(self, model: OnnxModel, path: Path) -> tuple[Path, ...]:
+        """`.onnx` and `.pbtxt`."""
+        from neural_mp.adaptors.onnxrt import storage
+
+        return storage.draw(model, path)
+
     def restore(self, path: Path) -> OnnxModel:
         """Read back what `save` wrote."""
         from neural_mp.adaptors.onnxrt import storage

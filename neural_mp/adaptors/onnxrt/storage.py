@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
+from google.protobuf import text_format
 
 from neural_mp.adaptors.base import ConversionCounts
 from neural_mp.adaptors.onnxrt.loading import program_of, read_file
@@ -93,6 +94,18 @@ def save_file(model: OnnxModel, path: Path, metadata: Mapping[str, str]) -> None
         _write(program, complete)
         for file in Path(scratch).iterdir():
             file.replace(path.parent / file.name)
+
+
+def draw(model: OnnxModel, path: Path) -> tuple[Path, ...]:
+    """Write the model, and its message as text without the values of its initialisers."""
+    binary, text = path.with_suffix(".onnx"), path.with_suffix(".pbtxt")
+    save_file(model, binary, {})
+    message = ir.to_proto(model.runs)
+    for tensor in message.graph.initializer:
+        tensor.ClearField("raw_data")
+        del tensor.external_data[:]
+    text.write_text(text_format.MessageToString(message), encoding="utf-8")
+    return binary, text
 
 
 def _write(program: ir.Model, path: Path) -> None:

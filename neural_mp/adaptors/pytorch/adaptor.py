@@ -212,6 +212,12 @@ class PyTorchAdaptor(Adaptor):
 
         storage.save(model, path)
 
+    def draw(self, model: TorchModel, path: Path) -> tuple[Path, ...]:
+        """An exported program, `.pt2`, where the model is one graph, and the code of its graphs."""
+        from neural_mp.adaptors.pytorch import storage
+
+        return storage.draw(model, path)
+
     def restore(self, path: Path) -> TorchModel:
         """Load the portable form and put the integer kernels in."""
         from neural_mp.adaptors.pytorch import storage

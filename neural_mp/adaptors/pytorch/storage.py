@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import tempfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +66,19 @@ def save(model: TorchModel, folder: Path) -> None:
         "dtype": str(model.convention.dtype).removeprefix("torch."),
     }
     (folder / DETAILS_FILE).write_text(json.dumps(details), encoding="utf-8")
+
+
+def draw(model: TorchModel, path: Path) -> tuple[Path, ...]:
+    """Write the program, if the model is a single one, and the code of every graph as text."""
+    files = [path.with_suffix(".txt")]
+    codes = [f"# {name or 'model'}\n{part.portable.code}" for name, part in model.parts.items()]
+    files[0].write_text("\n".join(codes), encoding="utf-8")
+    if model.shell is None:
+        files.append(path.with_suffix(".pt2"))
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            save(model, Path(scratch))
+            (Path(scratch) / PROGRAM_FILE).replace(files[-1])
+    return tuple(files)
 
 
 def restore(folder: Path) -> TorchModel:

@@ -190,6 +190,12 @@ class TensorFlowAdaptor(Adaptor):
 
         graph_files.write(model.graph.to_graph_def(), path)
 
+    def draw(self, model: TensorFlowModel, path: Path) -> tuple[Path, ...]:
+        """Frozen graphs, `.pb` and `.pbtxt`."""
+        from neural_mp.adaptors.tensorflow.graph_files import draw
+
+        return draw(model.graph.to_graph_def(), path)
+
     def restore(self, path: Path) -> TensorFlowModel:
         """Load the SavedModel's graph."""
         from neural_mp.adaptors.tensorflow import storage

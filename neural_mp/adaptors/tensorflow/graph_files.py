@@ -71,6 +71,16 @@ def write(graph: GraphDef, path: Path) -> None:
         path.write_bytes(graph.SerializeToString(deterministic=True))
 
 
+def draw(graph: GraphDef, path: Path) -> tuple[Path, ...]:
+    """Write a graph in both forms, in the text with placeholders for large constants."""
+    light = GraphDef(versions=graph.versions, library=graph.library)
+    light.node.extend(stand_in(n) if constant_bytes(n) > LARGE else n for n in graph.node)
+    files = {path.with_suffix(".pb"): graph, path.with_suffix(".pbtxt"): light}
+    for file, content in files.items():
+        write(content, file)
+    return tuple(files)
+
+
 def checked(graph: GraphDef, what: str) -> tf.Graph:
     """The graph as TensorFlow takes it in, which checks it.
 

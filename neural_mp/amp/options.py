@@ -1,0 +1,204 @@
+"""What a user wants of the four lists, said in Python, in YAML or in the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any
+
+from neural_mp.amp.lists import EDIT_OPTIONS, ListEdit
+from neural_mp.errors import ConfigurationError, did_you_mean
+from neural_mp.precision import Precision
+
+#: What environment variables begin with, the first that is set first.
+PREFIXES = (
+    "NEURAL_MP_AUTO_MIXED_PRECISION_",
+    "ITEX_AUTO_MIXED_PRECISION_",
+    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_",
+)
+
+
+class AmpDataType(str, Enum):
+    """The 16-bit type, in the words of Intel Extension for TensorFlow."""
+
+    #: What `precisions` says.
+    DEFAULT_DATA_TYPE = "default"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+    @property
+    def precision(self) -> Precision | None:
+        """The same in our words; None for the default."""
+        found = {self.FLOAT16: Precision.FP16, self.BFLOAT16: Precision.BF16}
+        return found.get(self)
+
+
+@dataclass
+class AutoMixedPrecisionOptions:
+    """Which ops may run in 16 bits, as Intel Extension for TensorFlow's options of this name.
+
+    What is not given is looked up in the environment: option `allowlist_add` as
+    `NEURAL_MP_AUTO_MIXED_PRECISION_ALLOWLIST_ADD`, then with the prefixes
+    `ITEX_AUTO_MIXED_PRECISION_` and `TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_`.
+
+    Attributes:
+        data_type: `FLOAT16`, `BFLOAT16` or `DEFAULT_DATA_TYPE`.
+        unsafe_force_all: put every op into 16 bits that has a kernel, dangerous or not.
+        allowlist_add, …, clearlist_remove: op types, as a list or separated by commas, to put on
+            a list or to take off it.
+        log_path: a folder that the graph before and after, and what was decided of every op, are
+            written to.
+    """
+
+    data_type: AmpDataType | str | None = None
+    unsafe_force_all: bool | str | None = None
+    allowlist_add: str | Sequence[str] | None = None
+    allowlist_remove: str | Sequence[str] | None = None
+    denylist_add: str | Sequence[str] | None = None
+    denylist_remove: str | Sequence[str] | None = None
+    inferlist_add: str | Sequence[str] | None = None
+    inferlist_remove: str | Sequence[str] | None = None
+    clearlist_add: str | Sequence[str] | None = None
+    clearlist_remove: str | Sequence[str] | None = None
+    log_path: Any = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = [item.name for item in fields(self)]
+        if name not in known:
+            raise ConfigurationError(
+                f"AutoMixedPrecisionOptions has no option {name!r}{did_you_mean(name, known)}"
+            )
+        super().__setattr__(name, value)
+
+
+#: The options by name.
+OPTIONS = tuple(item.name for item in fields(AutoMixedPrecisionOptions))
+
+
+@dataclass(frozen=True)
+class AmpSettings:
+    """What counts, of all that was said.
+
+    Attributes:
+        data_type: the 16-bit precision; None where nothing was said of it.
+        force_all: whether every op is put into 16 bits.
+        edits: what is moved between lists.
+        log_path: where to write what was decided; None for nowhere.
+        origins: option → where it was said.
+    """
+
+    data_type: Precision | None = None
+    force_all: bool = False
+    edits: tuple[ListEdit, ...] = ()
+    log_path: str | None = None
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+    def words(self) -> tuple[str, ...]:
+        """One line for every option that was given: what it says, and where."""
+        return tuple(
+            f"{option}: {_words_of(self, option)} (from {origin})"
+            for option, origin in self.origins.items()
+        )
+
+
+def _words_of(settings: AmpSettings, option: str) -> str:
+    if option in EDIT_OPTIONS:
+        which = EDIT_OPTIONS[option]
+        return ", ".join(e.op_type for e in settings.edits if (e.list, e.adds) == which) or "none"
+    if option == "data_type":
+        return "default" if settings.data_type is None else str(settings.data_type)
+    return str(settings.force_all if option == "unsafe_force_all" else settings.log_path)
+
+
+def settle(
+    sources: Mapping[str, AutoMixedPrecisionOptions | None], environment: Mapping[str, str]
+) -> AmpSettings:
+    """What counts where several places say something: of each option, the first that says it.
+
+    Args:
+        sources: what the options are called in a place, such as `amp.{option}` → those given
+            there, the weightiest first.
+        environment: variable → value; it is looked at last.
+
+    Raises:
+        ConfigurationError: a value cannot be understood; the message names the place.
+    """
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for option in OPTIONS:
+        found = _first(option, sources, environment)
+        if found is not None:
+            origins[option], values[option] = found
+    edits = tuple(
+        ListEdit(adds, name, op_type, origins[option])
+        for option, (name, adds) in EDIT_OPTIONS.items()
+        if option in values
+        for op_type in op_types(origins[option], values[option])
+    )
+    path = values.get("log_path")
+    return AmpSettings(
+        _data_type(origins.get("data_type", ""), values.get("data_type")),
+        _switch(origins.get("unsafe_force_all", ""), values.get("unsafe_force_all")),
+        edits,
+        None if path is None else str(path),
+        origins,
+    )
+
+
+def _first(
+    option: str,
+    sources: Mapping[str, AutoMixedPrecisionOptions | None],
+    environment: Mapping[str, str],
+) -> tuple[str, Any] | None:
+    """Where an option is first said, and what."""
+    for name, options in sources.items():
+        value = getattr(options, option) if options is not None else None
+        if value is not None:
+            return name.format(option=option), value
+    for prefix in PREFIXES:
+        variable = f"{prefix}{option.upper()}"
+        if environment.get(variable):
+            return variable, environment[variable]
+    return None
+
+
+def op_types(origin: str, value: Any) -> tuple[str, ...]:
+    """Read op types from a list, or from words separated by commas.
+
+    Raises:
+        ConfigurationError: they are neither; the message names `origin`.
+    """
+    words = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, list | tuple | set | frozenset) or not all(
+        isinstance(word, str) for word in words
+    ):
+        raise ConfigurationError(
+            f"{origin} must be op types, separated by commas or as a list, got {value!r}"
+        )
+    return tuple(dict.fromkeys(word.strip() for word in words if word.strip()))
+
+
+def _data_type(origin: str, value: Any) -> Precision | None:
+    if value is None or isinstance(value, AmpDataType):
+        return value.precision if value is not None else None
+    known = {
+        **{kind.name.lower(): kind.precision for kind in AmpDataType},
+        **{kind.value: kind.precision for kind in AmpDataType},
+        **{precision.value: precision for precision in Precision if precision.is_16_bit},
+    }
+    word = str(value).strip().lower()
+    if word not in known:
+        raise ConfigurationError(
+            f"{origin} must be one of {', '.join(kind.name for kind in AmpDataType)}, got {value!r}"
+        )
+    return known[word]
+
+
+def _switch(origin: str, value: Any) -> bool:
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    words = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+    if str(value).strip().lower() not in words:
+        raise ConfigurationError(f"{origin} must be on or off, got {value!r}")
+    return words[str(value).strip().lower()]

@@ -1,0 +1,107 @@
+"""What a user says of the lists: in Python, in YAML, in the environment."""
+
+import pytest
+
+from neural_mp import AutoMixedPrecisionOptions
+from neural_mp.amp import PREFIXES, AmpDataType, AmpList, settle
+from neural_mp.errors import ConfigurationError
+from neural_mp.precision import Precision
+
+NEURAL, ITEX, TF = PREFIXES
+
+
+def said(python=None, yaml=None, environment=None):
+    given = [None if o is None else AutoMixedPrecisionOptions(**o) for o in (python, yaml)]
+    return settle(
+        {"amp.{option}": given[0], "mixed_precision.{option}": given[1]}, environment or {}
+    )
+
+
+def test_the_names_of_the_variables():
+    assert PREFIXES == (
+        "NEURAL_MP_AUTO_MIXED_PRECISION_",
+        "ITEX_AUTO_MIXED_PRECISION_",
+        "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_",
+    )
+
+
+def test_nothing_said_is_nothing_wanted():
+    assert said() == said({}, {}, {"ALLOWLIST_ADD": "Exp"})
+    assert said().words() == ()
+    assert (said().data_type, said().force_all, said().edits, said().log_path) == (
+        None,
+        False,
+        (),
+        None,
+    )
+
+
+def test_python_goes_before_yaml_and_that_before_the_environment():
+    environment = {f"{NEURAL}DENYLIST_ADD": "Softmax"}
+    (edit,) = said(environment=environment).edits
+    assert (edit.op_type, edit.origin) == ("Softmax", f"{NEURAL}DENYLIST_ADD")
+    (edit,) = said(None, {"denylist_add": "Log"}, environment).edits
+    assert (edit.op_type, edit.origin) == ("Log", "mixed_precision.denylist_add")
+    (edit,) = said({"denylist_add": ["Tanh"]}, {"denylist_add": "Log"}, environment).edits
+    assert (edit.op_type, edit.origin) == ("Tanh", "amp.denylist_add")
+    assert (edit.adds, edit.list) == (True, AmpList.DENY)
+
+
+def test_an_option_given_empty_hides_what_is_said_elsewhere():
+    assert said({"denylist_add": ""}, None, {f"{NEURAL}DENYLIST_ADD": "Softmax"}).edits == ()
+
+
+def test_options_do_not_hide_each_other():
+    settled = said({"denylist_add": "A"}, {"allowlist_add": "B"}, {f"{TF}CLEARLIST_REMOVE": "C"})
+    assert {edit.op_type for edit in settled.edits} == {"A", "B", "C"}
+
+
+def test_of_the_names_of_a_variable_the_first_that_is_set_counts():
+    environment = {f"{TF}CLEARLIST_ADD": "A", f"{ITEX}CLEARLIST_ADD": "B"}
+    assert [edit.op_type for edit in said(environment=environment).edits] == ["B"]
+    environment[f"{NEURAL}CLEARLIST_ADD"] = "C"
+    assert [edit.op_type for edit in said(environment=environment).edits] == ["C"]
+
+
+@pytest.mark.parametrize("value", ["FLOAT16", "float16", "fp16", AmpDataType.FLOAT16])
+def test_the_data_type_in_all_its_words(value):
+    assert said({"data_type": value}).data_type is Precision.FP16
+
+
+def test_the_default_data_type_hides_what_the_environment_says():
+    environment = {f"{ITEX}DATA_TYPE": "BFLOAT16"}
+    assert said(environment=environment).data_type is Precision.BF16
+    assert said({"data_type": "DEFAULT_DATA_TYPE"}, None, environment).data_type is None
+
+
+@pytest.mark.parametrize(("value", "forced"), [("1", True), ("on", True), ("0", False)])
+def test_forcing_by_a_variable(value, forced):
+    assert said(environment={f"{ITEX}UNSAFE_FORCE_ALL": value}).force_all is forced
+
+
+def test_the_report_says_what_was_said_where():
+    settled = said({"allowlist_add": ["AvgPool", "Softmax"]}, None, {f"{TF}LOG_PATH": "logs"})
+    assert settled.words() == (
+        "allowlist_add: AvgPool, Softmax (from amp.allowlist_add)",
+        f"log_path: logs (from {TF}LOG_PATH)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"denylist_add": [1]}, "amp.denylist_add must be op types, separated by commas"),
+        ({"denylist_add": 1}, "amp.denylist_add must be op types"),
+        ({"data_type": "float8"}, "amp.data_type must be one of DEFAULT_DATA_TYPE, FLOAT16"),
+        ({"unsafe_force_all": "perhaps"}, "amp.unsafe_force_all must be on or off"),
+    ],
+)
+def test_what_cannot_be_understood(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        said(options)
+
+
+def test_an_option_that_does_not_exist():
+    options = AutoMixedPrecisionOptions()
+    with pytest.raises(ConfigurationError, match="'denylist_ad'; did you mean 'denylist_add'"):
+        options.denylist_ad = "Exp"
