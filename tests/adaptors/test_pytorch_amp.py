@@ -1,13 +1,7 @@
-import numpy as np
 import pytest
 import torch
 from amp_contract import AmpContract
 from torch import nn
-
-from neural_mp import MixedPrecision
-from neural_mp.adaptors.registry import adaptor_for
-from neural_mp.amp import AmpList
-from neural_mp.precision import Precision
 
 
 class Net(nn.Module):

@@ -60,7 +60,7 @@ class TestPyTorch(AdaptorContract):
         assert not [op for op in space.graph if "norm" in op.type]
 
     def test_16_bits_go_where_torch_amp_would_have_them(self, all_machine):
-        """torch.amp's own lists decide: lowered, kept in float32, or as what is around them."""
+        """Products are what torch.amp lowers; a loss, which it keeps in float32, is on no list."""
 
         class Mixed(torch.nn.Module):
             def __init__(self):
@@ -75,8 +75,23 @@ class TestPyTorch(AdaptorContract):
 
         model = (adaptor := PyTorchAdaptor()).load(Mixed().eval(), example=torch.ones(2, 1, 6, 6))
         space = adaptor.space(model, all_machine)
-        kinds = {op.type: space.capabilities[op.name] for op in space.graph}
-        assert kinds["conv2d"].config(BF16) is not None
-        assert not kinds["conv2d"].inherits
-        assert kinds["relu"].inherits
-        assert kinds["smooth_l1_loss"].reasons[BF16] == "torch.amp keeps it in float32"
+        plan = space.restricted_to([BF16]).fastest_plan()
+        precisions = space.flow(plan).precisions
+        runs_in = {op.type: precisions[op.name].value for op in space.graph}
+        assert runs_in == {
+            **dict.fromkeys(["conv2d", "relu", "mul", "linear"], "bf16"),
+            **dict.fromkeys(["broadcast_tensors", "getitem"], "bf16"),
+            **dict.fromkeys(["smooth_l1_loss", "mean"], "fp32"),
+        }
+
+    def test_products_are_what_torch_amp_lowers(self):
+        """Torch's dispatcher has an autocast kernel for each of them."""
+        lowered = {
+            name.split("::")[1].split(".")[0]
+            for name in torch._C._dispatch_get_all_op_names()
+            if torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU")
+        }
+        adaptor = PyTorchAdaptor()
+        products = {"conv1d", "conv2d", "conv3d", "linear", "matmul", "bmm", "mm", "addmm"}
+        attention = {"scaled_dot_product_attention"}
+        assert products | attention <= lowered & adaptor.amp_lists(BF16).allow

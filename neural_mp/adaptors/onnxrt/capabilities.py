@@ -7,16 +7,18 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
+from neural_mp.adaptors.onnxrt.amp_lists import TYPES
 from neural_mp.adaptors.onnxrt.anatomy import JOINERS, LAYERS, confuses, is_float32
 from neural_mp.adaptors.onnxrt.folding import used_outputs
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.registry import CONTRIB, has_kernel
-from neural_mp.adaptors.onnxrt.schemas import takes, typed_inputs
+from neural_mp.adaptors.onnxrt.registry import CONTRIB, has_kernel, runs_natively
+from neural_mp.adaptors.onnxrt.schemas import is_function, takes, typed_inputs
 from neural_mp.adaptors.onnxrt.sessions import CPU, array_of
 from neural_mp.hardware import Hardware
 from neural_mp.precision import DYNAMIC, FP32, RANGE_ALGORITHMS, OpConfig, Precision, QuantSpec
 from neural_mp.space import Capability
 
+_SCATTERS = ("ScatterElements", "ScatterND")
 _SIXTEEN = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 #: The integer kernel of a layer, and the domain of its name.
 _KERNELS = {
@@ -67,8 +69,8 @@ class _Judge:
 
     def is_native(self, node: ir.Node, precision: Precision) -> bool:
         """Whether ONNX Runtime has a kernel that computes in 16 bits."""
-        native = self.supports[precision].native
-        return native and has_kernel(self.model.provider, node.op_type, "", _SIXTEEN[precision])
+        model, native = self.model, self.supports[precision].native
+        return native and runs_natively(model.provider, node, model.opset, _SIXTEEN[precision])
 
     def int8_configs(self, node: ir.Node) -> list[OpConfig]:
         """The INT8 forms of an op, best first; they differ in how the range is chosen."""
@@ -96,9 +98,28 @@ class _Judge:
             return "its result does not have the type of what it reads"
         if any(a.type is ir.AttributeType.GRAPH for a in node.attributes.values()):
             return "it runs a graph of its own"
+        if node.op_type in _SCATTERS and "reduction" in node.attributes:
+            return "its kernels reduce in FP32 only"
         if precision is Precision.FP16 and not takes(node, self.model.opset, "float16"):
             return f"ONNX has no FP16 {node.op_type} in opset {self.model.opset}"
+        if precision is Precision.FP16 and self._falls_apart(node):
+            return "ONNX Runtime has no FP16 kernel of it, and what it is made of takes FP32 only"
         return None
+
+    def _falls_apart(self, node: ir.Node) -> bool:
+        """Whether ONNX Runtime runs an op in FP16 as a function of others, that takes no FP16.
+
+        Of all such functions, those of the kinds we have lists for do (see the tests on ONNX's own
+        models), unless they read tensors of another type beside.
+        """
+        opset = self.model.opset
+        if not is_function(node, opset):
+            return False
+        typed = typed_inputs(node, opset)
+        others = [v for i, v in enumerate(node.inputs) if v is not None and i not in typed]
+        known = any(node.op_type in types for types in TYPES.values())
+        has_own = has_kernel(self.model.provider, node.op_type, "", "float16")
+        return any(map(is_float32, others)) or not (known or has_own)
 
     def int8_obstacle(self, name: str, node: ir.Node) -> str | None:
         """Why an op has no INT8 form of its own; None if it has one."""

@@ -25,7 +25,7 @@ from neural_mp.adaptors.onnxrt.anatomy import (
 from neural_mp.adaptors.onnxrt.encoding import Encoding
 from neural_mp.adaptors.onnxrt.forms import BF16, FORM_OF, UINT8, Forms
 from neural_mp.adaptors.onnxrt.layers import write_kernel, write_mover, write_product
-from neural_mp.adaptors.onnxrt.registry import CONTRIB, has_kernel
+from neural_mp.adaptors.onnxrt.registry import CONTRIB, runs_natively
 from neural_mp.adaptors.onnxrt.schemas import typed_inputs
 from neural_mp.flow import Flow
 from neural_mp.observations import Range
@@ -123,7 +123,7 @@ class _Writer:
             write_kernel(self.forms, cluster, config, self._encoding_of(cluster.tail))
 
     def _write_16_bit(self, node: ir.Node, form: str) -> None:
-        native = form != BF16 or has_kernel(self.provider, node.op_type, "", "bfloat16")
+        native = form != BF16 or runs_natively(self.provider, node, self.opset, "bfloat16")
         typed = typed_inputs(node, self.opset)
         for position, value in enumerate(node.inputs):
             if value is None:

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 import onnx
+import onnx_ir as ir
+
+from neural_mp.adaptors.onnxrt.schemas import takes
 
 logger = logging.getLogger(__name__)
 
@@ -50,3 +53,8 @@ def has_kernel(provider: str, op: str, domain: str = "", dtype: str | None = Non
         return dtype not in ("float16", "bfloat16")
     types = kernels.get((domain, op))
     return types is not None and (dtype is None or f"tensor({dtype})" in types)
+
+
+def runs_natively(provider: str, node: ir.Node, opset: int, dtype: str) -> bool:
+    """Whether ONNX has an op in a 16-bit type, and the provider a kernel of it."""
+    return takes(node, opset, dtype) and has_kernel(provider, node.op_type, "", dtype)

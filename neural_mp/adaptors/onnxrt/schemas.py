@@ -45,6 +45,13 @@ def typed_inputs(node: ir.Node, opset: int) -> set[int]:
     return _typed(list(schema.inputs), variable, len(node.inputs))
 
 
+def is_function(node: ir.Node, opset: int) -> bool:
+    """Whether ONNX defines an op by other ops."""
+    schema = None if node.domain else _schema(node.op_type, opset)
+    words = ("has_function", "has_context_dependent_function")
+    return schema is not None and any(getattr(schema, word) for word in words)
+
+
 def takes(node: ir.Node, opset: int, dtype: str) -> bool:
     """Whether ONNX defines an op for an element type such as `float16`."""
     schema = None if node.domain else _schema(node.op_type, opset)

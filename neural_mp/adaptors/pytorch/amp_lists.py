@@ -95,7 +95,7 @@ TYPES: Mapping[str, tuple[str, ...]] = {
     "concat": ("cat", "concat", "concatenate"),
     "stack": ("stack", "hstack", "vstack"),
     "split": ("split", "split_with_sizes", "chunk", "tensor_split"),
-    "unstack": ("unbind",),
+    "unstack": ("unbind", "getitem"),
     "slice": ("slice", "select", "narrow", "diagonal", "unfold", "as_strided"),
     "gather": ("gather", "index_select", "index", "embedding", "take", "take_along_dim"),
     "tile": ("tile", "repeat", "repeat_interleave"),
@@ -103,7 +103,7 @@ TYPES: Mapping[str, tuple[str, ...]] = {
         *("constant_pad_nd", "pad", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d"),
         *("replication_pad1d", "replication_pad2d", "replication_pad3d"),
     ),
-    "broadcast": ("expand", "expand_as", "broadcast_to"),
+    "broadcast": ("expand", "expand_as", "broadcast_to", "broadcast_tensors"),
     "identity": ("clone", "contiguous", "alias", "detach", "dropout", "lift_fresh_copy"),
     "reshape": (
         *("reshape", "view", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze"),
@@ -132,6 +132,6 @@ TYPES: Mapping[str, tuple[str, ...]] = {
 
 
 def every_op_type() -> frozenset[str]:
-    """Every op type that is registered with torch's dispatcher."""
+    """Every op type that is registered with torch's dispatcher, and the choice of one result."""
     names = torch._C._dispatch_get_all_op_names()
-    return frozenset(name.split("::")[-1].split(".")[0] for name in names)
+    return frozenset({"getitem", *(name.split("::")[-1].split(".")[0] for name in names)})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch.fx import GraphModule, Node
 
@@ -38,6 +40,9 @@ class _Caster:
                     self.read(node, source, _traced_dtype(source))
             elif node.op == "call_function" and OP_NAME in node.meta:
                 op = node.meta[OP_NAME]
+                if node.target is operator.getitem:
+                    self.take_along(node)
+                    continue
                 wanted = DTYPES.get(flow.precisions[op])
                 quantized = flow.int8_reads.get(op, frozenset())
                 for source in node.all_input_nodes:
@@ -47,6 +52,12 @@ class _Caster:
                 written = wanted or self.wide(op, flow, node)
                 if written is not None and "dtype" not in node.kwargs:
                     self.dtype[node] = written
+
+    def take_along(self, node: Node) -> None:
+        """One of several results is in what they all are in."""
+        source = node.all_input_nodes[0]
+        if source in self.dtype and _traced_dtype(node) is not None:
+            self.dtype[node] = self.dtype[source]
 
     def wide(self, op: str, flow: Flow, node: Node) -> torch.dtype | None:
         """What an op that a plan has in neither 16-bit precision reads or writes a tensor in."""

@@ -116,13 +116,13 @@ class _Writer:
     def _write_16_bit(self, node: NodeDef, form: str) -> str:
         written = NodeDef()
         written.CopyFrom(node)
-        written.name = self.forms.graph.unused(f"{node.name}/{form}")
         typed = set(typed_inputs(node))
         for position, tensor in enumerate(node.input):
             if not tensor.startswith("^"):
                 wanted = form if position in typed else FP32
                 written.input[position] = self.forms.real(tensor, wanted)
         written.attr["T"].type = DTYPES[form].as_datatype_enum
+        written.name = self.forms.graph.unused(f"{node.name}/{form}")  # casts are named by now
         self.forms.graph.add(written)
         self.forms.put(node.name, form, written.name)
         return str(written.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ TOLERANCES = {Precision.INT8: 0.05, Precision.BF16: 0.05, Precision.FP16: 0.004}
 FURTHER_OFF = {
     "large_number": "differences of 1 between numbers near 10,000, which BF16 has in steps of 64",
     "dynamicquantizelinear": "whole numbers, made of rounded ones",
+    r"test_tan$": "slopes of 50 near the poles make much of a rounded input",
     "training_dropout": "another draw on every run",
 }
 
@@ -99,7 +101,7 @@ def check(name: str, model: onnx.ModelProto, values) -> bool:
         observed = adaptor.observe(held, [feeds], space) if tensors else Observations()
         converted = adaptor.convert(held, plan, observed, space)
         given = as_list(adaptor.predict(converted, feeds), count)
-        if not any(word in name for word in FURTHER_OFF):
+        if not any(re.search(words, name) for words in FURTHER_OFF):
             for one, other in zip(given, reference, strict=True):
                 assert_near(one, other, tolerance, (name, precision))
     return True
