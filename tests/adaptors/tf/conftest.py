@@ -5,6 +5,11 @@ import pytest
 from keras_nets import deep_net, hostile, small_net, train
 
 
+@pytest.fixture(autouse=True)
+def _same_weights_on_every_run():
+    keras.utils.set_random_seed(0)
+
+
 @pytest.fixture(scope="session")
 def digits(digits):
     """Training and test split; images [8, 8, 1] in 0…1."""
