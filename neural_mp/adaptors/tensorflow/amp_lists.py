@@ -24,11 +24,12 @@ from neural_mp.precision import Precision
 
 logger = logging.getLogger(__name__)
 
-_PREFIX = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_"
+#: What the variables begin with that TensorFlow's pass reads.
+PREFIX = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_"
 #: The pass of each type, and what it wants set to work on a machine without a GPU.
-_PASSES: Mapping[Precision, tuple[str, Mapping[str, str]]] = {
+PASSES: Mapping[Precision, tuple[str, Mapping[str, str]]] = {
     Precision.BF16: ("auto_mixed_precision_onednn_bfloat16", {}),
-    Precision.FP16: ("auto_mixed_precision", {f"{_PREFIX}SIMULATE_GPU": "true"}),
+    Precision.FP16: ("auto_mixed_precision", {f"{PREFIX}SIMULATE_GPU": "true"}),
 }
 
 
@@ -37,7 +38,7 @@ def runtime_lists(precision: Precision) -> FourLists | None:
     """The defaults of the TensorFlow that is installed; None where it does not tell."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            run_pass(_product(), precision, ["x"], ["y"], {f"{_PREFIX}LOG_PATH": folder})
+            run_pass(_product(), precision, ["x"], ["y"], {f"{PREFIX}LOG_PATH": folder})
         except (tf.errors.OpError, ValueError):
             logger.warning("TensorFlow's pass for %s does not run", precision, exc_info=True)
         files = sorted(Path(folder).glob("paintbuckets*"))
@@ -64,7 +65,7 @@ def run_pass(
     Raises:
         tf.errors.OpError: the pass refuses the graph.
     """
-    name, wanted = _PASSES[precision]
+    name, wanted = PASSES[precision]
     with _environment({**wanted, **(variables or {})}):
         return offline_passes(graph, [name], inputs, outputs)
 
@@ -96,7 +97,7 @@ def _parsed(text: str) -> FourLists:
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for a while; the user's own settings of the pass are put aside."""
-    touched = {key for key in os.environ if key.startswith(_PREFIX)} | set(values)
+    touched = {key for key in os.environ if key.startswith(PREFIX)} | set(values)
     before = {key: os.environ.pop(key) for key in touched if key in os.environ}
     os.environ.update(values)
     try:
