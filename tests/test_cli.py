@@ -109,6 +109,28 @@ def test_inspect_for_programs(run, workplace):
     assert rows["block1.conv2"]["inputs"] == ["block1.act"]
 
 
+def test_explain_says_why_for_both_16_bit_precisions(run, workplace):
+    code, out, _ = run("explain", "net.pt2", "mean")
+    assert code == 0
+    rows = {
+        line.split("│")[1].strip(): line
+        for line in out.splitlines()
+        if "INFER" in line or "DENY" in line
+    }
+    assert "INFER, allowed: downstream of conv2d" in rows["bf16"]
+    assert "DENY, denied" in rows["fp16"]
+
+
+def test_explain_under_a_plan_and_with_lists_of_the_environment(run, workplace, monkeypatch):
+    Path("plan.yaml").write_text("neural_mp_plan: 1\nops: {stem: bf16, head: fp32, mean: fp32}\n")
+    code, out, _ = run("explain", "net.pt2", "head", "--precision", "bf16", "--plan", "plan.yaml")
+    assert code == 0
+    assert "ALLOW, stays out: the plan says so" in out
+    monkeypatch.setenv("NEURAL_MP_AUTO_MIXED_PRECISION_INFERLIST_REMOVE", "mean")
+    _, out, _ = run("explain", "net.pt2", "mean", "--precision", "bf16")
+    assert "mean is on no list" in out
+
+
 def test_inspect_takes_code_of_the_users_own(run):
     code, out, _ = run("inspect", "nets:small_net", "--input-shape", "2,1,8,8")
     assert code == 0
@@ -195,6 +217,19 @@ def test_hardware_is_shown_as_a_table(run, monkeypatch):
     [
         (["tune", "missing.yaml"], "missing.yaml"),
         (["inspect", "missing.pt2"], "missing.pt2"),
+        (["explain", "nets:small_net", "hea", "--input-shape", "2,1,8,8"], "did you mean 'head'"),
+        (
+            [
+                "explain",
+                "nets:small_net",
+                "head",
+                "--precision",
+                "int8",
+                "--input-shape",
+                "2,1,8,8",
+            ],
+            "16-bit precisions, bf16 and fp16, not on int8",
+        ),
         (["inspect", "nets:small_net", "--input-shape", "2,x"], "'2,x' is malformed"),
         (
             ["convert", "nets:small_net", "--plan", "missing.yaml", "--output", "out"],

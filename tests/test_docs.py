@@ -87,8 +87,7 @@ def test_the_code_of_a_page_runs_in_order(page, reader, tmp_path, capsys):
     for index, (language, block) in enumerate(shown):
         if language == "python" and not file_name(block):
             exec(compile(block, f"{page}, block {index}", "exec"), reader)
-    if page != "amp.md":  # it paints graphs, and tunes nothing
-        assert reader["result"].plan
+    assert reader["result"].plan
 
 
 def test_a_strategy_of_the_page_was_found_by_its_entry_point(tmp_path, reader):

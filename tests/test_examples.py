@@ -46,6 +46,21 @@ def test_a_saved_model_in_bf16(copies):
     assert neural_mp.load(folder / "out" / "bf16").plan.counts() == {"bf16": int(nodes)}
 
 
+def test_moving_ops_between_lists_changes_what_the_readme_says(copies):
+    folder = copies / "tune_lists"
+    printed = run(folder, sys.executable, "tune_lists.py")
+    casts = re.findall(r"converted (\d+) of 15 nodes to bfloat16 using (\d+) casts", printed)
+    assert casts == [("10", "4"), ("12", "8"), ("15", "2")]
+    assert "INFER, denied: downstream of Pow" in printed
+    assert re.search(r"AvgPool and Softmax allowed .* AvgPool, Softmax ", printed)
+    command = Path(sys.executable).parent / "neural-mp"
+    printed = run(folder, command, "tune", "conf.yaml")
+    assert "converted 12 of 15 nodes to bfloat16 using 8 casts" in printed
+    assert (folder / "out" / "log" / "from_yaml" / "after.pb").is_file()
+    printed = run(folder, command, "explain", "net:trained", "Identity", "--precision", "bf16")
+    assert "CLEAR, allowed: downstream of MatMul" in printed
+
+
 def test_the_python_example_meets_its_target_with_int8_ops(digits_example):
     folder, printed = digits_example
     assert "The accuracy target is met" in printed

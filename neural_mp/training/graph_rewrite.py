@@ -18,8 +18,8 @@ def enable_graph_rewrite(
 ) -> None:
     """Let TensorFlow put ops into 16 bits, in every `tf.function`, `fit` and `predict`.
 
-    It counts for functions that ran before, too, but not for those compiled by XLA
-    (`jit_compile=True`), whose graphs the rewrite does not see.
+    It counts for functions that ran before, too; those that have run with the rewrite on keep the
+    lists of that time. Functions compiled by XLA (`jit_compile=True`) it does not see.
 
     Args:
         precision: `bf16`, or on a GPU `fp16`; by default what `amp.data_type` says, else BF16.
