@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from neural_mp.amp import FourLists
 from neural_mp.graph import Op, OpGraph
 from neural_mp.observations import Observations
 from neural_mp.plan import PrecisionPlan
@@ -167,3 +168,52 @@ def test_no_plan_leaves_the_space(length):
     space = chain(length)
     for trial in run(space, hostile_tensor if length > 2 else lambda plan: 0.5):
         assert all(trial.plan[op] in space.capabilities[op].configs for op in space.decided)
+
+
+def attention(blocks: int = 3) -> TuningSpace:
+    """Products with a softmax and an addition behind each, all of which can run in BF16."""
+    ops = []
+    for i in range(blocks):
+        before = f"add{i - 1}" if i else "x"
+        ops += [
+            Op(f"product{i}", "matmul", (before,)),
+            Op(f"softmax{i}", "softmax", (f"product{i}",)),
+            Op(f"add{i}", "add", (f"softmax{i}",)),
+        ]
+    lists = FourLists(allow=frozenset({"matmul"}), infer=frozenset({"softmax", "add"}))
+    capabilities = {op.name: Capability((BF16, FP32)) for op in ops}
+    return TuningSpace(OpGraph(ops, ["x"]), capabilities, {Precision.BF16: lists})
+
+
+def bf16_ops(plan: PrecisionPlan) -> set[str]:
+    return {op for op, config in plan.items() if config.precision is Precision.BF16}
+
+
+def test_a_type_that_only_follows_is_put_back_and_no_product_with_it():
+    def softmaxes_harm(plan):
+        return 0.2 * len({"softmax0", "softmax1", "softmax2"} & bf16_ops(plan))
+
+    trials = run(attention(), softmaxes_harm, precisions=(Precision.BF16,))
+    best = max((t for t in trials if t.met), key=lambda t: len(bf16_ops(t.plan)))
+    assert bf16_ops(best.plan) >= {"product0", "product1", "product2"}
+    assert len(trials) <= 10
+
+
+def test_of_such_a_type_only_what_harms():
+    trials = run(
+        attention(), lambda plan: 0.9 * ("softmax1" in bf16_ops(plan)), precisions=(Precision.BF16,)
+    )
+    best = max((t for t in trials if t.met), key=lambda t: len(bf16_ops(t.plan)))
+    # The addition behind it is behind no op in 16 bits any more.
+    assert set(best.plan) - bf16_ops(best.plan) == {"softmax1", "add1"}
+    assert len(trials) <= 10
+
+
+def test_what_follows_a_product_goes_back_with_it():
+    trials = run(
+        attention(), lambda plan: 0.9 * ("product1" in bf16_ops(plan)), precisions=(Precision.BF16,)
+    )
+    best = max((t for t in trials if t.met), key=lambda t: len(bf16_ops(t.plan)))
+    # The addition in front of it hands 16 bits to nothing that needs them, but follows still.
+    assert {"product0", "softmax0", "product2"} <= bf16_ops(best.plan)
+    assert {"product1", "softmax1", "add1"}.isdisjoint(bf16_ops(best.plan))
