@@ -36,10 +36,7 @@ def main() -> None:
     optimized = converter()
     optimized.save(CONVERTED)
 
-    counts = optimized.report.op_counts.values()
-    nodes = sum(sum(by_precision.values()) for by_precision in counts)
-    low = sum(by_precision.get("bf16", 0) for by_precision in counts)
-    print(f"converted {low} of {nodes} nodes to bfloat16 using {optimized.report.casts} casts")
+    print(optimized.report.converted[0])
     print(f"weights: {optimized.report.baseline_size:,} → {optimized.report.size:,} bytes")
 
     images = np.random.default_rng(0).random((64, 8, 8, 1), np.float32)
