@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_mp.adaptors.base import ConversionCounts
+from neural_mp.adaptors.narrowing import narrowed
 from neural_mp.adaptors.onnxrt.encoding import Encoding, StoredWeight
 from neural_mp.adaptors.onnxrt.naming import constant, names_in, unused
 from neural_mp.adaptors.onnxrt.registry import CONTRIB
@@ -231,9 +232,5 @@ class Forms:
         return self._add("Cast", [value], f"{tensor.name}/{form}", form, {"to": int(DTYPES[form])})
 
     def _constant_in(self, tensor: ir.Value, array: Array, form: str) -> ir.Value:
-        if form == FP16:
-            # The lowest float32 stands for minus infinity in many a mask, but must not become it.
-            largest = np.finfo(np.float16).max
-            array = np.where(np.isfinite(array), np.clip(array, -largest, largest), array)
-        stored = array.astype(DTYPES[form].numpy())
+        stored = narrowed(array, DTYPES[form].numpy())
         return self.constant(f"{tensor.name}/{form}", stored, DTYPES[form])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
+from neural_mp.adaptors.pytorch.casts import DTYPES, STATISTICS, narrowed
 from neural_mp.adaptors.pytorch.graph import (
     CONVOLUTIONS,
     EMBEDDING,
@@ -35,8 +36,6 @@ from neural_mp.space import Capability
 
 logger = logging.getLogger(__name__)
 
-DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
-
 _WEIGHT = QuantSpec("int8", "symmetric", "per_channel")
 
 
@@ -59,12 +58,14 @@ _KERNELS = {
 }
 
 
-#: (op target, dtype) → why the runtime refuses it; empty where it runs.
+#: (op target and what it is called with, dtype) → why it is refused; empty where it runs.
 Answers = dict[tuple[Any, torch.dtype], str]
+#: Whole numbers beyond this may be too large for FP16; others are sizes and axes.
+_LARGE = 60_000
 
 
 class _Probe(Interpreter):
-    """Runs a graph once and tries every op type once in every 16-bit dtype asked for."""
+    """Runs a graph once and tries every kind of call once in every 16-bit dtype asked for."""
 
     def __init__(
         self,
@@ -75,15 +76,30 @@ class _Probe(Interpreter):
         super().__init__(module)
         self.dtypes = dtypes
         self.answers = answers
+        self.beyond: set[str] = set()
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
         if OP_NAME in n.meta and _is_float(result):
             args, kwargs = self.fetch_args_kwargs_from_env(n)
+            computed = [self.env[source] for source in n.all_input_nodes if source.op != "get_attr"]
+            if any(map(_near_the_end, pytree.tree_leaves((result, computed)))):
+                self.beyond.add(str(n.meta[OP_NAME]))
+            call = _call(n)
             for dtype in self.dtypes:
-                if (n.target, dtype) not in self.answers:
-                    self.answers[n.target, dtype] = _try(n.target, args, kwargs, dtype)
+                if (call, dtype) not in self.answers:
+                    self.answers[call, dtype] = _try(n.target, args, kwargs, dtype)
         return result
+
+
+def _call(node: Node) -> Any:
+    """What an op is called with, as far as it may decide on whether 16 bits will do."""
+    leaves = pytree.tree_leaves((node.args, node.kwargs))
+    return node.target, *(
+        leaf
+        for leaf in leaves
+        if isinstance(leaf, float | torch.dtype) or (isinstance(leaf, int) and abs(leaf) > _LARGE)
+    )
 
 
 def _is_float(value: Any) -> bool:
@@ -92,20 +108,34 @@ def _is_float(value: Any) -> bool:
 
 
 def _try(target: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> str:
-    def given_in(wanted: torch.dtype) -> Any:
-        return pytree.tree_map(
-            lambda leaf: leaf.to(wanted) if _is_float(leaf) else leaf, (args, kwargs)
-        )
+    """Why a call does not run in a dtype; empty where it does."""
 
-    low_args, low_kwargs = given_in(dtype)
+    def low(leaf: Any) -> Any:
+        return narrowed(leaf, dtype) if _is_float(leaf) else leaf
+
+    kept = args[1:] if target in STATISTICS else ()
+    low_args = pytree.tree_map(low, args[: len(args) - len(kept)])
     try:
-        result = target(*low_args, **low_kwargs)
-        if not _all_dtype(result, dtype):
+        result = target(*low_args, *kept, **pytree.tree_map(low, kwargs))
+        if not _all_dtype(_results(target, result), dtype):
             return f"its result is not {dtype}"
     except (RuntimeError, TypeError, NotImplementedError) as error:
         logger.debug("%s does not run in %s", target, dtype, exc_info=True)
         return f"the runtime refuses: {str(error).splitlines()[0]}"
     return ""
+
+
+def _results(target: Any, value: Any) -> Any:
+    """What an op computes, without the statistics that it also hands back."""
+    return value[:1] if target in STATISTICS and isinstance(value, tuple) else value
+
+
+def _near_the_end(value: Any) -> bool:
+    """Whether a tensor holds numbers that float32 has and no 16-bit dtype: masks do."""
+    if not isinstance(value, torch.Tensor) or value.dtype != torch.float32 or not value.numel():
+        return False
+    largest = torch.nan_to_num(value, posinf=0.0, neginf=0.0).abs().max()
+    return bool(largest > torch.finfo(torch.bfloat16).max)
 
 
 def _all_dtype(value: Any, dtype: torch.dtype) -> bool:
@@ -122,28 +152,31 @@ def _has_integer_kernels() -> dict[str, bool]:
     }
 
 
-def probe(model: TorchModel, dtypes: tuple[torch.dtype, ...]) -> Answers:
-    """What the runtime takes in 16 bits, found by running every op type once."""
+def probe(model: TorchModel, dtypes: tuple[torch.dtype, ...]) -> tuple[Answers, frozenset[str]]:
+    """What the runtime takes in 16 bits, by running every kind of call once; ops out of range."""
     answers: Answers = {}
+    beyond: set[str] = set()
     for part in model.parts.values() if dtypes else ():
         run = _Probe(part.portable, dtypes, answers)
         with torch.no_grad():
             run.run(*part.example.leaves(), enable_io_processing=False)
-    return answers
+        beyond |= run.beyond
+    return answers, frozenset(beyond)
 
 
 def capabilities(model: TorchModel, hardware: Hardware) -> Mapping[str, Capability]:
     """Op → what it can run in here."""
     supports = {p: hardware.support(p) for p in (Precision.INT8, *DTYPES)}
     dtypes = tuple(DTYPES[p] for p in DTYPES if supports[p].available)
-    answers = probe(model, dtypes)
+    answers, beyond = probe(model, dtypes)
     found = {}
     for part in model.parts.values():
         module = part.portable
         clusters = find_clusters(module)
         for name, node in op_nodes(module).items():
             obstacle = int8_obstacle(module, node, name in clusters)
-            found[name] = _capability(node, obstacle, supports, answers)
+            capability = _capability(node, obstacle, supports, answers)
+            found[name] = _without_16_bits(capability) if name in beyond else capability
     return found
 
 
@@ -163,8 +196,18 @@ def _capability(
         if not supports[precision].available:
             builder.reasons[precision] = supports[precision].reason
             continue
-        builder.take(precision, answers.get((node.target, dtype)))
+        builder.take(precision, answers.get((_call(node), dtype)))
     return builder.build()
+
+
+def _without_16_bits(capability: Capability) -> Capability:
+    reason = "it works on numbers that float32 only has room for, as in a mask"
+    return replace(
+        capability,
+        configs=tuple(config for config in capability.configs if not config.precision.is_16_bit),
+        reasons={**dict.fromkeys(DTYPES, reason), **capability.reasons},
+        emulated=capability.emulated - set(DTYPES),
+    )
 
 
 @dataclass

@@ -7,14 +7,33 @@ import operator
 import torch
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.pytorch.capabilities import DTYPES
 from neural_mp.adaptors.pytorch.graph import tensor_name
 from neural_mp.adaptors.pytorch.model import OP_NAME, add_constant, constant
 from neural_mp.flow import Flow
 from neural_mp.precision import Precision
 
 aten = torch.ops.aten
+#: The 16-bit precisions in torch's words.
+DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 CAST = aten._to_copy.default
+
+
+#: Ops whose kernels take all but their first input in float32: statistics do not fit FP16.
+STATISTICS = frozenset({aten._native_batch_norm_legit_no_training.default})
+
+
+def narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Values in a 16-bit dtype, those beyond its range as the largest that it has.
+
+    The lowest float32 stands for minus infinity in many a mask, but must not become it.
+    """
+    if dtype not in DTYPES.values() or not values.is_floating_point():
+        return values.to(dtype)
+    largest = torch.finfo(dtype).max
+    low = values.to(dtype)
+    return torch.where(
+        torch.isfinite(values) & torch.isinf(low), values.sign().to(dtype) * largest, low
+    )
 
 
 def cast_dtype(node: Node | None) -> torch.dtype | None:
@@ -45,7 +64,10 @@ class _Caster:
                     continue
                 wanted = DTYPES.get(flow.precisions[op])
                 quantized = flow.int8_reads.get(op, frozenset())
-                for source in node.all_input_nodes:
+                sources = node.all_input_nodes
+                if wanted is not None and node.target in STATISTICS:
+                    sources = sources[:1]  # the kernel takes the others in float32
+                for source in sources:
                     if tensor_name(source) in quantized:
                         continue  # quantizing takes any float dtype
                     self.read(node, source, wanted or self.wide(op, flow, source))
@@ -77,7 +99,8 @@ class _Caster:
     def cast(self, source: Node, wanted: torch.dtype, before: Node) -> Node:
         weight = constant(self.module, source)
         if weight is not None:
-            return add_constant(self.module, f"{source.name}_cast", weight.to(wanted), before)
+            stored = narrowed(weight, wanted)
+            return add_constant(self.module, f"{source.name}_cast", stored, before)
         with self.module.graph.inserting_before(before):
             cast: Node = self.module.graph.call_function(CAST, (source,), {"dtype": wanted})
         cast.meta["val"] = source.meta["val"].to(wanted)

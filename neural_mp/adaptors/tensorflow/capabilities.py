@@ -63,7 +63,7 @@ class _Judge:
             for node in model.graph.nodes.values()
             for tensor in data_inputs(node)
             if output_of(tensor)
-        }
+        } | {node_of(port.tensor) for port in model.signature.outputs if output_of(port.tensor)}
         self.emulated = frozenset(p for p, s in supports.items() if s.available and not s.native)
 
     def capability(self, node: NodeDef) -> Capability:

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.base import ConversionCounts
+from neural_mp.adaptors.narrowing import narrowed
 from neural_mp.adaptors.tensorflow.kernels import (
     U8,
     Encoding,
@@ -89,7 +90,7 @@ class Forms:
                 return tensor  # never converted: it is there under its own name
             value = self.source.constant(tensor)
             if value is not None:
-                stored = value.astype(DTYPES[form].as_numpy_dtype)
+                stored = narrowed(value, DTYPES[form].as_numpy_dtype)
                 name = self.constant(f"{node_of(tensor)}/{form}", stored, DTYPES[form])
                 self.put(tensor, form, name)
                 self.put(tensor, FP32, tensor)
