@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from neural_mp.adaptors.base import Adaptor
 from neural_mp.amp import (
+    TENSORFLOW_PREFIXES,
     AmpSettings,
     AutoMixedPrecisionOptions,
     FourLists,
+    ListEdit,
     check_known,
     settle,
 )
+from neural_mp.environment import users_environment
 from neural_mp.errors import ConfigurationError
 from neural_mp.precision import Precision
 from neural_mp.space import TuningSpace
@@ -26,12 +28,8 @@ def gather_amp(given: Any, configured: AutoMixedPrecisionOptions | None) -> AmpS
     Raises:
         ConfigurationError: an option cannot be understood.
     """
-    if given is not None and not isinstance(given, AutoMixedPrecisionOptions):
-        raise ConfigurationError(
-            f"amp must be AutoMixedPrecisionOptions, got {type(given).__name__}"
-        )
     sources = {"amp.{option}": given, "mixed_precision.{option}": configured}
-    return settle(sources, os.environ)
+    return settle(sources, users_environment())
 
 
 def with_data_type(
@@ -80,17 +78,52 @@ def edited_lists(
         UnknownOperatorError: an edit names a type that the framework does not have.
         ConfigurationError: an edit does not fit the lists.
     """
-    check_known(amp.edits, adaptor.op_types())
+    edits = _known(adaptor, amp.edits, warnings)
     used = [p for p in precisions if p.is_16_bit]
-    if amp.edits and not used:
+    if edits and not used:
         warnings.append(
-            f"{amp.edits[0].origin} has no effect: no 16-bit precision is asked for or supported"
+            f"{edits[0].origin} has no effect: no 16-bit precision is asked for or supported"
         )
-    return {
-        p: adaptor.amp_lists(p).edited(amp.edits if p in used else ())
-        for p in Precision
-        if p.is_16_bit
-    }
+    lists = {p: adaptor.amp_lists(p) for p in Precision if p.is_16_bit}
+    before = [lists[p] for p in used]
+    return lists | {p: lists[p].edited(_meant_for(lists[p], edits, before)) for p in used}
+
+
+def _known(
+    adaptor: Adaptor, edits: tuple[ListEdit, ...], warnings: list[str]
+) -> tuple[ListEdit, ...]:
+    """The edits of types that the framework has.
+
+    Variables that were made for TensorFlow may be set for it, and another framework be at work.
+    """
+    known = adaptor.op_types()
+    foreign = [
+        edit
+        for edit in edits
+        if adaptor.framework != "tensorflow"
+        and edit.origin.startswith(TENSORFLOW_PREFIXES)
+        and edit.op_type not in known
+    ]
+    warnings.extend(
+        f"{edit.origin} names {edit.op_type!r}, which {adaptor.framework} does not have; it is left"
+        for edit in foreign
+    )
+    kept = tuple(edit for edit in edits if edit not in foreign)
+    check_known(kept, known)
+    return kept
+
+
+def _meant_for(
+    lists: FourLists, edits: tuple[ListEdit, ...], used: list[FourLists]
+) -> list[ListEdit]:
+    """The edits less removals that are meant for another precision, where the type stands there."""
+    return [
+        edit
+        for edit in edits
+        if edit.adds
+        or lists.of(edit.op_type) is edit.list
+        or not any(other.of(edit.op_type) is edit.list for other in used)
+    ]
 
 
 def forced(space: TuningSpace, amp: AmpSettings) -> TuningSpace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,24 +12,41 @@ from neural_mp import hardware
 from neural_mp.adaptors.base import Adaptor, Model
 from neural_mp.amp import Painting
 from neural_mp.amp_inputs import edited_lists, forced, gather_amp
-from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError
+from neural_mp.errors import ConfigurationError, NeuralMPError, UnsupportedPrecisionError
 from neural_mp.plan import PrecisionPlan, load_plan_file
 from neural_mp.precision import Precision
 from neural_mp.space import TuningSpace
 
 
+def prepared_folder(log_path: str | None) -> Path | None:
+    """The folder to log to, made and found to be writable before anything is computed.
+
+    Raises:
+        ConfigurationError: it cannot be written to.
+    """
+    if log_path is None:
+        return None
+    try:
+        folder = Path(log_path).expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigurationError(f"log_path {log_path!r} cannot be written to: {error}") from error
+
+
 def write_log(
-    folder: str,
+    folder: Path,
     adaptor: Adaptor,
     before: Model,
     after: Model,
     space: TuningSpace,
     plan: PrecisionPlan,
-) -> tuple[Path, ...]:
+) -> tuple[str, ...]:
     """Write the graph before and after, and a table of ops for every 16-bit precision.
 
     Args:
-        folder: where to; it is made if it does not exist.
+        folder: where to.
         adaptor: the framework.
         before: the model as it was.
         after: the model as it is now.
@@ -36,23 +54,20 @@ def write_log(
         plan: what it runs in now.
 
     Returns:
-        The files.
-
-    Raises:
-        ConfigurationError: the folder cannot be written to.
+        A warning for whatever could not be written; nothing is lost by that.
     """
-    target = Path(folder).expanduser()
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-        written = [*adaptor.draw(before, target / "before"), *adaptor.draw(after, target / "after")]
-        for precision in (p for p in Precision if p.is_16_bit):
-            if precision in space.precisions():
-                path = target / f"paint_{precision}.tsv"
-                _write_table(path, space, plan, precision)
-                written.append(path)
-    except OSError as error:
-        raise ConfigurationError(f"log_path {folder!r} cannot be written to: {error}") from error
-    return tuple(written)
+    warnings = []
+    for name, model in (("before", before), ("after", after)):
+        try:
+            adaptor.draw(model, folder / name)
+        except (OSError, NeuralMPError) as error:
+            warnings.append(f"the graph {name} was not written to {str(folder)!r}: {error}")
+    for precision in (p for p in Precision if p.is_16_bit and p in space.precisions()):
+        try:
+            _write_table(folder / f"paint_{precision}.tsv", space, plan, precision)
+        except OSError as error:
+            warnings.append(f"the reasons were not written to {str(folder)!r}: {error}")
+    return tuple(warnings)
 
 
 def _write_table(path: Path, space: TuningSpace, plan: PrecisionPlan, precision: Precision) -> None:

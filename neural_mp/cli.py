@@ -111,7 +111,7 @@ def explain(
     from neural_mp.reporting import paint_table
 
     adaptor, held = _load(model, framework, input_shape)
-    precisions = parse_precisions(precision or ["bf16", "fp16"])
+    precisions = parse_precisions(",".join(precision or ["bf16", "fp16"]))
     space, paintings = explained(adaptor, held, op, precisions, plan)
     _console.print(paint_table(space, op, paintings))
 

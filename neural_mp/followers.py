@@ -26,7 +26,7 @@ def paint_plan(
         graph: the model.
         lists: the lists of the precision.
         precision: BF16 or FP16.
-        named: op → what the plan says of it.
+        named: op → what the plan says of it; what it has in INT8, and is not, is left open.
         effective: op → what it runs in, as far as that is settled: INT8 and the other 16-bit
             precision are boundaries.
         obstacles: op → why it cannot run in the precision.
@@ -34,6 +34,8 @@ def paint_plan(
     chosen, unable = {}, dict(obstacles)
     for op in graph:
         says, begins = named.get(op.name), lists.of(op.type) is AmpList.ALLOW
+        if says is Precision.INT8:
+            continue  # in effect, and so a boundary; or not, and then for the lists to decide
         if says is precision and not begins:
             chosen[op.name] = BY_PLAN
         elif says is Precision.FP32 or (begins and says is not precision):

@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from neural_mp.adaptors.base import CAPTURES, Adaptor, Model
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.amp import AmpSettings, AutoMixedPrecisionOptions
 from neural_mp.amp_inputs import edited_lists, forced, gather_amp, with_data_type
-from neural_mp.amp_log import write_log
+from neural_mp.amp_log import prepared_folder, write_log
 from neural_mp.common import Metric
 from neural_mp.config import Settings, load_settings
 from neural_mp.data import build_dataloader, build_transforms
@@ -177,6 +178,7 @@ class MixedPrecision:
         hardware = self.hardware or machine.detect()
         warnings: list[str] = []
         amp = gather_amp(self.amp, self._settings.amp)
+        log_folder = prepared_folder(amp.log_path)
         precisions = self._usable_precisions(hardware, amp, warnings)
         evaluation, calibration = self._data()
         metrics = gather_metrics(
@@ -200,7 +202,7 @@ class MixedPrecision:
             evaluator=evaluator,
             calibration=calibration,
             open_history=lambda: self._history(
-                adaptor, model, evaluation, calibration, metrics, criterion
+                adaptor, model, evaluation, calibration, metrics, criterion, amp
             ),
             measurement=self._measurement(adaptor, model, evaluation or calibration),
             sampling_size=self.sampling_size,
@@ -213,16 +215,18 @@ class MixedPrecision:
             seconds={"load": time.perf_counter() - started},
         )
         found = Tuner(job, listener).run()
-        for line in found.report.converted:
+        report = found.report
+        for line in report.converted:
             logger.info(line)
-        if amp.log_path is not None:
-            write_log(amp.log_path, adaptor, model, found.model, space, found.plan)
-        listener.result(found.report, found.met)
+        if log_folder is not None:
+            missing = write_log(log_folder, adaptor, model, found.model, space, found.plan)
+            report = replace(report, warnings=(*report.warnings, *missing))
+        listener.result(report, found.met)
         return OptimizedModel(
             adaptor,
             found.model,
             found.plan,
-            found.report,
+            report,
             found.met,
             found.trials,
             found.observations,
@@ -344,6 +348,7 @@ class MixedPrecision:
         calibration: Batches | None,
         metrics: Sequence[tuple[Metric, float]],
         criterion: AccuracyCriterion,
+        amp: AmpSettings,
     ) -> History:
         fingerprint: Mapping[str, str] = {
             "model": adaptor.fingerprint(model),
@@ -356,6 +361,7 @@ class MixedPrecision:
             ),
             "metric": metric_words(metrics, self.eval_func),
             "criterion": str(criterion),
+            "four lists": "; ".join(amp.list_words()) or "as they come",
         }
         url = storage_url(self.workspace, self.storage)
         return History(url, fingerprint, criterion.higher_is_better, self.resume)

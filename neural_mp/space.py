@@ -242,16 +242,19 @@ class TuningSpace:
         checked = self._checked(plan)
         effective = self._flow(checked).precisions
         begin = {*self.decided, *(op.name for op in self.graph if self._is_product(op))}
-        mixed = any(precision.is_16_bit for precision in effective.values())
+        sixteen = self._sixteen(effective)
         configs = {}
         for op in self.graph:
             precision = effective[op.name]
-            if op.name in checked:
-                configs[op.name] = checked[op.name]
+            said = checked.get(op.name)
+            holds = said is not None and (said.precision is precision or not sixteen)
+            if said is not None and holds:
+                configs[op.name] = said
             elif precision.is_16_bit:
                 configs[op.name] = OpConfig(precision)
             elif precision is Precision.FP32 and (
-                op.name in begin or (mixed and len(self.capabilities[op.name].configs) > 1)
+                op.name in begin
+                or any(self.capabilities[op.name].config(p) is not None for p in sixteen)
             ):
                 configs[op.name] = FP32
         return PrecisionPlan(configs)
@@ -311,7 +314,7 @@ class TuningSpace:
                 self.graph,
                 self._lists(precision),
                 precision,
-                {op: p for op, p in plan.precisions.items() if p is flow.precisions[op]},
+                plan.precisions,
                 flow.precisions,
                 self._obstacles(precision),
             )

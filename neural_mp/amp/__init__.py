@@ -11,6 +11,7 @@ from neural_mp.amp.lists import (
 from neural_mp.amp.options import (
     OPTIONS,
     PREFIXES,
+    TENSORFLOW_PREFIXES,
     AmpDataType,
     AmpSettings,
     AutoMixedPrecisionOptions,
@@ -24,6 +25,7 @@ __all__ = [
     "OPTIONS",
     "PREFIXES",
     "RULES",
+    "TENSORFLOW_PREFIXES",
     "AmpDataType",
     "AmpList",
     "AmpSettings",

@@ -17,6 +17,8 @@ PREFIXES = (
     "ITEX_AUTO_MIXED_PRECISION_",
     "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_",
 )
+#: Those of them that are TensorFlow's and its extension's own.
+TENSORFLOW_PREFIXES = PREFIXES[1:]
 
 
 class AmpDataType(str, Enum):
@@ -94,6 +96,12 @@ class AmpSettings:
     log_path: str | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
 
+    def list_words(self) -> tuple[str, ...]:
+        """What was said of the lists, wherever it was said."""
+        changed = [option for option in self.origins if option in EDIT_OPTIONS]
+        forced = ("unsafe_force_all",) if self.force_all else ()
+        return tuple(f"{option}: {_words_of(self, option)}" for option in (*changed, *forced))
+
     def words(self) -> tuple[str, ...]:
         """One line for every option that was given: what it says, and where."""
         return tuple(
@@ -124,6 +132,12 @@ def settle(
     Raises:
         ConfigurationError: a value cannot be understood; the message names the place.
     """
+    for name, options in sources.items():
+        if options is not None and not isinstance(options, AutoMixedPrecisionOptions):
+            raise ConfigurationError(
+                f"{name.partition('.')[0]} must be AutoMixedPrecisionOptions, "
+                f"got {type(options).__name__}"
+            )
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for option in OPTIONS:
@@ -141,7 +155,7 @@ def settle(
         _data_type(origins.get("data_type", ""), values.get("data_type")),
         _switch(origins.get("unsafe_force_all", ""), values.get("unsafe_force_all")),
         edits,
-        None if path is None else str(path),
+        str(path) if path not in (None, "") else None,
         origins,
     )
 
@@ -158,7 +172,7 @@ def _first(
             return name.format(option=option), value
     for prefix in PREFIXES:
         variable = f"{prefix}{option.upper()}"
-        if environment.get(variable):
+        if environment.get(variable, "").strip():
             return variable, environment[variable]
     return None
 

@@ -46,6 +46,8 @@ class Basic(Strategy):
             return
         for target in _fallback_precisions(problem):
             helped = yield from _by_type(problem, best, target)
+            if not helped and (yield from _by_several_types(problem, best, target)):
+                return
             units = _units(problem, best, helped)
             found = yield from _op_by_op(problem, best, units, target)
             if found or helped:
@@ -133,6 +135,32 @@ def _by_type(
         if trial.met:
             return frozenset(ops)
     return frozenset()
+
+
+def _by_several_types(
+    problem: TuningProblem, base: PrecisionPlan, target: Precision
+) -> Generator[list[PrecisionPlan], list[Trial], bool]:
+    """All types that only follow, at once; those that need not go back one by one, if that met."""
+    by_type: dict[str, list[str]] = {}
+    for op in _followers(problem, base, target):
+        by_type.setdefault(problem.space.graph[op].type, []).append(op)
+    if len(by_type) < 2:
+        return False
+
+    def without(types: Iterable[str]) -> PrecisionPlan:
+        ops = [op for name in types for op in by_type[name]]
+        return _raised(problem.space, base, ops, target)
+
+    raised = list(by_type)
+    (trial,) = yield [without(raised)]
+    if not trial.met:
+        return False
+    for name in sorted(by_type, key=lambda name: -len(by_type[name])):
+        fewer = [other for other in raised if other != name]
+        (trial,) = yield [without(fewer)]
+        if trial.met:
+            raised = fewer
+    return True
 
 
 def _followers(problem: TuningProblem, base: PrecisionPlan, target: Precision) -> list[str]:

@@ -5,12 +5,20 @@ Nothing is converted: TensorFlow puts ops into 16 bits whenever it optimises a g
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from neural_mp.amp import AutoMixedPrecisionOptions, settle
+from neural_mp.environment import users_environment
+from neural_mp.errors import ConfigurationError
 from neural_mp.precision import Precision, parse_precisions
+
+if TYPE_CHECKING:
+    from neural_mp.adaptors.tensorflow.rewrite import Request
+
+#: What `enable_graph_rewrite` asked for last.
+_enabled: Request | None = None
 
 
 def enable_graph_rewrite(
@@ -31,35 +39,49 @@ def enable_graph_rewrite(
         UnknownOperatorError: an edit names an op type that TensorFlow does not have.
         ConfigurationError: an edit does not fit TensorFlow's lists.
     """
-    from neural_mp.adaptors.tensorflow import rewrite
-
-    settings = settle({"amp.{option}": amp}, os.environ)
-    chosen = settings.data_type or Precision.BF16
-    if precision is not None:
-        (chosen,) = parse_precisions(precision)
-    rewrite.enable(chosen, settings)
+    global _enabled
+    made = _requested(precision, amp)
+    disable_graph_rewrite()
+    _enabled = made
 
 
 def disable_graph_rewrite() -> None:
     """Undo `enable_graph_rewrite`; without effect where it was not called."""
-    from neural_mp.adaptors.tensorflow import rewrite
-
-    rewrite.disable()
+    global _enabled
+    if _enabled is not None:
+        _withdraw(_enabled)
+    _enabled = None
 
 
 @contextmanager
 def graph_rewrite(
     precision: str | Precision | None = None, amp: AutoMixedPrecisionOptions | None = None
 ) -> Iterator[None]:
-    """`enable_graph_rewrite` for a while; what was set before is set again afterwards."""
-    from neural_mp.adaptors.tensorflow import rewrite
-
-    nested, before = rewrite.is_on(), rewrite.state()
-    enable_graph_rewrite(precision, amp)
+    """`enable_graph_rewrite` for a while; what counted before counts again afterwards."""
+    made = _requested(precision, amp)
     try:
         yield
     finally:
-        if nested:
-            rewrite.restore(before)
-        else:
-            rewrite.disable()
+        _withdraw(made)
+
+
+def _requested(precision: str | Precision | None, amp: Any) -> Request:
+    from neural_mp.adaptors.tensorflow import rewrite
+
+    settings = settle({"amp.{option}": amp}, users_environment())
+    chosen = settings.data_type or Precision.BF16
+    if precision is not None:
+        (chosen, *others) = parse_precisions(precision)
+        said = settings.data_type if settings.origins.get("data_type") == "amp.data_type" else None
+        if others or said not in (None, chosen):
+            raise ConfigurationError(
+                f"the rewrite takes one 16-bit precision, got {precision!r}"
+                + (f" and amp.data_type {said}" if said else "")
+            )
+    return rewrite.request(chosen, settings)
+
+
+def _withdraw(made: Request) -> None:
+    from neural_mp.adaptors.tensorflow import rewrite
+
+    rewrite.withdraw(made)

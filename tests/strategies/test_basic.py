@@ -209,6 +209,24 @@ def test_of_such_a_type_only_what_harms():
     assert len(trials) <= 10
 
 
+def test_two_types_that_harm_go_back_together_and_no_product():
+    """Side by side, so that neither takes the other along; the third type stays."""
+    ops = [Op("product", "matmul", ("x",))]
+    ops += [Op(name, name, ("product",)) for name in ("softmax", "add", "tanh")]
+    lists = FourLists(allow=frozenset({"matmul"}), infer=frozenset({"softmax", "add", "tanh"}))
+    capabilities = {op.name: Capability((BF16, FP32)) for op in ops}
+    space = TuningSpace(OpGraph(ops, ["x"]), capabilities, {Precision.BF16: lists})
+
+    def both_harm(plan):
+        low = bf16_ops(plan)
+        return 0.2 * ("softmax" in low) + 0.3 * ("add" in low)
+
+    trials = run(space, both_harm, precisions=(Precision.BF16,))
+    best = max((t for t in trials if t.met), key=lambda t: len(bf16_ops(t.plan)))
+    assert bf16_ops(best.plan) == {"product", "tanh"}
+    assert len(trials) <= 8
+
+
 def test_what_follows_a_product_goes_back_with_it():
     trials = run(
         attention(), lambda plan: 0.9 * ("product1" in bf16_ops(plan)), precisions=(Precision.BF16,)

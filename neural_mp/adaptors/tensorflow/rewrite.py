@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,46 +12,28 @@ import tensorflow as tf
 from neural_mp.adaptors.tensorflow.amp_lists import PASSES, PREFIX, runtime_lists
 from neural_mp.adaptors.tensorflow.registry import every_op_type
 from neural_mp.amp import EDIT_OPTIONS, AmpSettings, check_known
+from neural_mp.environment import restore_users, set_own
 from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError
 from neural_mp.precision import Precision
 
 
-@dataclass(frozen=True)
-class State:
-    """What is set of the passes: their switches, and the variables that they read."""
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One wish for the pass: its precision, and the variables that it is to read."""
 
-    switches: Mapping[str, bool]
+    precision: Precision
     variables: Mapping[str, str]
 
 
-#: What was set before the pass was first switched on; None while it is off.
-_before: State | None = None
+_lock = threading.RLock()
+#: What was asked for and not withdrawn yet, in order; the last counts.
+_requests: list[Request] = []
+#: The switches of the passes as they were before the first; none while there is no request.
+_switches: dict[str, bool] = {}
 
 
-def state() -> State:
-    """What is set now."""
-    found = dict(tf.config.optimizer.get_experimental_options())
-    return State(
-        {name: found.get(name, False) for name, _ in PASSES.values()},
-        {key: value for key, value in os.environ.items() if key.startswith(PREFIX)},
-    )
-
-
-def is_on() -> bool:
-    """Whether the pass was switched on here."""
-    return _before is not None
-
-
-def restore(wanted: State) -> None:
-    """Set just this."""
-    for key in [key for key in os.environ if key.startswith(PREFIX)]:
-        del os.environ[key]
-    os.environ.update(wanted.variables)
-    tf.config.optimizer.set_experimental_options(dict(wanted.switches))
-
-
-def enable(precision: Precision, amp: AmpSettings) -> None:
-    """Switch the pass on, for all functions, in place of what may have been switched on before.
+def request(precision: Precision, amp: AmpSettings) -> Request:
+    """Switch the pass on, for all functions, until the request is withdrawn.
 
     Raises:
         UnsupportedPrecisionError: there is no pass for the precision, or none that works here.
@@ -59,7 +41,6 @@ def enable(precision: Precision, amp: AmpSettings) -> None:
         ConfigurationError: an edit does not fit TensorFlow's lists, or every op is to be forced
             into BF16, which its pass refuses; the folder for its log cannot be made.
     """
-    global _before
     if precision not in PASSES:
         raise UnsupportedPrecisionError(
             f"TensorFlow has a pass for bf16 and one for fp16, none for {precision}"
@@ -68,18 +49,35 @@ def enable(precision: Precision, amp: AmpSettings) -> None:
         raise UnsupportedPrecisionError(
             "TensorFlow's pass for fp16 looks at ops on a GPU only, and there is none; use bf16"
         )
-    variables = _variables(precision, amp)
-    if _before is None:
-        _before = state()
-    restore(State({name: p is precision for p, (name, _) in PASSES.items()}, variables))
+    made = Request(precision, _variables(precision, amp))
+    with _lock:
+        _requests.append(made)
+        _apply()
+    return made
 
 
-def disable() -> None:
-    """Set everything as it was before; without effect if the pass was not switched on here."""
-    global _before
-    if _before is not None:
-        restore(_before)
-    _before = None
+def withdraw(made: Request) -> None:
+    """Take a request back, in whatever order; with the last, all is as it was before the first."""
+    with _lock:
+        if made in _requests:
+            _requests.remove(made)
+            _apply()
+
+
+def _apply() -> None:
+    names = [name for name, _ in PASSES.values()]
+    if not _switches:
+        found = dict(tf.config.optimizer.get_experimental_options())
+        _switches.update({name: found.get(name, False) for name in names})
+    if _requests:
+        wanted = _requests[-1]
+        set_own(PREFIX, wanted.variables)
+        name, _ = PASSES[wanted.precision]
+        tf.config.optimizer.set_experimental_options({other: other == name for other in names})
+        return
+    restore_users(PREFIX)
+    tf.config.optimizer.set_experimental_options(dict(_switches))
+    _switches.clear()
 
 
 def _variables(precision: Precision, amp: AmpSettings) -> dict[str, str]:
