@@ -4,7 +4,8 @@ from amp_contract import AmpContract
 from nets import train
 from torch import nn
 
-from neural_mp import MixedPrecision
+from neural_mp import AutoMixedPrecisionOptions, MixedPrecision
+from neural_mp.errors import ConfigurationError, HistoryError
 
 
 class Net(nn.Module):
@@ -59,3 +60,124 @@ def test_tuning_moves_off_16_bits_what_harms_and_no_product(digits, accuracy, bf
     assert len(result.trials) <= 8
     left = {op for op, config in result.plan.items() if config.precision == "fp32"}
     assert left == {"add", "sub"}
+
+
+class Layers(nn.Module):
+    """Two dense layers over 8 features, for what lies between and behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+
+class WidenedSoftmax(Layers):
+    def forward(self, x):
+        x = self.second(torch.softmax(self.first(x), -1))
+        return self.second(torch.softmax(x, -1, dtype=torch.float32))
+
+
+class LargeScalars(Layers):
+    def forward(self, x):
+        x = self.first(x)
+        negative = x < 0
+        x = self.second(x.masked_fill(negative, -1.0).clamp(-9, 9)).masked_fill(negative, -1e9)
+        return x.masked_fill(negative, torch.finfo(torch.float32).min).clamp(-1e9, 1e9)
+
+
+class StoredMask(Layers):
+    def __init__(self) -> None:
+        super().__init__()
+        mask = torch.full((4, 8), torch.finfo(torch.float32).min).triu(1)
+        mask[3] = mask[0, 1]  # a row that is masked altogether
+        self.register_buffer("mask", mask)
+
+    def forward(self, x):
+        return torch.softmax(self.second(self.first(x)) + self.mask, -1)
+
+
+class ComputedMask(Layers):
+    def forward(self, x):
+        mask = torch.where(x[:, :1] > 0, torch.finfo(torch.float32).min, 0.0)
+        return torch.softmax(self.second(self.first(x)) + mask, -1)
+
+
+class WideStatistics(Layers):
+    """A batch norm that cannot be folded, whose variance FP16 has no number for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+        self.norm.running_var.fill_(1e5)
+
+    def forward(self, x):
+        return self.second(self.norm(self.first(x).relu() * 300))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize(
+    "kind", [WidenedSoftmax, LargeScalars, StoredMask, ComputedMask, WideStatistics]
+)
+def test_what_16_bits_have_no_numbers_for_stays_right(kind, precision, all_machine):
+    torch.manual_seed(0)
+    net, data = kind().eval(), torch.randn(4, 8)
+    converter = MixedPrecision()
+    converter.model, converter.hardware, converter.precisions = net, all_machine, precision
+    converter.inputs = (data,)
+    result = converter()
+    assert result.plan.counts()[precision] >= 2
+    with torch.no_grad():
+        torch.testing.assert_close(result(data), net(data), atol=0.02, rtol=0.02)
+
+
+def test_trials_under_other_lists_are_not_taken_up_again(digits, accuracy, bf16_machine, net):
+    def converter(**amp):
+        made = MixedPrecision(amp=AutoMixedPrecisionOptions(**amp) if amp else None)
+        made.model, made.hardware, made.precisions = net, bf16_machine, "bf16"
+        made.metric, made.eval_dataloader = accuracy, digits[1].loader()
+        return made
+
+    converter()()
+    again = converter()
+    again.resume = True
+    assert again().report.evaluations == 0
+    changed = converter(inferlist_remove="add", denylist_add="add")
+    changed.resume = True
+    with pytest.raises(HistoryError, match="four lists of this run differ"):
+        changed()
+
+
+def test_a_log_that_cannot_be_written_ends_nothing_that_was_computed(tmp_path):
+    class Sorted(Layers):
+        def forward(self, x):
+            return torch.sort(self.first(x))  # a result that torch.export's format cannot hold
+
+    (tmp_path / "file").write_text("")
+    converter = MixedPrecision(amp=AutoMixedPrecisionOptions(log_path=tmp_path / "file" / "log"))
+    converter.model, converter.precisions = Sorted().eval(), "int8"
+    converter.inputs, converter.approach = (torch.randn(4, 8),), "dynamic"
+    with pytest.raises(ConfigurationError, match="log_path .* cannot be written to"):
+        converter()
+    converter.amp.log_path = tmp_path / "log"
+    result = converter()
+    assert result.plan.counts()
+    assert any("the graph after was not written" in w for w in result.report.warnings)
+    assert (tmp_path / "log" / "before.txt").is_file()
+
+
+def test_an_edit_is_meant_for_the_precision_that_has_the_type_there(all_machine):
+    class Mean(Layers):
+        def forward(self, x):
+            return self.second(self.first(x)).mean(-1)
+
+    converter = MixedPrecision(amp=AutoMixedPrecisionOptions(denylist_remove="mean"))
+    converter.model, converter.hardware = Mean().eval(), all_machine
+    converter.inputs, converter.precisions = (torch.randn(4, 8),), "bf16,fp16"
+    assert converter().plan["mean"].precision == "bf16"  # INFER there, as before
+
+
+def test_variables_for_tensorflow_do_not_stop_other_frameworks(monkeypatch, all_machine):
+    monkeypatch.setenv("TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DENYLIST_ADD", "Tanh")
+    converter = MixedPrecision()
+    converter.model, converter.hardware = nn.Sequential(nn.Linear(8, 8)).eval(), all_machine
+    converter.inputs, converter.precisions = (torch.randn(4, 8),), "bf16"
+    assert any("names 'Tanh', which pytorch" in w for w in converter().report.warnings)

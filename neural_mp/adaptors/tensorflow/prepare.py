@@ -41,6 +41,7 @@ def prepare(graph: TensorGraph, signature: ServedSignature) -> tuple[TensorGraph
     inputs = [port.tensor for port in signature.inputs]
     outputs = [port.tensor for port in signature.outputs]
     warnings: list[str] = []
+    graph = _without_places(graph)
     try:
         graph = simplified(graph, inputs, outputs)
     except (tf.errors.OpError, ValueError) as error:
@@ -60,6 +61,14 @@ def prepare(graph: TensorGraph, signature: ServedSignature) -> tuple[TensorGraph
     fold_paddings(graph, shapes(graph))
     name_every_result(graph)
     return with_functions_of_its_own(graph.pruned(outputs, inputs)), warnings
+
+
+def _without_places(graph: TensorGraph) -> TensorGraph:
+    """The graph without wishes of nodes to lie where others lie, which may be pruned away."""
+    free = graph.copy()
+    for name in [name for name, node in free.nodes.items() if "_class" in node.attr]:
+        del free.edit(name).attr["_class"]
+    return free
 
 
 def strip_identities(graph: TensorGraph, outputs: frozenset[str]) -> None:

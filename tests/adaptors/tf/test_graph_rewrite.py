@@ -10,6 +10,7 @@ from keras import layers
 
 from neural_mp import AutoMixedPrecisionOptions
 from neural_mp.adaptors.tensorflow.amp_lists import PREFIX
+from neural_mp.environment import users_environment
 from neural_mp.errors import ConfigurationError, UnknownOperatorError, UnsupportedPrecisionError
 from neural_mp.training import disable_graph_rewrite, enable_graph_rewrite, graph_rewrite
 
@@ -59,11 +60,31 @@ def test_what_was_set_before_is_set_again(monkeypatch, two_layers):
     with graph_rewrite(amp=AutoMixedPrecisionOptions(**options)):
         assert os.environ[f"{PREFIX}DENYLIST_ADD"] == "Tanh"
         assert tf.config.optimizer.get_experimental_options()[PASSES[0]]
-        with graph_rewrite("bf16", AutoMixedPrecisionOptions(denylist_add="", inferlist_remove="")):
-            assert f"{PREFIX}DENYLIST_ADD" not in os.environ
+        with graph_rewrite("bf16"):
+            assert os.environ[f"{PREFIX}DENYLIST_ADD"] == "Softplus"
         assert os.environ[f"{PREFIX}DENYLIST_ADD"] == "Tanh"
     assert {key: value for key, value in os.environ.items() if key.startswith(PREFIX)} == mine
     assert not any(tf.config.optimizer.get_experimental_options().get(name) for name in PASSES)
+
+
+def test_contexts_may_end_in_any_order():
+    first, second = graph_rewrite("bf16"), graph_rewrite("bf16")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert tf.config.optimizer.get_experimental_options()[PASSES[0]]
+    disable_graph_rewrite()  # only what enable_graph_rewrite has switched on
+    assert tf.config.optimizer.get_experimental_options()[PASSES[0]]
+    second.__exit__(None, None, None)
+    assert not tf.config.optimizer.get_experimental_options()[PASSES[0]]
+
+
+def test_what_we_set_is_not_read_back_as_the_users_wish():
+    enable_graph_rewrite("bf16", AutoMixedPrecisionOptions(allowlist_remove="Einsum"))
+    assert os.environ[f"{PREFIX}ALLOWLIST_REMOVE"] == "Einsum"
+    assert users_environment().get(f"{PREFIX}ALLOWLIST_REMOVE") is None
+    enable_graph_rewrite("bf16")
+    assert f"{PREFIX}ALLOWLIST_REMOVE" not in os.environ
 
 
 def test_lists_are_handed_to_it(two_layers):
@@ -95,6 +116,11 @@ def test_a_keras_model_is_trained_with_it():
 
 
 def test_what_it_cannot_do_is_said_before_anything_is_set(two_layers):
+    for given in (("bf16,fp16",), ("bf16", AutoMixedPrecisionOptions(data_type="fp16"))):
+        with pytest.raises(ConfigurationError, match="takes one 16-bit precision"):
+            enable_graph_rewrite(*given)
+    with pytest.raises(ConfigurationError, match="amp must be AutoMixedPrecisionOptions"):
+        enable_graph_rewrite("bf16", {"denylist_add": "Tanh"})
     with pytest.raises(UnsupportedPrecisionError, match="none for int8"):
         enable_graph_rewrite("int8")
     with pytest.raises(UnsupportedPrecisionError, match="fp16 looks at ops on a GPU only"):

@@ -1,8 +1,11 @@
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 from amp_contract import SIXTEEN, AmpContract
 from keras import layers, ops
 
+from neural_mp import MixedPrecision
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.amp import AmpList, canonical_lists
 
@@ -39,3 +42,39 @@ def test_the_lists_of_all_frameworks_say_nothing_else_than_tensorflow_itself(pre
 
 def test_fused_ops_are_known():
     assert {"_FusedConv2D", "_FusedMatMul", "Conv2D"} <= set(TensorFlowAdaptor().op_types())
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_mask_of_the_lowest_number_masks_and_no_more(precision, monkeypatch):
+    """It would become minus infinity, and a row of these NaN behind a softmax."""
+    monkeypatch.setenv("FORCE_BF16", "1")
+    monkeypatch.setenv("FORCE_FP16", "1")
+    drawn = np.random.default_rng(0)
+    weight, data = drawn.random((8, 8), np.float32), drawn.random((4, 8), np.float32)
+    mask = np.finfo(np.float32).min * np.array([[0], [1], [0], [1]], np.float32)
+    converter = MixedPrecision()
+    converter.model = tf.function(
+        lambda x: tf.nn.softmax(x @ weight + mask), input_signature=[tf.TensorSpec((4, 8))]
+    ).get_concrete_function()
+    converter.precisions = precision
+    result = converter()
+    assert result.plan.counts()[precision] >= 2
+    np.testing.assert_allclose(result(data), converter.model(data), atol=0.02)
+
+
+def test_outputs_that_are_further_results_of_an_op(monkeypatch):
+    monkeypatch.setenv("FORCE_BF16", "1")
+    graph = tf.Graph()
+    with graph.as_default():
+        fed = tf.compat.v1.placeholder(tf.float32, [4, 8], name="x")
+        product = tf.matmul(fed, tf.eye(8), name="product")
+        tf.nn.top_k(product, 3, name="top")
+        tf.split(product, 2, 1, name="half")
+    converter = MixedPrecision()
+    converter.model, converter.precisions = graph.as_graph_def(), "bf16"
+    converter.inputs, converter.outputs = ["x"], ["top:0", "top:1", "half:1"]
+    data = np.arange(32, dtype=np.float32).reshape(4, 8)  # exact in BF16
+    largest, places, half = converter()(data)
+    np.testing.assert_array_equal(largest, data[:, :4:-1])
+    np.testing.assert_array_equal(places, [[7, 6, 5]] * 4)
+    np.testing.assert_array_equal(half, data[:, 4:])

@@ -173,6 +173,18 @@ def test_branches_run_in_either_direction(sign, precision, adaptor, converted):
     near(run(data), adaptor.predict(converted(run, data, precision), data), 30)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_branches_that_hold_constants_of_their_own(sign, adaptor, converted):
+    first, second = values(8, 8), tf.constant(values(8, 8))
+
+    @tf.function(input_signature=[tf.TensorSpec([4, 8], name="x")])
+    def run(x):
+        return tf.cond(tf.reduce_sum(x) > 0, lambda: x @ first, lambda: tf.exp(x @ second)) @ first
+
+    data = values(4, 8) + sign
+    near(run(data), adaptor.predict(converted(run, data, BF16), data), 30)
+
+
 def test_results_of_several_types(adaptor):
     data = values(5, 8)
     picked = tf.function(lambda z: tf.gather(z, tf.argsort(z[:, 0])))
