@@ -49,6 +49,12 @@ def front(problem: Assignment) -> list[Point]:
     return [fastest, *_between(best, fastest, harmless), harmless]
 
 
+def chord(faster: Point, safer: Point) -> float | None:
+    """The weight at which two points are equally good; None if one is better in every way."""
+    time, harm = safer.time - faster.time, faster.harm - safer.harm
+    return time / harm if time > 0 and harm > 0 else None
+
+
 def _is_better(point: Point, than: Point) -> bool:
     return point.harm <= than.harm and point.time <= than.time * (1 + _ROUNDING)
 
@@ -58,13 +64,12 @@ def _between(best: Callable[[float], Point], faster: Point, safer: Point) -> Ite
     waiting = [(faster, safer)]
     while waiting:
         left, right = waiting.pop()
-        time, harm = right.time - left.time, left.harm - right.harm
-        if time > 0 and harm > 0:
-            weight = time / harm
+        weight = chord(left, right)
+        if weight is not None:
             found = best(weight)
             gain = (left.time + weight * left.harm) - (found.time + weight * found.harm)
             new = found.levels not in (left.levels, right.levels)
-            if new and gain > _ROUNDING * (time + weight * harm):
+            if new and gain > 2 * _ROUNDING * (right.time - left.time):
                 waiting += [(found, right), (left, found)]
                 continue
         if left is not faster:

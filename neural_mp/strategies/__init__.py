@@ -6,20 +6,21 @@ from importlib import metadata
 
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
-from neural_mp.strategies.basic import Basic
 
 #: Where third parties announce strategies of their own.
 ENTRY_POINT_GROUP = "neural_mp.strategies"
 
 #: What is used where the user names none.
-DEFAULT = Basic.name
-
-_OWN: tuple[type[Strategy], ...] = (Basic,)
+DEFAULT = "basic"
 
 
 def strategy_classes() -> dict[str, type[Strategy]]:
     """Name → strategy."""
-    found: dict[str, type[Strategy]] = {strategy.name: strategy for strategy in _OWN}
+    # Not at the top: they import what takes long, and a search is still far off.
+    from neural_mp.strategies.basic import Basic
+    from neural_mp.strategies.mincut import MinimumCut
+
+    found: dict[str, type[Strategy]] = {own.name: own for own in (Basic, MinimumCut)}
     for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
         if entry.name not in found:
             found[entry.name] = entry.load()
