@@ -21,6 +21,9 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 #: So costs are scaled to this sum, and what may not be cut has more than all of them.
 _FINITE, _INFINITE = 2**29, 2**30
 
+#: The share of the whole that counts only where all else is equal.
+_SLIGHT = 1e-5
+
 Node = Hashable
 #: Time and harm.
 Cost = tuple[float, float]
@@ -112,8 +115,8 @@ class Cut:
     def best(self, weight: float) -> dict[Node, int]:
         """Node → level where time + weight · harm is least; of equals, the highest levels.
 
-        With an infinite weight, the least time of all that do least harm. Exact up to the rounding
-        of costs to 2⁻²⁹ of their sum.
+        With an infinite weight, the least time of all that do least harm; with none, the least harm
+        of all that are fastest. Exact up to the rounding of costs to 2⁻²⁹ of their sum.
         """
         if not self.bounds:
             return dict.fromkeys(self.nodes, 0)
@@ -150,12 +153,16 @@ class Cut:
         self._add(*((extra, other) if item.below else (other, extra)), item.cost)
 
     def _costs_at(self, weight: float) -> np.ndarray:
-        if weight != inf:
-            return self.times + weight * self.harms
-        # Times only part what is equal: together they stay below what harms are told apart by.
+        found = np.full(len(self.times), inf)
         finite = np.isfinite(self.times)
-        share = self.harms.sum() / (self.times[finite].sum() or 1.0) * 1e-6
-        return self.harms + np.where(finite, self.times * share, inf)
+        times, harms = self.times[finite], self.harms[finite]
+        if weight == 0:
+            found[finite] = times + harms * _slight(times, harms)
+        elif weight == inf:
+            found[finite] = harms + times * _slight(harms, times)
+        else:
+            found[finite] = times + weight * harms
+        return found
 
     def _low_variables(self, costs: np.ndarray) -> np.ndarray:
         """Which variables are on the side of the source, as few as may be."""
@@ -171,3 +178,8 @@ class Cut:
         found = np.zeros(self.size, bool)
         found[breadth_first_order(left, self.source, return_predecessors=False)] = True
         return found
+
+
+def _slight(main: np.ndarray, other: np.ndarray) -> float:
+    """The weight at which costs only part what is equal in the main ones."""
+    return float(main.sum() or 1.0) / float(other.sum() or 1.0) * _SLIGHT

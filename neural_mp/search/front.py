@@ -39,11 +39,6 @@ def front(problem: Assignment) -> list[Point]:
         return Point(levels, *problem.cost(levels))
 
     harmless, fastest = best(inf), best(0.0)
-    # Of all that are as fast, the one that does least harm: harm counts, but nearly nothing.
-    span = fastest.harm - harmless.harm
-    if span > 0:
-        slight = _ROUNDING * max(harmless.time - fastest.time, fastest.time * _ROUNDING) / span
-        fastest = best(slight)
     if _is_better(harmless, fastest):
         return [harmless]
     return [fastest, *_between(best, fastest, harmless), harmless]
