@@ -119,9 +119,13 @@ class OpGraph:
 
     def consumers(self, name: str) -> tuple[Op, ...]:
         """The ops that read the result of op, or graph input, `name`."""
+        return tuple(self._by_name[consumer] for consumer in self.consumer_names(name))
+
+    def consumer_names(self, name: str) -> Sequence[str]:
+        """Their names alone."""
         if name not in self._consumers:
             self[name]
-        return tuple(self._by_name[consumer] for consumer in self._consumers[name])
+        return self._consumers[name]
 
     @cached_property
     def types(self) -> tuple[str, ...]:

@@ -23,6 +23,8 @@ ALLOW, DENY, INFER, CLEAR = AmpList
 
 #: The sets of rules.
 RULES = ("advanced", "stock")
+#: What a reason calls an op, by its list.
+_WORDS: Mapping[AmpList | None, str] = {None: "on no list", **{kind: kind.name for kind in AmpList}}
 #: How many ops a reason names on the way to where it began.
 _NAMED = 3
 
@@ -137,13 +139,15 @@ class _Painter:
         kinds = {kind: lists.of(kind) for kind in graph.types}
         self.kind = {op.name: kinds[op.type] for op in graph}
         self.above = {op.name: [s for s in op.inputs if s in graph] for op in graph}
-        self.below = {op.name: [reader.name for reader in graph.consumers(op.name)] for op in graph}
+        self.below = {op.name: graph.consumer_names(op.name) for op in graph}
+        #: What spreading sees: nothing, at a boundary.
+        self.seen = {op: None if op in boundaries else kind for op, kind in self.kind.items()}
         self.denied: dict[str, str | None] = {}
         self.allowed: dict[str, str | None] = {}
         self.begins: dict[str, str] = {}
 
     def on(self, name: str, *lists: AmpList) -> bool:
-        return name not in self.boundaries and self.kind[name] in lists
+        return self.seen[name] in lists
 
     def joins(self, name: str, *lists: AmpList) -> bool:
         """Whether 16 bits may spread to an op, by its list."""
@@ -153,7 +157,7 @@ class _Painter:
     def spread(
         self,
         starts: Iterable[str],
-        follow: Sequence[Mapping[str, list[str]]],
+        follow: Sequence[Mapping[str, Sequence[str]]],
         enters: Callable[[str], bool],
         found: dict[str, str | None] | None = None,
     ) -> dict[str, str | None]:
@@ -248,8 +252,7 @@ class _Painter:
         return Paint(kind, Colour.PLAIN, f"{word}, stays out: nothing draws it to 16 bits")
 
     def _word(self, name: str) -> str:
-        kind = self.kind[name]
-        return kind.name if kind else "on no list"
+        return _WORDS[self.kind[name]]
 
     def _way(self, name: str, found: Mapping[str, str | None]) -> str:
         """From where its set began to an op."""
@@ -274,8 +277,8 @@ class _Painter:
         outputs = set(self.graph.outputs)
         for source in (*self.graph.inputs, *(op.name for op in self.graph)):
             narrow = source in self.allowed
-            readers = self.graph.consumers(source)
-            differs = any((reader.name in self.allowed) != narrow for reader in readers)
+            readers = self.graph.consumer_names(source)
+            differs = any((reader in self.allowed) != narrow for reader in readers)
             count += differs or (narrow and source in outputs)
         return count
 
