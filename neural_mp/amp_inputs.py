@@ -8,6 +8,7 @@ from typing import Any
 
 from neural_mp.adaptors.base import Adaptor
 from neural_mp.amp import (
+    PREFIXES,
     TENSORFLOW_PREFIXES,
     AmpSettings,
     AutoMixedPrecisionOptions,
@@ -55,7 +56,7 @@ def with_data_type(
     origin = amp.origins["data_type"]
     if explicit is not None and wanted not in explicit:
         words = ",".join(map(str, explicit))
-        if origin.isupper():  # a variable, which counts less than what is said of precisions
+        if origin.startswith(PREFIXES):  # a variable counts less than what is said of precisions
             warnings.append(f"{origin} asks for {wanted}, but precisions are {words}; it is left")
             return explicit
         raise ConfigurationError(
@@ -96,6 +97,8 @@ def _known(
 
     Variables that were made for TensorFlow may be set for it, and another framework be at work.
     """
+    if not edits:
+        return ()  # to list all op types takes a framework a while
     known = adaptor.op_types()
     foreign = [
         edit

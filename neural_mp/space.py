@@ -121,6 +121,10 @@ class TuningSpace:
             if not config.precision.is_16_bit or self._begins(name, config.precision)
         )
 
+    def choice(self, name: str, precision: Precision) -> OpConfig | None:
+        """The best of an op's choices in a precision; None if it has none there."""
+        return next((c for c in self.choices(name) if c.precision is precision), None)
+
     def _is_product(self, op: Op) -> bool:
         """Whether an op is worth a word even if it cannot but run in FP32."""
         return any(lists.of(op.type) is AmpList.ALLOW for lists in self.lists.values())

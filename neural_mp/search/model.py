@@ -9,10 +9,10 @@ from math import inf
 from neural_mp.flow import QuantizedTensor
 from neural_mp.observations import Observations
 from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import FP32, OpConfig, Precision
+from neural_mp.precision import FP32, Precision
 from neural_mp.search.cut import Assignment, Cost, Node, SharedCost
 from neural_mp.search.front import Point
-from neural_mp.space import TuningSpace
+from neural_mp.space import Capability, TuningSpace
 
 #: Noise power relative to the signal that an op itself adds: rounding errors are evenly spread over
 #: a step, which for floats is 2⁻⁷ (BF16) or 2⁻¹⁰ (FP16) of the number, on average half of that.
@@ -22,8 +22,7 @@ _OWN_NOISE: Mapping[Precision, float] = {
     Precision.FP16: 2.0**-22 / 12,
     Precision.FP32: 0.0,
 }
-#: Where nothing was measured, an op takes time as its values take bits, and one conversion of
-#: a tensor this share of what an op takes.
+#: An op takes time as its values take bits, and one conversion of a tensor this share of it.
 _CONVERSION = 0.05
 #: An emulated precision is right and slow.
 _EMULATED = 1.1
@@ -59,20 +58,11 @@ class CostModel:
         Ops that run in a 16-bit precision only where the ops around them do are left out there:
         they follow.
         """
-        configs: dict[str, OpConfig] = {}
-        for op in self.space.decided:
-            precision = self.levels[levels[op]]
-            chosen = next((c for c in self.space.choices(op) if c.precision is precision), None)
-            if chosen is not None:
-                configs[op] = chosen
-        return PrecisionPlan(configs)
+        chosen = {op: self.space.choice(op, self.levels[levels[op]]) for op in self.space.decided}
+        return PrecisionPlan({op: config for op, config in chosen.items() if config is not None})
 
 
-def cost_model(
-    space: TuningSpace,
-    observations: Observations,
-    seconds: Mapping[str, Mapping[Precision, float]] | None = None,
-) -> CostModel:
+def cost_model(space: TuningSpace, observations: Observations) -> CostModel:
     """Bring together what is known of a space.
 
     The noise of a quantized tensor is paid once, where any op reads it in INT8, or its writer can
@@ -82,48 +72,35 @@ def cost_model(
     Args:
         space: what every op may run in.
         observations: the noise of the tensors.
-        seconds: op → precision → measured time; where it is missing, bits stand for time.
     """
     present = {*space.precisions(), Precision.FP32}
     levels = tuple(sorted(present, key=lambda p: (p.bits, list(Precision).index(p))))
     costs: dict[Node, tuple[Cost, ...]] = {
-        op: tuple(_cost(space, op, precision, seconds or {}) for precision in levels)
+        op: tuple(_cost(space.capabilities[op], precision) for precision in levels)
         for op in space.decided
     }
     shared = _noise_and_conversions(space, observations) if Precision.INT8 in levels else ()
     return CostModel(space, levels, Assignment(costs, tuple(shared)))
 
 
-def _cost(
-    space: TuningSpace,
-    op: str,
-    precision: Precision,
-    seconds: Mapping[str, Mapping[Precision, float]],
-) -> Cost:
-    capability = space.capabilities[op]
+def _cost(capability: Capability, precision: Precision) -> Cost:
     if capability.config(precision) is None:
         return inf, 0.0
-    measured = seconds.get(op, {}).get(precision)
-    if measured is None:
-        share = _EMULATED if precision in capability.emulated else precision.bits / 32
-        measured = share * seconds.get(op, {}).get(Precision.FP32, 1.0)
-    return measured, _OWN_NOISE[precision]
+    time = _EMULATED if precision in capability.emulated else precision.bits / 32
+    return time, _OWN_NOISE[precision]
 
 
 def _noise_and_conversions(space: TuningSpace, observations: Observations) -> Iterator[SharedCost]:
     """All at the bound between INT8, the lowest level, and the others."""
-    decided = set(space.decided)
+    conversion = (_CONVERSION, 0.0)
     for tensor in space.tensors:
-        readers = tuple(op for op in tensor.consumers if op in decided)
-        writers = tuple(op for op in tensor.producers if op in decided)
         noise = observations.noise.get(tensor.name, 0.0)
-        sharing = dict.fromkeys((*readers, *_bound_writers(space, tensor)))
-        yield SharedCost((0.0, noise), 1, tuple(op for op in sharing if op in decided))
-        for writer in writers:
-            yield SharedCost((_CONVERSION, 0.0), 1, readers, below=True, and_not=writer)
-            yield SharedCost((_CONVERSION, 0.0), 1, readers, below=False, and_not=writer)
-        if not writers:
-            yield SharedCost((_CONVERSION, 0.0), 1, readers)
+        yield SharedCost((0.0, noise), 1, _in_noise(space, tensor))
+        for writer in tensor.producers:
+            yield SharedCost(conversion, 1, tensor.consumers, below=True, and_not=writer)
+            yield SharedCost(conversion, 1, tensor.consumers, below=False, and_not=writer)
+        if not tensor.producers:
+            yield SharedCost(conversion, 1, tensor.consumers)
 
 
 def without_noisy_tensors(
@@ -134,14 +111,15 @@ def without_noisy_tensors(
     raised: set[str] = set()
     for tensor in space.tensors:
         if observations.noise.get(tensor.name, 0.0) > threshold:
-            raised.update(tensor.consumers, _bound_writers(space, tensor))
+            raised.update(_in_noise(space, tensor))
     changes = {}
-    for op in raised.intersection(space.decided):
+    for op in raised:
         higher = [c for c in space.choices(op) if c.precision is not Precision.INT8]
         changes[op] = higher[0] if higher else FP32
     return space.fastest_plan().replacing(changes)
 
 
-def _bound_writers(space: TuningSpace, tensor: QuantizedTensor) -> tuple[str, ...]:
-    """The ops that write a tensor and can write it in INT8 only, while they run in it."""
-    return tuple(op for op in tensor.producers if space.graph[op].writes_int8)
+def _in_noise(space: TuningSpace, tensor: QuantizedTensor) -> tuple[str, ...]:
+    """The ops any of which in INT8 has a tensor stored so: readers, and writers of INT8 only."""
+    bound = (op for op in tensor.producers if space.graph[op].writes_int8)
+    return tuple(dict.fromkeys((*tensor.consumers, *bound)))

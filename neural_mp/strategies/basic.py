@@ -103,7 +103,7 @@ def _raised(
     changes: dict[str, OpConfig] = {}
     followers = set()
     for op in ops:
-        choice = next((c for c in space.choices(op) if c.precision is target), None)
+        choice = space.choice(op, target)
         if choice is None and space.capabilities[op].config(target) is not None:
             followers.add(op)
         changes[op] = choice or FP32
@@ -115,6 +115,14 @@ def _low(problem: TuningProblem, plan: PrecisionPlan) -> list[str]:
     return [op for op in problem.space.decided if op in low]
 
 
+def _grouped(space: TuningSpace, ops: Iterable[str]) -> dict[str, list[str]]:
+    """Op type → those of the ops that are of it."""
+    by_type: dict[str, list[str]] = {}
+    for op in ops:
+        by_type.setdefault(space.graph[op].type, []).append(op)
+    return by_type
+
+
 def _by_type(
     problem: TuningProblem, base: PrecisionPlan, target: Precision
 ) -> Generator[list[PrecisionPlan], list[Trial], frozenset[str]]:
@@ -123,10 +131,7 @@ def _by_type(
     Types that only follow others in 16 bits are among them.
     """
     space = problem.space
-    by_type: dict[str, list[str]] = {}
-    movable = [*_low(problem, base), *_followers(problem, base, target)]
-    for op in movable:
-        by_type.setdefault(space.graph[op].type, []).append(op)
+    by_type = _grouped(space, [*_low(problem, base), *_followers(problem, base, target)])
     for ops in sorted(by_type.values(), key=len):
         plan = _raised(space, base, ops, target)
         if not _low(problem, plan):
@@ -141,9 +146,7 @@ def _by_several_types(
     problem: TuningProblem, base: PrecisionPlan, target: Precision
 ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
     """All types that only follow, at once; those that need not go back one by one, if that met."""
-    by_type: dict[str, list[str]] = {}
-    for op in _followers(problem, base, target):
-        by_type.setdefault(problem.space.graph[op].type, []).append(op)
+    by_type = _grouped(problem.space, _followers(problem, base, target))
     if len(by_type) < 2:
         return False
 

@@ -39,25 +39,25 @@ class MinimumCut(Strategy):
         if Precision.INT8 not in problem.space.precisions():
             yield from Basic().search(problem)
             return
-        model = cost_model(problem.space, problem.observations)
-        fastest = problem.space.fastest_plan()
+        space, model = problem.space, cost_model(problem.space, problem.observations)
+        fastest = space.fastest_plan()
         (trial,) = yield [fastest]
         if trial.met:
             return
         cut = Cut(model.assignment)
         missed, met = model.point(fastest), model.at(cut.best(inf))
-        tried = {problem.space.resolve(fastest)}
-        plan: PrecisionPlan | None = without_noisy_tensors(model, problem.observations, _NOISY)
+        tried = {space.resolve(fastest)}
+        guess = without_noisy_tensors(model, problem.observations, _NOISY)
+        known = space.resolve(guess) in tried
+        plan = _between(model, cut, missed, met) if known else guess
         for _ in range(1 + _STEPS):
-            if plan is None or problem.space.resolve(plan) in tried:
-                plan = _between(model, cut, missed, met)
-            if plan is None or problem.space.resolve(plan) in tried or not _keeps_some(plan):
+            if plan is None or not _keeps_some(plan) or (resolved := space.resolve(plan)) in tried:
                 return
-            tried.add(problem.space.resolve(plan))
+            tried.add(resolved)
             (trial,) = yield [plan]
             point = model.point(plan)
             missed, met = (missed, point) if trial.met else (point, met)
-            plan = None
+            plan = _between(model, cut, missed, met)
 
 
 def _between(model: CostModel, cut: Cut, missed: Point, met: Point) -> PrecisionPlan | None:
