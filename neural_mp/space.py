@@ -161,6 +161,32 @@ class TuningSpace:
         """
         return tuple(dict.fromkeys(tensor.ops for tensor in self.tensors))
 
+    def stored_by(self, tensor: QuantizedTensor) -> tuple[str, ...]:
+        """The ops any of which in INT8 has a tensor stored so: readers, and writers of INT8 only.
+
+        Its noise is gone when all of them are in a higher precision, and not before.
+        """
+        bound = (op for op in tensor.producers if self.graph[op].writes_int8)
+        return tuple(dict.fromkeys((*tensor.consumers, *bound)))
+
+    @cached_property
+    def decisions(self) -> tuple[tuple[str, ...], ...]:
+        """The decided ops, those together that read one quantized tensor: one decision each.
+
+        In the graph's order, by the first of each.
+        """
+        group: dict[str, list[str]] = {op: [op] for op in self.decided}
+        for tensor in self.tensors:
+            first, *others = tensor.consumers or ("",)
+            for op in others:
+                if group[op] is not group[first]:
+                    group[first].extend(group[op])
+                    for moved in group[op]:
+                        group[moved] = group[first]
+        position = {op: index for index, op in enumerate(self.decided)}
+        groups = {id(ops): tuple(sorted(ops, key=position.__getitem__)) for ops in group.values()}
+        return tuple(sorted(groups.values(), key=lambda ops: position[ops[0]]))
+
     def precisions(self) -> tuple[Precision, ...]:
         """All precisions that some decided op can run in."""
         found = {p for op in self.decided for p in self.capabilities[op].precisions}

@@ -14,6 +14,8 @@ class Outcome(str, Enum):
 
     MET = "met"
     MISSED = "missed"
+    SLOW = "slow"  #: met the target, but runs slower than FP32, and speed is what is wanted
+    PRUNED = "pruned"  #: was lost already when its evaluation was stopped
     FAILED = "failed"
 
     def __str__(self) -> str:
@@ -27,7 +29,8 @@ class Trial:
     Attributes:
         plan: what was tried.
         outcome: whether it met the accuracy target, missed it, or failed with an error.
-        accuracy: the user's metric; None if the trial failed or nothing could be evaluated.
+        accuracy: the user's metric; None if the trial failed or nothing could be evaluated; on the
+            data seen until then, if it was pruned.
         loss: how much worse than the FP32 baseline, in the criterion's own terms (a share for a
             relative criterion, an amount for an absolute one); negative is better than FP32.
         objectives: objective name → value, smaller is better: `performance` in seconds a batch,
@@ -48,8 +51,13 @@ class Trial:
 
     @property
     def met(self) -> bool:
-        """Whether the plan meets the target."""
+        """Whether the plan meets the target, and is no slower than FP32 where speed is wanted."""
         return self.outcome is Outcome.MET
+
+    @property
+    def accurate(self) -> bool:
+        """Whether the plan meets the accuracy target, however slow it is."""
+        return self.outcome in (Outcome.MET, Outcome.SLOW)
 
     @property
     def harm(self) -> float:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 
-from neural_mp.flow import QuantizedTensor
 from neural_mp.observations import Observations
 from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import FP32, Precision
@@ -95,7 +94,7 @@ def _noise_and_conversions(space: TuningSpace, observations: Observations) -> It
     conversion = (_CONVERSION, 0.0)
     for tensor in space.tensors:
         noise = observations.noise.get(tensor.name, 0.0)
-        yield SharedCost((0.0, noise), 1, _in_noise(space, tensor))
+        yield SharedCost((0.0, noise), 1, space.stored_by(tensor))
         for writer in tensor.producers:
             yield SharedCost(conversion, 1, tensor.consumers, below=True, and_not=writer)
             yield SharedCost(conversion, 1, tensor.consumers, below=False, and_not=writer)
@@ -111,15 +110,9 @@ def without_noisy_tensors(
     raised: set[str] = set()
     for tensor in space.tensors:
         if observations.noise.get(tensor.name, 0.0) > threshold:
-            raised.update(_in_noise(space, tensor))
+            raised.update(space.stored_by(tensor))
     changes = {}
     for op in raised:
         higher = [c for c in space.choices(op) if c.precision is not Precision.INT8]
         changes[op] = higher[0] if higher else FP32
     return space.fastest_plan().replacing(changes)
-
-
-def _in_noise(space: TuningSpace, tensor: QuantizedTensor) -> tuple[str, ...]:
-    """The ops any of which in INT8 has a tensor stored so: readers, and writers of INT8 only."""
-    bound = (op for op in tensor.producers if space.graph[op].writes_int8)
-    return tuple(dict.fromkeys((*tensor.consumers, *bound)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 
 from neural_mp.errors import ConfigurationError, did_you_mean
-from neural_mp.strategies.base import Search, Strategy, TuningProblem
+from neural_mp.strategies.base import Probe, Search, Strategy, TuningProblem
 
 #: Where third parties announce strategies of their own.
 ENTRY_POINT_GROUP = "neural_mp.strategies"
@@ -39,4 +39,12 @@ def strategy_named(name: str) -> Strategy:
     return known[name]()
 
 
-__all__ = ["DEFAULT", "Search", "Strategy", "TuningProblem", "strategy_classes", "strategy_named"]
+__all__ = [
+    "DEFAULT",
+    "Probe",
+    "Search",
+    "Strategy",
+    "TuningProblem",
+    "strategy_classes",
+    "strategy_named",
+]

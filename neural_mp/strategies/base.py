@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from neural_mp.observations import Observations
@@ -17,6 +17,34 @@ from neural_mp.trial import Trial
 Search = Generator[list[PrecisionPlan], list[Trial], None]
 
 
+class Probe:
+    """What can be measured beyond calibration, without spending an evaluation.
+
+    It is taken when first asked for, and kept with the run. This one knows nothing: what a strategy
+    finds unknown it must do without.
+    """
+
+    def output_noise(self, plan: PrecisionPlan) -> float | None:
+        """The power of a plan's errors at the outputs, as a share of FP32's outputs' power.
+
+        On a few calibration samples; infinite for a plan that cannot be converted or gives NaN.
+        None where nothing can be measured, or what may be spent on it is.
+        """
+        return None
+
+    def op_seconds(self) -> Mapping[str, Mapping[Precision, float]]:
+        """Op → precision → seconds of one run, for what was measured; may be empty."""
+        return {}
+
+    def weight_sensitivity(self) -> Mapping[str, float]:
+        """Op → harm of rounding its weight to INT8, by second derivatives (HAWQ-V2).
+
+        Raises:
+            ConversionError: the framework has no gradients.
+        """
+        return {}
+
+
 @dataclass(frozen=True)
 class TuningProblem:
     """What a strategy is given.
@@ -26,12 +54,16 @@ class TuningProblem:
         observations: what calibration saw.
         precisions: what the user asked for, FP32 aside.
         seed: for strategies that draw at random.
+        objectives: what is made small → its weight: `performance`, `footprint`, `modelsize`.
+        probe: what else can be measured.
     """
 
     space: TuningSpace
     observations: Observations
     precisions: tuple[Precision, ...]
     seed: int = 0
+    objectives: Mapping[str, float] = field(default_factory=lambda: {"performance": 1.0})
+    probe: Probe = field(default_factory=Probe)
 
 
 class Strategy(ABC):
@@ -45,4 +77,7 @@ class Strategy(ABC):
 
         The generator returns when it cannot hope for a better plan. It need not remember what it
         tried before: the tuner answers a repeated plan from history.
+
+        What it proposes follows from the problem, the seed and the trials alone, so that a run that
+        was cut off proposes the same again.
         """
