@@ -13,6 +13,22 @@ Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
+class Channels:
+    """What the channels of one tensor held, one number a channel, in the tensor's own units.
+
+    Attributes:
+        low, high: the smallest and the largest value.
+        power: the mean square.
+        mean: the mean.
+    """
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    power: tuple[float, ...]
+    mean: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Observations:
     """Ranges and scores of the tensors that may be quantized.
 
@@ -22,15 +38,20 @@ class Observations:
             per channel and averaged over channels: 0 is lossless, 1 means the quantized tensor
             says nothing about a typical channel.
         samples: how many samples were seen.
+        channels: tensor name → its channels, of those with so much noise that repairing them may
+            be worth it.
+        repaired: tensor name → repair (see `neural_mp.precision.REPAIRS`) → what the noise becomes.
     """
 
     ranges: Mapping[str, Mapping[str, Range]] = field(default_factory=dict)
     noise: Mapping[str, float] = field(default_factory=dict)
     samples: int = 0
+    channels: Mapping[str, Channels] = field(default_factory=dict)
+    repaired: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ranges", MappingProxyType(dict(self.ranges)))
-        object.__setattr__(self, "noise", MappingProxyType(dict(self.noise)))
+        for name in ("ranges", "noise", "channels", "repaired"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, dicts and numbers, as written to YAML or JSON."""
@@ -43,6 +64,11 @@ class Observations:
                 for tensor, by in self.ranges.items()
             },
             "noise": {tensor: float(noise) for tensor, noise in self.noise.items()},
+            "channels": {
+                tensor: {name: list(values) for name, values in vars(channels).items()}
+                for tensor, channels in self.channels.items()
+            },
+            "repaired": {tensor: dict(by) for tensor, by in self.repaired.items()},
         }
 
     @classmethod
@@ -53,8 +79,8 @@ class Observations:
             PlanError: a range is not a pair of numbers.
         """
         _require_mapping("observations", data)
-        _require_mapping("the ranges in observations", data.get("ranges") or {})
-        _require_mapping("the noise in observations", data.get("noise") or {})
+        for part in ("ranges", "noise", "channels", "repaired"):
+            _require_mapping(f"the {part} in observations", data.get(part) or {})
         ranges: dict[str, dict[str, Range]] = {}
         for tensor, by_algorithm in (data.get("ranges") or {}).items():
             _require_mapping(f"the ranges of tensor {tensor!r}", by_algorithm)
@@ -69,7 +95,26 @@ class Observations:
                     ) from None
                 ranges[str(tensor)][str(algorithm)] = (low, high)
         noise = {str(tensor): float(value) for tensor, value in (data.get("noise") or {}).items()}
-        return cls(ranges, noise, int(data.get("samples", 0)))
+        channels = {
+            str(tensor): _channels_from(str(tensor), by)
+            for tensor, by in (data.get("channels") or {}).items()
+        }
+        repaired = {
+            str(tensor): {str(repair): float(value) for repair, value in by.items()}
+            for tensor, by in (data.get("repaired") or {}).items()
+        }
+        return cls(ranges, noise, int(data.get("samples", 0)), channels, repaired)
+
+
+def _channels_from(tensor: str, data: Any) -> Channels:
+    try:
+        found = Channels(**{name: tuple(map(float, values)) for name, values in data.items()})
+    except (AttributeError, TypeError, ValueError):
+        found = None
+    if found is None or len({len(values) for values in vars(found).values()}) != 1:
+        words = ", ".join(Channels.__dataclass_fields__)
+        raise PlanError(f"the channels of tensor {tensor!r} must be lists of one length: {words}")
+    return found
 
 
 def _require_mapping(what: str, value: Any) -> None:

@@ -162,13 +162,15 @@ def _read_document(text: str, origin: str) -> dict[str, Any]:
 
 
 def _config_to_plain(config: OpConfig) -> Any:
-    if config.weight is None and config.activation is None:
+    if config == OpConfig(config.precision):
         return config.precision.value
     entry = {"precision": config.precision.value}
     if config.weight is not None:
         entry["weight"] = str(config.weight)
     if config.activation is not None:
         entry["activation"] = str(config.activation)
+    if config.repairs:
+        entry["repairs"] = " ".join(config.repairs)
     return entry
 
 
@@ -179,16 +181,17 @@ def _config_from_plain(op: str, entry: Any) -> OpConfig:
         raise PlanError(
             f"op {op!r}: expected a precision such as 'fp32' or a mapping with one, got {entry!r}"
         )
-    unknown = set(entry) - {"precision", "weight", "activation"}
+    unknown = set(entry) - {"precision", "weight", "activation", "repairs"}
     if unknown:
         raise PlanError(f"op {op!r}: unknown key {sorted(map(str, unknown))[0]!r}")
     try:
         (precision,) = parse_precisions(entry["precision"])
+        repairs = tuple(str(entry.get("repairs") or "").split())
         specs = {
             key: QuantSpec.parse(entry[key]) for key in ("weight", "activation") if entry.get(key)
         }
+        return OpConfig(precision, **specs, repairs=repairs)
     except (UnknownPrecisionError, PlanError) as error:
         raise PlanError(f"op {op!r}: {error}") from None
     except ValueError:
         raise PlanError(f"op {op!r}: give one precision, got {entry['precision']!r}") from None
-    return OpConfig(precision, **specs)

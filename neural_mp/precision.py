@@ -133,6 +133,15 @@ class QuantSpec:
         return cls(**found)
 
 
+#: What can mend the numbers of an INT8 layer instead of giving up the precision; each changes
+#: weights before they are rounded, and nothing about what the model computes in FP32.
+REPAIRS: Mapping[str, str] = {
+    "equalize": "channels scaled between this layer and the one before, by their weights",
+    "smooth": "channels scaled between this layer and what is before, by the values and weights",
+    "bias_correction": "the mean of what rounding the weight changes, taken off the bias",
+}
+
+
 @dataclass(frozen=True)
 class OpConfig:
     """What one op runs in.
@@ -142,11 +151,21 @@ class OpConfig:
         weight: for INT8, how its weight is quantized.
         activation: for INT8, how the tensors it reads are quantized; None with a `weight` leaves
             them as they are. INT8 with neither stands for the best form that the op has.
+        repairs: for INT8, names of `REPAIRS`, in their order.
     """
 
     precision: Precision
     weight: QuantSpec | None = None
     activation: QuantSpec | None = None
+    repairs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.repairs:
+            if name not in REPAIRS:
+                raise PlanError(f"there is no repair {name!r}{did_you_mean(name, REPAIRS)}")
+        if self.repairs and self.precision is not Precision.INT8:
+            raise PlanError(f"{self.repairs[0]!r} repairs INT8; {self.precision} needs none")
+        object.__setattr__(self, "repairs", tuple(n for n in REPAIRS if n in self.repairs))
 
     @property
     def approach(self) -> str | None:
@@ -158,9 +177,12 @@ class OpConfig:
         return "static" if self.weight is None else "weight_only"
 
     def __str__(self) -> str:
+        words = list(self.repairs)
         if self.activation is not None:
-            return f"{self.precision} ({self.activation.algorithm})"
-        return f"{self.precision} (weight only)" if self.weight is not None else str(self.precision)
+            words.insert(0, self.activation.algorithm)
+        elif self.weight is not None:
+            words.insert(0, "weight only")
+        return f"{self.precision} ({', '.join(words)})" if words else str(self.precision)
 
 
 #: The ways of INT8: ranges fixed by calibration, found on every run, or of weights only.

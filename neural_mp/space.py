@@ -317,9 +317,9 @@ class TuningSpace:
         if config.precision is not Precision.INT8:
             return OpConfig(config.precision)
         if config.weight is None and config.activation is None:
-            return best
+            return replace(best, repairs=config.repairs)
         filled = replace(config, weight=config.weight or best.weight)
-        if filled not in capability.configs:
+        if replace(filled, repairs=()) not in capability.configs:
             raise PlanError(
                 f"op {name!r} ({op.type}) has no INT8 form with {_words(filled)}; "
                 f"the nearest is {_words(best)}"

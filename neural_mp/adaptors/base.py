@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from neural_mp.adaptors.rescaling import Layer, LayerChange
 from neural_mp.amp import FourLists, canonical_lists
 from neural_mp.errors import ConversionError
 from neural_mp.graph import OpGraph
@@ -110,6 +111,21 @@ class Adaptor(ABC):
         Raises:
             ConversionError: a quantized tensor was never observed, or the framework refuses.
         """
+
+    def layers(self, model: Model) -> Mapping[str, Layer]:
+        """Op → its constants, of layers and normalizations that can be repaired; none by default.
+
+        Layers are those with INT8 kernels and a weight; weights are read only when asked for.
+        """
+        return {}
+
+    def with_layers(self, model: Model, changes: Mapping[str, LayerChange]) -> Model:
+        """The model with other constants in some of its `layers`; the model given is untouched."""
+        raise ConversionError(f"{self.framework} models have no layers that can be repaired")
+
+    def channel_keepers(self, model: Model) -> Collection[str]:
+        """The ops that only move values, and leave every channel where it is; none by default."""
+        return ()
 
     @abstractmethod
     def predict(self, model: Model, inputs: Any) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neural_mp.errors import ConversionError
-from neural_mp.observations import Observations, Range
+from neural_mp.observations import Channels, Observations, Range
 from neural_mp.precision import RANGE_ALGORITHMS
 
 #: Values kept of one tensor, over all batches.
@@ -30,6 +30,9 @@ _SHARES = np.linspace(1.0, 0.05, 96)
 #: Of those, every how many-th is tried first where all would take too long.
 _COARSE = 8
 _KL_BINS = 2048
+#: Of tensors with more noise than this, but of so many at most, the channels are kept: numbers by
+#: the thousand, in every file that holds observations.
+_WORTH_REPAIR, _REPAIRED = 0.01, 32
 #: The logarithm of an empty level would be infinite.
 _LEAST_SHARE = 1e-12
 
@@ -67,29 +70,49 @@ class TensorStatistics:
     low: float = np.inf
     high: float = -np.inf
     _power: Floats | None = None
+    _extremes: tuple[Floats, Floats] | None = None
+    _mean: Floats | None = None
     _count: int = 0
     _sample: Floats = field(default_factory=lambda: np.empty(0, np.float32))
     _stride: int = 1
     _batches: int = 0
 
     def update(
-        self, low: float, high: float, channel_power: Floats, count: int, sample: Floats
+        self,
+        low: float | Floats,
+        high: float | Floats,
+        channel_power: Floats,
+        count: int,
+        sample: Floats,
+        mean: Floats | None = None,
     ) -> None:
         """Take in one batch.
 
         Args:
-            low: the smallest value.
-            high: the largest value.
+            low: the smallest value, of all or of every channel, shape [channels].
+            high: the largest value, likewise.
             channel_power: mean square of every channel, shape [channels].
             count: how many values a channel has in this batch.
             sample: at most `SAMPLES_PER_BATCH` values drawn from all over the batch.
+            mean: mean of every channel, shape [channels]; without it, and extremes of every
+                channel, nothing of the tensor can be repaired.
         """
-        self.low, self.high = min(self.low, low), max(self.high, high)
+        self.low, self.high = min(self.low, float(np.min(low))), max(self.high, float(np.max(high)))
+        known = mean is not None and np.shape(low) == np.shape(high) == channel_power.shape
+        extremes = (np.asarray(low, np.float64), np.asarray(high, np.float64)) if known else None
         if self._power is None or self._power.shape != channel_power.shape:
             self._power, self._count = channel_power.astype(np.float64), count
+            self._extremes = extremes
+            self._mean = None if mean is None else mean.astype(np.float64)
         else:
             total = self._count + count
             self._power += (channel_power - self._power) * (count / total)
+            if extremes is not None and self._extremes is not None and self._mean is not None:
+                self._extremes = (
+                    np.minimum(self._extremes[0], extremes[0]),
+                    np.maximum(self._extremes[1], extremes[1]),
+                )
+                self._mean += (np.asarray(mean) - self._mean) * (count / total)
             self._count = total
         if self._batches % self._stride == 0:
             self._sample = np.concatenate([self._sample, np.ravel(sample)])
@@ -112,13 +135,15 @@ class TensorStatistics:
         smaller than a step is lost whole, which counts as 1. Averaging ratios, not energies,
         keeps one large channel from hiding the many it drowns.
         """
-        if self._power is None:
-            return 0.0
-        live = self._power[self._power > 0]
-        if not live.size:
-            return 0.0
-        scale, _ = affine_parameters(self.low, self.high)
-        return float(np.minimum(1.0, scale**2 / 12 / live).mean())
+        return 0.0 if self._power is None else channel_noise(self.low, self.high, self._power)
+
+    @property
+    def channels(self) -> Channels | None:
+        """What every channel held; None where it was not looked at."""
+        if self._power is None or self._extremes is None or self._mean is None:
+            return None
+        values = (*self._extremes, self._power, self._mean)
+        return Channels(*(tuple(map(_rounded, array.tolist())) for array in values))
 
     def ranges(self) -> dict[str, Range]:
         """The range every calibration algorithm chooses."""
@@ -130,6 +155,26 @@ class TensorStatistics:
             "mse": lambda: _mse(self._sample, full),
         }
         return {name: choosers[name]() for name in RANGE_ALGORITHMS}
+
+
+def channel_noise(low: float, high: float, power: Floats) -> float:
+    """Noise-to-signal ratio of 8-bit quantization over [low, high], averaged over channels.
+
+    Args:
+        low: where the range begins.
+        high: where it ends.
+        power: mean square of every channel, shape [channels].
+    """
+    live = power[power > 0]
+    if not live.size:
+        return 0.0
+    scale, _ = affine_parameters(low, high)
+    return float(np.minimum(1.0, scale**2 / 12 / live).mean())
+
+
+def _rounded(value: float) -> float:
+    """Six digits, for files."""
+    return float(f"{value:.6g}")
 
 
 def summarize(statistics: dict[str, TensorStatistics], samples: int) -> Observations:
@@ -144,10 +189,14 @@ def summarize(statistics: dict[str, TensorStatistics], samples: int) -> Observat
                 f"tensor {name!r} holds NaN or Inf on the calibration data; "
                 f"check the model and its inputs before quantizing it"
             )
+    noise = {name: found.noise for name, found in statistics.items()}
+    worst = sorted((n for n in noise if noise[n] > _WORTH_REPAIR), key=lambda n: -noise[n])
+    channels = {name: statistics[name].channels for name in worst[:_REPAIRED]}
     return Observations(
         {name: found.ranges() for name, found in statistics.items()},
-        {name: found.noise for name, found in statistics.items()},
+        noise,
         samples,
+        {name: found for name, found in channels.items() if found is not None},
     )
 
 

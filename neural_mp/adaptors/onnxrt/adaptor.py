@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from neural_mp.adaptors.base import Adaptor, ConversionCounts
+from neural_mp.adaptors.rescaling import Layer, LayerChange
 from neural_mp.flow import observable_tensors
 from neural_mp.graph import OpGraph
 from neural_mp.hardware import Hardware
@@ -113,8 +114,10 @@ class OnnxRuntimeAdaptor(Adaptor):
         """Integer kernels, 16-bit types, and conversions where they meet."""
         from neural_mp.adaptors.onnxrt.convert import convert
         from neural_mp.adaptors.ranges import quantized_ranges
+        from neural_mp.adaptors.repair import repaired
 
         resolved = space.resolve(plan)
+        model, observations = repaired(self, model, resolved, observations, space)
         flow = space.flow(resolved)
         if set(flow.precisions.values()) <= {Precision.FP32}:
             return model
@@ -128,6 +131,18 @@ class OnnxRuntimeAdaptor(Adaptor):
             counts=written.counts,
             _runners={},
         )
+
+    def layers(self, model: OnnxModel) -> Mapping[str, Layer]:
+        """Convolutions, products with constant matrices, layer norms."""
+        from neural_mp.adaptors.onnxrt.rescale import layers
+
+        return layers(model)
+
+    def with_layers(self, model: OnnxModel, changes: Mapping[str, LayerChange]) -> OnnxModel:
+        """See the contract."""
+        from neural_mp.adaptors.onnxrt.rescale import with_layers
+
+        return with_layers(model, changes)
 
     def predict(self, model: OnnxModel, inputs: Any) -> Any:
         """Outputs as arrays."""

@@ -84,16 +84,19 @@ def _reduce(statistics: TensorStatistics, array: Array, second: bool) -> None:
     if second and array.ndim > 1:
         shaped = array.reshape(*array.shape[:2], -1)
         power = np.einsum("bcx,bcx->c", shaped, shaped)
+        rest: tuple[int, ...] = (0, 2)
     else:
         shaped = array.reshape(-1, array.shape[-1] if array.ndim > 1 else 1)
         power = np.einsum("xc,xc->c", shaped, shaped)
+        rest = (0,)
     count = array.size // len(power)
     statistics.update(
-        float(flat.min()),
-        float(flat.max()),
+        shaped.min(axis=rest),
+        shaped.max(axis=rest),
         power / count,
         count,
         flat[(sample_shares() * flat.size).astype(np.int64)],
+        shaped.mean(axis=rest),
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neural_mp.adaptors.base import Adaptor, ConversionCounts
+from neural_mp.adaptors.rescaling import Layer, LayerChange
 from neural_mp.flow import observable_tensors
 from neural_mp.graph import OpGraph
 from neural_mp.hardware import Hardware
@@ -104,8 +105,10 @@ class PyTorchAdaptor(Adaptor):
         from neural_mp.adaptors.pytorch.model import Part, finish, shallow_copy
         from neural_mp.adaptors.pytorch.quantize import insert_quantization
         from neural_mp.adaptors.ranges import quantized_ranges
+        from neural_mp.adaptors.repair import repaired
 
         resolved = space.resolve(plan)
+        model, observations = repaired(self, model, resolved, observations, space)
         flow = space.flow(resolved)
         ranges = quantized_ranges(space.graph, flow, resolved, observations)
         parts = {}
@@ -116,6 +119,18 @@ class PyTorchAdaptor(Adaptor):
             finish(portable)
             parts[path] = Part(portable, runnable_form(portable), part.example)
         return replace(model, parts=parts, original=None)
+
+    def layers(self, model: TorchModel) -> Mapping[str, Layer]:
+        """Convolutions, dense layers, layer norms."""
+        from neural_mp.adaptors.pytorch.rescale import layers
+
+        return layers(model)
+
+    def with_layers(self, model: TorchModel, changes: Mapping[str, LayerChange]) -> TorchModel:
+        """See the contract."""
+        from neural_mp.adaptors.pytorch.rescale import with_layers
+
+        return with_layers(model, changes)
 
     def predict(self, model: TorchModel, inputs: Any) -> Any:
         """Outputs as tensors, or as arrays where the inputs were arrays."""

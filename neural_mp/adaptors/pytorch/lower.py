@@ -104,7 +104,7 @@ def _replace(module: GraphModule, kernel: Kernel) -> None:
             result = graph.call_function(target, (*inside, *behind, *post_op))
         else:
             result = graph.call_function(
-                onednn.qconv_pointwise.default, (*inside, *_geometry(layer), *behind, *post_op)
+                onednn.qconv_pointwise.default, (*inside, *geometry(layer), *behind, *post_op)
             )
     result.meta = {"val": replaced.meta["val"], OP_NAME: layer.meta.get(OP_NAME, layer.name)}
     replaced.replace_all_uses_with(result)
@@ -149,7 +149,7 @@ def _summing_convolution(
             *before,
             accumulator,
             _bias(layer),
-            *_geometry(layer),
+            *geometry(layer),
             *behind,
             scale,
             zero_point,
@@ -193,7 +193,7 @@ def _weights(module: GraphModule, layer: Node) -> tuple[Node, Node, Node]:
         packed = onednn.qlinear_prepack(integers, [rows, shape[-1]])
     else:
         _, scale, zero_point = _source_arguments(layer)
-        packed = onednn.qconv_prepack(integers, scales, scale, zero_point, *_geometry(layer), shape)
+        packed = onednn.qconv_prepack(integers, scales, scale, zero_point, *geometry(layer), shape)
     zeros = torch.zeros(scales.numel(), dtype=torch.long)
     return (
         _buffer(module, f"{layer.name}_packed", packed),
@@ -221,7 +221,7 @@ def _bias(layer: Node) -> Node | None:
     return bias if isinstance(bias, Node) else None
 
 
-def _geometry(layer: Node) -> tuple[list[int], list[int], list[int], int]:
+def geometry(layer: Node) -> tuple[list[int], list[int], list[int], int]:
     """Stride, padding, dilation and groups of a convolution."""
     given = [*layer.args[3:], *[None] * 4][:4]
     names = ("stride", "padding", "dilation", "groups")

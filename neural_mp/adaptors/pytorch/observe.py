@@ -44,7 +44,6 @@ def _is_float(value: Any) -> bool:
 
 def _take(statistics: TensorStatistics, values: torch.Tensor) -> None:
     values = values.reshape(1) if values.ndim == 0 else values
-    low, high = torch.aminmax(values)
     channels = 1 if values.ndim >= 4 else values.ndim - 1
     rest = [axis for axis in range(values.ndim) if axis != channels]
     count = max(1, values.numel() // values.shape[channels])
@@ -56,12 +55,16 @@ def _take(statistics: TensorStatistics, values: torch.Tensor) -> None:
         # Drawn, not strided: a stride falls into step with an axis and sees some channels only.
         draw = torch.Generator().manual_seed(0)
         sample = sample[torch.randint(sample.numel(), (SAMPLES_PER_BATCH,), generator=draw)]
+    low, high, mean = values, values, values
+    if rest:
+        low, high, mean = values.amin(rest), values.amax(rest), values.mean(rest, dtype=torch.float)
     statistics.update(
-        low.item(),
-        high.item(),
+        low.float().numpy(),
+        high.float().numpy(),
         power.numpy(),
         count,
         sample.float().numpy().astype(np.float32),
+        mean.float().numpy(),
     )
 
 

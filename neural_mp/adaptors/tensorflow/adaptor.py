@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from neural_mp.adaptors.base import Adaptor, ConversionCounts
+from neural_mp.adaptors.rescaling import Layer, LayerChange
 from neural_mp.amp import FourLists
 from neural_mp.flow import observable_tensors
 from neural_mp.graph import OpGraph
@@ -118,15 +119,37 @@ class TensorFlowAdaptor(Adaptor):
     ) -> TensorFlowModel:
         """Integer kernels, 16-bit types, and conversions where they meet."""
         from neural_mp.adaptors.ranges import quantized_ranges
+        from neural_mp.adaptors.repair import repaired
         from neural_mp.adaptors.tensorflow.convert import convert
 
         resolved = space.resolve(plan)
+        model, observations = repaired(self, model, resolved, observations, space)
         flow = space.flow(resolved)
         ranges = quantized_ranges(space.graph, flow, resolved, observations)
         written = convert(model, flow, ranges)
         return replace(
             model, graph=written.graph, ops=written.ops, counts=written.counts, original=None
         )
+
+    def layers(self, model: TensorFlowModel) -> Mapping[str, Layer]:
+        """Convolutions, products with constant matrices, normalizations."""
+        from neural_mp.adaptors.tensorflow.rescale import layers
+
+        return layers(model)
+
+    def with_layers(
+        self, model: TensorFlowModel, changes: Mapping[str, LayerChange]
+    ) -> TensorFlowModel:
+        """See the contract."""
+        from neural_mp.adaptors.tensorflow.rescale import with_layers
+
+        return with_layers(model, changes)
+
+    def channel_keepers(self, model: TensorFlowModel) -> Collection[str]:
+        """Reshapings that leave the last axis as it is."""
+        from neural_mp.adaptors.tensorflow.rescale import channel_keepers
+
+        return channel_keepers(model)
 
     def predict(self, model: TensorFlowModel, inputs: Any) -> Any:
         """Outputs as arrays, or as tensors where the inputs were tensors."""

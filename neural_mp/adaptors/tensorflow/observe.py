@@ -37,6 +37,7 @@ class _Reduced:
     power: tf.Tensor
     size: tf.Tensor
     sample: tf.Tensor
+    mean: tf.Tensor
 
     @classmethod
     def of(cls, tensor: tf.Tensor, drawn: tf.Tensor) -> _Reduced:
@@ -52,18 +53,19 @@ class _Reduced:
         flat = ops.Reshape(tensor=values, shape=[-1])
         size = ops.Size(input=flat, out_type=tf.int64)
         places = ops.Mul(x=drawn, y=ops.Cast(x=size, DstT=tf.float64))
-        others = list(range((tensor.shape.rank or 1) - 1))
+        others = tf.constant(list(range((tensor.shape.rank or 1) - 1)), tf.int32)
         return cls(
-            ops.Min(input=flat, axis=[0]),
-            ops.Max(input=flat, axis=[0]),
-            ops.Mean(input=ops.Square(x=values), axis=tf.constant(others, tf.int32)),
+            ops.Min(input=values, axis=others),
+            ops.Max(input=values, axis=others),
+            ops.Mean(input=ops.Square(x=values), axis=others),
             size,
             ops.Gather(params=flat, indices=ops.Cast(x=places, DstT=tf.int64)),
+            ops.Mean(input=values, axis=others),
         )
 
     def names(self) -> list[str]:
         """What to fetch."""
-        return [t.name for t in (self.low, self.high, self.power, self.size, self.sample)]
+        return [tensor.name for tensor in vars(self).values()]
 
 
 def observe(
@@ -86,12 +88,12 @@ def observe(
         for part in _parts(model, feeds):
             found = iter(runner({**part, **weights}, fetches))
             for name in reduced:
-                low, high, power, size, sample = (np.asarray(next(found)) for _ in range(5))
+                low, high, power, size, sample, mean = (np.asarray(next(found)) for _ in range(6))
                 if not size.size or not size:  # it lies in a branch not taken, or is empty
                     continue
-                power = np.atleast_1d(power)
+                low, high, power, mean = map(np.atleast_1d, (low, high, power, mean))
                 taken = statistics.setdefault(name, TensorStatistics())
-                taken.update(float(low), float(high), power, int(size) // len(power), sample)
+                taken.update(low, high, power, int(size) // len(power), sample, mean)
     return summarize(statistics, samples)
 
 

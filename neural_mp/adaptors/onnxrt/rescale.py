@@ -1,0 +1,109 @@
+"""The constants of layers, to be scaled channel by channel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from neural_mp.adaptors.onnxrt.anatomy import LAYERS, Anatomy, anatomy
+from neural_mp.adaptors.onnxrt.model import OnnxModel
+from neural_mp.adaptors.onnxrt.naming import constant, unused
+from neural_mp.adaptors.onnxrt.sessions import array_of
+from neural_mp.adaptors.rescaling import Array, Layer, LayerChange
+
+_NORM = "LayerNormalization"
+
+
+def layers(model: OnnxModel) -> dict[str, Layer]:
+    """Op → its constants."""
+    return _layers(model.anatomy)
+
+
+def _layers(found: Anatomy) -> dict[str, Layer]:
+    made = {name: _layer(found, name, node) for name, node in found.nodes.items()}
+    return {name: layer for name, layer in made.items() if layer is not None}
+
+
+def _layer(found: Anatomy, name: str, node: ir.Node) -> Layer | None:
+    if node.domain or node.op_type not in (*LAYERS, _NORM) or len(node.inputs) < 2:
+        return None
+    value = node.inputs[1]
+    if value is None or value.const_value is None or value.shape is None:
+        return None
+
+    def weight() -> Array:
+        array = array_of(value)
+        assert array is not None
+        return array
+
+    numbers = {key: attribute.value for key, attribute in node.attributes.items()}
+    axes = len(value.shape)
+    if node.op_type == _NORM:
+        biased = len(node.inputs) > 2 and array_of(node.inputs[2]) is not None
+        return Layer(name, weight) if axes == 1 and biased else None
+    if node.op_type == "Conv":
+        return Layer(name, weight, outputs=0, inputs=1, groups=numbers.get("group", 1))
+    if node.op_type == "Gemm":
+        if numbers.get("transA") or numbers.get("alpha", 1) != 1 or numbers.get("beta", 1) != 1:
+            return None
+        across = bool(numbers.get("transB"))
+        return Layer(name, weight, outputs=0 if across else 1, inputs=1 if across else 0)
+    cluster = found.clusters.get(name)
+    if axes != 2 or cluster is None:
+        return None
+    result = str(cluster.steps[-1].name) if cluster.bias is not None else name
+    return Layer(result, weight, outputs=1, inputs=0)
+
+
+def with_layers(model: OnnxModel, changes: Mapping[str, LayerChange]) -> OnnxModel:
+    """The model with other constants in some of its layers."""
+    program = model.program.clone()
+    found = anatomy(program)
+    known = _layers(found)
+    names = {
+        str(value.name)
+        for node in program.graph
+        for value in (*node.inputs, *node.outputs)
+        if value
+    }
+    names.update(program.graph.initializers)
+    for name, change in changes.items():
+        _change(program.graph, found, name, known[name], change, names)
+    return replace(model, program=program, given=None, _runners={})
+
+
+def _change(
+    graph: ir.Graph,
+    found: Anatomy,
+    name: str,
+    layer: Layer,
+    change: LayerChange,
+    names: set[str],
+) -> None:
+    def added(stem: str, value: Array) -> ir.Value:
+        free = unused(f"{name}/repaired/{stem}", names)
+        names.add(free)
+        return constant(graph, free, value)
+
+    node = found.nodes[name]
+    weight = change.weight(layer)
+    node.replace_input_with(1, added("weight", weight))
+    if node.op_type == "MatMul":
+        cluster = found.clusters[name]
+        if cluster.bias is not None:
+            bias = array_of(cluster.bias)
+            assert bias is not None
+            values = change.bias(bias.reshape(-1), bias.size).reshape(bias.shape)
+            step = cluster.steps[-1]
+            step.replace_input_with(list(step.inputs).index(cluster.bias), added("bias", values))
+        return
+    bias = array_of(node.inputs[2]) if len(node.inputs) > 2 else None
+    if bias is None and change.shift is None:
+        return
+    channels = weight.shape[layer.outputs]
+    node.resize_inputs(max(len(node.inputs), 3))
+    if bias is not None:
+        bias = (bias.reshape(-1) + bias.dtype.type(0)).repeat(channels if bias.size == 1 else 1)
+    node.replace_input_with(2, added("bias", change.bias(bias, channels)))

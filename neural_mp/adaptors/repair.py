@@ -1,0 +1,235 @@
+"""Repairs: what can be mended in the numbers of an INT8 layer instead of giving up the precision.
+
+The mathematics is the same for all frameworks; an adaptor says what its layers are made of
+(`Adaptor.layers`) and puts changed constants into a model (`Adaptor.with_layers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from neural_mp.adaptors.base import Adaptor, Model
+from neural_mp.adaptors.calibration import channel_noise
+from neural_mp.adaptors.rescaling import (
+    Array,
+    Layer,
+    LayerChange,
+    Link,
+    find_links,
+    rounded_weight,
+)
+from neural_mp.errors import PlanError
+from neural_mp.graph import OpGraph
+from neural_mp.observations import Channels, Observations
+from neural_mp.plan import PrecisionPlan
+from neural_mp.precision import RANGE_ALGORITHMS, REPAIRS, OpConfig
+from neural_mp.space import TuningSpace
+
+#: How much of the difficulty SmoothQuant moves from values to weights.
+_SMOOTHNESS = 0.5
+#: A channel's scale beyond these limits would take it out of the range of float32.
+_LEAST, _MOST = 1e-12, 1e12
+#: The repairs that scale channels.
+_RESCALING = ("equalize", "smooth")
+
+
+@dataclass(frozen=True)
+class _Network:
+    """A model as far as repairs go."""
+
+    layers: Mapping[str, Layer]
+    links: Mapping[str, Link]
+
+    @classmethod
+    def of(cls, adaptor: Adaptor, model: Model, graph: OpGraph) -> _Network:
+        kinds = {name: kind for kind, names in adaptor.kinds().items() for name in names}
+        layers = adaptor.layers(model)
+        found = find_links(graph, kinds, layers, adaptor.channel_keepers(model))
+        return cls(layers, {reader: link for link in found for reader in link.readers})
+
+    def factors(self, link: Link, repair: str, channels: Channels | None) -> Array | None:
+        """What the readers' input channels are multiplied by; None where that cannot be told.
+
+        `equalize`: Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias
+        Correction", 2019, equation 11. `smooth`: Xiao et al., "SmoothQuant", 2023, equation 4.
+        """
+        writer = self.layers[link.writer]
+        read = [self.layers[name].input_limits() for name in link.readers]
+        written = writer.output_limits()
+        if any(limits.shape != written.shape for limits in read):
+            return None
+        weights = np.max(read, axis=0).astype(np.float64)
+        if repair == "equalize":
+            if writer.inputs is None:
+                return None
+            found = np.sqrt(written / np.maximum(weights, _LEAST))
+        else:
+            if channels is None or len(channels.low) != len(weights):
+                return None
+            values = np.maximum(np.abs(channels.low), np.abs(channels.high))
+            found = values**_SMOOTHNESS / np.maximum(weights, _LEAST) ** (1 - _SMOOTHNESS)
+        dead = (written == 0) | (weights == 0)
+        if dead.all():
+            return None
+        # A channel that says nothing, or is not heard, is left alone.
+        found[dead | ~np.isfinite(found)] = np.median(found[~dead])
+        return np.clip(found, _LEAST, _MOST)
+
+
+def with_repairs(
+    adaptor: Adaptor, model: Model, space: TuningSpace, observations: Observations
+) -> Observations:
+    """Observations that say of every noisy tensor what repairs would make of its noise."""
+    if not observations.channels:
+        return observations
+    network = _Network.of(adaptor, model, space.graph)
+    repaired: dict[str, dict[str, float]] = {}
+    for tensor in space.tensors:
+        channels = observations.channels.get(tensor.name)
+        link = next((network.links[op] for op in tensor.consumers if op in network.links), None)
+        if channels is None or link is None or not set(tensor.consumers) <= set(link.readers):
+            continue
+        for repair in _RESCALING:
+            factors = network.factors(link, repair, channels)
+            if factors is not None and len(factors) == len(channels.low):
+                found = _noise(network, link.readers, factors, channels)
+                repaired.setdefault(tensor.name, {})[repair] = found
+    return replace(observations, repaired=repaired)
+
+
+def _noise(network: _Network, readers: Iterable[str], factors: Array, channels: Channels) -> float:
+    """The noise of a rescaled tensor, and of the weights that have to make up for it."""
+    low, high, power = (
+        np.asarray(values) for values in (channels.low, channels.high, channels.power)
+    )
+    own = channel_noise((low / factors).min(), (high / factors).max(), power / factors**2)
+    return own + max(_weight_noise(network.layers[name], factors, power) for name in readers)
+
+
+def _weight_noise(layer: Layer, factors: Array, power: Array) -> float:
+    """Noise-to-signal ratio of what a layer computes from rounded weights, averaged over outputs.
+
+    Errors and values of different channels are taken to have nothing to do with each other.
+    """
+    matrix = LayerChange(inputs=factors).weight(layer)
+    scaled = replace(layer, weight=lambda: matrix).matrix().astype(np.float64)
+    energy = (power / factors**2).reshape(scaled.shape[0], 1, scaled.shape[2], 1)
+    steps = np.abs(scaled).max(axis=(2, 3)) / 127
+    noise = steps**2 / 12 * (energy * scaled.shape[3]).sum(axis=(2, 3))
+    signal = (scaled**2 * energy).sum(axis=(2, 3))
+    live = signal > 0
+    return float(np.minimum(1.0, noise[live] / signal[live]).mean()) if live.any() else 0.0
+
+
+def repaired(
+    adaptor: Adaptor,
+    model: Model,
+    plan: PrecisionPlan,
+    observations: Observations,
+    space: TuningSpace,
+) -> tuple[Model, Observations]:
+    """The model with the repairs of a plan, and what calibration would have seen of it.
+
+    Raises:
+        PlanError: an op cannot be repaired as the plan says.
+    """
+    asked = {op: config for op, config in plan.items() if config.repairs}
+    if not asked:
+        return model, observations
+    network = _Network.of(adaptor, model, space.graph)
+    changes: dict[str, LayerChange] = {}
+    for link, repair in _rescaled(network, asked).items():
+        channels = _seen(link, observations)
+        factors = network.factors(link, repair, channels)
+        if factors is None or channels is None:
+            raise PlanError(
+                f"{link.readers[0]!r} cannot be repaired by {repair!r}: its channels are not known "
+                f"from calibration, or are not those of {link.writer!r}"
+            )
+        _change(changes, link.writer, outputs=1 / factors)
+        for reader in link.readers:
+            _change(changes, reader, inputs=factors)
+        observations = _rescaled_observations(observations, link, factors, channels)
+    for op, config in asked.items():
+        if "bias_correction" in config.repairs:
+            mean = _mean_read(space.graph, op, observations)
+            if op not in network.layers or mean is None:
+                raise PlanError(
+                    f"the bias of {op!r} cannot be corrected: the channels of what it reads are "
+                    f"not known from calibration"
+                )
+            _change(changes, op, shift=_correction(network.layers[op], changes.get(op), mean))
+    return adaptor.with_layers(model, changes), observations
+
+
+def _rescaled(network: _Network, asked: Mapping[str, OpConfig]) -> dict[Link, str]:
+    """Link → how it is rescaled: as the first of its readers says that says anything."""
+    found: dict[Link, str] = {}
+    for op, config in asked.items():
+        repair = next((name for name in config.repairs if name in _RESCALING), None)
+        if repair is None:
+            continue
+        if op not in network.links:
+            raise PlanError(
+                f"{op!r} cannot be repaired by {repair!r} ({REPAIRS[repair]}): what it reads is "
+                f"not written by a layer whose channels nothing else reads"
+            )
+        found.setdefault(network.links[op], repair)
+    return found
+
+
+def _seen(link: Link, observations: Observations) -> Channels | None:
+    """The channels of what the readers read: of the last tensor that was kept."""
+    kept = [observations.channels[name] for name in link.tensors if name in observations.channels]
+    return kept[-1] if kept else None
+
+
+def _change(changes: dict[str, LayerChange], op: str, **parts: Array) -> None:
+    changes[op] = replace(changes.get(op, LayerChange()), **parts)
+
+
+def _rescaled_observations(
+    observations: Observations, link: Link, factors: Array, seen: Channels
+) -> Observations:
+    """What calibration would have seen: exactly, but that clipping has to be learnt anew.
+
+    Of a tensor whose own channels were not kept, the least range is taken that holds it for sure.
+    """
+    ranges, channels = dict(observations.ranges), dict(observations.channels)
+    for name in link.tensors:
+        if name not in ranges:
+            continue
+        known = channels.get(name, seen)
+        low, high = np.asarray(known.low) / factors, np.asarray(known.high) / factors
+        power, mean = np.asarray(known.power) / factors**2, np.asarray(known.mean) / factors
+        if name in channels:
+            channels[name] = Channels(tuple(low), tuple(high), tuple(power), tuple(mean))
+            full = (min(0.0, float(low.min())), max(0.0, float(high.max())))
+        else:
+            least, most = ranges[name]["minmax"]
+            full = (least / float(factors.min()), most / float(factors.min()))
+        ranges[name] = dict.fromkeys(RANGE_ALGORITHMS, full)
+    return replace(observations, ranges=ranges, channels=channels)
+
+
+def _mean_read(graph: OpGraph, op: str, observations: Observations) -> Array | None:
+    """The mean of every channel that a layer reads, past ops that pass numbers on."""
+    name = graph[op].inputs[0]
+    while name not in observations.channels:
+        if name not in graph or not graph[name].carries_int8 or len(graph[name].inputs) != 1:
+            return None
+        name = graph[name].inputs[0]
+    return np.asarray(observations.channels[name].mean)
+
+
+def _correction(layer: Layer, change: LayerChange | None, mean: Array) -> Array:
+    """The mean of what rounding the weight takes off the result (Nagel et al., section 4.2)."""
+    weight = (change or LayerChange()).weight(layer)
+    matrix = replace(layer, weight=lambda: weight).matrix().astype(np.float64)
+    if mean.size != matrix.shape[0] * matrix.shape[2]:
+        raise PlanError("the bias of a layer behind a reshaping cannot be corrected")
+    lost = (matrix - rounded_weight(matrix)).sum(axis=3)
+    return np.asarray((lost * mean.reshape(matrix.shape[0], 1, -1)).sum(axis=2).reshape(-1))
