@@ -32,7 +32,7 @@ from neural_mp.tuning.evaluator import Evaluator
 from neural_mp.tuning.history import History, storage_url
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import Listener
-from neural_mp.tuning.objectives import OBJECTIVES, Measurement
+from neural_mp.tuning.objectives import Measurement, parse_objectives
 from neural_mp.tuning.tuner import Tuner
 from neural_mp.user_inputs import (
     directed,
@@ -92,10 +92,12 @@ class MixedPrecision:
         accuracy_criterion: the tolerated loss; one percent, relative, by default.
         exit_policy: timeout, number of trials.
         strategy: name of the search strategy.
-        objective: `performance`, `footprint` or `modelsize`.
+        objective: `performance`, `footprint` or `modelsize`; or several with their weights.
         workspace: folder the trials are kept in; `storage` an Optuna storage URL instead.
         resume: go on with the latest run of the workspace.
         random_seed: for strategies that draw at random.
+        early_stopping: whether an evaluation that is lost already is stopped.
+        workers: processes that try the plans of one round side by side.
         hardware: the machine to convert for; this one by default.
         listener: told how the run goes on. By default a `neural_mp.reporting.LiveListener` where
             standard error is a terminal, which shows progress and a summary, and none elsewhere.
@@ -132,11 +134,13 @@ class MixedPrecision:
         self.accuracy_criterion: AccuracyCriterion = tuning.criterion
         self.exit_policy: ExitPolicy = tuning.exit_policy
         self.strategy: str = tuning.strategy or DEFAULT
-        self.objective: str = tuning.objective
+        self.objective: str | Mapping[str, float] = tuning.objective
         self.workspace: str | Path = tuning.workspace or DEFAULT_WORKSPACE
         self.storage: str | None = tuning.storage
         self.resume: bool = tuning.resume
         self.random_seed: int = tuning.random_seed
+        self.early_stopping: bool = tuning.early_stopping
+        self.workers: int = tuning.workers
         self.hardware: Hardware | None = None
         self.listener: Listener | None = None
         self._complete = True
@@ -208,8 +212,9 @@ class MixedPrecision:
             sampling_size=self.sampling_size,
             criterion=criterion,
             exit_policy=self.exit_policy,
-            objective=self.objective,
+            objectives=parse_objectives(self.objective),
             seed=self.random_seed,
+            forced=hardware.forced,
             amp=amp.words(),
             warnings=tuple(warnings),
             seconds={"load": time.perf_counter() - started},
@@ -235,10 +240,7 @@ class MixedPrecision:
     def _check_options(self) -> None:
         if self.model is None:
             raise ConfigurationError("no model was given; set converter.model")
-        if self.objective not in OBJECTIVES:
-            raise ConfigurationError(
-                f"objective cannot be {self.objective!r}{did_you_mean(self.objective, OBJECTIVES)}"
-            )
+        parse_objectives(self.objective)
         if self.approach is not None and self.approach not in APPROACHES:
             raise ConfigurationError(
                 f"approach cannot be {self.approach!r}{did_you_mean(self.approach, APPROACHES)}"
@@ -334,7 +336,7 @@ class MixedPrecision:
         return Measurement(
             adaptor,
             data.first_inputs if data is not None else adaptor.example_inputs(model),
-            self.objective,
+            parse_objectives(self.objective),
             performance.warmup,
             performance.iteration,
             threads=performance.cores_per_instance,

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from neural_mp.errors import PlanError
+from neural_mp.precision import Precision
 
 Range = tuple[float, float]
 
@@ -26,6 +27,19 @@ class Channels:
     high: tuple[float, ...]
     power: tuple[float, ...]
     mean: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Times:
+    """What was measured of the time that a model takes.
+
+    Attributes:
+        ops: op → precision → seconds of one run, with what runs along in one kernel.
+        conversion: seconds of one conversion of a tensor, on average; None if that is not known.
+    """
+
+    ops: Mapping[str, Mapping[Precision, float]] = field(default_factory=dict)
+    conversion: float | None = None
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ class Trial:
         loss: how much worse than the FP32 baseline, in the criterion's own terms (a share for a
             relative criterion, an amount for an absolute one); negative is better than FP32.
         objectives: objective name → value, smaller is better: `performance` in seconds a batch,
-            `relative_latency` as a share of FP32's, `footprint` and `modelsize` in bytes.
+            `footprint` and `modelsize` in bytes; `relative_latency`, `relative_footprint` and
+            `relative_modelsize` as shares of FP32's.
         seconds: how long conversion and evaluation took.
         error: for a failed trial, its error; for one that produced NaN or Inf, the op it began at.
         number: its place in the run's history, from 0.

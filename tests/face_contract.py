@@ -114,9 +114,9 @@ class FaceContract:
         with pytest.raises(UnsupportedPrecisionError, match=r"avx512_bf16.*FORCE_BF16=1"):
             converter()
 
-    @pytest.mark.parametrize(("strategy", "most"), [("basic", 12), ("mincut", 6)])
+    @pytest.mark.parametrize("strategy", ["basic", "mincut"])
     def test_one_bad_channel_does_not_cost_the_rest(
-        self, hostile_net, digits, plain_machine, accuracy, strategy, most
+        self, hostile_net, digits, plain_machine, accuracy, strategy
     ):
         """The INT8-hostile net: all-INT8 misses, and yet most of the layers stay in INT8."""
         converter = MixedPrecision()
@@ -132,8 +132,13 @@ class FaceContract:
         converter.model = hostile_net
         result = converter()
         assert result.met
-        assert not result.trials[0].met  # all INT8
-        assert len(result.trials) <= most
         kept = [op for op, config in result.plan.items() if config.precision == "int8"]
-        # Seven or eight of nine; how the net was trained, to the last bit, is the machine's.
-        assert len(kept) > len(result.plan) / 2, [(t.accuracy, t.plan) for t in result.trials]
+        trials = [(trial.accuracy, trial.plan) for trial in result.trials]
+        if strategy == "mincut":  # which repairs the channel
+            assert len(result.trials) <= 3, trials
+            assert len(kept) >= 7, trials
+        else:
+            assert not result.trials[0].met  # all INT8
+            assert len(result.trials) <= 12, trials
+            # Seven or eight of nine; how the net was trained, to the last bit, is the machine's.
+            assert len(kept) > len(result.plan) / 2, trials

@@ -87,7 +87,7 @@ def test_tune_exits_with_1_if_the_target_was_not_met(run, workplace, hostile_net
     )
     torch.export.save(program, workplace / "net.pt2")
     with (workplace / "conf.yaml").open("a") as file:
-        file.write("tuning: {exit_policy: {max_trials: 1}}\n")
+        file.write("tuning: {strategy: basic, exit_policy: {max_trials: 1}}\n")
     code, out, _ = run("tune", "conf.yaml", "--output", "tuned")
     assert code == 1
     assert "NOT met" in out

@@ -148,6 +148,22 @@ class Adaptor(ABC):
     def profile(self, model: Model, inputs: Any) -> Mapping[str, float]:
         """Op → seconds of one run."""
 
+    def weight_sensitivity(
+        self, model: Model, batches: Iterable[Any], space: TuningSpace
+    ) -> Mapping[str, float]:
+        """Op with an INT8 weight → harm of rounding it (HAWQ-V2).
+
+        The trace of the Hessian by the weight, of half the squared distance of the outputs from
+        what they are, divided by the number of weights, times the squared distance of the weight
+        from its rounded self.
+
+        Raises:
+            ConversionError: the framework has no gradients.
+        """
+        raise ConversionError(
+            f"{self.framework} has no gradients, which hawq_v2 needs; choose another strategy"
+        )
+
     @abstractmethod
     def conversion_counts(self, model: Model) -> ConversionCounts:
         """The casts, quantizations and dequantizations of one run."""

@@ -79,7 +79,7 @@ class _Network:
         return np.clip(found, _LEAST, _MOST)
 
 
-def with_repairs(
+def scored_repairs(
     adaptor: Adaptor, model: Model, space: TuningSpace, observations: Observations
 ) -> Observations:
     """Observations that say of every noisy tensor what repairs would make of its noise."""

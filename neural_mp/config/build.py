@@ -117,7 +117,7 @@ def _bf16_key(data: Mapping[str, Any]) -> KeyPath:
 
 def _tuning(source: Source, data: Mapping[str, Any]) -> TuningSettings:
     objective = data.get("objective", TuningSettings.objective)
-    if objective in IGNORED_OBJECTIVES:
+    if isinstance(objective, str) and objective in IGNORED_OBJECTIVES:
         source.ignored(("tuning", "objective", objective), IGNORED_OBJECTIVES[objective])
         objective = TuningSettings.objective
     workspace, resume = _workspace(source, data.get("workspace", {}))
@@ -132,6 +132,8 @@ def _tuning(source: Source, data: Mapping[str, Any]) -> TuningSettings:
         workspace=workspace,
         resume=resume,
         storage=data.get("storage"),
+        early_stopping=data.get("early_stopping", TuningSettings.early_stopping),
+        workers=data.get("workers", TuningSettings.workers),
     )
 
 

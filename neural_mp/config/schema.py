@@ -87,6 +87,8 @@ SECTIONS: dict[Any, Any] = _section(
         random_seed=whole_from(0),
         workspace=_section(path=TEXT, resume=RESUME),
         storage=TEXT,
+        early_stopping=BOOL,
+        workers=whole_from(1),
     ),
     evaluation=_section(
         accuracy=_section(

@@ -51,22 +51,27 @@ class TuningSettings:
     Attributes:
         strategy: its name; None takes the default one.
         criterion: how much accuracy may be lost.
-        objective: what is made small: `performance` (latency), `footprint` or `modelsize`.
+        objective: what is made small: `performance` (latency), `footprint` or `modelsize`; or
+            several with their weights.
         exit_policy: when to stop whether or not the target is met.
         random_seed: of everything drawn at random.
         workspace: folder of the history; None takes the default one.
         resume: go on with the run found there.
         storage: an Optuna storage URL in place of the file in the workspace.
+        early_stopping: whether an evaluation that is lost already is stopped.
+        workers: processes that try plans side by side.
     """
 
     strategy: str | None = None
     criterion: AccuracyCriterion = field(default_factory=AccuracyCriterion)
-    objective: str = "performance"
+    objective: str | Mapping[str, float] = "performance"
     exit_policy: ExitPolicy = field(default_factory=ExitPolicy)
     random_seed: int = 0
     workspace: str | None = None
     resume: bool = False
     storage: str | None = None
+    early_stopping: bool = True
+    workers: int = 1
 
 
 @dataclass(frozen=True)

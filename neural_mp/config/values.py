@@ -90,6 +90,13 @@ def _one_named(value: Any) -> dict[str, Any]:
     return {value.strip(): {}} if isinstance(value, str) else _options(value)
 
 
+def _is_objective(value: Any) -> bool:
+    if isinstance(value, dict):
+        weighted = all(_is_number(weight) and weight > 0 for weight in value.values())
+        return bool(value) and set(value) <= set(OBJECTIVES) and weighted
+    return isinstance(value, str) and value in (*OBJECTIVES, *IGNORED_OBJECTIVES)
+
+
 def quant_words(kind: str) -> And:
     """Words for one field of a `QuantSpec`, ours or theirs."""
     known = [*QUANT_CHOICES[kind]]
@@ -146,6 +153,5 @@ ITERATIONS = value_of(
 RESUME = value_of("true, false or a path", lambda value: isinstance(value, bool | str))
 APPROACH = one_of(*APPROACHES, *INT8_APPROACHES, *IGNORED_APPROACHES)
 OBJECTIVE = value_of(
-    f"one of {', '.join(OBJECTIVES)}",
-    lambda value: isinstance(value, str) and value in (*OBJECTIVES, *IGNORED_OBJECTIVES),
+    f"one of {', '.join(OBJECTIVES)}, or several with their weights", _is_objective
 )

@@ -118,11 +118,15 @@ def _tuning(tuning: TuningSettings) -> dict[str, Any]:
                 kind: criterion.tolerance,
                 "higher_is_better": criterion.higher_is_better,
             },
-            "objective": tuning.objective,
+            "objective": (
+                tuning.objective if isinstance(tuning.objective, str) else dict(tuning.objective)
+            ),
             "exit_policy": dict(vars(tuning.exit_policy)),
             "random_seed": tuning.random_seed,
             "workspace": _given({"path": tuning.workspace, "resume": tuning.resume}),
             "storage": tuning.storage,
+            "early_stopping": tuning.early_stopping,
+            "workers": tuning.workers,
         }
     )
 

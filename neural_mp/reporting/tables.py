@@ -17,7 +17,8 @@ from neural_mp.space import TuningSpace
 from neural_mp.trial import Outcome, Trial
 from neural_mp.tuning.report import Report
 
-_OUTCOME_STYLE = {Outcome.MET: "green", Outcome.MISSED: "yellow", Outcome.FAILED: "red"}
+_OUTCOME_STYLE = {Outcome.MET: "green", Outcome.FAILED: "red"}
+_OUTCOME_STYLE |= dict.fromkeys((Outcome.MISSED, Outcome.PRUNED, Outcome.SLOW), "yellow")
 
 
 def hardware_table(hardware: Hardware) -> RenderableType:

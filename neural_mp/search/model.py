@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import inf
+from statistics import median
 
-from neural_mp.observations import Observations
+from neural_mp.observations import Times
 from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import FP32, Precision
 from neural_mp.search.cut import Assignment, Cost, Node, SharedCost
@@ -21,10 +22,56 @@ _OWN_NOISE: Mapping[Precision, float] = {
     Precision.FP16: 2.0**-22 / 12,
     Precision.FP32: 0.0,
 }
-#: An op takes time as its values take bits, and one conversion of a tensor this share of it.
+#: Where it was not measured, an op takes time as its values take bits, and one conversion of a
+#: tensor this share of what an op takes in FP32.
 _CONVERSION = 0.05
 #: An emulated precision is right and slow.
 _EMULATED = 1.1
+#: A precision is taken to lose only where it is this much slower: single ops are timed roughly.
+_LOSES = 1.2
+#: What it takes of FP32's time at most where it does not.
+_WINS = 0.95
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a cost model is made of, beside the space.
+
+    Attributes:
+        harms: quantized tensor → the harm of storing it in INT8.
+        objectives: what is made small → its weight: `performance`, `footprint`, `modelsize`.
+        times: what was measured.
+        weights: op → numbers in its weight.
+    """
+
+    harms: Mapping[str, float]
+    objectives: Mapping[str, float] = field(default_factory=lambda: {"performance": 1.0})
+    times: Times = field(default_factory=Times)
+    weights: Mapping[str, int] = field(default_factory=dict)
+
+    def shares(self, ops: Iterable[str]) -> dict[str, tuple[float, float]]:
+        """Op → its shares of the time and of the weights of all in FP32."""
+        ops = list(ops)
+        times = _shares([self.times.ops.get(op, {}).get(Precision.FP32, 0.0) for op in ops])
+        weights = _shares([self.weights.get(op, 0) for op in ops])
+        return dict(zip(ops, zip(times, weights, strict=True), strict=True))
+
+    def speed(self, op: str, precision: Precision) -> float:
+        """How long an op takes, as a share of its time in FP32."""
+        measured = self.times.ops.get(op, {})
+        if precision not in measured or not measured.get(Precision.FP32):
+            return precision.bits / 32
+        found = measured[precision] / measured[Precision.FP32]
+        return found if found > _LOSES else min(found, _WINS)
+
+
+def _shares(amounts: Sequence[float]) -> list[float]:
+    """Amounts as shares of their sum; what is not known counts like the middle of the rest."""
+    known = [amount for amount in amounts if amount > 0]
+    middle = median(known) if known else 1.0
+    filled = [amount or middle for amount in amounts]
+    whole = sum(filled)
+    return [amount / whole for amount in filled]
 
 
 @dataclass(frozen=True)
@@ -61,40 +108,52 @@ class CostModel:
         return PrecisionPlan({op: config for op, config in chosen.items() if config is not None})
 
 
-def cost_model(space: TuningSpace, observations: Observations) -> CostModel:
+def cost_model(space: TuningSpace, figures: Figures) -> CostModel:
     """Bring together what is known of a space.
 
-    The noise of a quantized tensor is paid once, where any op reads it in INT8, or its writer can
-    write nothing else: so putting one of several readers back gains nothing, and all of them, or
-    none, go back.
+    Time is counted in shares of what the whole model takes in FP32; so are bytes, where size is
+    what matters. The noise of a quantized tensor is paid once, where any op reads it in INT8, or
+    its writer can write nothing else: so putting one of several readers back gains nothing, and
+    all of them, or none, go back.
 
     Args:
         space: what every op may run in.
-        observations: the noise of the tensors.
+        figures: what was measured of it.
     """
     present = {*space.precisions(), Precision.FP32}
     levels = tuple(sorted(present, key=lambda p: (p.bits, list(Precision).index(p))))
+    shares = figures.shares(space.decided)
     costs: dict[Node, tuple[Cost, ...]] = {
-        op: tuple(_cost(space.capabilities[op], precision) for precision in levels)
+        op: tuple(_cost(space.capabilities[op], op, level, figures, shares[op]) for level in levels)
         for op in space.decided
     }
-    shared = _noise_and_conversions(space, observations) if Precision.INT8 in levels else ()
+    shared = _noise_and_conversions(space, figures) if Precision.INT8 in levels else ()
     return CostModel(space, levels, Assignment(costs, tuple(shared)))
 
 
-def _cost(capability: Capability, precision: Precision) -> Cost:
+def _cost(
+    capability: Capability,
+    op: str,
+    precision: Precision,
+    figures: Figures,
+    shares: tuple[float, float],
+) -> Cost:
     if capability.config(precision) is None:
         return inf, 0.0
-    time = _EMULATED if precision in capability.emulated else precision.bits / 32
-    return time, _OWN_NOISE[precision]
+    time, weight = shares
+    time *= _EMULATED if precision in capability.emulated else figures.speed(op, precision)
+    cost = sum(
+        importance * (time if name == "performance" else weight * precision.bits / 32)
+        for name, importance in figures.objectives.items()
+    )
+    return cost, _OWN_NOISE[precision]
 
 
-def _noise_and_conversions(space: TuningSpace, observations: Observations) -> Iterator[SharedCost]:
+def _noise_and_conversions(space: TuningSpace, figures: Figures) -> Iterator[SharedCost]:
     """All at the bound between INT8, the lowest level, and the others."""
-    conversion = (_CONVERSION, 0.0)
+    conversion = (_conversion_cost(space, figures), 0.0)
     for tensor in space.tensors:
-        noise = observations.noise.get(tensor.name, 0.0)
-        yield SharedCost((0.0, noise), 1, space.stored_by(tensor))
+        yield SharedCost((0.0, figures.harms.get(tensor.name, 0.0)), 1, space.stored_by(tensor))
         for writer in tensor.producers:
             yield SharedCost(conversion, 1, tensor.consumers, below=True, and_not=writer)
             yield SharedCost(conversion, 1, tensor.consumers, below=False, and_not=writer)
@@ -102,17 +161,25 @@ def _noise_and_conversions(space: TuningSpace, observations: Observations) -> It
             yield SharedCost(conversion, 1, tensor.consumers)
 
 
+def _conversion_cost(space: TuningSpace, figures: Figures) -> float:
+    known = [figures.times.ops.get(op, {}).get(Precision.FP32, 0.0) for op in space.decided]
+    share = _CONVERSION / max(len(known), 1)
+    if figures.times.conversion is not None and sum(known) > 0:
+        share = figures.times.conversion / sum(known)
+    return share * figures.objectives.get("performance", 0.0)
+
+
 def without_noisy_tensors(
-    model: CostModel, observations: Observations, threshold: float
+    model: CostModel, noise: Mapping[str, float], threshold: float, base: PrecisionPlan
 ) -> PrecisionPlan:
-    """All low, but a precision higher what shares a tensor with more noise than `threshold`."""
+    """A plan with a precision higher what shares a tensor with more noise than `threshold`."""
     space = model.space
     raised: set[str] = set()
     for tensor in space.tensors:
-        if observations.noise.get(tensor.name, 0.0) > threshold:
+        if noise.get(tensor.name, 0.0) > threshold:
             raised.update(space.stored_by(tensor))
     changes = {}
     for op in raised:
         higher = [c for c in space.choices(op) if c.precision is not Precision.INT8]
         changes[op] = higher[0] if higher else FP32
-    return space.fastest_plan().replacing(changes)
+    return base.replacing(changes)

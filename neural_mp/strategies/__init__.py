@@ -11,16 +11,38 @@ from neural_mp.strategies.base import Probe, Search, Strategy, TuningProblem
 ENTRY_POINT_GROUP = "neural_mp.strategies"
 
 #: What is used where the user names none.
-DEFAULT = "basic"
+DEFAULT = "mincut"
 
 
 def strategy_classes() -> dict[str, type[Strategy]]:
     """Name → strategy."""
     # Not at the top: they import what takes long, and a search is still far off.
+    from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
     from neural_mp.strategies.basic import Basic
+    from neural_mp.strategies.bayesian import Bayesian
+    from neural_mp.strategies.conservative import Conservative
+    from neural_mp.strategies.exhaustive import Exhaustive
+    from neural_mp.strategies.hawq_v2 import HawqV2
     from neural_mp.strategies.mincut import MinimumCut
+    from neural_mp.strategies.mse import Mse
+    from neural_mp.strategies.mse_v2 import MseV2
+    from neural_mp.strategies.random_search import RandomSearch
+    from neural_mp.strategies.tpe import Tpe
 
-    found: dict[str, type[Strategy]] = {own.name: own for own in (Basic, MinimumCut)}
+    own: tuple[type[Strategy], ...] = (
+        Basic,
+        MinimumCut,
+        Conservative,
+        Mse,
+        MseV2,
+        HawqV2,
+        AutoMixedPrecision,
+        Exhaustive,
+        RandomSearch,
+        Tpe,
+        Bayesian,
+    )
+    found = {strategy.name: strategy for strategy in own}
     for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
         if entry.name not in found:
             found[entry.name] = entry.load()

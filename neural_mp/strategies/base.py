@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from neural_mp.observations import Observations
+from neural_mp.observations import Observations, Times
 from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import Precision
 from neural_mp.space import TuningSpace
@@ -32,8 +32,12 @@ class Probe:
         """
         return None
 
-    def op_seconds(self) -> Mapping[str, Mapping[Precision, float]]:
-        """Op → precision → seconds of one run, for what was measured; may be empty."""
+    def times(self) -> Times:
+        """How long ops and conversions take; empty where that was not measured."""
+        return Times()
+
+    def weight_elements(self) -> Mapping[str, int]:
+        """Op → numbers in its weight; may be empty."""
         return {}
 
     def weight_sensitivity(self) -> Mapping[str, float]:

@@ -14,7 +14,7 @@ from neural_mp.trial import Trial
 
 
 @dataclass(frozen=True)
-class _Unit:
+class Unit:
     """Ops that fall back together, and those among them that only wrote the shared tensor."""
 
     ops: frozenset[str]
@@ -32,6 +32,8 @@ class Basic(Strategy):
     4. When that met the target, what brought nothing on the way is lowered again, and then the
        ops that only wrote the shared tensors.
 
+    Where all low meets the target and is slower than FP32, types fall back, and that is all.
+
     A plan that leaves nothing in a lower precision is never proposed: it is the model as it was.
 
     Steps 2 and 3 are tried with the 16-bit precision first, where one was asked for, then FP32.
@@ -41,34 +43,60 @@ class Basic(Strategy):
 
     def search(self, problem: TuningProblem) -> Search:
         """See the class."""
-        best, met = yield from _try_algorithms(problem)
-        if met:
-            return
-        for target in _fallback_precisions(problem):
-            helped = yield from _by_type(problem, best, target)
-            if not helped and (yield from _by_several_types(problem, best, target)):
+        best, trial = yield from _try_algorithms(problem)
+        if trial.accurate and not trial.met:
+            for target in fallback_precisions(problem):
+                if (yield from _by_type(problem, best, target)):
+                    return
+        elif not trial.met:
+            yield from self.fall_back(problem, best)
+
+    def fall_back(self, problem: TuningProblem, base: PrecisionPlan) -> Search:
+        """Steps 2 to 4, from a plan that missed the target."""
+        for target in fallback_precisions(problem):
+            helped = yield from _by_type(problem, base, target)
+            if not helped and (yield from _by_several_types(problem, base, target)):
                 return
-            units = _units(problem, best, helped)
-            found = yield from _op_by_op(problem, best, units, target)
+            found = yield from self.by_op(problem, base, helped, target)
             if found or helped:
                 return
+
+    def by_op(
+        self,
+        problem: TuningProblem,
+        base: PrecisionPlan,
+        helped: frozenset[str],
+        target: Precision,
+    ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
+        """Steps 3 and 4; whether the target was met.
+
+        Args:
+            problem: what is searched.
+            base: the plan that missed the target.
+            helped: the ops of the type whose fallback met it; none where no type did.
+            target: the precision to fall back to.
+        """
+        units = fallback_units(problem, base, helped)
+        return (yield from op_by_op(problem, base, units, target))
 
 
 def _try_algorithms(
     problem: TuningProblem,
-) -> Generator[list[PrecisionPlan], list[Trial], tuple[PrecisionPlan, bool]]:
-    """The best plan that has all ops as low as they can; whether it met the target."""
+) -> Generator[list[PrecisionPlan], list[Trial], tuple[PrecisionPlan, Trial]]:
+    """The plan with all ops as low as they can that lost least, and its trial.
+
+    No more are tried once one meets the target, however slow it is: algorithms do not differ there.
+    """
     start = problem.space.fastest_plan()
     calibrated = [_with_algorithm(problem.space, start, a) for a in QUANT_CHOICES["algorithm"]]
     plans = dict.fromkeys(plan for plan in calibrated if plan is not None) or [start]
-    best, least_harm = start, float("inf")
+    tried = []
     for plan in plans:
         (trial,) = yield [plan]
-        if trial.met:
-            return plan, True
-        if trial.harm < least_harm:
-            best, least_harm = plan, trial.harm
-    return best, False
+        if trial.accurate:
+            return plan, trial
+        tried.append((plan, trial))
+    return min(tried, key=lambda pair: pair[1].harm)
 
 
 def _with_algorithm(
@@ -87,16 +115,17 @@ def _with_algorithm(
     return plan.replacing(changes) if offered else None
 
 
-def _fallback_precisions(problem: TuningProblem) -> list[Precision]:
+def fallback_precisions(problem: TuningProblem) -> list[Precision]:
+    """What ops fall back to: a 16-bit precision above the lowest, where asked for, then FP32."""
     between = [p for p in problem.precisions if p.is_16_bit]
     lowest = min(problem.precisions, key=lambda p: p.bits, default=Precision.FP32)
     return [*(p for p in between if p.bits > lowest.bits), Precision.FP32]
 
 
-def _raised(
+def at_precision(
     space: TuningSpace, plan: PrecisionPlan, ops: Iterable[str], target: Precision
 ) -> PrecisionPlan:
-    """The plan with some ops in a higher precision, FP32 where they cannot run in the target.
+    """The plan with some ops in another precision, FP32 where they cannot run in the target.
 
     Those that run in the target only where the ops around them do follow these from now on.
     """
@@ -110,7 +139,8 @@ def _raised(
     return plan.replacing(changes).without(followers)
 
 
-def _low(problem: TuningProblem, plan: PrecisionPlan) -> list[str]:
+def low_ops(problem: TuningProblem, plan: PrecisionPlan) -> list[str]:
+    """The decided ops that a plan has in a lower precision."""
     low = {op for op, config in plan.items() if config.precision is not Precision.FP32}
     return [op for op in problem.space.decided if op in low]
 
@@ -131,10 +161,10 @@ def _by_type(
     Types that only follow others in 16 bits are among them.
     """
     space = problem.space
-    by_type = _grouped(space, [*_low(problem, base), *_followers(problem, base, target)])
+    by_type = _grouped(space, [*low_ops(problem, base), *_followers(problem, base, target)])
     for ops in sorted(by_type.values(), key=len):
-        plan = _raised(space, base, ops, target)
-        if not _low(problem, plan):
+        plan = at_precision(space, base, ops, target)
+        if not low_ops(problem, plan):
             continue
         (trial,) = yield [plan]
         if trial.met:
@@ -152,7 +182,7 @@ def _by_several_types(
 
     def without(types: Iterable[str]) -> PrecisionPlan:
         ops = [op for name in types for op in by_type[name]]
-        return _raised(problem.space, base, ops, target)
+        return at_precision(problem.space, base, ops, target)
 
     raised = list(by_type)
     (trial,) = yield [without(raised)]
@@ -180,34 +210,37 @@ def _followers(problem: TuningProblem, base: PrecisionPlan, target: Precision) -
     ]
 
 
-def _units(problem: TuningProblem, base: PrecisionPlan, helped: frozenset[str]) -> list[_Unit]:
+def fallback_units(
+    problem: TuningProblem, base: PrecisionPlan, helped: frozenset[str]
+) -> list[Unit]:
     """What falls back as one, worst first; of what helped by type, only that."""
-    low = set(_low(problem, base))
+    low = set(low_ops(problem, base))
     units = []
     for tensor in problem.space.tensors:
         readers = frozenset(tensor.consumers) & low
         writer = frozenset(tensor.producers) & low
         if readers:
             noise = problem.observations.noise.get(tensor.name, 0.0)
-            units.append(_Unit(readers | writer, writer - readers, noise))
+            units.append(Unit(readers | writer, writer - readers, noise))
     covered = {op for unit in units for op in unit.ops}
-    units.extend(_Unit(frozenset({op})) for op in problem.space.decided if op in low - covered)
-    units.extend(_Unit(frozenset({op})) for op in sorted(helped - low))
+    units.extend(Unit(frozenset({op})) for op in problem.space.decided if op in low - covered)
+    units.extend(Unit(frozenset({op})) for op in sorted(helped - low))
     kept = [unit for unit in units if not helped or unit.ops & helped]
     return sorted(kept, key=lambda unit: -unit.noise)
 
 
-def _op_by_op(
-    problem: TuningProblem, base: PrecisionPlan, units: list[_Unit], target: Precision
+def op_by_op(
+    problem: TuningProblem, base: PrecisionPlan, units: list[Unit], target: Precision
 ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
+    """Raise one unit after the other, those before included; whether the target was met."""
     space = problem.space
     if not any(unit.noise for unit in units):
         units = yield from _ranked_by_trial(problem, base, units, target)
     plan, least_harm = base, float("inf")
-    useful: list[_Unit] = []
+    useful: list[Unit] = []
     for count, unit in enumerate(units, start=1):
-        plan = _raised(space, plan, unit.ops, target)
-        if not _low(problem, plan):
+        plan = at_precision(space, plan, unit.ops, target)
+        if not low_ops(problem, plan):
             # The last unit may be all that the useful ones lack.
             return (yield from _only_these(problem, base, [*useful, unit], units, target))
         (trial,) = yield [plan]
@@ -224,8 +257,8 @@ def _op_by_op(
 def _only_these(
     problem: TuningProblem,
     base: PrecisionPlan,
-    useful: list[_Unit],
-    raised: list[_Unit],
+    useful: list[Unit],
+    raised: list[Unit],
     target: Precision,
 ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
     """With only those units raised that lessened the harm, then without their writers.
@@ -233,8 +266,8 @@ def _only_these(
     Returns:
         Whether a plan tried here met the target.
     """
-    plan = _raised(problem.space, base, (op for unit in useful for op in unit.ops), target)
-    fewer = len(useful) < len(raised) and bool(_low(problem, plan))
+    plan = at_precision(problem.space, base, (op for unit in useful for op in unit.ops), target)
+    fewer = len(useful) < len(raised) and bool(low_ops(problem, plan))
     if fewer:
         (trial,) = yield [plan]
         if not trial.met:
@@ -244,13 +277,13 @@ def _only_these(
 
 
 def _ranked_by_trial(
-    problem: TuningProblem, base: PrecisionPlan, units: list[_Unit], target: Precision
-) -> Generator[list[PrecisionPlan], list[Trial], list[_Unit]]:
+    problem: TuningProblem, base: PrecisionPlan, units: list[Unit], target: Precision
+) -> Generator[list[PrecisionPlan], list[Trial], list[Unit]]:
     """Where calibration says nothing of impact: raise each unit alone and see."""
     harms = []
     for unit in units:
-        plan = _raised(problem.space, base, unit.ops, target)
-        if not _low(problem, plan):
+        plan = at_precision(problem.space, base, unit.ops, target)
+        if not low_ops(problem, plan):
             harms.append(float("inf"))
             continue
         (trial,) = yield [plan]
@@ -262,7 +295,7 @@ def _ranked_by_trial(
 
 
 def _lower_producers(
-    space: TuningSpace, base: PrecisionPlan, plan: PrecisionPlan, raised: list[_Unit]
+    space: TuningSpace, base: PrecisionPlan, plan: PrecisionPlan, raised: list[Unit]
 ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
     """Lower again what only wrote the tensors that are now float, in one try; whether it met."""
     readers = {op for unit in raised for op in unit.ops - unit.producers}

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import Precision
+from neural_mp.precision import RANGE_ALGORITHMS, Precision
 from neural_mp.search.cut import Cut
 from neural_mp.search.front import Point, chord
-from neural_mp.search.model import CostModel, cost_model, without_noisy_tensors
+from neural_mp.search.model import CostModel, Figures, cost_model, without_noisy_tensors
+from neural_mp.search.sensitivity import (
+    best_repairs,
+    noise_after_repairs,
+    on_one_scale,
+    with_repairs,
+)
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic
+from neural_mp.trial import Trial
 
 #: A tensor with more noise than this share of its signal is given up in INT8 first.
 _NOISY = 0.05
-#: Plans that bisecting the front may try.
-_STEPS = 4
+#: Plans tried in all, and where none has met the target by then.
+_TRIALS, _TRIALS_AT_MOST = 4, 8
+#: The tensors whose harm is measured at the outputs.
+_MEASURED_EXACTLY = 4
+#: More noise at the outputs than this, in terms of their power, is all the same.
+_WORST = 1e3
+#: Another calibration algorithm has to leave at most this share of the noise at the outputs.
+_WORTH_A_TRIAL = 0.25
+
+Steps = Generator[list[PrecisionPlan], list[Trial], None]
 
 
 class MinimumCut(Strategy):
@@ -24,10 +41,15 @@ class MinimumCut(Strategy):
     Time, noise and conversions of all ops are one cost, of which a minimum cut finds the least for
     any weight of noise against time, exactly: the plans of all weights are the front.
 
-    1. The fastest plan. Most models pass at once.
-    2. The tensors with more than 5 % of noise out of INT8.
-    3. Between the slowest plan that missed the target and the fastest that met it, the front is
-       halved, until nothing lies between, or four more plans were tried.
+    1. The fastest plan by measured times, noisy tensors repaired where that is free: by scaling
+       channels. Most models pass at once.
+    2. Another calibration algorithm or corrected biases, where a few samples show far less noise.
+    3. The tensors with more than 5 % of noise out of INT8.
+    4. Between the slowest plan that missed the target and the fastest that met it, the front is
+       halved, until nothing lies between or four plans were tried; up to eight where none met it.
+
+    A plan that meets the target and runs slower than FP32 tells that times were estimated too low:
+    the next one keeps in INT8 only what gains most.
 
     Noise is known of INT8 alone: without it in the space, this is `basic`.
     """
@@ -39,31 +61,143 @@ class MinimumCut(Strategy):
         if Precision.INT8 not in problem.space.precisions():
             yield from Basic().search(problem)
             return
-        space, model = problem.space, cost_model(problem.space, problem.observations)
-        fastest = space.fastest_plan()
-        (trial,) = yield [fastest]
-        if trial.met:
+        yield from _Run(problem).search()
+
+
+@dataclass
+class _Run:
+    problem: TuningProblem
+    repairs: dict[str, str] = field(init=False)
+    noise: dict[str, float] = field(init=False)
+    model: CostModel = field(init=False)
+    cut: Cut = field(init=False)
+    tried: dict[PrecisionPlan, Trial] = field(default_factory=dict)
+    #: What INT8 plans are made with beyond the best configs: a calibration algorithm, repairs.
+    algorithm: str | None = None
+    corrected: bool = False
+
+    def __post_init__(self) -> None:
+        observations = self.problem.observations
+        self.repairs = best_repairs(observations)
+        self.noise = noise_after_repairs(observations, self.repairs)
+        self._model_with(self.noise)
+
+    def _model_with(self, harms: Mapping[str, float]) -> None:
+        probe = self.problem.probe
+        figures = Figures(harms, self.problem.objectives, probe.times(), probe.weight_elements())
+        self.model = cost_model(self.problem.space, figures)
+        self.cut = Cut(self.model.assignment)
+
+    def search(self) -> Steps:
+        fastest = self.model.plan(self.cut.best(0.0))
+        if not _keeps_some(fastest):
+            fastest = self.problem.space.fastest_plan()
+        yield from self._try(fastest)
+        first = self.tried[self._resolved(fastest)]
+        if first.accurate and not first.met:
+            yield from self._faster(fastest)
             return
-        cut = Cut(model.assignment)
-        missed, met = model.point(fastest), model.at(cut.best(inf))
-        tried = {space.resolve(fastest)}
-        guess = without_noisy_tensors(model, problem.observations, _NOISY)
-        known = space.resolve(guess) in tried
-        plan = _between(model, cut, missed, met) if known else guess
-        for _ in range(1 + _STEPS):
-            if plan is None or not _keeps_some(plan) or (resolved := space.resolve(plan)) in tried:
+        if first.met:
+            return
+        yield from self._mend(fastest)
+        if not any(trial.met for trial in self.tried.values()):
+            yield from self._bisect(fastest)
+
+    def _resolved(self, plan: PrecisionPlan) -> PrecisionPlan:
+        return self.problem.space.resolve(self._finished(plan))
+
+    def _finished(self, plan: PrecisionPlan) -> PrecisionPlan:
+        """A plan with what mends the numbers of its INT8 ops."""
+        space = self.problem.space
+        plan = with_repairs(plan, space, self.repairs)
+        changes = {}
+        for op, config in plan.items():
+            if config.approach == "static" and config.activation is not None:
+                found = config
+                if self.algorithm is not None:
+                    spec = replace(config.activation, algorithm=self.algorithm)
+                    other = replace(config, activation=spec)
+                    known = replace(other, repairs=()) in space.capabilities[op].configs
+                    found = other if known else config
+                if self.corrected and found.repairs:
+                    found = replace(found, repairs=(*found.repairs, "bias_correction"))
+                changes[op] = found
+        return plan.replacing(changes)
+
+    def _try(self, plan: PrecisionPlan) -> Steps:
+        finished = self._finished(plan)
+        resolved = self.problem.space.resolve(finished)
+        if resolved not in self.tried and _keeps_some(finished):
+            (trial,) = yield [finished]
+            self.tried[resolved] = trial
+
+    def _faster(self, plan: PrecisionPlan) -> Steps:
+        """Only what gains most in INT8, where the whole has turned out slower than FP32."""
+        times = self.problem.probe.times().ops
+        gains = {
+            op: by[Precision.FP32] - by[config.precision]
+            for op, config in plan.items()
+            if (by := times.get(op)) is not None and config.precision in by
+        }
+        best = sorted(gains, key=lambda op: -gains[op])[: len(gains) // 4]
+        kept = [op for op in best if gains[op] > 0]
+        if kept:
+            space = self.problem.space
+            raised = {op: space.capabilities[op].configs[-1] for op in plan if op not in kept}
+            yield from self._try(plan.replacing(raised))
+
+    def _mend(self, plan: PrecisionPlan) -> Steps:
+        """What else can be done for the numbers, if a few samples show that it does much."""
+        probe = self.problem.probe
+        before = probe.output_noise(self._finished(plan))
+        if before is None:
+            return
+        best, least = (self.algorithm, self.corrected), before * _WORTH_A_TRIAL
+        ways: list[tuple[str | None, bool]] = [(name, False) for name in RANGE_ALGORITHMS[1:]]
+        for way in (*ways, *([(None, True)] if self.repairs else [])):
+            self.algorithm, self.corrected = way
+            found = probe.output_noise(self._finished(plan))
+            if found is not None and found < least:
+                best, least = way, found
+        self.algorithm, self.corrected = best
+        yield from self._try(plan)
+
+    def _bisect(self, fastest: PrecisionPlan) -> Steps:
+        self._model_with(on_one_scale(self.noise, self._exact(fastest)))
+        missed, met = self.model.point(fastest), self.model.at(self.cut.best(inf))
+        plan: PrecisionPlan | None = without_noisy_tensors(self.model, self.noise, _NOISY, fastest)
+        if plan is not None and self._resolved(plan) in self.tried:
+            plan = self._between(missed, met)
+        while plan is not None and self._may_go_on():
+            resolved = self._resolved(plan)
+            if resolved in self.tried or not _keeps_some(plan):
                 return
-            tried.add(resolved)
-            (trial,) = yield [plan]
-            point = model.point(plan)
-            missed, met = (missed, point) if trial.met else (point, met)
-            plan = _between(model, cut, missed, met)
+            yield from self._try(plan)
+            point = self.model.point(plan)
+            missed, met = (missed, point) if self.tried[resolved].met else (point, met)
+            plan = self._between(missed, met)
 
+    def _may_go_on(self) -> bool:
+        met = any(trial.met for trial in self.tried.values())
+        return len(self.tried) < (_TRIALS if met else _TRIALS_AT_MOST)
 
-def _between(model: CostModel, cut: Cut, missed: Point, met: Point) -> PrecisionPlan | None:
-    """The plan of the front between two of its points; None if one is better in every way."""
-    weight = chord(missed, met)
-    return None if weight is None else model.plan(cut.best(weight))
+    def _between(self, missed: Point, met: Point) -> PrecisionPlan | None:
+        """The plan of the front between two of its points; None if one is better in every way."""
+        weight = chord(missed, met)
+        return None if weight is None else self.model.plan(self.cut.best(weight))
+
+    def _exact(self, plan: PrecisionPlan) -> dict[str, float]:
+        """Of the noisiest tensors, what of their noise arrives at the outputs."""
+        space = self.problem.space
+        worst = sorted(space.tensors, key=lambda t: -self.noise.get(t.name, 0.0))
+        found = {}
+        for tensor in worst[:_MEASURED_EXACTLY]:
+            alone = space.stored_by(tensor)
+            raised = {op: space.capabilities[op].configs[-1] for op in plan if op not in alone}
+            noise = self.problem.probe.output_noise(self._finished(plan.replacing(raised)))
+            if noise is not None:
+                found[tensor.name] = min(noise, _WORST)
+        return found
 
 
 def _keeps_some(plan: PrecisionPlan) -> bool:

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 HISTORY_FILE = "history.db"
 _PREFIX = "tuning-"
 _FINGERPRINT, _BASELINE, _OBSERVATIONS, _TRIAL = "fingerprint", "baseline", "observations", "trial"
+_MEASURED = "measured: "
 
 
 def storage_url(workspace: str | Path, storage: str | None = None) -> str:
@@ -151,6 +152,15 @@ class History:
     def observations(self, observations: Observations) -> None:
         self._study.set_user_attr(_OBSERVATIONS, json.dumps(observations.to_dict()))
 
+    def recall(self, key: str) -> tuple[bool, Any]:
+        """Whether something was written down under a key, and what."""
+        attributes = self._study.user_attrs
+        return _MEASURED + key in attributes, attributes.get(_MEASURED + key)
+
+    def remember(self, key: str, value: Any) -> None:
+        """Write down what was measured: numbers, words, lists and dicts."""
+        self._study.set_user_attr(_MEASURED + key, value)
+
     def trials(self) -> list[Trial]:
         """All finished trials, oldest first."""
         found = []
@@ -177,6 +187,9 @@ class History:
         with _quiet_optuna():
             if trial.accuracy is None or trial.outcome is Outcome.FAILED:
                 self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+            elif trial.outcome is Outcome.PRUNED:
+                handle.report(trial.accuracy, step=0)
+                self._study.tell(trial.number, state=optuna.trial.TrialState.PRUNED)
             else:
                 self._study.tell(trial.number, trial.accuracy)
 

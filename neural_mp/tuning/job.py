@@ -28,8 +28,10 @@ class TuningJob:
         evaluator: measures accuracy.
         calibration: batches for calibration; None where there are none.
         sampling_size: calibration samples to use.
-        criterion, exit_policy, objective, seed: as the user set them.
+        criterion, exit_policy, seed: as the user set them.
+        objectives: what is made small → its weight.
         open_history: opens the run's record; only called where accuracy is evaluated.
+        forced: precisions that the user wants whatever they cost (`FORCE_BF16=1`).
         measurement: how latency and memory are measured.
         amp: what the user said of auto mixed precision, in words.
         warnings: what the user was already warned of.
@@ -48,8 +50,9 @@ class TuningJob:
     sampling_size: int = 100
     criterion: AccuracyCriterion = AccuracyCriterion()
     exit_policy: ExitPolicy = ExitPolicy()
-    objective: str = "performance"
+    objectives: Mapping[str, float] = field(default_factory=lambda: {"performance": 1.0})
     seed: int = 0
+    forced: frozenset[Precision] = frozenset()
     amp: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)

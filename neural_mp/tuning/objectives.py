@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from types import MappingProxyType
 from typing import Any
 
 from neural_mp.adaptors.base import Adaptor, Model
+from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.profiling import interleaved_medians, peak_growth
 from neural_mp.trial import Trial
 from neural_mp.tuning.data import count_samples
@@ -15,6 +19,43 @@ OBJECTIVES = ("performance", "footprint", "modelsize")
 
 #: Figures closer than this are the same: latencies are noisy.
 _SAME = 1.05
+#: Trials within this of the best are measured again, side by side.
+_DOUBTFUL = 1.25
+
+#: Objective → the figure of a trial that says how well it does, as a share of FP32's.
+RELATIVE = {
+    "performance": "relative_latency",
+    "footprint": "relative_footprint",
+    "modelsize": "relative_modelsize",
+}
+
+
+def parse_objectives(value: str | Mapping[str, float]) -> Mapping[str, float]:
+    """Read `"performance"` or `{"performance": 0.7, "modelsize": 0.3}`.
+
+    Returns:
+        Objective → its weight; weights add up to 1.
+
+    Raises:
+        ConfigurationError: there is no such objective, or a weight is no positive number.
+    """
+    given = {value: 1.0} if isinstance(value, str) else value
+    if not isinstance(given, Mapping) or not given:
+        raise ConfigurationError(
+            f"objective must be a name, or a mapping of names to weights, got {value!r}"
+        )
+    for name, weight in given.items():
+        if name not in OBJECTIVES:
+            raise ConfigurationError(
+                f"objective cannot be {name!r}{did_you_mean(str(name), OBJECTIVES)}"
+            )
+        number = isinstance(weight, Real) and not isinstance(weight, bool)
+        if not number or not math.isfinite(weight) or weight <= 0:
+            raise ConfigurationError(
+                f"objective: the weight of {name!r} must be a positive number, got {weight!r}"
+            )
+    total = sum(given.values())
+    return MappingProxyType({name: float(weight) / total for name, weight in given.items()})
 
 
 @dataclass(frozen=True)
@@ -24,7 +65,8 @@ class Measurement:
     Attributes:
         adaptor: runs the models.
         inputs: one batch.
-        objective: what the run is after; the costlier figures are taken only for their own.
+        objectives: what the run is after → its weight; the costlier figures are taken only for
+            their own.
         warmup, iterations: runs not counted, and counted at most.
         time_limit: seconds after which no further run starts.
         threads: threads the framework may use meanwhile; None leaves that to it.
@@ -32,7 +74,7 @@ class Measurement:
 
     adaptor: Adaptor
     inputs: Any
-    objective: str = "performance"
+    objectives: Mapping[str, float] = field(default_factory=lambda: {"performance": 1.0})
     warmup: int = 5
     iterations: int = 30
     time_limit: float = 5.0
@@ -41,14 +83,20 @@ class Measurement:
     def __call__(self, baseline: Model, candidate: Model) -> tuple[dict[str, float], float]:
         """The objectives of a candidate (smaller is better), and its speed-up over FP32."""
         found = {"modelsize": float(self.adaptor.size(candidate))}
+        found["relative_modelsize"] = found["modelsize"] / (self.adaptor.size(baseline) or 1)
         latencies = self.latencies(baseline, candidate)
         speedup = latencies["baseline"] / latencies["candidate"]
         found["performance"] = latencies["candidate"]
         found["relative_latency"] = 1 / speedup
-        if self.objective == "footprint":
-            growth = peak_growth(lambda: self.adaptor.predict(candidate, self.inputs))
-            found["footprint"] = found["modelsize"] + growth
+        if "footprint" in self.objectives:
+            before, found["footprint"] = self._footprint(baseline), self._footprint(candidate)
+            found["relative_footprint"] = found["footprint"] / before
         return found, speedup
+
+    def _footprint(self, model: Model) -> float:
+        """Bytes of weights, and by how much a run makes the process grow."""
+        growth = peak_growth(lambda: self.adaptor.predict(model, self.inputs))
+        return float(self.adaptor.size(model) + growth)
 
     @property
     def batch_size(self) -> int:
@@ -57,21 +105,45 @@ class Measurement:
 
     def latencies(self, baseline: Model, candidate: Model) -> dict[str, float]:
         """Median seconds a batch of both, measured in turn."""
-        if candidate is baseline:
-            runs = [lambda: self.adaptor.predict(baseline, self.inputs)]
-        else:
-            runs = [
-                lambda: self.adaptor.predict(baseline, self.inputs),
-                lambda: self.adaptor.predict(candidate, self.inputs),
-            ]
-        with self.adaptor.threads(self.threads):
-            seconds = interleaved_medians(
-                runs, warmup=self.warmup, iterations=self.iterations, time_limit=self.time_limit
-            )
+        models = [baseline] if candidate is baseline else [baseline, candidate]
+        seconds = self.side_by_side(models)
         return {"baseline": seconds[0], "candidate": seconds[-1]}
 
+    def side_by_side(self, models: Sequence[Model], longer: int = 1) -> list[float]:
+        """Median seconds a batch of each of several models, measured in turn.
 
-def best_trial(trials: Sequence[Trial], objective: str) -> Trial | None:
+        Args:
+            models: what to measure.
+            longer: how many times as long as usual.
+        """
+        runs = [lambda model=model: self.adaptor.predict(model, self.inputs) for model in models]
+        with self.adaptor.threads(self.threads):
+            return interleaved_medians(
+                runs,
+                warmup=self.warmup,
+                iterations=self.iterations * longer,
+                time_limit=self.time_limit * longer,
+            )
+
+
+def score(trial: Trial, objectives: Mapping[str, float]) -> float:
+    """What a trial takes, by the objectives, as a share of what FP32 takes; infinite if unknown."""
+    shares = (trial.objectives.get(RELATIVE[name], float("inf")) for name in objectives)
+    return sum(w * share for w, share in zip(objectives.values(), shares, strict=True))
+
+
+def is_slow(objectives: Mapping[str, float], figures: Mapping[str, float]) -> bool:
+    """Whether speed is all that is wanted, and these figures are clearly worse than FP32's."""
+    return set(objectives) == {"performance"} and figures.get("relative_latency", 0.0) > _SAME
+
+
+def finalists(trials: Sequence[Trial], objectives: Mapping[str, float], most: int) -> list[Trial]:
+    """The best of those that met the target, best first: those that noise may have misordered."""
+    met = sorted((t for t in trials if t.met), key=lambda t: (score(t, objectives), t.number))
+    return [t for t in met if score(t, objectives) <= score(met[0], objectives) * _DOUBTFUL][:most]
+
+
+def best_trial(trials: Sequence[Trial], objectives: Mapping[str, float]) -> Trial | None:
     """The best of those that met the target; None if none did.
 
     Among trials whose figures cannot be told apart, the one with the fewest bits in its plan,
@@ -80,10 +152,8 @@ def best_trial(trials: Sequence[Trial], objective: str) -> Trial | None:
     met = [trial for trial in trials if trial.met]
     if not met:
         return None
-    # Latency is compared as a share of FP32's, taken in turn with it: machines drift.
-    key = "relative_latency" if objective == "performance" else objective
-    best = min(trial.objectives.get(key, float("inf")) for trial in met)
-    close = [t for t in met if t.objectives.get(key, float("inf")) <= best * _SAME]
+    best = min(score(trial, objectives) for trial in met)
+    close = [trial for trial in met if score(trial, objectives) <= best * _SAME]
     return min(close, key=lambda trial: (_bits(trial), trial.number))
 
 

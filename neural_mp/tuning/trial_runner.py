@@ -15,6 +15,7 @@ from neural_mp.tuning.evaluator import Deadline, TimeUpError, UserCodeError, is_
 from neural_mp.tuning.history import History
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import Listener
+from neural_mp.tuning.objectives import is_slow
 
 logger = logging.getLogger(__name__)
 
@@ -76,18 +77,27 @@ class TrialRunner:
             return Trial(plan, Outcome.MISSED, error=words, number=number), None
         met = job.criterion.met(self.baseline, accuracy)
         origin = None if met else self._origin_of_nan(model).removeprefix("; ") or None
-        objectives, speedup = job.measurement(job.model, model) if met else ({}, None)
+        figures, speedup = job.measurement(job.model, model) if met else ({}, None)
+        slow = met and not self._costs_are_known(plan) and is_slow(job.objectives, figures)
         trial = Trial(
             plan,
-            Outcome.MET if met else Outcome.MISSED,
+            Outcome.SLOW if slow else Outcome.MET if met else Outcome.MISSED,
             accuracy,
             job.criterion.loss(self.baseline, accuracy),
-            objectives,
+            figures,
             time.perf_counter() - started,
             origin,
             number,
         )
         return trial, speedup
+
+    def _costs_are_known(self, plan: PrecisionPlan) -> bool:
+        """Whether some op runs in a precision that gains no speed here, or that was forced."""
+        space, forced = self.job.space, self.job.forced
+        return any(
+            precision in forced or precision in space.capabilities[op].emulated
+            for op, precision in space.flow(plan).precisions.items()
+        )
 
     def _origin_of_nan(self, model: Model) -> str:
         """Where NaN or Inf begins in a candidate, if it does and FP32 has none, as a clause."""

@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from neural_mp.adaptors.base import Model
+from neural_mp.adaptors.repair import scored_repairs
 from neural_mp.errors import DataError, MetricError, NeuralMPError, TuningError
 from neural_mp.observations import Observations
 from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import Precision
+from neural_mp.search.sensitivity import best_repairs, with_repairs
 from neural_mp.strategies.base import Search, TuningProblem
 from neural_mp.trial import Trial
 from neural_mp.tuning.data import count_samples, limited
@@ -24,9 +26,13 @@ from neural_mp.tuning.evaluator import (
 from neural_mp.tuning.history import History
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import Listener
-from neural_mp.tuning.objectives import best_trial
+from neural_mp.tuning.objectives import best_trial, finalists
+from neural_mp.tuning.probe import LEAST_ALLOWANCE, MeasuringProbe
 from neural_mp.tuning.report import Report, count_ops
 from neural_mp.tuning.trial_runner import TrialRunner
+
+#: Of the plans that met the target, so many are measured side by side in the end.
+_FINALISTS = 3
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,7 @@ class Tuner:
         self.baseline: float | None = None
         self.trials: list[Trial] = []
         self._history: History | None = None
+        self._probe: MeasuringProbe | None = None
 
     def run(self) -> TuningResult:
         """Tune.
@@ -98,10 +105,11 @@ class Tuner:
         except TimeUpError:
             self.warnings.append("the time limit passed during calibration; the model stays FP32")
             return self._result(None, None)
-        plan = job.space.resolve(job.space.fastest_plan())
+        repairs = best_repairs(self.observations)
+        plan = job.space.resolve(with_repairs(job.space.fastest_plan(), job.space, repairs))
         with self._timed("convert"):
             self.listener.phase("Converting")
-            model = job.adaptor.convert(job.model, plan, self.observations, job.space)
+            model = self._converted_to(plan)
         return self._result(plan, model)
 
     def _tuned(self) -> TuningResult:
@@ -116,14 +124,35 @@ class Tuner:
             return self._result(None, None)
         with self._timed("search"):
             self._search(self.job.strategy.search(self._problem()))
-        best = best_trial(self.trials, self.job.objective)
+        self.seconds["probe"] = self._probe.spent if self._probe is not None else 0.0
+        best, model = self._best()
         if best is None:
             self._explain_miss()
             return self._result(None, None)
-        model = self.job.adaptor.convert(
-            self.job.model, best.plan, self.observations, self.job.space
-        )
         return self._result(best.plan, model, best)
+
+    def _best(self) -> tuple[Trial | None, Model | None]:
+        """The best trial and its model; those that noise may have misordered are measured anew."""
+        job = self.job
+        drawn = finalists(self.trials, job.objectives, _FINALISTS)
+        if len(drawn) > 1 and "performance" in job.objectives:
+            with self._timed("measure"):
+                self.listener.phase("Measuring finalists")
+                models = [job.model, *(self._converted_to(trial.plan) for trial in drawn)]
+                before, *after = job.measurement.side_by_side(models, longer=2)
+            drawn = [
+                replace(t, objectives={**t.objectives, "relative_latency": seconds / before})
+                for t, seconds in zip(drawn, after, strict=True)
+            ]
+            best = best_trial(drawn, job.objectives)
+            assert best is not None
+            return best, models[1 + drawn.index(best)]
+        best = best_trial(self.trials, job.objectives)
+        return best, None if best is None else self._converted_to(best.plan)
+
+    def _converted_to(self, plan: PrecisionPlan) -> Model:
+        job = self.job
+        return job.adaptor.convert(job.model, plan, self.observations, job.space)
 
     def _fits(self, plan: PrecisionPlan) -> bool:
         try:
@@ -133,7 +162,13 @@ class Tuner:
 
     def _problem(self) -> TuningProblem:
         job = self.job
-        return TuningProblem(job.space, self.observations, job.precisions, job.seed)
+        assert self._history is not None
+        assert self._history.baseline is not None
+        allowance = max(LEAST_ALLOWANCE, self._history.baseline.get("seconds", 0.0))
+        self._probe = MeasuringProbe(job, self.observations, self._history, allowance)
+        return TuningProblem(
+            job.space, self.observations, job.precisions, job.seed, job.objectives, self._probe
+        )
 
     def _measure_baseline(self) -> None:
         job, history = self.job, self._history
@@ -149,7 +184,7 @@ class Tuner:
                     f"the accuracy of the FP32 model is {self.baseline}; check the metric, the "
                     f"labels and the model's outputs"
                 )
-            history.baseline = {"accuracy": self.baseline}
+            history.baseline = {"accuracy": self.baseline, "seconds": self.seconds["baseline"]}
         if self.baseline == 0 and job.criterion.relative:
             self.warnings.append(
                 "the FP32 accuracy is 0, of which no share can be lost: the tolerance is taken as "
@@ -187,7 +222,8 @@ class Tuner:
             known = len(job.calibration)
             self.listener.phase("Calibrating", min(total, known) if known else total)
             batches = limited(job.calibration.inputs(), job.sampling_size, before_each)
-            self.observations = job.adaptor.observe(job.model, batches, job.space)
+            seen = job.adaptor.observe(job.model, batches, job.space)
+            self.observations = scored_repairs(job.adaptor, job.model, job.space, seen)
         if self._history is not None:
             self._history.observations = self.observations
 
@@ -234,6 +270,18 @@ class Tuner:
             )
 
     def _explain_miss(self) -> None:
+        slow = min(
+            (trial for trial in self.trials if trial.accurate),
+            key=lambda trial: trial.objectives["relative_latency"],
+            default=None,
+        )
+        if slow is not None:
+            self.warnings.append(
+                f"no plan that meets the target is faster than FP32 on this machine; the result is "
+                f"the FP32 model. Closest came {slow.plan!r} at "
+                f"{1 / slow.objectives['relative_latency']:.2f}× the speed of FP32"
+            )
+            return
         closest = _closest(self.trials)
         if closest is None or closest.accuracy is None or self.baseline is None:
             self.warnings.append("no plan could be evaluated; the result is the FP32 model")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from neural_mp.graph import Op, OpGraph
 from neural_mp.observations import Observations
@@ -10,7 +11,7 @@ from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import FP32, RANGE_ALGORITHMS, OpConfig, Precision, QuantSpec
 from neural_mp.space import Capability, TuningSpace
 from neural_mp.strategies import strategy_named
-from neural_mp.strategies.base import TuningProblem
+from neural_mp.strategies.base import Probe, TuningProblem
 from neural_mp.trial import Outcome, Trial
 
 WEIGHT = QuantSpec("int8", "symmetric", "per_channel")
@@ -32,6 +33,40 @@ def chain(length: int = 6, configs=(*INT8, FP32)) -> TuningSpace:
     return TuningSpace(graph, {op.name: Capability(configs) for op in graph})
 
 
+def branches(count: int = 3, configs=(*INT8, FP32)) -> TuningSpace:
+    """op0 → op1, which `count` convolutions read side by side, each with a dense op behind it."""
+    ops = [Op("op0", "conv", ("x",)), Op("op1", "conv", ("op0",))]
+    for i in range(count):
+        ops += [Op(f"branch{i}", "conv", ("op1",)), Op(f"end{i}", "dense", (f"branch{i}",))]
+    return TuningSpace(OpGraph(ops, ["x"]), {op.name: Capability(configs) for op in ops})
+
+
+@dataclass
+class MadeUpProbe(Probe):
+    """Noise that is added up over ops, by what each adds in INT8; keeps what it was asked.
+
+    Attributes:
+        noise: op → noise; None knows nothing.
+        sensitivity: op → harm of rounding its weight.
+        limit: questions it answers.
+    """
+
+    noise: Mapping[str, float] | None = None
+    sensitivity: Mapping[str, float] = field(default_factory=dict)
+    limit: int = 10**9
+    asked: list[PrecisionPlan] = field(default_factory=list)
+
+    def output_noise(self, plan: PrecisionPlan) -> float | None:
+        self.asked.append(plan)
+        if self.noise is None or len(self.asked) > self.limit:
+            return None
+        low = {op for op, config in plan.items() if config.precision is not Precision.FP32}
+        return sum(noise for op, noise in self.noise.items() if op in low)
+
+    def weight_sensitivity(self) -> Mapping[str, float]:
+        return self.sensitivity
+
+
 def run(
     space: TuningSpace,
     harm: Callable[[PrecisionPlan], float],
@@ -39,9 +74,23 @@ def run(
     precisions=(Precision.INT8,),
     tolerance: float = 0.01,
     strategy: str = "basic",
+    probe: Probe | None = None,
+    seed: int = 0,
+    objectives: Mapping[str, float] | None = None,
+    figures: Callable[[PrecisionPlan], dict[str, float]] = lambda plan: {},
 ) -> list[Trial]:
-    """Drive the strategy with a made-up accuracy; all trials in order."""
-    problem = TuningProblem(space, Observations(noise=noise or {}), precisions)
+    """Drive the strategy with a made-up accuracy; all trials in order.
+
+    Those that met the target have the `figures`; those no faster than FP32 by them are slow.
+    """
+    problem = TuningProblem(
+        space,
+        Observations(noise=noise or {}),
+        precisions,
+        seed,
+        objectives or {"performance": 1.0},
+        probe or Probe(),
+    )
     search = strategy_named(strategy).search(problem)
     trials: list[Trial] = []
     answer = None
@@ -55,7 +104,10 @@ def run(
             plan = space.resolve(given)
             loss = harm(plan)
             outcome = Outcome.MET if loss <= tolerance else Outcome.MISSED
-            answer.append(Trial(plan, outcome, 1 - loss, loss, number=len(trials)))
+            found = figures(plan) if outcome is Outcome.MET else {}
+            if found.get("relative_latency", 0.0) > 1:
+                outcome = Outcome.SLOW
+            answer.append(Trial(plan, outcome, 1 - loss, loss, found, number=len(trials)))
             trials.append(answer[-1])
 
 
@@ -66,3 +118,7 @@ def int8_ops(plan: PrecisionPlan) -> set[str]:
 def hostile_tensor(plan: PrecisionPlan) -> float:
     """The tensor between op1 and op2 is bad when stored in INT8: whenever op2 reads it so."""
     return 0.9 if "op2" in int8_ops(plan) else 0.0
+
+
+def high_ops(plan: PrecisionPlan) -> set[str]:
+    return {op for op, config in plan.items() if config.precision is Precision.FP32}

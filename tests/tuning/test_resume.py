@@ -113,6 +113,7 @@ def test_a_shuffled_loader_can_be_resumed(converter, digits):
 
 def test_ctrl_c_returns_the_best_so_far_and_keeps_the_trials(converter, hostile_net, accuracy):
     converter.model = hostile_net
+    converter.strategy = "basic"
     stop_at = 3
     update = accuracy.update
 

@@ -16,6 +16,7 @@ def converter(hostile_net, digits, accuracy):
     made = MixedPrecision()
     made.model = hostile_net
     made.precisions = "int8"
+    made.strategy = "basic"  # whose trials on this net are many
     made.metric = accuracy
     made.eval_dataloader = digits[1].loader()
     return made

@@ -1,0 +1,84 @@
+"""What strategies share that put decisions back to a higher precision, worst first."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+
+from neural_mp.plan import PrecisionPlan
+from neural_mp.precision import Precision
+from neural_mp.space import TuningSpace
+from neural_mp.strategies.base import TuningProblem
+from neural_mp.strategies.basic import at_precision, low_ops
+from neural_mp.trial import Trial
+
+#: Ops that move together (see `TuningSpace.decisions`).
+Decision = tuple[str, ...]
+
+
+def lowers_something(space: TuningSpace, plan: PrecisionPlan) -> bool:
+    """Whether any op runs in a lower precision in effect: the model as it was is no plan to try."""
+    effective = space.flow(plan).precisions.values()
+    return any(precision is not Precision.FP32 for precision in effective)
+
+
+def low_decisions(problem: TuningProblem, plan: PrecisionPlan) -> list[Decision]:
+    """The decisions that a plan has in a lower precision, in the graph's order."""
+    low = set(low_ops(problem, plan))
+    return [ops for ops in problem.space.decisions if not low.isdisjoint(ops)]
+
+
+def noise_read(problem: TuningProblem, ops: Iterable[str]) -> float:
+    """The noise that calibration saw in the quantized tensors that some ops read."""
+    readers = set(ops)
+    return sum(
+        problem.observations.noise.get(tensor.name, 0.0)
+        for tensor in problem.space.tensors
+        if not readers.isdisjoint(tensor.consumers)
+    )
+
+
+def output_noises(problem: TuningProblem, plans: Iterable[PrecisionPlan]) -> list[float] | None:
+    """The noise at the outputs of every plan; None if the probe leaves one of them unknown.
+
+    All or none, because nothing else that is known compares with this noise.
+    """
+    noises = []
+    for plan in plans:
+        noise = problem.probe.output_noise(plan)
+        if noise is None:
+            return None
+        noises.append(noise)
+    return noises
+
+
+def fall_back_in_turn(
+    problem: TuningProblem,
+    base: PrecisionPlan,
+    order: Sequence[Decision],
+    target: Precision,
+) -> Generator[list[PrecisionPlan], list[Trial], bool]:
+    """One decision after the other back to a higher precision, those before it included.
+
+    Args:
+        problem: what is searched.
+        base: the plan that missed the target.
+        order: the decisions, first things first.
+        target: the precision to go back to.
+
+    Returns:
+        Whether the target was met, with which it ends.
+    """
+    plan = base
+    before = problem.space.resolve(base)
+    for ops in order:
+        plan = at_precision(problem.space, plan, ops, target)
+        if not lowers_something(problem.space, plan):
+            return False
+        resolved = problem.space.resolve(plan)
+        if resolved == before:
+            continue
+        before = resolved
+        (trial,) = yield [plan]
+        if trial.met:
+            return True
+    return False

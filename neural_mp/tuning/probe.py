@@ -1,0 +1,181 @@
+"""What can be measured of plans beyond calibration, and without the evaluation data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from neural_mp.adaptors.base import Model
+from neural_mp.adaptors.given_inputs import leaves
+from neural_mp.graph import OpGraph
+from neural_mp.metrics.predictions import as_array
+from neural_mp.observations import Observations, Times
+from neural_mp.plan import PrecisionPlan
+from neural_mp.precision import Precision
+from neural_mp.strategies.base import Probe
+from neural_mp.tuning.history import History
+from neural_mp.tuning.job import TuningJob
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that may be spent on measuring where an evaluation takes less.
+LEAST_ALLOWANCE = 2.0
+#: Timing ops runs a batch so many times; where this does not fit, they are not timed.
+_PROFILED_RUNS = 16
+
+
+@dataclass
+class MeasuringProbe(Probe):
+    """Measures with the job's model: noise on calibration data, times on the batch for latency.
+
+    What was measured, and what was not for want of time, is kept in the run's history, so that a
+    run taken up again finds the same.
+
+    Attributes:
+        job: the run.
+        observations: what calibration saw.
+        history: where measurements are kept.
+        allowance: seconds that may be spent.
+        spent: seconds spent so far.
+    """
+
+    job: TuningJob
+    observations: Observations
+    history: History
+    allowance: float
+    spent: float = 0.0
+    _reference: list[Any] | None = field(default=None, repr=False)
+
+    def output_noise(self, plan: PrecisionPlan) -> float | None:
+        """See the contract."""
+        resolved = self.job.space.resolve(plan)
+        digest = hashlib.sha256(json.dumps(resolved.to_dict(), sort_keys=True).encode())
+        return self._kept(f"noise {digest.hexdigest()[:16]}", lambda: self._noise(resolved))
+
+    def _noise(self, plan: PrecisionPlan) -> float | None:
+        job = self.job
+        data = job.calibration
+        inputs = job.measurement.inputs if data is None else data.first_inputs
+        if self._reference is None:
+            self._reference = _floats(job.adaptor.predict(job.model, inputs))
+        try:
+            found = _floats(job.adaptor.predict(self._converted(plan), inputs))
+        except Exception:
+            # Whatever a framework raises: the plan is no good, and its trial will say why.
+            logger.debug("a plan failed as its noise was measured", exc_info=True)
+            return float("inf")
+        return relative_noise(self._reference, found)
+
+    def times(self) -> Times:
+        """See the contract."""
+        stored = self._kept("times", self._times)
+        if stored is None:
+            return Times()
+        ops = {
+            op: {Precision(name): seconds for name, seconds in by.items()}
+            for op, by in stored["ops"].items()
+        }
+        return Times(ops, stored["conversion"])
+
+    def _times(self) -> dict[str, Any] | None:
+        job, inputs = self.job, self.job.measurement.inputs
+        started = time.perf_counter()
+        job.adaptor.predict(job.model, inputs)
+        if _PROFILED_RUNS * (time.perf_counter() - started) > self.allowance:
+            return None
+        plan = job.space.resolve(job.space.fastest_plan())
+        try:
+            low = self._converted(plan)
+            with job.adaptor.threads(job.measurement.threads):
+                before = job.adaptor.profile(job.model, inputs)
+                after = job.adaptor.profile(low, inputs)
+        except Exception:
+            # Whatever a framework raises: times are then estimated.
+            logger.debug("ops could not be timed", exc_info=True)
+            return None
+        graph, flow = job.space.graph, job.space.flow(plan)
+        owned = {op: _owned(graph, op) for op in job.space.decided}
+        ops = {
+            op: {
+                Precision.FP32.value: sum(before.get(name, 0.0) for name in names),
+                flow.precisions[op].value: sum(after.get(name, 0.0) for name in names),
+            }
+            for op, names in owned.items()
+        }
+        known = {op: by for op, by in ops.items() if all(by.values())}
+        counts = job.adaptor.conversion_counts(low)
+        between = sum(seconds for name, seconds in after.items() if name not in graph)
+        conversions = counts.casts + counts.quantize + counts.dequantize
+        return {"ops": known, "conversion": between / conversions if conversions else None}
+
+    def weight_elements(self) -> Mapping[str, int]:
+        """See the contract."""
+        if set(self.job.objectives) == {"performance"}:
+            return {}
+        layers = self.job.adaptor.layers(self.job.model)
+        return {op: int(layer.weight().size) for op, layer in layers.items()}
+
+    def weight_sensitivity(self) -> Mapping[str, float]:
+        """See the contract."""
+        job = self.job
+        batches = [] if job.calibration is None else [job.calibration.first_inputs]
+        found = self._kept(
+            "weight sensitivity",
+            lambda: dict(job.adaptor.weight_sensitivity(job.model, batches, job.space)),
+            always=True,
+        )
+        return found or {}
+
+    def _converted(self, plan: PrecisionPlan) -> Model:
+        job = self.job
+        return job.adaptor.convert(job.model, plan, self.observations, job.space)
+
+    def _kept(self, key: str, measure: Callable[[], Any], always: bool = False) -> Any:
+        known, value = self.history.recall(key)
+        if known:
+            return value
+        started = time.perf_counter()
+        value = measure() if always or self.spent < self.allowance else None
+        self.spent += time.perf_counter() - started
+        self.history.remember(key, value)
+        return value
+
+
+def _owned(graph: OpGraph, op: str) -> list[str]:
+    """An op and what runs along in its kernel."""
+    members, waiting = [op], [op]
+    while waiting:
+        for reader in graph.consumers(waiting.pop()):
+            if reader.cluster == op and reader.name not in members:
+                members.append(reader.name)
+                waiting.append(reader.name)
+    return members
+
+
+def _floats(outputs: Any) -> list[Any]:
+    """The arrays of floating-point numbers among a model's outputs."""
+    arrays = [as_array(leaf, "outputs") for leaf in leaves(outputs) if hasattr(leaf, "shape")]
+    return [array for array in arrays if array.dtype.kind == "f"]
+
+
+def relative_noise(reference: list[Any], found: list[Any]) -> float:
+    """The power of what differs, as a share of the reference's; infinite where it is not finite.
+
+    The mean over outputs, so that one of large numbers does not hide the rest.
+    """
+    shares = []
+    for expected, got in zip(reference, found, strict=True):
+        power = float(np.mean(np.square(expected, dtype=np.float64)))
+        error = np.mean(np.square(np.subtract(got, expected, dtype=np.float64)))
+        if not np.isfinite(error):
+            return float("inf")
+        if power > 0:
+            shares.append(float(error) / power)
+    return float(np.mean(shares)) if shares else 0.0
