@@ -148,14 +148,10 @@ class Adaptor(ABC):
     def profile(self, model: Model, inputs: Any) -> Mapping[str, float]:
         """Op → seconds of one run."""
 
-    def weight_sensitivity(
-        self, model: Model, batches: Iterable[Any], space: TuningSpace
+    def hessian_traces(
+        self, model: Model, batches: Iterable[Any], ops: Collection[str]
     ) -> Mapping[str, float]:
-        """Op with an INT8 weight → harm of rounding it (HAWQ-V2).
-
-        The trace of the Hessian by the weight, of half the squared distance of the outputs from
-        what they are, divided by the number of weights, times the squared distance of the weight
-        from its rounded self.
+        """Op → trace of the Hessian, by its weight, of the loss of `neural_mp.adaptors.hessian`.
 
         Raises:
             ConversionError: the framework has no gradients.

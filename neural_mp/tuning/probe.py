@@ -14,6 +14,7 @@ import numpy as np
 
 from neural_mp.adaptors.base import Model
 from neural_mp.adaptors.given_inputs import leaves
+from neural_mp.adaptors.hessian import weight_sensitivity
 from neural_mp.graph import OpGraph
 from neural_mp.metrics.predictions import as_array
 from neural_mp.observations import Observations, Times
@@ -128,7 +129,7 @@ class MeasuringProbe(Probe):
         batches = [] if job.calibration is None else [job.calibration.first_inputs]
         found = self._kept(
             "weight sensitivity",
-            lambda: dict(job.adaptor.weight_sensitivity(job.model, batches, job.space)),
+            lambda: weight_sensitivity(job.adaptor, job.model, batches, job.space),
             always=True,
         )
         return found or {}

@@ -132,6 +132,14 @@ class PyTorchAdaptor(Adaptor):
 
         return with_layers(model, changes)
 
+    def hessian_traces(
+        self, model: TorchModel, batches: Iterable[Any], ops: Collection[str]
+    ) -> Mapping[str, float]:
+        """By gradients of the captured graph."""
+        from neural_mp.adaptors.pytorch.gradients import hessian_traces
+
+        return hessian_traces(model, (self._call(model, batch) for batch in batches), ops)
+
     def predict(self, model: TorchModel, inputs: Any) -> Any:
         """Outputs as tensors, or as arrays where the inputs were arrays."""
         from torch.utils import _pytree as pytree

@@ -151,6 +151,14 @@ class TensorFlowAdaptor(Adaptor):
 
         return channel_keepers(model)
 
+    def hessian_traces(
+        self, model: TensorFlowModel, batches: Iterable[Any], ops: Collection[str]
+    ) -> Mapping[str, float]:
+        """By gradients of the graph."""
+        from neural_mp.adaptors.tensorflow.gradients import hessian_traces
+
+        return hessian_traces(model, (model.signature.bind(batch) for batch in batches), ops)
+
     def predict(self, model: TensorFlowModel, inputs: Any) -> Any:
         """Outputs as arrays, or as tensors where the inputs were tensors."""
         import tensorflow as tf
