@@ -174,7 +174,8 @@ def hardware(
 def _load(
     model: str, framework: str | None, input_shape: list[str] | None
 ) -> tuple[Adaptor, Model]:
-    from neural_mp.conversion import load_source, random_inputs
+    from neural_mp.conversion import random_inputs
+    from neural_mp.user_inputs import load_source
 
     return load_source(model, framework, random_inputs(input_shape or ()))
 

@@ -28,6 +28,9 @@ class Metric(Protocol):
 
     Predictions come in the kind the inputs had: numpy arrays for numpy inputs, the framework's
     own tensors for its tensors. Labels come as the dataloader gave them.
+
+    A metric that has the attribute `running = True` is asked for its result every now and then, so
+    that an evaluation that is lost can be stopped.
     """
 
     def update(self, preds: Any, labels: Any) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 
 from neural_mp import hardware as machine
 from neural_mp.adaptors.base import Adaptor, Model
-from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.errors import ConfigurationError, PlanError
 from neural_mp.hardware import Hardware
 from neural_mp.observations import Observations
@@ -22,7 +21,7 @@ from neural_mp.reporting.tables import BenchmarkRow
 from neural_mp.tuning.data import count_samples
 from neural_mp.tuning.objectives import Measurement
 from neural_mp.tuning.report import Report, count_ops
-from neural_mp.user_inputs import resolve_source
+from neural_mp.user_inputs import load_source
 
 
 def convert_with_plan(
@@ -53,7 +52,7 @@ def convert_with_plan(
     started = time.perf_counter()
     if not isinstance(plan, PrecisionPlan):
         plan, observations = load_plan_file(plan)
-    adaptor, held = load_source(source, framework, inputs, capture)
+    adaptor, held = load_source(source, framework, inputs, capture=capture)
     space = adaptor.space(held, hardware or machine.detect())
     resolved = space.resolve(plan)
     if observations is None:
@@ -113,15 +112,6 @@ def benchmark_models(
         BenchmarkRow(str(source), seconds, count_samples(batch), adaptor.size(model))
         for source, seconds, (adaptor, model) in zip(sources, medians, held, strict=True)
     ]
-
-
-def load_source(
-    source: Any, framework: str | None, inputs: Any, capture: str = "whole"
-) -> tuple[Adaptor, Model]:
-    """The adaptor of a model (object, path or `module:attribute`), and the model as it holds it."""
-    found = resolve_source(source)
-    adaptor = adaptor_for(found, framework)
-    return adaptor, adaptor.load(found, inputs=inputs, capture=capture)
 
 
 def _load_any(source: str, inputs: Any) -> tuple[Adaptor, Model]:

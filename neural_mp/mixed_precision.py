@@ -7,12 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from neural_mp import hardware as machine
 from neural_mp.adaptors.base import CAPTURES, Adaptor, Model
-from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.amp import AmpSettings, AutoMixedPrecisionOptions
 from neural_mp.amp_inputs import edited_lists, forced, gather_amp, with_data_type
 from neural_mp.amp_log import prepared_folder, write_log
@@ -37,6 +37,7 @@ from neural_mp.tuning.tuner import Tuner
 from neural_mp.user_inputs import (
     directed,
     gather_metrics,
+    load_source,
     metric_words,
     resolve_source,
     without_int8_if_no_data,
@@ -55,6 +56,8 @@ _OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
     "random_seed": (int,),
     "sampling_size": (int,),
     "resume": (bool,),
+    "early_stopping": (bool,),
+    "workers": (int,),
     "hardware": (Hardware, type(None)),
     "listener": (Listener, type(None)),
 }
@@ -189,7 +192,8 @@ class MixedPrecision:
             self.metric, self._settings.evaluation.metrics, evaluation, self.eval_func
         )
         criterion = directed(self.accuracy_criterion, metrics, self.eval_func, warnings)
-        adaptor, model = self._load(calibration)
+        load = self._loading(calibration)
+        adaptor, model = load()
         warnings.extend(getattr(model, "warnings", ()))
         if self.approach in (None, "static"):
             precisions = without_int8_if_no_data(precisions, calibration, warnings)
@@ -208,6 +212,7 @@ class MixedPrecision:
             open_history=lambda: self._history(
                 adaptor, model, evaluation, calibration, metrics, criterion, amp
             ),
+            load=load,
             measurement=self._measurement(adaptor, model, evaluation or calibration),
             sampling_size=self.sampling_size,
             criterion=criterion,
@@ -215,6 +220,8 @@ class MixedPrecision:
             objectives=parse_objectives(self.objective),
             seed=self.random_seed,
             forced=hardware.forced,
+            workers=self.workers,
+            early_stopping=self.early_stopping,
             amp=amp.words(),
             warnings=tuple(warnings),
             seconds={"load": time.perf_counter() - started},
@@ -241,6 +248,8 @@ class MixedPrecision:
         if self.model is None:
             raise ConfigurationError("no model was given; set converter.model")
         parse_objectives(self.objective)
+        if isinstance(self.workers, int) and self.workers < 1:
+            raise ConfigurationError(f"workers must be at least 1, got {self.workers}")
         if self.approach is not None and self.approach not in APPROACHES:
             raise ConfigurationError(
                 f"approach cannot be {self.approach!r}{did_you_mean(self.approach, APPROACHES)}"
@@ -295,18 +304,17 @@ class MixedPrecision:
         spec = self._settings.evaluation.postprocess
         return None if spec is None else build_transforms(spec)
 
-    def _load(self, calibration: Batches | None) -> tuple[Adaptor, Model]:
-        source = resolve_source(self.model)
-        adaptor = adaptor_for(source, self.framework)
-        example = calibration.first_inputs if calibration is not None else None
-        model = adaptor.load(
-            source,
-            inputs=self.inputs,
+    def _loading(self, calibration: Batches | None) -> Callable[[], tuple[Adaptor, Model]]:
+        """Loads the model; can be sent to another process."""
+        return partial(
+            load_source,
+            resolve_source(self.model),
+            self.framework,
+            self.inputs,
             outputs=self.outputs,
-            example=example,
+            example=calibration.first_inputs if calibration is not None else None,
             capture=self.capture,
         )
-        return adaptor, model
 
     def _space(
         self,

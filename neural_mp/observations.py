@@ -67,6 +67,9 @@ class Observations:
         for name in ("ranges", "noise", "channels", "repaired"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Observations.from_dict, (self.to_dict(),)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, dicts and numbers, as written to YAML or JSON."""
         return {

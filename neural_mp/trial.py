@@ -61,6 +61,12 @@ class Trial:
         return self.outcome in (Outcome.MET, Outcome.SLOW)
 
     @property
+    def speedup(self) -> float | None:
+        """How many times faster than FP32; None where that was not measured."""
+        share = self.objectives.get("relative_latency")
+        return 1 / share if share else None
+
+    @property
     def harm(self) -> float:
         """`loss` for ranking: infinite where there is none."""
         return float("inf") if self.loss is None else self.loss

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from neural_mp.adaptors.base import Adaptor, Model
+from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.common import Metric, missing_methods
 from neural_mp.config import MetricSettings
 from neural_mp.data.user_code import load_user_object
@@ -40,6 +42,22 @@ def resolve_source(source: Any) -> Any:
             is_factory = isinstance(found, type) or type(found).__name__ == "function"
             return found() if is_factory else found
     return source
+
+
+def load_source(
+    source: Any,
+    framework: str | None,
+    inputs: Any,
+    *,
+    outputs: Any = None,
+    example: Any = None,
+    capture: str = "whole",
+) -> tuple[Adaptor, Model]:
+    """The adaptor of a model (object, path or `module:attribute`), and the model as it holds it."""
+    found = resolve_source(source)
+    adaptor = adaptor_for(found, framework)
+    model = adaptor.load(found, inputs=inputs, outputs=outputs, example=example, capture=capture)
+    return adaptor, model
 
 
 def gather_metrics(

@@ -32,6 +32,7 @@ class Accuracy(RunningMean):
     """
 
     higher_is_better: ClassVar[bool] = True
+    best_value: ClassVar[float | None] = 1.0
 
     def __init__(self, threshold: float = 0.5) -> None:
         super().__init__()
@@ -61,6 +62,7 @@ class TopK(RunningMean):
     """
 
     higher_is_better: ClassVar[bool] = True
+    best_value: ClassVar[float | None] = 1.0
 
     def __init__(self, k: int = 1) -> None:
         super().__init__()
@@ -220,6 +222,7 @@ class Loss(RunningMean):
     """
 
     higher_is_better: ClassVar[bool] = False
+    best_value: ClassVar[float | None] = 0.0
 
     def __init__(self, from_logits: bool = True) -> None:
         super().__init__()

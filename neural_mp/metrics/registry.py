@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -47,7 +47,16 @@ def build_metric(name: str, options: Mapping[str, Any] | int | None = None) -> M
 
 
 class RunningMean:
-    """A mean over everything taken in, held as a sum and a count."""
+    """A mean over everything taken in, held as a sum and a count.
+
+    Attributes:
+        running: whether `result` may be asked for in between, too, to stop an evaluation that is
+            lost.
+        best_value: what no sample can better; None where there is no such value.
+    """
+
+    running: ClassVar[bool] = True
+    best_value: ClassVar[float | None] = None
 
     def __init__(self) -> None:
         self.reset()
@@ -75,6 +84,8 @@ class RunningMean:
 
 class Collection:
     """Predictions and labels kept whole, for metrics that need all of them at once."""
+
+    running: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self.reset()

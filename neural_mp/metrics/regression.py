@@ -20,6 +20,7 @@ class MSE(RunningMean):
     """The mean squared difference over all numbers."""
 
     higher_is_better: ClassVar[bool] = False
+    best_value: ClassVar[float | None] = 0.0
 
     def update(self, preds: Any, labels: Any) -> None:
         """Take in one batch.
@@ -35,6 +36,8 @@ class MSE(RunningMean):
 class RMSE(MSE):
     """The square root of the mean squared difference over all numbers."""
 
+    best_value: ClassVar[float | None] = None
+
     def result(self) -> float:
         """The value since the last reset; NaN where a prediction was NaN.
 
@@ -49,6 +52,7 @@ class MAE(RunningMean):
     """The mean absolute difference over all numbers."""
 
     higher_is_better: ClassVar[bool] = False
+    best_value: ClassVar[float | None] = 0.0
 
     def update(self, preds: Any, labels: Any) -> None:
         """Take in one batch.

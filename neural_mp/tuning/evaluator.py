@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import numbers
 import time
@@ -12,7 +13,11 @@ from typing import Any
 from neural_mp.adaptors.base import Adaptor, Model
 from neural_mp.common import Metric
 from neural_mp.errors import MetricError
-from neural_mp.tuning.data import Batches
+from neural_mp.tuning.data import Batches, count_samples
+from neural_mp.tuning.early_stopping import RunningValues
+
+#: How often, in one pass, it is asked whether the evaluation is lost.
+_LOOKS = 32
 
 
 class TimeUpError(Exception):
@@ -21,6 +26,18 @@ class TimeUpError(Exception):
 
 class UserCodeError(Exception):
     """The user's metric, evaluation function or data raised; `__cause__` is what it raised."""
+
+
+class LostError(Exception):
+    """What was seen of a candidate is enough to tell that it misses; caught by the assessor.
+
+    Attributes:
+        accuracy: on the data seen.
+    """
+
+    def __init__(self, accuracy: float) -> None:
+        super().__init__()
+        self.accuracy = accuracy
 
 
 @dataclass
@@ -35,6 +52,12 @@ class Deadline:
         if self.seconds and time.monotonic() - self.started > self.seconds:
             raise TimeUpError
 
+    def left(self) -> float:
+        """Seconds until then, as another `Deadline` takes them; 0 where there is no limit."""
+        if not self.seconds:
+            return 0.0
+        return max(self.seconds - (time.monotonic() - self.started), 1e-6)
+
 
 @dataclass
 class Evaluator:
@@ -48,6 +71,8 @@ class Evaluator:
         postprocess: applied to `(predictions, labels)` before the metrics.
         on_batch: called after every batch, for progress.
         evaluations: full passes made so far.
+        running: the accuracy on the way through the last pass; empty where the metrics do not
+            allow for that.
     """
 
     adaptor: Adaptor
@@ -57,6 +82,7 @@ class Evaluator:
     postprocess: Callable[[Any], Any] | None = None
     on_batch: Callable[[], None] = lambda: None
     evaluations: int = 0
+    running: RunningValues = field(default_factory=RunningValues)
 
     @property
     def available(self) -> bool:
@@ -68,10 +94,32 @@ class Evaluator:
         """Batches in one pass; None where that is not known."""
         return None if self.batches is None else len(self.batches) or None
 
-    def __call__(self, model: Model, deadline: Deadline) -> float:
+    @property
+    def best_value(self) -> float | None:
+        """The accuracy that no sample can better; None where that is not known."""
+        total = 0.0
+        for metric, weight in self.metrics:
+            best: float | None = getattr(metric, "best_value", None)
+            if best is None or weight < 0:
+                return None
+            total += weight * best
+        return total
+
+    def __call__(
+        self,
+        model: Model,
+        deadline: Deadline,
+        is_lost: Callable[[RunningValues], bool] | None = None,
+    ) -> float:
         """The accuracy of a model; may be NaN.
 
+        Args:
+            model: what to evaluate.
+            deadline: checked after every batch.
+            is_lost: asked on the way whether to go on.
+
         Raises:
+            LostError: `is_lost` said so.
             TimeUpError: the deadline passed before the data ended.
             UserCodeError: the user's own code raised.
             MetricError: the metric's result is no number.
@@ -81,20 +129,26 @@ class Evaluator:
             value = self._users(self.eval_func, self.adaptor.native(model))
             result = _number(value, "eval_func")
         else:
-            result = self._over_batches(model, deadline)
+            result = self._over_batches(model, deadline, is_lost or (lambda running: False))
         self.evaluations += 1
         return result
 
-    def _over_batches(self, model: Model, deadline: Deadline) -> float:
+    def _over_batches(
+        self, model: Model, deadline: Deadline, is_lost: Callable[[RunningValues], bool]
+    ) -> float:
         assert self.batches is not None
         for metric, _ in self.metrics:
             self._users(metric.reset)
+        self.running, unseen = RunningValues(), 0
+        between_looks = max(1, len(self.batches) // _LOOKS)
+        looks = all(getattr(metric, "running", False) for metric, _ in self.metrics)
         pairs = self.batches.pairs()
-        while True:
+        for number in itertools.count(1):
             pair = self._users(next, pairs, None)
             if pair is None:
                 break
             inputs, labels = pair
+            unseen += count_samples(inputs)
             predictions = self.adaptor.predict(model, inputs)
             if self.postprocess is not None:
                 predictions, labels = self._users(self.postprocess, (predictions, labels))
@@ -102,10 +156,25 @@ class Evaluator:
                 self._users(metric.update, predictions, labels)
             self.on_batch()
             deadline.check()
+            if looks and number % between_looks == 0:
+                self.running = self.running.then(self._so_far(), unseen)
+                unseen = 0
+                if is_lost(self.running):
+                    raise LostError(self.running.values[-1])
+        return self._accuracy()
+
+    def _accuracy(self) -> float:
         return sum(
             weight * _number(self._users(metric.result), type(metric).__name__)
             for metric, weight in self.metrics
         )
+
+    def _so_far(self) -> float:
+        """The accuracy on the data seen; NaN where it is not defined yet."""
+        try:
+            return self._accuracy()
+        except (UserCodeError, MetricError):
+            return math.nan  # of one class there is no AUC, of no sample no mean
 
     @staticmethod
     def _users(call: Callable[..., Any], *arguments: Any) -> Any:

@@ -31,6 +31,9 @@ class TuningJob:
         criterion, exit_policy, seed: as the user set them.
         objectives: what is made small → its weight.
         open_history: opens the run's record; only called where accuracy is evaluated.
+        load: makes the adaptor and the model once more, in another process.
+        workers: processes that try the plans of a round side by side.
+        early_stopping: whether an evaluation that is lost is stopped.
         forced: precisions that the user wants whatever they cost (`FORCE_BF16=1`).
         measurement: how latency and memory are measured.
         amp: what the user said of auto mixed precision, in words.
@@ -46,6 +49,7 @@ class TuningJob:
     evaluator: Evaluator
     calibration: Batches | None
     open_history: Callable[[], History]
+    load: Callable[[], tuple[Adaptor, Model]]
     measurement: Measurement
     sampling_size: int = 100
     criterion: AccuracyCriterion = AccuracyCriterion()
@@ -53,6 +57,8 @@ class TuningJob:
     objectives: Mapping[str, float] = field(default_factory=lambda: {"performance": 1.0})
     seed: int = 0
     forced: frozenset[Precision] = frozenset()
+    workers: int = 1
+    early_stopping: bool = True
     amp: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)

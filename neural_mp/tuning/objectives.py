@@ -80,18 +80,17 @@ class Measurement:
     time_limit: float = 5.0
     threads: int | None = None
 
-    def __call__(self, baseline: Model, candidate: Model) -> tuple[dict[str, float], float]:
-        """The objectives of a candidate (smaller is better), and its speed-up over FP32."""
+    def __call__(self, baseline: Model, candidate: Model) -> dict[str, float]:
+        """The objectives of a candidate, smaller is better."""
         found = {"modelsize": float(self.adaptor.size(candidate))}
         found["relative_modelsize"] = found["modelsize"] / (self.adaptor.size(baseline) or 1)
         latencies = self.latencies(baseline, candidate)
-        speedup = latencies["baseline"] / latencies["candidate"]
         found["performance"] = latencies["candidate"]
-        found["relative_latency"] = 1 / speedup
+        found["relative_latency"] = latencies["candidate"] / latencies["baseline"]
         if "footprint" in self.objectives:
             before, found["footprint"] = self._footprint(baseline), self._footprint(candidate)
             found["relative_footprint"] = found["footprint"] / before
-        return found, speedup
+        return found
 
     def _footprint(self, model: Model) -> float:
         """Bytes of weights, and by how much a run makes the process grow."""

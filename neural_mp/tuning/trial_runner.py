@@ -1,23 +1,22 @@
-"""One plan tried: convert, evaluate, measure, record."""
+"""Plans tried: evaluated, measured, recorded; one by one or side by side."""
 
 from __future__ import annotations
 
-import logging
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from neural_mp.adaptors.base import Model
 from neural_mp.errors import MetricError, TuningError
-from neural_mp.observations import Observations
 from neural_mp.plan import PrecisionPlan
 from neural_mp.trial import Outcome, Trial
-from neural_mp.tuning.evaluator import Deadline, TimeUpError, UserCodeError, is_usable
+from neural_mp.tuning.assessment import Assessment, Assessor
+from neural_mp.tuning.evaluator import Deadline, TimeUpError, UserCodeError
 from neural_mp.tuning.history import History
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.objectives import is_slow
-
-logger = logging.getLogger(__name__)
+from neural_mp.tuning.workers import WorkerPool
 
 #: Different plans that may fail with the same error before the run gives up with it.
 SAME_FAILURE_LIMIT = 3
@@ -31,65 +30,99 @@ class TrialRunner:
     history: History
     listener: Listener
     deadline: Deadline
-    baseline: float
-    observations: Observations
+    assessor: Assessor
     _failures: dict[str, set[PrecisionPlan]] = field(default_factory=dict)
+    _pool: WorkerPool | None = None
 
-    def __call__(self, plan: PrecisionPlan, ordinal: int) -> Trial:
-        """Try a plan, the run's `ordinal`-th.
+    def run(self, plans: Sequence[PrecisionPlan], ordinal: int) -> Iterator[Trial]:
+        """Try plans, the first of which is the run's `ordinal`-th; trials come in their order.
 
         Raises:
             TimeUpError: the time limit passed meanwhile.
             UserCodeError: the user's own code raised.
             TuningError: this was one failure of the same kind too many.
+            ConfigurationError: there are to be workers, and the model cannot be sent to them.
         """
-        history = self.history
-        self.deadline.check()
-        number = history.start()
-        try:
-            trial, speedup = self._evaluate(plan, number, ordinal)
-        except (TimeUpError, KeyboardInterrupt, UserCodeError, MetricError) as error:
-            history.abandon(number, plan, str(error) or type(error).__name__)
-            raise
-        history.finish(trial)
-        self.listener.trial(trial, speedup)
-        self._give_up_on_repeated_failure(trial)
-        return trial
+        if self.job.workers > 1 and len(plans) > 1:
+            yield from self._side_by_side(plans, ordinal)
+            return
+        for number, plan in enumerate(plans, start=ordinal):
+            yield self._alone(plan, number)
 
-    def _evaluate(
-        self, plan: PrecisionPlan, number: int, ordinal: int
-    ) -> tuple[Trial, float | None]:
-        job, started = self.job, time.perf_counter()
-        self.listener.phase(f"Trial {ordinal}", job.evaluator.batch_count)
+    def close(self) -> None:
+        """End the workers, if there are any."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def _alone(self, plan: PrecisionPlan, ordinal: int) -> Trial:
+        self.deadline.check()
+        number, started = self.history.start(), time.perf_counter()
+        self.listener.phase(f"Trial {ordinal}", self.job.evaluator.batch_count)
         try:
-            model = job.adaptor.convert(job.model, plan, self.observations, job.space)
-            accuracy = job.evaluator(model, self.deadline)
-        except (TimeUpError, UserCodeError, MetricError):
+            assessment, model = self.assessor(plan, self.deadline)
+            trial = self._measured(plan, assessment, model, number)
+        except (TimeUpError, KeyboardInterrupt, UserCodeError, MetricError) as error:
+            self.history.abandon(number, plan, str(error) or type(error).__name__)
             raise
-        except Exception as error:
-            # Whatever a framework raises: one plan that fails must not end the search.
-            logger.debug("a plan failed", exc_info=True)
-            words = f"{type(error).__name__}: {error}"
-            seconds = time.perf_counter() - started
-            return Trial(plan, Outcome.FAILED, error=words, seconds=seconds, number=number), None
-        if not is_usable(accuracy):
-            words = f"the accuracy is {accuracy}{self._origin_of_nan(model)}"
-            return Trial(plan, Outcome.MISSED, error=words, number=number), None
-        met = job.criterion.met(self.baseline, accuracy)
-        origin = None if met else self._origin_of_nan(model).removeprefix("; ") or None
-        figures, speedup = job.measurement(job.model, model) if met else ({}, None)
-        slow = met and not self._costs_are_known(plan) and is_slow(job.objectives, figures)
-        trial = Trial(
+        return self._recorded(replace(trial, seconds=time.perf_counter() - started))
+
+    def _side_by_side(self, plans: Sequence[PrecisionPlan], ordinal: int) -> Iterator[Trial]:
+        self.deadline.check()
+        if self._pool is None:
+            self._pool = WorkerPool(self.job.load, self.assessor, self.job.workers)
+        self.listener.phase(f"Trials {ordinal} to {ordinal + len(plans) - 1}", len(plans))
+        waiting = [(plan, self.history.start()) for plan in plans]
+        futures = [self._pool.submit(plan, self.deadline.left()) for plan in plans]
+        stopped: BaseException | None = None
+        for (plan, number), future in zip(waiting, futures, strict=True):
+            try:
+                if stopped is not None and not isinstance(stopped, TimeUpError):
+                    raise stopped
+                assessment = self._pool.result(future)
+                if assessment.outcome in (Outcome.MET, Outcome.MISSED):
+                    self.job.evaluator.evaluations += 1
+                trial = self._measured(plan, assessment, None, number)
+            except (TimeUpError, KeyboardInterrupt, UserCodeError, MetricError) as error:
+                # What others have found by then is not thrown away.
+                self.history.abandon(number, plan, str(error) or type(error).__name__)
+                stopped = error
+                continue
+            self.listener.step()
+            yield self._recorded(trial)
+        if stopped is not None:
+            raise stopped
+
+    def _measured(
+        self, plan: PrecisionPlan, assessment: Assessment, model: Model | None, number: int
+    ) -> Trial:
+        """The trial of a plan; of one that met the target, with what it takes."""
+        job, figures = self.job, {}
+        outcome = assessment.outcome
+        if outcome is Outcome.MET:
+            if model is None:
+                model = job.adaptor.convert(job.model, plan, self.assessor.observations, job.space)
+            figures = job.measurement(job.model, model)
+            if not self._costs_are_known(plan) and is_slow(job.objectives, figures):
+                outcome = Outcome.SLOW
+        loss = None
+        if assessment.accuracy is not None:
+            loss = job.criterion.loss(self.assessor.baseline, assessment.accuracy)
+        return Trial(
             plan,
-            Outcome.SLOW if slow else Outcome.MET if met else Outcome.MISSED,
-            accuracy,
-            job.criterion.loss(self.baseline, accuracy),
+            outcome,
+            assessment.accuracy,
+            loss,
             figures,
-            time.perf_counter() - started,
-            origin,
+            assessment.seconds,
+            assessment.error,
             number,
         )
-        return trial, speedup
+
+    def _recorded(self, trial: Trial) -> Trial:
+        self.history.finish(trial)
+        self.listener.trial(trial, trial.speedup)
+        self._give_up_on_repeated_failure(trial)
+        return trial
 
     def _costs_are_known(self, plan: PrecisionPlan) -> bool:
         """Whether some op runs in a precision that gains no speed here, or that was forced."""
@@ -98,14 +131,6 @@ class TrialRunner:
             precision in forced or precision in space.capabilities[op].emulated
             for op, precision in space.flow(plan).precisions.items()
         )
-
-    def _origin_of_nan(self, model: Model) -> str:
-        """Where NaN or Inf begins in a candidate, if it does and FP32 has none, as a clause."""
-        inputs = self.job.measurement.inputs
-        op = self.job.adaptor.first_non_finite(model, inputs)
-        if op is None or self.job.adaptor.first_non_finite(self.job.model, inputs) is not None:
-            return ""
-        return f"; NaN or Inf begins at op {op!r}"
 
     def _give_up_on_repeated_failure(self, trial: Trial) -> None:
         if trial.outcome is not Outcome.FAILED or trial.error is None:

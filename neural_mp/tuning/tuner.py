@@ -16,7 +16,9 @@ from neural_mp.precision import Precision
 from neural_mp.search.sensitivity import best_repairs, with_repairs
 from neural_mp.strategies.base import Search, TuningProblem
 from neural_mp.trial import Trial
+from neural_mp.tuning.assessment import Assessor
 from neural_mp.tuning.data import count_samples, limited
+from neural_mp.tuning.early_stopping import RunningValues
 from neural_mp.tuning.evaluator import (
     Deadline,
     TimeUpError,
@@ -31,6 +33,8 @@ from neural_mp.tuning.probe import LEAST_ALLOWANCE, MeasuringProbe
 from neural_mp.tuning.report import Report, count_ops
 from neural_mp.tuning.trial_runner import TrialRunner
 
+#: How the baseline's accuracy came about, in the run's history.
+_BASELINE_RUNNING = "baseline running"
 #: Of the plans that met the target, so many are measured side by side in the end.
 _FINALISTS = 3
 
@@ -184,6 +188,7 @@ class Tuner:
                     f"the accuracy of the FP32 model is {self.baseline}; check the metric, the "
                     f"labels and the model's outputs"
                 )
+            history.remember(_BASELINE_RUNNING, job.evaluator.running.to_dict())
             history.baseline = {"accuracy": self.baseline, "seconds": self.seconds["baseline"]}
         if self.baseline == 0 and job.criterion.relative:
             self.warnings.append(
@@ -230,31 +235,21 @@ class Tuner:
     def _search(self, search: Search) -> None:
         """Drive the strategy until it ends, the limits are reached or the user interrupts."""
         tried = {trial.plan: trial for trial in self.trials}
-        assert self._history is not None
-        assert self.baseline is not None
-        run_trial = TrialRunner(
-            self.job,
-            self._history,
-            self.listener,
-            self.deadline,
-            self.baseline,
-            self.observations,
-        )
+        runner = self._runner()
         limit = self.job.exit_policy.max_trials
         try:
             plans = next(search)
             while True:
-                results = []
-                for given in plans:
-                    plan = self.job.space.resolve(given)
-                    if plan not in tried:
-                        if len(self.trials) >= limit:
-                            self.warnings.append(f"the search stopped at max_trials = {limit}")
-                            return
-                        tried[plan] = run_trial(plan, len(self.trials) + 1)
-                        self.trials.append(tried[plan])
-                    results.append(tried[plan])
-                plans = search.send(results)
+                resolved = [self.job.space.resolve(plan) for plan in plans]
+                new = [plan for plan in dict.fromkeys(resolved) if plan not in tried]
+                room = max(0, limit - len(self.trials))
+                for trial in runner.run(new[:room], len(self.trials) + 1):
+                    tried[trial.plan] = trial
+                    self.trials.append(trial)
+                if len(new) > room:
+                    self.warnings.append(f"the search stopped at max_trials = {limit}")
+                    return
+                plans = search.send([tried[plan] for plan in resolved])
         except StopIteration:
             return
         except TimeUpError:
@@ -268,6 +263,27 @@ class Tuner:
             self.warnings.append(
                 "the search was interrupted; its trials are kept, and resume goes on from there"
             )
+        finally:
+            runner.close()
+
+    def _runner(self) -> TrialRunner:
+        job, history = self.job, self._history
+        assert history is not None
+        assert self.baseline is not None
+        _, kept = history.recall(_BASELINE_RUNNING)
+        running = RunningValues.from_dict(kept) if kept else RunningValues()
+        assessor = Assessor(
+            job.adaptor,
+            job.model,
+            job.space,
+            self.observations,
+            job.evaluator,
+            job.criterion,
+            self.baseline,
+            running if job.early_stopping else RunningValues(),
+            job.measurement.inputs,
+        )
+        return TrialRunner(job, history, self.listener, self.deadline, assessor)
 
     def _explain_miss(self) -> None:
         slow = min(

@@ -1,0 +1,126 @@
+"""One plan evaluated: converted, run over the user's data, its accuracy judged."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from neural_mp.adaptors.base import Adaptor, Model
+from neural_mp.errors import MetricError
+from neural_mp.observations import Observations
+from neural_mp.plan import PrecisionPlan
+from neural_mp.space import TuningSpace
+from neural_mp.trial import Outcome
+from neural_mp.tuning.criterion import AccuracyCriterion
+from neural_mp.tuning.early_stopping import RunningValues, is_lost
+from neural_mp.tuning.evaluator import (
+    Deadline,
+    Evaluator,
+    LostError,
+    TimeUpError,
+    UserCodeError,
+    is_usable,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """What evaluating a plan gave.
+
+    Attributes:
+        outcome: whether it met the accuracy target, missed it, was stopped, or failed.
+        accuracy: the user's metric, where it is a number.
+        error: of what failed, its error; of NaN or Inf, the op they begin at.
+        seconds: how long it took.
+    """
+
+    outcome: Outcome
+    accuracy: float | None = None
+    error: str | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Assessor:
+    """Evaluates plans against the FP32 baseline.
+
+    Attributes:
+        adaptor, model: the framework and the FP32 model.
+        space: what every op may run in.
+        observations: what calibration saw.
+        evaluator: measures accuracy.
+        criterion: what the accuracy has to meet.
+        baseline: that of FP32.
+        running: how FP32's came about; empty where no evaluation is stopped early.
+        inputs: a batch on which to look for NaN and Inf.
+    """
+
+    adaptor: Adaptor
+    model: Model
+    space: TuningSpace
+    observations: Observations
+    evaluator: Evaluator
+    criterion: AccuracyCriterion
+    baseline: float
+    running: RunningValues
+    inputs: Any
+
+    def __call__(self, plan: PrecisionPlan, deadline: Deadline) -> tuple[Assessment, Model | None]:
+        """Evaluate a plan; the model comes with it where it could be converted.
+
+        Raises:
+            TimeUpError: the time limit passed meanwhile.
+            UserCodeError: the user's own code raised.
+            MetricError: the metric's result is no number.
+        """
+        started, model = time.perf_counter(), None
+
+        def assessed(outcome: Outcome, accuracy: float | None, error: str | None) -> Assessment:
+            return Assessment(outcome, accuracy, error, time.perf_counter() - started)
+
+        try:
+            model = self.adaptor.convert(self.model, plan, self.observations, self.space)
+            accuracy = self.evaluator(model, deadline, self._stops_when())
+        except LostError as lost:
+            return assessed(Outcome.PRUNED, lost.accuracy, self._origin_of_nan(model)), model
+        except (TimeUpError, UserCodeError, MetricError):
+            raise
+        except Exception as error:
+            # Whatever a framework raises: one plan that fails must not end the search.
+            logger.debug("a plan failed", exc_info=True)
+            return assessed(Outcome.FAILED, None, f"{type(error).__name__}: {error}"), model
+        if not is_usable(accuracy):
+            origin = self._origin_of_nan(model)
+            words = f"the accuracy is {accuracy}" + (f"; {origin}" if origin else "")
+            return assessed(Outcome.MISSED, None, words), model
+        if self.criterion.met(self.baseline, accuracy):
+            return assessed(Outcome.MET, accuracy, None), model
+        return assessed(Outcome.MISSED, accuracy, self._origin_of_nan(model)), model
+
+    def _stops_when(self) -> Any:
+        if not self.running.values:
+            return None
+        return partial(
+            _is_lost, self.running, criterion=self.criterion, best=self.evaluator.best_value
+        )
+
+    def _origin_of_nan(self, model: Model) -> str | None:
+        """Where NaN or Inf begins in a candidate, if it does and FP32 has none, as a clause."""
+        op = self.adaptor.first_non_finite(model, self.inputs)
+        if op is None or self.adaptor.first_non_finite(self.model, self.inputs) is not None:
+            return None
+        return f"NaN or Inf begins at op {op!r}"
+
+
+def _is_lost(
+    baseline: RunningValues,
+    candidate: RunningValues,
+    criterion: AccuracyCriterion,
+    best: float | None,
+) -> bool:
+    return is_lost(baseline, candidate, criterion, best=best)
