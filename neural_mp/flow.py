@@ -131,7 +131,7 @@ def _followed(
 
     for op in graph:
         if op.joins_int8 and op.name in members and int8_outputs.isdisjoint(op.inputs):
-            _leave_int8(members, op.name)
+            _leave_int8(graph, members, op.name)
         if op.name in members:
             precisions[op.name] = Precision.INT8
             if members[op.name] == op.name:
@@ -167,9 +167,13 @@ def _read_by_head(op: Op) -> tuple[str, ...]:
     return op.inputs if op.joins_int8 else op.inputs[:1]
 
 
-def _leave_int8(members: dict[str, str], head: str) -> None:
-    for name in [name for name, runner in members.items() if runner == head]:
-        del members[name]
+def _leave_int8(graph: OpGraph, members: dict[str, str], head: str) -> None:
+    waiting = [head]
+    while waiting:
+        name = waiting.pop()
+        if members.get(name) == head:
+            del members[name]
+            waiting.extend(graph.consumer_names(name))
 
 
 def quantized_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> tuple[QuantizedTensor, ...]:
@@ -227,7 +231,7 @@ def _wanted_in_int8(
     for op in reversed(list(graph)):
         head = members.get(op.name)
         if head == op.name and op.joins_int8 and tails[head] not in wanted:
-            _leave_int8(members, head)
+            _leave_int8(graph, members, head)
         elif head == op.name:
             wanted.update(_read_by_head(op))
         elif head is not None:

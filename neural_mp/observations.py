@@ -35,11 +35,13 @@ class Times:
 
     Attributes:
         ops: op → precision → seconds of one run, with what runs along in one kernel.
-        conversion: seconds of one conversion of a tensor, on average; None if that is not known.
+        conversion: seconds that a conversion of the smallest tensor takes; None if not known.
+        value: seconds more for every number that the tensor holds for one sample.
     """
 
     ops: Mapping[str, Mapping[Precision, float]] = field(default_factory=dict)
     conversion: float | None = None
+    value: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Observations:
         samples: how many samples were seen.
         channels: tensor name → its channels, of those with so much noise that repairing them may
             be worth it.
+        values: tensor name → numbers it holds for one sample, on average.
         repaired: tensor name → repair (see `neural_mp.precision.REPAIRS`) → what the noise becomes.
     """
 
@@ -62,9 +65,10 @@ class Observations:
     samples: int = 0
     channels: Mapping[str, Channels] = field(default_factory=dict)
     repaired: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    values: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("ranges", "noise", "channels", "repaired"):
+        for name in ("ranges", "noise", "channels", "repaired", "values"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -81,6 +85,7 @@ class Observations:
                 for tensor, by in self.ranges.items()
             },
             "noise": {tensor: float(noise) for tensor, noise in self.noise.items()},
+            "values": {tensor: float(values) for tensor, values in self.values.items()},
             "channels": {
                 tensor: {name: list(values) for name, values in vars(channels).items()}
                 for tensor, channels in self.channels.items()
@@ -96,7 +101,7 @@ class Observations:
             PlanError: a range is not a pair of numbers.
         """
         _require_mapping("observations", data)
-        for part in ("ranges", "noise", "channels", "repaired"):
+        for part in ("ranges", "noise", "channels", "repaired", "values"):
             _require_mapping(f"the {part} in observations", data.get(part) or {})
         ranges: dict[str, dict[str, Range]] = {}
         for tensor, by_algorithm in (data.get("ranges") or {}).items():
@@ -112,6 +117,7 @@ class Observations:
                     ) from None
                 ranges[str(tensor)][str(algorithm)] = (low, high)
         noise = {str(tensor): float(value) for tensor, value in (data.get("noise") or {}).items()}
+        values = {str(tensor): float(count) for tensor, count in (data.get("values") or {}).items()}
         channels = {
             str(tensor): _channels_from(str(tensor), by)
             for tensor, by in (data.get("channels") or {}).items()
@@ -120,7 +126,7 @@ class Observations:
             str(tensor): {str(repair): float(value) for repair, value in by.items()}
             for tensor, by in (data.get("repaired") or {}).items()
         }
-        return cls(ranges, noise, int(data.get("samples", 0)), channels, repaired)
+        return cls(ranges, noise, int(data.get("samples", 0)), channels, repaired, values)
 
 
 def _channels_from(tensor: str, data: Any) -> Channels:

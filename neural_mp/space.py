@@ -15,6 +15,9 @@ from neural_mp.graph import Op, OpGraph
 from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import FP32, OpConfig, Precision, QuantSpec
 
+#: Plans whose resolved form is kept.
+_KEPT = 32
+
 
 @dataclass(frozen=True)
 class Capability:
@@ -269,6 +272,17 @@ class TuningSpace:
             UnknownOperatorError: the plan names an op the model does not have.
             PlanError: it asks for a precision that an op cannot run in here.
         """
+        if plan not in self._resolved:
+            while len(self._resolved) >= _KEPT:
+                self._resolved.pop(next(iter(self._resolved)))
+            self._resolved[plan] = self._resolve(plan)
+        return self._resolved[plan]
+
+    @cached_property
+    def _resolved(self) -> dict[PrecisionPlan, PrecisionPlan]:
+        return {}  # the last ones: strategies and the tuner ask for the same in turn
+
+    def _resolve(self, plan: PrecisionPlan) -> PrecisionPlan:
         checked = self._checked(plan)
         effective = self._flow(checked).precisions
         begin = {*self.decided, *(op.name for op in self.graph if self._is_product(op))}
@@ -304,6 +318,8 @@ class TuningSpace:
 
     def _filled(self, name: str, config: OpConfig) -> OpConfig:
         capability = self.capabilities[name]
+        if config in capability.configs:
+            return config
         best = capability.config(config.precision)
         op = self.graph[name]
         if best is None:

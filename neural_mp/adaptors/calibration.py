@@ -65,7 +65,7 @@ def affine_parameters(low: float, high: float) -> tuple[float, int]:
 
 @dataclass
 class TensorStatistics:
-    """Running statistics of one tensor over calibration batches."""
+    """Running statistics of one tensor over calibration batches; `values` is how many it held."""
 
     low: float = np.inf
     high: float = -np.inf
@@ -73,6 +73,7 @@ class TensorStatistics:
     _extremes: tuple[Floats, Floats] | None = None
     _mean: Floats | None = None
     _count: int = 0
+    values: int = 0
     _sample: Floats = field(default_factory=lambda: np.empty(0, np.float32))
     _stride: int = 1
     _batches: int = 0
@@ -97,6 +98,7 @@ class TensorStatistics:
             mean: mean of every channel, shape [channels]; without it, and extremes of every
                 channel, nothing of the tensor can be repaired.
         """
+        self.values += count * len(channel_power)
         self.low, self.high = min(self.low, float(np.min(low))), max(self.high, float(np.max(high)))
         known = mean is not None and np.shape(low) == np.shape(high) == channel_power.shape
         extremes = (np.asarray(low, np.float64), np.asarray(high, np.float64)) if known else None
@@ -197,6 +199,7 @@ def summarize(statistics: dict[str, TensorStatistics], samples: int) -> Observat
         noise,
         samples,
         {name: found for name, found in channels.items() if found is not None},
+        values={name: found.values / max(samples, 1) for name, found in statistics.items()},
     )
 
 

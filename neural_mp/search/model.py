@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from statistics import median
@@ -42,12 +42,14 @@ class Figures:
         objectives: what is made small → its weight: `performance`, `footprint`, `modelsize`.
         times: what was measured.
         weights: op → numbers in its weight.
+        values: tensor → numbers it holds for one sample.
     """
 
     harms: Mapping[str, float]
     objectives: Mapping[str, float] = field(default_factory=lambda: {"performance": 1.0})
     times: Times = field(default_factory=Times)
     weights: Mapping[str, int] = field(default_factory=dict)
+    values: Mapping[str, float] = field(default_factory=dict)
 
     def shares(self, ops: Iterable[str]) -> dict[str, tuple[float, float]]:
         """Op → its shares of the time and of the weights of all in FP32."""
@@ -151,8 +153,9 @@ def _cost(
 
 def _noise_and_conversions(space: TuningSpace, figures: Figures) -> Iterator[SharedCost]:
     """All at the bound between INT8, the lowest level, and the others."""
-    conversion = (_conversion_cost(space, figures), 0.0)
+    cost = _conversion_cost(space, figures)
     for tensor in space.tensors:
+        conversion = (cost(tensor.name), 0.0)
         yield SharedCost((0.0, figures.harms.get(tensor.name, 0.0)), 1, space.stored_by(tensor))
         for writer in tensor.producers:
             yield SharedCost(conversion, 1, tensor.consumers, below=True, and_not=writer)
@@ -161,12 +164,16 @@ def _noise_and_conversions(space: TuningSpace, figures: Figures) -> Iterator[Sha
             yield SharedCost(conversion, 1, tensor.consumers)
 
 
-def _conversion_cost(space: TuningSpace, figures: Figures) -> float:
-    known = [figures.times.ops.get(op, {}).get(Precision.FP32, 0.0) for op in space.decided]
-    share = _CONVERSION / max(len(known), 1)
-    if figures.times.conversion is not None and sum(known) > 0:
-        share = figures.times.conversion / sum(known)
-    return share * figures.objectives.get("performance", 0.0)
+def _conversion_cost(space: TuningSpace, figures: Figures) -> Callable[[str], float]:
+    """Tensor → what converting it once costs."""
+    importance, times = figures.objectives.get("performance", 0.0), figures.times
+    known = [times.ops.get(op, {}).get(Precision.FP32, 0.0) for op in space.decided]
+    whole = sum(known)
+    if times.conversion is None or whole <= 0:
+        estimate = importance * _CONVERSION / max(len(known), 1)
+        return lambda tensor: estimate
+    least, each = times.conversion, times.value
+    return lambda name: importance * (least + each * figures.values.get(name, 0.0)) / whole
 
 
 def without_noisy_tensors(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -27,7 +27,7 @@ class Probe:
     def output_noise(self, plan: PrecisionPlan) -> float | None:
         """The power of a plan's errors at the outputs, as a share of FP32's outputs' power.
 
-        On a few calibration samples; infinite for a plan that cannot be converted or gives NaN.
+        On a few calibration samples; 1e9 for a plan that cannot be converted or gives NaN.
         None where nothing can be measured, or what may be spent on it is.
         """
         return None
@@ -35,6 +35,13 @@ class Probe:
     def times(self) -> Times:
         """How long ops and conversions take; empty where that was not measured."""
         return Times()
+
+    def latencies(self, plans: Sequence[PrecisionPlan]) -> list[float] | None:
+        """Seconds a batch of every plan's model, in turn; infinite for one that cannot be made.
+
+        None where that cannot be measured.
+        """
+        return None
 
     def weight_elements(self) -> Mapping[str, int]:
         """Op → numbers in its weight; may be empty."""

@@ -27,6 +27,8 @@ _NOISY = 0.05
 _TRIALS, _TRIALS_AT_MOST = 4, 8
 #: The tensors whose harm is measured at the outputs.
 _MEASURED_EXACTLY = 4
+#: A plan is faster if it takes less than this share of the other's time.
+_CLEARLY = 0.97
 #: More noise at the outputs than this, in terms of their power, is all the same.
 _WORST = 1e3
 #: Another calibration algorithm has to leave at most this share of the noise at the outputs.
@@ -84,14 +86,18 @@ class _Run:
 
     def _model_with(self, harms: Mapping[str, float]) -> None:
         probe = self.problem.probe
-        figures = Figures(harms, self.problem.objectives, probe.times(), probe.weight_elements())
+        figures = Figures(
+            harms,
+            self.problem.objectives,
+            probe.times(),
+            probe.weight_elements(),
+            self.problem.observations.values,
+        )
         self.model = cost_model(self.problem.space, figures)
         self.cut = Cut(self.model.assignment)
 
     def search(self) -> Steps:
-        fastest = self.model.plan(self.cut.best(0.0))
-        if not _keeps_some(fastest):
-            fastest = self.problem.space.fastest_plan()
+        fastest = self._fastest()
         yield from self._try(fastest)
         first = self.tried[self._resolved(fastest)]
         if first.accurate and not first.met:
@@ -102,6 +108,16 @@ class _Run:
         yield from self._mend(fastest)
         if not any(trial.met for trial in self.tried.values()):
             yield from self._bisect(fastest)
+
+    def _fastest(self) -> PrecisionPlan:
+        """All as low as can be, or what is fastest by the times of single ops: what really is."""
+        low, cut = self.problem.space.fastest_plan(), self.model.plan(self.cut.best(0.0))
+        if not _keeps_some(cut) or self._resolved(low) == self._resolved(cut):
+            return low
+        seconds = self.problem.probe.latencies([self._finished(low), self._finished(cut)])
+        if seconds is None:
+            return cut
+        return cut if seconds[1] < seconds[0] * _CLEARLY else low
 
     def _resolved(self, plan: PrecisionPlan) -> PrecisionPlan:
         return self.problem.space.resolve(self._finished(plan))

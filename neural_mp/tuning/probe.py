@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from neural_mp.metrics.predictions import as_array
 from neural_mp.observations import Observations, Times
 from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import Precision
+from neural_mp.profiling import interleaved_medians
 from neural_mp.strategies.base import Probe
 from neural_mp.tuning.history import History
 from neural_mp.tuning.job import TuningJob
@@ -28,6 +29,10 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that may be spent on measuring where an evaluation takes less.
 LEAST_ALLOWANCE = 2.0
+#: The noise of a plan that cannot be run; a number, since files have no infinity.
+_USELESS = 1e9
+#: Enough not to fit into the caches of a core.
+_MANY_VALUES = 1 << 21
 #: Timing ops runs a batch so many times; where this does not fit, they are not timed.
 _PROFILED_RUNS = 16
 
@@ -52,13 +57,13 @@ class MeasuringProbe(Probe):
     history: History
     allowance: float
     spent: float = 0.0
+    _conversion: float = 0.0
     _reference: list[Any] | None = field(default=None, repr=False)
 
     def output_noise(self, plan: PrecisionPlan) -> float | None:
         """See the contract."""
         resolved = self.job.space.resolve(plan)
-        digest = hashlib.sha256(json.dumps(resolved.to_dict(), sort_keys=True).encode())
-        return self._kept(f"noise {digest.hexdigest()[:16]}", lambda: self._noise(resolved))
+        return self._kept(f"noise {_digest([resolved])}", lambda: self._noise(resolved), 1)
 
     def _noise(self, plan: PrecisionPlan) -> float | None:
         job = self.job
@@ -66,24 +71,21 @@ class MeasuringProbe(Probe):
         inputs = job.measurement.inputs if data is None else data.first_inputs
         if self._reference is None:
             self._reference = _floats(job.adaptor.predict(job.model, inputs))
-        try:
-            found = _floats(job.adaptor.predict(self._converted(plan), inputs))
-        except Exception:
-            # Whatever a framework raises: the plan is no good, and its trial will say why.
-            logger.debug("a plan failed as its noise was measured", exc_info=True)
-            return float("inf")
-        return relative_noise(self._reference, found)
+        model = self._converted_or_none(plan)
+        if model is None:
+            return _USELESS
+        return relative_noise(self._reference, _floats(job.adaptor.predict(model, inputs)))
 
     def times(self) -> Times:
         """See the contract."""
-        stored = self._kept("times", self._times)
+        stored = self._kept("times", self._times, 1)
         if stored is None:
             return Times()
         ops = {
             op: {Precision(name): seconds for name, seconds in by.items()}
             for op, by in stored["ops"].items()
         }
-        return Times(ops, stored["conversion"])
+        return Times(ops, stored["conversion"], stored["value"])
 
     def _times(self) -> dict[str, Any] | None:
         job, inputs = self.job, self.job.measurement.inputs
@@ -114,7 +116,24 @@ class MeasuringProbe(Probe):
         counts = job.adaptor.conversion_counts(low)
         between = sum(seconds for name, seconds in after.items() if name not in graph)
         conversions = counts.casts + counts.quantize + counts.dequantize
-        return {"ops": known, "conversion": between / conversions if conversions else None}
+        return {
+            "ops": known,
+            "conversion": between / conversions if conversions else None,
+            "value": _seconds_a_value() * job.measurement.batch_size,
+        }
+
+    def latencies(self, plans: Sequence[PrecisionPlan]) -> list[float] | None:
+        """See the contract."""
+        resolved = [self.job.space.resolve(plan) for plan in plans]
+        key = f"latencies {_digest(resolved)}"
+        found = self._kept(key, lambda: self._latencies(resolved), len(resolved))
+        return None if found is None else [float("inf") if s is None else s for s in found]
+
+    def _latencies(self, plans: Sequence[PrecisionPlan]) -> list[float | None]:
+        models = [self._converted_or_none(plan) for plan in plans]
+        sound = [model for model in models if model is not None]
+        seconds = iter(self.job.measurement.side_by_side(sound) if sound else [])
+        return [None if model is None else next(seconds) for model in models]
 
     def weight_elements(self) -> Mapping[str, int]:
         """See the contract."""
@@ -127,26 +146,57 @@ class MeasuringProbe(Probe):
         """See the contract."""
         job = self.job
         batches = [] if job.calibration is None else [job.calibration.first_inputs]
-        found = self._kept(
-            "weight sensitivity",
-            lambda: weight_sensitivity(job.adaptor, job.model, batches, job.space),
-            always=True,
-        )
-        return found or {}
+        key = "weight sensitivity"
+        known, found = self.history.recall(key)
+        if not known:
+            started = time.perf_counter()
+            found = weight_sensitivity(job.adaptor, job.model, batches, job.space)
+            self.spent += time.perf_counter() - started
+            self.history.remember(key, found)
+        return dict(found)
 
     def _converted(self, plan: PrecisionPlan) -> Model:
-        job = self.job
-        return job.adaptor.convert(job.model, plan, self.observations, job.space)
+        job, started = self.job, time.perf_counter()
+        model = job.adaptor.convert(job.model, plan, self.observations, job.space)
+        self._conversion = time.perf_counter() - started
+        return model
 
-    def _kept(self, key: str, measure: Callable[[], Any], always: bool = False) -> Any:
+    def _converted_or_none(self, plan: PrecisionPlan) -> Model | None:
+        """A model that runs; None where there is none: the plan's trial will say why."""
+        try:
+            model = self._converted(plan)
+            self.job.adaptor.predict(model, self.job.measurement.inputs)
+        except Exception:
+            # Whatever a framework raises.
+            logger.debug("a plan failed as it was measured", exc_info=True)
+            return None
+        return model
+
+    def _kept(self, key: str, measure: Callable[[], Any], conversions: int) -> Any:
+        """What is known from before, or is measured now if there is time for the conversions."""
         known, value = self.history.recall(key)
         if known:
             return value
-        started = time.perf_counter()
-        value = measure() if always or self.spent < self.allowance else None
+        started, expected = time.perf_counter(), self.spent + conversions * self._conversion
+        value = measure() if expected < self.allowance else None
         self.spent += time.perf_counter() - started
         self.history.remember(key, value)
         return value
+
+
+def _digest(plans: Sequence[PrecisionPlan]) -> str:
+    said = json.dumps([plan.to_dict() for plan in plans], sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+def _seconds_a_value() -> float:
+    """How long this machine takes to read a float32 and write a byte, of many."""
+    values = np.zeros(_MANY_VALUES, np.float32)
+
+    def run() -> None:
+        values.astype(np.uint8)
+
+    return interleaved_medians([run], iterations=7)[0] / _MANY_VALUES
 
 
 def _owned(graph: OpGraph, op: str) -> list[str]:
@@ -167,7 +217,7 @@ def _floats(outputs: Any) -> list[Any]:
 
 
 def relative_noise(reference: list[Any], found: list[Any]) -> float:
-    """The power of what differs, as a share of the reference's; infinite where it is not finite.
+    """The power of what differs, as a share of the reference's, at most 1e9, which NaN counts as.
 
     The mean over outputs, so that one of large numbers does not hide the rest.
     """
@@ -176,7 +226,7 @@ def relative_noise(reference: list[Any], found: list[Any]) -> float:
         power = float(np.mean(np.square(expected, dtype=np.float64)))
         error = np.mean(np.square(np.subtract(got, expected, dtype=np.float64)))
         if not np.isfinite(error):
-            return float("inf")
+            return _USELESS
         if power > 0:
             shares.append(float(error) / power)
-    return float(np.mean(shares)) if shares else 0.0
+    return min(float(np.mean(shares)), _USELESS) if shares else 0.0
