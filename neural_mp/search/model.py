@@ -61,7 +61,8 @@ class Figures:
     def speed(self, op: str, precision: Precision) -> float:
         """How long an op takes, as a share of its time in FP32."""
         measured = self.times.ops.get(op, {})
-        if precision not in measured or not measured.get(Precision.FP32):
+        unknown = precision not in measured or not measured.get(Precision.FP32)
+        if unknown or precision is Precision.FP32:
             return precision.bits / 32
         found = measured[precision] / measured[Precision.FP32]
         return found if found > _LOSES else min(found, _WINS)

@@ -85,12 +85,11 @@ class _Run:
         self._model_with(self.noise)
 
     def _model_with(self, harms: Mapping[str, float]) -> None:
-        probe = self.problem.probe
         figures = Figures(
             harms,
             self.problem.objectives,
-            probe.times(),
-            probe.weight_elements(),
+            self.problem.probe.times(),
+            self.problem.probe.weight_elements(),
             self.problem.observations.values,
         )
         self.model = cost_model(self.problem.space, figures)
@@ -114,6 +113,8 @@ class _Run:
         low, cut = self.problem.space.fastest_plan(), self.model.plan(self.cut.best(0.0))
         if not _keeps_some(cut) or self._resolved(low) == self._resolved(cut):
             return low
+        if "performance" not in self.problem.objectives:
+            return cut
         seconds = self.problem.probe.latencies([self._finished(low), self._finished(cut)])
         if seconds is None:
             return cut

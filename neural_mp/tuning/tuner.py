@@ -167,12 +167,17 @@ class Tuner:
     def _problem(self) -> TuningProblem:
         job = self.job
         assert self._history is not None
-        assert self._history.baseline is not None
-        allowance = max(LEAST_ALLOWANCE, self._history.baseline.get("seconds", 0.0))
+        allowance = self._allowance(self._history)
         self._probe = MeasuringProbe(job, self.observations, self._history, allowance)
         return TuningProblem(
             job.space, self.observations, job.precisions, job.seed, job.objectives, self._probe
         )
+
+    @staticmethod
+    def _allowance(history: History) -> float:
+        """Seconds that measuring beside the trials may take: as long as one evaluation."""
+        baseline = history.baseline or {}
+        return max(LEAST_ALLOWANCE, baseline.get("seconds", 0.0))
 
     def _measure_baseline(self) -> None:
         job, history = self.job, self._history

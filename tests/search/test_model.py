@@ -1,0 +1,82 @@
+"""From what is known of a model to the costs that a cut weighs; figures worked out by hand."""
+
+import sys
+from math import inf
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "strategies"))
+from made_up import chain
+
+from neural_mp.observations import Times
+from neural_mp.precision import Precision
+from neural_mp.search.cut import Cut
+from neural_mp.search.model import Figures, cost_model
+
+INT8, FP32 = Precision.INT8, Precision.FP32
+
+
+def fastest(figures: Figures, length: int = 3) -> set[str]:
+    model = cost_model(chain(length), figures)
+    plan = model.plan(Cut(model.assignment).best(0.0))
+    return {op for op, config in plan.items() if config.precision is INT8}
+
+
+def times(*pairs: tuple[float, float], **more: float) -> Times:
+    ops = {f"op{i}": {FP32: fp32, INT8: int8} for i, (fp32, int8) in enumerate(pairs)}
+    return Times(ops, **more)
+
+
+def test_with_nothing_measured_all_are_fastest_in_int8():
+    assert fastest(Figures({})) == {"op0", "op1", "op2"}
+
+
+def test_an_op_that_is_clearly_slower_in_int8_stays_out():
+    measured = times((4.0, 1.0), (1.0, 3.0), (4.0, 1.0), conversion=0.1)
+    assert fastest(Figures({}, times=measured)) == {"op0", "op2"}
+
+
+def test_not_if_leaving_it_out_costs_more_in_conversions():
+    """Two conversions around it, at 1.1 each, against the 2 that it loses."""
+    measured = times((4.0, 1.0), (1.0, 3.0), (4.0, 1.0), conversion=1.1)
+    assert fastest(Figures({}, times=measured)) == {"op0", "op1", "op2"}
+
+
+def test_larger_tensors_take_longer_to_convert():
+    measured = times((4.0, 1.0), (1.0, 3.0), (4.0, 1.0), conversion=0.1, value=0.01)
+    small, large = {"op0": 1, "op1": 1}, {"op0": 100, "op1": 100}
+    assert fastest(Figures({}, times=measured, values=small)) == {"op0", "op2"}
+    assert fastest(Figures({}, times=measured, values=large)) == {"op0", "op1", "op2"}
+
+
+def test_a_difference_within_what_timing_single_ops_can_tell_is_none():
+    measured = times((4.0, 1.0), (1.0, 1.1), (4.0, 1.0), conversion=0.0)
+    assert fastest(Figures({}, times=measured)) == {"op0", "op1", "op2"}
+
+
+def test_where_size_is_wanted_times_do_not_count_and_weights_do():
+    measured = times((4.0, 1.0), (1.0, 30.0), (4.0, 1.0), conversion=0.1)
+    figures = Figures({}, {"modelsize": 1.0}, measured, {"op0": 10, "op1": 80, "op2": 10})
+    assert fastest(figures) == {"op0", "op1", "op2"}
+    model = cost_model(chain(3), figures)
+    time = {op: costs[0][0] for op, costs in model.assignment.costs.items()}
+    assert time == pytest.approx({"op0": 0.025, "op1": 0.2, "op2": 0.025})
+
+
+def test_two_objectives_are_weighed():
+    """All of the time is op0's, all of the weights op1's."""
+    measured = times((1.0, 0.5), (1e-9, 5e-10), (1e-9, 5e-10), conversion=0.0)
+    figures = Figures(
+        {}, {"performance": 0.75, "modelsize": 0.25}, measured, {"op0": 1, "op1": 10**9, "op2": 1}
+    )
+    costs = cost_model(chain(3), figures).assignment.costs
+    assert costs["op0"][1][0] == pytest.approx(0.75, rel=1e-3)
+    assert costs["op0"][0][0] == pytest.approx(0.75 * 0.5, rel=1e-3)
+    assert costs["op1"][1][0] == pytest.approx(0.25, rel=1e-3)
+
+
+def test_a_tensors_harm_is_paid_once_however_large_the_weight_of_harm():
+    model = cost_model(chain(3), Figures({"op0": 0.5, "op1": 1e-7}))
+    plan = model.plan(Cut(model.assignment).best(inf))
+    assert plan["op1"].precision is FP32

@@ -1,0 +1,108 @@
+"""What is measured of plans without the evaluation data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from neural_mp import MixedPrecision
+from neural_mp.observations import Observations
+from neural_mp.precision import Precision
+from neural_mp.strategies.base import Search, Strategy, TuningProblem
+from neural_mp.tuning.probe import relative_noise
+
+SEEN: dict[str, object] = {}
+
+
+class Looking(Strategy):
+    """Tries one plan, and keeps what the probe says."""
+
+    name = "looking"
+
+    def search(self, problem: TuningProblem) -> Search:
+        low = problem.space.fastest_plan()
+        probe = problem.probe
+        SEEN.update(
+            noise=probe.output_noise(low),
+            times=probe.times(),
+            latencies=probe.latencies([low, problem.space.fp32_plan()]),
+            sensitivity=probe.weight_sensitivity(),
+            problem=problem,
+        )
+        yield [low]
+
+
+@pytest.fixture
+def converter(monkeypatch, net, digits, accuracy):
+    monkeypatch.setattr("neural_mp.mixed_precision.strategy_named", lambda name: Looking())
+    SEEN.clear()
+    made = MixedPrecision()
+    made.model = net
+    made.precisions = "int8"
+    made.metric = accuracy
+    made.calib_dataloader = digits[0].loader()
+    made.eval_dataloader = digits[1].loader()
+    return made
+
+
+def test_the_noise_of_a_plan_is_what_its_model_shows(converter, net, digits):
+    result = converter()
+    images = digits[0].images[:100]
+    with torch.no_grad():
+        expected = net(torch.from_numpy(images)).numpy()
+    error = result(images) - expected
+    assert SEEN["noise"] == pytest.approx((error**2).mean() / (expected**2).mean(), rel=1e-3)
+
+
+def test_every_layer_is_timed_in_both_precisions_and_plans_side_by_side(converter):
+    converter()
+    times = SEEN["times"]
+    layers = set(SEEN["problem"].space.decided)
+    assert set(times.ops) == layers
+    assert all(set(by) == {Precision.FP32, Precision.INT8} for by in times.ops.values())
+    assert all(seconds > 0 for by in times.ops.values() for seconds in by.values())
+    assert times.conversion > 0
+    assert len(SEEN["latencies"]) == 2
+    assert min(SEEN["latencies"]) > 0
+
+
+def test_every_weight_has_a_score(converter):
+    converter()
+    assert set(SEEN["sensitivity"]) == set(SEEN["problem"].space.decided)
+    assert min(SEEN["sensitivity"].values()) > 0
+
+
+def test_what_was_measured_is_kept_with_the_run(converter, monkeypatch):
+    converter()
+    before = dict(SEEN)
+    monkeypatch.setattr(
+        "neural_mp.tuning.probe.MeasuringProbe._converted", lambda *_: pytest.fail("measured again")
+    )
+    converter.resume = True
+    converter()
+    for what in ("noise", "times", "latencies", "sensitivity"):
+        assert SEEN[what] == before[what]
+
+
+def test_once_the_time_is_spent_nothing_is_measured(converter, monkeypatch):
+    monkeypatch.setattr("neural_mp.tuning.tuner.Tuner._allowance", lambda *_: 0.0)
+    converter()
+    assert SEEN["noise"] is None
+    assert SEEN["latencies"] is None
+    assert not SEEN["times"].ops
+
+
+def test_relative_noise_counts_every_output_alike_and_nan_as_useless():
+    large, small = np.full(10, 1000.0), np.full(10, 1.0)
+    off = [large + 10, small + 0.5]
+    assert relative_noise([large, small], off) == pytest.approx((1e-4 + 0.25) / 2)
+    assert relative_noise([small], [np.full(10, np.nan)]) == 1e9
+    assert relative_noise([np.zeros(3)], [np.zeros(3)]) == 0.0
+
+
+def test_observations_survive_being_sent_to_another_process():
+    import pickle
+
+    seen = Observations({"x": {"minmax": (0.0, 1.0)}}, {"x": 0.5}, 3, values={"x": 64.0})
+    assert pickle.loads(pickle.dumps(seen)) == seen
