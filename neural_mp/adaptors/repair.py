@@ -19,6 +19,7 @@ from neural_mp.adaptors.rescaling import (
     LayerChange,
     Link,
     find_links,
+    is_homogeneous,
     rounded_weight,
 )
 from neural_mp.errors import PlanError
@@ -38,17 +39,26 @@ _RESCALING = ("equalize", "smooth")
 
 @dataclass(frozen=True)
 class _Network:
-    """A model as far as repairs go."""
+    """A model as far as repairs go.
+
+    Attributes:
+        layers: op → its constants.
+        links: reader → what it is linked by.
+        passing: the ops that leave every channel where it is.
+    """
 
     layers: Mapping[str, Layer]
     links: Mapping[str, Link]
+    passing: frozenset[str]
 
     @classmethod
     def of(cls, adaptor: Adaptor, model: Model, graph: OpGraph) -> _Network:
         kinds = {name: kind for kind, names in adaptor.kinds().items() for name in names}
-        layers = adaptor.layers(model)
-        found = find_links(graph, kinds, layers, adaptor.channel_keepers(model))
-        return cls(layers, {reader: link for link in found for reader in link.readers})
+        layers, keepers = adaptor.layers(model), frozenset(adaptor.channel_keepers(model))
+        found = find_links(graph, kinds, layers, keepers)
+        passing = (op.name for op in graph if is_homogeneous(op, kinds.get(op.type), True))
+        links = {reader: link for link in found for reader in link.readers}
+        return cls(layers, links, keepers.union(passing))
 
     def factors(self, link: Link, repair: str, channels: Channels | None) -> Array | None:
         """What the readers' input channels are multiplied by; None where that cannot be told.
@@ -71,11 +81,11 @@ class _Network:
                 return None
             values = np.maximum(np.abs(channels.low), np.abs(channels.high))
             found = values**_SMOOTHNESS / np.maximum(weights, _LEAST) ** (1 - _SMOOTHNESS)
-        dead = (written == 0) | (weights == 0)
+        dead = (written == 0) | (weights == 0) | (found == 0) | ~np.isfinite(found)
         if dead.all():
             return None
         # A channel that says nothing, or is not heard, is left alone.
-        found[dead | ~np.isfinite(found)] = np.median(found[~dead])
+        found[dead] = np.median(found[~dead])
         return np.clip(found, _LEAST, _MOST)
 
 
@@ -93,7 +103,7 @@ def scored_repairs(
         if channels is None or link is None or not set(tensor.consumers) <= set(link.readers):
             continue
         for repair in _RESCALING:
-            factors = network.factors(link, repair, channels)
+            factors = network.factors(link, repair, _seen(link, observations))
             if factors is not None and len(factors) == len(channels.low):
                 found = _noise(network, link.readers, factors, channels)
                 repaired.setdefault(tensor.name, {})[repair] = found
@@ -144,7 +154,7 @@ def repaired(
     for link, repair in _rescaled(network, asked).items():
         channels = _seen(link, observations)
         factors = network.factors(link, repair, channels)
-        if factors is None or channels is None:
+        if factors is None or channels is None or len(factors) != len(channels.low):
             raise PlanError(
                 f"{link.readers[0]!r} cannot be repaired by {repair!r}: its channels are not known "
                 f"from calibration, or are not those of {link.writer!r}"
@@ -155,13 +165,17 @@ def repaired(
         observations = _rescaled_observations(observations, link, factors, channels)
     for op, config in asked.items():
         if "bias_correction" in config.repairs:
-            mean = _mean_read(space.graph, op, observations)
-            if op not in network.layers or mean is None:
+            layer = network.layers.get(op)
+            mean = _mean_read(network, space.graph, op, observations)
+            shift = None
+            if layer is not None and layer.inputs is not None and mean is not None:
+                shift = _correction(layer, changes.get(op), mean)
+            if shift is None:
                 raise PlanError(
                     f"the bias of {op!r} cannot be corrected: the channels of what it reads are "
                     f"not known from calibration"
                 )
-            _change(changes, op, shift=_correction(network.layers[op], changes.get(op), mean))
+            _change(changes, op, shift=shift)
     return adaptor.with_layers(model, changes), observations
 
 
@@ -182,9 +196,16 @@ def _rescaled(network: _Network, asked: Mapping[str, OpConfig]) -> dict[Link, st
 
 
 def _seen(link: Link, observations: Observations) -> Channels | None:
-    """The channels of what the readers read: of the last tensor that was kept."""
+    """The channels of what the readers read: all that its tensors hold, where these were kept."""
     kept = [observations.channels[name] for name in link.tensors if name in observations.channels]
-    return kept[-1] if kept else None
+    if not kept or len({len(channels.low) for channels in kept}) > 1:
+        return None
+    low, high, power = (
+        np.array([getattr(channels, name) for channels in kept])
+        for name in ("low", "high", "power")
+    )
+    seen = low.min(axis=0), high.max(axis=0), power.max(axis=0), kept[-1].mean
+    return Channels(*(tuple(values) for values in seen))
 
 
 def _change(changes: dict[str, LayerChange], op: str, **parts: Array) -> None:
@@ -215,21 +236,26 @@ def _rescaled_observations(
     return replace(observations, ranges=ranges, channels=channels)
 
 
-def _mean_read(graph: OpGraph, op: str, observations: Observations) -> Array | None:
-    """The mean of every channel that a layer reads, past ops that pass numbers on."""
-    name = graph[op].inputs[0]
+def _mean_read(
+    network: _Network, graph: OpGraph, op: str, observations: Observations
+) -> Array | None:
+    """The mean of every channel that an op reads, past ops that pass integers on."""
+    name = next(iter(graph[op].inputs), "")
     while name not in observations.channels:
-        if name not in graph or not graph[name].carries_int8 or len(graph[name].inputs) != 1:
+        if name not in network.passing or not graph[name].carries_int8:
             return None
         name = graph[name].inputs[0]
     return np.asarray(observations.channels[name].mean)
 
 
-def _correction(layer: Layer, change: LayerChange | None, mean: Array) -> Array:
-    """The mean of what rounding the weight takes off the result (Nagel et al., section 4.2)."""
+def _correction(layer: Layer, change: LayerChange | None, mean: Array) -> Array | None:
+    """The mean of what rounding the weight takes off the result (Nagel et al., section 4.2).
+
+    None where the mean is that of other channels.
+    """
     weight = (change or LayerChange()).weight(layer)
     matrix = replace(layer, weight=lambda: weight).matrix().astype(np.float64)
     if mean.size != matrix.shape[0] * matrix.shape[2]:
-        raise PlanError("the bias of a layer behind a reshaping cannot be corrected")
+        return None
     lost = (matrix - rounded_weight(matrix)).sum(axis=3)
     return np.asarray((lost * mean.reshape(matrix.shape[0], 1, -1)).sum(axis=2).reshape(-1))

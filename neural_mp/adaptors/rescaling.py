@@ -23,6 +23,8 @@ Array = NDArray[Any]
 HOMOGENEOUS = ("relu", "leaky_relu", "identity")
 #: Those that do so where they can pass on or join integers, which they do one by one channel.
 _POOLING = ("max_pool", "avg_pool")
+#: Of these kinds, and yet not homogeneous.
+_THRESHOLDS = ("threshold", "ThresholdedRelu")
 #: Steps of a weight to either side of zero.
 _WEIGHT_LIMIT = 127
 
@@ -37,6 +39,8 @@ class Layer:
         outputs: its axis of output channels.
         inputs: its axis of input channels, of one group; None where inputs are not scaled by it.
         groups: groups of channels that have nothing to do with each other.
+        axis: the axis of the channels in what it reads and writes, from the end.
+        pooled: whether pooling of what it writes keeps channels apart.
     """
 
     result: str
@@ -44,6 +48,8 @@ class Layer:
     outputs: int = 0
     inputs: int | None = None
     groups: int = 1
+    axis: int = -1
+    pooled: bool = False
 
     def matrix(self) -> Array:
         """The weight as [groups, outputs of a group, inputs of a group, taps]."""
@@ -162,9 +168,9 @@ def find_links(
             fits = bool(consumers) and tensor not in outputs
             for op in consumers:
                 reads = layers.get(op.name)
-                if reads is not None and reads.inputs is not None and op.inputs == (tensor,):
+                if reads is not None and _undoes(reads, layer) and op.inputs == (tensor,):
                     readers[op.name] = None
-                elif op.name in keepers or _is_homogeneous(op, kinds.get(op.type)):
+                elif op.name in keepers or is_homogeneous(op, kinds.get(op.type), layer.pooled):
                     waiting.append(op.name)
                     fits = fits and op.inputs == (tensor,)
                 else:
@@ -178,6 +184,18 @@ def _leads_to(graph: OpGraph, writer: str, layer: Layer) -> bool:
     return [op.name for op in graph.consumers(writer)] == [layer.result]
 
 
-def _is_homogeneous(op: Op, kind: str | None) -> bool:
-    moves = op.carries_int8 or op.joins_int8
-    return kind in HOMOGENEOUS or (kind in _POOLING and moves)
+def _undoes(reader: Layer, writer: Layer) -> bool:
+    """Whether the input channels of one layer are the output channels of another."""
+    return reader.inputs is not None and reader.axis == writer.axis
+
+
+def is_homogeneous(op: Op, kind: str | None, pooled: bool) -> bool:
+    """Whether an op gives f·y for f·x, channel by channel.
+
+    Args:
+        op: the op.
+        kind: its kind.
+        pooled: whether pooling keeps the channels apart.
+    """
+    pools = kind in _POOLING and pooled and (op.carries_int8 or op.joins_int8)
+    return pools or (kind in HOMOGENEOUS and op.type not in _THRESHOLDS)

@@ -51,7 +51,7 @@ IGNORED: Mapping[str, str] = {
     "tuning.strategy.latency_weight": _SEARCHED,
     "tuning.strategy.confidence_batches": _SEARCHED,
     "tuning.strategy.hawq_v2_loss": _SEARCHED,
-    "tuning.multi_objectives": "one objective is made small within the accuracy criterion",
+    "tuning.multi_objectives": "several objectives are given with weights as tuning.objective",
     "tuning.tensorboard": "results are shown as tables and kept in an Optuna storage",
     "tuning.diagnosis": "results are shown as tables and kept in an Optuna storage",
     "evaluation.accuracy.configs": _ONE_PROCESS,

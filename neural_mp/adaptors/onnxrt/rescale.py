@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import onnx_ir as ir
 
@@ -40,21 +41,30 @@ def _layer(found: Anatomy, name: str, node: ir.Node) -> Layer | None:
 
     numbers = {key: attribute.value for key, attribute in node.attributes.items()}
     axes = len(value.shape)
+    across = node.op_type == "Conv" or bool(numbers.get("transB"))
+    if node.op_type != "MatMul" and not _has_plain_bias(node, value.shape[0 if across else -1]):
+        return None
     if node.op_type == _NORM:
-        biased = len(node.inputs) > 2 and array_of(node.inputs[2]) is not None
-        return Layer(name, weight) if axes == 1 and biased else None
+        return Layer(name, weight) if axes == 1 else None
     if node.op_type == "Conv":
-        return Layer(name, weight, outputs=0, inputs=1, groups=numbers.get("group", 1))
+        return Layer(name, weight, 0, 1, numbers.get("group", 1), axis=1 - axes, pooled=True)
     if node.op_type == "Gemm":
         if numbers.get("transA") or numbers.get("alpha", 1) != 1 or numbers.get("beta", 1) != 1:
             return None
-        across = bool(numbers.get("transB"))
         return Layer(name, weight, outputs=0 if across else 1, inputs=1 if across else 0)
     cluster = found.clusters.get(name)
     if axes != 2 or cluster is None:
         return None
     result = str(cluster.steps[-1].name) if cluster.bias is not None else name
     return Layer(result, weight, outputs=1, inputs=0)
+
+
+def _has_plain_bias(node: ir.Node, channels: Any) -> bool:
+    """Whether the bias of a layer is left out, or a constant for every channel, or one for all."""
+    if len(node.inputs) < 3 or node.inputs[2] is None:
+        return True
+    bias = array_of(node.inputs[2])
+    return bias is not None and (bias.size == 1 or bias.size == bias.shape[-1] == channels)
 
 
 def with_layers(model: OnnxModel, changes: Mapping[str, LayerChange]) -> OnnxModel:

@@ -42,20 +42,30 @@ def layers(model: TorchModel) -> dict[str, Layer]:
 
 
 def _layer(module: GraphModule, name: str, node: Node) -> Layer | None:
-    position, _ = _CONSTANTS.get(node.target, _LAYER_CONSTANTS)
+    position, bias_position = _CONSTANTS.get(node.target, _LAYER_CONSTANTS)
 
     def weight() -> Array:
         value = constant(module, node.args[position])
         assert value is not None
-        return np.asarray(value.numpy())
+        return _array(value)
 
-    if is_head(module, node) and not node.kwargs:
-        groups = geometry(node)[3] if node.target in CONVOLUTIONS else 1
-        return Layer(name, weight, outputs=0, inputs=1, groups=groups)
+    bias = node.args[bias_position] if len(node.args) > bias_position else None
+    if node.kwargs or (bias is not None and constant(module, bias) is None):
+        return None
+    if is_head(module, node):
+        axes = CONVOLUTIONS.get(node.target, 0)
+        groups = geometry(node)[3] if axes else 1
+        # Pooling is over two axes here, of which a convolution over one leaves the first.
+        return Layer(name, weight, 0, 1, groups, axis=-1 - axes, pooled=axes > 1)
     last_axis_only = node.target is _LAYER_NORM and len(node.args[1]) == 1
-    if last_axis_only and len([a for a in node.args[2:4] if constant(module, a) is not None]) == 2:
+    if last_axis_only and len(node.args) > 2 and constant(module, node.args[2]) is not None:
         return Layer(name, weight)
     return None
+
+
+def _array(value: torch.Tensor) -> Array:
+    """As an array, of float32 what numpy has no numbers for."""
+    return np.asarray((value.float() if value.dtype is torch.bfloat16 else value).numpy())
 
 
 def with_layers(model: TorchModel, changes: Mapping[str, LayerChange]) -> TorchModel:
@@ -75,13 +85,15 @@ def _change(module: GraphModule, name: str, node: Node, change: LayerChange) -> 
     layer = _layer(module, name, node)
     assert layer is not None
     position, bias_position = _CONSTANTS.get(node.target, _LAYER_CONSTANTS)
-    weight = torch.from_numpy(change.weight(layer))
+    before = constant(module, node.args[position])
+    assert before is not None
+    weight = torch.from_numpy(change.weight(layer)).to(before.dtype)
     source = node.args[bias_position] if len(node.args) > bias_position else None
     bias = constant(module, source)
     new = [add_constant(module, f"{node.name}_repaired_weight", weight, node)]
     if bias is not None or change.shift is not None:
         channels = weight.shape[layer.outputs]
-        values = change.bias(None if bias is None else bias.numpy(), channels)
+        values = change.bias(None if bias is None else _array(bias), channels)
         stored = torch.from_numpy(values).to(weight.dtype)
         new.append(add_constant(module, f"{node.name}_repaired_bias", stored, node))
     node.args = (*node.args[:position], *new, *node.args[position + len(new) :])

@@ -37,7 +37,7 @@ def layers(model: TensorFlowModel) -> dict[str, Layer]:
     graph = model.graph
     found = {name: _layer(model, name) for name in model.anatomy.clusters}
     for name, norm in _norms(model).items():
-        found[name] = Layer(name, lambda norm=norm: _scale(graph, norm))  # type: ignore[misc]
+        found[name] = Layer(name, lambda norm=norm: _scale(graph, norm), pooled=True)  # type: ignore[misc]
     return found
 
 
@@ -67,10 +67,10 @@ def _layer(model: TensorFlowModel, name: str) -> Layer:
     result = bias or name
     if node.op == "MatMul":
         across = node.attr["transpose_b"].b
-        return Layer(result, weight, outputs=0 if across else 1, inputs=1 if across else 0)
+        return Layer(result, weight, *((0, 1) if across else (1, 0)), pooled=True)
     dimensions = graph[node.input[1]].attr["value"].tensor.tensor_shape.dim
     groups = dimensions[2].size if depthwise else 1
-    return Layer(result, weight, outputs=3, inputs=2, groups=groups)
+    return Layer(result, weight, outputs=3, inputs=2, groups=groups, pooled=True)
 
 
 def _scale(graph: TensorGraph, norm: _Norm) -> Array:
