@@ -100,8 +100,8 @@ class TensorStatistics:
         """
         self.values += count * len(channel_power)
         self.low, self.high = min(self.low, float(np.min(low))), max(self.high, float(np.max(high)))
-        shapes = {np.shape(low), np.shape(high), np.shape(mean), channel_power.shape}
-        known = len(shapes) == 1 and channel_power.ndim == 1
+        known = mean is not None and channel_power.ndim == 1
+        known = known and np.shape(low) == np.shape(high) == channel_power.shape
         extremes = (np.asarray(low, np.float64), np.asarray(high, np.float64)) if known else None
         if self._power is None or self._power.shape != channel_power.shape:
             self._power, self._count = channel_power.astype(np.float64), count
