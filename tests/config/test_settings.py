@@ -58,7 +58,9 @@ quantization:
 tuning:
   strategy: basic
   accuracy_criterion: {absolute: 1e-2, higher_is_better: false}
-  objective: footprint
+  objective: {footprint: 0.3, performance: 0.7}
+  early_stopping: false
+  workers: 2
   exit_policy: {timeout: 60, max_trials: 7, performance_only: true}
   random_seed: 5
   workspace: {path: ./run, resume: true}
@@ -113,7 +115,9 @@ EXPECTED = Settings(
     tuning=TuningSettings(
         strategy="basic",
         criterion=AccuracyCriterion(0.01, relative=False, higher_is_better=False),
-        objective="footprint",
+        objective={"footprint": 0.3, "performance": 0.7},
+        early_stopping=False,
+        workers=2,
         exit_policy=ExitPolicy(60.0, 7, performance_only=True),
         random_seed=5,
         workspace="./run",

@@ -78,6 +78,7 @@ def run(
     seed: int = 0,
     objectives: Mapping[str, float] | None = None,
     figures: Callable[[PrecisionPlan], dict[str, float]] = lambda plan: {},
+    repaired: Mapping[str, Mapping[str, float]] | None = None,
 ) -> list[Trial]:
     """Drive the strategy with a made-up accuracy; all trials in order.
 
@@ -85,7 +86,7 @@ def run(
     """
     problem = TuningProblem(
         space,
-        Observations(noise=noise or {}),
+        Observations(noise=noise or {}, repaired=repaired or {}),
         precisions,
         seed,
         objectives or {"performance": 1.0},

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from made_up import BF16, INT8, chain, hostile_tensor, int8_ops, run
+from made_up import BF16, INT8, MadeUpProbe, chain, hostile_tensor, int8_ops, run
 
 from neural_mp.graph import OpGraph
+from neural_mp.observations import Times
 from neural_mp.precision import FP32, Precision
 from neural_mp.space import TuningSpace
 
@@ -87,3 +88,104 @@ def test_without_int8_it_is_basic():
         t.plan for t in run(space, harm, precisions=(Precision.BF16,))
     ]
     assert any(trial.met for trial in trials)
+
+
+def unrepaired(plan):
+    """Bad where op2 reads the hostile tensor in INT8 as it is."""
+    return 0.9 if "op2" in int8_ops(plan) and not plan["op2"].repairs else 0.0
+
+
+def test_a_tensor_that_can_be_repaired_costs_no_op_and_no_trial():
+    (trial,) = tried(chain(9), unrepaired, {"op1": 0.9}, repaired={"op1": {"smooth": 1e-3}})
+    assert len(int8_ops(trial.plan)) == 9
+    assert trial.plan["op2"].repairs == ("smooth",)
+    assert all(not trial.plan[op].repairs for op in trial.plan if op != "op2")
+
+
+def test_a_repair_that_does_not_help_is_given_up_with_the_tensor():
+    trials = tried(chain(9), hostile_tensor, {"op1": 0.9}, repaired={"op1": {"smooth": 0.3}})
+    best = next(trial for trial in trials if trial.met)
+    assert len(int8_ops(best.plan)) == 8
+    assert len(trials) <= 4
+
+
+class Clipping(MadeUpProbe):
+    """All noise is gone with one calibration algorithm."""
+
+    def output_noise(self, plan):
+        found = super().output_noise(plan)
+        return found / 100 if plan["op0"].activation.algorithm == "kl" else found
+
+
+def test_another_algorithm_is_tried_where_a_few_samples_show_that_it_helps():
+    def harm(plan):
+        return 0.9 if plan["op2"] == INT8[0] else 0.0
+
+    probe = Clipping({"op2": 1.0})
+    first, second = tried(chain(6), harm, {"op1": 0.9}, probe=probe)
+    assert second.met
+    assert {config.activation.algorithm for config in second.plan.values()} == {"kl"}
+    assert not first.met
+
+
+def test_where_a_few_samples_show_no_gain_no_trial_is_spent_on_it():
+    probe = MadeUpProbe({"op2": 1.0})
+    trials = tried(chain(9), hostile_tensor, {"op1": 0.9}, probe=probe)
+    assert {c.activation.algorithm for t in trials for c in t.plan.values() if c.activation} == {
+        "minmax"
+    }
+    assert trials[1].met
+
+
+def test_noise_that_does_not_reach_the_outputs_is_left_in_int8():
+    """op4's tensor looks far worse than op2's, but what it spoils does not arrive."""
+    noise = {"op1": 0.2, "op3": 0.9}
+    trials = tried(chain(9), hostile_tensor, noise, probe=MadeUpProbe({"op2": 1.0, "op4": 1e-6}))
+    best = max((t for t in trials if t.met), key=lambda t: len(int8_ops(t.plan)))
+    assert len(int8_ops(best.plan)) == 8
+    assert len(trials) <= 4
+
+
+class Timed(MadeUpProbe):
+    """INT8 takes a quarter of the time, but of op3 three times as much."""
+
+    whole: tuple[float, float] | None = None
+
+    def times(self):
+        ops = {f"op{i}": {Precision.FP32: 4.0, Precision.INT8: 1.0} for i in range(6)}
+        return Times({**ops, "op3": {Precision.FP32: 4.0, Precision.INT8: 12.0}}, 0.1)
+
+    def latencies(self, plans):
+        return None if self.whole is None else list(self.whole)
+
+
+def test_what_int8_only_slows_down_stays_out():
+    (trial,) = tried(chain(6), lambda plan: 0.0, {}, probe=Timed())
+    assert int8_ops(trial.plan) == {f"op{i}" for i in (0, 1, 2, 4, 5)}
+
+
+def test_unless_the_whole_turns_out_slower_without_it():
+    probe = Timed()
+    probe.whole = (1.0, 1.2)  # all low, without op3
+    (trial,) = tried(chain(6), lambda plan: 0.0, {}, probe=probe)
+    assert len(int8_ops(trial.plan)) == 6
+
+
+def test_a_plan_slower_than_fp32_is_followed_by_what_gains_most_and_then_the_search_ends():
+    trials = tried(
+        chain(6),
+        lambda plan: 0.0,
+        {},
+        probe=Timed(),
+        figures=lambda plan: {"relative_latency": 1.5},
+    )
+    assert [len(int8_ops(trial.plan)) for trial in trials] == [5, 1]
+    assert not any(trial.met for trial in trials)
+
+
+def test_the_same_problem_gives_the_same_plans():
+    def plans():
+        probe = MadeUpProbe({"op2": 1.0, "op5": 0.2})
+        return [t.plan for t in tried(chain(9), hostile_tensor, {"op1": 0.9}, probe=probe)]
+
+    assert plans() == plans()

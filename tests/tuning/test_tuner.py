@@ -8,7 +8,9 @@ import pytest
 from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.adaptors.pytorch import PyTorchAdaptor
 from neural_mp.errors import TuningError
+from neural_mp.metrics import build_metric
 from neural_mp.trial import Outcome
+from neural_mp.tuning.objectives import Measurement
 
 
 @pytest.fixture
@@ -17,6 +19,7 @@ def converter(hostile_net, digits, accuracy):
     made.model = hostile_net
     made.precisions = "int8"
     made.strategy = "basic"  # whose trials on this net are many
+    made.objective = "modelsize"  # latencies this short are the machine's mood
     made.metric = accuracy
     made.eval_dataloader = digits[1].loader()
     return made
@@ -166,3 +169,67 @@ def test_trials_are_told_to_the_listener(converter):
     assert {"Evaluating FP32", "Calibrating", "Trial 1"} <= set(notes.phases)
     assert notes.steps > len(result.trials)
     assert notes.closed
+
+
+def at_speed(monkeypatch, share):
+    """As if every converted model took this share of FP32's time."""
+
+    def measured(self, baseline, candidate):
+        return {"relative_latency": share, "performance": share, "modelsize": 1.0}
+
+    monkeypatch.setattr(Measurement, "__call__", measured)
+
+
+def test_what_meets_the_target_and_is_slower_than_fp32_is_no_success(converter, net, monkeypatch):
+    at_speed(monkeypatch, 1.25)
+    converter.model, converter.objective = net, "performance"
+    result = converter()
+    assert {trial.outcome for trial in result.trials} == {Outcome.SLOW}
+    assert result.met is False
+    assert set(result.plan.counts()) == {"fp32"}
+    (words,) = [w for w in result.report.warnings if "faster than FP32" in w]
+    assert "at 0.80× the speed of FP32" in words
+
+
+def test_a_precision_that_is_forced_may_be_slow(converter, net, monkeypatch, bf16_machine):
+    at_speed(monkeypatch, 1.25)
+    converter.model, converter.precisions = net, "bf16"
+    converter.objective = "performance"
+    converter.hardware = bf16_machine
+    result = converter()
+    assert result.met
+    assert "bf16" in result.plan.counts()
+
+
+def test_where_size_is_wanted_speed_does_not_matter(converter, net, monkeypatch):
+    monkeypatch.setattr(Measurement, "side_by_side", lambda self, models, longer=1: [1.0, 1.25])
+    converter.model = net
+    assert converter().met
+
+
+def test_a_lost_evaluation_is_stopped_and_never_counts_as_one(converter, digits):
+    converter.metric = build_metric("accuracy")
+    converter.eval_dataloader = digits[1].loader(20)
+    stopped = converter()
+    pruned = [t for t in stopped.trials if t.outcome is Outcome.PRUNED]
+    assert pruned
+    assert all(trial.loss > 0.01 for trial in pruned)
+    assert stopped.report.evaluations == 1 + len(stopped.trials) - len(pruned)
+
+    converter.early_stopping = False
+    whole = converter()
+    assert whole.report.evaluations == 1 + len(whole.trials)
+    lost = {trial.plan: trial.accuracy for trial in whole.trials}
+    target = whole.report.target
+    assert all(lost[trial.plan] < target for trial in pruned if trial.plan in lost)
+    assert stopped.met
+    assert whole.met
+
+
+def test_the_users_own_metric_is_asked_once_a_pass_unless_it_says_otherwise(converter, accuracy):
+    converter.exit_policy = ExitPolicy(max_trials=2)
+    converter()
+    assert accuracy.evaluations == 3
+    accuracy.running = True
+    converter()
+    assert accuracy.evaluations > 6

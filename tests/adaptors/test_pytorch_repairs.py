@@ -1,0 +1,191 @@
+import numpy as np
+import pytest
+import torch
+from repair_contract import FACTOR, Case, RepairContract
+from torch import nn
+from torch.nn import functional as F
+
+from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.adaptors.rescaling import LayerChange
+from neural_mp.errors import PlanError
+
+
+class Outliers(nn.Module):
+    """See the contract."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 12, 3, padding=1)
+        self.grouped = nn.Conv2d(12, 24, 3, padding=1, groups=3)
+        self.last = nn.Conv2d(24, 12, 3, padding=1)
+        self.norm = nn.LayerNorm(12)
+        self.query, self.key = nn.Linear(12, 10), nn.Linear(12, 10)
+        with torch.no_grad():
+            self.norm.bias.normal_()
+            for layer in (self.first, self.grouped, self.norm):
+                layer.weight[5] *= FACTOR
+                layer.bias[5] *= FACTOR
+            self.grouped.weight[8:16, 1] /= FACTOR  # channel 5 is the second of the second group
+            for layer in (self.last, self.query, self.key):
+                layer.weight[:, 5] /= FACTOR
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        found = torch.relu(self.grouped(torch.relu(self.first(image))))
+        found = torch.relu(self.last(F.max_pool2d(found, 2)))
+        found = self.norm(found.flatten(2).transpose(1, 2))
+        return self.query(found) * self.key(found)
+
+
+class Residual(nn.Module):
+    """See the contract."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        found = torch.relu(self.first(image))
+        return self.second(found) + found
+
+
+class TwoOutputs(Residual):
+    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found = torch.relu(self.first(image))
+        return self.second(found), found
+
+
+def seeded(kind: type[nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return kind().eval()
+
+
+class TestRepairs(RepairContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def net(cls):
+        return seeded(Outliers)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def residual(cls):
+        return seeded(Residual)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def two_outputs(cls):
+        return seeded(TwoOutputs)
+
+    def test_the_users_own_module_is_untouched(self, case, net):
+        before = {name: value.clone() for name, value in net.state_dict().items()}
+        case.convert(case.mended)
+        for name, value in net.state_dict().items():
+            torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+
+
+class Between(nn.Module):
+    """Two layers over [8, 8], with something between them."""
+
+    first: type[nn.Module] = nn.Linear
+    second: type[nn.Module] = nn.Linear
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = {nn.Linear: (8, 8), nn.Conv1d: (8, 8, 3, 1, 1), nn.LayerNorm: (8,)}
+        self.a, self.b = self.first(*sizes[self.first]), self.second(*sizes[self.second])
+        with torch.no_grad():
+            self.a.weight[3] *= FACTOR
+            self.a.bias[3] *= FACTOR
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(torch.relu(self.a(x)))
+
+
+class DenseThenConvolution(Between):
+    """Over different axes, which are of one length."""
+
+    second = nn.Conv1d
+
+
+class ConvolutionThenDense(Between):
+    first = nn.Conv1d
+
+
+class NormThenConvolution(Between):
+    first, second = nn.LayerNorm, nn.Conv1d
+
+
+class Threshold(Between):
+    def forward(self, x):
+        return self.b(F.threshold(self.a(x), 0.3, 0.7))
+
+
+class Clipped(Between):
+    def forward(self, x):
+        return self.b(F.relu6(self.a(x)))
+
+
+class ComputedBias(Between):
+    def forward(self, x):
+        return self.b(torch.relu(F.linear(x, self.a.weight, x.mean((0, 1)))))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(DenseThenConvolution, ConvolutionThenDense, NormThenConvolution),
+        *(Threshold, Clipped, ComputedBias),
+    ],
+)
+def test_what_would_change_the_function_is_not_repaired(kind):
+    case = Case(seeded(kind), np.random.default_rng(0).random((128, 8, 8), np.float32))
+    assert not case.observed.repaired
+    with pytest.raises(PlanError, match="'b'"):
+        case.convert(case.asking("b", "smooth"))
+
+
+class Shared(Between):
+    """One layer three times, of which every use is a layer of its own."""
+
+    def forward(self, x):
+        return self.a(torch.relu(self.a(torch.relu(self.a(x)))))
+
+
+def test_a_layer_used_several_times_is_changed_where_it_has_to_be():
+    case = Case(seeded(Shared), np.random.default_rng(0).random((128, 8, 8), np.float32))
+    assert len(case.best) == 2
+    found = case.run(case.in_fp32(case.mended))
+    np.testing.assert_allclose(found, case.reference, rtol=1e-3, atol=1e-4 * FACTOR)
+
+
+class TwoActivations(Between):
+    """What one of them silences is loud in the other."""
+
+    def forward(self, x):
+        found = self.a(x)
+        return self.b(torch.relu(found)) + self.b(F.leaky_relu(found, 0.5))
+
+
+@pytest.mark.parametrize("repair", ["equalize", "smooth"])
+def test_a_channel_silent_in_one_tensor_keeps_its_range_in_another(repair):
+    net = seeded(TwoActivations)
+    with torch.no_grad():
+        net.a.bias[5] = -100.0
+    case = Case(net, np.random.default_rng(0).standard_normal((128, 8, 8)).astype(np.float32))
+    plan = case.plain
+    for op in (op for op in plan if op != "a"):
+        plan = plan.replacing({op: case.asking(op, repair)[op]})
+    error = np.abs(case.run(case.convert(plan)) - case.reference).max()
+    assert error < 0.05 * np.abs(case.reference).max()
+
+
+def test_weights_in_bf16_are_scaled_in_bf16():
+    net, data = seeded(Between).to(torch.bfloat16), (torch.randn(16, 8, 8).to(torch.bfloat16),)
+    adaptor = PyTorchAdaptor()
+    model = adaptor.load(net, example=data)
+    limits = adaptor.layers(model)["a"].output_limits()
+    assert limits[3] > 100 * np.median(limits)
+    twice, half = LayerChange(outputs=np.full(8, 2.0)), LayerChange(inputs=np.full(8, 0.5))
+    changed = adaptor.with_layers(model, {"a": twice, "b": half})
+    before, after = (adaptor.predict(held, data) for held in (model, changed))
+    torch.testing.assert_close(after, before, rtol=0, atol=0)

@@ -1,0 +1,220 @@
+"""Channels scaled in the constants of layers, and where that changes nothing."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from neural_mp.adaptors.rescaling import Layer, LayerChange, find_links, rounded_weight
+from neural_mp.graph import Op, OpGraph
+
+KINDS = {
+    "relu": "relu",
+    "leaky": "leaky_relu",
+    "threshold": "leaky_relu",
+    "same": "identity",
+    "max_pool": "max_pool",
+    "avg_pool": "avg_pool",
+    "tanh": "tanh",
+    "add": "add",
+}
+
+
+class SharedCases:
+    """A weight of 4 outputs and 6 inputs, in the orders and groups that frameworks have."""
+
+    #: Name → shape of the weight, axis of outputs, axis of inputs, groups.
+    WEIGHTS: Mapping[str, tuple[tuple[int, ...], int, int, int]] = {
+        "dense": ((4, 6), 0, 1, 1),
+        "dense transposed": ((6, 4), 1, 0, 1),
+        "convolution": ((4, 6, 3, 2), 0, 1, 1),
+        "convolution channels last": ((3, 2, 6, 4), 3, 2, 1),
+        "convolution over one axis": ((4, 6, 5), 0, 1, 1),
+        "two groups": ((4, 3, 3, 2), 0, 1, 2),
+        "two groups channels last": ((3, 2, 3, 4), 3, 2, 2),
+        "depthwise": ((6, 1, 3, 3), 0, 1, 6),
+        "depthwise, two of each": ((12, 1, 2, 2), 0, 1, 6),
+        "depthwise channels last, two of each": ((2, 2, 1, 12), 3, 2, 6),
+    }
+
+    @pytest.fixture(params=WEIGHTS, ids=lambda name: name.replace(" ", "_"))
+    def layer(self, request) -> Layer:
+        shape, outputs, inputs, groups = self.WEIGHTS[request.param]
+        weight = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+        return Layer("layer", lambda: weight, outputs, inputs, groups)
+
+    def places(self, layer: Layer) -> list[tuple[tuple[int, ...], int, int]]:
+        """Every place in the weight, with its output channel and its input channel."""
+        assert layer.inputs is not None
+        shape = layer.weight().shape
+        found = []
+        for place in np.ndindex(shape):
+            output = place[layer.outputs]
+            group = output * layer.groups // shape[layer.outputs]
+            found.append((place, output, group * shape[layer.inputs] + place[layer.inputs]))
+        return found
+
+    def channels(self, layer: Layer) -> tuple[int, int]:
+        """How many outputs and inputs it has."""
+        places = self.places(layer)
+        return max(output for _, output, _ in places) + 1, max(i for *_, i in places) + 1
+
+
+class TestChange(SharedCases):
+    def test_every_weight_is_multiplied_by_its_output_and_its_input(self, layer):
+        drawn = np.random.default_rng(1)
+        outputs, inputs = (drawn.uniform(0.1, 9, count) for count in self.channels(layer))
+        changed = LayerChange(outputs=outputs, inputs=inputs).weight(layer)
+        expected = np.array(layer.weight())
+        for place, output, read in self.places(layer):
+            expected[place] *= outputs[output] * inputs[read]
+        np.testing.assert_allclose(changed, expected, rtol=1e-5)
+        assert changed.dtype == layer.weight().dtype
+
+    def test_the_limits_are_the_largest_weights_of_a_channel(self, layer):
+        outputs, inputs = (np.zeros(count) for count in self.channels(layer))
+        for place, output, read in self.places(layer):
+            size = abs(layer.weight()[place])
+            outputs[output], inputs[read] = max(outputs[output], size), max(inputs[read], size)
+        np.testing.assert_array_equal(layer.output_limits(), outputs.astype(np.float32))
+        np.testing.assert_array_equal(layer.input_limits(), inputs.astype(np.float32))
+
+    def test_a_matrix_has_every_weight_once_by_group_output_and_input(self, layer):
+        matrix = layer.matrix()
+        outputs, inputs = self.channels(layer)
+        groups = layer.groups
+        assert matrix.shape[:3] == (groups, outputs // groups, inputs // groups)
+        taps: dict[tuple[int, int], list[float]] = {}
+        for place, output, read in self.places(layer):
+            taps.setdefault((output, read), []).append(layer.weight()[place])
+        for (output, read), values in taps.items():
+            group, column = divmod(read, inputs // groups)
+            row = matrix[group, output % (outputs // groups), column]
+            np.testing.assert_array_equal(np.sort(row), np.sort(values))
+
+    def test_nothing_asked_changes_nothing(self, layer):
+        np.testing.assert_array_equal(LayerChange().weight(layer), layer.weight())
+
+
+def test_a_bias_is_multiplied_and_then_shifted():
+    bias = np.array([1.0, 2, 3], np.float32)
+    change = LayerChange(outputs=np.array([2.0, 4, 8]), shift=np.array([0.5, 0, -1]))
+    np.testing.assert_array_equal(change.bias(bias, 3), [2.5, 8, 23])
+    assert change.bias(bias, 3).dtype == np.float32
+
+
+def test_in_the_place_of_no_bias_there_is_the_shift():
+    np.testing.assert_array_equal(LayerChange(shift=np.array([1.0, 2])).bias(None, 2), [1, 2])
+
+
+def test_a_normalization_has_one_weight_a_channel():
+    norm = Layer("norm", lambda: np.array([3.0, -4, 0], np.float32))
+    np.testing.assert_array_equal(norm.output_limits(), [3, 4, 0])
+    scaled = LayerChange(outputs=np.array([2.0, 0.5, 7])).weight(norm)
+    np.testing.assert_array_equal(scaled, [6, -2, 0])
+
+
+def test_a_rounded_weight_has_255_steps_for_every_output():
+    matrix = np.random.default_rng(0).standard_normal((2, 3, 5, 4))
+    matrix[0, 1], matrix[1, 2] = 0, 1e-3 * matrix[1, 2]
+    rounded = rounded_weight(matrix)
+    for group, row in np.ndindex(2, 3):
+        values = matrix[group, row]
+        step = np.abs(values).max() / 127 or 1.0
+        steps = [[round(value / step) for value in tap] for tap in values]
+        np.testing.assert_allclose(rounded[group, row], np.array(steps) * step, rtol=1e-12)
+
+
+def dense(result: str, inputs: int | None = 1, axis: int = -1, pooled: bool = False) -> Layer:
+    return Layer(result, lambda: np.ones((2, 2), np.float32), 0, inputs, 1, axis, pooled)
+
+
+def links(text: str, outputs: str, layers: Mapping[str, Layer], keepers: Any = ()) -> list:
+    """The links of a graph written as `name: type of inputs`, one op after another."""
+    ops = []
+    for line in text.split(","):
+        name, _, rest = line.strip().partition(": ")
+        kind, _, read = rest.partition(" of ")
+        ops.append(Op(name, kind, tuple(read.split()), carries_int8=kind.endswith("pool")))
+    graph = OpGraph(ops, ["x"], outputs.split())
+    found = find_links(graph, KINDS, layers, keepers)
+    return [(link.writer, set(link.readers), set(link.tensors)) for link in found]
+
+
+A_AND_B = {"a": dense("a"), "b": dense("b")}
+
+
+@pytest.mark.parametrize("kind", ["relu", "leaky", "same"])
+def test_what_gives_twice_as_much_for_twice_the_input_is_passed(kind):
+    found = links(f"a: dense of x, r: {kind} of a, b: dense of r", "b", A_AND_B)
+    assert found == [("a", {"b"}, {"a", "r"})]
+
+
+@pytest.mark.parametrize("kind", ["tanh", "threshold", "unheard_of"])
+def test_what_does_not_is_not(kind):
+    assert not links(f"a: dense of x, r: {kind} of a, b: dense of r", "b", A_AND_B)
+
+
+def test_all_readers_are_scaled_together():
+    layers = {**A_AND_B, "c": dense("c")}
+    found = links("a: dense of x, r: relu of a, b: dense of r, c: dense of r", "b c", layers)
+    assert found == [("a", {"b", "c"}, {"a", "r"})]
+    found = links("a: dense of x, r: relu of a, b: dense of r, c: dense of a", "b c", layers)
+    assert found == [("a", {"b", "c"}, {"a", "r"})]
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        "a: dense of x, r: relu of a, b: dense of r, s: add of b r",
+        "a: dense of x, s: add of a x, b: dense of s",
+        "a: dense of x, r: relu of a, b: dense of r, t: tanh of a",
+    ],
+)
+def test_one_that_reads_otherwise_forbids_it(graph):
+    assert not links(graph, "b", A_AND_B)
+
+
+@pytest.mark.parametrize("output", ["a", "r"])
+def test_what_leaves_the_graph_stays_as_it_is(output):
+    assert not links("a: dense of x, r: relu of a, b: dense of r", f"b {output}", A_AND_B)
+
+
+def test_layers_in_a_row_are_linked_one_by_one():
+    layers = {**A_AND_B, "c": dense("c")}
+    found = links("a: dense of x, b: dense of a, r: relu of b, c: dense of r", "c", layers)
+    assert found == [("a", {"b"}, {"a"}), ("b", {"c"}, {"b", "r"})]
+
+
+def test_the_addition_of_a_bias_belongs_to_the_layer():
+    layers = {"a": dense("bias"), "b": dense("b")}
+    graph = "a: dense of x, bias: add of a, r: relu of bias, b: dense of r"
+    assert links(graph, "b", layers) == [("a", {"b"}, {"bias", "r"})]
+    assert not links(f"{graph}, t: tanh of a", "b", layers)  # which reads it without the bias
+    assert not links(graph, "b bias", layers)
+
+
+def test_a_normalization_writes_and_does_not_read():
+    layers = {"n": dense("n", inputs=None), "b": dense("b")}
+    assert links("n: norm of x, b: dense of n", "b", layers) == [("n", {"b"}, {"n"})]
+    assert not links("b: dense of x, n: norm of b", "n", layers)
+
+
+@pytest.mark.parametrize("kind", ["max_pool", "avg_pool"])
+def test_pooling_is_passed_where_it_leaves_channels_apart(kind):
+    graph = f"a: conv of x, p: {kind} of a, b: conv of p"
+    apart = {name: dense(name, axis=-3, pooled=True) for name in "ab"}
+    assert links(graph, "b", apart) == [("a", {"b"}, {"a", "p"})]
+    assert not links(graph, "b", A_AND_B)
+
+
+def test_channels_have_to_be_on_one_axis():
+    layers = {"a": dense("a", axis=-3), "b": dense("b", axis=-1)}
+    assert not links("a: conv of x, r: relu of a, b: dense of r", "b", layers)
+
+
+def test_reshaping_is_passed_where_it_keeps_the_channels():
+    graph = "a: dense of x, s: reshape of a, b: dense of s"
+    assert not links(graph, "b", A_AND_B)
+    assert links(graph, "b", A_AND_B, keepers={"s"}) == [("a", {"b"}, {"a", "s"})]
