@@ -8,6 +8,14 @@ from enum import Enum
 
 from neural_mp.plan import PrecisionPlan
 
+#: Objective → the figure of a trial that says how well it does, as a share of FP32's. Of latencies
+#: the share counts and not the seconds, since machines drift.
+RELATIVE_FIGURES = {
+    "performance": "relative_latency",
+    "footprint": "relative_footprint",
+    "modelsize": "relative_modelsize",
+}
+
 
 class Outcome(str, Enum):
     """How a trial ended."""
@@ -65,6 +73,17 @@ class Trial:
         """How many times faster than FP32; None where that was not measured."""
         share = self.objectives.get("relative_latency")
         return 1 / share if share else None
+
+    def cost(self, objectives: Mapping[str, float]) -> float:
+        """What the plan takes as a share of what FP32 takes; infinite where it was not measured.
+
+        Args:
+            objectives: objective → its weight.
+        """
+        return sum(
+            weight * self.objectives.get(RELATIVE_FIGURES[name], float("inf"))
+            for name, weight in objectives.items()
+        )
 
     @property
     def harm(self) -> float:

@@ -61,8 +61,15 @@ class Layer:
         return moved.reshape(self.groups, count // self.groups, moved.shape[1], -1)
 
     def input_limits(self) -> Array:
-        """The largest weight that every input channel meets, shape [channels]."""
-        return np.asarray(np.abs(self.matrix()).max(axis=(1, 3)).reshape(-1))
+        """The largest weight that every input channel meets, shape [channels].
+
+        As shares of the largest weight of the same output, which has steps of its own: how large
+        an output is says nothing about what it reads.
+        """
+        sizes = np.abs(self.matrix())
+        largest = sizes.max(axis=(2, 3), keepdims=True)
+        shares = sizes / np.where(largest > 0, largest, 1)
+        return np.asarray(shares.max(axis=(1, 3)).reshape(-1))
 
     def output_limits(self) -> Array:
         """The largest weight of every output channel, shape [channels]."""

@@ -17,8 +17,9 @@ from neural_mp.config.inc import (
     QUANT_WORDS,
 )
 from neural_mp.precision import APPROACHES, QUANT_CHOICES, Precision
+from neural_mp.trial import RELATIVE_FIGURES
 
-OBJECTIVES = ("performance", "footprint", "modelsize")
+OBJECTIVES = tuple(RELATIVE_FIGURES)
 
 
 def value_of(expected: str, *checks: Any) -> And:

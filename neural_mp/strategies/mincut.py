@@ -191,7 +191,8 @@ class _Run:
                 return
             yield from self._try(plan)
             point = self.model.point(plan)
-            missed, met = (missed, point) if self.tried[resolved].met else (point, met)
+            right = self.tried[resolved].accurate
+            missed, met = (missed, point) if right else (point, met)
             plan = self._between(missed, met)
 
     def _may_go_on(self) -> bool:

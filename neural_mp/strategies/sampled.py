@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from math import inf
 from typing import TYPE_CHECKING, ClassVar
 
 from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import Precision
+from neural_mp.quiet_optuna import quiet_optuna
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.combinations import Combination, combinations, levels, plan_of
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 #: Plans in a row that may be no better than the best before, until the search ends.
 _PATIENCE = 20
-
-#: What the objectives are called in `Trial.objectives`; latency as a share, since machines drift.
-_FIGURES = {"performance": "relative_latency"}
 
 
 class Sampled(Strategy):
@@ -37,9 +34,8 @@ class Sampled(Strategy):
     meet the accuracy target, and from there to 2 for the others, so that any of the former is
     better than any of the latter:
 
-    - The former are ordered by the objectives, by weight: latency as a share of FP32's, sizes as a
-      share of the first one seen; where there are no figures, the bits of the plan as a share of
-      FP32's.
+    - The former are ordered by the objectives, as shares of FP32's, by weight; where there are no
+      figures, by the bits of the plan as a share of FP32's.
     - The latter are ordered by how far they missed; those that failed have the worst value, 2.
 
     The search goes on after a plan has met the target, because a faster one may come. It ends when
@@ -61,7 +57,6 @@ class Sampled(Strategy):
         if not problem.space.decisions:
             return
         draws = _Draws(problem.space, self.sampler(problem.seed), self.repeats)
-        score = _Score(problem)
         best, in_vain = inf, 0
         while in_vain < _PATIENCE:
             drawn = draws.several(self.round_size)
@@ -69,7 +64,7 @@ class Sampled(Strategy):
                 return
             trials = yield [plan for _, plan in drawn]
             for (draw, _), trial in zip(drawn, trials, strict=True):
-                value = score(trial)
+                value = told(problem, trial)
                 draws.tell(draw, value)
                 in_vain = 0 if value < best else in_vain + 1
                 best = min(best, value)
@@ -83,7 +78,7 @@ class _Draws:
     ) -> None:
         import optuna
 
-        with _quiet():
+        with quiet_optuna():
             self._study = optuna.create_study(study_name="plans", sampler=sampler)
         self._space, self._repeats = space, repeats
         self._levels = {ops[0]: levels(space, ops) for ops in space.decisions}
@@ -140,45 +135,12 @@ class _Draws:
         return plan
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without Optuna announcing the study on the terminal."""
-    import optuna
-
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        yield
-    finally:
-        optuna.logging.set_verbosity(before)
-
-
-class _Score:
+def told(problem: TuningProblem, trial: Trial) -> float:
     """What a sampler is told of a trial (see `Sampled`)."""
-
-    def __init__(self, problem: TuningProblem) -> None:
-        self._weights = problem.objectives
-        self._decided = problem.space.decided
-        # The first and not the largest seen, since a value that was told cannot be changed.
-        self._first: dict[str, float] = {}
-
-    def __call__(self, trial: Trial) -> float:
-        if trial.accurate:
-            return _squashed(self._cost(trial))
-        return 1.0 + _squashed(trial.harm)
-
-    def _cost(self, trial: Trial) -> float:
-        shares = {name: self._share(name, trial) for name in self._weights}
-        total = sum(self._weights.values())
-        return sum(weight * shares[name] for name, weight in self._weights.items()) / (total or 1.0)
-
-    def _share(self, objective: str, trial: Trial) -> float:
-        figure = trial.objectives.get(_FIGURES.get(objective, objective))
-        if figure is None:
-            return _share_of_bits(trial.plan, self._decided)
-        if objective in _FIGURES:
-            return figure
-        return figure / (self._first.setdefault(objective, figure) or 1.0)
+    if not trial.accurate:
+        return 1.0 + squashed(trial.harm)
+    cost = trial.cost(problem.objectives)
+    return squashed(cost if cost < inf else _share_of_bits(trial.plan, problem.space.decided))
 
 
 def _share_of_bits(plan: PrecisionPlan, decided: tuple[str, ...]) -> float:
@@ -187,6 +149,6 @@ def _share_of_bits(plan: PrecisionPlan, decided: tuple[str, ...]) -> float:
     return sum(bits) / (Precision.FP32.bits * len(bits))
 
 
-def _squashed(value: float) -> float:
+def squashed(value: float) -> float:
     """From 0 … infinity to 0 … 1, in the same order."""
     return 1.0 if value == inf else max(0.0, value) / (1.0 + max(0.0, value))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neural_mp.errors import HistoryError
 from neural_mp.observations import Observations
 from neural_mp.plan import PrecisionPlan
+from neural_mp.quiet_optuna import quiet_optuna
 from neural_mp.trial import Outcome, Trial
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class History:
     ) -> None:
 
         self._running: dict[int, optuna.trial.Trial] = {}
-        with _quiet_optuna():
+        with quiet_optuna():
             try:
                 if resume:
                     self._study = self._latest(url)
@@ -171,7 +171,7 @@ class History:
 
     def start(self) -> int:
         """Open a trial; its number."""
-        with _quiet_optuna():
+        with quiet_optuna():
             trial = self._study.ask()
         self._running[trial.number] = trial
         return int(trial.number)
@@ -184,7 +184,7 @@ class History:
         handle.set_user_attr(_TRIAL, _to_json(trial))
         for name, value in _shown(trial).items():
             handle.set_user_attr(name, value)
-        with _quiet_optuna():
+        with quiet_optuna():
             if trial.accuracy is None or trial.outcome is Outcome.FAILED:
                 self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
             elif trial.outcome is Outcome.PRUNED:
@@ -200,7 +200,7 @@ class History:
         handle = self._running.pop(number)
         handle.set_user_attr("error", error)
         handle.set_user_attr("plan", json.dumps(plan.to_dict()))
-        with _quiet_optuna():
+        with quiet_optuna():
             self._study.tell(number, state=optuna.trial.TrialState.FAIL)
 
 
@@ -211,18 +211,6 @@ def _run_numbers(url: str) -> list[int]:
     names = optuna.get_all_study_names(url)
     matches = (re.fullmatch(rf"{_PREFIX}(\d+)", name) for name in names)
     return [int(match[1]) for match in matches if match]
-
-
-@contextmanager
-def _quiet_optuna() -> Iterator[None]:
-    import optuna
-
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        yield
-    finally:
-        optuna.logging.set_verbosity(before)
 
 
 def _shown(trial: Trial) -> dict[str, Any]:

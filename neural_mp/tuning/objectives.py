@@ -12,22 +12,15 @@ from typing import Any
 from neural_mp.adaptors.base import Adaptor, Model
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.profiling import interleaved_medians, peak_growth
-from neural_mp.trial import Trial
+from neural_mp.trial import RELATIVE_FIGURES, Trial
 from neural_mp.tuning.data import count_samples
 
-OBJECTIVES = ("performance", "footprint", "modelsize")
+OBJECTIVES = tuple(RELATIVE_FIGURES)
 
 #: Figures closer than this are the same: latencies are noisy.
 _SAME = 1.05
 #: Trials within this of the best are measured again, side by side.
 _DOUBTFUL = 1.25
-
-#: Objective → the figure of a trial that says how well it does, as a share of FP32's.
-RELATIVE = {
-    "performance": "relative_latency",
-    "footprint": "relative_footprint",
-    "modelsize": "relative_modelsize",
-}
 
 
 def parse_objectives(value: str | Mapping[str, float]) -> Mapping[str, float]:
@@ -125,12 +118,6 @@ class Measurement:
             )
 
 
-def score(trial: Trial, objectives: Mapping[str, float]) -> float:
-    """What a trial takes, by the objectives, as a share of what FP32 takes; infinite if unknown."""
-    shares = (trial.objectives.get(RELATIVE[name], float("inf")) for name in objectives)
-    return sum(w * share for w, share in zip(objectives.values(), shares, strict=True))
-
-
 def is_slow(objectives: Mapping[str, float], figures: Mapping[str, float]) -> bool:
     """Whether speed is all that is wanted, and these figures are clearly worse than FP32's."""
     return set(objectives) == {"performance"} and figures.get("relative_latency", 0.0) > _SAME
@@ -138,8 +125,8 @@ def is_slow(objectives: Mapping[str, float], figures: Mapping[str, float]) -> bo
 
 def finalists(trials: Sequence[Trial], objectives: Mapping[str, float], most: int) -> list[Trial]:
     """The best of those that met the target, best first: those that noise may have misordered."""
-    met = sorted((t for t in trials if t.met), key=lambda t: (score(t, objectives), t.number))
-    return [t for t in met if score(t, objectives) <= score(met[0], objectives) * _DOUBTFUL][:most]
+    met = sorted((t for t in trials if t.met), key=lambda t: (t.cost(objectives), t.number))
+    return [t for t in met if t.cost(objectives) <= met[0].cost(objectives) * _DOUBTFUL][:most]
 
 
 def best_trial(trials: Sequence[Trial], objectives: Mapping[str, float]) -> Trial | None:
@@ -151,8 +138,8 @@ def best_trial(trials: Sequence[Trial], objectives: Mapping[str, float]) -> Tria
     met = [trial for trial in trials if trial.met]
     if not met:
         return None
-    best = min(score(trial, objectives) for trial in met)
-    close = [trial for trial in met if score(trial, objectives) <= best * _SAME]
+    best = min(trial.cost(objectives) for trial in met)
+    close = [trial for trial in met if trial.cost(objectives) <= best * _SAME]
     return min(close, key=lambda trial: (_bits(trial), trial.number))
 
 

@@ -15,7 +15,7 @@ from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import Precision
 from neural_mp.search.sensitivity import best_repairs, with_repairs
 from neural_mp.strategies.base import Search, TuningProblem
-from neural_mp.trial import Trial
+from neural_mp.trial import Outcome, Trial
 from neural_mp.tuning.assessment import Assessor
 from neural_mp.tuning.data import count_samples, limited
 from neural_mp.tuning.early_stopping import RunningValues
@@ -312,6 +312,7 @@ class Tuner:
             f"no plan met the target of {target:.6g}; the result is the FP32 model. Closest came "
             f"{closest.plan!r} with {closest.accuracy:.6g}, {abs(closest.accuracy - target):.3g} "
             f"short of it"
+            + (" when its evaluation was stopped" if closest.outcome is Outcome.PRUNED else "")
         )
 
     def _result(
@@ -358,6 +359,6 @@ class Tuner:
 
 
 def _closest(trials: list[Trial]) -> Trial | None:
-    """The trial that lost least."""
+    """The trial that lost least; of those evaluated to the end, if there are any."""
     usable = [trial for trial in trials if trial.loss is not None]
-    return min(usable, key=lambda trial: trial.harm, default=None)
+    return min(usable, key=lambda t: (t.outcome is Outcome.PRUNED, t.harm), default=None)

@@ -25,7 +25,7 @@ from neural_mp.precision import FP32, Precision
 from neural_mp.space import Capability, TuningSpace
 from neural_mp.strategies import strategy_named
 from neural_mp.strategies.combinations import combinations
-from neural_mp.strategies.sampled import _Score, _squashed
+from neural_mp.strategies.sampled import squashed, told
 
 INT8_ONLY, BOTH = (Precision.INT8,), (Precision.INT8, Precision.BF16)
 SAMPLERS = ["random", "tpe", "bayesian"]
@@ -232,8 +232,8 @@ def scored(harm, figures, objectives, tolerance=0.01) -> dict[int, float]:
 
     space = chain(4)
     trials = run(space, harm, strategy="exhaustive", figures=figures, tolerance=tolerance)
-    score = _Score(TuningProblem(space, Observations(), INT8_ONLY, objectives=objectives))
-    return {len(int8_ops(trial.plan)): score(trial) for trial in trials}
+    problem = TuningProblem(space, Observations(), INT8_ONLY, objectives=objectives)
+    return {len(int8_ops(trial.plan)): told(problem, trial) for trial in trials}
 
 
 def test_any_accurate_plan_is_better_than_any_that_is_not():
@@ -248,20 +248,20 @@ def test_any_accurate_plan_is_better_than_any_that_is_not():
 def test_accurate_plans_are_ordered_by_weighted_objectives():
     def figures(plan):
         low = len(int8_ops(plan))
-        return {"relative_latency": 1 - 0.1 * low, "modelsize": 100.0 * low}
+        return {"relative_latency": 1 - 0.1 * low, "relative_modelsize": 0.1 * low}
 
     faster = scored(lambda plan: 0.0, figures, {"performance": 1.0})
     smaller = scored(lambda plan: 0.0, figures, {"modelsize": 1.0})
-    mostly_faster = scored(lambda plan: 0.0, figures, {"performance": 9.0, "modelsize": 1.0})
+    mostly_faster = scored(lambda plan: 0.0, figures, {"performance": 0.9, "modelsize": 0.1})
     assert faster[4] < faster[2] < faster[1]
     assert smaller[1] < smaller[2] < smaller[4]
-    assert mostly_faster[4] == pytest.approx(_squashed((9 * 0.6 + 1.0) / 10))
+    assert mostly_faster[4] == pytest.approx(squashed(0.9 * 0.6 + 0.1 * 0.4))
 
 
 def test_without_figures_bits_take_their_place():
     found = scored(lambda plan: 0.0, lambda plan: {}, {"performance": 1.0})
-    assert found[4] == pytest.approx(_squashed(8 / 32))
-    assert found[2] == pytest.approx(_squashed((8 + 8 + 32 + 32) / 128))
+    assert found[4] == pytest.approx(squashed(8 / 32))
+    assert found[2] == pytest.approx(squashed((8 + 8 + 32 + 32) / 128))
 
 
 def test_failures_are_worst_and_finite():
