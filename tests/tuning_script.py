@@ -1,6 +1,6 @@
 """A tuning run in a process of its own, which a test can kill; every evaluation leaves a line.
 
-Usage: tuning_script.py WEIGHTS DATA SECONDS_A_BATCH {new,resume}
+Usage: tuning_script.py WEIGHTS DATA SECONDS_A_BATCH {new,resume} STRATEGY
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CountingAccuracy:
 
 
 def main() -> None:
-    weights, data, pause, mode = sys.argv[1:5]
+    weights, data, pause, mode, strategy = sys.argv[1:6]
     model = deep_net()
     model.load_state_dict(torch.load(weights, weights_only=True))
     arrays = np.load(data)
@@ -52,11 +52,11 @@ def main() -> None:
     converter = MixedPrecision()
     converter.model = model
     converter.precisions = "int8"
-    converter.strategy = "basic"  # which has many trials to be cut off at
+    converter.strategy = strategy
     converter.objective = "modelsize"  # latencies this short are the machine's mood
     converter.metric = CountingAccuracy(float(pause))
     converter.eval_dataloader = batches
-    converter.exit_policy = ExitPolicy(max_trials=30)
+    converter.exit_policy = ExitPolicy(max_trials=12)
     converter.resume = mode == "resume"
     result = converter()
     outcome = {

@@ -19,7 +19,7 @@ from neural_mp.graph import OpGraph
 from neural_mp.metrics.predictions import as_array
 from neural_mp.observations import Observations, Times
 from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import Precision
+from neural_mp.precision import FP32, Precision
 from neural_mp.profiling import interleaved_medians
 from neural_mp.strategies.base import Probe
 from neural_mp.tuning.history import History
@@ -34,7 +34,7 @@ _USELESS = 1e9
 #: Enough not to fit into the caches of a core.
 _MANY_VALUES = 1 << 21
 #: Timing ops runs a batch so many times; where this does not fit, they are not timed.
-_PROFILED_RUNS = 16
+_PROFILED_RUNS = 24
 
 
 @dataclass
@@ -95,34 +95,52 @@ class MeasuringProbe(Probe):
         job.adaptor.predict(job.model, inputs)
         if _PROFILED_RUNS * (time.perf_counter() - started) > self.allowance:
             return None
-        plan = job.space.resolve(job.space.fastest_plan())
+        ops: dict[str, dict[str, float]] = {}
+        between, conversions = 0.0, 0
         try:
-            low = self._converted(plan)
             with job.adaptor.threads(job.measurement.threads):
-                before = job.adaptor.profile(job.model, inputs)
-                after = job.adaptor.profile(low, inputs)
+                for precision in dict.fromkeys((Precision.FP32, *job.space.precisions())):
+                    plan = self._all_in(precision)
+                    full = precision is Precision.FP32
+                    model = job.model if full else self._converted(plan)
+                    seconds, of_conversions = self._seconds_by_op(plan, model)
+                    for op, found in seconds.items():
+                        ops.setdefault(op, {})[precision.value] = found
+                    if not full:
+                        counts = job.adaptor.conversion_counts(model)
+                        between += of_conversions
+                        conversions += counts.casts + counts.quantize + counts.dequantize
         except Exception:
             # Whatever a framework raises: times are then estimated.
             logger.debug("ops could not be timed", exc_info=True)
             return None
-        graph, flow = job.space.graph, job.space.flow(plan)
-        owned = {op: _owned(graph, op) for op in job.space.decided}
-        ops = {
-            op: {
-                Precision.FP32.value: sum(before.get(name, 0.0) for name in names),
-                flow.precisions[op].value: sum(after.get(name, 0.0) for name in names),
-            }
-            for op, names in owned.items()
-        }
-        known = {op: by for op, by in ops.items() if all(by.values())}
-        counts = job.adaptor.conversion_counts(low)
-        between = sum(seconds for name, seconds in after.items() if name not in graph)
-        conversions = counts.casts + counts.quantize + counts.dequantize
         return {
-            "ops": known,
+            "ops": {op: by for op, by in ops.items() if Precision.FP32.value in by},
             "conversion": between / conversions if conversions else None,
             "value": _seconds_a_value() * job.measurement.batch_size,
         }
+
+    def _all_in(self, precision: Precision) -> PrecisionPlan:
+        """Every op in a precision that can run in it, the rest in FP32."""
+        space = self.job.space
+        chosen = {op: space.choice(op, precision) or FP32 for op in space.decided}
+        return space.resolve(PrecisionPlan(chosen))
+
+    def _seconds_by_op(self, plan: PrecisionPlan, model: Model) -> tuple[dict[str, float], float]:
+        """Op that runs as the plan says → its seconds, with what runs along; those of conversions.
+
+        What was not found a kernel for is left out.
+        """
+        job = self.job
+        graph, effective = job.space.graph, job.space.flow(plan).precisions
+        seconds = job.adaptor.profile(model, job.measurement.inputs)
+        ops = {
+            op: sum(seconds.get(name, 0.0) for name in _owned(graph, op))
+            for op in job.space.decided
+            if plan[op].precision is effective[op]
+        }
+        between = sum(found for name, found in seconds.items() if name not in graph)
+        return {op: found for op, found in ops.items() if found > 0}, between
 
     def latencies(self, plans: Sequence[PrecisionPlan]) -> list[float] | None:
         """See the contract."""
