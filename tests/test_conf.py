@@ -121,6 +121,7 @@ def test_a_ready_made_file_gives_a_usable_model(name, net, digits, monkeypatch):
 
     converter = MixedPrecision(CONF / name)
     converter.model = model
+    converter.objective = "modelsize"  # models this small need not be faster
     result = converter()
 
     used = {config.precision.value for config in result.plan.values()}
@@ -129,8 +130,7 @@ def test_a_ready_made_file_gives_a_usable_model(name, net, digits, monkeypatch):
     else:
         assert result.met, result.report.warnings
         assert result.report.baseline_accuracy > (0.5 if name != "regression.yaml" else 0)
-    # Where both may be used, what is fastest for so small a net is the machine's.
-    assert used & ({"bf16"} if name == "bf16_only.yaml" else {"int8", "bf16"})
+    assert used & ({"bf16"} if name == "bf16_only.yaml" else {"int8"})
     assert result.report.size < result.report.baseline_size
     if name == "keep_layers.yaml":
         assert {result.plan[op].precision.value for op in ("stem", "head")} == {"fp32"}

@@ -29,7 +29,7 @@ from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import RANGE_ALGORITHMS, REPAIRS, OpConfig
 from neural_mp.space import TuningSpace
 
-#: How much of the difficulty SmoothQuant moves from values to weights.
+#: How much of the difficulty is moved from values to weights: SmoothQuant's alpha.
 _SMOOTHNESS = 0.5
 #: A channel's scale beyond these limits would take it out of the range of float32.
 _LEAST, _MOST = 1e-12, 1e12
@@ -65,6 +65,7 @@ class _Network:
 
         `equalize`: Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias
         Correction", 2019, equation 11. `smooth`: Xiao et al., "SmoothQuant", 2023, equation 4.
+        Where every output reads one channel, and has steps of its own, weights take all.
         """
         writer = self.layers[link.writer]
         read = [self.layers[name].input_limits() for name in link.readers]
@@ -75,12 +76,13 @@ class _Network:
         if repair == "equalize":
             if writer.inputs is None:
                 return None
-            found = np.sqrt(written / np.maximum(weights, _LEAST))
+            sizes = written.astype(np.float64)
         else:
             if channels is None or len(channels.low) != len(weights):
                 return None
-            values = np.maximum(np.abs(channels.low), np.abs(channels.high))
-            found = values**_SMOOTHNESS / np.maximum(weights, _LEAST) ** (1 - _SMOOTHNESS)
+            sizes = np.maximum(np.abs(channels.low), np.abs(channels.high))
+        moved = 1.0 if all(self.layers[name].depthwise for name in link.readers) else _SMOOTHNESS
+        found = sizes**moved / np.maximum(weights, _LEAST) ** (1 - moved)
         dead = (written == 0) | (weights == 0) | (found == 0) | ~np.isfinite(found)
         if dead.all():
             return None

@@ -60,6 +60,11 @@ class Layer:
         count = moved.shape[0]
         return moved.reshape(self.groups, count // self.groups, moved.shape[1], -1)
 
+    @property
+    def depthwise(self) -> bool:
+        """Whether every output reads one input channel."""
+        return self.inputs is not None and np.shape(self.weight())[self.inputs] == 1
+
     def input_limits(self) -> Array:
         """The largest weight that every input channel meets, shape [channels].
 

@@ -32,7 +32,7 @@ class Case:
         self.adaptor = adaptor_for(source)
         self.model = self.adaptor.load(source, example=images)
         self.space = self.adaptor.space(self.model, MACHINE).restricted_to([INT8])
-        seen = self.adaptor.observe(self.model, [images[:100], images[100:]], self.space)
+        seen = self.adaptor.observe(self.model, [images], self.space)
         self.observed = scored_repairs(self.adaptor, self.model, self.space, seen)
         self.plain = uniform(self.space, INT8)
         self.best = best_repairs(self.observed)
@@ -64,7 +64,8 @@ class RepairContract:
     of the first two convolutions and the norm write, one channel is `FACTOR` times as large as it
     was, and what is read of it as much smaller. `residual`: convolution, ReLU, and the output of a
     second convolution added to what it reads. `two_outputs`: the same two convolutions, and what
-    lies between them is an output too.
+    lies between them is an output too. `normed`: a layer norm over the last axis with such an
+    outlier, and a dense layer.
     """
 
     @pytest.fixture(scope="class")
@@ -80,6 +81,11 @@ class RepairContract:
     @pytest.fixture(scope="class")
     @classmethod
     def two_outputs(cls) -> Any:
+        raise NotImplementedError
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def normed(cls) -> Any:
         raise NotImplementedError
 
     @pytest.fixture(scope="class")
@@ -112,7 +118,7 @@ class RepairContract:
         before = signal_to_noise(case.reference, case.run(case.convert(case.plain)))
         after = signal_to_noise(case.reference, case.run(case.convert(case.mended)))
         assert after > before + 20
-        assert after > 25
+        assert after > 30
 
     def test_the_model_given_is_untouched(self, case):
         before = case.adaptor.fingerprint(case.model)
@@ -137,19 +143,15 @@ class RepairContract:
         restored = case.adaptor.restore(tmp_path)
         np.testing.assert_array_equal(case.run(restored), case.run(converted))
 
-    def test_a_corrected_bias_takes_the_mean_error_away(self, case):
-        corrected = case.mended.replacing(
-            {
-                op: replace(config, repairs=(*config.repairs, "bias_correction"))
-                for op, config in case.mended.items()
-                if config.repairs
-            }
-        )
-        once, twice = (
-            np.abs((case.run(case.convert(plan)) - case.reference).mean(axis=0)).mean()
-            for plan in (case.mended, corrected)
-        )
-        assert twice < 0.8 * once
+    def test_a_corrected_bias_takes_the_mean_error_away(self, normed, images):
+        case = Case(normed, images)
+        (dense,) = case.space.decided
+        plans = [case.asking(dense, "smooth"), case.asking(dense, "smooth", "bias_correction")]
+        errors = [case.run(case.convert(plan)) - case.reference for plan in plans]
+        before, after = (np.abs(error.reshape(-1, error.shape[-1]).mean(0)) for error in errors)
+        assert after.mean() < 0.2 * before.mean()
+        # What is corrected is the weight's: as large as rounding makes it, and no larger.
+        assert signal_to_noise(case.reference, case.reference + errors[1]) > 30
 
     @pytest.mark.parametrize("repair", ["equalize", "smooth", "bias_correction"])
     def test_a_repair_that_an_op_cannot_have_is_refused_by_name(self, case, repair):

@@ -55,6 +55,22 @@ class TwoOutputs(Residual):
         return self.second(found), found
 
 
+class Normed(nn.Module):
+    """See the contract."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.dense = nn.LayerNorm(8), nn.Linear(8, 16)
+        with torch.no_grad():
+            self.norm.bias.normal_()
+            self.norm.weight[5] *= FACTOR
+            self.norm.bias[5] *= FACTOR
+            self.dense.weight[:, 5] /= FACTOR
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.dense(self.norm(image[:, 0]))
+
+
 def seeded(kind: type[nn.Module]) -> nn.Module:
     torch.manual_seed(0)
     return kind().eval()
@@ -75,6 +91,11 @@ class TestRepairs(RepairContract):
     @classmethod
     def two_outputs(cls):
         return seeded(TwoOutputs)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def normed(cls):
+        return seeded(Normed)
 
     def test_the_users_own_module_is_untouched(self, case, net):
         before = {name: value.clone() for name, value in net.state_dict().items()}

@@ -1,6 +1,7 @@
 """Channels scaled in the constants of layers, and where that changes nothing."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -73,12 +74,20 @@ class TestChange(SharedCases):
         assert changed.dtype == layer.weight().dtype
 
     def test_the_limits_are_the_largest_weights_of_a_channel(self, layer):
+        weight, places = np.abs(layer.weight()), self.places(layer)
         outputs, inputs = (np.zeros(count) for count in self.channels(layer))
-        for place, output, read in self.places(layer):
-            size = abs(layer.weight()[place])
-            outputs[output], inputs[read] = max(outputs[output], size), max(inputs[read], size)
-        np.testing.assert_array_equal(layer.output_limits(), outputs.astype(np.float32))
-        np.testing.assert_array_equal(layer.input_limits(), inputs.astype(np.float32))
+        for place, output, _ in places:
+            outputs[output] = max(outputs[output], weight[place])
+        for place, output, read in places:  # as shares: every output has steps of its own
+            inputs[read] = max(inputs[read], weight[place] / outputs[output])
+        np.testing.assert_allclose(layer.output_limits(), outputs, rtol=1e-6)
+        np.testing.assert_allclose(layer.input_limits(), inputs, rtol=1e-6)
+
+    def test_how_large_an_output_is_says_nothing_about_what_is_read(self, layer):
+        scales = np.random.default_rng(1).uniform(0.001, 1000, self.channels(layer)[0])
+        scaled = LayerChange(outputs=scales).weight(layer)
+        changed = replace(layer, weight=lambda: scaled)
+        np.testing.assert_allclose(changed.input_limits(), layer.input_limits(), rtol=1e-5)
 
     def test_a_matrix_has_every_weight_once_by_group_output_and_input(self, layer):
         matrix = layer.matrix()

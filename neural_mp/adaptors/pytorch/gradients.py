@@ -24,14 +24,16 @@ class _WithGradients(Interpreter):
         self.leaves = leaves
 
     def run_node(self, n: Node) -> Any:
-        with torch.enable_grad():
-            result = super().run_node(n)
-            if n.op == "get_attr" and isinstance(result, torch.Tensor):
-                if not result.is_floating_point():
-                    return result
-                self.leaves[n] = result.detach().clone().requires_grad_()
-                return self.leaves[n]
+        # For the user's code behind this graph as well; whoever calls it all switches it off.
+        torch.set_grad_enabled(True)
+        result = super().run_node(n)
+        floating = isinstance(result, torch.Tensor) and result.is_floating_point()
+        if n.op != "get_attr" or not floating:
             return result
+        # One leaf for all the times that a module is called.
+        if n not in self.leaves:
+            self.leaves[n] = result.detach().clone().requires_grad_()
+        return self.leaves[n]
 
 
 def hessian_traces(
