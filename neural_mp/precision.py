@@ -163,6 +163,8 @@ class OpConfig:
         for name in self.repairs:
             if name not in REPAIRS:
                 raise PlanError(f"there is no repair {name!r}{did_you_mean(name, REPAIRS)}")
+        if {"equalize", "smooth"} <= set(self.repairs):
+            raise PlanError("'equalize' and 'smooth' scale the same channels; choose one of them")
         if self.repairs and self.precision is not Precision.INT8:
             raise PlanError(f"{self.repairs[0]!r} repairs INT8; {self.precision} needs none")
         object.__setattr__(self, "repairs", tuple(n for n in REPAIRS if n in self.repairs))

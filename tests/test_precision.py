@@ -63,3 +63,14 @@ def test_a_malformed_quant_spec_names_the_word(text, message):
 def test_a_quant_spec_takes_known_words_only():
     with pytest.raises(PlanError, match="dtype.*'int4'"):
         QuantSpec("int4", "symmetric", "per_tensor")
+
+
+def test_repairs_are_known_words_of_int8_in_one_order():
+    config = OpConfig(Precision.INT8, repairs=("bias_correction", "smooth"))
+    assert config.repairs == ("smooth", "bias_correction")
+    with pytest.raises(PlanError, match=r"no repair 'smoth'; did you mean 'smooth'"):
+        OpConfig(Precision.INT8, repairs=("smoth",))
+    with pytest.raises(PlanError, match="'smooth' repairs INT8; bf16 needs none"):
+        OpConfig(Precision.BF16, repairs=("smooth",))
+    with pytest.raises(PlanError, match="scale the same channels; choose one"):
+        OpConfig(Precision.INT8, repairs=("smooth", "equalize"))

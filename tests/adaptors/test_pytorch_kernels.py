@@ -175,3 +175,5 @@ def test_max_pooling_of_integers_is_exact(size, window, stride, dilation, ceil_m
     )
     expected = F.max_pool2d(values.double(), kernel, stride, padding, dilation, ceil_mode)
     assert torch.equal(pooled.double(), expected)
+    alone = max_pool2d_uint8(values[0], kernel, stride, padding, dilation, ceil_mode)
+    assert torch.equal(alone.double(), expected[0])

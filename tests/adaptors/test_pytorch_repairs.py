@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from adaptor_contract import signal_to_noise
 from repair_contract import FACTOR, Case, RepairContract
 from torch import nn
 from torch.nn import functional as F
@@ -231,3 +232,47 @@ def test_weights_in_bf16_are_scaled_in_bf16():
     changed = adaptor.with_layers(model, {"a": twice, "b": half})
     before, after = (adaptor.predict(held, data) for held in (model, changed))
     torch.testing.assert_close(after, before, rtol=0, atol=0)
+
+
+class Sequence(nn.Module):
+    """Convolutions over sequences [batch, channels, length], one channel out of proportion."""
+
+    shape = (60, 8, 16)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv1d(8, 16, 3, padding=1), nn.Conv1d(16, 16, 3, padding=1)
+        with torch.no_grad():
+            self.first.weight[3] *= FACTOR
+            self.first.bias[3] *= FACTOR
+            self.second.weight[:, 3] /= FACTOR
+
+    def forward(self, sequence: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(sequence)))
+
+
+class Windows(nn.Module):
+    """A dense layer over the last of four axes, as in a vision transformer with windows."""
+
+    shape = (60, 4, 4, 32)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.dense = nn.LayerNorm(32), nn.Linear(32, 16)
+        with torch.no_grad():
+            self.norm.weight[3] *= FACTOR
+            self.norm.bias.normal_()
+            self.norm.bias[3] *= FACTOR
+            self.dense.weight[:, 3] /= FACTOR
+
+    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        return self.dense(self.norm(windows))
+
+
+@pytest.mark.parametrize("made", [Sequence, Windows])
+def test_channels_are_where_the_layers_that_read_them_have_them(made):
+    torch.manual_seed(0)
+    inputs = np.random.default_rng(0).normal(size=made.shape).astype(np.float32)
+    case = Case(made().eval(), inputs)
+    assert signal_to_noise(case.reference, case.run(case.convert(case.plain))) < 10
+    assert signal_to_noise(case.reference, case.run(case.convert(case.mended))) > 30

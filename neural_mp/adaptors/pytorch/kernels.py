@@ -35,7 +35,7 @@ def max_pool2d_uint8(
     dilation: list[int] | None = None,
     ceil_mode: bool = False,
 ) -> torch.Tensor:
-    """Max pooling of uint8 images [batch, channels, height, width].
+    """Max pooling of uint8 images [batch, channels, height, width], or of one without a batch.
 
     One axis after the other, as the largest of slices: torch has no channels-last max pooling for
     uint8, and going by way of int16 takes up to twice as long.
@@ -48,7 +48,7 @@ def max_pool2d_uint8(
     for axis in (0, 1):
         window, gap = _axis(kernel, axis), _axis(dilation or [1], axis)
         sides, step = _axis(padding or [0], axis), _axis(stride or kernel, axis)
-        x = _largest(x, axis + 2, window, step, sides, gap)
+        x = _largest(x, axis - 2, window, step, sides, gap)
     return x
 
 
@@ -59,15 +59,15 @@ def _axis(values: list[int], axis: int) -> int:
 def _largest(
     x: torch.Tensor, axis: int, window: int, step: int, sides: int, gap: int
 ) -> torch.Tensor:
-    """Max pooling along one axis; no uint8 value is below the zero it is padded with."""
+    """Max pooling along -2 or -1; no uint8 value is below the zero it is padded with."""
     if sides:
-        x = F.pad(x, (0, 0, sides, sides) if axis == 2 else (sides, sides))
+        x = F.pad(x, (0, 0, sides, sides) if axis == -2 else (sides, sides))
     count = (x.shape[axis] - gap * (window - 1) - 1) // step + 1
     slices = [
         x.narrow(axis, first, (count - 1) * step + 1) for first in range(0, gap * window, gap)
     ]
     if step > 1:
-        slices = [part[:, :, ::step] if axis == 2 else part[:, :, :, ::step] for part in slices]
+        slices = [part[..., ::step, :] if axis == -2 else part[..., ::step] for part in slices]
     result = slices[0]
     for part in slices[1:]:
         result = torch.maximum(result, part)

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.calibration import SAMPLES_PER_BATCH, TensorStatistics, summarize
 from neural_mp.adaptors.pytorch.calls import Call
-from neural_mp.adaptors.pytorch.graph import tensor_name
+from neural_mp.adaptors.pytorch.graph import CONVOLUTIONS, INTEGER_LAYERS, tensor_name
 from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel
 from neural_mp.adaptors.pytorch.parts import interpreted
 from neural_mp.observations import Observations
@@ -34,17 +34,25 @@ class _Observer(Interpreter):
         wanted = n.op in ("placeholder", "call_function") and tensor_name(n) in self.tensors
         if wanted and _is_float(result) and result.numel():
             statistics = self.statistics.setdefault(tensor_name(n), TensorStatistics())
-            _take(statistics, result.detach())
+            _take(statistics, result.detach(), _channel_axis(n, result.ndim))
         return result
+
+
+def _channel_axis(node: Node, axes: int) -> int:
+    """The axis of a result's channels: as the layers that read it see it, else as usual."""
+    for reader in node.users:
+        if reader.target in INTEGER_LAYERS and reader.args[0] is node:
+            return axes - 1 - CONVOLUTIONS.get(reader.target, 0)
+    return 1 if axes >= 4 else axes - 1
 
 
 def _is_float(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def _take(statistics: TensorStatistics, values: torch.Tensor) -> None:
-    values = values.reshape(1) if values.ndim == 0 else values
-    channels = 1 if values.ndim >= 4 else values.ndim - 1
+def _take(statistics: TensorStatistics, values: torch.Tensor, channels: int) -> None:
+    if values.ndim == 0:
+        values, channels = values.reshape(1), 0
     rest = [axis for axis in range(values.ndim) if axis != channels]
     count = max(1, values.numel() // values.shape[channels])
     # A norm reads the values once and keeps none; squaring them would take as much memory again.
