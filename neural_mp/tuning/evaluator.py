@@ -140,7 +140,6 @@ class Evaluator:
         for metric, _ in self.metrics:
             self._users(metric.reset)
         self.running, unseen = RunningValues(), 0
-        between_looks = max(1, len(self.batches) // _LOOKS)
         looks = all(getattr(metric, "running", False) for metric, _ in self.metrics)
         pairs = self.batches.pairs()
         for number in itertools.count(1):
@@ -156,12 +155,20 @@ class Evaluator:
                 self._users(metric.update, predictions, labels)
             self.on_batch()
             deadline.check()
-            if looks and number % between_looks == 0:
+            if looks and self._is_time_to_look(number):
                 self.running = self.running.then(self._so_far(), unseen)
                 unseen = 0
                 if is_lost(self.running):
                     raise LostError(self.running.values[-1])
         return self._accuracy()
+
+    def _is_time_to_look(self, number: int) -> bool:
+        """Whether to ask for the accuracy so far: results of some metrics take long."""
+        assert self.batches is not None
+        count = len(self.batches)
+        if not count:
+            return number.bit_count() == 1  # 1, 2, 4, 8, …: there may be any number of them
+        return number % max(1, count // _LOOKS) == 0
 
     def _accuracy(self) -> float:
         return sum(
