@@ -97,19 +97,16 @@ class TrialRunner:
     ) -> Trial:
         """The trial of a plan; of one that met the target, with what it takes."""
         job, figures = self.job, {}
-        outcome = assessment.outcome
-        if outcome is Outcome.MET:
+        if assessment.outcome is Outcome.MET:
             if model is None:
                 model = job.adaptor.convert(job.model, plan, self.assessor.observations, job.space)
             figures = job.measurement(job.model, model)
-            if not self._costs_are_known(plan) and is_slow(job.objectives, figures):
-                outcome = Outcome.SLOW
         loss = None
         if assessment.accuracy is not None:
             loss = job.criterion.loss(self.assessor.baseline, assessment.accuracy)
-        return Trial(
+        trial = Trial(
             plan,
-            outcome,
+            assessment.outcome,
             assessment.accuracy,
             loss,
             figures,
@@ -117,20 +114,13 @@ class TrialRunner:
             assessment.error,
             number,
         )
+        return judged(trial, job)
 
     def _recorded(self, trial: Trial) -> Trial:
         self.history.finish(trial)
         self.listener.trial(trial, trial.speedup)
         self._give_up_on_repeated_failure(trial)
         return trial
-
-    def _costs_are_known(self, plan: PrecisionPlan) -> bool:
-        """Whether some op runs in a precision that gains no speed here, or that was forced."""
-        space, forced = self.job.space, self.job.forced
-        return any(
-            precision in forced or precision in space.capabilities[op].emulated
-            for op, precision in space.flow(plan).precisions.items()
-        )
 
     def _give_up_on_repeated_failure(self, trial: Trial) -> None:
         if trial.outcome is not Outcome.FAILED or trial.error is None:
@@ -141,3 +131,19 @@ class TrialRunner:
             raise TuningError(
                 f"{len(plans)} different plans failed with the same error: {trial.error}"
             )
+
+
+def judged(trial: Trial, job: TuningJob) -> Trial:
+    """A trial that met the target, told apart by whether it is too slow for what is wanted."""
+    if not trial.accurate:
+        return trial
+    slow = is_slow(job.objectives, trial.objectives) and not _costs_are_known(trial.plan, job)
+    return replace(trial, outcome=Outcome.SLOW if slow else Outcome.MET)
+
+
+def _costs_are_known(plan: PrecisionPlan, job: TuningJob) -> bool:
+    """Whether some op runs in a precision that gains no speed here, or that was forced."""
+    return any(
+        precision in job.forced or precision in job.space.capabilities[op].emulated
+        for op, precision in job.space.flow(plan).precisions.items()
+    )

@@ -31,7 +31,7 @@ from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.objectives import best_trial, finalists
 from neural_mp.tuning.probe import LEAST_ALLOWANCE, MeasuringProbe
 from neural_mp.tuning.report import Report, count_ops
-from neural_mp.tuning.trial_runner import TrialRunner
+from neural_mp.tuning.trial_runner import TrialRunner, judged
 
 #: How the baseline's accuracy came about, in the run's history.
 _BASELINE_RUNNING = "baseline running"
@@ -119,7 +119,8 @@ class Tuner:
     def _tuned(self) -> TuningResult:
         self._history = self.job.open_history()
         # Where precisions or constraints changed since, plans that are out of bounds now are left.
-        self.trials = [t for t in self._history.trials() if self._fits(t.plan)]
+        kept = [trial for trial in self._history.trials() if self._fits(trial.plan)]
+        self.trials = [judged(trial, self.job) for trial in kept]
         try:
             self._measure_baseline()
             self._calibrate()
@@ -140,19 +141,26 @@ class Tuner:
         job = self.job
         drawn = finalists(self.trials, job.objectives, _FINALISTS)
         if len(drawn) > 1 and "performance" in job.objectives:
-            with self._timed("measure"):
-                self.listener.phase("Measuring finalists")
-                models = [job.model, *(self._converted_to(trial.plan) for trial in drawn)]
-                before, *after = job.measurement.side_by_side(models, longer=2)
-            drawn = [
-                replace(t, objectives={**t.objectives, "relative_latency": seconds / before})
-                for t, seconds in zip(drawn, after, strict=True)
-            ]
-            best = best_trial(drawn, job.objectives)
-            assert best is not None
-            return best, models[1 + drawn.index(best)]
+            try:
+                with self._timed("measure"):
+                    return self._best_of(drawn)
+            except KeyboardInterrupt:
+                self.warnings.append("measuring the best plans again was interrupted")
         best = best_trial(self.trials, job.objectives)
         return best, None if best is None else self._converted_to(best.plan)
+
+    def _best_of(self, drawn: list[Trial]) -> tuple[Trial, Model]:
+        job = self.job
+        self.listener.phase("Measuring finalists")
+        models = [job.model, *(self._converted_to(trial.plan) for trial in drawn)]
+        before, *after = job.measurement.side_by_side(models, longer=2)
+        measured = [
+            replace(t, objectives={**t.objectives, "relative_latency": seconds / before})
+            for t, seconds in zip(drawn, after, strict=True)
+        ]
+        best = best_trial(measured, job.objectives)
+        assert best is not None
+        return best, models[1 + measured.index(best)]
 
     def _converted_to(self, plan: PrecisionPlan) -> Model:
         job = self.job

@@ -191,6 +191,18 @@ def test_what_meets_the_target_and_is_slower_than_fp32_is_no_success(converter, 
     assert "at 0.80× the speed of FP32" in words
 
 
+def test_a_resumed_run_judges_speed_by_what_is_wanted_now(converter, net, accuracy, monkeypatch):
+    at_speed(monkeypatch, 1.25)
+    converter.model, converter.objective = net, "performance"
+    slow = converter()
+    evaluated = accuracy.evaluations
+    converter.objective, converter.resume = "modelsize", True
+    resumed = converter()
+    assert slow.met is False
+    assert resumed.met
+    assert accuracy.evaluations == evaluated
+
+
 def test_a_precision_that_is_forced_may_be_slow(converter, net, monkeypatch, bf16_machine):
     at_speed(monkeypatch, 1.25)
     converter.model, converter.precisions = net, "bf16"
