@@ -248,7 +248,7 @@ class MixedPrecision:
         if self.model is None:
             raise ConfigurationError("no model was given; set converter.model")
         parse_objectives(self.objective)
-        if isinstance(self.workers, int) and self.workers < 1:
+        if (isinstance(self.workers, int) and self.workers < 1) or isinstance(self.workers, bool):
             raise ConfigurationError(f"workers must be at least 1, got {self.workers}")
         if self.approach is not None and self.approach not in APPROACHES:
             raise ConfigurationError(

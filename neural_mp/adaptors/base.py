@@ -78,6 +78,13 @@ class Adaptor(ABC):
             CaptureError: its graph cannot be captured.
         """
 
+    def copied(self, model: Model) -> Model | None:
+        """A model that can be sent to another process as it is; None where it is loaded anew there.
+
+        For frameworks that do not name the ops of a model alike whenever it is loaded.
+        """
+        return None
+
     @abstractmethod
     def graph(self, model: Model) -> OpGraph:
         """Every op, its type, its data edges."""

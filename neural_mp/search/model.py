@@ -9,7 +9,7 @@ from statistics import median
 
 from neural_mp.observations import Times
 from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import FP32, Precision
+from neural_mp.precision import OpConfig, Precision
 from neural_mp.search.cut import Assignment, Cost, Node, SharedCost
 from neural_mp.search.front import Point
 from neural_mp.space import Capability, TuningSpace
@@ -188,6 +188,10 @@ def without_noisy_tensors(
             raised.update(space.stored_by(tensor))
     changes = {}
     for op in raised:
-        higher = [c for c in space.choices(op) if c.precision is not Precision.INT8]
-        changes[op] = higher[0] if higher else FP32
+        changes[op] = out_of_int8(space, op)
     return base.replacing(changes)
+
+
+def out_of_int8(space: TuningSpace, op: str) -> OpConfig:
+    """What an op runs in when it is taken out of INT8: the best of its other choices."""
+    return next(c for c in space.choices(op) if c.precision is not Precision.INT8)

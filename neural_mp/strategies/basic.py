@@ -43,6 +43,8 @@ class Basic(Strategy):
 
     def search(self, problem: TuningProblem) -> Search:
         """See the class."""
+        if not low_ops(problem, problem.space.fastest_plan()):
+            return
         best, trial = yield from _try_algorithms(problem)
         if trial.accurate and not trial.met:
             for target in fallback_precisions(problem):

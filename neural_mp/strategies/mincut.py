@@ -6,11 +6,18 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from neural_mp.flow import QuantizedTensor
 from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import RANGE_ALGORITHMS, Precision
 from neural_mp.search.cut import Cut
 from neural_mp.search.front import Point, chord
-from neural_mp.search.model import CostModel, Figures, cost_model, without_noisy_tensors
+from neural_mp.search.model import (
+    CostModel,
+    Figures,
+    cost_model,
+    out_of_int8,
+    without_noisy_tensors,
+)
 from neural_mp.search.sensitivity import (
     best_repairs,
     noise_after_repairs,
@@ -194,6 +201,26 @@ class _Run:
             right = self.tried[resolved].accurate
             missed, met = (missed, point) if right else (point, met)
             plan = self._between(missed, met)
+        if not any(trial.accurate for trial in self.tried.values()):
+            yield from self._raise_in_turn(fastest)
+
+    def _raise_in_turn(self, fastest: PrecisionPlan) -> Steps:
+        """The worst tensors out of INT8: one, two, four, …, where the front has nothing more."""
+        space, worst = self.problem.space, self._worst()
+        count = 1
+        while count < len(worst) and self._may_go_on():
+            alone = {op for tensor in worst[:count] for op in space.stored_by(tensor)}
+            plan = fastest.replacing({op: out_of_int8(space, op) for op in alone})
+            yield from self._try(plan)
+            trial = self.tried.get(self._resolved(plan))
+            if trial is not None and trial.accurate:
+                return
+            count *= 2
+
+    def _worst(self) -> list[QuantizedTensor]:
+        """The tensors, most noise first."""
+        tensors = self.problem.space.tensors
+        return sorted(tensors, key=lambda tensor: -self.noise.get(tensor.name, 0.0))
 
     def _may_go_on(self) -> bool:
         met = any(trial.met for trial in self.tried.values())
@@ -207,9 +234,8 @@ class _Run:
     def _exact(self, plan: PrecisionPlan) -> dict[str, float]:
         """Of the noisiest tensors, what of their noise arrives at the outputs."""
         space = self.problem.space
-        worst = sorted(space.tensors, key=lambda t: -self.noise.get(t.name, 0.0))
         found = {}
-        for tensor in worst[:_MEASURED_EXACTLY]:
+        for tensor in self._worst()[:_MEASURED_EXACTLY]:
             alone = space.stored_by(tensor)
             raised = {op: space.capabilities[op].configs[-1] for op in plan if op not in alone}
             noise = self.problem.probe.output_noise(self._finished(plan.replacing(raised)))

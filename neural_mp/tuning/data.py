@@ -87,7 +87,7 @@ class Batches:
     def __len__(self) -> int:
         try:
             return len(self._source)
-        except TypeError:
+        except (TypeError, NotImplementedError):
             return 0
 
     def fingerprint(self) -> str:

@@ -96,19 +96,22 @@ class MeasuringProbe(Probe):
         if _PROFILED_RUNS * (time.perf_counter() - started) > self.allowance:
             return None
         ops: dict[str, dict[str, float]] = {}
-        between, conversions = 0.0, 0
+        between, conversions, always = 0.0, 0, frozenset[str]()
         try:
             with job.adaptor.threads(job.measurement.threads):
                 for precision in dict.fromkeys((Precision.FP32, *job.space.precisions())):
                     plan = self._all_in(precision)
                     full = precision is Precision.FP32
                     model = job.model if full else self._converted(plan)
-                    seconds, of_conversions = self._seconds_by_op(plan, model)
-                    for op, found in seconds.items():
+                    profile = job.adaptor.profile(model, inputs)
+                    for op, found in self._seconds_by_op(plan, profile).items():
                         ops.setdefault(op, {})[precision.value] = found
-                    if not full:
+                    if full:
+                        always = frozenset(profile)
+                    else:
                         counts = job.adaptor.conversion_counts(model)
-                        between += of_conversions
+                        added = profile.keys() - always - {op.name for op in job.space.graph}
+                        between += sum(profile[name] for name in added)
                         conversions += counts.casts + counts.quantize + counts.dequantize
         except Exception:
             # Whatever a framework raises: times are then estimated.
@@ -126,21 +129,19 @@ class MeasuringProbe(Probe):
         chosen = {op: space.choice(op, precision) or FP32 for op in space.decided}
         return space.resolve(PrecisionPlan(chosen))
 
-    def _seconds_by_op(self, plan: PrecisionPlan, model: Model) -> tuple[dict[str, float], float]:
-        """Op that runs as the plan says → its seconds, with what runs along; those of conversions.
+    def _seconds_by_op(self, plan: PrecisionPlan, profile: Mapping[str, float]) -> dict[str, float]:
+        """Op that runs as the plan says → its seconds, with what runs along.
 
         What was not found a kernel for is left out.
         """
-        job = self.job
-        graph, effective = job.space.graph, job.space.flow(plan).precisions
-        seconds = job.adaptor.profile(model, job.measurement.inputs)
-        ops = {
-            op: sum(seconds.get(name, 0.0) for name in _owned(graph, op))
-            for op in job.space.decided
+        space = self.job.space
+        effective = space.flow(plan).precisions
+        seconds = {
+            op: sum(profile.get(name, 0.0) for name in _owned(space.graph, op))
+            for op in space.decided
             if plan[op].precision is effective[op]
         }
-        between = sum(found for name, found in seconds.items() if name not in graph)
-        return {op: found for op, found in ops.items() if found > 0}, between
+        return {op: found for op, found in seconds.items() if found > 0}
 
     def latencies(self, plans: Sequence[PrecisionPlan]) -> list[float] | None:
         """See the contract."""

@@ -88,8 +88,10 @@ class Report:
         if self.best_rejected is not None:
             rejected = self.best_rejected
             values["best_rejected"] = {
+                "outcome": rejected.outcome.value,
                 "accuracy": rejected.accuracy,
                 "loss": rejected.loss,
+                "objectives": dict(rejected.objectives),
                 "plan": rejected.plan.to_dict(),
             }
         return values
@@ -105,7 +107,11 @@ class Report:
         if rejected is not None:
             plan = PrecisionPlan.from_dict(rejected["plan"])
             values["best_rejected"] = Trial(
-                plan, Outcome.MISSED, rejected["accuracy"], rejected["loss"]
+                plan,
+                Outcome(rejected.get("outcome", "missed")),
+                rejected["accuracy"],
+                rejected["loss"],
+                rejected.get("objectives", {}),
             )
         return cls(**values)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from neural_mp.adaptors.base import Model
-from neural_mp.errors import MetricError, TuningError
+from neural_mp.errors import MetricError, NeuralMPError, TuningError
 from neural_mp.plan import PrecisionPlan
 from neural_mp.trial import Outcome, Trial
 from neural_mp.tuning.assessment import Assessment, Assessor
@@ -56,8 +56,8 @@ class TrialRunner:
 
     def _alone(self, plan: PrecisionPlan, ordinal: int) -> Trial:
         self.deadline.check()
-        number, started = self.history.start(), time.perf_counter()
         self.listener.phase(f"Trial {ordinal}", self.job.evaluator.batch_count)
+        number, started = self.history.start(), time.perf_counter()
         try:
             assessment, model = self.assessor(plan, self.deadline)
             trial = self._measured(plan, assessment, model, number)
@@ -75,20 +75,24 @@ class TrialRunner:
         futures = [self._pool.submit(plan, self.deadline.left()) for plan in plans]
         stopped: BaseException | None = None
         for (plan, number), future in zip(waiting, futures, strict=True):
+            if stopped is not None and not isinstance(stopped, TimeUpError):
+                self.history.abandon(number, plan, str(stopped) or type(stopped).__name__)
+                continue
             try:
-                if stopped is not None and not isinstance(stopped, TimeUpError):
-                    raise stopped
                 assessment = self._pool.result(future)
                 if assessment.outcome in (Outcome.MET, Outcome.MISSED):
                     self.job.evaluator.evaluations += 1
                 trial = self._measured(plan, assessment, None, number)
-            except (TimeUpError, KeyboardInterrupt, UserCodeError, MetricError) as error:
-                # What others have found by then is not thrown away.
+            except (TimeUpError, KeyboardInterrupt, UserCodeError, NeuralMPError) as error:
+                # When the time is up, what others have found by then is not thrown away.
                 self.history.abandon(number, plan, str(error) or type(error).__name__)
                 stopped = error
                 continue
             self.listener.step()
-            yield self._recorded(trial)
+            try:
+                yield self._recorded(trial)
+            except TuningError as error:
+                stopped = error
         if stopped is not None:
             raise stopped
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -139,6 +140,7 @@ class Tuner:
     def _best(self) -> tuple[Trial | None, Model | None]:
         """The best trial and its model; those that noise may have misordered are measured anew."""
         job = self.job
+        self.trials = [self._with_figures(trial) for trial in self.trials]
         drawn = finalists(self.trials, job.objectives, _FINALISTS)
         if len(drawn) > 1 and "performance" in job.objectives:
             try:
@@ -148,6 +150,14 @@ class Tuner:
                 self.warnings.append("measuring the best plans again was interrupted")
         best = best_trial(self.trials, job.objectives)
         return best, None if best is None else self._converted_to(best.plan)
+
+    def _with_figures(self, trial: Trial) -> Trial:
+        """A trial of a run that is resumed for something else, with what is wanted now."""
+        job = self.job
+        if not trial.accurate or math.isfinite(trial.cost(job.objectives)):
+            return trial
+        figures = job.measurement(job.model, self._converted_to(trial.plan))
+        return judged(replace(trial, objectives={**trial.objectives, **figures}), job)
 
     def _best_of(self, drawn: list[Trial]) -> tuple[Trial, Model]:
         job = self.job
@@ -313,7 +323,7 @@ class Tuner:
             return
         closest = _closest(self.trials)
         if closest is None or closest.accuracy is None or self.baseline is None:
-            self.warnings.append("no plan could be evaluated; the result is the FP32 model")
+            self.warnings.append(f"{self._why_none()}; the result is the FP32 model")
             return
         target = self.job.criterion.target(self.baseline)
         self.warnings.append(
@@ -322,6 +332,15 @@ class Tuner:
             f"short of it"
             + (" when its evaluation was stopped" if closest.outcome is Outcome.PRUNED else "")
         )
+
+    def _why_none(self) -> str:
+        """Why no trial has an accuracy that can be compared."""
+        if not self.trials:
+            return "no plan was tried" + (
+                "" if self.job.space.decisions else ": no op may run in a lower precision"
+            )
+        errors = dict.fromkeys(trial.error for trial in self.trials if trial.error)
+        return f"no plan has an accuracy that can be compared: {'; '.join(list(errors)[:3])}"
 
     def _result(
         self, plan: PrecisionPlan | None, model: Model | None, best: Trial | None = None

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import pickle
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
 from neural_mp.adaptors.base import Adaptor, Model
-from neural_mp.errors import ConfigurationError
+from neural_mp.errors import ConfigurationError, NeuralMPError, TuningError
 from neural_mp.plan import PrecisionPlan
 from neural_mp.tuning.assessment import Assessment, Assessor
-from neural_mp.tuning.evaluator import Deadline, UserCodeError
+from neural_mp.tuning.evaluator import Deadline, TimeUpError, UserCodeError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -19,14 +24,16 @@ class _Task:
     """What a process needs to evaluate plans: all but the model, which it loads for itself.
 
     Attributes:
-        load: makes the adaptor and the model.
+        load: makes the adaptor and the model; None where these come with the assessor.
         assessor: evaluates, once it has them.
     """
 
-    load: Callable[[], tuple[Adaptor, Model]]
+    load: Callable[[], tuple[Adaptor, Model]] | None
     assessor: Assessor
 
     def made(self) -> Assessor:
+        if self.load is None:
+            return self.assessor
         adaptor, model = self.load()
         evaluator = replace(self.assessor.evaluator, adaptor=adaptor)
         return replace(self.assessor, adaptor=adaptor, model=model, evaluator=evaluator)
@@ -49,17 +56,30 @@ def _begin(task: bytes) -> None:
     _task = task
 
 
-def _assess(plan: PrecisionPlan, seconds: float) -> Assessment | _Raised:
+def _assess(plan: PrecisionPlan, until: float) -> Assessment | _Raised:
     global _assessor
     if _assessor is None:
         import cloudpickle
 
         _assessor = cloudpickle.loads(_task).made()
     try:
-        assessment, _ = _assessor(plan, Deadline(seconds))
+        # What came before, waiting and loading the model, counts as well.
+        left = max(until - time.time(), 1e-6) if until else 0.0
+        assessment, _ = _assessor(plan, Deadline(left))
     except UserCodeError as failure:
-        return _Raised(failure.__cause__ or failure)
+        return _Raised(_sendable(failure.__cause__ or failure))
     return assessment
+
+
+def _sendable(error: BaseException) -> BaseException:
+    """An error as it is, or its words where it cannot be copied to another process."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        # Whatever the user's own exception raises when it is to be copied.
+        logger.debug("an exception cannot be copied to another process", exc_info=True)
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 class WorkerPool:
@@ -80,15 +100,12 @@ class WorkerPool:
         import cloudpickle
         import loky
 
-        evaluator = replace(assessor.evaluator, adaptor=None, on_batch=_do_nothing)  # type: ignore[arg-type]
-        bare = replace(
-            assessor,
-            adaptor=None,  # type: ignore[arg-type]
-            model=None,
-            evaluator=evaluator,
-        )
+        copied = assessor.adaptor.copied(assessor.model)
+        adaptor: Any = None if copied is None else assessor.adaptor
+        evaluator = replace(assessor.evaluator, adaptor=adaptor, on_batch=_do_nothing)
+        bare = replace(assessor, adaptor=adaptor, model=copied, evaluator=evaluator)
         try:
-            sent = cloudpickle.dumps(_Task(load, bare))
+            sent = cloudpickle.dumps(_Task(load if copied is None else None, bare))
         except Exception as error:
             # Whatever the user's own objects raise when they are to be copied.
             raise ConfigurationError(
@@ -96,10 +113,13 @@ class WorkerPool:
                 f"process: {type(error).__name__}: {error}; use workers = 1"
             ) from error
         self._pool = loky.ProcessPoolExecutor(workers, initializer=_begin, initargs=(sent,))
+        self._submitted: list[Future[Any]] = []
 
     def submit(self, plan: PrecisionPlan, seconds: float) -> Future[Any]:
-        """Have a plan evaluated, within so many seconds; 0 sets no limit."""
-        found: Future[Any] = self._pool.submit(_assess, plan, seconds)
+        """Have a plan evaluated, within so many seconds from now; 0 sets no limit."""
+        until = time.time() + seconds if seconds else 0.0
+        found: Future[Any] = self._pool.submit(_assess, plan, until)
+        self._submitted.append(found)
         return found
 
     @staticmethod
@@ -110,16 +130,27 @@ class WorkerPool:
             TimeUpError: the time was up.
             UserCodeError: the user's own code raised.
             MetricError: the metric's result is no number.
+            TuningError: the worker ended without a result.
         """
-        found = future.result()
+        try:
+            found = future.result()
+        except (TimeUpError, NeuralMPError):
+            raise
+        except Exception as error:
+            # Whatever ends a process, or keeps it from reading what it was sent.
+            words = next(iter(str(error).splitlines()), "no reason given")
+            raise TuningError(
+                f"a worker ended without a result: {type(error).__name__}: {words}; use workers = 1"
+            ) from error
         if isinstance(found, _Raised):
             raise UserCodeError(f"{type(found.error).__name__}: {found.error}") from found.error
         assert isinstance(found, Assessment)
         return found
 
     def close(self) -> None:
-        """End the processes, whatever they are doing."""
-        self._pool.shutdown(kill_workers=True)
+        """End the processes, at once if they are still at work."""
+        done = all(future.done() for future in self._submitted)
+        self._pool.shutdown(wait=True, kill_workers=not done)
 
 
 def _do_nothing() -> None:

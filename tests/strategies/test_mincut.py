@@ -189,3 +189,16 @@ def test_the_same_problem_gives_the_same_plans():
         return [t.plan for t in tried(chain(9), hostile_tensor, {"op1": 0.9}, probe=probe)]
 
     assert plans() == plans()
+
+
+def test_where_the_front_has_nothing_more_the_worst_go_back_one_two_four():
+    """All noise looks alike, and what harms is spread over a third of the ops."""
+
+    def harm(plan):
+        return 0.1 * len({"op1", "op2", "op3"} & int8_ops(plan))
+
+    noise = {f"op{i}": 1e-6 for i in range(9)} | {"op0": 3e-6, "op1": 3e-6, "op2": 3e-6}
+    trials = tried(chain(9), harm, noise)
+    best = max((t for t in trials if t.met), key=lambda t: len(int8_ops(t.plan)))
+    assert len(int8_ops(best.plan)) >= 4
+    assert len(trials) <= 8

@@ -71,6 +71,10 @@ class TensorFlowAdaptor(Adaptor):
         ignored = f"capture = {capture!r} is not used for TensorFlow: every model is one graph"
         return replace(model, warnings=(*model.warnings, ignored))
 
+    def copied(self, model: TensorFlowModel) -> TensorFlowModel:
+        """The graph alone: Keras numbers layers as they are made, and a copy is made anew."""
+        return replace(model, original=None)
+
     def graph(self, model: TensorFlowModel) -> OpGraph:
         """Every op with its edges and cluster."""
         from neural_mp.adaptors.tensorflow.graph import build_graph
