@@ -55,7 +55,8 @@ class MinimumCut(Strategy):
     2. Another calibration algorithm or corrected biases, where a few samples show far less noise.
     3. The tensors with more than 5 % of noise out of INT8.
     4. Between the slowest plan that missed the target and the fastest that met it, the front is
-       halved, until nothing lies between or four plans were tried; up to eight where none met it.
+       halved, until nothing lies between or four plans were tried. Where none met it by then, the
+       worst tensors go back, one, two, four and so on, up to eight plans in all.
 
     A plan that meets the target and runs slower than FP32 tells that times were estimated too low:
     the next one keeps in INT8 only what gains most.
@@ -195,7 +196,7 @@ class _Run:
         while plan is not None and self._may_go_on():
             resolved = self._resolved(plan)
             if resolved in self.tried or not _keeps_some(plan):
-                return
+                break
             yield from self._try(plan)
             point = self.model.point(plan)
             right = self.tried[resolved].accurate
