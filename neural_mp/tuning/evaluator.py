@@ -160,7 +160,10 @@ class Evaluator:
                 unseen = 0
                 if is_lost(self.running):
                     raise LostError(self.running.values[-1])
-        return self._accuracy()
+        accuracy = self._accuracy()
+        if looks and unseen:  # what is told apart later is the accuracy on all of the data
+            self.running = self.running.then(accuracy, unseen)
+        return accuracy
 
     def _is_time_to_look(self, number: int) -> bool:
         """Whether to ask for the accuracy so far: results of some metrics take long."""

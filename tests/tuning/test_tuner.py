@@ -10,6 +10,8 @@ from neural_mp.adaptors.pytorch import PyTorchAdaptor
 from neural_mp.errors import TuningError
 from neural_mp.metrics import build_metric
 from neural_mp.trial import Outcome
+from neural_mp.tuning.data import Batches
+from neural_mp.tuning.evaluator import Deadline, Evaluator
 from neural_mp.tuning.objectives import Measurement
 
 
@@ -245,3 +247,23 @@ def test_the_users_own_metric_is_asked_once_a_pass_unless_it_says_otherwise(conv
     accuracy.running = True
     converter()
     assert accuracy.evaluations > 6
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_looks_on_the_way_end_with_the_accuracy_on_all_of_the_data(counted):
+    """75 batches, of which every second is looked at; or any number, as a generator function."""
+
+    class Echo:
+        def predict(self, model, inputs):
+            return inputs
+
+    scores = np.eye(3, dtype=np.float32)[np.arange(150) % 3]
+    labels = np.arange(150) % 2
+    batches = [(scores[i : i + 2], labels[i : i + 2]) for i in range(0, 150, 2)]
+    data = Batches(batches if counted else (lambda: iter(batches)), "eval_dataloader")
+    evaluator = Evaluator(Echo(), data, [(build_metric("accuracy"), 1.0)])
+    accuracy = evaluator(None, Deadline())
+    assert accuracy == pytest.approx((scores.argmax(1) == labels).mean())
+    assert evaluator.running.values[-1] == accuracy
+    assert evaluator.running.samples[-1] == 150
+    assert len(evaluator.running.values) <= 39
