@@ -217,7 +217,6 @@ class MixedPrecision:
             sampling_size=self.sampling_size,
             criterion=criterion,
             exit_policy=self.exit_policy,
-            objectives=parse_objectives(self.objective),
             seed=self.random_seed,
             forced=hardware.forced,
             workers=self.workers,

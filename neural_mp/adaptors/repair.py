@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from neural_mp.adaptors.base import Adaptor, Model
-from neural_mp.adaptors.calibration import channel_noise
+from neural_mp.adaptors.calibration import WEIGHT_LIMIT, channel_noise
 from neural_mp.adaptors.rescaling import (
     Array,
     Layer,
@@ -129,7 +129,7 @@ def _weight_noise(layer: Layer, factors: Array, power: Array) -> float:
     matrix = LayerChange(inputs=factors).weight(layer)
     scaled = replace(layer, weight=lambda: matrix).matrix().astype(np.float64)
     energy = (power / factors**2).reshape(scaled.shape[0], 1, scaled.shape[2], 1)
-    steps = np.abs(scaled).max(axis=(2, 3)) / 127
+    steps = np.abs(scaled).max(axis=(2, 3)) / WEIGHT_LIMIT
     noise = steps**2 / 12 * (energy * scaled.shape[3]).sum(axis=(2, 3))
     signal = (scaled**2 * energy).sum(axis=(2, 3))
     live = signal > 0

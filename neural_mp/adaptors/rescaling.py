@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from neural_mp.adaptors.calibration import WEIGHT_LIMIT
 from neural_mp.graph import Op, OpGraph
 
 Array = NDArray[Any]
@@ -25,8 +26,6 @@ HOMOGENEOUS = ("relu", "leaky_relu", "identity")
 _POOLING = ("max_pool", "avg_pool")
 #: Of these kinds, and yet not homogeneous.
 _THRESHOLDS = ("threshold", "ThresholdedRelu")
-#: Steps of a weight to either side of zero.
-_WEIGHT_LIMIT = 127
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ def rounded_weight(matrix: Array) -> Array:
         matrix: shape [groups, outputs, inputs, taps].
     """
     limits = np.abs(matrix).max(axis=(2, 3), keepdims=True)
-    steps = np.where(limits > 0, limits, 1.0) / _WEIGHT_LIMIT
+    steps = np.where(limits > 0, limits, 1.0) / WEIGHT_LIMIT
     return np.asarray(np.rint(matrix / steps) * steps)
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from math import inf
 from statistics import median
 
+from neural_mp.flow import QuantizedTensor
 from neural_mp.observations import Times
 from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import OpConfig, Precision
+from neural_mp.precision import Precision
 from neural_mp.search.cut import Assignment, Cost, Node, SharedCost
 from neural_mp.search.front import Point
 from neural_mp.space import Capability, TuningSpace
@@ -54,9 +55,13 @@ class Figures:
     def shares(self, ops: Iterable[str]) -> dict[str, tuple[float, float]]:
         """Op → its shares of the time and of the weights of all in FP32."""
         ops = list(ops)
-        times = _shares([self.times.ops.get(op, {}).get(Precision.FP32, 0.0) for op in ops])
+        times = _shares(self.seconds(ops))
         weights = _shares([self.weights.get(op, 0) for op in ops])
         return dict(zip(ops, zip(times, weights, strict=True), strict=True))
+
+    def seconds(self, ops: Iterable[str]) -> list[float]:
+        """What each op takes in FP32; 0 where that was not measured."""
+        return [self.times.ops.get(op, {}).get(Precision.FP32, 0.0) for op in ops]
 
     def speed(self, op: str, precision: Precision) -> float:
         """How long an op takes, as a share of its time in FP32."""
@@ -168,30 +173,22 @@ def _noise_and_conversions(space: TuningSpace, figures: Figures) -> Iterator[Sha
 def _conversion_cost(space: TuningSpace, figures: Figures) -> Callable[[str], float]:
     """Tensor → what converting it once costs."""
     importance, times = figures.objectives.get("performance", 0.0), figures.times
-    known = [times.ops.get(op, {}).get(Precision.FP32, 0.0) for op in space.decided]
-    whole = sum(known)
+    whole = sum(figures.seconds(space.decided))
     if times.conversion is None or whole <= 0:
-        estimate = importance * _CONVERSION / max(len(known), 1)
+        estimate = importance * _CONVERSION / max(len(space.decided), 1)
         return lambda tensor: estimate
     least, each = times.conversion, times.value
     return lambda name: importance * (least + each * figures.values.get(name, 0.0)) / whole
 
 
-def without_noisy_tensors(
-    model: CostModel, noise: Mapping[str, float], threshold: float, base: PrecisionPlan
+def without_tensors(
+    space: TuningSpace, plan: PrecisionPlan, tensors: Iterable[QuantizedTensor]
 ) -> PrecisionPlan:
-    """A plan with a precision higher what shares a tensor with more noise than `threshold`."""
-    space = model.space
-    raised: set[str] = set()
-    for tensor in space.tensors:
-        if noise.get(tensor.name, 0.0) > threshold:
-            raised.update(space.stored_by(tensor))
-    changes = {}
-    for op in raised:
-        changes[op] = out_of_int8(space, op)
-    return base.replacing(changes)
-
-
-def out_of_int8(space: TuningSpace, op: str) -> OpConfig:
-    """What an op runs in when it is taken out of INT8: the best of its other choices."""
-    return next(c for c in space.choices(op) if c.precision is not Precision.INT8)
+    """A plan with what stores any of these tensors in INT8 in the best of its other choices."""
+    raised = {op for tensor in tensors for op in space.stored_by(tensor)}
+    return plan.replacing(
+        {
+            op: next(c for c in space.choices(op) if c.precision is not Precision.INT8)
+            for op in raised
+        }
+    )

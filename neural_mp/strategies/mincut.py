@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
 from neural_mp.flow import QuantizedTensor
 from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import RANGE_ALGORITHMS, Precision
+from neural_mp.precision import FP32, RANGE_ALGORITHMS, Precision
 from neural_mp.search.cut import Cut
 from neural_mp.search.front import Point, chord
-from neural_mp.search.model import (
-    CostModel,
-    Figures,
-    cost_model,
-    out_of_int8,
-    without_noisy_tensors,
-)
+from neural_mp.search.model import CostModel, Figures, cost_model, without_tensors
 from neural_mp.search.sensitivity import (
     best_repairs,
     noise_after_repairs,
@@ -167,9 +161,7 @@ class _Run:
         best = sorted(gains, key=lambda op: -gains[op])[: len(gains) // 4]
         kept = [op for op in best if gains[op] > 0]
         if kept:
-            space = self.problem.space
-            raised = {op: space.capabilities[op].configs[-1] for op in plan if op not in kept}
-            yield from self._try(plan.replacing(raised))
+            yield from self._try(_only(plan, kept))
 
     def _mend(self, plan: PrecisionPlan) -> Steps:
         """What else can be done for the numbers, if a few samples show that it does much."""
@@ -190,7 +182,8 @@ class _Run:
     def _bisect(self, fastest: PrecisionPlan) -> Steps:
         self._model_with(on_one_scale(self.noise, self._exact(fastest)))
         missed, met = self.model.point(fastest), self.model.at(self.cut.best(inf))
-        plan: PrecisionPlan | None = without_noisy_tensors(self.model, self.noise, _NOISY, fastest)
+        noisy = [t for t in self._worst() if self.noise.get(t.name, 0.0) > _NOISY]
+        plan: PrecisionPlan | None = without_tensors(self.problem.space, fastest, noisy)
         if plan is not None and self._resolved(plan) in self.tried:
             plan = self._between(missed, met)
         while plan is not None and self._may_go_on():
@@ -207,11 +200,9 @@ class _Run:
 
     def _raise_in_turn(self, fastest: PrecisionPlan) -> Steps:
         """The worst tensors out of INT8: one, two, four, …, where the front has nothing more."""
-        space, worst = self.problem.space, self._worst()
-        count = 1
+        worst, count = self._worst(), 1
         while count < len(worst) and self._may_go_on():
-            alone = {op for tensor in worst[:count] for op in space.stored_by(tensor)}
-            plan = fastest.replacing({op: out_of_int8(space, op) for op in alone})
+            plan = without_tensors(self.problem.space, fastest, worst[:count])
             yield from self._try(plan)
             trial = self.tried.get(self._resolved(plan))
             if trial is not None and trial.accurate:
@@ -234,15 +225,18 @@ class _Run:
 
     def _exact(self, plan: PrecisionPlan) -> dict[str, float]:
         """Of the noisiest tensors, what of their noise arrives at the outputs."""
-        space = self.problem.space
         found = {}
         for tensor in self._worst()[:_MEASURED_EXACTLY]:
-            alone = space.stored_by(tensor)
-            raised = {op: space.capabilities[op].configs[-1] for op in plan if op not in alone}
-            noise = self.problem.probe.output_noise(self._finished(plan.replacing(raised)))
+            alone = _only(plan, self.problem.space.stored_by(tensor))
+            noise = self.problem.probe.output_noise(self._finished(alone))
             if noise is not None:
                 found[tensor.name] = min(noise, _WORST)
         return found
+
+
+def _only(plan: PrecisionPlan, ops: Collection[str]) -> PrecisionPlan:
+    """A plan with all but these ops in FP32."""
+    return plan.replacing({op: FP32 for op in plan if op not in ops})
 
 
 def _keeps_some(plan: PrecisionPlan) -> bool:

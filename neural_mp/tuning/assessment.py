@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -102,12 +103,11 @@ class Assessor:
             return assessed(Outcome.MET, accuracy, None), model
         return assessed(Outcome.MISSED, accuracy, self._origin_of_nan(model)), model
 
-    def _stops_when(self) -> Any:
+    def _stops_when(self) -> Callable[[RunningValues], bool] | None:
         if not self.running.values:
             return None
-        return partial(
-            _is_lost, self.running, criterion=self.criterion, best=self.evaluator.best_value
-        )
+        best = self.evaluator.best_value
+        return partial(is_lost, self.running, criterion=self.criterion, best=best)
 
     def _origin_of_nan(self, model: Model) -> str | None:
         """Where NaN or Inf begins in a candidate, if it does and FP32 has none, as a clause."""
@@ -115,12 +115,3 @@ class Assessor:
         if op is None or self.adaptor.first_non_finite(self.model, self.inputs) is not None:
             return None
         return f"NaN or Inf begins at op {op!r}"
-
-
-def _is_lost(
-    baseline: RunningValues,
-    candidate: RunningValues,
-    criterion: AccuracyCriterion,
-    best: float | None,
-) -> bool:
-    return is_lost(baseline, candidate, criterion, best=best)

@@ -29,7 +29,6 @@ class TuningJob:
         calibration: batches for calibration; None where there are none.
         sampling_size: calibration samples to use.
         criterion, exit_policy, seed: as the user set them.
-        objectives: what is made small → its weight.
         open_history: opens the run's record; only called where accuracy is evaluated.
         load: makes the adaptor and the model once more, in another process.
         workers: processes that try the plans of a round side by side.
@@ -54,7 +53,6 @@ class TuningJob:
     sampling_size: int = 100
     criterion: AccuracyCriterion = AccuracyCriterion()
     exit_policy: ExitPolicy = ExitPolicy()
-    objectives: Mapping[str, float] = field(default_factory=lambda: {"performance": 1.0})
     seed: int = 0
     forced: frozenset[Precision] = frozenset()
     workers: int = 1
@@ -62,3 +60,8 @@ class TuningJob:
     amp: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def objectives(self) -> Mapping[str, float]:
+        """What is made small → its weight."""
+        return self.measurement.objectives

@@ -15,12 +15,12 @@ import numpy as np
 from neural_mp.adaptors.base import Model
 from neural_mp.adaptors.given_inputs import leaves
 from neural_mp.adaptors.hessian import weight_sensitivity
-from neural_mp.graph import OpGraph
 from neural_mp.metrics.predictions import as_array
 from neural_mp.observations import Observations, Times
 from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import FP32, Precision
 from neural_mp.profiling import interleaved_medians
+from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Probe
 from neural_mp.tuning.history import History
 from neural_mp.tuning.job import TuningJob
@@ -137,8 +137,8 @@ class MeasuringProbe(Probe):
         space = self.job.space
         effective = space.flow(plan).precisions
         seconds = {
-            op: sum(profile.get(name, 0.0) for name in _owned(space.graph, op))
-            for op in space.decided
+            op: sum(profile.get(name, 0.0) for name in names)
+            for op, names in _kernels(space).items()
             if plan[op].precision is effective[op]
         }
         return {op: found for op, found in seconds.items() if found > 0}
@@ -220,15 +220,13 @@ def _seconds_a_value() -> float:
     return interleaved_medians([run], iterations=7)[0] / _MANY_VALUES
 
 
-def _owned(graph: OpGraph, op: str) -> list[str]:
-    """An op and what runs along in its kernel."""
-    members, waiting = [op], [op]
-    while waiting:
-        for reader in graph.consumers(waiting.pop()):
-            if reader.cluster == op and reader.name not in members:
-                members.append(reader.name)
-                waiting.append(reader.name)
-    return members
+def _kernels(space: TuningSpace) -> dict[str, list[str]]:
+    """Decided op → itself and what runs along in its kernel."""
+    found = {op: [op] for op in space.decided}
+    for op in space.graph:
+        if op.cluster in found:
+            found[op.cluster].append(op.name)
+    return found
 
 
 def _floats(outputs: Any) -> list[Any]:

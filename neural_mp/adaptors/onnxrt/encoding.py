@@ -6,13 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neural_mp.adaptors.calibration import LEAST_SPAN, LEVELS, affine_parameters
+from neural_mp.adaptors.calibration import LEAST_SPAN, LEVELS, WEIGHT_LIMIT, affine_parameters
 from neural_mp.adaptors.signature import Array
 from neural_mp.observations import Range
 from neural_mp.precision import QuantSpec
 
-#: The largest weight in steps, to either side of zero.
-_WEIGHT_LIMIT = 127
 #: What zero is stored as where weights are unsigned.
 _MIDDLE = 128
 _INT32 = np.iinfo(np.int32)
@@ -71,12 +69,12 @@ def store_weight(
     """
     others = tuple(i for i in range(weight.ndim) if i != axis)
     largest = np.abs(weight).max(axis=others).astype(np.float64)
-    scales = np.where(largest > LEAST_SPAN, largest / _WEIGHT_LIMIT, 1.0)
+    scales = np.where(largest > LEAST_SPAN, largest / WEIGHT_LIMIT, 1.0)
     if bias is not None:
         scales = np.maximum(scales, np.abs(bias) / (0.5 * _INT32.max * input_scale))
     scales = scales.astype(np.float32)
     shaped = scales.reshape([-1 if i == axis else 1 for i in range(weight.ndim)])
-    steps = np.clip(np.rint(weight / shaped), -_WEIGHT_LIMIT, _WEIGHT_LIMIT)
+    steps = np.clip(np.rint(weight / shaped), -WEIGHT_LIMIT, WEIGHT_LIMIT)
     signed = spec.dtype == "int8"
     kind, middle = (np.int8, 0) if signed else (np.uint8, _MIDDLE)
     zeros = np.full(len(scales), middle, kind)

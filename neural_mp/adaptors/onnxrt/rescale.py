@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.onnxrt.anatomy import LAYERS, Anatomy, anatomy
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.naming import constant, unused
+from neural_mp.adaptors.onnxrt.naming import constant, names_in, unused
 from neural_mp.adaptors.onnxrt.sessions import array_of
 from neural_mp.adaptors.rescaling import Array, Layer, LayerChange
 
@@ -72,13 +72,7 @@ def with_layers(model: OnnxModel, changes: Mapping[str, LayerChange]) -> OnnxMod
     program = model.program.clone()
     found = anatomy(program)
     known = _layers(found)
-    names = {
-        str(value.name)
-        for node in program.graph
-        for value in (*node.inputs, *node.outputs)
-        if value
-    }
-    names.update(program.graph.initializers)
+    names = set(names_in(program.graph))
     for name, change in changes.items():
         _change(program.graph, found, name, known[name], change, names)
     return replace(model, program=program, given=None, _runners={})
@@ -90,7 +84,7 @@ def _change(
     name: str,
     layer: Layer,
     change: LayerChange,
-    names: set[str],
+    names: set[str | None],
 ) -> None:
     def added(stem: str, value: Array) -> ir.Value:
         free = unused(f"{name}/repaired/{stem}", names)

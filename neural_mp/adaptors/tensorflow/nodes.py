@@ -265,11 +265,16 @@ class TensorGraph:
         return TensorGraph({name: self.nodes[name] for name in order}, self.versions, self.library)
 
 
+def constant_shape(node: NodeDef) -> list[int]:
+    """The sizes of the value of a constant, without reading it."""
+    return [dimension.size for dimension in node.attr["value"].tensor.tensor_shape.dim]
+
+
 def constant_bytes(node: NodeDef) -> int:
     """Bytes of the value of a constant; 0 of other nodes."""
     if node.op != CONSTANT:
         return 0
     proto = node.attr["value"].tensor
-    elements = int(np.prod([dimension.size for dimension in proto.tensor_shape.dim]))
+    elements = int(np.prod(constant_shape(node)))
     size: int = elements * tf.as_dtype(proto.dtype).size
     return size

@@ -11,6 +11,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     Consumers,
     NodeDef,
     TensorGraph,
+    constant_shape,
     data_inputs,
     make_constant,
     node_of,
@@ -68,8 +69,7 @@ def _layer(model: TensorFlowModel, name: str) -> Layer:
     if node.op == "MatMul":
         across = node.attr["transpose_b"].b
         return Layer(result, weight, *((0, 1) if across else (1, 0)), pooled=True)
-    dimensions = graph[node.input[1]].attr["value"].tensor.tensor_shape.dim
-    groups = dimensions[2].size if depthwise else 1
+    groups = constant_shape(graph[node.input[1]])[2] if depthwise else 1
     return Layer(result, weight, outputs=3, inputs=2, groups=groups, pooled=True)
 
 
@@ -84,7 +84,7 @@ def _constant_input(graph: TensorGraph, node: NodeDef) -> str | None:
     constants = [tensor for tensor in data_inputs(node) if graph.is_constant(tensor)]
     if len(constants) != 1:
         return None
-    sizes = [d.size for d in graph[constants[0]].attr["value"].tensor.tensor_shape.dim]
+    sizes = constant_shape(graph[constants[0]])
     return constants[0] if sizes and set(sizes[:-1]) <= {1} else None
 
 
@@ -151,7 +151,7 @@ def with_layers(model: TensorFlowModel, changes: Mapping[str, LayerChange]) -> T
                 _put_bias(graph, shift, change)
             continue
         node = graph.nodes[name]
-        shape = [d.size for d in graph[node.input[1]].attr["value"].tensor.tensor_shape.dim]
+        shape = constant_shape(graph[node.input[1]])
         _put_at(graph, name, 1, weight.reshape(shape), "weight")
         if known[name].result != name:
             _put_bias(graph, known[name].result, change)
