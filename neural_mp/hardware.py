@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from neural_mp.errors import UnsupportedPrecisionError
+from neural_mp.byte_products import ByteProducts
+from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError, did_you_mean
 from neural_mp.precision import Precision
 
-#: The CPU flags, any one of which makes a precision native (Linux kernel spelling).
+#: The CPU flags, any one of which makes a precision native (Linux kernel spelling). INT8 has
+#: integer kernels everywhere; with one of these flags they add products up exactly.
 NATIVE_FLAGS: Mapping[Precision, tuple[str, ...]] = {
-    Precision.INT8: ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp"),
+    Precision.INT8: ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "asimd"),
     Precision.BF16: ("avx512_bf16", "amx_bf16", "bf16"),
     Precision.FP16: ("avx512_fp16", "amx_fp16", "asimdhp"),
 }
@@ -31,6 +33,20 @@ NATIVE_COMPUTE_CAPABILITY: Mapping[Precision, tuple[int, int]] = {
     Precision.INT8: (6, 1),
     Precision.BF16: (8, 0),
     Precision.FP16: (5, 3),
+}
+#: The machine that a run takes place on.
+THIS = "this"
+#: A model that is right on every machine.
+PORTABLE = "portable"
+#: What a model can be converted for → the CPU flags that such a machine is sure to have.
+TARGETS: Mapping[str, frozenset[str]] = {
+    THIS: frozenset(),
+    PORTABLE: frozenset(),
+    "avx2": frozenset({"avx2"}),
+    "avx512": frozenset({"avx2", "avx512f"}),
+    "vnni": frozenset({"avx2", "avx512f", "avx512_vnni"}),
+    "amx": frozenset({"avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"}),
+    "arm-dotprod": frozenset({"asimd", "asimddp"}),
 }
 
 
@@ -61,6 +77,8 @@ class Hardware:
         cores: logical cores this process may use.
         gpus: CUDA devices.
         forced: precisions the user forces on (`FORCE_BF16=1`, `FORCE_FP16=1`).
+        target: the name in `TARGETS` of what is converted for; `this` for the machine at hand,
+            whose runtimes can be asked.
     """
 
     name: str = "unknown CPU"
@@ -68,17 +86,41 @@ class Hardware:
     cores: int = 1
     gpus: tuple[Gpu, ...] = ()
     forced: frozenset[Precision] = frozenset()
+    target: str = THIS
+
+    @property
+    def byte_products(self) -> ByteProducts:
+        """How the CPU multiplies bytes, by its flags; saturating where they do not say."""
+        exact = any(flag in self.flags for flag in NATIVE_FLAGS[Precision.INT8])
+        return ByteProducts.EXACT if exact else ByteProducts.SATURATING
 
     def support(self, precision: Precision, device: str = "cpu") -> Support:
         """Whether ops may run in `precision` on `device` (`"cpu"` or `"gpu"`)."""
         if precision is Precision.FP32:
             return Support(True, True, "always")
         native, reason = self._native(precision, device)
+        if precision is Precision.INT8 and device == "cpu":
+            return Support(True, True, f"{reason}: {self.byte_products.in_words}")
         if native:
             return Support(True, True, reason)
         if precision in self.forced:
             return Support(True, False, f"forced by {FORCE_VARIABLES[precision]}=1; {reason}")
         return Support(precision is Precision.INT8, False, reason)
+
+    def converting_for(self, target: str) -> Hardware:
+        """The machine to convert for: this one, or any that has what a target stands for.
+
+        Raises:
+            ConfigurationError: there is no such target.
+        """
+        if target not in TARGETS:
+            raise ConfigurationError(
+                f"target cannot be {target!r}{did_you_mean(target, TARGETS)}; expected one of "
+                f"{', '.join(TARGETS)}"
+            )
+        if target == THIS:
+            return self
+        return replace(self, name=f"target {target}", flags=TARGETS[target], target=target)
 
     def _native(self, precision: Precision, device: str) -> tuple[bool, str]:
         if device == "gpu":
@@ -122,7 +164,7 @@ def require_any(
     if lacking and not lower:
         variable = FORCE_VARIABLES[lacking[0]]
         raise UnsupportedPrecisionError(
-            f"{problems[0]}. Set {variable}=1 to run it emulated (right numbers, no speed)"
+            f"{problems[0]}. Set {variable}=1 to run it emulated, for its numbers"
         )
     return usable, [f"{problem}; going on without it" for problem in problems]
 

@@ -68,13 +68,18 @@ RANGE_ALGORITHMS = ("minmax", "percentile", "kl", "mse")
 #: In place of those: the range is that of the values at hand, found anew on every run.
 DYNAMIC = "dynamic"
 
-#: What every field of a `QuantSpec` may be, best known first.
+#: How much of int8 a weight uses: ±127, or ±63 (see `neural_mp.byte_products`).
+WEIGHT_RANGES = ("full_range", "reduced_range")
+
+#: What the fields of a `QuantSpec` that users may limit can be, best known first.
 QUANT_CHOICES: Mapping[str, tuple[str, ...]] = {
     "dtype": ("int8", "uint8"),
     "scheme": ("symmetric", "asymmetric"),
     "granularity": ("per_channel", "per_tensor"),
     "algorithm": (*RANGE_ALGORITHMS, DYNAMIC),
 }
+
+_SPEC_CHOICES = {**QUANT_CHOICES, "range": WEIGHT_RANGES}
 
 
 @dataclass(frozen=True)
@@ -87,23 +92,30 @@ class QuantSpec:
         granularity: `per_tensor` or `per_channel`.
         algorithm: what chooses the range: `minmax`, `percentile`, `kl` or `mse` from what
             calibration saw, `dynamic` from the values at hand on every run.
+        range: of a weight, `full_range` (±127) or `reduced_range` (±63), which is right also where
+            products of bytes saturate.
     """
 
     dtype: str
     scheme: str
     granularity: str
     algorithm: str = "minmax"
+    range: str = WEIGHT_RANGES[0]
 
     def __post_init__(self) -> None:
-        for name, known in QUANT_CHOICES.items():
+        for name, known in _SPEC_CHOICES.items():
             if getattr(self, name) not in known:
                 raise PlanError(
                     f"{name} of a quantized tensor cannot be {getattr(self, name)!r}"
                     f"{did_you_mean(getattr(self, name), known)}"
                 )
 
+        if self.range != WEIGHT_RANGES[0] and self.dtype != "int8":
+            raise PlanError(f"{self.range!r} is for weights in int8, not in {self.dtype}")
+
     def __str__(self) -> str:
-        return " ".join(getattr(self, field.name) for field in fields(self))
+        words = [getattr(self, field.name) for field in fields(self)]
+        return " ".join(word for word in words if word != WEIGHT_RANGES[0])
 
     @classmethod
     def parse(cls, text: str) -> QuantSpec:
@@ -114,9 +126,9 @@ class QuantSpec:
         """
         found: dict[str, str] = {}
         for word in str(text).split():
-            name = next((n for n, known in QUANT_CHOICES.items() if word in known), None)
+            name = next((n for n, known in _SPEC_CHOICES.items() if word in known), None)
             if name is None:
-                known_words = [w for words in QUANT_CHOICES.values() for w in words]
+                known_words = [w for words in _SPEC_CHOICES.values() for w in words]
                 raise PlanError(
                     f"{word!r} in {text!r} says nothing about quantization"
                     f"{did_you_mean(word, known_words)}"
@@ -163,6 +175,8 @@ class OpConfig:
         for name in self.repairs:
             if name not in REPAIRS:
                 raise PlanError(f"there is no repair {name!r}{did_you_mean(name, REPAIRS)}")
+        if self.activation is not None and self.activation.range != WEIGHT_RANGES[0]:
+            raise PlanError(f"{self.activation.range!r} is for weights; what an op reads uses all")
         if {"equalize", "smooth"} <= set(self.repairs):
             raise PlanError("'equalize' and 'smooth' scale the same channels; choose one of them")
         if self.repairs and self.precision is not Precision.INT8:

@@ -26,12 +26,14 @@ class Capability:
     Attributes:
         configs: best first; FP32 is always among them and last.
         reasons: precision it cannot run in → why.
-        emulated: precisions that give the right numbers here, but no speed.
+        emulated: 16-bit precisions that are computed in FP32 here, and rounded.
+        weights: how its INT8 weight may be stored beside what `configs` say, where a plan asks.
     """
 
     configs: tuple[OpConfig, ...] = (FP32,)
     reasons: Mapping[Precision, str] = field(default_factory=dict)
     emulated: frozenset[Precision] = frozenset()
+    weights: tuple[QuantSpec, ...] = ()
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
@@ -47,6 +49,22 @@ class Capability:
     def config(self, precision: Precision) -> OpConfig | None:
         """The best config of a precision; None if the op cannot run in it."""
         return next((c for c in self.configs if c.precision == precision), None)
+
+    def takes(self, config: OpConfig) -> bool:
+        """Whether a plan may ask for a config, repairs aside."""
+        bare = replace(config, repairs=())
+        if bare in self.configs:
+            return True
+        usual = (replace(bare, weight=c.weight) for c in self.configs if c.weight is not None)
+        return bare.weight in self.weights and any(other in self.configs for other in usual)
+
+    def with_right_weight(self, config: OpConfig) -> OpConfig:
+        """A config whose weight is stored in a range that is right here; itself where it is."""
+        if config.weight is None or self.takes(config):
+            return config
+        usual = (c.weight for c in self.configs if c.approach == config.approach)
+        fixed = (replace(config, weight=weight) for weight in usual)
+        return next((other for other in fixed if self.takes(other)), config)
 
 
 @dataclass(frozen=True)
@@ -318,7 +336,7 @@ class TuningSpace:
 
     def _filled(self, name: str, config: OpConfig) -> OpConfig:
         capability = self.capabilities[name]
-        if config in capability.configs:
+        if capability.takes(config):
             return config
         best = capability.config(config.precision)
         op = self.graph[name]
@@ -335,12 +353,17 @@ class TuningSpace:
         if config.weight is None and config.activation is None:
             return replace(best, repairs=config.repairs)
         filled = replace(config, weight=config.weight or best.weight)
-        if replace(filled, repairs=()) not in capability.configs:
+        if not capability.takes(filled):
             raise PlanError(
                 f"op {name!r} ({op.type}) has no INT8 form with {_words(filled)}; "
                 f"the nearest is {_words(best)}"
             )
         return filled
+
+    def with_right_weights(self, plan: PrecisionPlan) -> PrecisionPlan:
+        """A plan of another machine, its weights in the ranges that are right on this one."""
+        known = {op: self.capabilities[op] for op in plan if op in self.capabilities}
+        return plan.replacing({op: c.with_right_weight(plan[op]) for op, c in known.items()})
 
     def flow(self, plan: PrecisionPlan) -> Flow:
         """What every op effectively runs in under a plan, and where INT8 flows.

@@ -23,8 +23,6 @@ SAMPLE_LIMIT = 32768
 SAMPLES_PER_BATCH = 4096
 #: Steps of an 8-bit scale.
 LEVELS = 255
-#: Steps of an 8-bit weight to either side of zero.
-WEIGHT_LIMIT = 127
 #: A range narrower than this counts as empty: float32 cannot divide by its steps.
 LEAST_SPAN = 1e-30
 #: Shares of the largest magnitude tried by the algorithms that clip.

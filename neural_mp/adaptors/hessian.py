@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.base import Adaptor, Model
+from neural_mp.adaptors.integer_weights import weight_limit_of
 from neural_mp.adaptors.rescaling import rounded_weight
 from neural_mp.space import TuningSpace
 
@@ -33,7 +34,8 @@ def weight_sensitivity(
     found = {}
     for op, trace in adaptor.hessian_traces(model, batches, wanted).items():
         matrix = layers[op].matrix().astype(np.float64)
-        distance = float(np.square(matrix - rounded_weight(matrix)).sum())
+        rounded = rounded_weight(matrix, weight_limit_of(space, op))
+        distance = float(np.square(matrix - rounded).sum())
         found[op] = trace / matrix.size * distance
     return found
 

@@ -6,13 +6,14 @@ The mathematics is the same for all frameworks; an adaptor says what its layers 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from neural_mp.adaptors.base import Adaptor, Model
-from neural_mp.adaptors.calibration import WEIGHT_LIMIT, channel_noise
+from neural_mp.adaptors.calibration import channel_noise
+from neural_mp.adaptors.integer_weights import weight_limit_of
 from neural_mp.adaptors.rescaling import (
     Array,
     Layer,
@@ -22,6 +23,7 @@ from neural_mp.adaptors.rescaling import (
     is_homogeneous,
     rounded_weight,
 )
+from neural_mp.byte_products import weight_limit
 from neural_mp.errors import PlanError
 from neural_mp.graph import OpGraph
 from neural_mp.observations import Channels, Observations
@@ -107,21 +109,34 @@ def scored_repairs(
         for repair in _RESCALING:
             factors = network.factors(link, repair, _seen(link, observations))
             if factors is not None and len(factors) == len(channels.low):
-                found = _noise(network, link.readers, factors, channels)
+                readers = {name: weight_limit_of(space, name) for name in link.readers}
+                found = _noise(network, readers, factors, channels)
                 repaired.setdefault(tensor.name, {})[repair] = found
     return replace(observations, repaired=repaired)
 
 
-def _noise(network: _Network, readers: Iterable[str], factors: Array, channels: Channels) -> float:
-    """The noise of a rescaled tensor, and of the weights that have to make up for it."""
+def _noise(
+    network: _Network, readers: Mapping[str, int], factors: Array, channels: Channels
+) -> float:
+    """The noise of a rescaled tensor, and of the weights that have to make up for it.
+
+    Args:
+        network: the model.
+        readers: the layers that read the tensor, with the largest integer of their weights.
+        factors: what the channels are divided by.
+        channels: what calibration saw of them.
+    """
     low, high, power = (
         np.asarray(values) for values in (channels.low, channels.high, channels.power)
     )
     own = channel_noise((low / factors).min(), (high / factors).max(), power / factors**2)
-    return own + max(_weight_noise(network.layers[name], factors, power) for name in readers)
+    return own + max(
+        _weight_noise(network.layers[name], factors, power, limit)
+        for name, limit in readers.items()
+    )
 
 
-def _weight_noise(layer: Layer, factors: Array, power: Array) -> float:
+def _weight_noise(layer: Layer, factors: Array, power: Array, limit: int) -> float:
     """Noise-to-signal ratio of what a layer computes from rounded weights, averaged over outputs.
 
     Errors and values of different channels are taken to have nothing to do with each other.
@@ -129,7 +144,7 @@ def _weight_noise(layer: Layer, factors: Array, power: Array) -> float:
     matrix = LayerChange(inputs=factors).weight(layer)
     scaled = replace(layer, weight=lambda: matrix).matrix().astype(np.float64)
     energy = (power / factors**2).reshape(scaled.shape[0], 1, scaled.shape[2], 1)
-    steps = np.abs(scaled).max(axis=(2, 3)) / WEIGHT_LIMIT
+    steps = np.abs(scaled).max(axis=(2, 3)) / limit
     noise = steps**2 / 12 * (energy * scaled.shape[3]).sum(axis=(2, 3))
     signal = (scaled**2 * energy).sum(axis=(2, 3))
     live = signal > 0
@@ -171,7 +186,7 @@ def repaired(
             mean = _mean_read(network, space.graph, op, observations)
             shift = None
             if layer is not None and layer.inputs is not None and mean is not None:
-                shift = _correction(layer, changes.get(op), mean)
+                shift = _correction(layer, changes.get(op), mean, weight_limit(config.weight))
             if shift is None:
                 raise PlanError(
                     f"the bias of {op!r} cannot be corrected: the channels of what it reads are "
@@ -250,7 +265,7 @@ def _mean_read(
     return np.asarray(observations.channels[name].mean)
 
 
-def _correction(layer: Layer, change: LayerChange | None, mean: Array) -> Array | None:
+def _correction(layer: Layer, change: LayerChange | None, mean: Array, limit: int) -> Array | None:
     """The mean of what rounding the weight takes off the result (Nagel et al., section 4.2).
 
     None where the mean is that of other channels.
@@ -259,5 +274,5 @@ def _correction(layer: Layer, change: LayerChange | None, mean: Array) -> Array 
     matrix = replace(layer, weight=lambda: weight).matrix().astype(np.float64)
     if mean.size != matrix.shape[0] * matrix.shape[2]:
         return None
-    lost = (matrix - rounded_weight(matrix)).sum(axis=3)
+    lost = (matrix - rounded_weight(matrix, limit)).sum(axis=3)
     return np.asarray((lost * mean.reshape(matrix.shape[0], 1, -1)).sum(axis=2).reshape(-1))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.calibration import WEIGHT_LIMIT
+from neural_mp.adaptors.integer_weights import rounded_to_int8, weight_scales
 from neural_mp.graph import Op, OpGraph
 
 Array = NDArray[Any]
@@ -127,15 +127,15 @@ def _along(factors: Array, axis: int, ndim: int) -> Array:
     return factors.reshape([-1 if index == axis else 1 for index in range(ndim)])
 
 
-def rounded_weight(matrix: Array) -> Array:
+def rounded_weight(matrix: Array, limit: int) -> Array:
     """A weight rounded to INT8, symmetric, with one scale an output channel, as real numbers.
 
     Args:
         matrix: shape [groups, outputs, inputs, taps].
+        limit: the largest integer, 127 or 63.
     """
-    limits = np.abs(matrix).max(axis=(2, 3), keepdims=True)
-    steps = np.where(limits > 0, limits, 1.0) / WEIGHT_LIMIT
-    return np.asarray(np.rint(matrix / steps) * steps)
+    scales = weight_scales(matrix, (2, 3), limit)
+    return np.asarray(rounded_to_int8(matrix, scales, limit) * scales.astype(np.float64))
 
 
 @dataclass(frozen=True)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import numpy as np
 import onnx_ir as ir
 
+from neural_mp.adaptors.kernel_products import Products, products_for
 from neural_mp.adaptors.onnxrt.amp_lists import TYPES
 from neural_mp.adaptors.onnxrt.anatomy import JOINERS, LAYERS, confuses, is_float32
 from neural_mp.adaptors.onnxrt.folding import used_outputs
 from neural_mp.adaptors.onnxrt.model import OnnxModel
+from neural_mp.adaptors.onnxrt.products import kernel_products
 from neural_mp.adaptors.onnxrt.registry import CONTRIB, has_kernel, runs_natively
 from neural_mp.adaptors.onnxrt.schemas import is_function, takes, typed_inputs
 from neural_mp.adaptors.onnxrt.sessions import CPU, array_of
+from neural_mp.byte_products import ByteProducts, KernelKind, other_weight_specs, weight_spec
 from neural_mp.hardware import Hardware
 from neural_mp.precision import DYNAMIC, FP32, RANGE_ALGORITHMS, OpConfig, Precision, QuantSpec
 from neural_mp.space import Capability
 
+_UNSIGNED = QuantSpec("uint8", "symmetric", "per_channel")
 _SCATTERS = ("ScatterElements", "ScatterND")
 _SIXTEEN = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 #: The integer kernel of a layer, and the domain of its name.
@@ -44,7 +49,7 @@ class _Judge:
         self.model, self.anatomy = model, model.anatomy
         self.supports = {p: hardware.support(p) for p in (Precision.INT8, *_SIXTEEN)}
         self.confused = any(confuses(node) for node in self.anatomy.nodes.values())
-        self.weights = _weight_types(self.supports[Precision.INT8].native)
+        self.hardware = hardware
 
     def capability(self, name: str) -> Capability:
         node = self.anatomy.nodes[name]
@@ -62,10 +67,38 @@ class _Judge:
             else:
                 reasons[precision] = reason
         sixteen = frozenset(c.precision for c in configs if c.precision.is_16_bit)
-        emulated = {p for p in sixteen if not self.is_native(node, p)}
-        if obstacle is None and not self.supports[Precision.INT8].native:
-            emulated.add(Precision.INT8)
-        return Capability((*configs, FP32), reasons, frozenset(emulated))
+        emulated = frozenset(p for p in sixteen if not self.is_native(node, p))
+        weights = () if obstacle is not None else self.other_weights(node)
+        return Capability((*configs, FP32), reasons, emulated, weights)
+
+    @cached_property
+    def products(self) -> Products:
+        """How the integer kernels multiply."""
+        if self.model.provider != CPU:
+            return dict.fromkeys(KernelKind, ByteProducts.EXACT)
+        return products_for(self.hardware, kernel_products)
+
+    def products_of(self, node: ir.Node) -> ByteProducts:
+        """How the kernel of a layer multiplies."""
+        if node.op_type != "Conv":
+            return self.products[KernelKind.DENSE]
+        weight, groups = array_of(node.inputs[1]), node.attributes.get("group")
+        assert weight is not None
+        count = groups.as_int() if groups is not None else 1
+        # One input and one output channel a group, of images: the others run in another kernel.
+        single = weight.ndim == 4 and weight.shape[0] == count and weight.shape[1] == 1
+        kind = KernelKind.DEPTHWISE if single and count > 1 else KernelKind.CONVOLUTION
+        return self.products[kind]
+
+    def other_weights(self, node: ir.Node) -> tuple[QuantSpec, ...]:
+        """How a plan may ask for the weight to be stored: unsigned it is exact, and slow.
+
+        Products of two unsigned bytes are made of 16-bit numbers: exact everywhere, at two thirds
+        of the speed of signed weights of ±63 with AVX2, and at less than half with VNNI.
+        """
+        if node.op_type not in LAYERS:
+            return ()
+        return (*other_weight_specs(self.products_of(node)), _UNSIGNED)
 
     def is_native(self, node: ir.Node, precision: Precision) -> bool:
         """Whether ONNX Runtime has a kernel that computes in 16 bits."""
@@ -74,7 +107,7 @@ class _Judge:
 
     def int8_configs(self, node: ir.Node) -> list[OpConfig]:
         """The INT8 forms of an op, best first; they differ in how the range is chosen."""
-        weight = self.weights if node.op_type in LAYERS else None
+        weight = weight_spec(self.products_of(node)) if node.op_type in LAYERS else None
         ways: tuple[str, ...] = RANGE_ALGORITHMS
         if node.op_type in ("MatMul", "Gemm") and self.model.provider == CPU:
             ways = (*ways, DYNAMIC)
@@ -180,12 +213,3 @@ class _Judge:
         if node.op_type in (*LAYERS, *JOINERS) and not node.domain:
             return "its result is not known to be float32, or one of its inputs is constant"
         return "no integer kernel"
-
-
-def _weight_types(fast: bool) -> QuantSpec:
-    """How weights are stored: signed, where products of signed and unsigned bytes add up exactly.
-
-    Without VNNI, x86 adds pairs of such products up in 16 bits, which overflow; those of two
-    unsigned bytes do not (ONNX Runtime's guide, "Quantize ONNX models", on U8S8 and U8U8).
-    """
-    return QuantSpec("int8" if fast else "uint8", "symmetric", "per_channel")

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neural_mp.adaptors.calibration import LEAST_SPAN, LEVELS, WEIGHT_LIMIT, affine_parameters
+from neural_mp.adaptors.calibration import LEVELS, affine_parameters
+from neural_mp.adaptors.integer_weights import rounded_to_int8, weight_scales
 from neural_mp.adaptors.signature import Array
+from neural_mp.byte_products import weight_limit
 from neural_mp.observations import Range
 from neural_mp.precision import QuantSpec
 
@@ -67,18 +69,22 @@ def store_weight(
             channels with so small a weight that it would not fit, the scale is made larger.
         input_scale: the scale of the input.
     """
+    limit = weight_limit(spec)
     others = tuple(i for i in range(weight.ndim) if i != axis)
-    largest = np.abs(weight).max(axis=others).astype(np.float64)
-    scales = np.where(largest > LEAST_SPAN, largest / WEIGHT_LIMIT, 1.0)
+    scales = weight_scales(weight, others, limit)
     if bias is not None:
-        scales = np.maximum(scales, np.abs(bias) / (0.5 * _INT32.max * input_scale))
-    scales = scales.astype(np.float32)
-    shaped = scales.reshape([-1 if i == axis else 1 for i in range(weight.ndim)])
-    steps = np.clip(np.rint(weight / shaped), -WEIGHT_LIMIT, WEIGHT_LIMIT)
-    signed = spec.dtype == "int8"
-    kind, middle = (np.int8, 0) if signed else (np.uint8, _MIDDLE)
-    zeros = np.full(len(scales), middle, kind)
-    return StoredWeight((steps + middle).astype(kind), scales, zeros, axis)
+        least = np.abs(bias).astype(np.float64) / (0.5 * _INT32.max * input_scale)
+        scales = np.maximum(scales, least.astype(np.float32).reshape(scales.shape))
+    integers: Array = rounded_to_int8(weight, scales, limit)
+    zeros: Array = np.zeros(scales.size, np.int8)
+    if spec.dtype == "uint8":
+        integers, zeros = unsigned(integers), unsigned(zeros)
+    return StoredWeight(integers, scales.reshape(-1), zeros, axis)
+
+
+def unsigned(integers: Array) -> Array:
+    """What is stored in int8, in uint8: the same numbers with another zero point."""
+    return (integers.astype(np.int16) + _MIDDLE).astype(np.uint8)
 
 
 def store_bias(bias: Array, scales: Array) -> Array:

@@ -12,6 +12,7 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
+from neural_mp.adaptors.kernel_products import Products, products_for
 from neural_mp.adaptors.pytorch.casts import DTYPES, STATISTICS, narrowed
 from neural_mp.adaptors.pytorch.graph import (
     CONVOLUTIONS,
@@ -22,7 +23,10 @@ from neural_mp.adaptors.pytorch.graph import (
     find_clusters,
     is_head,
 )
+from neural_mp.adaptors.pytorch.lower import geometry
 from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel, constant, op_nodes
+from neural_mp.adaptors.pytorch.products import kernel_products
+from neural_mp.byte_products import ByteProducts, KernelKind, other_weight_specs, weight_spec
 from neural_mp.hardware import Hardware, Support
 from neural_mp.precision import (
     DYNAMIC,
@@ -36,21 +40,13 @@ from neural_mp.space import Capability
 
 logger = logging.getLogger(__name__)
 
-_WEIGHT = QuantSpec("int8", "symmetric", "per_channel")
-
-
-def _with_range(algorithm: str) -> OpConfig:
-    range_of_values = QuantSpec("uint8", "asymmetric", "per_tensor", algorithm)
-    return OpConfig(Precision.INT8, weight=_WEIGHT, activation=range_of_values)
-
-
-_STATIC = tuple(_with_range(algorithm) for algorithm in RANGE_ALGORITHMS)
-_WEIGHT_ONLY = OpConfig(Precision.INT8, weight=_WEIGHT)
-#: The INT8 forms of a layer, fastest first; static ones differ in how the range is chosen.
-INT8_CONFIGS: Mapping[Any, tuple[OpConfig, ...]] = {
-    **dict.fromkeys(CONVOLUTIONS, _STATIC),
-    LINEAR: (*_STATIC, _with_range(DYNAMIC), _WEIGHT_ONLY),
-    EMBEDDING: (_WEIGHT_ONLY,),
+#: Of weights alone no sums of products in bytes are made: they may use the full range everywhere.
+_WEIGHT_ONLY = OpConfig(Precision.INT8, weight=weight_spec(ByteProducts.EXACT))
+#: Layer → how its ranges may be chosen, fastest first; of an embedding, the weight alone is stored.
+_RANGES: Mapping[Any, tuple[str, ...]] = {
+    **dict.fromkeys(CONVOLUTIONS, RANGE_ALGORITHMS),
+    LINEAR: (*RANGE_ALGORITHMS, DYNAMIC),
+    EMBEDDING: (),
 }
 _KERNELS = {
     **dict.fromkeys(CONVOLUTIONS, "onednn::qconv_pointwise"),
@@ -164,8 +160,29 @@ def probe(model: TorchModel, dtypes: tuple[torch.dtype, ...]) -> tuple[Answers, 
     return answers, frozenset(beyond)
 
 
+def int8_configs(target: Any, products: ByteProducts) -> tuple[OpConfig, ...]:
+    """The INT8 forms of a layer, fastest first; static ones differ in how the range is chosen."""
+    weight = weight_spec(products)
+    with_ranges = tuple(
+        OpConfig(Precision.INT8, weight, QuantSpec("uint8", "asymmetric", "per_tensor", algorithm))
+        for algorithm in _RANGES[target]
+    )
+    return with_ranges if target in CONVOLUTIONS else (*with_ranges, _WEIGHT_ONLY)
+
+
+def kernel_of(node: Node) -> KernelKind:
+    """The kind of integer kernel that a layer runs in."""
+    if node.target not in CONVOLUTIONS:
+        return KernelKind.DENSE
+    # One input and one output channel a group; of volumes, oneDNN has no such kernel.
+    weight, groups = node.args[1].meta["val"], geometry(node)[3]
+    single = weight.shape[0] == groups and weight.shape[1] == 1 and weight.ndim < 5
+    return KernelKind.DEPTHWISE if single and groups > 1 else KernelKind.CONVOLUTION
+
+
 def capabilities(model: TorchModel, hardware: Hardware) -> Mapping[str, Capability]:
     """Op → what it can run in here."""
+    products = products_for(hardware, kernel_products)
     supports = {p: hardware.support(p) for p in (Precision.INT8, *DTYPES)}
     dtypes = tuple(DTYPES[p] for p in DTYPES if supports[p].available)
     answers, beyond = probe(model, dtypes)
@@ -175,7 +192,7 @@ def capabilities(model: TorchModel, hardware: Hardware) -> Mapping[str, Capabili
         clusters = find_clusters(module)
         for name, node in op_nodes(module).items():
             obstacle = int8_obstacle(module, node, name in clusters)
-            capability = _capability(node, obstacle, supports, answers)
+            capability = _capability(node, obstacle, supports, answers, products)
             found[name] = _without_16_bits(capability) if name in beyond else capability
     return found
 
@@ -185,11 +202,14 @@ def _capability(
     obstacle: str | None,
     supports: Mapping[Precision, Support],
     answers: Answers,
+    products: Products,
 ) -> Capability:
     emulated = frozenset(p for p, s in supports.items() if s.available and not s.native)
     builder = _Builder(emulated)
     if obstacle is None:
-        builder.configs.extend(INT8_CONFIGS[node.target])
+        mine = products[kernel_of(node)]
+        builder.configs.extend(int8_configs(node.target, mine))
+        builder.weights = other_weight_specs(mine)
     else:
         builder.reasons[Precision.INT8] = obstacle
     for precision, dtype in DTYPES.items():
@@ -215,6 +235,7 @@ class _Builder:
     emulated: frozenset[Precision]
     configs: list[OpConfig] = field(default_factory=list)
     reasons: dict[Precision, str] = field(default_factory=dict)
+    weights: tuple[QuantSpec, ...] = ()
 
     def take(self, precision: Precision, answer: str | None) -> None:
         if answer is None:
@@ -226,12 +247,13 @@ class _Builder:
 
     def build(self) -> Capability:
         mine = {config.precision for config in self.configs}
-        return Capability((*self.configs, FP32), self.reasons, self.emulated & frozenset(mine))
+        emulated = self.emulated & frozenset(mine)
+        return Capability((*self.configs, FP32), self.reasons, emulated, self.weights)
 
 
 def int8_obstacle(module: GraphModule, node: Node, in_cluster: bool) -> str | None:
     """Why an op has no INT8 form of its own; None if it has one."""
-    if node.target not in INT8_CONFIGS:
+    if node.target not in _RANGES:
         if in_cluster:
             return "runs in the INT8 kernel of the layer before it, not by itself"
         if carries_int8(node):

@@ -6,9 +6,11 @@ becomes of torch's own experimental ones.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-from neural_mp.adaptors.calibration import LEAST_SPAN, affine_parameters
+from neural_mp.adaptors.calibration import affine_parameters
+from neural_mp.adaptors.integer_weights import rounded_to_int8, weight_scales
 
 _library = torch.library.Library("neural_mp", "FRAGMENT")
 
@@ -101,11 +103,9 @@ quantize_dynamic = torch.ops.neural_mp.quantize_dynamic.default
 dequantize_dynamic = torch.ops.neural_mp.dequantize_dynamic.default
 
 
-def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Symmetric per-channel int8: one scale for each index of the first axis, range ±127."""
-    weight = weight.float()
-    largest = weight.abs().flatten(1).amax(1)
-    # A channel that is zero everywhere may have any scale.
-    scales = torch.where(largest > LEAST_SPAN, largest / 127, 1.0)
-    steps = torch.round(weight / scales.reshape(-1, *[1] * (weight.ndim - 1)))
-    return steps.clamp_(-127, 127).to(torch.int8).contiguous(), scales
+def quantize_weight(weight: torch.Tensor, limit: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Symmetric per-channel int8: one scale for each index of the first axis, range ±`limit`."""
+    values = weight.float().numpy()
+    scales = weight_scales(values, tuple(range(1, values.ndim)), limit)
+    integers = np.ascontiguousarray(rounded_to_int8(values, scales, limit))
+    return torch.from_numpy(integers), torch.from_numpy(scales.reshape(-1))

@@ -13,6 +13,7 @@ from neural_mp.adaptors.pytorch import ops
 from neural_mp.adaptors.pytorch.casts import cast_dtype
 from neural_mp.adaptors.pytorch.graph import WEIGHT_ARGUMENT, tensor_name
 from neural_mp.adaptors.pytorch.model import OP_NAME, add_constant, constant, op_nodes
+from neural_mp.byte_products import weight_limit
 from neural_mp.flow import Flow
 from neural_mp.observations import Range
 from neural_mp.plan import PrecisionPlan
@@ -36,7 +37,7 @@ def insert_quantization(
         approach = plan[name].approach if name in plan else None
         if approach is None or node.target not in WEIGHT_ARGUMENT:
             continue
-        weights.quantize(node)
+        weights.quantize(node, weight_limit(plan[name].weight))
         if approach == "dynamic":
             _quantize_dynamically(node)
 
@@ -80,23 +81,23 @@ class _Weights:
 
     def __init__(self, module: GraphModule) -> None:
         self.module = module
-        self.stored: dict[str, tuple[str, str]] = {}
+        self.stored: dict[tuple[str, int], tuple[str, str]] = {}
 
-    def quantize(self, layer: Node) -> None:
-        """Let a layer read its weight from integers."""
+    def quantize(self, layer: Node, limit: int) -> None:
+        """Let a layer read its weight from integers of ±`limit`."""
         source = layer.args[WEIGHT_ARGUMENT[layer.target]]
-        name = str(source.target)
-        if name not in self.stored:
+        key = str(source.target), limit
+        if key not in self.stored:
             weight = constant(self.module, source)
             assert weight is not None
-            integers, scales = ops.quantize_weight(weight)
+            integers, scales = ops.quantize_weight(weight, limit)
             stem = f"{layer.name}_weight"
-            self.stored[name] = (
+            self.stored[key] = (
                 str(add_constant(self.module, f"{stem}_int8", integers, layer).target),
                 str(add_constant(self.module, f"{stem}_scales", scales, layer).target),
             )
         with self.module.graph.inserting_before(layer):
-            arguments = tuple(self.module.graph.get_attr(stored) for stored in self.stored[name])
+            arguments = tuple(self.module.graph.get_attr(stored) for stored in self.stored[key])
             dequantized = self.module.graph.call_function(ops.dequantize_weight, arguments)
         for node in arguments:
             node.meta["val"] = constant(self.module, node)

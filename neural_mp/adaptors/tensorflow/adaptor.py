@@ -130,7 +130,7 @@ class TensorFlowAdaptor(Adaptor):
         model, observations = repaired(self, model, resolved, observations, space)
         flow = space.flow(resolved)
         ranges = quantized_ranges(space.graph, flow, resolved, observations)
-        written = convert(model, flow, ranges)
+        written = convert(model, flow, ranges, resolved)
         return replace(
             model, graph=written.graph, ops=written.ops, counts=written.counts, original=None
         )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import numpy as np
 import tensorflow as tf
 
+from neural_mp.adaptors.kernel_products import Products, products_for
 from neural_mp.adaptors.tensorflow.clusters import Cluster
 from neural_mp.adaptors.tensorflow.fold import LAYERS
 from neural_mp.adaptors.tensorflow.forms import DTYPES, FORM_OF
@@ -26,25 +28,20 @@ from neural_mp.adaptors.tensorflow.nodes import (
     typed_outputs,
 )
 from neural_mp.adaptors.tensorflow.padding import padding_of
-from neural_mp.adaptors.tensorflow.probe import forms_that_work
+from neural_mp.adaptors.tensorflow.probe import forms_that_work, kernel_products
 from neural_mp.adaptors.tensorflow.registry import has_kernel, kernel_dtypes
-from neural_mp.hardware import Hardware, Support
+from neural_mp.byte_products import ByteProducts, KernelKind, other_weight_specs, weight_spec
+from neural_mp.hardware import Hardware
 from neural_mp.precision import FP32, RANGE_ALGORITHMS, OpConfig, Precision, QuantSpec
 from neural_mp.space import Capability
 
 _SIXTEEN = (Precision.BF16, Precision.FP16)
-_WEIGHT = QuantSpec("int8", "symmetric", "per_channel")
-#: The INT8 forms of a layer, best first; they differ in how the range is chosen.
-_INT8_CONFIGS = tuple(
-    OpConfig(Precision.INT8, _WEIGHT, QuantSpec("uint8", "asymmetric", "per_tensor", algorithm))
-    for algorithm in RANGE_ALGORITHMS
-)
+_KERNELS = {"Conv2D": KernelKind.CONVOLUTION, "MatMul": KernelKind.DENSE}
 
 
 def capabilities(model: TensorFlowModel, hardware: Hardware) -> Mapping[str, Capability]:
     """Op → what it can run in here."""
-    supports = {p: hardware.support(p) for p in (Precision.INT8, *_SIXTEEN)}
-    judge = _Judge(model, supports)
+    judge = _Judge(model, hardware)
     return {
         name: judge.capability(node)
         for name, node in model.graph.nodes.items()
@@ -52,9 +49,20 @@ def capabilities(model: TensorFlowModel, hardware: Hardware) -> Mapping[str, Cap
     }
 
 
+def _int8_configs(products: ByteProducts) -> tuple[OpConfig, ...]:
+    """The INT8 forms of a layer, best first; they differ in how the range is chosen."""
+    weight = weight_spec(products)
+    return tuple(
+        OpConfig(Precision.INT8, weight, QuantSpec("uint8", "asymmetric", "per_tensor", algorithm))
+        for algorithm in RANGE_ALGORITHMS
+    )
+
+
 class _Judge:
-    def __init__(self, model: TensorFlowModel, supports: Mapping[Precision, Support]) -> None:
+    def __init__(self, model: TensorFlowModel, hardware: Hardware) -> None:
+        supports = {p: hardware.support(p) for p in (Precision.INT8, *_SIXTEEN)}
         self.model, self.anatomy, self.supports = model, model.anatomy, supports
+        self.hardware = hardware
         self.fed = {node_of(port.tensor) for port in model.signature.inputs}
         self.loops = in_loops(model.graph)
         self.members = model.anatomy.layer_of()
@@ -69,9 +77,12 @@ class _Judge:
     def capability(self, node: NodeDef) -> Capability:
         configs: list[OpConfig] = []
         reasons: dict[Precision, str] = {}
+        weights: tuple[QuantSpec, ...] = ()
         obstacle = self.int8_obstacle(node)
         if obstacle is None:
-            configs.extend(_INT8_CONFIGS)
+            products = self.products[self.kernel_of(node)]
+            configs.extend(_int8_configs(products))
+            weights = other_weight_specs(products)
         else:
             reasons[Precision.INT8] = obstacle
         for precision in _SIXTEEN:
@@ -81,7 +92,20 @@ class _Judge:
             else:
                 reasons[precision] = reason
         have = frozenset(config.precision for config in configs)
-        return Capability((*configs, FP32), reasons, self.emulated & have)
+        return Capability((*configs, FP32), reasons, self.emulated & have, weights)
+
+    @cached_property
+    def products(self) -> Products:
+        """How the integer kernels multiply."""
+        return products_for(self.hardware, kernel_products)
+
+    def kernel_of(self, node: NodeDef) -> KernelKind:
+        """The kind of integer kernel that a layer runs in."""
+        if node.op in _KERNELS:
+            return _KERNELS[node.op]
+        weight = self.model.graph.constant(node.input[1])
+        single = weight is not None and weight.shape[3] == 1
+        return KernelKind.DEPTHWISE if single else KernelKind.CONVOLUTION
 
     def obstacle_16_bit(self, node: NodeDef, precision: Precision) -> str | None:
         """Why an op cannot run in 16 bits; None if it can."""

@@ -8,6 +8,7 @@ where nobody asks.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from neural_mp.adaptors.base import ConversionCounts
@@ -24,9 +25,10 @@ from neural_mp.adaptors.tensorflow.nodes import (
     plain,
     typed_inputs,
 )
+from neural_mp.byte_products import weight_limit
 from neural_mp.flow import Flow
 from neural_mp.observations import Range
-from neural_mp.precision import Precision
+from neural_mp.precision import OpConfig, Precision
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class Conversion:
 def convert(
     model: TensorFlowModel,
     flow: Flow,
-    ranges: dict[str, Range],
+    ranges: Mapping[str, Range],
+    plan: Mapping[str, OpConfig],
 ) -> Conversion:
     """Write the graph of a model under a plan; the model stays as it is.
 
@@ -55,9 +58,10 @@ def convert(
         model: the model.
         flow: the consequences of the plan.
         ranges: quantized tensor → the range its scale has to hold.
+        plan: op → what it runs in, with how its weight is stored.
     """
     encodings = {root: encoding_for(span) for root, span in ranges.items()}
-    writer = _Writer(model, flow, encodings)
+    writer = _Writer(model, flow, encodings, plan)
     for node in model.graph.nodes.values():
         writer.write(node)
     return writer.finished()
@@ -68,6 +72,7 @@ class _Writer:
     model: TensorFlowModel
     flow: Flow
     encodings: dict[str, Encoding]
+    plan: Mapping[str, OpConfig]
     forms: Forms = field(init=False)
     #: The last node that the kernel of an INT8 layer runs → the layer.
     layers: dict[str, Layer] = field(init=False)
@@ -99,7 +104,9 @@ class _Writer:
         name = node.name
         precision = self.flow.precisions.get(name, Precision.FP32)
         if name in self.layers:
-            written = write_layer(self.forms, self.model, self.layers[name], self.flow)
+            layer = self.layers[name]
+            limit = weight_limit(self.plan[layer.head].weight)
+            written = write_layer(self.forms, self.model, layer, self.flow, limit)
         elif name in self.inner:
             return
         elif name in self.model.anatomy.carriers and name in self.flow.int8_outputs:

@@ -18,11 +18,14 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.calibration import LEAST_SPAN, affine_parameters
+from neural_mp.adaptors.calibration import affine_parameters
+from neural_mp.adaptors.integer_weights import rounded_to_int8, weight_scales
 from neural_mp.adaptors.tensorflow.nodes import Array, NodeDef, make_node
 from neural_mp.observations import Range
 
 F32, U8, S8 = tf.float32, tf.quint8, tf.qint8
+#: The integer that the kernels take the greatest weight to be stored as, whatever it is stored as.
+_FULL = 127
 
 
 @dataclass(frozen=True)
@@ -68,20 +71,20 @@ class Weight:
     sums: NDArray[np.float64]
 
 
-def quantize_weight(weight: Array, depthwise: bool) -> Weight:
+def quantize_weight(weight: Array, depthwise: bool, limit: int) -> Weight:
     """Round a weight to int8, symmetric per channel.
 
     Args:
         weight: shape [..., outputs], or [height, width, inputs, multiplier] of a depthwise
             convolution.
         depthwise: which of the two.
+        limit: the largest integer, 127 or 63.
     """
     axes = (0, 1) if depthwise else tuple(range(weight.ndim - 1))
-    limits = np.abs(weight).max(axis=axes).astype(np.float32)
-    limits = np.where(limits > LEAST_SPAN, limits, np.float32(1))
-    integers = np.clip(np.round(weight / limits * 127), -127, 127).astype(np.int8)
-    sums = integers.sum(axis=axes, dtype=np.int64) * (limits.astype(np.float64) / 127)
-    return Weight(integers, limits.reshape(-1), sums.reshape(-1))
+    scales = weight_scales(weight, axes, limit)
+    integers = rounded_to_int8(weight, scales, limit)
+    sums = integers.sum(axis=axes, dtype=np.int64).reshape(-1) * scales.reshape(-1).astype(float)
+    return Weight(integers, scales.reshape(-1) * np.float32(_FULL), sums)
 
 
 def quantize_node(name: str, inputs: Sequence[str]) -> NodeDef:

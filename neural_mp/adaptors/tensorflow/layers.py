@@ -90,11 +90,13 @@ class Layer:
         return next((s.kind for s in self.steps if s.kind not in ("BiasAdd", "Sum")), None)
 
 
-def write_layer(forms: Forms, model: TensorFlowModel, layer: Layer, flow: Flow) -> str:
-    """Write the kernel; returns the name of its node."""
+def write_layer(
+    forms: Forms, model: TensorFlowModel, layer: Layer, flow: Flow, weight_limit: int
+) -> str:
+    """Write the kernel, with weights of ±`weight_limit`; returns the name of its node."""
     value = forms.source.constant(layer.node.input[1])
     assert value is not None
-    weight = quantize_weight(value, layer.node.op == "DepthwiseConv2dNative")
+    weight = quantize_weight(value, layer.node.op == "DepthwiseConv2dNative", weight_limit)
     source = plain(layer.node.input[0])
     encoding = forms.encoding_of(source)
     bias = _bias(forms, layer, len(weight.limits)) - encoding.offset * weight.sums

@@ -3,78 +3,81 @@
 from __future__ import annotations
 
 import logging
-import sys
 
 import numpy as np
 import tensorflow as tf
 
+from neural_mp.adaptors.child_probe import say_found, say_starts, untried
 from neural_mp.adaptors.signature import Port
 from neural_mp.adaptors.tensorflow.convert import convert
 from neural_mp.adaptors.tensorflow.graph import build_graph
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import Array, TensorGraph, make_constant, make_node
-from neural_mp.adaptors.tensorflow.probe import STARTS, WORKS
+from neural_mp.adaptors.tensorflow.probe import EXACT, FORMS, WORKS
 from neural_mp.adaptors.tensorflow.signature import ServedSignature
+from neural_mp.byte_products import FULL_RANGE, REDUCED_RANGE, WEIGHT_LIMITS
 from neural_mp.flow import trace
-from neural_mp.precision import Precision
+from neural_mp.precision import OpConfig, Precision, QuantSpec
 
 logger = logging.getLogger(__name__)
 
-_CONVOLUTION = ("plain", "Relu", "Relu6")
-FORMS = (
-    *(f"Conv2D {kind}" for kind in (*_CONVOLUTION, "explicit", "dilated", "Sum")),
-    *(f"DepthwiseConv2dNative {kind}" for kind in _CONVOLUTION),
-    *(f"MatMul {kind}" for kind in ("plain", "Relu", "Relu6", "Tanh", "Sigmoid", "Elu")),
-    *("MatMul GeluExact", "MatMul GeluApproximate"),
-)
-#: What quantizing to 8 bits once or twice leaves, by a wide margin.
-_LEAST_DECIBELS = 25.0
 _CHANNELS = 16
 _F32 = tf.float32
+#: Real numbers that one step of inputs and weights stands for: results then are of the order of 1,
+#: where activations bend.
+_INPUT_STEP, _WEIGHT_STEP = 1 / 255, 1 / 127
+#: What float32 and the approximation of an activation may add to a step.
+_SLACK = 0.05
 
 
 def main() -> None:
-    """Try the forms that were not named on the command line, saying before and after each."""
-    for form in FORMS:
-        if form in sys.argv[1:]:
-            continue
-        print(f"{STARTS}{form}", flush=True)
+    """Try the forms that no child before has begun with."""
+    for form in untried(FORMS):
+        say_starts(form)
         try:
-            if all(_decibels(form, signed) > _LEAST_DECIBELS for signed in (True, False)):
-                print(f"{WORKS}{form}", flush=True)
+            if _is_right(form, REDUCED_RANGE):
+                say_found(f"{WORKS}{form}")
+                if _is_right(form, FULL_RANGE):
+                    say_found(f"{EXACT}{form}")
         except tf.errors.OpError as error:
             logger.info("%s: %s", form, error)
 
 
-def _decibels(form: str, signed: bool) -> float:
-    """Signal to noise of a form, on inputs with or without negative numbers."""
-    model, feeds = _small_model(form, signed)
+def _is_right(form: str, weight_range: str) -> bool:
+    """Whether a form is within a step of the float op, on inputs with and without negative ones."""
+    return all(_steps_off(form, weight_range, signed) <= 1 + _SLACK for signed in (True, False))
+
+
+def _steps_off(form: str, weight_range: str, signed: bool) -> float:
+    """How far a form is off at most, in steps of what it writes."""
+    limit = WEIGHT_LIMITS[weight_range]
+    model, feeds = _small_model(form, limit, signed)
     ops = build_graph(model)
     layers = [op.name for op in ops if op.cluster is None and op.type == form.split()[0]]
     flow = trace(ops, dict.fromkeys(layers, Precision.INT8))
     names = list(flow.root)
     values = dict(zip(names, model.runner(feeds, names), strict=True))
     ranges = {root: (float(values[root].min()), float(values[root].max())) for root in names}
-    converted = convert(model, flow, ranges)
+    weight = QuantSpec("int8", "symmetric", "per_channel", range=weight_range)
+    plan = dict.fromkeys(layers, OpConfig(Precision.INT8, weight))
+    converted = convert(model, flow, ranges, plan)
     (reference,) = model.run(feeds)
     (given,) = TensorFlowModel(converted.graph, model.signature, feeds, {}).run(feeds)
-    noise = float(np.linalg.norm(given - reference))
-    return float(20 * np.log10(np.linalg.norm(reference) / max(noise, 1e-12)))
+    step = (max(reference.max(), 0.0) - min(reference.min(), 0.0)) / 255
+    return float(np.abs(given - reference).max() / step)
 
 
-def _small_model(form: str, signed: bool) -> tuple[TensorFlowModel, dict[str, Array]]:
+def _small_model(form: str, limit: int, signed: bool) -> tuple[TensorFlowModel, dict[str, Array]]:
     op, _, kind = form.partition(" ")
     draw = np.random.default_rng(0)
     spatial = op != "MatMul"
     shape = (2, 9, 9, _CHANNELS) if spatial else (6, _CHANNELS)
-    feeds = {"x": draw.standard_normal(shape).astype(np.float32)}
-    if not signed:
-        feeds["x"] = np.abs(feeds["x"])
+    feeds = {"x": _on_steps(draw, shape, signed)}
     graph = TensorGraph({})
     graph.add(_placeholder("x", shape))
-    last = _layer(graph, op, "x", kind, draw)
+    last = _layer(graph, op, "x", kind, _extreme_weight(draw, op, limit))
     if kind == "Sum":
-        feeds["z"] = draw.standard_normal(shape).astype(np.float32)
+        feeds["z"] = _on_steps(draw, shape, signed)
         graph.add(_placeholder("z", shape))
         last = graph.add(make_node("AddV2", "sum", [last, "z"], T=_F32))
         last = graph.add(make_node("Relu", "after", [last], T=_F32)) if signed else last
@@ -83,13 +86,31 @@ def _small_model(form: str, signed: bool) -> tuple[TensorFlowModel, dict[str, Ar
     elif kind in ("Relu", "Relu6", "Tanh", "Sigmoid", "Elu"):
         last = graph.add(make_node(kind, "after", [last], T=_F32))
     if not spatial:  # so that it is run with an INT8 result, too
-        last = _layer(graph, op, last, "plain", draw, "again")
+        last = _layer(graph, op, last, "plain", np.eye(_CHANNELS, dtype=np.float32), "again")
     graph.add(make_node("Identity", "y", [last], T=_F32))
     ports = tuple(
         Port(name, name, np.dtype(np.float32), value.shape) for name, value in feeds.items()
     )
     signature = ServedSignature(ports, (Port("y", "y", np.dtype(np.float32), None),))
     return TensorFlowModel(graph.pruned(["y"], feeds), signature, feeds, {}), feeds
+
+
+def _on_steps(draw: np.random.Generator, shape: tuple[int, ...], signed: bool) -> Array:
+    """Numbers that are stored exactly; most of them, and neighbours, at the end of the range."""
+    stored = draw.choice([0, 255, 255, 255, 255, 128], shape)
+    stored[0] = 255
+    stored.reshape(-1)[0] = 0  # the range of a tensor always holds its zero point
+    zero_point = 100 if signed else 0
+    return ((stored - zero_point) * _INPUT_STEP).astype(np.float32)
+
+
+def _extreme_weight(draw: np.random.Generator, op: str, limit: int) -> Array:
+    """A weight that is stored exactly, as the largest integers; the channels cancel, or do not."""
+    window = () if op == "MatMul" else (3, 3)
+    outputs = 1 if op == "DepthwiseConv2dNative" else _CHANNELS
+    signs = draw.choice([-1, 1, 1, 1], (*window, _CHANNELS, outputs))
+    signs[..., : _CHANNELS // 2, :] = 1
+    return (signs * limit * _WEIGHT_STEP / _CHANNELS).astype(np.float32)
 
 
 def _placeholder(name: str, shape: tuple[int, ...]) -> tf.compat.v1.NodeDef:
@@ -103,14 +124,11 @@ def _layer(
     op: str,
     source: str,
     kind: str,
-    draw: np.random.Generator,
+    weight: Array,
     name: str = "layer",
 ) -> str:
-    window = () if op == "MatMul" else (3, 3)
-    outputs = 1 if op == "DepthwiseConv2dNative" else _CHANNELS
-    weight = draw.standard_normal((*window, _CHANNELS, outputs)).astype(np.float32) / 8
     graph.add(make_constant(f"{name}/w", weight))
-    graph.add(make_constant(f"{name}/b", draw.standard_normal(_CHANNELS).astype(np.float32)))
+    graph.add(make_constant(f"{name}/b", np.zeros(_CHANNELS, np.float32)))
     if op == "MatMul":
         node = make_node(op, f"MatMul/{name}", [source, f"{name}/w"], T=_F32)
     else:
