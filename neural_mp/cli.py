@@ -14,6 +14,7 @@ from neural_mp.errors import NeuralMPError
 
 if TYPE_CHECKING:
     from neural_mp.adaptors.base import Adaptor, Model
+    from neural_mp.optimized_model import OptimizedModel
 
 app = typer.Typer(
     name="neural-mp",
@@ -29,6 +30,10 @@ ModelArgument = Annotated[
     str, typer.Argument(help="A model file or folder, or module:attribute of your own.")
 ]
 FrameworkOption = Annotated[str | None, typer.Option(help="Where it is not found by itself.")]
+TargetOption = Annotated[
+    str | None,
+    typer.Option(help="this machine, portable, avx2, avx512, vnni, amx or arm-dotprod."),
+]
 ShapeOption = Annotated[
     list[str] | None,
     typer.Option(help="An input's shape, 2,3,224,224 or int64:2,128; once for every input."),
@@ -40,6 +45,7 @@ def tune(
     conf: Annotated[Path, typer.Argument(help="The tuning YAML.")],
     model: Annotated[str | None, typer.Option(help="Overrides model: name in the YAML.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder to save the result in.")] = None,
+    target: TargetOption = None,
     resume: Annotated[bool, typer.Option(help="Go on with the workspace's latest run.")] = False,
 ) -> None:
     """Tune a model as a YAML file says; exit with 1 if the target was not met."""
@@ -52,14 +58,15 @@ def tune(
     converter = MixedPrecision(conf)
     if model is not None:
         converter.model = model
+    if target is not None:
+        converter.target = target
     if resume:
         converter.resume = True
     converter.listener = LiveListener(_errors, summary=False)
     result = converter()
     _console.print(result_tables(result.report, result.met))
     if output is not None:
-        result.save(output)
-        _console.print(f"saved to {output}", soft_wrap=True)
+        _save(result, output)
     if result.met is False:
         raise typer.Exit(1)
 
@@ -67,18 +74,30 @@ def tune(
 @app.command()
 def inspect(
     model: ModelArgument,
+    target: TargetOption = None,
     framework: FrameworkOption = None,
     input_shape: ShapeOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Show every op, its type, and what it can run in here."""
+    """Show every op, its type, and what it can run in here; of a saved result, its plan."""
     from neural_mp import hardware
-    from neural_mp.reporting import capability_table
+    from neural_mp.deployment import where_right
+    from neural_mp.optimized_model import is_saved_model, load
+    from neural_mp.reporting import capability_table, plan_table
 
+    if is_saved_model(model):
+        saved = load(model)
+        if as_json:
+            typer.echo(json.dumps({"plan": saved.plan.to_dict(), "right_on": saved.right_on}))
+        else:
+            _console.print(plan_table(saved.plan, saved.right_on))
+        return
     adaptor, held = _load(model, framework, input_shape)
-    space = adaptor.space(held, hardware.detect())
+    space = adaptor.space(held, hardware.detect().converting_for(target or hardware.THIS))
     if not as_json:
         _console.print(capability_table(space))
+        if adaptor.wide_kernels(held):
+            _console.print(f"right on {where_right(adaptor, held)}", soft_wrap=True)
         return
     rows = [
         {
@@ -121,18 +140,21 @@ def convert(
     model: ModelArgument,
     plan: Annotated[Path, typer.Option(help="A plan file, as tune and save_plan write it.")],
     output: Annotated[Path, typer.Option(help="Folder to save the result in.")],
+    target: TargetOption = None,
     framework: FrameworkOption = None,
     input_shape: ShapeOption = None,
 ) -> None:
     """Convert a model as a plan file says, without any search or data."""
+    from neural_mp import hardware
     from neural_mp.conversion import convert_with_plan, random_inputs
     from neural_mp.reporting import result_tables
 
     inputs = random_inputs(input_shape or ())
-    result = convert_with_plan(model, plan, framework=framework, inputs=inputs)
-    result.save(output)
+    result = convert_with_plan(
+        model, plan, framework=framework, inputs=inputs, target=target or hardware.THIS
+    )
     _console.print(result_tables(result.report, result.met))
-    _console.print(f"saved to {output}", soft_wrap=True)
+    _save(result, output)
 
 
 @app.command()
@@ -156,19 +178,25 @@ def benchmark(
 def hardware(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Show what this machine runs natively."""
+    """Show what this machine runs natively, and how the integer kernels of each framework count."""
     from neural_mp import hardware as machine
+    from neural_mp.adaptors.registry import installed_adaptors
     from neural_mp.precision import Precision
     from neural_mp.reporting import hardware_table
 
     found = machine.detect()
+    products = {a.framework: a.kernel_products(found) for a in installed_adaptors()}
     if as_json:
         supports = {p.value: vars(found.support(p)) for p in Precision}
-        typer.echo(
-            json.dumps({"name": found.name, "cores": found.cores, "cpu": supports}, indent=1)
-        )
+        described = {"name": found.name, "cores": found.cores, "cpu": supports}
+        typer.echo(json.dumps({**described, "byte_products": products}, indent=1))
         return
-    _console.print(hardware_table(found))
+    _console.print(hardware_table(found, products))
+
+
+def _save(result: OptimizedModel, output: Path) -> None:
+    result.save(output)
+    _console.print(f"saved to {output}; right on {result.right_on}", soft_wrap=True)
 
 
 def _load(

@@ -11,6 +11,7 @@ import numpy as np
 
 from neural_mp import hardware as machine
 from neural_mp.adaptors.base import Adaptor, Model
+from neural_mp.deployment import hardware_for
 from neural_mp.errors import ConfigurationError, PlanError
 from neural_mp.hardware import Hardware
 from neural_mp.observations import Observations
@@ -19,6 +20,7 @@ from neural_mp.plan import PrecisionPlan, load_plan_file
 from neural_mp.profiling import interleaved_medians
 from neural_mp.reporting.tables import BenchmarkRow
 from neural_mp.tuning.data import count_samples
+from neural_mp.tuning.finish import compared
 from neural_mp.tuning.objectives import Measurement
 from neural_mp.tuning.report import Report, count_ops
 from neural_mp.user_inputs import load_source
@@ -32,6 +34,7 @@ def convert_with_plan(
     framework: str | None = None,
     inputs: Any = None,
     hardware: Hardware | None = None,
+    target: str = machine.THIS,
     capture: str = "whole",
 ) -> OptimizedModel:
     """Replay a plan on a model.
@@ -42,7 +45,8 @@ def convert_with_plan(
         observations: what calibration saw, where `plan` is no file.
         framework: where it is not found by itself.
         inputs: example inputs, where the model cannot do without.
-        hardware: the machine to convert for; this one by default.
+        hardware: the machine at hand; found by itself.
+        target: what to convert for, a name in `neural_mp.hardware.TARGETS`.
         capture: `modules` for a model whose graph cannot be captured as a whole.
 
     Raises:
@@ -53,8 +57,17 @@ def convert_with_plan(
     if not isinstance(plan, PrecisionPlan):
         plan, observations = load_plan_file(plan)
     adaptor, held = load_source(source, framework, inputs, capture=capture)
-    space = adaptor.space(held, hardware or machine.detect())
-    resolved = space.resolve(plan)
+    warnings = list(getattr(held, "warnings", ()))
+    there = hardware_for(target, hardware or machine.detect(), adaptor, warnings)
+    space = adaptor.space(held, there)
+    right = space.with_right_weights(plan)
+    changed = sum(right[op] != config for op, config in plan.items())
+    if changed:
+        warnings.append(
+            f"the weights of {changed} ops are stored in another range than the plan says: "
+            f"{there.byte_products.in_words}"
+        )
+    resolved = space.resolve(right)
     if observations is None:
         if any(config.approach == "static" for config in resolved.values()):
             raise PlanError(
@@ -64,17 +77,16 @@ def convert_with_plan(
         observations = Observations()
     converted = adaptor.convert(held, resolved, observations, space)
     measurement = Measurement(adaptor, adaptor.example_inputs(held))
-    latencies = measurement.latencies(held, converted)
+    speed = compared(*measurement.rounds([held, converted]))
     report = Report(
-        baseline_latency=latencies["baseline"],
-        latency=latencies["candidate"],
+        **speed.figures,
         batch_size=measurement.batch_size,
         baseline_size=adaptor.size(held),
         size=adaptor.size(converted),
         seconds={"convert": time.perf_counter() - started},
         op_counts=count_ops(space.graph, space.flow(resolved).precisions),
         conversions=adaptor.conversion_counts(converted),
-        warnings=tuple(getattr(held, "warnings", ())),
+        warnings=tuple(warnings),
     )
     return OptimizedModel(adaptor, converted, resolved, report, observations=observations)
 

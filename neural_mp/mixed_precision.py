@@ -19,8 +19,10 @@ from neural_mp.amp_log import prepared_folder, write_log
 from neural_mp.common import Metric
 from neural_mp.config import Settings, load_settings
 from neural_mp.data import build_dataloader, build_transforms
+from neural_mp.deployment import hardware_for
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.hardware import Hardware
+from neural_mp.measures import directed, metric_label
 from neural_mp.optimized_model import OptimizedModel
 from neural_mp.precision import APPROACHES, Precision, parse_precisions
 from neural_mp.reporting import LiveListener
@@ -35,7 +37,6 @@ from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.objectives import Measurement, parse_objectives
 from neural_mp.tuning.tuner import Tuner
 from neural_mp.user_inputs import (
-    directed,
     gather_metrics,
     load_source,
     metric_words,
@@ -59,6 +60,7 @@ _OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
     "early_stopping": (bool,),
     "workers": (int,),
     "hardware": (Hardware, type(None)),
+    "target": (str,),
     "listener": (Listener, type(None)),
 }
 #: What is tried unless the user says otherwise.
@@ -101,7 +103,9 @@ class MixedPrecision:
         random_seed: for strategies that draw at random.
         early_stopping: whether an evaluation that is lost already is stopped.
         workers: processes that try the plans of one round side by side.
-        hardware: the machine to convert for; this one by default.
+        target: what to convert for: `this` machine; a level of processors, `avx2`, `avx512`,
+            `vnni`, `amx` or `arm-dotprod`; or `portable`, which is right on all of them.
+        hardware: the machine at hand; found by itself.
         listener: told how the run goes on. By default a `neural_mp.reporting.LiveListener` where
             standard error is a terminal, which shows progress and a summary, and none elsewhere.
     """
@@ -144,6 +148,7 @@ class MixedPrecision:
         self.random_seed: int = tuning.random_seed
         self.early_stopping: bool = tuning.early_stopping
         self.workers: int = tuning.workers
+        self.target: str = settings.target
         self.hardware: Hardware | None = None
         self.listener: Listener | None = None
         self._complete = True
@@ -182,19 +187,21 @@ class MixedPrecision:
         started = time.perf_counter()
         self._check_options()
         strategy = strategy_named(self.strategy)
-        hardware = self.hardware or machine.detect()
+        here = self.hardware or machine.detect()
         warnings: list[str] = []
         amp = gather_amp(self.amp, self._settings.amp)
         log_folder = prepared_folder(amp.log_path)
-        precisions = self._usable_precisions(hardware, amp, warnings)
+        precisions = self._usable_precisions(here.converting_for(self.target), amp, warnings)
         evaluation, calibration = self._data()
         metrics = gather_metrics(
             self.metric, self._settings.evaluation.metrics, evaluation, self.eval_func
         )
-        criterion = directed(self.accuracy_criterion, metrics, self.eval_func, warnings)
+        configured = self._settings.evaluation.metrics if self.metric is None else ()
+        criterion = directed(self.accuracy_criterion, metrics, self.eval_func, configured)
         load = self._loading(calibration)
         adaptor, model = load()
         warnings.extend(getattr(model, "warnings", ()))
+        hardware = hardware_for(self.target, here, adaptor, warnings)
         if self.approach in (None, "static"):
             precisions = without_int8_if_no_data(precisions, calibration, warnings)
         space = self._space(adaptor, model, hardware, precisions, amp, warnings)
@@ -208,6 +215,7 @@ class MixedPrecision:
             precisions=precisions,
             strategy=strategy,
             evaluator=evaluator,
+            metric=metric_label(metrics, self.eval_func),
             calibration=calibration,
             open_history=lambda: self._history(
                 adaptor, model, evaluation, calibration, metrics, criterion, amp
@@ -218,7 +226,7 @@ class MixedPrecision:
             criterion=criterion,
             exit_policy=self.exit_policy,
             seed=self.random_seed,
-            forced=hardware.forced,
+            for_numbers=here.forced | _not_native(here),
             workers=self.workers,
             early_stopping=self.early_stopping,
             amp=amp.words(),
@@ -281,9 +289,7 @@ class MixedPrecision:
         for precision in usable:
             support = hardware.support(precision)
             if not support.native:
-                warnings.append(
-                    f"{precision} is emulated here, so it gains no speed: {support.reason}"
-                )
+                warnings.append(f"{precision} is emulated here, for its numbers: {support.reason}")
         return usable
 
     def _data(self) -> tuple[Batches | None, Batches | None]:
@@ -373,7 +379,12 @@ class MixedPrecision:
             "four lists": "; ".join(amp.list_words()) or "as they come",
         }
         url = storage_url(self.workspace, self.storage)
-        return History(url, fingerprint, criterion.higher_is_better, self.resume)
+        return History(url, fingerprint, criterion.prefers_higher, self.resume)
+
+
+def _not_native(here: Hardware) -> frozenset[Precision]:
+    """What this machine does not compute in: it may be slow here, and yet be wanted elsewhere."""
+    return frozenset(precision for precision in Precision if not here.support(precision).native)
 
 
 def _default_listener() -> Listener:
@@ -387,7 +398,7 @@ def _without_kernels(space: TuningSpace, hardware: Hardware, framework: str) -> 
         able = [c for c in space.capabilities.values() if precision in c.precisions]
         if hardware.support(precision).native and all(precision in c.emulated for c in able):
             found.append(
-                f"{framework} has no {precision} kernels here: {precision} has the right numbers, "
-                f"but gains no speed"
+                f"{framework} has no {precision} kernels here: {precision} is emulated, for its "
+                f"numbers"
             )
     return found

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from neural_mp.adaptors.base import Adaptor, Model
 from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.deployment import made_right_here, where_right
 from neural_mp.errors import ModelLoadError, NeuralMPError
 from neural_mp.observations import Observations
 from neural_mp.plan import PrecisionPlan, load_plan_file
 from neural_mp.trial import Trial
 from neural_mp.tuning.report import Report
+
+logger = logging.getLogger(__name__)
 
 MANIFEST = "neural_mp.json"
 PLAN_FILE = "plan.yaml"
@@ -57,6 +62,11 @@ class OptimizedModel:
     def framework(self) -> str:
         """The framework the model belongs to."""
         return self.adaptor.framework
+
+    @property
+    def right_on(self) -> str:
+        """The processors on which the model gives the right numbers, in words."""
+        return where_right(self.adaptor, self.held)
 
     @property
     def model(self) -> Any:
@@ -109,7 +119,11 @@ class OptimizedModel:
         """
         if isinstance(path, str | Path) and Path(path).suffix in self.adaptor.file_suffixes:
             self._save_file(Path(path))
-            return
+        else:
+            self._save_folder(path)
+        logger.info("%s gives the right numbers on %s", path, self.right_on)
+
+    def _save_folder(self, path: str | Path) -> None:
         target = check_destination(path)
         try:
             with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
@@ -134,7 +148,10 @@ class OptimizedModel:
             raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
 
     def _metadata(self) -> dict[str, str]:
-        return {"neural_mp.plan": self.plan.to_yaml(framework=self.framework)}
+        return {
+            "neural_mp.plan": self.plan.to_yaml(framework=self.framework),
+            "neural_mp.right_on": self.right_on,
+        }
 
     def _write(self, folder: Path) -> None:
         self.adaptor.save(self.held, folder)
@@ -143,6 +160,7 @@ class OptimizedModel:
             "neural_mp": FORMAT_VERSION,
             "framework": self.framework,
             "met": self.met,
+            "right_on": self.right_on,
             "report": self.report.to_dict(),
             "files": {
                 str(file.relative_to(folder)): _digest(file)
@@ -178,7 +196,8 @@ def load(path: str | Path) -> OptimizedModel:
     """Bring back a model that `OptimizedModel.save` wrote; never runs code from a file.
 
     Raises:
-        ModelLoadError: the folder is missing, incomplete, damaged, or of a later version.
+        ModelLoadError: the folder is missing, incomplete, damaged, or of a later version; or its
+            numbers would be wrong on this machine, and cannot be made right.
     """
     if not isinstance(path, str | Path):
         raise ModelLoadError(f"a saved model is loaded from its folder; got {path!r} for its path")
@@ -194,11 +213,13 @@ def load(path: str | Path) -> OptimizedModel:
             )
     adaptor = adaptor_for(folder, manifest["framework"])
     plan, observations = load_plan_file(folder / PLAN_FILE)
+    report = Report.from_dict(manifest["report"])
+    held, done = made_right_here(adaptor, adaptor.restore(folder), repr(str(folder)))
     return OptimizedModel(
         adaptor,
-        adaptor.restore(folder),
+        held,
         plan,
-        Report.from_dict(manifest["report"]),
+        replace(report, warnings=(*report.warnings, *done)),
         manifest["met"],
         observations=observations,
     )

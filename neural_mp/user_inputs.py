@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from neural_mp.errors import ConfigurationError, DataError, MetricError
 from neural_mp.metrics import build_metric
 from neural_mp.optimized_model import is_saved_model
 from neural_mp.precision import Precision
-from neural_mp.tuning.criterion import AccuracyCriterion
 from neural_mp.tuning.data import Batches
 
 #: Metrics with their weights; the accuracy is the weighted sum.
@@ -85,25 +83,6 @@ def gather_metrics(
             )
         next(evaluation.pairs())  # a wrong form is said before anything is captured
     return metrics
-
-
-def directed(
-    criterion: AccuracyCriterion,
-    metrics: WeightedMetrics,
-    eval_func: EvalFunc | None,
-    warnings: list[str],
-) -> AccuracyCriterion:
-    """The criterion; left at its default, it takes the direction that the metrics name."""
-    named = {getattr(metric, "higher_is_better", None) for metric, _ in metrics} - {None}
-    if eval_func is not None or len(named) != 1 or criterion.higher_is_better in named:
-        return criterion
-    if criterion == AccuracyCriterion():
-        return replace(criterion, higher_is_better=bool(named.pop()))
-    warnings.append(
-        f"accuracy_criterion has higher_is_better: {criterion.higher_is_better}, but the metric "
-        f"says the opposite of itself; the criterion is followed"
-    )
-    return criterion
 
 
 def metric_words(metrics: WeightedMetrics, eval_func: EvalFunc | None) -> str:

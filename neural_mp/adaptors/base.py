@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from neural_mp.adaptors.rescaling import Layer, LayerChange
 from neural_mp.amp import FourLists, canonical_lists
+from neural_mp.byte_products import ByteProducts, KernelKind
 from neural_mp.errors import ConversionError
 from neural_mp.graph import OpGraph
 from neural_mp.hardware import Hardware
@@ -92,6 +93,28 @@ class Adaptor(ABC):
     @abstractmethod
     def capabilities(self, model: Model, hardware: Hardware) -> Mapping[str, Capability]:
         """What every op of the model can really run in on this hardware, asked of the runtime."""
+
+    def kernel_products(self, hardware: Hardware) -> Mapping[KernelKind, ByteProducts]:
+        """How the integer kernels multiply bytes on the machine that is converted for.
+
+        By the flags of its CPU; a framework whose runtime can be asked is asked.
+        """
+        return dict.fromkeys(KernelKind, hardware.byte_products)
+
+    def wide_kernels(self, model: Model) -> frozenset[KernelKind]:
+        """The kinds of a model's integer kernels that are right only where products are exact.
+
+        Those with weights beyond ±63; none by default.
+        """
+        return frozenset()
+
+    def right_everywhere(self, model: Model) -> Model:
+        """A converted model with weights that are right on every processor.
+
+        Raises:
+            ConversionError: that cannot be made of the model.
+        """
+        raise ConversionError(f"{self.framework} models cannot be written anew for this processor")
 
     @abstractmethod
     def op_types(self) -> Collection[str]:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 
 from neural_mp.hardware import detect
@@ -45,6 +46,20 @@ def say_found(fact: str) -> None:
 def untried(cases: Iterable[str]) -> list[str]:
     """In a child: the cases that no other one has begun with."""
     return [case for case in cases if case not in sys.argv[1:]]
+
+
+def version_of(*distributions: str) -> str:
+    """The version of the first of these distributions that is installed, found without importing.
+
+    Args:
+        distributions: the names under which a package may have been installed.
+    """
+    for name in distributions:
+        try:
+            return f"{name} {metadata.version(name)}"
+        except metadata.PackageNotFoundError:
+            logger.debug("%s is not installed", name)
+    return "unknown"
 
 
 @lru_cache(maxsize=32)

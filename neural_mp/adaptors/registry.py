@@ -42,6 +42,17 @@ def adaptor_classes() -> dict[str, type[Adaptor]]:
     return found
 
 
+def installed_adaptors() -> list[Adaptor]:
+    """An adaptor of every framework that is installed; imports none of them."""
+    found = []
+    for name, candidate in adaptor_classes().items():
+        try:
+            found.append(_instance(name, candidate))
+        except MissingFrameworkError:
+            logger.debug("%s is not installed", name)
+    return found
+
+
 def adaptor_for(source: Any, framework: str | None = None) -> Adaptor:
     """The adaptor for a model.
 

@@ -42,6 +42,7 @@ def build(source: Source) -> Settings:
     return Settings(
         model=_model(source, data.get("model", {})),
         device=data.get("device", "cpu"),
+        target=data.get("target", Settings.target),
         precisions=_precisions(source, data),
         constraints=constraints(source, data),
         amp=_amp(data.get("mixed_precision", {})),
@@ -150,7 +151,7 @@ def _criterion(source: Source, data: Mapping[str, Any]) -> AccuracyCriterion:
         return AccuracyCriterion(
             tolerance=data.get("relative", data.get("absolute", default)),
             relative="absolute" not in data,
-            higher_is_better=data.get("higher_is_better", True),
+            higher_is_better=data.get("higher_is_better"),
         )
 
 

@@ -33,6 +33,7 @@ from neural_mp.config.values import (
     whole_from,
 )
 from neural_mp.errors import did_you_mean
+from neural_mp.hardware import TARGETS
 from neural_mp.precision import QUANT_CHOICES
 
 #: In place of precisions: no limit.
@@ -68,6 +69,7 @@ SECTIONS: dict[Any, Any] = _section(
         name=TEXT, framework=TEXT, inputs=NAMES, outputs=NAMES, capture=one_of(*CAPTURES)
     ),
     device=one_of("cpu", "gpu"),
+    target=one_of(*TARGETS),
     use_bf16=BOOL,
     mixed_precision={**_CONVERSION, **_AMP},
     graph_optimization=_CONVERSION,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neural_mp.amp import AutoMixedPrecisionOptions
+from neural_mp.hardware import THIS
 from neural_mp.precision import Precision
 from neural_mp.space import Constraints
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
@@ -131,6 +132,7 @@ class Settings:
     Attributes:
         model: which model.
         device: `cpu` or `gpu`.
+        target: what to convert for, a name in `neural_mp.hardware.TARGETS`.
         precisions: what ops may run in; None where the file does not say.
         constraints: limits on the whole model, on op types and on single ops.
         amp: which ops may run in 16 bits; None where the file does not say.
@@ -142,6 +144,7 @@ class Settings:
 
     model: ModelSettings = ModelSettings()
     device: str = "cpu"
+    target: str = THIS
     precisions: tuple[Precision, ...] | None = None
     constraints: Constraints = field(default_factory=Constraints)
     amp: AutoMixedPrecisionOptions | None = None

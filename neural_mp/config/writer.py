@@ -49,6 +49,7 @@ def settings_to_yaml(settings: Settings) -> str:
     data = {
         "model": _given(vars(settings.model)) or None,
         "device": settings.device,
+        "target": settings.target,
         "mixed_precision": {"precisions": _precisions(settings.precisions), **_amp(settings.amp)},
         "quantization": {
             **_given({"approach": settings.approach}),
@@ -114,10 +115,9 @@ def _tuning(tuning: TuningSettings) -> dict[str, Any]:
     return _given(
         {
             "strategy": None if tuning.strategy is None else {"name": tuning.strategy},
-            "accuracy_criterion": {
-                kind: criterion.tolerance,
-                "higher_is_better": criterion.higher_is_better,
-            },
+            "accuracy_criterion": _given(
+                {kind: criterion.tolerance, "higher_is_better": criterion.higher_is_better}
+            ),
             "objective": (
                 tuning.objective if isinstance(tuning.objective, str) else dict(tuning.objective)
             ),

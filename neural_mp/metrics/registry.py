@@ -24,7 +24,8 @@ def build_metric(name: str, options: Mapping[str, Any] | int | None = None) -> M
 
     Returns:
         The metric, with nothing taken in. Ours have `higher_is_better`; where one of the
-        user's own has none, the larger value is to be taken as the better one.
+        user's own has none, `accuracy_criterion` has to say it if the name sounds like an
+        error; else the larger value is taken as the better one.
 
     Raises:
         ConfigurationError: the name or an option is unknown, missing or of the wrong type.

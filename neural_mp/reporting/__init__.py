@@ -6,6 +6,7 @@ from neural_mp.reporting.tables import (
     capability_table,
     hardware_table,
     paint_table,
+    plan_table,
     result_tables,
     trial_table,
 )
@@ -16,6 +17,7 @@ __all__ = [
     "capability_table",
     "hardware_table",
     "paint_table",
+    "plan_table",
     "result_tables",
     "trial_table",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,19 +11,30 @@ from rich.table import Table
 from rich.text import Text
 
 from neural_mp.amp import Colour, Painting
+from neural_mp.byte_products import ByteProducts, KernelKind
 from neural_mp.hardware import NATIVE_FLAGS, Hardware
+from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import Precision
 from neural_mp.reporting import words
 from neural_mp.space import TuningSpace
 from neural_mp.trial import Outcome, Trial
 from neural_mp.tuning.report import Report
 
+#: Settings of the environment by which oneDNN leaves instructions unused.
+_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 _OUTCOME_STYLE = {Outcome.MET: "green", Outcome.FAILED: "red"}
 _OUTCOME_STYLE |= dict.fromkeys((Outcome.MISSED, Outcome.PRUNED, Outcome.SLOW), "yellow")
 
 
-def hardware_table(hardware: Hardware) -> RenderableType:
-    """What a machine runs natively, and why."""
+def hardware_table(
+    hardware: Hardware, products: Mapping[str, Mapping[KernelKind, ByteProducts]]
+) -> RenderableType:
+    """What a machine runs natively, and why; and how integer kernels multiply.
+
+    Args:
+        hardware: the machine.
+        products: framework → kind of kernel → how it multiplies bytes here.
+    """
     table = Table(title=f"{hardware.name}, {hardware.cores} cores", title_justify="left")
     for heading in ("device", "precision", "runs", "because"):
         table.add_column(heading)
@@ -33,8 +45,36 @@ def hardware_table(hardware: Hardware) -> RenderableType:
             style = {"natively": "green", "emulated": "yellow", "no": "red"}[runs]
             table.add_row(device, precision.value, Text(runs, style), support.reason)
     flags = [flag for group in NATIVE_FLAGS.values() for flag in group if flag in hardware.flags]
-    note = f"CPU flags that count: {', '.join(flags) or 'none'}"
-    return Group(table, Text(note, style="dim"))
+    notes = [f"CPU flags that count: {', '.join(flags) or 'none'}"]
+    limits = (f"{name}={os.environ[name]}" for name in _LIMITS if name in os.environ)
+    notes.extend(f"{limit} is set, which oneDNN goes by" for limit in limits)
+    parts: list[RenderableType] = [table]
+    if products:
+        parts.append(_products_table(products))
+    return Group(*parts, *(Text(note, style="dim") for note in notes))
+
+
+def _products_table(products: Mapping[str, Mapping[KernelKind, ByteProducts]]) -> Table:
+    title = "INT8 kernels: what becomes of products of bytes at their limits"
+    table = Table(title=title, title_justify="left")
+    table.add_column("framework")
+    for kernel in KernelKind:
+        table.add_column(kernel.value)
+    for framework, found in products.items():
+        words = (found[kernel].value for kernel in KernelKind)
+        styles = {ByteProducts.EXACT.value: "green", ByteProducts.SATURATING.value: "yellow"}
+        table.add_row(framework, *(Text(word, styles[word]) for word in words))
+    return table
+
+
+def plan_table(plan: PrecisionPlan, right_on: str) -> RenderableType:
+    """What every op of a converted model runs in, and where that is right."""
+    table = Table(title=f"{len(plan)} ops of the plan", title_justify="left")
+    for heading in ("op", "runs in", "weight"):
+        table.add_column(heading, overflow="fold")
+    for op, config in plan.items():
+        table.add_row(op, str(config), str(config.weight or ""))
+    return Group(table, Text(f"right on {right_on}"))
 
 
 def capability_table(space: TuningSpace) -> RenderableType:
@@ -118,20 +158,24 @@ def result_tables(report: Report, met: bool | None) -> RenderableType:
 
 
 def _before_and_after(report: Report, met: bool | None) -> Table:
-    title = {
+    titles = {
         True: "The accuracy target is met",
         False: "The accuracy target is NOT met; this is the FP32 model",
         None: "Accuracy was not checked",
-    }[met]
+    }
+    rejected = report.best_rejected
+    slow = rejected is not None and rejected.outcome is Outcome.SLOW
+    title = (
+        "Nothing that meets the target is faster; this is the FP32 model" if slow else titles[met]
+    )
     table = Table(title=title, title_justify="left")
     for heading in ("", "FP32", "result", "change"):
         table.add_column(heading, justify="left" if not heading else "right")
     change = "–"
     if report.accuracy is not None and report.baseline_accuracy is not None:
         change = f"{report.accuracy - report.baseline_accuracy:+.5g}"
-    target = f" (target {words.number(report.target)})" if report.target is not None else ""
     table.add_row(
-        f"accuracy{target}",
+        _metric_words(report),
         words.number(report.baseline_accuracy),
         words.number(report.accuracy),
         change,
@@ -140,13 +184,24 @@ def _before_and_after(report: Report, met: bool | None) -> Table:
         f"latency, batch of {report.batch_size}" if report.batch_size else "latency",
         words.seconds(report.baseline_latency),
         words.seconds(report.latency),
-        f"{words.times(report.speedup)} as fast" if report.speedup else "–",
+        words.speed(report),
     )
+    if report.decibels is not None:
+        noise = f"{report.decibels:.1f} dB signal to noise"
+        table.add_row("outputs, beside those of FP32", "", "", noise)
     share = f"{report.size / report.baseline_size:.0%}" if report.baseline_size else "–"
     table.add_row(
         "size of weights", words.size(report.baseline_size), words.size(report.size), share
     )
     return table
+
+
+def _metric_words(report: Report) -> str:
+    """What measures the accuracy, and what it had to reach."""
+    notes = [f"target {words.number(report.target)}"] if report.target is not None else []
+    if not report.higher_is_better:
+        notes.append("lower is better")
+    return (report.metric or "accuracy") + (f" ({', '.join(notes)})" if notes else "")
 
 
 def _op_counts(counts: Mapping[str, Mapping[str, int]]) -> Table:

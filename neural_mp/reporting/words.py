@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from neural_mp.tuning.report import Report
+
 
 def seconds(value: float | None) -> str:
     """A duration with a fitting unit; a dash where there is none."""
@@ -31,3 +33,19 @@ def number(value: float | None) -> str:
 def times(value: float | None) -> str:
     """A ratio; a dash where there is none."""
     return "–" if value is None else f"{value:.2f}×"
+
+
+def speed(report: Report) -> str:
+    """How fast the result is beside FP32, with the spread; a dash where that was not measured."""
+    if report.speedup is None:
+        return "–"
+    low, high = report.speedup_low, report.speedup_high
+    if low is None or high is None:
+        return f"{times(report.speedup)} as fast"
+    emulated = f", {' and '.join(report.emulated)} emulated" if report.emulated else ""
+    spread = f"({low:.2f} to {high:.2f}){emulated}"
+    return (
+        f"no difference {spread}"
+        if low <= 1 <= high
+        else f"{times(report.speedup)} as fast {spread}"
+    )

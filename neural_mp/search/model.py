@@ -26,7 +26,7 @@ _OWN_NOISE: Mapping[Precision, float] = {
 #: Where it was not measured, an op takes time as its values take bits, and one conversion of a
 #: tensor this share of what an op takes in FP32.
 _CONVERSION = 0.05
-#: An emulated precision is right and slow.
+#: An emulated precision is taken to take more than FP32's time, unless its time was measured.
 _EMULATED = 1.1
 #: A precision is taken to lose only where it is this much slower: single ops are timed roughly.
 _LOSES = 1.2
@@ -63,12 +63,12 @@ class Figures:
         """What each op takes in FP32; 0 where that was not measured."""
         return [self.times.ops.get(op, {}).get(Precision.FP32, 0.0) for op in ops]
 
-    def speed(self, op: str, precision: Precision) -> float:
+    def speed(self, op: str, precision: Precision, emulated: bool) -> float:
         """How long an op takes, as a share of its time in FP32."""
         measured = self.times.ops.get(op, {})
         unknown = precision not in measured or not measured.get(Precision.FP32)
         if unknown or precision is Precision.FP32:
-            return precision.bits / 32
+            return _EMULATED if emulated else precision.bits / 32
         found = measured[precision] / measured[Precision.FP32]
         return found if found > _LOSES else min(found, _WINS)
 
@@ -149,7 +149,7 @@ def _cost(
     if capability.config(precision) is None:
         return inf, 0.0
     time, weight = shares
-    time *= _EMULATED if precision in capability.emulated else figures.speed(op, precision)
+    time *= figures.speed(op, precision, precision in capability.emulated)
     cost = sum(
         importance * (time if name == "performance" else weight * precision.bits / 32)
         for name, importance in figures.objectives.items()

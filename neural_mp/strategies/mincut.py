@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -30,6 +30,10 @@ _TRIALS, _TRIALS_AT_MOST = 4, 8
 _MEASURED_EXACTLY = 4
 #: A plan is faster if it takes less than this share of the other's time.
 _CLEARLY = 0.97
+#: How many times as dear conversions are taken to be where a plan has turned out slow.
+_DEARER = (2, 4, 8)
+#: Plans tried of those that were measured to be faster than FP32.
+_FASTER_TRIALS = 2
 #: More noise at the outputs than this, in terms of their power, is all the same.
 _WORST = 1e3
 #: Another calibration algorithm has to leave at most this share of the noise at the outputs.
@@ -53,7 +57,7 @@ class MinimumCut(Strategy):
        worst tensors go back, one, two, four and so on, up to eight plans in all.
 
     A plan that meets the target and runs slower than FP32 tells that times were estimated too low:
-    the next one keeps in INT8 only what gains most.
+    plans that keep less and less in INT8 are measured, and the fastest is tried.
 
     Noise is known of INT8 alone: without it in the space, this is `basic`.
     """
@@ -87,28 +91,35 @@ class _Run:
         self._model_with(self.noise)
 
     def _model_with(self, harms: Mapping[str, float]) -> None:
+        self.model = self._cost_model(harms)
+        self.cut = Cut(self.model.assignment)
+
+    def _cost_model(self, harms: Mapping[str, float], conversions: float = 1.0) -> CostModel:
+        times = self.problem.probe.times()
+        if times.conversion is not None:
+            each = times.conversion * conversions
+            times = replace(times, conversion=each, value=times.value * conversions)
         figures = Figures(
             harms,
             self.problem.objectives,
-            self.problem.probe.times(),
+            times,
             self.problem.probe.weight_elements(),
             self.problem.observations.values,
         )
-        self.model = cost_model(self.problem.space, figures)
-        self.cut = Cut(self.model.assignment)
+        return cost_model(self.problem.space, figures)
 
     def search(self) -> Steps:
         fastest = self._fastest()
         yield from self._try(fastest)
-        first = self.tried[self._resolved(fastest)]
-        if first.accurate and not first.met:
-            yield from self._faster(fastest)
-            return
-        if first.met:
-            return
-        yield from self._mend(fastest)
-        if not any(trial.met for trial in self.tried.values()):
-            yield from self._bisect(fastest)
+        if not self.tried[self._resolved(fastest)].accurate:
+            yield from self._mend(fastest)
+            if not self._has_met():
+                yield from self._bisect(fastest)
+        if not self._has_met():
+            yield from self._faster()
+
+    def _has_met(self) -> bool:
+        return any(trial.met for trial in self.tried.values())
 
     def _fastest(self) -> PrecisionPlan:
         """All as low as can be, or what is fastest by the times of single ops: what really is."""
@@ -150,18 +161,50 @@ class _Run:
             (trial,) = yield [finished]
             self.tried[resolved] = trial
 
-    def _faster(self, plan: PrecisionPlan) -> Steps:
-        """Only what gains most in INT8, where the whole has turned out slower than FP32."""
+    def _faster(self) -> Steps:
+        """Only what gains in INT8, where all that is accurate has turned out slower than FP32.
+
+        Single ops are timed roughly, and what converting between them costs more roughly still. So
+        plans that keep less and less in INT8 are measured as wholes, beside FP32.
+        """
+        slow = [trial for trial in self.tried.values() if trial.accurate]
+        if not slow:
+            return
+        plan = min(slow, key=lambda trial: trial.cost(self.problem.objectives)).plan
+        less = [kept for kept in (*self._with_dearer_conversions(plan), *self._gaining_most(plan))]
+        less = [kept for kept in dict.fromkeys(less) if _keeps_some(kept) and kept != plan]
+        fp32 = self.problem.space.fp32_plan()
+        seconds = self.problem.probe.latencies([fp32, *less])
+        if seconds is None:
+            ranked = less[-1:]
+        else:
+            taken = dict(zip(less, seconds[1:], strict=True))
+            ranked = sorted((p for p in less if taken[p] < seconds[0]), key=taken.__getitem__)
+        for kept in ranked[:_FASTER_TRIALS]:
+            yield from self._try(kept)
+            if self._has_met():
+                return
+
+    def _with_dearer_conversions(self, plan: PrecisionPlan) -> Iterator[PrecisionPlan]:
+        """What is left of a plan's INT8 where conversions cost several times what was measured."""
+        for factor in _DEARER:
+            model = self._cost_model(self.noise, factor)
+            kept = model.plan(Cut(model.assignment).best(0.0))
+            low = {op for op, config in kept.items() if config.precision is Precision.INT8}
+            yield self.problem.space.resolve(_only(plan, low))
+
+    def _gaining_most(self, plan: PrecisionPlan) -> Iterator[PrecisionPlan]:
+        """A plan with the half, the quarter, … of its ops that gain most, one by one."""
         times = self.problem.probe.times().ops
         gains = {
             op: by[Precision.FP32] - by[config.precision]
             for op, config in plan.items()
             if (by := times.get(op)) is not None and config.precision in by
         }
-        best = sorted(gains, key=lambda op: -gains[op])[: len(gains) // 4]
-        kept = [op for op in best if gains[op] > 0]
-        if kept:
-            yield from self._try(_only(plan, kept))
+        best = sorted((op for op in gains if gains[op] > 0), key=lambda op: -gains[op])
+        for share in (1, 2, 4, 8):
+            kept = best[: len(gains) // share]
+            yield self.problem.space.resolve(_only(plan, kept))
 
     def _mend(self, plan: PrecisionPlan) -> Steps:
         """What else can be done for the numbers, if a few samples show that it does much."""

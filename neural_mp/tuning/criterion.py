@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from neural_mp.errors import ConfigurationError
 
+#: A relative tolerance from here on is a percentage that was written as a share.
+_TOO_LARGE_A_SHARE = 0.5
+
 
 @dataclass(frozen=True)
 class AccuracyCriterion:
@@ -16,23 +19,24 @@ class AccuracyCriterion:
         tolerance: the loss that is tolerated: a share of the baseline (0.01 is one percent) if
             `relative`, else an amount in the metric's own units.
         relative: which of the two.
-        higher_is_better: False for errors and losses.
+        higher_is_better: False for errors and losses; None takes the direction that the metric
+            (or `eval_func`) gives itself, and where it gives none, the larger value is better.
 
     Raises:
-        ConfigurationError: the tolerance is negative or no number.
+        ConfigurationError: the tolerance is negative, no number, or a share of one half and more.
     """
 
     tolerance: float = 0.01
     relative: bool = True
-    higher_is_better: bool = True
+    higher_is_better: bool | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.tolerance, int | float) or not math.isfinite(self.tolerance):
             raise ConfigurationError(
                 f"accuracy_criterion: the tolerance must be a number, got {self.tolerance!r}"
             )
-        for name in ("relative", "higher_is_better"):
-            if not isinstance(getattr(self, name), bool):
+        for name, kind in (("relative", bool), ("higher_is_better", bool | None)):
+            if not isinstance(getattr(self, name), kind):
                 raise ConfigurationError(
                     f"accuracy_criterion: {name} must be True or False, got {getattr(self, name)!r}"
                 )
@@ -40,13 +44,25 @@ class AccuracyCriterion:
             raise ConfigurationError(
                 f"accuracy_criterion: the tolerance cannot be negative, got {self.tolerance}"
             )
+        if self.relative and self.tolerance >= _TOO_LARGE_A_SHARE:
+            raise ConfigurationError(
+                f"accuracy_criterion: relative: {self.tolerance:g} tolerates losing "
+                f"{self.tolerance * 100:g} % of the baseline; did you mean "
+                f"{self.tolerance / 100:g} ({self.tolerance:g} %)? So large a loss can be "
+                f"tolerated only as an amount: absolute in YAML, relative=False in Python"
+            )
+
+    @property
+    def prefers_higher(self) -> bool:
+        """Whether the larger value is the better one; it is where nobody says."""
+        return self.higher_is_better is not False
 
     def loss(self, baseline: float, accuracy: float) -> float:
         """How much worse `accuracy` is, as a share of the baseline if relative.
 
         A share of a baseline of zero does not exist; the amount is taken then.
         """
-        worse = baseline - accuracy if self.higher_is_better else accuracy - baseline
+        worse = baseline - accuracy if self.prefers_higher else accuracy - baseline
         return worse / abs(baseline) if self.relative and baseline != 0 else worse
 
     def met(self, baseline: float, accuracy: float) -> bool:
@@ -57,13 +73,13 @@ class AccuracyCriterion:
     def target(self, baseline: float) -> float:
         """The worst accuracy that is still accepted."""
         allowed = self.tolerance * (abs(baseline) if self.relative and baseline != 0 else 1.0)
-        return baseline - allowed if self.higher_is_better else baseline + allowed
+        return baseline - allowed if self.prefers_higher else baseline + allowed
 
     def __str__(self) -> str:
         kind = (
             f"{self.tolerance:.4g} relative" if self.relative else f"{self.tolerance:.4g} absolute"
         )
-        return f"{kind}, {'higher' if self.higher_is_better else 'lower'} is better"
+        return f"{kind}, {'higher' if self.prefers_higher else 'lower'} is better"
 
 
 @dataclass(frozen=True)

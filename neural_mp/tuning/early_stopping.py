@@ -165,7 +165,7 @@ def _against_all_odds(
 ) -> bool:
     final, seen = baseline.values[-1], len(candidate.values)
     unit = abs(final) if criterion.relative and final != 0 else 1.0
-    sign = 1.0 if criterion.higher_is_better else -1.0
+    sign = 1.0 if criterion.prefers_higher else -1.0
     theirs = np.asarray(baseline.values) * (-sign / unit)  # as losses, the criterion's way
     ours = np.asarray(candidate.values) * (-sign / unit)
     scores, sizes = _batches(theirs, np.asarray(baseline.samples))

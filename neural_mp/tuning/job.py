@@ -26,6 +26,7 @@ class TuningJob:
         precisions: what the user asked for and this machine supports.
         strategy: proposes plans.
         evaluator: measures accuracy.
+        metric: what the evaluator measures, by name; empty where it measures nothing.
         calibration: batches for calibration; None where there are none.
         sampling_size: calibration samples to use.
         criterion, exit_policy, seed: as the user set them.
@@ -33,7 +34,8 @@ class TuningJob:
         load: makes the adaptor and the model once more, in another process.
         workers: processes that try the plans of a round side by side.
         early_stopping: whether an evaluation that is lost is stopped.
-        forced: precisions that the user wants whatever they cost (`FORCE_BF16=1`).
+        for_numbers: precisions wanted whatever they cost here: forced on (`FORCE_BF16=1`), or not
+            native on this machine and yet on the one that is converted for.
         measurement: how latency and memory are measured.
         amp: what the user said of auto mixed precision, in words.
         warnings: what the user was already warned of.
@@ -50,11 +52,12 @@ class TuningJob:
     open_history: Callable[[], History]
     load: Callable[[], tuple[Adaptor, Model]]
     measurement: Measurement
+    metric: str = ""
     sampling_size: int = 100
     criterion: AccuracyCriterion = AccuracyCriterion()
     exit_policy: ExitPolicy = ExitPolicy()
     seed: int = 0
-    forced: frozenset[Precision] = frozenset()
+    for_numbers: frozenset[Precision] = frozenset()
     workers: int = 1
     early_stopping: bool = True
     amp: tuple[str, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
@@ -11,7 +12,7 @@ from typing import Any
 
 from neural_mp.adaptors.base import Adaptor, Model
 from neural_mp.errors import ConfigurationError, did_you_mean
-from neural_mp.profiling import interleaved_medians, peak_growth
+from neural_mp.profiling import interleaved_rounds, peak_growth, ratio
 from neural_mp.trial import RELATIVE_FIGURES, Trial
 from neural_mp.tuning.data import count_samples
 
@@ -77,9 +78,7 @@ class Measurement:
         """The objectives of a candidate, smaller is better."""
         found = {"modelsize": float(self.adaptor.size(candidate))}
         found["relative_modelsize"] = found["modelsize"] / (self.adaptor.size(baseline) or 1)
-        latencies = self.latencies(baseline, candidate)
-        found["performance"] = latencies["candidate"]
-        found["relative_latency"] = latencies["candidate"] / latencies["baseline"]
+        found.update(latency_figures(*self.rounds([baseline, candidate])))
         if "footprint" in self.objectives:
             before, found["footprint"] = self._footprint(baseline), self._footprint(candidate)
             found["relative_footprint"] = found["footprint"] / before
@@ -95,14 +94,12 @@ class Measurement:
         """Samples in the batch that is measured."""
         return count_samples(self.inputs)
 
-    def latencies(self, baseline: Model, candidate: Model) -> dict[str, float]:
-        """Median seconds a batch of both, measured in turn."""
-        models = [baseline] if candidate is baseline else [baseline, candidate]
-        seconds = self.side_by_side(models)
-        return {"baseline": seconds[0], "candidate": seconds[-1]}
+    def side_by_side(self, models: Sequence[Model]) -> list[float]:
+        """Median seconds a batch of each of several models, measured in turn."""
+        return [statistics.median(seconds) for seconds in self.rounds(models)]
 
-    def side_by_side(self, models: Sequence[Model], longer: int = 1) -> list[float]:
-        """Median seconds a batch of each of several models, measured in turn.
+    def rounds(self, models: Sequence[Model], longer: int = 1) -> list[list[float]]:
+        """Seconds a batch of each of several models, measured in turn, one for every round.
 
         Args:
             models: what to measure.
@@ -110,7 +107,7 @@ class Measurement:
         """
         runs = [lambda model=model: self.adaptor.predict(model, self.inputs) for model in models]
         with self.adaptor.threads(self.threads):
-            return interleaved_medians(
+            return interleaved_rounds(
                 runs,
                 warmup=self.warmup,
                 iterations=self.iterations * longer,
@@ -118,9 +115,24 @@ class Measurement:
             )
 
 
+def latency_figures(baseline: Sequence[float], candidate: Sequence[float]) -> dict[str, float]:
+    """The figures of a candidate that was timed in turn with the FP32 model, round by round."""
+    found = ratio(candidate, baseline)
+    return {
+        "performance": statistics.median(candidate),
+        "relative_latency": found.value,
+        "relative_latency_low": found.low,
+        "relative_latency_high": found.high,
+    }
+
+
 def is_slow(objectives: Mapping[str, float], figures: Mapping[str, float]) -> bool:
-    """Whether speed is all that is wanted, and these figures are clearly worse than FP32's."""
-    return set(objectives) == {"performance"} and figures.get("relative_latency", 0.0) > _SAME
+    """Whether speed is all that is wanted, and these figures are worse than FP32's for sure.
+
+    A difference within the spread of the measurement is none.
+    """
+    slowest = figures.get("relative_latency_low", figures.get("relative_latency", 0.0))
+    return set(objectives) == {"performance"} and slowest > 1
 
 
 def finalists(trials: Sequence[Trial], objectives: Mapping[str, float], most: int) -> list[Trial]:

@@ -13,15 +13,14 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.base import Model
-from neural_mp.adaptors.given_inputs import leaves
 from neural_mp.adaptors.hessian import weight_sensitivity
-from neural_mp.metrics.predictions import as_array
 from neural_mp.observations import Observations, Times
 from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import FP32, Precision
 from neural_mp.profiling import interleaved_medians
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Probe
+from neural_mp.tuning.fidelity import USELESS, float_outputs, relative_noise
 from neural_mp.tuning.history import History
 from neural_mp.tuning.job import TuningJob
 
@@ -29,8 +28,6 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that may be spent on measuring where an evaluation takes less.
 LEAST_ALLOWANCE = 2.0
-#: The noise of a plan that cannot be run; a number, since files have no infinity.
-_USELESS = 1e9
 #: Enough not to fit into the caches of a core.
 _MANY_VALUES = 1 << 21
 #: Timing ops runs a batch so many times; where this does not fit, they are not timed.
@@ -70,11 +67,11 @@ class MeasuringProbe(Probe):
         data = job.calibration
         inputs = job.measurement.inputs if data is None else data.first_inputs
         if self._reference is None:
-            self._reference = _floats(job.adaptor.predict(job.model, inputs))
+            self._reference = float_outputs(job.adaptor.predict(job.model, inputs))
         model = self._converted_or_none(plan)
         if model is None:
-            return _USELESS
-        return relative_noise(self._reference, _floats(job.adaptor.predict(model, inputs)))
+            return USELESS
+        return relative_noise(self._reference, float_outputs(job.adaptor.predict(model, inputs)))
 
     def times(self) -> Times:
         """See the contract."""
@@ -184,6 +181,8 @@ class MeasuringProbe(Probe):
 
     def _converted_or_none(self, plan: PrecisionPlan) -> Model | None:
         """A model that runs; None where there is none: the plan's trial will say why."""
+        if all(config.precision is Precision.FP32 for config in plan.values()):
+            return self.job.model
         try:
             model = self._converted(plan)
             self.job.adaptor.predict(model, self.job.measurement.inputs)
@@ -227,25 +226,3 @@ def _kernels(space: TuningSpace) -> dict[str, list[str]]:
         if op.cluster in found:
             found[op.cluster].append(op.name)
     return found
-
-
-def _floats(outputs: Any) -> list[Any]:
-    """The arrays of floating-point numbers among a model's outputs."""
-    arrays = [as_array(leaf, "outputs") for leaf in leaves(outputs) if hasattr(leaf, "shape")]
-    return [array for array in arrays if array.dtype.kind == "f"]
-
-
-def relative_noise(reference: list[Any], found: list[Any]) -> float:
-    """The power of what differs, as a share of the reference's, at most 1e9, which NaN counts as.
-
-    The mean over outputs, so that one of large numbers does not hide the rest.
-    """
-    shares = []
-    for expected, got in zip(reference, found, strict=True):
-        power = float(np.mean(np.square(expected, dtype=np.float64)))
-        error = np.mean(np.square(np.subtract(got, expected, dtype=np.float64)))
-        if not np.isfinite(error):
-            return _USELESS
-        if power > 0:
-            shares.append(float(error) / power)
-    return min(float(np.mean(shares)), _USELESS) if shares else 0.0

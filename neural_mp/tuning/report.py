@@ -10,6 +10,7 @@ from neural_mp.adaptors.base import ConversionCounts
 from neural_mp.graph import OpGraph
 from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import Precision
+from neural_mp.space import TuningSpace
 from neural_mp.trial import Outcome, Trial
 
 _LONG = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
@@ -20,33 +21,46 @@ class Report:
     """The result of a run in figures.
 
     Attributes:
+        metric: what measures the accuracy, by name (`RMSE`); empty where nothing does.
+        higher_is_better: whether its larger value is the better one.
         baseline_accuracy, accuracy: the user's metric for FP32 and for the result; None where no
             accuracy could be evaluated.
         target: the worst accuracy that was accepted; None without a baseline.
+        decibels: where no accuracy was checked, the signal-to-noise ratio of the outputs beside
+            those of FP32, on calibration samples; None where it was not measured.
         baseline_latency, latency: median seconds a batch, measured in turn; None where no batch
             was at hand.
+        speedup_low, speedup_high: between which `speedup` lies with a confidence of 95 %; None for
+            the FP32 model.
         batch_size: samples in that batch.
         baseline_size, size: bytes of the weights.
         evaluations: full passes over the evaluation data, the FP32 baseline included.
         seconds: phase (`load`, `baseline`, `calibrate`, `search`, `measure`) → seconds it took.
         op_counts: op type → precision → how many ops run in it.
+        emulated: of the precisions that occur, those that are computed in FP32 here and rounded.
         conversions: casts, quantizations and dequantizations on every run.
         amp: what the user said of auto mixed precision, and where.
         best_rejected: where no plan met the target, the trial that came closest.
         warnings: everything the user was warned of on the way.
     """
 
+    metric: str = ""
+    higher_is_better: bool = True
     baseline_accuracy: float | None = None
     accuracy: float | None = None
     target: float | None = None
+    decibels: float | None = None
     baseline_latency: float | None = None
     latency: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
     batch_size: int = 0
     baseline_size: int = 0
     size: int = 0
     evaluations: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
     op_counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    emulated: tuple[str, ...] = ()
     conversions: ConversionCounts = ConversionCounts()
     amp: tuple[str, ...] = ()
     best_rejected: Trial | None = None
@@ -83,6 +97,7 @@ class Report:
         values["seconds"] = dict(self.seconds)
         values["op_counts"] = {kind: dict(by) for kind, by in self.op_counts.items()}
         values["amp"] = list(self.amp)
+        values["emulated"] = list(self.emulated)
         values["warnings"] = list(self.warnings)
         values["speedup"] = self.speedup
         if self.best_rejected is not None:
@@ -102,6 +117,7 @@ class Report:
         values = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         values["conversions"] = ConversionCounts(**data.get("conversions", {}))
         values["amp"] = tuple(data.get("amp", ()))
+        values["emulated"] = tuple(data.get("emulated", ()))
         values["warnings"] = tuple(data.get("warnings", ()))
         rejected = data.get("best_rejected")
         if rejected is not None:
@@ -114,6 +130,12 @@ class Report:
                 rejected.get("objectives", {}),
             )
         return cls(**values)
+
+
+def emulated_precisions(space: TuningSpace, precisions: Mapping[str, Precision]) -> tuple[str, ...]:
+    """The words of those precisions that some op runs in, and only emulated here."""
+    found = {p for op, p in precisions.items() if p in space.capabilities[op].emulated}
+    return tuple(p.value for p in Precision if p in found)
 
 
 def count_ops(graph: OpGraph, precisions: Mapping[str, Precision]) -> dict[str, dict[str, int]]:

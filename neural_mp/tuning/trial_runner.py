@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from neural_mp.adaptors.base import Model
 from neural_mp.errors import MetricError, NeuralMPError, TuningError
 from neural_mp.plan import PrecisionPlan
+from neural_mp.precision import Precision
 from neural_mp.trial import Outcome, Trial
 from neural_mp.tuning.assessment import Assessment, Assessor
 from neural_mp.tuning.evaluator import Deadline, TimeUpError, UserCodeError
@@ -141,13 +142,20 @@ def judged(trial: Trial, job: TuningJob) -> Trial:
     """A trial that met the target, told apart by whether it is too slow for what is wanted."""
     if not trial.accurate:
         return trial
-    slow = is_slow(job.objectives, trial.objectives) and not _costs_are_known(trial.plan, job)
+    slow = is_slow(job.objectives, trial.objectives) and claims_speed(trial.plan, job)
     return replace(trial, outcome=Outcome.SLOW if slow else Outcome.MET)
 
 
-def _costs_are_known(plan: PrecisionPlan, job: TuningJob) -> bool:
-    """Whether some op runs in a precision that gains no speed here, or that was forced."""
+def claims_speed(plan: PrecisionPlan, job: TuningJob) -> bool:
+    """Whether a plan is to be faster than FP32.
+
+    It is not where it holds a precision that is wanted whatever it costs, or none but emulated
+    ones: those are there for their numbers.
+    """
+    effective = job.space.flow(plan).precisions
+    if not job.for_numbers.isdisjoint(effective.values()):
+        return False
     return any(
-        precision in job.forced or precision in job.space.capabilities[op].emulated
-        for op, precision in job.space.flow(plan).precisions.items()
+        precision is not Precision.FP32 and precision not in job.space.capabilities[op].emulated
+        for op, precision in effective.items()
     )

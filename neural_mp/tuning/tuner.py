@@ -16,7 +16,7 @@ from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import Precision
 from neural_mp.search.sensitivity import best_repairs, with_repairs
 from neural_mp.strategies.base import Search, TuningProblem
-from neural_mp.trial import Outcome, Trial
+from neural_mp.trial import Trial
 from neural_mp.tuning.assessment import Assessor
 from neural_mp.tuning.data import count_samples, limited
 from neural_mp.tuning.early_stopping import RunningValues
@@ -26,18 +26,27 @@ from neural_mp.tuning.evaluator import (
     UserCodeError,
     is_usable,
 )
+from neural_mp.tuning.fidelity import LEAST_DECIBELS, signal_to_noise
+from neural_mp.tuning.finish import (
+    Choice,
+    choose,
+    closest,
+    compared,
+    fastest_slow,
+    fp32_choice,
+    unmeasured,
+    why_fp32,
+)
 from neural_mp.tuning.history import History
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import Listener
-from neural_mp.tuning.objectives import best_trial, finalists
+from neural_mp.tuning.objectives import best_trial
 from neural_mp.tuning.probe import LEAST_ALLOWANCE, MeasuringProbe
-from neural_mp.tuning.report import Report, count_ops
+from neural_mp.tuning.report import Report, count_ops, emulated_precisions
 from neural_mp.tuning.trial_runner import TrialRunner, judged
 
 #: How the baseline's accuracy came about, in the run's history.
 _BASELINE_RUNNING = "baseline running"
-#: Of the plans that met the target, so many are measured side by side in the end.
-_FINALISTS = 3
 
 
 @dataclass(frozen=True)
@@ -109,13 +118,34 @@ class Tuner:
             self._calibrate()
         except TimeUpError:
             self.warnings.append("the time limit passed during calibration; the model stays FP32")
-            return self._result(None, None)
+            return self._left_as_it_is()
         repairs = best_repairs(self.observations)
         plan = job.space.resolve(with_repairs(job.space.fastest_plan(), job.space, repairs))
         with self._timed("convert"):
             self.listener.phase("Converting")
             model = self._converted_to(plan)
-        return self._result(plan, model)
+        decibels = self._compared_with_fp32(model)
+        with self._timed("measure"):
+            self.listener.phase("Measuring latency")
+            before, after = job.measurement.rounds([job.model, model])
+        return self._result(Choice(model, plan, compared(before, after)), decibels)
+
+    def _compared_with_fp32(self, model: Model) -> float | None:
+        """How near the outputs are to those of FP32 on calibration samples, in decibels."""
+        job = self.job
+        if job.calibration is None:
+            return None
+        with self._timed("compare"):
+            self.listener.phase("Comparing with FP32")
+            inputs = limited(job.calibration.inputs(), job.sampling_size, self.listener.step)
+            decibels = signal_to_noise(job.adaptor, job.model, model, inputs)
+        if decibels is not None and decibels < LEAST_DECIBELS:
+            self.warnings.append(
+                f"the outputs differ from those of FP32: their signal-to-noise ratio is "
+                f"{decibels:.1f} dB on calibration samples, less than {LEAST_DECIBELS:g}; give a "
+                f"metric and evaluation data, so that only what the accuracy allows is converted"
+            )
+        return decibels
 
     def _tuned(self) -> TuningResult:
         self._history = self.job.open_history()
@@ -127,29 +157,30 @@ class Tuner:
             self._calibrate()
         except TimeUpError:
             self.warnings.append("the time limit passed before the search; the model stays FP32")
-            return self._result(None, None)
+            return self._left_as_it_is()
         with self._timed("search"):
             self._search(self.job.strategy.search(self._problem()))
         self.seconds["probe"] = self._probe.spent if self._probe is not None else 0.0
-        best, model = self._best()
-        if best is None:
-            self._explain_miss()
-            return self._result(None, None)
-        return self._result(best.plan, model, best)
+        choice = self._chosen()
+        if choice.trial is None:
+            self.warnings.append(why_fp32(self.job, self.trials, self.baseline))
+        return self._result(choice)
 
-    def _best(self) -> tuple[Trial | None, Model | None]:
-        """The best trial and its model; those that noise may have misordered are measured anew."""
+    def _chosen(self) -> Choice:
+        """What the run comes down to."""
         job = self.job
         self.trials = [self._with_figures(trial) for trial in self.trials]
-        drawn = finalists(self.trials, job.objectives, _FINALISTS)
-        if len(drawn) > 1 and "performance" in job.objectives:
-            try:
-                with self._timed("measure"):
-                    return self._best_of(drawn)
-            except KeyboardInterrupt:
-                self.warnings.append("measuring the best plans again was interrupted")
-        best = best_trial(self.trials, job.objectives)
-        return best, None if best is None else self._converted_to(best.plan)
+        self.listener.phase("Measuring the best plans")
+        try:
+            with self._timed("measure"):
+                choice = choose(job, self.trials, self._converted_to)
+        except KeyboardInterrupt:
+            self.warnings.append("measuring the best plans again was interrupted")
+            best = best_trial(self.trials, job.objectives)
+            return fp32_choice(job) if best is None else unmeasured(job, best, self._converted_to)
+        latest = {trial.number: trial for trial in choice.turned_out}
+        self.trials = [latest.get(trial.number, trial) for trial in self.trials]
+        return choice
 
     def _with_figures(self, trial: Trial) -> Trial:
         """A trial of a run that is resumed for something else, with what is wanted now."""
@@ -158,19 +189,6 @@ class Tuner:
             return trial
         figures = job.measurement(job.model, self._converted_to(trial.plan))
         return judged(replace(trial, objectives={**trial.objectives, **figures}), job)
-
-    def _best_of(self, drawn: list[Trial]) -> tuple[Trial, Model]:
-        job = self.job
-        self.listener.phase("Measuring finalists")
-        models = [job.model, *(self._converted_to(trial.plan) for trial in drawn)]
-        before, *after = job.measurement.side_by_side(models, longer=2)
-        measured = [
-            replace(t, objectives={**t.objectives, "relative_latency": seconds / before})
-            for t, seconds in zip(drawn, after, strict=True)
-        ]
-        best = best_trial(measured, job.objectives)
-        assert best is not None
-        return best, models[1 + measured.index(best)]
 
     def _converted_to(self, plan: PrecisionPlan) -> Model:
         job = self.job
@@ -308,73 +326,45 @@ class Tuner:
         )
         return TrialRunner(job, history, self.listener, self.deadline, assessor)
 
-    def _explain_miss(self) -> None:
-        slow = min(
-            (trial for trial in self.trials if trial.accurate),
-            key=lambda trial: trial.objectives["relative_latency"],
-            default=None,
-        )
-        if slow is not None:
-            self.warnings.append(
-                f"no plan that meets the target is faster than FP32 on this machine; the result is "
-                f"the FP32 model. Closest came {slow.plan!r} at "
-                f"{1 / slow.objectives['relative_latency']:.2f}× the speed of FP32"
-            )
-            return
-        closest = _closest(self.trials)
-        if closest is None or closest.accuracy is None or self.baseline is None:
-            self.warnings.append(f"{self._why_none()}; the result is the FP32 model")
-            return
-        target = self.job.criterion.target(self.baseline)
-        self.warnings.append(
-            f"no plan met the target of {target:.6g}; the result is the FP32 model. Closest came "
-            f"{closest.plan!r} with {closest.accuracy:.6g}, {abs(closest.accuracy - target):.3g} "
-            f"short of it"
-            + (" when its evaluation was stopped" if closest.outcome is Outcome.PRUNED else "")
-        )
-
-    def _why_none(self) -> str:
-        """Why no trial has an accuracy that can be compared."""
-        if not self.trials:
-            return "no plan was tried" + (
-                "" if self.job.space.decisions else ": no op may run in a lower precision"
-            )
-        errors = dict.fromkeys(trial.error for trial in self.trials if trial.error)
-        return f"no plan has an accuracy that can be compared: {'; '.join(list(errors)[:3])}"
-
-    def _result(
-        self, plan: PrecisionPlan | None, model: Model | None, best: Trial | None = None
-    ) -> TuningResult:
-        job = self.job
-        evaluated = self._history is not None
-        if model is None or plan is None:
-            model, plan = job.model, job.space.fp32_plan()
+    def _left_as_it_is(self) -> TuningResult:
+        """The FP32 model, where it did not come to a search."""
         with self._timed("measure"):
-            self.listener.phase("Measuring latency")
-            latencies = job.measurement.latencies(job.model, model)
+            return self._result(fp32_choice(self.job))
+
+    def _result(self, choice: Choice, decibels: float | None = None) -> TuningResult:
+        job, trial = self.job, choice.trial
+        evaluated = self._history is not None
+        effective = job.space.flow(choice.plan).precisions
+        rejected = None
+        if evaluated and trial is None:
+            rejected = fastest_slow(self.trials) or closest(self.trials)
+        speed = choice.speed.ratio
         report = Report(
+            metric=job.metric,
+            higher_is_better=job.criterion.prefers_higher,
             baseline_accuracy=self.baseline,
-            accuracy=best.accuracy if best else self.baseline,
+            accuracy=trial.accuracy if trial else self.baseline,
             target=job.criterion.target(self.baseline) if self.baseline is not None else None,
-            baseline_latency=latencies["baseline"],
-            latency=latencies["candidate"],
+            decibels=decibels,
+            **choice.speed.figures,
             batch_size=job.measurement.batch_size,
             baseline_size=job.adaptor.size(job.model),
-            size=job.adaptor.size(model),
+            size=job.adaptor.size(choice.model),
             evaluations=job.evaluator.evaluations,
             seconds=self.seconds,
-            op_counts=count_ops(job.space.graph, job.space.flow(plan).precisions),
-            conversions=job.adaptor.conversion_counts(model),
+            op_counts=count_ops(job.space.graph, effective),
+            emulated=emulated_precisions(job.space, effective),
+            conversions=job.adaptor.conversion_counts(choice.model),
             amp=job.amp,
-            best_rejected=_closest(self.trials) if evaluated and best is None else None,
+            best_rejected=rejected,
         )
-        if report.speedup is not None and report.speedup < 0.95 and best is not None:
-            self.warnings.append(
-                f"the result runs at {report.speedup:.2f}× the speed of FP32 on this machine"
-            )
+        if speed is not None and speed.high < 1:
+            self.warnings.append(f"the result runs at {speed} the speed of FP32 on this machine")
         report = replace(report, warnings=tuple(self.warnings))
-        met = (best is not None) if evaluated else None
-        return TuningResult(model, plan, met, tuple(self.trials), self.observations, report)
+        met = (trial is not None) if evaluated else None
+        return TuningResult(
+            choice.model, choice.plan, met, tuple(self.trials), self.observations, report
+        )
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
@@ -383,9 +373,3 @@ class Tuner:
             yield
         finally:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - started
-
-
-def _closest(trials: list[Trial]) -> Trial | None:
-    """The trial that lost least; of those evaluated to the end, if there are any."""
-    usable = [trial for trial in trials if trial.loss is not None]
-    return min(usable, key=lambda t: (t.outcome is Outcome.PRUNED, t.harm), default=None)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from neural_mp.adaptors.base import Adaptor, ConversionCounts
 from neural_mp.adaptors.rescaling import Layer, LayerChange
+from neural_mp.byte_products import ByteProducts, KernelKind
 from neural_mp.flow import observable_tensors
 from neural_mp.graph import OpGraph
 from neural_mp.hardware import Hardware
@@ -83,6 +84,25 @@ class OnnxRuntimeAdaptor(Adaptor):
         from neural_mp.adaptors.onnxrt.capabilities import capabilities
 
         return capabilities(model, hardware)
+
+    def kernel_products(self, hardware: Hardware) -> Mapping[KernelKind, ByteProducts]:
+        """See the contract: by trying the largest bytes."""
+        from neural_mp.adaptors.kernel_products import products_for
+        from neural_mp.adaptors.onnxrt.products import kernel_products
+
+        return products_for(hardware, kernel_products)
+
+    def wide_kernels(self, model: OnnxModel) -> frozenset[KernelKind]:
+        """See the contract."""
+        from neural_mp.adaptors.onnxrt.reduced import wide_kernels
+
+        return wide_kernels(model)
+
+    def right_everywhere(self, model: OnnxModel) -> OnnxModel:
+        """See the contract: the same weights, unsigned."""
+        from neural_mp.adaptors.onnxrt.reduced import with_unsigned_weights
+
+        return with_unsigned_weights(model)
 
     def op_types(self) -> Collection[str]:
         """See the contract."""

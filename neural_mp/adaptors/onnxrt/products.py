@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-import onnxruntime as ort
-
-from neural_mp.adaptors.child_probe import facts
+from neural_mp.adaptors.child_probe import facts, version_of
 from neural_mp.adaptors.kernel_products import Products, from_facts
 from neural_mp.byte_products import KernelKind
 
@@ -36,7 +34,8 @@ PRODUCTS: Mapping[str, tuple[int, int, int]] = {
 @lru_cache(maxsize=1)
 def _here() -> Products:
     module = "neural_mp.adaptors.onnxrt.products_run"
-    found = facts(module, f"{_VERSION} {ort.__version__}")
+    version = version_of("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
+    found = facts(module, f"{_VERSION} {version}")
     return from_facts(found, (*CONVOLUTIONS, *PRODUCTS))
 
 

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-import torch
-
-from neural_mp.adaptors.child_probe import facts
+from neural_mp.adaptors.child_probe import facts, version_of
 from neural_mp.adaptors.kernel_products import Products, from_facts
 from neural_mp.byte_products import KernelKind
 
@@ -60,5 +58,5 @@ PRODUCTS: Mapping[str, tuple[int, int, int]] = {
 def kernel_products(onednn_limit: str | None = None) -> Products:
     """How each kind of kernel multiplies, here or under a limit of oneDNN's."""
     module = "neural_mp.adaptors.pytorch.products_run"
-    found = facts(module, f"{_VERSION} {torch.__version__}", onednn_limit)
+    found = facts(module, f"{_VERSION} {version_of('torch')}", onednn_limit)
     return from_facts(found, (*CONVOLUTIONS, *PRODUCTS))

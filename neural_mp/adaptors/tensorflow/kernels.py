@@ -25,7 +25,9 @@ from neural_mp.observations import Range
 
 F32, U8, S8 = tf.float32, tf.quint8, tf.qint8
 #: The integer that the kernels take the greatest weight to be stored as, whatever it is stored as.
-_FULL = 127
+FULL = 127
+#: Attribute of a kernel's node that TensorFlow leaves alone: what zero is stored as in its input.
+ZERO_POINT = "_neural_mp_zero_point"
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,21 @@ def quantize_weight(weight: Array, depthwise: bool, limit: int) -> Weight:
     axes = (0, 1) if depthwise else tuple(range(weight.ndim - 1))
     scales = weight_scales(weight, axes, limit)
     integers = rounded_to_int8(weight, scales, limit)
-    sums = integers.sum(axis=axes, dtype=np.int64).reshape(-1) * scales.reshape(-1).astype(float)
-    return Weight(integers, scales.reshape(-1) * np.float32(_FULL), sums)
+    limits = scales.reshape(-1) * np.float32(FULL)
+    return Weight(integers, limits, real_sums(integers, limits, depthwise))
+
+
+def real_sums(integers: Array, limits: Array, depthwise: bool) -> NDArray[np.float64]:
+    """The sum of the real values of every output channel.
+
+    Args:
+        integers: as stored.
+        limits: the real value that 127 stands for, of every channel.
+        depthwise: whether the channels are the last two axes.
+    """
+    axes = (0, 1) if depthwise else tuple(range(integers.ndim - 1))
+    sums = integers.sum(axis=axes, dtype=np.int64).reshape(-1)
+    return np.asarray(sums * (limits.astype(np.float64) / FULL))
 
 
 def quantize_node(name: str, inputs: Sequence[str]) -> NodeDef:

@@ -15,6 +15,7 @@ from neural_mp.adaptors.tensorflow.kernels import (
     F32,
     S8,
     U8,
+    ZERO_POINT,
     Encoding,
     Fused,
     Weight,
@@ -167,6 +168,11 @@ class _Call:
             forms.constant(f"{head}/weight_high", limits),
         ]
 
+    def told(self, node: NodeDef) -> NodeDef:
+        """A kernel's node that says how its input is stored, should its weight be rounded anew."""
+        node.attr[ZERO_POINT].i = self.forms.encoding_of(self.source).zero_point
+        return node
+
 
 def kernel_limits(forms: Forms, tensor: str, encoding: Encoding) -> list[str]:
     """The range a kernel that knows no zero point takes a stored tensor to have."""
@@ -189,7 +195,7 @@ def _write_product(call: _Call, stored: bool) -> str:
         kind = tf.bfloat16 if form == BF16 else F32
         fused = Fused(device, host, ["BiasAdd", *activation, "Dequantize"], kind)
     name = forms.name_for(layer.tail, form)
-    forms.graph.add(product_node(name, fused))
+    forms.graph.add(call.told(product_node(name, fused)))
     forms.put(layer.tail, form, name)
     return name
 
@@ -214,7 +220,7 @@ def _write_convolution(call: _Call, geometry: NodeDef) -> str:
     host = [*call.host(), *host_sum, *kernel_limits(forms, layer.tail, result)]
     fused = Fused([*call.device(bias), *device_sum], host, [*steps, "Requantize"], U8)
     name = forms.name_for(layer.tail, UINT8)
-    forms.graph.add(convolution_node(name, fused, geometry))
+    forms.graph.add(call.told(convolution_node(name, fused, geometry)))
     forms.put(layer.tail, UINT8, _clipped(forms, layer, name, result))
     return name
 

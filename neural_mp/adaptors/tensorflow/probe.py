@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-import tensorflow as tf
-
-from neural_mp.adaptors.child_probe import facts
+from neural_mp.adaptors.child_probe import facts, version_of
 from neural_mp.adaptors.kernel_products import Products, from_facts
 from neural_mp.byte_products import KernelKind
 
@@ -36,7 +34,8 @@ _KINDS: Mapping[str, KernelKind] = {
 
 def _facts(onednn_limit: str | None) -> frozenset[str]:
     module = "neural_mp.adaptors.tensorflow.probe_run"
-    return facts(module, f"{_VERSION} {tf.__version__}", onednn_limit)
+    version = version_of("tensorflow", "tensorflow-cpu", "intel-tensorflow", "tf-nightly")
+    return facts(module, f"{_VERSION} {version}", onednn_limit)
 
 
 @lru_cache(maxsize=1)

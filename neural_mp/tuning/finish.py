@@ -1,0 +1,182 @@
+"""The end of a run: which plan it comes down to, by a measurement beside FP32, and why."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from neural_mp.adaptors.base import Model
+from neural_mp.plan import PrecisionPlan
+from neural_mp.profiling import Ratio, ratio
+from neural_mp.trial import Outcome, Trial
+from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.objectives import best_trial, finalists, latency_figures
+from neural_mp.tuning.trial_runner import claims_speed, judged
+
+#: Of the plans that met the target, so many are measured side by side at a time.
+_FINALISTS = 3
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What was measured last, of the result beside FP32.
+
+    Attributes:
+        baseline, result: median seconds a batch.
+        ratio: how many times as fast as FP32 the result is; None for the FP32 model itself.
+    """
+
+    baseline: float
+    result: float
+    ratio: Ratio | None = None
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The same by the names that a `Report` has for it."""
+        return {
+            "baseline_latency": self.baseline,
+            "latency": self.result,
+            "speedup_low": self.ratio.low if self.ratio is not None else None,
+            "speedup_high": self.ratio.high if self.ratio is not None else None,
+        }
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a run comes down to.
+
+    Attributes:
+        model: the model.
+        plan: what it runs in.
+        speed: what was measured of it.
+        trial: the trial of the plan; None for the FP32 model.
+        turned_out: trials whose figures the last measurement changed.
+    """
+
+    model: Model
+    plan: PrecisionPlan
+    speed: Speed
+    trial: Trial | None = None
+    turned_out: tuple[Trial, ...] = ()
+
+
+def compared(baseline: Sequence[float], result: Sequence[float]) -> Speed:
+    """The speed of two models that were timed in turn, round by round."""
+    return Speed(
+        statistics.median(baseline), statistics.median(result), ratio(result, baseline).inverse
+    )
+
+
+def fp32_choice(job: TuningJob, turned_out: Sequence[Trial] = ()) -> Choice:
+    """The model as it was."""
+    (seconds,) = job.measurement.rounds([job.model])
+    speed = Speed(statistics.median(seconds), statistics.median(seconds))
+    return Choice(job.model, job.space.fp32_plan(), speed, turned_out=tuple(turned_out))
+
+
+def choose(
+    job: TuningJob, trials: Sequence[Trial], convert: Callable[[PrecisionPlan], Model]
+) -> Choice:
+    """The best plan that met the target, by what is measured now, which is also what is reported.
+
+    The best ones are measured side by side, and beside FP32. Where speed is what is wanted and all
+    of them turn out slower than FP32, it is the turn of the next ones; of FP32 when none is left.
+    """
+    waiting = [trial for trial in trials if trial.met]
+    turned_out: list[Trial] = []
+    while waiting:
+        drawn = _drawn(job, waiting)
+        waiting = [trial for trial in waiting if trial not in drawn]
+        models = [job.model, *(convert(trial.plan) for trial in drawn)]
+        before, *after = job.measurement.rounds(models, longer=min(len(drawn), 2))
+        measured = [
+            _measured(job, trial, before, seconds)
+            for trial, seconds in zip(drawn, after, strict=True)
+        ]
+        turned_out += measured
+        best = best_trial(measured, job.objectives)
+        if best is not None:
+            index = measured.index(best)
+            speed = compared(before, after[index])
+            return Choice(models[1 + index], best.plan, speed, best, tuple(turned_out))
+    return fp32_choice(job, turned_out)
+
+
+def _drawn(job: TuningJob, waiting: list[Trial]) -> list[Trial]:
+    if "performance" in job.objectives:
+        return finalists(waiting, job.objectives, _FINALISTS)
+    best = best_trial(waiting, job.objectives)
+    assert best is not None
+    return [best]
+
+
+def _measured(
+    job: TuningJob, trial: Trial, before: Sequence[float], seconds: Sequence[float]
+) -> Trial:
+    """A trial with its latest figures; too slow if it is slower than FP32 by any amount.
+
+    While a search goes on a difference within the spread counts for nothing. What is handed over in
+    the end as the faster model must not be the slower one.
+    """
+    figures = {**trial.objectives, **latency_figures(before, seconds)}
+    measured = judged(replace(trial, objectives=figures), job)
+    only_speed = set(job.objectives) == {"performance"}
+    slower = only_speed and figures["relative_latency"] > 1 and claims_speed(trial.plan, job)
+    return replace(measured, outcome=Outcome.SLOW) if slower else measured
+
+
+def unmeasured(job: TuningJob, trial: Trial, convert: Callable[[PrecisionPlan], Model]) -> Choice:
+    """A trial with the figures that it has."""
+    found, seconds = _share(trial), trial.objectives["performance"]
+    speed = Speed(seconds / found.value, seconds, found.inverse)
+    return Choice(convert(trial.plan), trial.plan, speed, trial)
+
+
+def fastest_slow(trials: Sequence[Trial]) -> Trial | None:
+    """Of the trials that meet the target, the fastest; None if none does."""
+    accurate = (trial for trial in trials if trial.accurate)
+    return min(accurate, key=lambda trial: trial.objectives["relative_latency"], default=None)
+
+
+def closest(trials: Sequence[Trial]) -> Trial | None:
+    """The trial that lost least; of those evaluated to the end, if there are any."""
+    usable = [trial for trial in trials if trial.loss is not None]
+    return min(usable, key=lambda t: (t.outcome is Outcome.PRUNED, t.harm), default=None)
+
+
+def why_fp32(job: TuningJob, trials: Sequence[Trial], baseline: float | None) -> str:
+    """Why a run came down to the FP32 model, in words."""
+    slow, near = fastest_slow(trials), closest(trials)
+    if slow is not None:
+        return (
+            f"no plan that meets the target is faster than FP32 on this machine; the result is the "
+            f"FP32 model. Closest came {slow.plan!r} at {_share(slow).inverse} the speed of FP32"
+        )
+    if near is None or near.accuracy is None or baseline is None:
+        return f"{_why_none(job, trials)}; the result is the FP32 model"
+    target = job.criterion.target(baseline)
+    return (
+        f"no plan met the target of {target:.6g}; the result is the FP32 model. Closest came "
+        f"{near.plan!r} with {near.accuracy:.6g}, {abs(near.accuracy - target):.3g} short of it"
+        + (" when its evaluation was stopped" if near.outcome is Outcome.PRUNED else "")
+    )
+
+
+def _share(trial: Trial) -> Ratio:
+    """The share of FP32's time that a trial takes."""
+    figures = trial.objectives
+    value = figures["relative_latency"]
+    low, high = (figures.get(f"relative_latency_{end}", value) for end in ("low", "high"))
+    return Ratio(value, low, high)
+
+
+def _why_none(job: TuningJob, trials: Sequence[Trial]) -> str:
+    """Why no trial has an accuracy that can be compared."""
+    if not trials:
+        return "no plan was tried" + (
+            "" if job.space.decisions else ": no op may run in a lower precision"
+        )
+    errors = dict.fromkeys(trial.error for trial in trials if trial.error)
+    return f"no plan has an accuracy that can be compared: {'; '.join(list(errors)[:3])}"
