@@ -54,6 +54,27 @@ def test_the_result_shows_before_after_ops_and_warnings():
     assert "warning: mind the gap" in text
 
 
+@pytest.mark.parametrize(
+    ("report", "row"),
+    [
+        (
+            Report(metric="RMSE", higher_is_better=False, target=0.3987),
+            "RMSE (target 0.3987, lower is better) │",
+        ),
+        (Report(metric="Accuracy", target=0.9701), "Accuracy (target 0.9701) │"),
+        (Report(metric="RMSE", higher_is_better=False), "RMSE (lower is better) │"),
+        (Report(target=0.9701), "accuracy (target 0.9701) │"),
+    ],
+)
+def test_the_result_names_its_metric(report, row):
+    assert f"│ {row}" in shown(result_tables(report, None))
+
+
+def test_a_report_of_before_the_metric_was_named_reads_back():
+    data = {k: v for k, v in REPORT.to_dict().items() if k not in ("metric", "higher_is_better")}
+    assert Report.from_dict(data) == REPORT
+
+
 @pytest.mark.parametrize(("met", "title"), [(False, "NOT met"), (None, "was not checked")])
 def test_a_result_that_is_no_success_says_so(met, title):
     assert title in shown(result_tables(REPORT, met))

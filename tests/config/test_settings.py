@@ -298,6 +298,7 @@ precisions = st.sets(st.sampled_from(Precision), min_size=1).map(
     lambda chosen: tuple(precision for precision in Precision if precision in chosen)
 )
 amounts = st.floats(0, 1e9)
+directions = st.sampled_from([True, False, None])
 sizes = st.integers(1, 10**9)
 dataloaders = st.fixed_dictionaries(
     {"dataset": named},
@@ -345,7 +346,8 @@ all_settings = st.builds(
     tuning=st.builds(
         TuningSettings,
         st.none() | words,
-        st.builds(AccuracyCriterion, amounts, st.booleans(), st.booleans()),
+        st.builds(AccuracyCriterion, st.floats(0, 0.499), st.just(True), directions)
+        | st.builds(AccuracyCriterion, amounts, st.just(False), directions),
         st.sampled_from(["performance", "footprint", "modelsize"]),
         st.builds(ExitPolicy, amounts, sizes, st.booleans()),
         st.integers(0, 2**32),

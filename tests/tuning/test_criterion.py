@@ -28,20 +28,58 @@ def test_the_target_is_where_it_is_said_to_be(criterion, baseline, just_met, jus
     assert criterion.target(baseline) == pytest.approx(just_met)
 
 
-@given(st.floats(-1e3, 1e3), st.floats(0, 1), st.booleans(), st.booleans())
-def test_what_is_as_good_as_fp32_is_always_met(baseline, tolerance, relative, higher):
-    assert AccuracyCriterion(tolerance, relative, higher).met(baseline, baseline)
+directions = st.sampled_from([True, False, None])
+criteria = st.one_of(
+    st.builds(AccuracyCriterion, st.floats(0, 0.499), st.just(True), directions),
+    st.builds(AccuracyCriterion, st.floats(0, 1e3), st.just(False), directions),
+)
 
 
-@given(st.floats(-1e3, 1e3), st.floats(0, 1), st.booleans(), st.booleans())
-def test_nan_is_never_met(baseline, tolerance, relative, higher):
-    assert not AccuracyCriterion(tolerance, relative, higher).met(baseline, math.nan)
+@given(st.floats(-1e3, 1e3), criteria)
+def test_what_is_as_good_as_fp32_is_always_met(baseline, criterion):
+    assert criterion.met(baseline, baseline)
+
+
+@given(st.floats(-1e3, 1e3), criteria)
+def test_nan_is_never_met(baseline, criterion):
+    assert not criterion.met(baseline, math.nan)
+
+
+@given(st.floats(-1e3, 1e3), st.floats(-1e3, 1e3), st.floats(0, 0.499), st.booleans())
+def test_where_nobody_says_the_larger_value_is_better(baseline, accuracy, tolerance, relative):
+    unsaid = AccuracyCriterion(tolerance, relative)
+    higher = AccuracyCriterion(tolerance, relative, higher_is_better=True)
+    assert unsaid.higher_is_better is None
+    assert unsaid.met(baseline, accuracy) is higher.met(baseline, accuracy)
+    assert unsaid.loss(baseline, accuracy) == higher.loss(baseline, accuracy)
+    assert unsaid.target(baseline) == higher.target(baseline)
+    assert str(unsaid) == str(higher)
 
 
 @pytest.mark.parametrize("tolerance", [-0.1, math.nan, math.inf, "0.01"])
 def test_a_tolerance_that_is_none_is_refused(tolerance):
     with pytest.raises(ConfigurationError, match="tolerance"):
         AccuracyCriterion(tolerance)
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "words"),
+    [
+        (1, r"relative: 1 tolerates losing 100 % .*did you mean 0\.01 \(1 %\)\?"),
+        (2.5, r"losing 250 % .*did you mean 0\.025 \(2\.5 %\)\?"),
+        (0.5, r"losing 50 % .*did you mean 0\.005 \(0\.5 %\)\?"),
+    ],
+)
+def test_a_percentage_written_as_a_share_is_refused(tolerance, words):
+    with pytest.raises(ConfigurationError, match=words):
+        AccuracyCriterion(tolerance)
+    assert AccuracyCriterion(tolerance, relative=False).tolerance == tolerance
+
+
+@pytest.mark.parametrize("direction", ["false", 0, 1.0])
+def test_a_direction_that_is_none_is_refused(direction):
+    with pytest.raises(ConfigurationError, match="higher_is_better must be True or False"):
+        AccuracyCriterion(higher_is_better=direction)
 
 
 @pytest.mark.parametrize("limits", [{"timeout": -1}, {"max_trials": 0}])

@@ -1,0 +1,452 @@
+"""A worse model never meets the target, whichever way its metric gets better and who says so."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_diabetes
+from sklearn.metrics import mean_absolute_error, root_mean_squared_error
+from torch import nn
+from torch.nn import functional as F
+
+import neural_mp
+from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision, cli
+from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.errors import ConfigurationError
+from neural_mp.measures import directed, metric_label
+from neural_mp.metrics import build_metric
+
+#: Registered metric → the data it is for, and whether its larger value is better.
+REGISTERED = {
+    "RMSE": ("numbers", False),
+    "MSE": ("numbers", False),
+    "MAE": ("numbers", False),
+    "R2": ("numbers", True),
+    "accuracy": ("classes", True),
+    "topk": ("classes", True),
+    "loss": ("classes", False),
+}
+TOLERANCES = {"relative": 0.05, "absolute": 0.02}
+
+
+def fit(outputs, inputs, targets, loss):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(inputs[0].size, 32), nn.ReLU(), nn.Linear(32, outputs)
+    )
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    inputs, targets = torch.from_numpy(inputs), torch.from_numpy(targets)
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss(model(inputs), targets).backward()
+        optimizer.step()
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def tasks(digits):
+    """Kind of data → a trained model, inputs and labels to evaluate it on."""
+    data = load_diabetes()
+    features = (data.data / data.data.std(0)).astype(np.float32)
+    targets = (data.target / data.target.std()).astype(np.float32)[:, None]
+    train, test = digits
+    return {
+        "numbers": (fit(1, features[:300], targets[:300], F.mse_loss), features, targets),
+        "classes": (fit(10, train.images, train.labels, F.cross_entropy), test.images, test.labels),
+    }
+
+
+@pytest.fixture
+def damage(monkeypatch):
+    """Call it, and what converted models compute has the wrong sign from then on."""
+
+    def apply():
+        convert = PyTorchAdaptor.convert
+
+        def damaged(self, *arguments, **options):
+            converted = convert(self, *arguments, **options)
+            found = [b for n, b in converted.runnable.named_buffers() if "weight_scales" in n]
+            assert found
+            for scales in found:
+                scales.neg_()
+            return converted
+
+        monkeypatch.setattr(PyTorchAdaptor, "convert", damaged)
+
+    return apply
+
+
+def set_up(task, conf=None):
+    model, inputs, labels = task
+    converter = MixedPrecision(conf)
+    converter.model = model
+    converter.precisions = "int8"
+    converter.strategy = "basic"
+    converter.objective = "modelsize"  # models this small need not be faster
+    converter.exit_policy = ExitPolicy(max_trials=1)
+    converter.calib_dataloader = [inputs[:100]]
+    converter.eval_dataloader = [(inputs, labels)]
+    return converter
+
+
+def from_python(task, metric, kind):
+    converter = set_up(task)
+    converter.metric = build_metric(metric)
+    converter.accuracy_criterion = AccuracyCriterion(TOLERANCES[kind], relative=kind == "relative")
+    return converter
+
+
+def from_yaml(task, metric, kind):
+    return set_up(
+        task,
+        neural_mp.config.parse_settings(
+            f"evaluation: {{accuracy: {{metric: {metric}}}}}\n"
+            f"tuning: {{accuracy_criterion: {{{kind}: {TOLERANCES[kind]}}}}}\n"
+        ),
+    )
+
+
+@pytest.mark.parametrize("kind", TOLERANCES)
+@pytest.mark.parametrize("made", [from_python, from_yaml])
+@pytest.mark.parametrize("metric", REGISTERED)
+def test_a_registered_metric_keeps_its_direction(tasks, damage, metric, made, kind):
+    data, higher = REGISTERED[metric]
+    good = made(tasks[data], metric, kind)()
+    assert good.met, good.report.warnings
+    assert good.report.higher_is_better is higher
+    assert good.report.metric == type(build_metric(metric)).__name__
+    damage()
+    worse = made(tasks[data], metric, kind)()
+    assert worse.met is False
+    assert set(worse.plan.counts()) == {"fp32"}
+    rejected = worse.report.best_rejected.accuracy
+    assert (rejected < worse.report.target) is higher
+
+
+class RootMeanSquaredError:
+    """As a user writes it: it does not say which way is better."""
+
+    def reset(self):
+        self.pairs = []
+
+    def update(self, preds, labels):
+        self.pairs.append((preds, labels))
+
+    def result(self):
+        preds, labels = map(np.concatenate, zip(*self.pairs, strict=True))
+        return root_mean_squared_error(labels, preds)
+
+
+class SayingError(RootMeanSquaredError):
+    higher_is_better = False
+
+
+def error_of(module, inputs, labels):
+    with torch.no_grad():
+        return mean_absolute_error(labels, module(torch.from_numpy(inputs)).numpy())
+
+
+def own_class(converter, kind, task):
+    converter.metric = SayingError()
+    converter.accuracy_criterion = AccuracyCriterion(TOLERANCES[kind], kind == "relative")
+
+
+def own_class_and_criterion(converter, kind, task):
+    converter.metric = RootMeanSquaredError()
+    converter.accuracy_criterion = AccuracyCriterion(TOLERANCES[kind], kind == "relative", False)
+
+
+def own_function(converter, kind, task):
+    def evaluate(module):
+        return error_of(module, *task[1:])
+
+    evaluate.higher_is_better = False
+    converter.eval_func = evaluate
+    converter.accuracy_criterion = AccuracyCriterion(TOLERANCES[kind], kind == "relative")
+
+
+def own_function_and_criterion(converter, kind, task):
+    converter.eval_func = partial(error_of, inputs=task[1], labels=task[2])
+    converter.accuracy_criterion = AccuracyCriterion(TOLERANCES[kind], kind == "relative", False)
+
+
+@pytest.mark.parametrize("kind", TOLERANCES)
+@pytest.mark.parametrize(
+    "own", [own_class, own_class_and_criterion, own_function, own_function_and_criterion]
+)
+def test_an_error_of_the_users_own_is_judged_as_one(tasks, damage, own, kind):
+    def run():
+        converter = set_up(tasks["numbers"])
+        own(converter, kind, tasks["numbers"])
+        return converter()
+
+    assert run().met
+    damage()
+    worse = run()
+    assert worse.met is False
+    assert worse.report.best_rejected.accuracy > worse.report.target
+
+
+OWN_CODE = """
+import numpy as np
+
+
+class Plain:
+    def reset(self):
+        self.squares = []
+
+    def update(self, preds, labels):
+        self.squares.append(np.square(preds - labels))
+
+    def result(self):
+        return float(np.sqrt(np.concatenate(self.squares).mean()))
+
+
+def validation_loss():
+    return Plain()
+"""
+
+
+@pytest.fixture
+def workplace(tmp_path, tasks):
+    """A folder with the data, the models and a metric of one's own."""
+    for name, (model, inputs, labels) in tasks.items():
+        np.savez(tmp_path / f"{name}.npz", inputs=inputs, labels=labels)
+        batch = {0: torch.export.Dim.AUTO}
+        program = torch.export.export(
+            model, (torch.from_numpy(inputs[:2]),), dynamic_shapes=(batch,)
+        )
+        torch.export.save(program, tmp_path / f"{name}.pt2")
+    (tmp_path / "own_measures.py").write_text(OWN_CODE)
+    yield tmp_path
+    sys.modules.pop("own_measures", None)
+
+
+@pytest.fixture
+def tune(workplace, monkeypatch, capsys):
+    """Run `neural-mp tune`; its exit code and everything it says."""
+
+    def call(data, metric, criterion):
+        (workplace / "conf.yaml").write_text(
+            f"""
+model: {{name: {data}.pt2}}
+mixed_precision: {{precisions: int8}}
+quantization:
+  calibration: {{dataloader: {{batch_size: 50, dataset: {{numpy: {{path: {data}.npz}}}}}}}}
+evaluation:
+  accuracy:
+    metric: {metric}
+    dataloader: {{batch_size: 200, dataset: {{numpy: {{path: {data}.npz}}}}}}
+tuning:
+  strategy: basic
+  objective: modelsize
+  exit_policy: {{max_trials: 1}}
+  accuracy_criterion: {criterion}
+"""
+        )
+        monkeypatch.setattr(sys, "argv", ["neural-mp", "tune", "conf.yaml"])
+        monkeypatch.setattr(cli, "_console", cli.Console(width=200))
+        monkeypatch.setattr(cli, "_errors", cli.Console(width=400, stderr=True))
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out + said.err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("metric", "criterion", "row"),
+    [
+        ("RMSE", "{absolute: 0.02}", "RMSE (target 0."),
+        ("MAE", "{relative: 5%}", "MAE (target 0."),
+        ("loss", "{absolute: 0.02}", "Loss (target 0."),
+        ("accuracy", "{absolute: 0.02}", "Accuracy (target 0."),
+        ("'own_measures:validation_loss'", "{absolute: 0.02, higher_is_better: false}", "Plain ("),
+    ],
+)
+def test_on_the_command_line(tune, damage, metric, criterion, row):
+    data, higher = REGISTERED.get(metric, ("numbers", False))
+    code, said = tune(data, metric, criterion)
+    assert (code, "The accuracy target is met" in said) == (0, True)
+    (shown,) = [line for line in said.splitlines() if row in line]
+    assert ("lower is better" in shown) is not higher
+    damage()
+    code, said = tune(data, metric, criterion)
+    assert (code, "The accuracy target is NOT met" in said) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("metric", "criterion", "message"),
+    [
+        ("RMSE", "{higher_is_better: true}", "RMSE says that lower is better"),
+        ("accuracy", "{higher_is_better: false}", "Accuracy says that higher is better"),
+        (
+            "'own_measures:validation_loss'",
+            "{absolute: 0.02}",
+            "the name validation_loss may stand for an error",
+        ),
+        ("RMSE", "{relative: 1}", "did you mean 0.01 (1 %)?"),
+    ],
+)
+def test_what_cannot_be_judged_is_an_error_on_the_command_line(tune, metric, criterion, message):
+    code, said = tune("numbers", metric, criterion)
+    assert code == 2
+    assert message in said
+    assert "Traceback" not in said
+
+
+class Scripted:
+    """Gives one value after the other: FP32's first."""
+
+    def __init__(self, values, higher):
+        self.values, self.higher_is_better = iter(values), higher
+
+    def reset(self):
+        pass
+
+    def update(self, preds, labels):
+        pass
+
+    def result(self):
+        return next(self.values)
+
+
+@pytest.mark.parametrize("where", ["class", "function", "criterion"])
+@pytest.mark.parametrize("kind", TOLERANCES)
+@pytest.mark.parametrize("higher", [True, False])
+@pytest.mark.parametrize("change", [0.3, 0.0, -0.019, -0.06, -0.3])
+def test_what_is_better_is_met_and_what_is_worse_is_not(tasks, where, kind, higher, change):
+    """The values differ by `change`, for better or worse; FP32's is 1."""
+    values = (1.0, 1.0 + change if higher else 1.0 - change)
+    said, wanted = (None, higher) if where == "criterion" else (higher, None)
+    converter = set_up(tasks["numbers"])
+    converter.accuracy_criterion = AccuracyCriterion(TOLERANCES[kind], kind == "relative", wanted)
+    metric = Scripted(values, said)
+    if where == "function":
+
+        def scripted(model):
+            return metric.result()
+
+        scripted.higher_is_better = said
+        converter.eval_func = scripted
+    else:
+        converter.metric = metric
+    assert converter().met is (change >= -0.02)
+
+
+def named(name, higher=None):
+    """An object of a class of this name."""
+    return type(name, (), {"higher_is_better": higher})()
+
+
+def weighted(*metrics):
+    return [(metric, 1 / len(metrics)) for metric in metrics]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said", "expected"),
+    [
+        ([named("Score")], None, True),
+        ([named("Score")], False, False),
+        ([named("MyLoss", False)], None, False),
+        ([named("MyLoss", False)], False, False),
+        ([named("NegatedLoss", True)], None, True),
+        ([named("Wins", np.bool_(False))], None, False),
+        ([named("RMSE", False), named("MAE", False)], None, False),
+        ([named("F1", True), named("Score")], None, True),
+        ([named("RMSE", False), named("MyLoss")], False, False),
+        ([], None, True),
+    ],
+)
+@pytest.mark.parametrize("criterion", [(0.01, True), (0.02, False)])
+def test_the_direction_is_that_of_the_metric_else_the_users(metrics, said, expected, criterion):
+    undirected = AccuracyCriterion(*criterion, higher_is_better=said)
+    found = directed(undirected, weighted(*metrics), None)
+    assert found == AccuracyCriterion(*criterion, higher_is_better=expected)
+
+
+NOT_KNOWN = (
+    "direction of {} is not known.*set higher_is_better to False.*attribute higher_is_better"
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MyLoss",
+        "RMSE",
+        "RMSEMetric",
+        "MeanSquaredError",
+        "WER",
+        "LogLoss",
+        "Logloss",
+        "nrmse_score",
+        "val_loss",
+        "MAPE",
+        "Perplexity",
+        "neg_mean_squared_error",
+        "CrossEntropy",
+    ],
+)
+def test_what_may_be_an_error_and_does_not_say_so_is_asked_about(name):
+    def function(model):
+        return 0.0
+
+    function.__name__ = name
+    for eval_func, metrics in ((function, []), (partial(function), []), (None, [named(name)])):
+        with pytest.raises(ConfigurationError, match=NOT_KNOWN.format(name, name)):
+            directed(AccuracyCriterion(0.02, relative=False), weighted(*metrics), eval_func)
+        said = AccuracyCriterion(0.02, relative=False, higher_is_better=False)
+        assert directed(said, weighted(*metrics), eval_func) == said
+
+
+@pytest.mark.parametrize(
+    "name", ["Accuracy", "evaluate", "Answer", "power", "lossless", "terms", "Officer", "R2"]
+)
+def test_other_names_are_no_errors(name):
+    assert directed(AccuracyCriterion(), weighted(named(name)), None).higher_is_better is True
+
+
+def test_a_class_that_is_derived_from_an_error_is_asked_about():
+    mine = type("Mine", (RootMeanSquaredError,), {})()
+    with pytest.raises(ConfigurationError, match=NOT_KNOWN.format("Mine", "RootMeanSquaredError")):
+        directed(AccuracyCriterion(), weighted(mine), None)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said", "message"),
+    [
+        ([named("RMSE", False)], True, "RMSE says that lower.*higher_is_better: True; leave"),
+        ([named("F1", True)], False, "F1 says that higher.*higher_is_better: False; leave"),
+        ([named("F1", True), named("RMSE", False)], None, "F1 says.*RMSE says.*one direction"),
+        ([named("F1", True), named("RMSE", False)], True, "F1 says.*RMSE says.*one direction"),
+        ([named("Score"), named("RMSE", False)], None, "Score does not say.*RMSE says that lower"),
+        ([named("Score", "no")], None, "higher_is_better of Score must be True or False"),
+    ],
+)
+def test_what_contradicts_itself_is_an_error(metrics, said, message):
+    with pytest.raises(ConfigurationError, match=message):
+        directed(AccuracyCriterion(higher_is_better=said), weighted(*metrics), None)
+
+
+def test_a_metric_that_weighs_nothing_does_not_count():
+    metrics = [(named("F1", True), 1.0), (named("RMSE", False), 0.0)]
+    assert directed(AccuracyCriterion(), metrics, None).higher_is_better is True
+
+
+def test_an_evaluation_function_counts_in_place_of_the_metric():
+    def score(model):
+        return 0.0
+
+    metrics = weighted(named("RMSE", False))
+    assert directed(AccuracyCriterion(), metrics, score).higher_is_better is True
+    assert metric_label(metrics, score) == "score"
+    assert metric_label(metrics, lambda model: 0.0) == "eval_func"
+    assert metric_label(metrics, None) == "RMSE"
+    assert metric_label([], None) == ""
+    assert metric_label(weighted(named("F1"), named("AUC")), None) == "0.5·F1 + 0.5·AUC"
