@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -66,17 +67,26 @@ class Digits:
         return self.images[index], self.labels[index]
 
 
-def train(net: nn.Module, epochs: int = 6) -> None:
+def train(net: nn.Module, epochs: int = 8, batch_size: int = 64, rate: float = 4e-3) -> None:
+    """Train it to the same accuracy on every machine.
+
+    CPUs round differently, so no two of them end with the same weights. The rate that falls to
+    zero makes the last steps so small that this does not matter.
+    """
     data = Digits("train")
     images, labels = torch.from_numpy(data.images), torch.from_numpy(data.labels)
-    optimizer = torch.optim.AdamW(net.parameters(), 2e-3)
+    order = torch.Generator().manual_seed(0)
+    steps = epochs * math.ceil(len(labels) / batch_size)
+    optimizer = torch.optim.AdamW(net.parameters(), rate)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
     net.train()
     for _ in range(epochs):
-        for batch in torch.randperm(len(labels)).split(64):
+        for batch in torch.randperm(len(labels), generator=order).split(batch_size):
             loss = F.cross_entropy(net(images[batch]), labels[batch])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            schedule.step()
     net.eval()
 
 
