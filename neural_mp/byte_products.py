@@ -57,10 +57,8 @@ def weight_spec(products: ByteProducts) -> QuantSpec:
     return QuantSpec("int8", "symmetric", "per_channel", range=_RANGES[products])
 
 
-def other_weight_specs(products: ByteProducts) -> tuple[QuantSpec, ...]:
-    """What else a plan may say of the weights: a reduced range is right for every kernel."""
-    spec = QuantSpec("int8", "symmetric", "per_channel", range=REDUCED_RANGE)
-    return () if products is ByteProducts.SATURATING else (spec,)
+#: What a plan may always say of a weight: a reduced range is right for every kernel.
+REDUCED_WEIGHT = weight_spec(ByteProducts.SATURATING)
 
 
 def weight_limit(spec: QuantSpec | None) -> int:

@@ -8,6 +8,8 @@ from neural_mp.adaptors.base import Adaptor, Model
 from neural_mp.byte_products import ByteProducts, KernelKind
 from neural_mp.errors import ConfigurationError, ConversionError, ModelLoadError
 from neural_mp.hardware import PORTABLE, THIS, Hardware, detect
+from neural_mp.precision import Precision
+from neural_mp.space import TuningSpace
 
 logger = logging.getLogger(__name__)
 
@@ -87,3 +89,21 @@ def made_right_here(adaptor: Adaptor, model: Model, name: str) -> tuple[Model, l
     done = f"{reason}, so its INT8 weights were stored anew; its accuracy was measured before that"
     logger.warning(done)
     return right, [done]
+
+
+def not_native(here: Hardware) -> frozenset[Precision]:
+    """What a machine does not compute in: it may be slow there, and yet be wanted elsewhere."""
+    return frozenset(precision for precision in Precision if not here.support(precision).native)
+
+
+def without_kernels(space: TuningSpace, hardware: Hardware, framework: str) -> list[str]:
+    """One warning for every precision that the machine has and the framework does not."""
+    found = []
+    for precision in space.precisions():
+        able = [c for c in space.capabilities.values() if precision in c.precisions]
+        if hardware.support(precision).native and all(precision in c.emulated for c in able):
+            found.append(
+                f"{framework} has no {precision} kernels here: {precision} is emulated, for its "
+                f"numbers"
+            )
+    return found

@@ -19,7 +19,7 @@ from neural_mp.amp_log import prepared_folder, write_log
 from neural_mp.common import Metric
 from neural_mp.config import Settings, load_settings
 from neural_mp.data import build_dataloader, build_transforms
-from neural_mp.deployment import hardware_for
+from neural_mp.deployment import hardware_for, not_native, without_kernels
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.hardware import Hardware
 from neural_mp.measures import directed, metric_label
@@ -197,7 +197,9 @@ class MixedPrecision:
             self.metric, self._settings.evaluation.metrics, evaluation, self.eval_func
         )
         configured = self._settings.evaluation.metrics if self.metric is None else ()
-        criterion = directed(self.accuracy_criterion, metrics, self.eval_func, configured)
+        criterion = self.accuracy_criterion
+        if not self.exit_policy.performance_only:
+            criterion = directed(criterion, metrics, self.eval_func, configured)
         load = self._loading(calibration)
         adaptor, model = load()
         warnings.extend(getattr(model, "warnings", ()))
@@ -226,7 +228,7 @@ class MixedPrecision:
             criterion=criterion,
             exit_policy=self.exit_policy,
             seed=self.random_seed,
-            for_numbers=here.forced | _not_native(here),
+            for_numbers=here.forced | not_native(here),
             workers=self.workers,
             early_stopping=self.early_stopping,
             amp=amp.words(),
@@ -332,7 +334,7 @@ class MixedPrecision:
     ) -> TuningSpace:
         lists = edited_lists(adaptor, amp, precisions, warnings)
         space = forced(adaptor.space(model, hardware, lists), amp).restricted_to(precisions)
-        warnings.extend(_without_kernels(space, hardware, adaptor.framework))
+        warnings.extend(without_kernels(space, hardware, adaptor.framework))
         space = space.constrained(self._settings.constraints)
         if self.approach is not None:
             space = space.with_int8([self.approach])
@@ -382,23 +384,5 @@ class MixedPrecision:
         return History(url, fingerprint, criterion.prefers_higher, self.resume)
 
 
-def _not_native(here: Hardware) -> frozenset[Precision]:
-    """What this machine does not compute in: it may be slow here, and yet be wanted elsewhere."""
-    return frozenset(precision for precision in Precision if not here.support(precision).native)
-
-
 def _default_listener() -> Listener:
     return LiveListener() if sys.stderr.isatty() else Listener()
-
-
-def _without_kernels(space: TuningSpace, hardware: Hardware, framework: str) -> list[str]:
-    """One warning for every precision that the machine has and the framework does not."""
-    found = []
-    for precision in space.precisions():
-        able = [c for c in space.capabilities.values() if precision in c.precisions]
-        if hardware.support(precision).native and all(precision in c.emulated for c in able):
-            found.append(
-                f"{framework} has no {precision} kernels here: {precision} is emulated, for its "
-                f"numbers"
-            )
-    return found

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from neural_mp.amp import AmpList, FourLists, Painting
+from neural_mp.constraints import Constraints, OpConstraint
 from neural_mp.errors import PlanError, UnknownOperatorError, did_you_mean
 from neural_mp.flow import Flow, QuantizedTensor, quantized_tensors, trace
 from neural_mp.followers import explain_plan, paint_plan
@@ -65,54 +66,6 @@ class Capability:
         usual = (c.weight for c in self.configs if c.approach == config.approach)
         fixed = (replace(config, weight=weight) for weight in usual)
         return next((other for other in fixed if self.takes(other)), config)
-
-
-@dataclass(frozen=True)
-class QuantConstraint:
-    """The values a user allows for a quantized tensor; None allows all."""
-
-    dtype: tuple[str, ...] | None = None
-    scheme: tuple[str, ...] | None = None
-    granularity: tuple[str, ...] | None = None
-    algorithm: tuple[str, ...] | None = None
-
-    def allows(self, spec: QuantSpec | None) -> bool:
-        """Whether a config with this spec may be used."""
-        if spec is None:
-            return True
-        return all(
-            allowed is None or getattr(spec, name) in allowed
-            for name, allowed in vars(self).items()
-        )
-
-
-@dataclass(frozen=True)
-class OpConstraint:
-    """What a user allows an op to run in.
-
-    Attributes:
-        precisions: the allowed precisions; None allows all.
-        weight, activation: further limits on INT8 configs.
-    """
-
-    precisions: tuple[Precision, ...] | None = None
-    weight: QuantConstraint = QuantConstraint()
-    activation: QuantConstraint = QuantConstraint()
-
-    def allows(self, config: OpConfig) -> bool:
-        """Whether a config may be used."""
-        if self.precisions is not None and config.precision not in self.precisions:
-            return False
-        return self.weight.allows(config.weight) and self.activation.allows(config.activation)
-
-
-@dataclass(frozen=True)
-class Constraints:
-    """A user's limits: on the whole model, on op types, on single ops (names or patterns)."""
-
-    model_wise: OpConstraint = OpConstraint()
-    optype_wise: Mapping[str, OpConstraint] = field(default_factory=dict)
-    op_wise: Mapping[str, OpConstraint] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

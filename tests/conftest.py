@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+from machine import machine
 from nets import deep_net, hostile, small_net, train
 from sklearn.datasets import load_digits
 from torch import nn
 
 from neural_mp import common
-from neural_mp.hardware import Hardware, detect
+from neural_mp.hardware import Hardware
 from neural_mp.precision import Precision
 
 
@@ -115,26 +116,19 @@ def accuracy() -> Accuracy:
     return Accuracy()
 
 
-def _integer_flags() -> frozenset[str]:
-    """Said only where it is true: without these instructions, integer kernels saturate."""
-    native = detect({}).support(Precision.INT8).native
-    return frozenset({"avx512_vnni"}) if native else frozenset()
-
-
 @pytest.fixture
 def plain_machine() -> Hardware:
     """This machine without its 16-bit instructions."""
-    return Hardware("a plain machine", _integer_flags(), 2)
+    return machine()
 
 
 @pytest.fixture
 def bf16_machine() -> Hardware:
     """A machine on which BF16 is forced."""
-    return Hardware("forced", _integer_flags(), 2, forced=frozenset({Precision.BF16}))
+    return machine(Precision.BF16)
 
 
 @pytest.fixture
 def all_machine() -> Hardware:
     """A machine on which everything is forced."""
-    forced = frozenset({Precision.BF16, Precision.FP16})
-    return Hardware("forced", _integer_flags(), 2, forced=forced)
+    return machine(Precision.BF16, Precision.FP16)

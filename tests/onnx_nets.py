@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,15 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
+from machine import machine
 from torch import nn
 
 from neural_mp.adaptors.onnxrt import OnnxRuntimeAdaptor
 from neural_mp.hardware import Hardware
 from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import FP32, OpConfig, Precision
+from neural_mp.precision import FP32, OpConfig, Precision, QuantSpec
 
-MACHINE = Hardware(
-    "with integers",
-    frozenset({"avx512_vnni"}),
-    2,
-    forced=frozenset({Precision.BF16, Precision.FP16}),
-)
+MACHINE = machine(Precision.BF16, Precision.FP16)
 
 
 def as_onnx(net: nn.Module, opset: int = 20) -> onnx.ModelProto:
@@ -110,6 +107,7 @@ class Converted:
         data: dict[str, np.ndarray],
         precision: Precision = Precision.INT8,
         machine: Hardware = MACHINE,
+        weight: QuantSpec | None = None,
         **plan: Precision,
     ) -> None:
         self.adaptor = OnnxRuntimeAdaptor()
@@ -119,6 +117,8 @@ class Converted:
         chosen = {
             op: self.space.capabilities[op].config(precision) or FP32 for op in self.space.decided
         }
+        if weight is not None:
+            chosen = {op: replace(config, weight=weight) for op, config in chosen.items()}
         chosen.update({op: OpConfig(other) for op, other in plan.items()})
         self.model = self.adaptor.convert(
             self.float, PrecisionPlan(chosen), self.observed, self.space

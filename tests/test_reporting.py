@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from neural_mp.byte_products import ByteProducts, KernelKind
 from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import FP32, OpConfig, Precision
 from neural_mp.reporting import LiveListener, hardware_table, result_tables, trial_table, words
@@ -101,10 +103,27 @@ def test_trials_are_shown_with_their_outcome_and_error():
 
 
 def test_the_hardware_table_tells_native_from_emulated(all_machine):
-    text = shown(hardware_table(all_machine))
-    assert "natively" in text
-    assert "emulated" in text
-    assert "FORCE_BF16=1" in text
+    exact, saturating = ByteProducts.EXACT, ByteProducts.SATURATING
+    products = {**dict.fromkeys(KernelKind, saturating), KernelKind.DEPTHWISE: exact}
+    text = shown(hardware_table(all_machine, {"pytorch": products}))
+    for words_ in ("natively", "emulated", "FORCE_BF16=1", "pytorch", "saturating", "exact"):
+        assert words_ in text
+
+
+def test_a_speed_is_said_with_its_spread_and_a_difference_within_it_is_none():
+    faster = Report(baseline_latency=3.0, latency=1.0, speedup_low=2.9, speedup_high=3.1)
+    assert words.speed(faster) == "3.00× as fast (2.90 to 3.10)"
+    alike = replace(faster, latency=2.9, speedup_low=0.98, speedup_high=1.05)
+    assert words.speed(alike) == "no difference (0.98 to 1.05)"
+    emulated = replace(faster, latency=6.0, speedup_low=0.4, speedup_high=0.6, emulated=("bf16",))
+    assert words.speed(emulated) == "0.50× as fast (0.40 to 0.60), bf16 emulated"
+
+
+def test_where_nothing_is_faster_the_title_does_not_say_that_the_target_was_missed():
+    slow = replace(REPORT, best_rejected=Trial(PLAN, Outcome.SLOW, 0.97, 0.0))
+    text = shown(result_tables(slow, False))
+    assert "NOT met" not in text
+    assert "faster" in text
 
 
 @pytest.mark.parametrize("terminal", [True, False])

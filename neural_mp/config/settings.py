@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neural_mp.amp import AutoMixedPrecisionOptions
+from neural_mp.constraints import Constraints
 from neural_mp.hardware import THIS
 from neural_mp.precision import Precision
-from neural_mp.space import Constraints
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 
 

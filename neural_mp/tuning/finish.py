@@ -52,7 +52,7 @@ class Choice:
         plan: what it runs in.
         speed: what was measured of it.
         trial: the trial of the plan; None for the FP32 model.
-        turned_out: trials whose figures the last measurement changed.
+        turned_out: trials that turned out to be slower than FP32 when they were measured last.
     """
 
     model: Model
@@ -95,7 +95,7 @@ def choose(
             _measured(job, trial, before, seconds)
             for trial, seconds in zip(drawn, after, strict=True)
         ]
-        turned_out += measured
+        turned_out += [trial for trial in measured if not trial.met]
         best = best_trial(measured, job.objectives)
         if best is not None:
             index = measured.index(best)

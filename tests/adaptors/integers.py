@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 from adaptor_contract import INT8, uniform
+from machine import CONVOLUTION, DENSE, machine, weight_limit_here
 
 from neural_mp.adaptors.pytorch import PyTorchAdaptor
-from neural_mp.hardware import Hardware
 
-MACHINE = Hardware(flags=frozenset({"avx512_vnni"}))
+MACHINE = machine()
 
 
 def lowered(module, inputs):
@@ -32,11 +32,14 @@ def integers(values, scale, zero_point):
     return np.clip(steps, 0, 255).astype(np.int64)
 
 
-def integer_weight(weight):
+def integer_weight(weight, kernel=None, limit=None):
+    """Whole numbers and the step of every output, as far as the kernel is right with them here."""
+    kernel = kernel or (DENSE if weight.ndim == 2 else CONVOLUTION)
+    limit = limit or weight_limit_here("pytorch", kernel)
     weight = weight.detach().numpy().astype(np.float64)
-    scale = np.abs(weight).reshape(len(weight), -1).max(1) / 127
+    scale = np.abs(weight).reshape(len(weight), -1).max(1) / limit
     column = scale.reshape(-1, *[1] * (weight.ndim - 1))
-    return np.clip(np.round(weight / column), -127, 127).astype(np.int64), scale
+    return np.clip(np.round(weight / column), -limit, limit).astype(np.int64), scale
 
 
 def convolve(x, w, stride, padding, dilation, groups):

@@ -8,20 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 from adaptor_contract import signal_to_noise, uniform
+from machine import machine
 
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.adaptors.repair import repaired, scored_repairs
 from neural_mp.conversion import convert_with_plan
 from neural_mp.errors import PlanError
-from neural_mp.hardware import Hardware, detect
 from neural_mp.plan import PrecisionPlan, load_plan_file
 from neural_mp.precision import OpConfig, Precision
 from neural_mp.search.sensitivity import best_repairs, noise_after_repairs, with_repairs
 
 INT8 = Precision.INT8
-# Said only where it is true: without these instructions, integer kernels saturate.
-FLAGS = frozenset({"avx512_vnni"}) if detect({}).support(INT8).native else frozenset()
-MACHINE = Hardware("with integers", FLAGS, 2)
+MACHINE = machine()
 #: How much larger the outlier channels are.
 FACTOR = 1024.0
 

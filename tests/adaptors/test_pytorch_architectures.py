@@ -13,17 +13,17 @@ from architectures import ARCHITECTURES, build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_trace import ops_in_integers
+from machine import machine
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch import PyTorchAdaptor
 from neural_mp.errors import CaptureError
-from neural_mp.hardware import Hardware
 from neural_mp.observations import Observations
 from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import Precision
 from neural_mp.space import TuningSpace
 
-MACHINE = Hardware(flags=frozenset({"avx512_vnni", "avx512_bf16", "avx512_fp16"}))
+MACHINE = machine(Precision.BF16, Precision.FP16)
 #: Decibels that every output keeps under every plan.
 BOUND = 20
 

@@ -9,6 +9,7 @@ from adaptor_contract import INT8, uniform
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from integers import MACHINE, convolve, integer_weight, integers, lowered, parameters
+from machine import CONVOLUTION, DEPTHWISE
 from torch import nn
 from torch.nn import functional as F
 
@@ -81,7 +82,7 @@ def test_a_residual_sum_in_integers_is_exact_to_one_step(
     # The term that is added and the kernel's input, as the kernel sees them.
     before = kernel_results(converted, x, "qconv_pointwise")[0].numpy().astype(np.int64)
     scale, zero_point = parameters(observed, "a")
-    weight, weight_scale = integer_weight(module.b.weight)
+    weight, weight_scale = integer_weight(module.b.weight, DEPTHWISE if groups > 1 else CONVOLUTION)
     total = convolve(before - zero_point, weight, stride, padding, 1, groups)
     real = total * scale * weight_scale.reshape(1, -1, 1, 1)
     real += module.b.bias.detach().numpy().reshape(1, -1, 1, 1)
@@ -280,7 +281,7 @@ def test_weights_alone_in_integers(rows, features):
     converted = adaptor.convert(
         model, uniform(space, INT8), adaptor.observe(model, [], space), space
     )
-    weight, weight_scale = integer_weight(module.weight)
+    weight, weight_scale = integer_weight(module.weight, limit=127)
     expected = x.double().numpy() @ (weight.T * weight_scale) + module.bias.detach().numpy()
     result = adaptor.predict(converted, x).detach().numpy()
     assert result.shape == expected.shape
@@ -296,7 +297,7 @@ def test_a_table_of_embeddings_is_stored_in_integers():
     adaptor = PyTorchAdaptor()
     model = adaptor.load(module, example=words)
     space = adaptor.space(model, MACHINE)
-    table, scale = integer_weight(module[0].weight)
+    table, scale = integer_weight(module[0].weight, limit=127)
     plan = PrecisionPlan({"0": space.capabilities["0"].config(INT8)})
     converted = adaptor.convert(model, plan, adaptor.observe(model, [], space), space)
     vectors = table[words.numpy()] * scale[words.numpy()][..., None]

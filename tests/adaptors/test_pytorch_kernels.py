@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from integers import convolve, integer_weight, integers, lowered, parameters
+from machine import CONVOLUTION, DEPTHWISE
 from torch import nn
 from torch.nn import functional as F
 
@@ -49,7 +50,7 @@ def test_convolution_is_exact(
     result, observed, _, space = lowered(module, x)
 
     scale, zero_point = parameters(observed, space.graph.inputs[0])
-    weight, weight_scale = integer_weight(conv.weight)
+    weight, weight_scale = integer_weight(conv.weight, DEPTHWISE if groups > 1 else CONVOLUTION)
     # The padding is real zeros: the zero point, less itself.
     steps = integers(x, scale, zero_point) - zero_point
     total = convolve(steps, weight, stride, padding, dilation, groups)

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 from adaptor_contract import BF16, INT8, signal_to_noise, uniform
-from integers import MACHINE
 from kernel_trace import kernels_by_op, ops_in_integers
+from machine import machine
 from resnet50 import resnet50
 from torch.fx import Interpreter
 
 from neural_mp.adaptors.pytorch import PyTorchAdaptor
-from neural_mp.hardware import Hardware
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +21,7 @@ def resnet():
     module, adaptor = resnet50(), PyTorchAdaptor()
     images = np.random.default_rng(0).normal(size=(8, 3, 64, 64)).astype(np.float32)
     model = adaptor.load(module, example=images[:2])
-    space = adaptor.space(model, Hardware(flags=MACHINE.flags | {"avx512_bf16"}))
+    space = adaptor.space(model, machine(BF16))
     observed = adaptor.observe(model, np.split(images, 2), space)
     with torch.no_grad():
         reference = module(torch.from_numpy(images)).numpy()

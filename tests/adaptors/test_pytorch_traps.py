@@ -11,6 +11,7 @@ from adaptor_contract import BF16, FP16, INT8, signal_to_noise, uniform
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from integers import MACHINE
+from machine import machine
 from torch import nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
@@ -18,10 +19,9 @@ from torch.utils import _pytree as pytree
 from neural_mp.adaptors.calibration import affine_parameters
 from neural_mp.adaptors.pytorch import PyTorchAdaptor
 from neural_mp.errors import ConversionError, DataError
-from neural_mp.hardware import Hardware
 from neural_mp.plan import PrecisionPlan
 
-ALL = Hardware(flags=MACHINE.flags | {"avx512_bf16", "avx512_fp16"})
+ALL = machine(BF16, FP16)
 
 
 def all_int8(module, inputs, capture="whole"):

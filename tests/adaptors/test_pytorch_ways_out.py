@@ -13,6 +13,7 @@ import torch
 from adaptor_contract import BF16, INT8, signal_to_noise, uniform
 from architectures import ARCHITECTURES, build
 from integers import MACHINE
+from machine import machine
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -159,7 +160,7 @@ def test_a_model_in_bfloat16_is_converted_like_any_other(name):
     )
     adaptor, half = PyTorchAdaptor(), build(name).bfloat16()
     model = adaptor.load(half, example=given)
-    space = adaptor.space(model, type(MACHINE)(flags=MACHINE.flags | {"avx512_bf16"}))
+    space = adaptor.space(model, machine(BF16))
     observed = adaptor.observe(model, [given], space)
     assert space.int8_ops
     for precision, casts in ((INT8, None), (BF16, 0)):

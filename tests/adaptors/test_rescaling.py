@@ -124,13 +124,14 @@ def test_a_normalization_has_one_weight_a_channel():
     np.testing.assert_array_equal(scaled, [6, -2, 0])
 
 
-def test_a_rounded_weight_has_255_steps_for_every_output():
+@pytest.mark.parametrize("limit", [127, 63])
+def test_a_rounded_weight_has_steps_of_its_own_for_every_output(limit):
     matrix = np.random.default_rng(0).standard_normal((2, 3, 5, 4))
     matrix[0, 1], matrix[1, 2] = 0, 1e-3 * matrix[1, 2]
-    rounded = rounded_weight(matrix)
+    rounded = rounded_weight(matrix, limit)
     for group, row in np.ndindex(2, 3):
         values = matrix[group, row]
-        step = np.abs(values).max() / 127 or 1.0
+        step = float(np.float32(np.abs(values).max() / limit)) or 1.0
         steps = [[round(value / step) for value in tap] for tap in values]
         np.testing.assert_allclose(rounded[group, row], np.array(steps) * step, rtol=1e-12)
 

@@ -183,6 +183,32 @@ def test_a_plan_slower_than_fp32_is_followed_by_what_gains_most_and_then_the_sea
     assert not any(trial.met for trial in trials)
 
 
+def test_of_plans_that_keep_less_in_int8_the_fastest_measured_one_is_tried():
+    """All of it is slow; what is slow is not op3 alone, as single ops say, but all but op5."""
+
+    def seconds(plan):
+        low = {op for op, config in plan.items() if config.precision is Precision.INT8}
+        return 1.0 + 0.3 * len(low) - 0.8 * ("op5" in low)
+
+    class Measured(Timed):
+        def times(self):
+            gains = {f"op{i}": {Precision.FP32: 4.0, Precision.INT8: 3.9 - i / 2} for i in range(6)}
+            return Times(gains, 0.1)
+
+        def latencies(self, plans):
+            return [seconds(plan) for plan in plans]
+
+    trials = tried(
+        chain(6),
+        lambda plan: 0.0,
+        {},
+        probe=Measured(),
+        figures=lambda plan: {"relative_latency": seconds(plan)},
+    )
+    assert [int8_ops(trial.plan) for trial in trials if trial.met] == [{"op5"}]
+    assert len(trials) == 2
+
+
 def test_the_same_problem_gives_the_same_plans():
     def plans():
         probe = MadeUpProbe({"op2": 1.0, "op5": 0.2})

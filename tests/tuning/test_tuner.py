@@ -190,7 +190,7 @@ def test_what_meets_the_target_and_is_slower_than_fp32_is_no_success(converter, 
     assert result.met is False
     assert set(result.plan.counts()) == {"fp32"}
     (words,) = [w for w in result.report.warnings if "faster than FP32" in w]
-    assert "at 0.80× the speed of FP32" in words
+    assert "at 0.80× (0.80 to 0.80) the speed of FP32" in words
 
 
 def test_a_resumed_run_judges_speed_by_what_is_wanted_now(converter, net, accuracy, monkeypatch):
@@ -216,9 +216,16 @@ def test_a_precision_that_is_forced_may_be_slow(converter, net, monkeypatch, bf1
 
 
 def test_where_size_is_wanted_speed_does_not_matter(converter, net, monkeypatch):
-    monkeypatch.setattr(Measurement, "side_by_side", lambda self, models, longer=1: [1.0, 1.25])
+    seconds = {True: [1.0] * 3, False: [1.25] * 3}
+    monkeypatch.setattr(
+        Measurement,
+        "rounds",
+        lambda self, models, longer=1: [seconds[model is models[0]] for model in models],
+    )
     converter.model = net
-    assert converter().met
+    result = converter()
+    assert result.met
+    assert result.report.speedup == pytest.approx(0.8)
 
 
 def test_a_lost_evaluation_is_stopped_and_never_counts_as_one(converter, digits):

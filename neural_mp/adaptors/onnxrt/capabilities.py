@@ -17,7 +17,7 @@ from neural_mp.adaptors.onnxrt.products import kernel_products
 from neural_mp.adaptors.onnxrt.registry import CONTRIB, has_kernel, runs_natively
 from neural_mp.adaptors.onnxrt.schemas import is_function, takes, typed_inputs
 from neural_mp.adaptors.onnxrt.sessions import CPU, array_of
-from neural_mp.byte_products import ByteProducts, KernelKind, other_weight_specs, weight_spec
+from neural_mp.byte_products import REDUCED_WEIGHT, ByteProducts, KernelKind, weight_spec
 from neural_mp.hardware import Hardware
 from neural_mp.precision import DYNAMIC, FP32, RANGE_ALGORITHMS, OpConfig, Precision, QuantSpec
 from neural_mp.space import Capability
@@ -98,7 +98,7 @@ class _Judge:
         """
         if node.op_type not in LAYERS:
             return ()
-        return (*other_weight_specs(self.products_of(node)), _UNSIGNED)
+        return REDUCED_WEIGHT, _UNSIGNED
 
     def is_native(self, node: ir.Node, precision: Precision) -> bool:
         """Whether ONNX Runtime has a kernel that computes in 16 bits."""

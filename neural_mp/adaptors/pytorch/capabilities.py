@@ -12,11 +12,12 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.kernel_products import Products, products_for
+from neural_mp.adaptors.kernel_products import products_for
 from neural_mp.adaptors.pytorch.casts import DTYPES, STATISTICS, narrowed
 from neural_mp.adaptors.pytorch.graph import (
     CONVOLUTIONS,
     EMBEDDING,
+    INTEGER_LAYERS,
     LINEAR,
     WEIGHT_ARGUMENT,
     carries_int8,
@@ -26,7 +27,7 @@ from neural_mp.adaptors.pytorch.graph import (
 from neural_mp.adaptors.pytorch.lower import geometry
 from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel, constant, op_nodes
 from neural_mp.adaptors.pytorch.products import kernel_products
-from neural_mp.byte_products import ByteProducts, KernelKind, other_weight_specs, weight_spec
+from neural_mp.byte_products import REDUCED_WEIGHT, ByteProducts, KernelKind, weight_spec
 from neural_mp.hardware import Hardware, Support
 from neural_mp.precision import (
     DYNAMIC,
@@ -40,8 +41,6 @@ from neural_mp.space import Capability
 
 logger = logging.getLogger(__name__)
 
-#: Of weights alone no sums of products in bytes are made: they may use the full range everywhere.
-_WEIGHT_ONLY = OpConfig(Precision.INT8, weight=weight_spec(ByteProducts.EXACT))
 #: Layer → how its ranges may be chosen, fastest first; of an embedding, the weight alone is stored.
 _RANGES: Mapping[Any, tuple[str, ...]] = {
     **dict.fromkeys(CONVOLUTIONS, RANGE_ALGORITHMS),
@@ -160,14 +159,21 @@ def probe(model: TorchModel, dtypes: tuple[torch.dtype, ...]) -> tuple[Answers, 
     return answers, frozenset(beyond)
 
 
-def int8_configs(target: Any, products: ByteProducts) -> tuple[OpConfig, ...]:
-    """The INT8 forms of a layer, fastest first; static ones differ in how the range is chosen."""
+def int8_configs(target: Any, products: ByteProducts, alone: ByteProducts) -> tuple[OpConfig, ...]:
+    """The INT8 forms of a layer, fastest first; static ones differ in how the range is chosen.
+
+    Args:
+        target: the layer's op.
+        products: how its integer kernel multiplies bytes.
+        alone: what its weight alone in INT8 has to be right with.
+    """
     weight = weight_spec(products)
     with_ranges = tuple(
         OpConfig(Precision.INT8, weight, QuantSpec("uint8", "asymmetric", "per_tensor", algorithm))
         for algorithm in _RANGES[target]
     )
-    return with_ranges if target in CONVOLUTIONS else (*with_ranges, _WEIGHT_ONLY)
+    weight_only = OpConfig(Precision.INT8, weight=weight_spec(alone))
+    return with_ranges if target in CONVOLUTIONS else (*with_ranges, weight_only)
 
 
 def kernel_of(node: Node) -> KernelKind:
@@ -192,9 +198,25 @@ def capabilities(model: TorchModel, hardware: Hardware) -> Mapping[str, Capabili
         clusters = find_clusters(module)
         for name, node in op_nodes(module).items():
             obstacle = int8_obstacle(module, node, name in clusters)
-            capability = _capability(node, obstacle, supports, answers, products)
+            configs: tuple[OpConfig, ...] = ()
+            if obstacle is None:
+                mine = products[kernel_of(node)]
+                # Of a weight alone no products of bytes are made; but one that is tied to that of
+                # another layer is stored once, as that one needs it.
+                alone = mine if _is_tied(module, node) else ByteProducts.EXACT
+                configs = int8_configs(node.target, mine, alone)
+            capability = _capability(node, obstacle, supports, answers, configs)
             found[name] = _without_16_bits(capability) if name in beyond else capability
     return found
+
+
+def _is_tied(module: GraphModule, node: Node) -> bool:
+    """Whether a layer that multiplies bytes has the same weight as this embedding."""
+    if node.target is not EMBEDDING:
+        return False
+    source = str(node.args[WEIGHT_ARGUMENT[node.target]].target)
+    same = (n for n in module.graph.nodes if n.op == "get_attr" and n.target == source)
+    return any(user.target in INTEGER_LAYERS for n in same for user in n.users)
 
 
 def _capability(
@@ -202,15 +224,12 @@ def _capability(
     obstacle: str | None,
     supports: Mapping[Precision, Support],
     answers: Answers,
-    products: Products,
+    int8: tuple[OpConfig, ...],
 ) -> Capability:
     emulated = frozenset(p for p, s in supports.items() if s.available and not s.native)
     builder = _Builder(emulated)
-    if obstacle is None:
-        mine = products[kernel_of(node)]
-        builder.configs.extend(int8_configs(node.target, mine))
-        builder.weights = other_weight_specs(mine)
-    else:
+    builder.configs.extend(int8)
+    if obstacle is not None:
         builder.reasons[Precision.INT8] = obstacle
     for precision, dtype in DTYPES.items():
         if not supports[precision].available:
@@ -235,7 +254,6 @@ class _Builder:
     emulated: frozenset[Precision]
     configs: list[OpConfig] = field(default_factory=list)
     reasons: dict[Precision, str] = field(default_factory=dict)
-    weights: tuple[QuantSpec, ...] = ()
 
     def take(self, precision: Precision, answer: str | None) -> None:
         if answer is None:
@@ -248,7 +266,8 @@ class _Builder:
     def build(self) -> Capability:
         mine = {config.precision for config in self.configs}
         emulated = self.emulated & frozenset(mine)
-        return Capability((*self.configs, FP32), self.reasons, emulated, self.weights)
+        weights = (REDUCED_WEIGHT,) if Precision.INT8 in mine else ()
+        return Capability((*self.configs, FP32), self.reasons, emulated, weights)
 
 
 def int8_obstacle(module: GraphModule, node: Node, in_cluster: bool) -> str | None:

@@ -30,7 +30,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
 from neural_mp.adaptors.tensorflow.padding import padding_of
 from neural_mp.adaptors.tensorflow.probe import forms_that_work, kernel_products
 from neural_mp.adaptors.tensorflow.registry import has_kernel, kernel_dtypes
-from neural_mp.byte_products import ByteProducts, KernelKind, other_weight_specs, weight_spec
+from neural_mp.byte_products import REDUCED_WEIGHT, ByteProducts, KernelKind, weight_spec
 from neural_mp.hardware import Hardware
 from neural_mp.precision import FP32, RANGE_ALGORITHMS, OpConfig, Precision, QuantSpec
 from neural_mp.space import Capability
@@ -82,7 +82,7 @@ class _Judge:
         if obstacle is None:
             products = self.products[self.kernel_of(node)]
             configs.extend(_int8_configs(products))
-            weights = other_weight_specs(products)
+            weights = (REDUCED_WEIGHT,)
         else:
             reasons[Precision.INT8] = obstacle
         for precision in _SIXTEEN:

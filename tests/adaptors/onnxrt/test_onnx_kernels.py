@@ -6,10 +6,13 @@ from adaptor_contract import signal_to_noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from integers import convolve, integers
+from machine import CONVOLUTION, DENSE, DEPTHWISE, products_here, weight_limit_here
+from onnx import numpy_helper
 from onnx_nets import Converted, graph, op, run
 
+from neural_mp.byte_products import ByteProducts
 from neural_mp.hardware import Hardware
-from neural_mp.precision import Precision
+from neural_mp.precision import Precision, QuantSpec
 
 BF16, FP16 = Precision.BF16, Precision.FP16
 
@@ -18,10 +21,11 @@ def draw(shape, seed, low=-1.0):
     return np.random.default_rng(seed).uniform(low, 1, shape).astype(np.float32)
 
 
-def steps_of(weight, axis):
-    """Whole numbers in -127…127 and the step of every output channel."""
+def steps_of(weight, axis, kernel):
+    """Whole numbers, as many as the kernel is right with here, and the step of every output."""
     others = tuple(i for i in range(weight.ndim) if i != axis)
-    steps = np.abs(weight.astype(np.float64)).max(axis=others) / 127
+    limit = weight_limit_here("onnxrt", kernel)
+    steps = np.abs(weight.astype(np.float64)).max(axis=others) / limit
     column = steps.reshape([-1 if i == axis else 1 for i in range(weight.ndim)])
     return np.rint(weight / column).astype(np.int64), steps
 
@@ -70,7 +74,7 @@ def test_a_convolution(seed, window, groups, padding, stride, activation, biased
     assert not {"Conv", "FusedConv", "Clip", "Relu"} & set(converted.kernels)
 
     scale, zero = converted.scale("x")
-    whole, steps = steps_of(weight, 0)
+    whole, steps = steps_of(weight, 0, DEPTHWISE if groups == 8 else CONVOLUTION)
     sums = convolve(integers(x, scale, zero) - zero, whole, stride, padding, dilation, groups)
     exact = sums * (scale * steps).reshape(1, -1, 1, 1)
     if biased:
@@ -110,7 +114,7 @@ def test_a_product_with_a_matrix(seed, rows, biased, fixed):
     assert converted.kernels == {"QuantizeLinear": 1, "MatMulIntegerToFloat": 1}
 
     scale, zero = converted.scale("x")
-    whole, steps = steps_of(weight, 1)
+    whole, steps = steps_of(weight, 1, DENSE)
     expected = (integers(x, scale, zero) - zero) @ whole * (scale * steps)
     if biased:
         expected = expected + bias
@@ -181,7 +185,7 @@ def test_an_op_between_integers_with_scales_of_its_own(kind):
     x = (integers(x, scale, zero) - zero) * scale
     parts = []
     for weight, name in ((draw((8, 4, 1, 1), 0), "a"), (draw((8, 4, 1, 1), 1), "b")):
-        whole, steps = steps_of(weight, 0)
+        whole, steps = steps_of(weight, 0, CONVOLUTION)
         exact = np.einsum("nchw,oc->nohw", x, (whole * steps.reshape(-1, 1, 1, 1))[:, :, 0, 0])
         if name in converted.observed.ranges:  # what nothing reads is never stored
             step, middle = converted.scale(name)
@@ -258,7 +262,7 @@ def test_what_moves_integers_changes_none(kind):
     np.testing.assert_allclose(after, run(alone, a=before)[0], atol=1e-6)
 
 
-def test_without_vnni_weights_are_unsigned_and_the_numbers_the_same():
+def test_unsigned_weights_have_the_full_range_and_are_exact_everywhere():
     model = graph(
         [op("Conv", "x w b", "a"), op("Flatten", "a", "f"), op("Gemm", "f v", "y")],
         {"x": ["n", 4, 5, 5]},
@@ -266,13 +270,29 @@ def test_without_vnni_weights_are_unsigned_and_the_numbers_the_same():
         {"w": draw((8, 4, 3, 3), 0), "b": draw((8,), 1), "v": draw((72, 6), 2)},
     )
     data = {"x": draw((3, 4, 5, 5), 3)}
-    signed = Converted(model, data)
-    plain = Hardware("without", frozenset({"avx2"}), 2)
-    unsigned = Converted(model, data, machine=plain)
+    unsigned = Converted(model, data, weight=QuantSpec("uint8", "symmetric", "per_channel"))
     assert unsigned.kernels["QLinearConv"] == 1
-    np.testing.assert_allclose(unsigned.result, signed.result, atol=1e-5)
-    stored = unsigned.adaptor.native(unsigned.model).graph.initializer
-    assert {t.data_type for t in stored if t.name.endswith("weight/uint8")} == {2}
+    stored = {t.name: t for t in unsigned.adaptor.native(unsigned.model).graph.initializer}
+    weights = [numpy_helper.to_array(t) for n, t in stored.items() if n.endswith("weight/uint8")]
+    assert [w.dtype for w in weights] == [np.uint8, np.uint8]
+    assert {int(w.min()) for w in weights} | {int(w.max()) for w in weights} == {1, 255}
+    assert signal_to_noise(unsigned.reference, unsigned.result) > 35
+    assert not unsigned.adaptor.wide_kernels(unsigned.model)
+    if products_here("onnxrt", CONVOLUTION) is ByteProducts.EXACT:
+        np.testing.assert_allclose(unsigned.result, Converted(model, data).result, atol=1e-5)
+
+
+def test_a_processor_without_exact_products_gets_weights_of_63():
+    weight = draw((8, 4, 3, 3), 0)
+    model = graph([op("Conv", "x w", "y")], {"x": ["n", 4, 5, 5]}, ["y"], {"w": weight})
+    other = Hardware("without", frozenset({"avx2"}), 2)
+    converted = Converted(model, {"x": draw((3, 4, 5, 5), 3)}, machine=other)
+    stored = {t.name: t for t in converted.adaptor.native(converted.model).graph.initializer}
+    (integers_of,) = (
+        numpy_helper.to_array(t) for n, t in stored.items() if n.endswith("weight/int8")
+    )
+    assert np.abs(integers_of).max() == 63
+    assert converted.kernels["QLinearConv"] == 1
 
 
 def test_bf16_is_that_of_the_inputs_weights_and_results():

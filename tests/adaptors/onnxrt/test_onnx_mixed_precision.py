@@ -5,6 +5,7 @@ import onnx
 import pytest
 import torch
 from face_contract import FaceContract
+from machine import INTEGER_FLAGS
 from nets import small_net
 from onnx_nets import kernels, run
 
@@ -124,7 +125,7 @@ def _input(path) -> str:
 def test_16_bits_that_only_the_machine_has_come_with_a_warning(net):
     """A machine with BF16, and ONNX Runtime without kernels for it on the CPU."""
     converter = MixedPrecision()
-    converter.hardware = Hardware("with BF16", frozenset({"avx512_vnni", "avx512_bf16"}), 2)
+    converter.hardware = Hardware("with BF16", INTEGER_FLAGS | {"avx512_bf16"}, 2)
     converter.precisions = "bf16"
     converter.model = net
     result = converter()

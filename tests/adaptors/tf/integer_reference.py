@@ -27,9 +27,11 @@ class Scale:
         return self.step * (q - self.zero)
 
 
-def quantized_weight(weight: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Whole numbers in -127…127 and the step of every output channel."""
-    steps = np.abs(weight).max(axis=axes) / 127
+def quantized_weight(
+    weight: np.ndarray, axes: tuple[int, ...], limit: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Whole numbers in -limit…limit and the step of every output channel."""
+    steps = np.abs(weight).max(axis=axes) / limit
     return np.rint(weight / steps).astype(np.int64), steps.reshape(-1)
 
 

@@ -13,14 +13,16 @@ from integer_reference import (
     padding_of,
     quantized_weight,
 )
+from machine import CONVOLUTION, DENSE, DEPTHWISE, machine, weight_limit_here
 from scipy import special
 
 from neural_mp.adaptors.tensorflow import TensorFlowAdaptor
 from neural_mp.adaptors.tensorflow.nodes import make_node
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported
-from neural_mp.hardware import Hardware
+from neural_mp.byte_products import KernelKind
 
-MACHINE = Hardware("with integers", frozenset({"avx512_vnni"}), 2)
+MACHINE = machine()
+LIMITS = {kernel: weight_limit_here("tensorflow", kernel) for kernel in KernelKind}
 ACTIVATIONS = {
     None: lambda x: x,
     "Relu": lambda x: np.maximum(x, 0),
@@ -165,7 +167,7 @@ def test_convolutions(case):
     scale = source_scale(case, converted)
     real = data if case["signed"] else np.abs(data)
     whole = scale.quantized(real) - scale.zero
-    integers, steps = quantized_weight(weight.astype(np.float64), (0, 1, 2))
+    integers, steps = quantized_weight(weight.astype(np.float64), (0, 1, 2), LIMITS[CONVOLUTION])
     sums = convolution(whole, integers, case["stride"], 1, pads)
     exact = ACTIVATIONS[case["activation"]](sums * scale.step * steps + bias)
     check(converted, exact, Scale.of(*converted.range(tail(converted))))
@@ -203,7 +205,8 @@ def test_depthwise_convolutions(case):
     scale = source_scale(case, converted)
     real = data if case["signed"] else np.abs(data)
     whole = scale.quantized(real) - scale.zero
-    integers, steps = quantized_weight(weight.astype(np.float64), (0, 1))
+    kernel = DEPTHWISE if weight.shape[3] == 1 else CONVOLUTION
+    integers, steps = quantized_weight(weight.astype(np.float64), (0, 1), LIMITS[kernel])
     sums = depthwise(whole, integers, stride, 1, pads_of(case))
     exact = ACTIVATIONS[case["activation"]](sums * scale.step * steps + bias)
     check(converted, exact, Scale.of(*converted.range(tail(converted))))
@@ -234,7 +237,9 @@ def test_residual_sums(case):
     whole = scale.quantized(real) - scale.zero
     exact = {}
     for name, weight in weights.items():
-        integers, steps = quantized_weight(weight.astype(np.float64), (0, 1, 2))
+        integers, steps = quantized_weight(
+            weight.astype(np.float64), (0, 1, 2), LIMITS[CONVOLUTION]
+        )
         sums = convolution(whole, integers, case["stride"], 1, pads_of(case))
         exact[name] = sums * scale.step * steps + biases[name]
     # Of the two, the one that comes first is stored and added by the kernel of the other.
@@ -271,7 +276,7 @@ def test_products(activation, stored):
     assert not {"MatMul", "BiasAdd", "Erf", "Erfc", "Tanh", "Relu", "Mul"} & set(converted.ops)
 
     def layer(real, scale, weight):
-        integers, steps = quantized_weight(weight.astype(np.float64), (0,))
+        integers, steps = quantized_weight(weight.astype(np.float64), (0,), LIMITS[DENSE])
         return (scale.quantized(real) - scale.zero) @ integers * (scale.step * steps)
 
     result = ACTIVATIONS[activation](layer(data, Scale.of(*converted.range("x")), weight) + bias)

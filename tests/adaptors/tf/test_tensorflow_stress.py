@@ -12,11 +12,11 @@ import pytest
 import tensorflow as tf
 from adaptor_contract import INT8, signal_to_noise, uniform
 from keras import Input, Model, layers
+from machine import machine
 
 from neural_mp.adaptors.tensorflow import TensorFlowAdaptor
-from neural_mp.hardware import Hardware
 
-MACHINE = Hardware("with integers", frozenset({"avx512_vnni"}), 2)
+MACHINE = machine()
 
 
 def conv(x, channels=8, kernel=3):

@@ -1,0 +1,34 @@
+"""The machine at hand, as far as tests may say something of it: what is there, and no more."""
+
+from __future__ import annotations
+
+from neural_mp.adaptors.registry import adaptor_classes
+from neural_mp.byte_products import (
+    FULL_RANGE,
+    REDUCED_RANGE,
+    WEIGHT_LIMITS,
+    ByteProducts,
+    KernelKind,
+)
+from neural_mp.hardware import NATIVE_FLAGS, Hardware, detect
+from neural_mp.precision import Precision
+
+CONVOLUTION, DEPTHWISE, DENSE = KernelKind.CONVOLUTION, KernelKind.DEPTHWISE, KernelKind.DENSE
+#: The flags of this CPU that decide on INT8, and on nothing else.
+INTEGER_FLAGS = detect({}).flags & frozenset(NATIVE_FLAGS[Precision.INT8])
+
+
+def machine(*forced: Precision) -> Hardware:
+    """This machine without its 16-bit instructions, and with what is forced on."""
+    return Hardware("this machine", INTEGER_FLAGS, 2, forced=frozenset(forced))
+
+
+def products_here(framework: str, kernel: KernelKind) -> ByteProducts:
+    """How the runtime of a framework multiplies bytes here, by its own account."""
+    return adaptor_classes()[framework]().kernel_products(machine())[kernel]
+
+
+def weight_limit_here(framework: str, kernel: KernelKind) -> int:
+    """The largest integer of a weight that the runtime is right with here: 127 or 63."""
+    exact = products_here(framework, kernel) is ByteProducts.EXACT
+    return WEIGHT_LIMITS[FULL_RANGE if exact else REDUCED_RANGE]

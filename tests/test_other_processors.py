@@ -1,0 +1,34 @@
+"""PyTorch and TensorFlow on processors that this one can stand for.
+
+`ONEDNN_MAX_CPU_ISA` makes oneDNN leave newer instructions unused, so that a machine with VNNI does
+as one without. It is read once, when a process starts: so these tests run in another process.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PRODUCTS = ("test_pytorch_products.py", "tf/test_tensorflow_products.py")
+KERNELS = ("test_pytorch_kernels.py", "test_pytorch_fused.py", "tf/test_tensorflow_kernels.py")
+
+
+@pytest.mark.parametrize(
+    ("limit", "files"), [("AVX2", (*PRODUCTS, *KERNELS)), ("AVX512_CORE", PRODUCTS)]
+)
+def test_integer_kernels_are_right_on_older_processors(limit, files):
+    if os.environ.get("ONEDNN_MAX_CPU_ISA") == limit:
+        pytest.skip("these tests are run under this limit already")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *(str(ROOT / "tests/adaptors" / name) for name in files)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "ONEDNN_MAX_CPU_ISA": limit},
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "passed" in done.stdout

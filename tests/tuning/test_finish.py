@@ -1,0 +1,128 @@
+"""What a run comes down to: the last measurement, beside FP32, has the last word."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from neural_mp.plan import PrecisionPlan
+from neural_mp.precision import FP32, OpConfig, Precision
+from neural_mp.profiling import ratio
+from neural_mp.space import Capability
+from neural_mp.trial import Outcome, Trial
+from neural_mp.tuning.finish import choose, why_fp32
+from neural_mp.tuning.objectives import is_slow, latency_figures
+
+SPEED = {"performance": 1.0}
+
+
+class Measured:
+    """Says what every plan takes, as a share of FP32's second, whatever was said before."""
+
+    def __init__(self, shares):
+        self.shares, self.asked = shares, []
+
+    def rounds(self, models, longer=1):
+        self.asked.append(models)
+        return [[self.shares.get(model, 1.0)] * 9 for model in models]
+
+
+def job(shares, objectives=SPEED, emulated=frozenset(), for_numbers=frozenset()):
+    capability = Capability(emulated=emulated)
+    space = SimpleNamespace(
+        flow=lambda plan: plan,
+        capabilities=dict.fromkeys("abc", capability),
+        fp32_plan=lambda: PrecisionPlan({"a": FP32}),
+        decisions=("a",),
+    )
+    return SimpleNamespace(
+        model="fp32",
+        space=space,
+        objectives=objectives,
+        measurement=Measured(shares),
+        for_numbers=for_numbers,
+    )
+
+
+def trial(op, share, number, precision=Precision.INT8):
+    plan = PrecisionPlan({op: OpConfig(precision)})
+    figures = latency_figures([1.0] * 9, [share] * 9) | {"relative_modelsize": share}
+    return Trial(plan, Outcome.MET, 0.9, 0.0, figures, number=number)
+
+
+def name(plan):
+    return next(iter(plan))
+
+
+def test_the_fastest_by_the_last_measurement_wins():
+    trials = [trial("a", 0.50, 0), trial("b", 0.55, 1)]
+    run = job({"a": 0.8, "b": 0.5})
+    choice = choose(run, trials, name)
+    assert choice.model == "b"
+    assert choice.speed.ratio.value == pytest.approx(2)
+    assert choice.trial.speedup == pytest.approx(2)
+
+
+def test_a_plan_that_turns_out_slower_than_fp32_gives_way_to_the_next_best():
+    trials = [trial("a", 0.4, 0), trial("b", 0.8, 1)]
+    run = job({"a": 1.1, "b": 0.9})
+    choice = choose(run, trials, name)
+    assert choice.model == "b"
+    assert [t.number for t in choice.turned_out] == [0]
+    assert choice.turned_out[0].outcome is Outcome.SLOW
+
+
+def test_where_all_turn_out_slower_the_result_is_fp32_and_says_so():
+    trials = [trial("a", 0.4, 0), trial("b", 0.8, 1)]
+    run = job({"a": 1.25, "b": 1.5})
+    choice = choose(run, trials, name)
+    assert (choice.model, choice.trial) == ("fp32", None)
+    assert choice.speed.ratio is None
+    words = why_fp32(run, choice.turned_out, 0.9)
+    assert "faster than FP32" in words
+    assert "0.80×" in words
+
+
+def test_a_slower_model_is_no_result_even_within_the_spread():
+    """While it searches, a run forgives what it cannot tell; what it hands over is no slower."""
+    run = job({})
+    rounds = [[1.0, 1.0, 1.0], [1.02, 0.9, 1.02]]
+    run.measurement.rounds = lambda models, longer=1: rounds[: len(models)]
+    assert choose(run, [trial("a", 0.9, 0)], name).model == "fp32"
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        {"objectives": {"modelsize": 1.0}},
+        {"emulated": frozenset({Precision.BF16})},
+        {"for_numbers": frozenset({Precision.BF16})},
+    ],
+)
+def test_speed_counts_for_nothing_where_it_is_not_wanted_or_not_to_be_had(kept):
+    run = job({"a": 1.5}, **kept)
+    choice = choose(run, [trial("a", 0.5, 0, Precision.BF16)], name)
+    assert choice.model == "a"
+
+
+def test_int8_beside_an_emulated_precision_claims_speed():
+    run = job({"a": 1.5}, emulated=frozenset({Precision.BF16}))
+    plan = PrecisionPlan({"a": OpConfig(Precision.INT8), "b": OpConfig(Precision.BF16)})
+    slow = Trial(plan, Outcome.MET, 0.9, 0.0, latency_figures([1.0] * 9, [0.5] * 9))
+    assert choose(run, [slow], name).model == "fp32"
+
+
+def test_the_spread_holds_the_ratio_and_shrinks_with_more_rounds():
+    noisy = [1.0, 1.3, 0.9, 1.1, 1.0, 1.2, 0.8, 1.0]
+    few = ratio(noisy, [2.0] * 8)
+    many = ratio(noisy * 12, [2.0] * 96)
+    for found in (few, many):
+        assert found.low <= found.value <= found.high
+        assert found.inverse.low == pytest.approx(1 / found.high)
+    assert many.high - many.low < few.high - few.low
+    assert (few.low, few.high) == (0.4, 0.65)  # of eight rounds all but none lie outside
+
+
+def test_a_difference_within_the_spread_is_none():
+    assert not is_slow(SPEED, latency_figures([1.0, 1.0, 1.0], [1.1, 0.99, 1.1]))
+    assert is_slow(SPEED, latency_figures([1.0, 1.0, 1.0], [1.1, 1.01, 1.1]))
+    assert not is_slow({"modelsize": 1.0}, latency_figures([1.0], [2.0]))
