@@ -1,0 +1,31 @@
+"""See `DeploymentContract`."""
+
+import numpy as np
+import onnx
+from deployment_contract import DeploymentContract
+from onnx_nets import run
+
+
+class TestOnnxDeployment(DeploymentContract):
+    heeds_onednn = False
+
+    def test_a_file_says_where_it_is_right(self, made_for, tmp_path):
+        for target, words in (("vnni", "VNNI"), ("portable", "every CPU")):
+            made_for(target).result.save(tmp_path / f"{target}.onnx")
+            properties = onnx.load(tmp_path / f"{target}.onnx").metadata_props
+            said = {item.key: item.value for item in properties}
+            assert words in said["neural_mp.right_on"]
+
+    def test_unsigned_weights_are_the_same_numbers(self, made_for, tmp_path):
+        made = made_for("vnni")
+        adaptor, held = made.result.adaptor, made.result.held
+        unsigned = adaptor.right_everywhere(held)
+        assert adaptor.wide_kernels(held)
+        assert not adaptor.wide_kernels(unsigned)
+        types = {t.data_type for t in adaptor.native(unsigned).graph.initializer}
+        assert onnx.TensorProto.INT8 not in types
+        adaptor.save_file(unsigned, tmp_path / "unsigned.onnx", {})
+        path = str(tmp_path / "unsigned.onnx")
+        name = onnx.load(path).graph.input[0].name
+        (found,) = run(path, **{name: made.images})
+        np.testing.assert_array_equal(found, adaptor.predict(unsigned, made.images))

@@ -1,0 +1,7 @@
+"""See `DeploymentContract`."""
+
+from deployment_contract import DeploymentContract
+
+
+class TestPyTorchDeployment(DeploymentContract):
+    pass

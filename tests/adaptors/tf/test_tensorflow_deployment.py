@@ -1,0 +1,16 @@
+"""See `DeploymentContract`."""
+
+import pytest
+from deployment_contract import DeploymentContract
+
+from neural_mp.adaptors.tensorflow.kernels import ZERO_POINT
+from neural_mp.errors import ConversionError
+
+
+class TestTensorFlowDeployment(DeploymentContract):
+    def test_kernels_of_an_earlier_version_are_refused_by_name(self, made_for):
+        held = made_for("vnni").result.held
+        for node in held.graph.nodes.values():
+            node.attr.pop(ZERO_POINT, None)
+        with pytest.raises(ConversionError, match="how its input is stored"):
+            made_for("vnni").result.adaptor.right_everywhere(held)

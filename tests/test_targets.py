@@ -1,0 +1,135 @@
+"""What can be converted for, and what is refused, from all three faces."""
+
+import json
+
+import pytest
+
+from neural_mp import MixedPrecision
+from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.byte_products import ByteProducts, KernelKind
+from neural_mp.config import parse_settings
+from neural_mp.deployment import hardware_for
+from neural_mp.errors import ConfigurationError, PlanError
+from neural_mp.hardware import TARGETS, Hardware, detect
+from neural_mp.precision import OpConfig, Precision, QuantSpec
+
+EXACT, SATURATING = ByteProducts.EXACT, ByteProducts.SATURATING
+
+
+class Saturating(PyTorchAdaptor):
+    """On a processor without VNNI, whatever this one has."""
+
+    def kernel_products(self, hardware):
+        products = hardware.byte_products if hardware.target != "this" else SATURATING
+        return dict.fromkeys(KernelKind, products)
+
+
+@pytest.mark.parametrize(
+    ("target", "products"),
+    [
+        ("portable", SATURATING),
+        ("avx2", SATURATING),
+        ("avx512", SATURATING),
+        ("vnni", EXACT),
+        ("amx", EXACT),
+        ("arm-dotprod", EXACT),
+    ],
+)
+def test_what_a_target_stands_for(target, products):
+    there = detect({}).converting_for(target)
+    assert there.byte_products is products
+    assert there.support(Precision.BF16).native == (target == "amx")
+    assert there.converting_for("this") is there
+
+
+def test_every_target_is_told_apart():
+    assert len(TARGETS) == 7
+
+
+def test_arm_and_vnni_are_exact_and_what_is_not_known_is_taken_to_saturate():
+    for flags in ({"avx512_vnni"}, {"avx_vnni"}, {"amx_int8"}, {"asimd"}, {"asimddp"}):
+        assert Hardware(flags=frozenset(flags)).byte_products is EXACT
+    for flags in (set(), {"avx2"}, {"avx2", "avx512f"}):
+        assert Hardware(flags=frozenset(flags)).byte_products is SATURATING
+
+
+def test_exact_products_are_not_converted_for_where_they_cannot_be_checked():
+    warnings: list[str] = []
+    with pytest.raises(ConfigurationError, match=r"'vnni'.*saturate.*'portable'"):
+        hardware_for("vnni", detect({}), Saturating(), warnings)
+    assert hardware_for("avx2", detect({}), Saturating(), warnings).target == "avx2"
+    (words,) = warnings
+    assert "measured on this machine" in words
+
+
+def test_an_unknown_target_is_named_with_the_nearest():
+    converter = MixedPrecision()
+    converter.model, converter.target = object(), "vnn"
+    with pytest.raises(ConfigurationError, match=r"'vnn'.*did you mean 'vnni'"):
+        converter()
+
+
+def test_a_tuning_file_names_its_target(net):
+    assert parse_settings("target: portable").target == "portable"
+    with pytest.raises(ConfigurationError, match=r"line 1: target: expected one of this, portable"):
+        parse_settings("target: avx3")
+
+
+def test_weights_alone_have_a_reduced_range():
+    spec = QuantSpec.parse("int8 symmetric per_channel reduced_range")
+    assert QuantSpec.parse(str(spec)) == spec
+    assert "full_range" not in str(QuantSpec("int8", "symmetric", "per_channel"))
+    with pytest.raises(PlanError, match="for weights in int8"):
+        QuantSpec("uint8", "asymmetric", "per_tensor", range="reduced_range")
+    with pytest.raises(PlanError, match="for weights"):
+        OpConfig(
+            Precision.INT8,
+            spec,
+            QuantSpec("int8", "symmetric", "per_tensor", range="reduced_range"),
+        )
+
+
+def test_the_command_says_where_a_result_is_right(run_command, saved_portable):
+    code, out, _ = run_command("inspect", str(saved_portable))
+    assert code == 0
+    assert "right on every CPU" in out
+    assert "reduced_range" in out
+    code, out, _ = run_command("inspect", str(saved_portable), "--json")
+    assert json.loads(out)["right_on"] == "every CPU"
+
+
+def test_the_command_shows_how_each_framework_multiplies(run_command):
+    code, out, _ = run_command("hardware", "--json")
+    assert code == 0
+    products = json.loads(out)["byte_products"]
+    assert set(products["pytorch"]) == {"convolution", "depthwise", "dense"}
+    assert {"pytorch", "tensorflow", "onnxrt"} <= set(products)
+    code, out, _ = run_command("hardware")
+    assert "exact" in out
+
+
+@pytest.fixture
+def saved_portable(net, digits, tmp_path):
+    converter = MixedPrecision()
+    converter.model, converter.precisions, converter.target = net, "int8", "portable"
+    converter.calib_dataloader = digits[0].loader()
+    converter().save(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+@pytest.fixture
+def run_command(monkeypatch, capsys):
+    """Run `neural-mp`; its exit code, output and errors."""
+    import sys
+
+    from neural_mp import cli
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["neural-mp", *arguments])
+        monkeypatch.setattr(cli, "_console", cli.Console(width=200))
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return call
