@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import torch
+from machine import DENSE, weight_limit_here
 from onnx_nets import graph, op
 from repair_contract import MACHINE
 from torch import nn
@@ -67,7 +68,7 @@ def test_the_score_is_the_mean_curvature_times_what_rounding_moves(build):
     (score,) = weight_sensitivity(adaptor, model, batches, space).values()
     moved = 0.0
     for row in WEIGHT.astype(np.float64):
-        step = np.abs(row).max() / 127
+        step = np.abs(row).max() / weight_limit_here(adaptor.framework, DENSE)
         moved += sum((value - round(value / step) * step) ** 2 for value in row)
     assert score == pytest.approx(np.square(DATA).sum() / 6 * moved, rel=1e-3)
 
