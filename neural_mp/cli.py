@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -195,6 +196,7 @@ def hardware(
 
 
 def _save(result: OptimizedModel, output: Path) -> None:
+    logging.getLogger("neural_mp.optimized_model").setLevel(logging.ERROR)  # said below instead
     result.save(output)
     _console.print(f"saved to {output}; right on {result.right_on}", soft_wrap=True)
 

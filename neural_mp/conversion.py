@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from neural_mp.hardware import Hardware
 from neural_mp.observations import Observations
 from neural_mp.optimized_model import OptimizedModel, is_saved_model, load
 from neural_mp.plan import PrecisionPlan, load_plan_file
-from neural_mp.profiling import interleaved_medians
+from neural_mp.profiling import interleaved_rounds, ratio
 from neural_mp.reporting.tables import BenchmarkRow
 from neural_mp.tuning.data import count_samples
 from neural_mp.tuning.finish import compared
@@ -119,10 +120,16 @@ def benchmark_models(
         (lambda adaptor=adaptor, model=model: adaptor.predict(model, batch))
         for adaptor, model in held
     ]
-    medians = interleaved_medians(runs, warmup=warmup, iterations=iterations)
+    rounds = interleaved_rounds(runs, warmup=warmup, iterations=iterations)
     return [
-        BenchmarkRow(str(source), seconds, count_samples(batch), adaptor.size(model))
-        for source, seconds, (adaptor, model) in zip(sources, medians, held, strict=True)
+        BenchmarkRow(
+            str(source),
+            statistics.median(seconds),
+            count_samples(batch),
+            adaptor.size(model),
+            ratio(seconds, rounds[0]).inverse,
+        )
+        for source, seconds, (adaptor, model) in zip(sources, rounds, held, strict=True)
     ]
 
 

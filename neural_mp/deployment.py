@@ -13,6 +13,8 @@ from neural_mp.space import TuningSpace
 
 logger = logging.getLogger(__name__)
 
+#: Where a model is right that minds no processor.
+EVERYWHERE = "every CPU"
 _EXACT = "CPUs that add up products of bytes exactly (VNNI, AMX, ARM)"
 _MEND = f"convert it with target {PORTABLE!r}, which is right on every CPU"
 
@@ -50,7 +52,7 @@ def hardware_for(target: str, here: Hardware, adaptor: Adaptor, warnings: list[s
 def where_right(adaptor: Adaptor, model: Model) -> str:
     """On which processors the numbers of a model are right, in words."""
     wide = _minding(adaptor.wide_kernels(model))
-    return f"{_EXACT} only; {_MEND}" if wide else "every CPU"
+    return f"{_EXACT} only; {_MEND}" if wide else EVERYWHERE
 
 
 def _minding(kernels: frozenset[KernelKind]) -> frozenset[KernelKind]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from neural_mp.adaptors.base import Adaptor, Model
 from neural_mp.adaptors.registry import adaptor_for
-from neural_mp.deployment import made_right_here, where_right
+from neural_mp.deployment import EVERYWHERE, made_right_here, where_right
 from neural_mp.errors import ModelLoadError, NeuralMPError
 from neural_mp.observations import Observations
 from neural_mp.plan import PrecisionPlan, load_plan_file
@@ -113,6 +113,7 @@ class OptimizedModel:
 
         A path that ends as the framework's own single files do (`.pb`, `.pbtxt`, `.onnx`) gets the
         model alone, for use without this package; in ONNX with the plan among its properties.
+        Where the numbers are not right on every CPU, a logged warning says on which they are.
 
         Raises:
             NeuralMPError: something else is there already, or it cannot be written.
@@ -121,7 +122,8 @@ class OptimizedModel:
             self._save_file(Path(path))
         else:
             self._save_folder(path)
-        logger.info("%s gives the right numbers on %s", path, self.right_on)
+        level = logging.INFO if self.right_on == EVERYWHERE else logging.WARNING
+        logger.log(level, "%s gives the right numbers on %s", path, self.right_on)
 
     def _save_folder(self, path: str | Path) -> None:
         target = check_destination(path)

@@ -15,6 +15,7 @@ from neural_mp.byte_products import ByteProducts, KernelKind
 from neural_mp.hardware import NATIVE_FLAGS, Hardware
 from neural_mp.plan import PrecisionPlan
 from neural_mp.precision import Precision
+from neural_mp.profiling import Ratio
 from neural_mp.reporting import words
 from neural_mp.space import TuningSpace
 from neural_mp.trial import Outcome, Trial
@@ -220,12 +221,21 @@ def _op_counts(counts: Mapping[str, Mapping[str, int]]) -> Table:
 
 @dataclass(frozen=True)
 class BenchmarkRow:
-    """One model in a benchmark: seconds a batch, samples in it, bytes of its weights."""
+    """One model in a benchmark.
+
+    Attributes:
+        name: what it is called.
+        latency: median seconds a batch.
+        samples: samples in a batch.
+        size: bytes of its weights.
+        speed: how many times as fast as the first model it is.
+    """
 
     name: str
     latency: float
     samples: int
     size: int
+    speed: Ratio
 
 
 def benchmark_table(rows: Sequence[BenchmarkRow]) -> Table:
@@ -239,6 +249,6 @@ def benchmark_table(rows: Sequence[BenchmarkRow]) -> Table:
             words.seconds(row.latency),
             f"{row.samples / row.latency:.4g}",
             words.size(row.size),
-            words.times(rows[0].latency / row.latency),
+            words.times(1.0) if row is rows[0] else str(row.speed),
         )
     return table

@@ -28,7 +28,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     typed_outputs,
 )
 from neural_mp.adaptors.tensorflow.padding import padding_of
-from neural_mp.adaptors.tensorflow.probe import forms_that_work, kernel_products
+from neural_mp.adaptors.tensorflow.probe import bf16_obstacle, forms_that_work, kernel_products
 from neural_mp.adaptors.tensorflow.registry import has_kernel, kernel_dtypes
 from neural_mp.byte_products import REDUCED_WEIGHT, ByteProducts, KernelKind, weight_spec
 from neural_mp.hardware import Hardware
@@ -112,6 +112,8 @@ class _Judge:
         support = self.supports[precision]
         if not support.available:
             return support.reason
+        if precision is Precision.BF16 and (failure := bf16_obstacle()) is not None:
+            return failure
         if dtype_attribute(node) is not tf.float32:
             return "it does not compute in float32"
         if not typed_outputs(node):

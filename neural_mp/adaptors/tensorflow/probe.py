@@ -6,17 +6,18 @@ end of their range, and has to be within a step of the float op on the same stor
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import lru_cache
 
-from neural_mp.adaptors.child_probe import facts, version_of
+from neural_mp.adaptors.child_probe import ONEDNN_LIMIT, facts, version_of
 from neural_mp.adaptors.kernel_products import Products, from_facts
 from neural_mp.byte_products import KernelKind
 
 #: What a child says before a form: it is right with weights of ±63, or also with those of ±127.
 WORKS, EXACT = "works ", "exact "
 #: Raised when what is probed, or how, changes.
-_VERSION = 3
+_VERSION = 4
 _CONVOLUTION = ("plain", "Relu", "Relu6")
 FORMS = (
     *(f"Conv2D {kind}" for kind in (*_CONVOLUTION, "explicit", "dilated", "Sum")),
@@ -24,6 +25,9 @@ FORMS = (
     *(f"MatMul {kind}" for kind in ("plain", "Relu", "Relu6", "Tanh", "Sigmoid", "Elu")),
     *("MatMul GeluExact", "MatMul GeluApproximate"),
 )
+#: Ops that are run once in BF16: told to leave instructions unused, oneDNN refuses them where
+#: TensorFlow takes it to have them, and ends the process in training.
+BF16_CASES = ("bf16 Conv2D", "bf16 MatMul", "bf16 MaxPool")
 #: Type of layer → the kind of its kernel.
 _KINDS: Mapping[str, KernelKind] = {
     "Conv2D": KernelKind.CONVOLUTION,
@@ -42,6 +46,15 @@ def _facts(onednn_limit: str | None) -> frozenset[str]:
 def forms_that_work() -> frozenset[str]:
     """The forms of integer kernel that gave the right numbers here, such as `Conv2D Sum`."""
     return frozenset(f.removeprefix(WORKS) for f in _facts(None) if f.startswith(WORKS))
+
+
+def bf16_obstacle() -> str | None:
+    """Why no op runs in BF16 here; None where they do."""
+    if {f"{WORKS}{case}" for case in BF16_CASES} <= _facts(None):
+        return None
+    limit = os.environ.get(ONEDNN_LIMIT)
+    because = f", with {ONEDNN_LIMIT}={limit}" if limit else ""
+    return f"TensorFlow's BF16 kernels fail on this machine{because}"
 
 
 @lru_cache(maxsize=8)

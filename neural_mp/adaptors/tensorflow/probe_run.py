@@ -13,7 +13,8 @@ from neural_mp.adaptors.tensorflow.convert import convert
 from neural_mp.adaptors.tensorflow.graph import build_graph
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import Array, TensorGraph, make_constant, make_node
-from neural_mp.adaptors.tensorflow.probe import EXACT, FORMS, WORKS
+from neural_mp.adaptors.tensorflow.probe import BF16_CASES, EXACT, FORMS, WORKS
+from neural_mp.adaptors.tensorflow.runtime import Runner
 from neural_mp.adaptors.tensorflow.signature import ServedSignature
 from neural_mp.byte_products import FULL_RANGE, REDUCED_RANGE, WEIGHT_LIMITS
 from neural_mp.flow import trace
@@ -41,6 +42,28 @@ def main() -> None:
                     say_found(f"{EXACT}{form}")
         except tf.errors.OpError as error:
             logger.info("%s: %s", form, error)
+    for case in untried(BF16_CASES):
+        say_starts(case)
+        try:
+            _run_in_bf16(case.split()[1])
+            say_found(f"{WORKS}{case}")
+        except tf.errors.OpError as error:
+            logger.info("%s: %s", case, error)
+
+
+def _run_in_bf16(op: str) -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.bfloat16, (2, 9, 9, _CHANNELS), name="x")
+        weight = tf.ones((3, 3, _CHANNELS, _CHANNELS), tf.bfloat16)
+        if op == "Conv2D":
+            y = tf.nn.relu(tf.nn.conv2d(x, weight, 1, "SAME"))
+        elif op == "MaxPool":
+            y = tf.nn.max_pool2d(x, 2, 2, "VALID")
+        else:
+            y = tf.matmul(tf.reshape(x, (-1, _CHANNELS)), weight[0, 0])
+        tf.cast(y, _F32, name="y")
+    Runner(graph)({"x": np.ones((2, 9, 9, _CHANNELS), tf.bfloat16.as_numpy_dtype)}, ["y"])
 
 
 def _is_right(form: str, weight_range: str) -> bool:

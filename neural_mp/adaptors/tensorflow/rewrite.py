@@ -10,6 +10,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from neural_mp.adaptors.tensorflow.amp_lists import PASSES, PREFIX, runtime_lists
+from neural_mp.adaptors.tensorflow.probe import bf16_obstacle
 from neural_mp.adaptors.tensorflow.registry import every_op_type
 from neural_mp.amp import EDIT_OPTIONS, AmpSettings, check_known
 from neural_mp.environment import restore_users, set_own
@@ -49,6 +50,9 @@ def request(precision: Precision, amp: AmpSettings) -> Request:
         raise UnsupportedPrecisionError(
             "TensorFlow's pass for fp16 looks at ops on a GPU only, and there is none; use bf16"
         )
+    failure = bf16_obstacle() if precision is Precision.BF16 else None
+    if failure is not None:
+        raise UnsupportedPrecisionError(failure)
     made = Request(precision, _variables(precision, amp))
     with _lock:
         _requests.append(made)
