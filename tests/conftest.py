@@ -7,6 +7,10 @@ import os
 # One thread, here and in child processes: on a busy machine, threads that wait for each other at
 # every op make tiny nets a hundred times slower. Set before torch is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Where oneDNN is to do as on an older processor, TensorFlow is to do so, too: on those without
+# AVX-512 it leaves oneDNN's float kernels off by itself. Set before TensorFlow is imported.
+if os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in ("SSE41", "AVX", "AVX2", "AVX2_VNNI"):
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 import numpy as np
 import pytest

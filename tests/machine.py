@@ -32,3 +32,11 @@ def weight_limit_here(framework: str, kernel: KernelKind) -> int:
     """The largest integer of a weight that the runtime is right with here: 127 or 63."""
     exact = products_here(framework, kernel) is ByteProducts.EXACT
     return WEIGHT_LIMITS[FULL_RANGE if exact else REDUCED_RANGE]
+
+
+def has_rewrite_pass() -> bool:
+    """Whether TensorFlow's own pass for BF16 works here; without AVX-512 it does nothing."""
+    from neural_mp.adaptors.tensorflow.amp_lists import runtime_lists
+    from neural_mp.adaptors.tensorflow.probe import bf16_obstacle
+
+    return bf16_obstacle() is None and runtime_lists(Precision.BF16) is not None

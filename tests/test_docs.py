@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from machine import has_rewrite_pass
 
 from neural_mp.config import load_settings
 from neural_mp.plan import PrecisionPlan
@@ -85,6 +86,8 @@ def test_the_code_of_a_page_runs_in_order(page, reader, tmp_path, capsys):
         if name := file_name(block):
             (tmp_path / name).write_text(block, encoding="utf-8")
     for index, (language, block) in enumerate(shown):
+        if "graph_rewrite(" in block and not has_rewrite_pass():
+            continue  # the page shows what this machine has not
         if language == "python" and not file_name(block):
             exec(compile(block, f"{page}, block {index}", "exec"), reader)
     assert reader["result"].plan

@@ -53,8 +53,12 @@ def bf16_obstacle() -> str | None:
     if {f"{WORKS}{case}" for case in BF16_CASES} <= _facts(None):
         return None
     limit = os.environ.get(ONEDNN_LIMIT)
-    because = f", with {ONEDNN_LIMIT}={limit}" if limit else ""
-    return f"TensorFlow's BF16 kernels fail on this machine{because}"
+    if limit is None:
+        return "TensorFlow's BF16 kernels fail on this machine"
+    return (
+        f"TensorFlow's BF16 kernels fail with {ONEDNN_LIMIT}={limit}; set TF_ENABLE_ONEDNN_OPTS=0 "
+        f"with it, which is how TensorFlow runs on such a processor"
+    )
 
 
 @lru_cache(maxsize=8)
