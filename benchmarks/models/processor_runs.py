@@ -1,0 +1,173 @@
+"""What `processors.py` measures in a child process: a vision model in INT8, or a whole search."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gated
+import numpy as np
+import vision_nets
+from search_data import Accuracy, Digits
+
+from neural_mp import MixedPrecision, common
+from neural_mp.adaptors.base import Model
+from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.hardware import PORTABLE, detect
+from neural_mp.optimized_model import OptimizedModel
+from neural_mp.plan import PrecisionPlan
+from neural_mp.precision import Precision
+from neural_mp.profiling import Ratio, interleaved_rounds, ratio
+from neural_mp.tuning.fidelity import signal_to_noise
+from neural_mp.tuning.listener import Listener
+
+CALIBRATION, UNSEEN, STEP = 16, 8, 4
+#: What models are converted for, one beside the other; `vnni` leaves weights their full range.
+NATIVE, FULL_RANGE = "this", "vnni"
+_DRAWS = 300
+_CONF = "evaluation: {performance: {cores_per_instance: 1}}\n"
+
+
+def quiet() -> None:
+    """Hide what frameworks say of packages that are not here, and of themselves."""
+    for name in ("torch.onnx", "neural_mp.adaptors.tensorflow"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+def words_of(found: Ratio) -> dict[str, float]:
+    return {"value": found.value, "low": found.low, "high": found.high}
+
+
+def timed(
+    adaptor: Any, models: list[Model], batch: np.ndarray, **options: Any
+) -> list[list[float]]:
+    runs: list[Callable[[], Any]] = [partial(adaptor.predict, model, batch) for model in models]
+    return interleaved_rounds(runs, **options)
+
+
+def undisturbed(seconds: list[float], reference: list[float]) -> dict[str, float]:
+    """How many times as fast as a reference something is where nothing else runs meanwhile.
+
+    The ratio of the first deciles, with the interval of its bootstrap over rounds: what other
+    processes take from a run is in the rest of them. The searches compare medians of rounds; they
+    are not to be judged by what they go by.
+    """
+    taken = np.array([reference, seconds])
+    drawn = np.random.default_rng(0).integers(0, taken.shape[1], (_DRAWS, taken.shape[1]))
+    slow, fast = np.quantile(taken[:, drawn], 0.1, axis=2)
+    low, high = np.quantile(slow / fast, (0.025, 0.975))
+    value = np.divide(*np.quantile(taken, 0.1, axis=1))
+    return {"value": float(value), "low": float(low), "high": float(high)}
+
+
+def vision(framework: str, name: str, sizes: list[int], rounds: int) -> dict[str, Any]:
+    """A model in FP32, in INT8 for this machine, for all, and with weights of the full range."""
+    source = vision_nets.BUILD[framework](name)
+    inputs = partial(vision_nets.inputs_for, framework)
+    calibration = np.split(inputs(CALIBRATION, seed=1), CALIBRATION // STEP)
+    unseen = np.split(inputs(UNSEEN, seed=2), UNSEEN // STEP)
+    adaptor = adaptor_for(source)
+    with adaptor.threads(1):
+        model = adaptor.load(source, example=calibration[0])
+        forms: dict[str, Model] = {}
+        for target in (NATIVE, PORTABLE, FULL_RANGE):
+            space = adaptor.space(model, detect().converting_for(target))
+            space = space.restricted_to([Precision.INT8])
+            if not forms:
+                observed = adaptor.observe(model, calibration, space)
+            forms[target] = adaptor.convert(model, space.fastest_plan(), observed, space)
+        decibels = {t: signal_to_noise(adaptor, model, form, unseen) for t, form in forms.items()}
+        speeds = {}
+        for size in sizes:
+            batch = inputs(size, seed=3)
+            compared = [model, forms[NATIVE], forms[PORTABLE]]
+            taken = timed(adaptor, compared, batch, warmup=2, iterations=rounds, time_limit=25)
+            float_, native, portable = taken
+            speeds[size] = {
+                "int8": words_of(ratio(native, float_).inverse),
+                "portable": words_of(ratio(portable, native).inverse),
+            }
+    return {
+        "products": {str(k): str(p) for k, p in adaptor.kernel_products(detect()).items()},
+        "decibels": decibels,
+        "sizes": {target: adaptor.size(form) for target, form in forms.items()},
+        "float_size": adaptor.size(model),
+        "speeds": speeds,
+    }
+
+
+def search(framework: str, size: int, repeats: int, rounds: int) -> list[dict[str, Any]]:
+    """Whole searches on the net that INT8 makes slower, each measured once more afterwards."""
+    source = gated.BUILD[framework]()
+    batch = Digits("test", framework == "tensorflow").images[:size]
+    adaptor = adaptor_for(source)
+    with adaptor.threads(1):
+        model = adaptor.load(source, example=batch)
+        lowest = _lowest(adaptor, model, framework)
+        return [_searched(source, framework, model, lowest, batch, rounds) for _ in range(repeats)]
+
+
+def _lowest(adaptor: Any, model: Model, framework: str) -> Model:
+    """All that can be in INT8 in INT8, whether that is faster or not."""
+    space = adaptor.space(model, detect()).restricted_to([Precision.INT8])
+    some = Digits("train", framework == "tensorflow").images[:100]
+    observed = adaptor.observe(model, [some], space)
+    return adaptor.convert(model, space.fastest_plan(), observed, space)
+
+
+def _searched(
+    source: Any, framework: str, model: Model, lowest: Model, batch: np.ndarray, rounds: int
+) -> dict[str, Any]:
+    result = _result(source, framework, len(batch))
+    report = result.report
+    adaptor = result.adaptor
+    with adaptor.threads(1):
+        compared = [model, lowest, result.held]
+        taken = timed(adaptor, compared, batch, warmup=10, iterations=rounds, time_limit=8)
+        float_, low, found = taken
+    return {
+        "met": result.met,
+        "counts": counted(result.plan),
+        "effective": sum(by.get("int8", 0) for by in report.op_counts.values()),
+        "said": report.speedup,
+        "said_low": report.speedup_low,
+        "said_high": report.speedup_high,
+        "measured": undisturbed(found, float_),
+        "lowest": undisturbed(low, float_),
+        "baseline": report.baseline_accuracy,
+        "accuracy": report.accuracy,
+        "trials": [(counted(t.plan), t.outcome.value, t.speedup) for t in result.trials],
+        "seconds": sum(report.seconds.values()),
+    }
+
+
+def _result(source: Any, framework: str, size: int) -> OptimizedModel:
+    def loader(split: str) -> common.DataLoader:
+        return common.DataLoader(Digits(split, framework == "tensorflow"), batch_size=size)
+
+    with tempfile.TemporaryDirectory() as folder:
+        conf = Path(folder) / "conf.yaml"
+        conf.write_text(_CONF, encoding="utf-8")
+        converter = MixedPrecision(conf)
+        converter.model = source
+        converter.precisions = "int8"
+        converter.metric = Accuracy()
+        converter.eval_dataloader = loader("test")
+        converter.calib_dataloader = loader("train")
+        converter.workspace = Path(folder) / "workspace"
+        converter.listener = Listener()
+        return converter()
+
+
+def counted(plan: PrecisionPlan) -> dict[str, int]:
+    """Precision → how many ops a plan has in it."""
+    found: dict[str, int] = {}
+    for config in plan.values():
+        found[config.precision.value] = found.get(config.precision.value, 0) + 1
+    return found

@@ -1,0 +1,235 @@
+"""INT8 on processors with and without exact products of bytes: speed, fidelity, and the search.
+
+    python benchmarks/processors.py [--framework pytorch|tensorflow|onnxrt] [--repeats N]
+                                    [--model resnet50|mobilenetv2|gated] [--batches 1,8]
+                                    [--limit none|AVX512_CORE|AVX2]
+
+Processors without VNNI saturate sums of two products of bytes, so that weights are stored within
+±63 there. `ONEDNN_MAX_CPU_ISA` makes oneDNN, which PyTorch and TensorFlow compute INT8 with, behave
+as on such a processor; it has to be set when a process starts, so each measurement has a process of
+its own. ONNX Runtime does not mind the variable and is measured once, as the processor is.
+
+ResNet-50 and MobileNetV2: all that can be in INT8 is, after calibration on 16 images. Said are the
+speed-up over the framework's FP32 and the signal-to-noise ratio beside it on images that were not
+seen; the same of weights stored in the full range, whatever the processor makes of them; and the
+size and the speed of what is converted for `portable`, as a share of what is for this machine.
+
+The gated net is slower in INT8 than in FP32. A whole search with an accuracy target runs on it,
+several times, and its result is measured beside FP32 once more: it must not be the slower one.
+
+All runs are taken in turn, on one thread. Ratios are of medians, those that searches are judged by
+of first deciles, which other processes leave alone; beside them stands the interval that holds them
+with a confidence of 95 %. Absolute times of a shared machine mean little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+FRAMEWORKS = ("pytorch", "tensorflow", "onnxrt")
+VISION, GATED = ("resnet50", "mobilenetv2"), "gated"
+NO_LIMIT = "none"
+LIMITS = (NO_LIMIT, "AVX512_CORE", "AVX2")
+LIMIT_VARIABLE = "ONEDNN_MAX_CPU_ISA"
+#: Rounds that are counted, at most.
+ROUNDS = {**dict.fromkeys(VISION, 31), GATED: 801}
+BATCHES = {**dict.fromkeys(VISION, (1, 8)), GATED: (1, 16)}
+#: Two copies of one model differ by so much, for where they lie in memory.
+_SAME = 0.02
+_THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+
+
+def limits_for(framework: str, wanted: str | None) -> tuple[str, ...]:
+    if framework == "onnxrt":
+        return (NO_LIMIT,)
+    return (wanted,) if wanted else LIMITS
+
+
+def child(limit: str, *arguments: Any) -> Any:
+    """What this file, run in a process of its own under a limit of oneDNN's, printed last."""
+    environment = {**os.environ, **dict.fromkeys(_THREADS, "1"), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment.pop(LIMIT_VARIABLE, None)
+    if limit != NO_LIMIT:
+        environment[LIMIT_VARIABLE] = limit
+    command = [sys.executable, str(Path(__file__).resolve()), "--child", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, arguments))}: {done.stderr.strip()[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def run_child(framework: str, model: str, batches: str, repeats: str) -> None:
+    """One measurement, in this process; prints what came of it."""
+    # The files beside this one bear names of packages: their folder must not be searched for them.
+    sys.path[0] = str(Path(__file__).resolve().parent / "models")
+    import processor_runs
+
+    processor_runs.quiet()
+    sizes = [int(size) for size in batches.split(",")]
+    if model == GATED:
+        found: Any = {
+            size: processor_runs.search(framework, size, int(repeats), ROUNDS[model])
+            for size in sizes
+        }
+    else:
+        found = processor_runs.vision(framework, model, sizes, ROUNDS[model])
+    print(json.dumps(found))
+
+
+def spread(found: dict[str, float]) -> str:
+    return f"{found['value']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
+
+
+def table(title: str, *headings: str) -> Table:
+    made = Table(title=title)
+    for heading in headings:
+        made.add_column(heading)
+    return made
+
+
+def vision_rows(framework: str, limit: str, model: str, found: Any) -> Iterator[tuple[str, ...]]:
+    decibels, sizes = found["decibels"], found["sizes"]
+    saturating = "saturating" in found["products"].values()
+    for batch, speeds in found["speeds"].items():
+        yield (
+            framework,
+            limit,
+            "saturate" if saturating else "exact",
+            model,
+            batch,
+            spread(speeds["int8"]),
+            f"{decibels['this']:.1f}",
+            f"{decibels['vnni']:.1f}",
+            f"{decibels['portable']:.1f}",
+            spread(speeds["portable"]),
+            f"{found['float_size'] / 1e6:.1f} / {sizes['this'] / 1e6:.1f}"
+            f" / {sizes['portable'] / 1e6:.1f}",
+        )
+
+
+def compare_vision(
+    frameworks: list[str], models: list[str], wanted: str | None, batches: str | None
+) -> Table:
+    """All rows of ResNet-50 and MobileNetV2."""
+    made = table(
+        "INT8 beside FP32",
+        *("framework", "limit", "products", "model", "batch", "× of FP32", "SQNR, dB"),
+        *("full range", "portable", "speed of portable / here", "MB FP32 / here / portable"),
+    )
+    for framework in frameworks:
+        for limit in limits_for(framework, wanted):
+            for model in models:
+                sizes = batches or ",".join(map(str, BATCHES[model]))
+                found = child(limit, framework, model, sizes, 1)
+                for row in vision_rows(framework, limit, model, found):
+                    print(" | ".join(row), file=sys.stderr, flush=True)
+                    made.add_row(*row)
+    return made
+
+
+def search_row(run: dict[str, Any]) -> tuple[str, ...]:
+    """One search: what it came to, what it says of that, and what it is."""
+    counts = " + ".join(f"{count} {name}" for name, count in sorted(run["counts"].items()))
+    said = "FP32"
+    if run["said_low"] is not None:
+        said = f"{run['said']:.2f} ({run['said_low']:.2f} to {run['said_high']:.2f})"
+    measured = spread(run["measured"])
+    accuracy = f"{run['baseline']:.4f} → {run['accuracy']:.4f}"
+    tried = ", ".join(
+        f"{by.get('int8', 0)} {outcome}" + (f" {speed:.2f}" if speed else "")
+        for by, outcome, speed in run["trials"]
+    )
+    return (
+        counts,
+        str(run["effective"]),
+        tried,
+        said,
+        measured,
+        spread(run["lowest"]),
+        str(run["met"]),
+        accuracy,
+    )
+
+
+def verdict(runs: list[dict[str, Any]]) -> str:
+    """How often the result was FP32, and how often it was slower than that for sure."""
+    kept = [run for run in runs if run["said_low"] is not None]
+    slower = sum(run["measured"]["high"] < 1 - _SAME for run in kept)
+    faster = sum(run["measured"]["low"] > 1 + _SAME for run in kept)
+    hollow = sum(run["effective"] == 0 for run in kept)
+    untold = sum(not _holds(run) for run in kept)
+    return (
+        f"{len(runs)} searches: FP32 {len(runs) - len(kept)}; faster than FP32 by more than "
+        f"{_SAME:.0%} for sure {faster}, slower {slower}; called met with no op in INT8 {hollow}; "
+        f"said and measured intervals apart {untold}"
+    )
+
+
+def _holds(run: dict[str, Any]) -> bool:
+    measured = run["measured"]
+    return measured["low"] <= run["said_high"] and run["said_low"] <= measured["high"]
+
+
+def compare_searches(
+    frameworks: list[str], wanted: str | None, batches: str | None, repeats: int
+) -> Iterator[Table]:
+    """A table of searches for every framework, limit and batch."""
+    for framework in frameworks:
+        for limit in limits_for(framework, wanted):
+            sizes = batches or ",".join(map(str, BATCHES[GATED]))
+            for batch, runs in child(limit, framework, GATED, sizes, repeats).items():
+                made = table(
+                    f"Search on the gated net: {framework}, limit {limit}, batch {batch}",
+                    *(
+                        "plan",
+                        "run in INT8",
+                        "trials: INT8 in the plan",
+                        "said, × of FP32",
+                        "measured",
+                        "all INT8",
+                        "met",
+                        "accuracy",
+                    ),
+                )
+                for run in runs:
+                    made.add_row(*search_row(run))
+                made.caption = verdict(runs)
+                yield made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--framework", choices=FRAMEWORKS, help="all by default")
+    parser.add_argument("--model", choices=(*VISION, GATED), help="all by default")
+    parser.add_argument("--repeats", type=int, default=3, help="searches on the gated net")
+    parser.add_argument("--batches", help="batch sizes, with commas between")
+    parser.add_argument("--limit", choices=LIMITS, help="of oneDNN; all by default")
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        run_child(*options.child)
+        return
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    frameworks = [options.framework] if options.framework else list(FRAMEWORKS)
+    models = [options.model] if options.model else [*VISION, GATED]
+    chosen = [model for model in models if model in VISION]
+    if chosen:
+        console.print(compare_vision(frameworks, chosen, options.limit, options.batches))
+    if GATED in models:
+        tables = compare_searches(frameworks, options.limit, options.batches, options.repeats)
+        for made in tables:
+            console.print(made)
+
+
+if __name__ == "__main__":
+    main()
