@@ -17,9 +17,9 @@ size and the speed of what is converted for `portable`, as a share of what is fo
 The gated net is slower in INT8 than in FP32. A whole search with an accuracy target runs on it,
 several times, and its result is measured beside FP32 once more: it must not be the slower one.
 
-All runs are taken in turn, on one thread. Ratios are of medians, those that searches are judged by
-of first deciles, which other processes leave alone; beside them stands the interval that holds them
-with a confidence of 95 %. Absolute times of a shared machine mean little.
+All runs are taken in turn, on one thread. Ratios are of first deciles, which other processes leave
+alone; beside them stands the interval that holds them with a confidence of 95 %. Absolute times of a
+shared machine mean little.
 """
 
 from __future__ import annotations

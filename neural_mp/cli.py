@@ -166,7 +166,7 @@ def benchmark(
     warmup: Annotated[int, typer.Option(min=0, help="Rounds not counted.")] = 5,
     iterations: Annotated[int, typer.Option(min=1, help="Rounds counted.")] = 50,
 ) -> None:
-    """Compare latency, throughput and size, by medians of interleaved runs."""
+    """Compare latency, throughput and size, by interleaved runs."""
     from neural_mp.conversion import benchmark_models, random_inputs
     from neural_mp.reporting import benchmark_table
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from neural_mp.hardware import Hardware
 from neural_mp.observations import Observations
 from neural_mp.optimized_model import OptimizedModel, is_saved_model, load
 from neural_mp.plan import PrecisionPlan, load_plan_file
-from neural_mp.profiling import interleaved_rounds, ratio
+from neural_mp.profiling import interleaved_rounds, ratio, undisturbed
 from neural_mp.reporting.tables import BenchmarkRow
 from neural_mp.tuning.data import count_samples
 from neural_mp.tuning.finish import compared
@@ -99,7 +98,7 @@ def benchmark_models(
     iterations: int = 50,
     inputs: Any = None,
 ) -> list[BenchmarkRow]:
-    """Latency and size of models and saved results, by medians of interleaved runs.
+    """Latency and size of models and saved results, by interleaved runs.
 
     Args:
         sources: models, saved results or `module:attribute`, in any mix.
@@ -124,7 +123,7 @@ def benchmark_models(
     return [
         BenchmarkRow(
             str(source),
-            statistics.median(seconds),
+            undisturbed(seconds),
             count_samples(batch),
             adaptor.size(model),
             ratio(seconds, rounds[0]).inverse,

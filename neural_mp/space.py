@@ -256,6 +256,8 @@ class TuningSpace:
     def _resolve(self, plan: PrecisionPlan) -> PrecisionPlan:
         checked = self._checked(plan)
         effective = self._flow(checked).precisions
+        if set(effective.values()) <= {Precision.FP32}:
+            checked = PrecisionPlan()  # nothing comes of what it says
         begin = {*self.decided, *(op.name for op in self.graph if self._is_product(op))}
         sixteen = self._sixteen(effective)
         configs = {}

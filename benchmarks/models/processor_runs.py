@@ -29,7 +29,6 @@ from neural_mp.tuning.listener import Listener
 CALIBRATION, UNSEEN, STEP = 16, 8, 4
 #: What models are converted for, one beside the other; `vnni` leaves weights their full range.
 NATIVE, FULL_RANGE = "this", "vnni"
-_DRAWS = 300
 _CONF = "evaluation: {performance: {cores_per_instance: 1}}\n"
 
 
@@ -51,19 +50,10 @@ def timed(
     return interleaved_rounds(runs, **options)
 
 
-def undisturbed(seconds: list[float], reference: list[float]) -> dict[str, float]:
-    """How many times as fast as a reference something is where nothing else runs meanwhile.
-
-    The ratio of the first deciles, with the interval of its bootstrap over rounds: what other
-    processes take from a run is in the rest of them. The searches compare medians of rounds; they
-    are not to be judged by what they go by.
-    """
-    taken = np.array([reference, seconds])
-    drawn = np.random.default_rng(0).integers(0, taken.shape[1], (_DRAWS, taken.shape[1]))
-    slow, fast = np.quantile(taken[:, drawn], 0.1, axis=2)
-    low, high = np.quantile(slow / fast, (0.025, 0.975))
-    value = np.divide(*np.quantile(taken, 0.1, axis=1))
-    return {"value": float(value), "low": float(low), "high": float(high)}
+def speed_beside(reference: list[float], seconds: list[float]) -> dict[str, float]:
+    """How many times as fast as a reference something is, measured apart from any search."""
+    found = ratio(seconds, reference).inverse
+    return {"value": found.value, "low": found.low, "high": found.high}
 
 
 def vision(framework: str, name: str, sizes: list[int], rounds: int) -> dict[str, Any]:
@@ -138,8 +128,8 @@ def _searched(
         "said": report.speedup,
         "said_low": report.speedup_low,
         "said_high": report.speedup_high,
-        "measured": undisturbed(found, float_),
-        "lowest": undisturbed(low, float_),
+        "measured": speed_beside(float_, found),
+        "lowest": speed_beside(float_, low),
         "baseline": report.baseline_accuracy,
         "accuracy": report.accuracy,
         "trials": [(counted(t.plan), t.outcome.value, t.speedup) for t in result.trials],

@@ -225,7 +225,7 @@ class BenchmarkRow:
 
     Attributes:
         name: what it is called.
-        latency: median seconds a batch.
+        latency: seconds a batch.
         samples: samples in a batch.
         size: bytes of its weights.
         speed: how many times as fast as the first model it is.
@@ -240,7 +240,7 @@ class BenchmarkRow:
 
 def benchmark_table(rows: Sequence[BenchmarkRow]) -> Table:
     """Models side by side; the first is what the others are compared with."""
-    table = Table(title="Medians of interleaved runs", title_justify="left")
+    table = Table(title="Interleaved runs, undisturbed", title_justify="left")
     for heading in ("model", "latency, a batch", "samples/s", "size of weights", "speed"):
         table.add_column(heading, justify="left" if heading == "model" else "right")
     for row in rows:

@@ -111,7 +111,10 @@ class _Run:
     def search(self) -> Steps:
         fastest = self._fastest()
         yield from self._try(fastest)
-        if not self.tried[self._resolved(fastest)].accurate:
+        first = self.tried.get(self._resolved(fastest))
+        if first is None:
+            return  # nothing runs in a lower precision, whatever the plan says
+        if not first.accurate:
             yield from self._mend(fastest)
             if not self._has_met():
                 yield from self._bisect(fastest)
@@ -124,7 +127,7 @@ class _Run:
     def _fastest(self) -> PrecisionPlan:
         """All as low as can be, or what is fastest by the times of single ops: what really is."""
         low, cut = self.problem.space.fastest_plan(), self.model.plan(self.cut.best(0.0))
-        if not _keeps_some(cut) or self._resolved(low) == self._resolved(cut):
+        if not _keeps_some(self._resolved(cut)) or self._resolved(low) == self._resolved(cut):
             return low
         if "performance" not in self.problem.objectives:
             return cut
@@ -157,7 +160,7 @@ class _Run:
     def _try(self, plan: PrecisionPlan) -> Steps:
         finished = self._finished(plan)
         resolved = self.problem.space.resolve(finished)
-        if resolved not in self.tried and _keeps_some(finished):
+        if resolved not in self.tried and _keeps_some(resolved):
             (trial,) = yield [finished]
             self.tried[resolved] = trial
 
@@ -231,7 +234,7 @@ class _Run:
             plan = self._between(missed, met)
         while plan is not None and self._may_go_on():
             resolved = self._resolved(plan)
-            if resolved in self.tried or not _keeps_some(plan):
+            if resolved in self.tried or not _keeps_some(resolved):
                 break
             yield from self._try(plan)
             point = self.model.point(plan)

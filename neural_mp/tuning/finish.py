@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from neural_mp.adaptors.base import Model
 from neural_mp.plan import PrecisionPlan
-from neural_mp.profiling import Ratio, ratio
+from neural_mp.precision import Precision
+from neural_mp.profiling import Ratio, ratio, undisturbed
 from neural_mp.trial import Outcome, Trial
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.objectives import best_trial, finalists, latency_figures
@@ -24,7 +24,7 @@ class Speed:
     """What was measured last, of the result beside FP32.
 
     Attributes:
-        baseline, result: median seconds a batch.
+        baseline, result: seconds a batch.
         ratio: how many times as fast as FP32 the result is; None for the FP32 model itself.
     """
 
@@ -64,15 +64,13 @@ class Choice:
 
 def compared(baseline: Sequence[float], result: Sequence[float]) -> Speed:
     """The speed of two models that were timed in turn, round by round."""
-    return Speed(
-        statistics.median(baseline), statistics.median(result), ratio(result, baseline).inverse
-    )
+    return Speed(undisturbed(baseline), undisturbed(result), ratio(result, baseline).inverse)
 
 
 def fp32_choice(job: TuningJob, turned_out: Sequence[Trial] = ()) -> Choice:
     """The model as it was."""
     (seconds,) = job.measurement.rounds([job.model])
-    speed = Speed(statistics.median(seconds), statistics.median(seconds))
+    speed = Speed(undisturbed(seconds), undisturbed(seconds))
     return Choice(job.model, job.space.fp32_plan(), speed, turned_out=tuple(turned_out))
 
 
@@ -84,13 +82,13 @@ def choose(
     The best ones are measured side by side, and beside FP32. Where speed is what is wanted and all
     of them turn out slower than FP32, it is the turn of the next ones; of FP32 when none is left.
     """
-    waiting = [trial for trial in trials if trial.met]
+    waiting = [trial for trial in trials if trial.met and _lowers(job, trial)]
     turned_out: list[Trial] = []
     while waiting:
         drawn = _drawn(job, waiting)
         waiting = [trial for trial in waiting if trial not in drawn]
         models = [job.model, *(convert(trial.plan) for trial in drawn)]
-        before, *after = job.measurement.rounds(models, longer=min(len(drawn), 2))
+        before, *after = job.measurement.rounds(models, longer=2)
         measured = [
             _measured(job, trial, before, seconds)
             for trial, seconds in zip(drawn, after, strict=True)
@@ -102,6 +100,12 @@ def choose(
             speed = compared(before, after[index])
             return Choice(models[1 + index], best.plan, speed, best, tuple(turned_out))
     return fp32_choice(job, turned_out)
+
+
+def _lowers(job: TuningJob, trial: Trial) -> bool:
+    """Whether anything comes of what a plan says: one that leaves all in FP32 is no success."""
+    effective = job.space.flow(trial.plan).precisions.values()
+    return any(precision is not Precision.FP32 for precision in effective)
 
 
 def _drawn(job: TuningJob, waiting: list[Trial]) -> list[Trial]:

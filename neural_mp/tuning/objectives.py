@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
@@ -12,7 +11,7 @@ from typing import Any
 
 from neural_mp.adaptors.base import Adaptor, Model
 from neural_mp.errors import ConfigurationError, did_you_mean
-from neural_mp.profiling import interleaved_rounds, peak_growth, ratio
+from neural_mp.profiling import interleaved_rounds, peak_growth, ratio, undisturbed
 from neural_mp.trial import RELATIVE_FIGURES, Trial
 from neural_mp.tuning.data import count_samples
 
@@ -20,6 +19,8 @@ OBJECTIVES = tuple(RELATIVE_FIGURES)
 
 #: Figures closer than this are the same: latencies are noisy.
 _SAME = 1.05
+#: Seconds for which models are measured beside each other at least: short runs need more rounds.
+_LEAST_SECONDS = 0.2
 #: Trials within this of the best are measured again, side by side.
 _DOUBTFUL = 1.25
 
@@ -61,7 +62,7 @@ class Measurement:
         inputs: one batch.
         objectives: what the run is after → its weight; the costlier figures are taken only for
             their own.
-        warmup, iterations: runs not counted, and counted at most.
+        warmup, iterations: runs not counted, and counted; of models that take very little, more.
         time_limit: seconds after which no further run starts.
         threads: threads the framework may use meanwhile; None leaves that to it.
     """
@@ -95,8 +96,8 @@ class Measurement:
         return count_samples(self.inputs)
 
     def side_by_side(self, models: Sequence[Model]) -> list[float]:
-        """Median seconds a batch of each of several models, measured in turn."""
-        return [statistics.median(seconds) for seconds in self.rounds(models)]
+        """Seconds a batch of each of several models, measured in turn."""
+        return [undisturbed(seconds) for seconds in self.rounds(models)]
 
     def rounds(self, models: Sequence[Model], longer: int = 1) -> list[list[float]]:
         """Seconds a batch of each of several models, measured in turn, one for every round.
@@ -111,6 +112,7 @@ class Measurement:
                 runs,
                 warmup=self.warmup,
                 iterations=self.iterations * longer,
+                least_seconds=_LEAST_SECONDS * longer,
                 time_limit=self.time_limit * longer,
             )
 
@@ -119,7 +121,7 @@ def latency_figures(baseline: Sequence[float], candidate: Sequence[float]) -> di
     """The figures of a candidate that was timed in turn with the FP32 model, round by round."""
     found = ratio(candidate, baseline)
     return {
-        "performance": statistics.median(candidate),
+        "performance": undisturbed(candidate),
         "relative_latency": found.value,
         "relative_latency_low": found.low,
         "relative_latency_high": found.high,

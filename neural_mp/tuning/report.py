@@ -28,8 +28,8 @@ class Report:
         target: the worst accuracy that was accepted; None without a baseline.
         decibels: where no accuracy was checked, the signal-to-noise ratio of the outputs beside
             those of FP32, on calibration samples; None where it was not measured.
-        baseline_latency, latency: median seconds a batch, measured in turn; None where no batch
-            was at hand.
+        baseline_latency, latency: seconds a batch, measured in turn, of runs that nothing else
+            disturbed (the first decile of all); None where no batch was at hand.
         speedup_low, speedup_high: between which `speedup` lies with a confidence of 95 %; None for
             the FP32 model.
         batch_size: samples in that batch.

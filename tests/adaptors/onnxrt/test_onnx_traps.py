@@ -6,11 +6,12 @@ import onnx_ir
 import pytest
 from adaptor_contract import signal_to_noise
 from onnx import TensorProto, helper
-from onnx_nets import Converted, graph, op, run
+from onnx_nets import MACHINE, Converted, graph, op, run
 
 from neural_mp.adaptors.onnxrt import OnnxRuntimeAdaptor
 from neural_mp.errors import PlanError
-from neural_mp.precision import Precision
+from neural_mp.plan import PrecisionPlan
+from neural_mp.precision import OpConfig, Precision
 
 BF16, INT8 = Precision.BF16, Precision.INT8
 
@@ -307,3 +308,14 @@ def test_a_mask_of_the_lowest_float32_stays_finite_in_fp16():
     halves = [onnx.numpy_helper.to_array(t) for t in stored if t.data_type == TensorProto.FLOAT16]
     assert all(np.isfinite(half).all() for half in halves)
     assert signal_to_noise(converted.reference, converted.result) > 50
+
+
+def test_a_plan_of_which_nothing_comes_is_the_fp32_plan():
+    """ONNX Runtime multiplies integers only where what comes before and behind is stored so."""
+    model = graph([op("Sigmoid", "x", "s"), op("Mul", "s x", "y")], {"x": ["n", 4]}, ["y"], {})
+    adaptor = OnnxRuntimeAdaptor()
+    space = adaptor.space(adaptor.load(model), MACHINE)
+    (name,) = (node.name for node in space.graph if node.type == "Mul")
+    asked = PrecisionPlan({name: OpConfig(Precision.INT8)})
+    assert set(space.flow(asked).precisions.values()) == {Precision.FP32}
+    assert space.resolve(asked) == space.fp32_plan()
