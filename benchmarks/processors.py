@@ -18,8 +18,8 @@ The gated net is slower in INT8 than in FP32. A whole search with an accuracy ta
 several times, and its result is measured beside FP32 once more: it must not be the slower one.
 
 All runs are taken in turn, on one thread. Ratios are of first deciles, which other processes leave
-alone; beside them stands the interval that holds them with a confidence of 95 %. Absolute times of a
-shared machine mean little.
+alone; beside them stands the interval that holds them with a confidence of 95 %. Absolute times of
+a shared machine mean little.
 """
 
 from __future__ import annotations
