@@ -45,6 +45,8 @@ class KernelKind(str, Enum):
         return self.value
 
 
+#: The kinds that add up in 32 bits on every processor.
+EXACT_EVERYWHERE = frozenset({KernelKind.DEPTHWISE})
 FULL_RANGE, REDUCED_RANGE = "full_range", "reduced_range"
 #: Range of a weight → the largest magnitude that is stored. 2 · 255 · 63 is less than 2¹⁵, so that
 #: no sum of two products saturates.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from neural_mp.adaptors.base import Adaptor, Model
-from neural_mp.byte_products import ByteProducts, KernelKind
+from neural_mp.byte_products import EXACT_EVERYWHERE, ByteProducts
 from neural_mp.errors import ConfigurationError, ConversionError, ModelLoadError
 from neural_mp.hardware import PORTABLE, THIS, Hardware, detect
 from neural_mp.precision import Precision
@@ -51,13 +51,8 @@ def hardware_for(target: str, here: Hardware, adaptor: Adaptor, warnings: list[s
 
 def where_right(adaptor: Adaptor, model: Model) -> str:
     """On which processors the numbers of a model are right, in words."""
-    wide = _minding(adaptor.wide_kernels(model))
-    return f"{_EXACT} only; {_MEND}" if wide else EVERYWHERE
-
-
-def _minding(kernels: frozenset[KernelKind]) -> frozenset[KernelKind]:
-    """The kinds that multiply in another way on some processors."""
-    return kernels - {KernelKind.DEPTHWISE}
+    minding = adaptor.wide_kernels(model) - EXACT_EVERYWHERE
+    return f"{_EXACT} only; {_MEND}" if minding else EVERYWHERE
 
 
 def made_right_here(adaptor: Adaptor, model: Model, name: str) -> tuple[Model, list[str]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from neural_mp.adaptors.integer_weights import Array
-from neural_mp.byte_products import ByteProducts, KernelKind
+from neural_mp.byte_products import EXACT_EVERYWHERE, ByteProducts, KernelKind
 from neural_mp.hardware import PORTABLE, THIS, Hardware
 
 Products = Mapping[KernelKind, ByteProducts]
@@ -30,8 +30,8 @@ ASKED_UNDER: Mapping[str, tuple[str | None, ...]] = {
 def products_for(hardware: Hardware, ask: Callable[[str | None], Products]) -> Products:
     """How the kernels multiply bytes on the machine that is converted for.
 
-    A kernel is exact where the runtime says so and the processor can be; a depthwise kernel, which
-    adds up in 32 bits, where the runtime says so.
+    A kernel is exact where the runtime says so and the processor can be; one that adds up in 32
+    bits on every processor, where the runtime says so.
 
     Args:
         hardware: the machine that is converted for.
@@ -41,7 +41,7 @@ def products_for(hardware: Hardware, ask: Callable[[str | None], Products]) -> P
     found = {}
     for kernel in KernelKind:
         exact = all(answer[kernel] is ByteProducts.EXACT for answer in answers)
-        if kernel is not KernelKind.DEPTHWISE or not answers:
+        if kernel not in EXACT_EVERYWHERE or not answers:
             exact = exact and hardware.byte_products is ByteProducts.EXACT
         found[kernel] = ByteProducts.EXACT if exact else ByteProducts.SATURATING
     return found

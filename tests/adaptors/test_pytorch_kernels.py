@@ -1,8 +1,10 @@
 """Our graphs of integer kernels against a numpy reference in integers, exact to one step."""
 
 import numpy as np
+import pytest
 import torch
-from hypothesis import given, settings
+from adaptor_contract import INT8
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from integers import convolve, integer_weight, integers, lowered, parameters
 from machine import CONVOLUTION, DEPTHWISE
@@ -39,6 +41,8 @@ def assert_exact_to_one_step(result, expected, x, scale, weight, weight_scale):
 def test_convolution_is_exact(
     seed, channels, kernel, stride, padding, dilation, grouped, activation, bias
 ):
+    # What is made of padding alone stays in float, see below.
+    assume(padding <= dilation * (kernel - 1))
     torch.manual_seed(seed)
     inputs, outputs = channels
     groups = inputs if grouped and inputs == outputs else 1
@@ -60,6 +64,21 @@ def test_convolution_is_exact(
     if activation is not None:
         expected = np.clip(expected, 0, 6 if isinstance(activation, nn.ReLU6) else None)
     assert_exact_to_one_step(result, expected, x, scale, weight, weight_scale)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "padding", "dilation", "runs"), [(2, 2, 1, False), (1, 1, 1, False), (2, 2, 2, True)]
+)
+def test_what_is_made_of_padding_alone_is_not_left_to_the_kernel(kernel, padding, dilation, runs):
+    """It writes nothing there: of one channel, what was in memory comes out."""
+    conv = nn.Conv2d(1, 16, kernel, padding=padding, dilation=dilation).eval()
+    x = (torch.randn(2, 1, 12, 11) + 0.3).numpy()
+    result, _, _, space = lowered(conv, x)
+    (op,) = space.graph
+    assert (INT8 in space.capabilities[op.name].precisions) == runs
+    with torch.no_grad():
+        exact = conv(torch.from_numpy(x)).numpy()
+    assert np.abs(result - exact).max() < 0.05 * np.abs(exact).max()
 
 
 @settings(max_examples=25, deadline=None)

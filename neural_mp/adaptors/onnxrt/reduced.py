@@ -13,7 +13,12 @@ from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.naming import constant
 from neural_mp.adaptors.onnxrt.sessions import array_of
 from neural_mp.adaptors.signature import Array
-from neural_mp.byte_products import REDUCED_RANGE, WEIGHT_LIMITS, KernelKind
+from neural_mp.byte_products import (
+    EXACT_EVERYWHERE,
+    REDUCED_RANGE,
+    WEIGHT_LIMITS,
+    KernelKind,
+)
 
 _LIMIT = WEIGHT_LIMITS[REDUCED_RANGE]
 #: Op that multiplies bytes → the places of its weight and of that one's zero point.
@@ -46,9 +51,11 @@ def wide_kernels(model: OnnxModel) -> frozenset[KernelKind]:
 
 
 def with_unsigned_weights(model: OnnxModel) -> OnnxModel:
-    """The model with these weights stored unsigned: the same numbers, exact on every processor."""
+    """The model with weights stored unsigned where a kernel may saturate: the same numbers."""
     program = model.runs.clone()
     for found in list(_wide_weights(program.graph)):
+        if found.kernel in EXACT_EVERYWHERE:
+            continue
         reader = found.reader
         weight = reader.inputs[found.place]
         integers = array_of(weight)

@@ -292,7 +292,21 @@ def int8_obstacle(module: GraphModule, node: Node, in_cluster: bool) -> str | No
     axes = CONVOLUTIONS.get(node.target)
     if axes is not None and node.args[0].meta["val"].ndim != axes + 2:
         return f"the integer kernel takes batches ({axes + 2} axes), not single samples"
+    if axes is not None and _pads_beyond_its_window(node):
+        return "its padding is as wide as its window, where the integer kernel gives wrong numbers"
     return None
+
+
+def _pads_beyond_its_window(node: Node) -> bool:
+    """Whether some results are made of padding alone.
+
+    Of these oneDNN leaves some unwritten where zero is stored as something else than 0.
+    """
+    _, padding, dilation, _ = geometry(node)
+    window = node.args[1].meta["val"].shape[2:]
+    return any(
+        pad > gap * (size - 1) for pad, gap, size in zip(padding, dilation, window, strict=True)
+    )
 
 
 def _no_kernel(node: Node) -> str:

@@ -21,7 +21,12 @@ from neural_mp.adaptors.pytorch.model import (
     finish,
     shallow_copy,
 )
-from neural_mp.byte_products import REDUCED_RANGE, WEIGHT_LIMITS, KernelKind
+from neural_mp.byte_products import (
+    EXACT_EVERYWHERE,
+    REDUCED_RANGE,
+    WEIGHT_LIMITS,
+    KernelKind,
+)
 
 _LIMIT = WEIGHT_LIMITS[REDUCED_RANGE]
 
@@ -33,7 +38,7 @@ def wide_kernels(model: TorchModel) -> frozenset[KernelKind]:
 
 
 def with_reduced_weights(model: TorchModel) -> TorchModel:
-    """The model with all weights of integer kernels rounded once more, to ±63."""
+    """The model with weights rounded once more, to ±63, where a kernel may saturate."""
     parts = {path: _reduced(part) for path, part in model.parts.items()}
     return replace(model, parts=parts)
 
@@ -41,6 +46,8 @@ def with_reduced_weights(model: TorchModel) -> TorchModel:
 def _reduced(part: Part) -> Part:
     module = shallow_copy(part.portable)
     for layer in list(_wide_layers(module)):
+        if kernel_of(layer) in EXACT_EVERYWHERE:
+            continue
         pair = layer.args[WEIGHT_ARGUMENT[layer.target]]
         integers, scales = (attribute(module, str(node.target)) for node in pair.args)
         rounded = ops.quantize_weight(ops.dequantize_weight(integers, scales), _LIMIT)

@@ -16,7 +16,12 @@ from neural_mp.adaptors.tensorflow.kernels import (
 )
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import Array, NodeDef, TensorGraph, make_constant
-from neural_mp.byte_products import REDUCED_RANGE, WEIGHT_LIMITS, KernelKind
+from neural_mp.byte_products import (
+    EXACT_EVERYWHERE,
+    REDUCED_RANGE,
+    WEIGHT_LIMITS,
+    KernelKind,
+)
 from neural_mp.errors import ConversionError
 
 _LIMIT = WEIGHT_LIMITS[REDUCED_RANGE]
@@ -30,7 +35,7 @@ def wide_kernels(model: TensorFlowModel) -> frozenset[KernelKind]:
 
 
 def with_reduced_weights(model: TensorFlowModel) -> TensorFlowModel:
-    """The model with all weights of integer kernels rounded once more, to ±63.
+    """The model with weights rounded once more, to ±63, where a kernel may saturate.
 
     Raises:
         ConversionError: a kernel does not say how its input is stored, as those that were not
@@ -38,6 +43,8 @@ def with_reduced_weights(model: TensorFlowModel) -> TensorFlowModel:
     """
     graph = model.graph.copy()
     for node, weight in list(_wide_nodes(graph)):
+        if _kind(node, weight) in EXACT_EVERYWHERE:
+            continue
         if ZERO_POINT not in node.attr:
             raise ConversionError(
                 f"the kernel {node.name!r} does not say how its input is stored, so its weight "

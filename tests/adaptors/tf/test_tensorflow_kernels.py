@@ -15,6 +15,7 @@ from integer_reference import (
 )
 from machine import CONVOLUTION, DENSE, DEPTHWISE, machine, weight_limit_here
 from scipy import special
+from tensorflow.python.util import _pywrap_util_port
 
 from neural_mp.adaptors.tensorflow import TensorFlowAdaptor
 from neural_mp.adaptors.tensorflow.nodes import make_node
@@ -340,4 +341,6 @@ def test_what_passes_integers_on_changes_none(carrier, channels):
     expected = move(tf.constant(before - zero)).numpy() + zero
     assert behind.shape == expected.shape
     error = np.abs(behind - expected).max()
-    assert error <= (0.501 if "average" in carrier else 0)
+    # Of an average, TensorFlow's own kernel cuts off what oneDNN's rounds.
+    rounding = 0.501 if _pywrap_util_port.IsMklEnabled() else 0.999
+    assert error <= (rounding if "average" in carrier else 0)
