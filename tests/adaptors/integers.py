@@ -36,10 +36,12 @@ def integer_weight(weight, kernel=None, limit=None):
     """Whole numbers and the step of every output, as far as the kernel is right with them here."""
     kernel = kernel or (DENSE if weight.ndim == 2 else CONVOLUTION)
     limit = limit or weight_limit_here("pytorch", kernel)
-    weight = weight.detach().numpy().astype(np.float64)
-    scale = np.abs(weight).reshape(len(weight), -1).max(1) / limit
+    # Scales are stored in float32: with more digits, what lies between two steps goes elsewhere.
+    weight = weight.detach().numpy().astype(np.float32)
+    scale = (np.abs(weight).reshape(len(weight), -1).max(1) / limit).astype(np.float32)
     column = scale.reshape(-1, *[1] * (weight.ndim - 1))
-    return np.clip(np.round(weight / column), -limit, limit).astype(np.int64), scale
+    integers = np.clip(np.round(weight / column), -limit, limit).astype(np.int64)
+    return integers, scale.astype(np.float64)
 
 
 def convolve(x, w, stride, padding, dilation, groups):
