@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
-from neural_mp.precision import QuantSpec
+from neural_mp.precision import WEIGHT_RANGES, QuantSpec
 
 
 class ByteProducts(str, Enum):
@@ -47,7 +47,7 @@ class KernelKind(str, Enum):
 
 #: The kinds that add up in 32 bits on every processor.
 EXACT_EVERYWHERE = frozenset({KernelKind.DEPTHWISE})
-FULL_RANGE, REDUCED_RANGE = "full_range", "reduced_range"
+FULL_RANGE, REDUCED_RANGE = WEIGHT_RANGES
 #: Range of a weight → the largest magnitude that is stored. 2 · 255 · 63 is less than 2¹⁵, so that
 #: no sum of two products saturates.
 WEIGHT_LIMITS: Mapping[str, int] = {FULL_RANGE: 127, REDUCED_RANGE: 63}

@@ -14,6 +14,7 @@ from neural_mp.adaptors.onnxrt.anatomy import JOINERS, LAYERS, confuses, is_floa
 from neural_mp.adaptors.onnxrt.folding import used_outputs
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.products import kernel_products
+from neural_mp.adaptors.onnxrt.reduced import kernel_of
 from neural_mp.adaptors.onnxrt.registry import CONTRIB, has_kernel, runs_natively
 from neural_mp.adaptors.onnxrt.schemas import is_function, takes, typed_inputs
 from neural_mp.adaptors.onnxrt.sessions import CPU, array_of
@@ -80,15 +81,7 @@ class _Judge:
 
     def products_of(self, node: ir.Node) -> ByteProducts:
         """How the kernel of a layer multiplies."""
-        if node.op_type != "Conv":
-            return self.products[KernelKind.DENSE]
-        weight, groups = array_of(node.inputs[1]), node.attributes.get("group")
-        assert weight is not None
-        count = groups.as_int() if groups is not None else 1
-        # One input and one output channel a group, of images: the others run in another kernel.
-        single = weight.ndim == 4 and weight.shape[0] == count and weight.shape[1] == 1
-        kind = KernelKind.DEPTHWISE if single and count > 1 else KernelKind.CONVOLUTION
-        return self.products[kind]
+        return self.products[kernel_of(node, node.inputs[1])]
 
     def other_weights(self, node: ir.Node) -> tuple[QuantSpec, ...]:
         """How a plan may ask for the weight to be stored: unsigned it is exact, and slow.

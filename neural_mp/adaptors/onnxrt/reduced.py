@@ -86,11 +86,11 @@ def _wide_weights(graph: ir.Graph) -> Iterator[_Weight]:
         if node.op_type in _KERNELS:
             place, zero_place = _KERNELS[node.op_type]
             if _is_wide(node, place):
-                yield _Weight(node, place, zero_place, _kind(node, node.inputs[place]))
+                yield _Weight(node, place, zero_place, kernel_of(node, node.inputs[place]))
         elif node.op_type == "DequantizeLinear" and _is_wide(node, 0):
             for user, position in node.outputs[0].uses():
                 if user.op_type in _FUSED and position == 1 and _reads_bytes(user):
-                    yield _Weight(node, 0, 2, _kind(user, node.inputs[0]))
+                    yield _Weight(node, 0, 2, kernel_of(user, node.inputs[0]))
                     break
 
 
@@ -106,7 +106,11 @@ def _reads_bytes(node: ir.Node) -> bool:
     return source is not None and source.op_type == "DequantizeLinear"
 
 
-def _kind(node: ir.Node, weight: ir.Value | None) -> KernelKind:
+def kernel_of(node: ir.Node, weight: ir.Value | None) -> KernelKind:
+    """The kind of integer kernel that multiplies by a weight.
+
+    Depthwise is one input and one output channel a group, of images: others run in another kernel.
+    """
     if "Conv" not in node.op_type:
         return KernelKind.DENSE
     array, groups = array_of(weight), node.attributes.get("group")
