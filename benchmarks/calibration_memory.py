@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from neural_mp.adaptors.registry import adaptor_for
-from neural_mp.hardware import detect
+from neural_mp.core.hardware import detect
 from neural_mp.profiling import peak_growth
 
 SIZE = 64

@@ -81,9 +81,9 @@ def make(name: str, path: Path) -> None:
 def ours(name: str, source: Path, target: Path, size: int, dynamic: bool) -> dict[str, float]:
     """Convert with neural_mp; seconds of its parts."""
     from neural_mp.adaptors.registry import adaptor_for
-    from neural_mp.hardware import detect
-    from neural_mp.plan import PrecisionPlan
-    from neural_mp.precision import FP32, Precision
+    from neural_mp.core.hardware import detect
+    from neural_mp.core.plan import PrecisionPlan
+    from neural_mp.core.precision import FP32, Precision
 
     batches = list(cut(MODELS[name](SAMPLES), size))
     clock = [time.perf_counter()]

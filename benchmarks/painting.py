@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from neural_mp.amp import RULES, FourLists, graph_of, paint
-from neural_mp.graph import OpGraph
+from neural_mp.core.graph import OpGraph
 
 LISTS = FourLists(*(frozenset({word}) for word in "ADIC"))
 

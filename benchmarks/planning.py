@@ -23,14 +23,14 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.table import Table
 
-from neural_mp.graph import Op, OpGraph
-from neural_mp.observations import Observations
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import FP32, RANGE_ALGORITHMS, OpConfig, Precision, QuantSpec
-from neural_mp.space import Capability, TuningSpace
+from neural_mp.core.graph import Op, OpGraph
+from neural_mp.core.observations import Observations
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import FP32, RANGE_ALGORITHMS, OpConfig, Precision, QuantSpec
+from neural_mp.core.trial import Outcome, Trial
+from neural_mp.space.space import Capability, TuningSpace
 from neural_mp.strategies import strategy_named
 from neural_mp.strategies.base import TuningProblem
-from neural_mp.trial import Outcome, Trial
 
 WEIGHT = QuantSpec("int8", "symmetric", "per_channel")
 INT8 = tuple(

@@ -31,9 +31,9 @@ from rich.table import Table
 from torch import nn
 
 from neural_mp.adaptors.registry import adaptor_for
-from neural_mp.hardware import detect
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import FP32, Precision
+from neural_mp.core.hardware import detect
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import FP32, Precision
 from neural_mp.profiling import interleaved_medians, peak_growth
 
 SAMPLES = 32

@@ -61,9 +61,9 @@ def convert(source: Path, samples: Path, target: Path) -> None:
     from peak import peak_memory
 
     from neural_mp.adaptors.registry import adaptor_for
-    from neural_mp.hardware import detect
-    from neural_mp.plan import PrecisionPlan
-    from neural_mp.precision import FP32, Precision
+    from neural_mp.core.hardware import detect
+    from neural_mp.core.plan import PrecisionPlan
+    from neural_mp.core.precision import FP32, Precision
 
     import_module("tensorflow")  # not to be counted; nor is it for the peer
     images = np.load(samples)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from neural_mp import common
     from neural_mp.amp.options import AutoMixedPrecisionOptions
+    from neural_mp.api.mixed_precision import MixedPrecision
+    from neural_mp.api.optimized_model import OptimizedModel, load
+    from neural_mp.core.plan import PrecisionPlan
+    from neural_mp.core.precision import Precision
     from neural_mp.errors import NeuralMPError
-    from neural_mp.mixed_precision import MixedPrecision
-    from neural_mp.optimized_model import OptimizedModel, load
-    from neural_mp.plan import PrecisionPlan
-    from neural_mp.precision import Precision
     from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 
 __version__ = "0.1.0"
@@ -26,12 +26,12 @@ _LAZY = {
     "AccuracyCriterion": "neural_mp.tuning.criterion",
     "AutoMixedPrecisionOptions": "neural_mp.amp.options",
     "ExitPolicy": "neural_mp.tuning.criterion",
-    "MixedPrecision": "neural_mp.mixed_precision",
+    "MixedPrecision": "neural_mp.api.mixed_precision",
     "NeuralMPError": "neural_mp.errors",
-    "OptimizedModel": "neural_mp.optimized_model",
-    "Precision": "neural_mp.precision",
-    "PrecisionPlan": "neural_mp.plan",
-    "load": "neural_mp.optimized_model",
+    "OptimizedModel": "neural_mp.api.optimized_model",
+    "Precision": "neural_mp.core.precision",
+    "PrecisionPlan": "neural_mp.core.plan",
+    "load": "neural_mp.api.optimized_model",
 }
 
 __all__ = [

@@ -22,8 +22,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from neural_mp import common
-from neural_mp.hardware import Hardware
-from neural_mp.precision import Precision
+from neural_mp.core.hardware import Hardware
+from neural_mp.core.precision import Precision
 
 
 class Split:

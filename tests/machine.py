@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from neural_mp.adaptors.registry import adaptor_classes
-from neural_mp.byte_products import (
+from neural_mp.core.byte_products import (
     FULL_RANGE,
     REDUCED_RANGE,
     WEIGHT_LIMITS,
     ByteProducts,
     KernelKind,
 )
-from neural_mp.hardware import NATIVE_FLAGS, Hardware, detect
-from neural_mp.precision import Precision
+from neural_mp.core.hardware import NATIVE_FLAGS, Hardware, detect
+from neural_mp.core.precision import Precision
 
 CONVOLUTION, DEPTHWISE, DENSE = KernelKind.CONVOLUTION, KernelKind.DEPTHWISE, KernelKind.DENSE
 #: The flags of this CPU that decide on INT8, and on nothing else.
@@ -36,7 +36,7 @@ def weight_limit_here(framework: str, kernel: KernelKind) -> int:
 
 def has_rewrite_pass() -> bool:
     """Whether TensorFlow's own pass for BF16 works here; without AVX-512 it does nothing."""
-    from neural_mp.adaptors.tensorflow.amp_lists import runtime_lists
-    from neural_mp.adaptors.tensorflow.probe import bf16_obstacle
+    from neural_mp.adaptors.tensorflow.kernel_products import bf16_obstacle
+    from neural_mp.adaptors.tensorflow.runtime_lists import runtime_lists
 
     return bf16_obstacle() is None and runtime_lists(Precision.BF16) is not None

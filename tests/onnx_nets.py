@@ -16,9 +16,9 @@ from machine import machine
 from torch import nn
 
 from neural_mp.adaptors.onnxrt import OnnxRuntimeAdaptor
-from neural_mp.hardware import Hardware
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import FP32, OpConfig, Precision, QuantSpec
+from neural_mp.core.hardware import Hardware
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
 
 MACHINE = machine(Precision.BF16, Precision.FP16)
 

@@ -32,7 +32,7 @@ def test_dense_layers_need_no_data_where_nothing_is_calibrated(approach, digits)
 
 
 def test_a_dynamic_result_is_saved_and_its_plan_replayed(digits, tmp_path):
-    from neural_mp.conversion import convert_with_plan
+    from neural_mp.api.replay import convert_with_plan
 
     converter = MixedPrecision()
     converter.model = dense_net()

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import neural_mp
-from neural_mp import PrecisionPlan, cli
+from neural_mp import PrecisionPlan
+from neural_mp.api import cli
 
 TESTS = Path(__file__).parent
 
@@ -183,7 +184,7 @@ def test_a_plan_edited_by_hand_and_replayed_differs_in_just_that_op(run, workpla
 
 
 def test_a_plan_without_observations_says_what_is_missing(run, workplace, net):
-    from neural_mp.precision import OpConfig, Precision
+    from neural_mp.core.precision import OpConfig, Precision
 
     PrecisionPlan({"stem": OpConfig(Precision.INT8)}).save(workplace / "bare.yaml")
     code, _, err = run("convert", "net.pt2", "--plan", "bare.yaml", "--output", "out")

@@ -10,7 +10,7 @@ import yaml
 from machine import has_rewrite_pass
 
 from neural_mp.config import load_settings
-from neural_mp.plan import PrecisionPlan
+from neural_mp.core.plan import PrecisionPlan
 
 ROOT = Path(__file__).parent.parent
 RUN = ("guide.md", "plans.md", "extending.md", "pytorch.md", "tensorflow.md", "onnx.md", "amp.md")

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from neural_mp.flow import observable_tensors, quantized_tensors, trace
-from neural_mp.graph import Op, OpGraph
-from neural_mp.precision import Precision
+from neural_mp.core.graph import Op, OpGraph
+from neural_mp.core.precision import Precision
+from neural_mp.core.quantization_flow import observable_tensors, quantized_tensors, trace
 
 INT8, BF16, FP16, FP32 = Precision.INT8, Precision.BF16, Precision.FP16, Precision.FP32
 

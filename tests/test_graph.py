@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neural_mp.core.graph import Op, OpGraph
 from neural_mp.errors import UnknownOperatorError
-from neural_mp.graph import Op, OpGraph
 
 
 def test_ops_come_in_topological_order_whatever_the_order_given():

@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
+from neural_mp.core.hardware import Gpu, Hardware, detect, require_any
+from neural_mp.core.precision import Precision
 from neural_mp.errors import UnsupportedPrecisionError
-from neural_mp.hardware import Gpu, Hardware, detect, require_any
-from neural_mp.precision import Precision
 
 INT8, BF16, FP16, FP32 = Precision.INT8, Precision.BF16, Precision.FP16, Precision.FP32
 
@@ -72,7 +72,7 @@ def test_detection_agrees_with_torch_on_this_machine():
 
 
 def test_the_library_used_where_the_kernel_does_not_tell_agrees(monkeypatch):
-    from neural_mp import hardware
+    from neural_mp.core import hardware
 
     kernel, library = hardware._cpu_from_kernel(), hardware._cpu_from_library()
     if kernel is None:
@@ -82,7 +82,7 @@ def test_the_library_used_where_the_kernel_does_not_tell_agrees(monkeypatch):
 
 def test_asking_the_hardware_imports_no_framework():
     code = (
-        "import sys, neural_mp.hardware as h; h.detect(); "
+        "import sys, neural_mp.core.hardware as h; h.detect(); "
         "assert not {'torch', 'tensorflow'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -26,14 +26,14 @@ def test_the_import_contracts_hold():
 @pytest.mark.parametrize(
     ("module", "line", "contract"),
     [
-        ("graph.py", "import neural_mp.hardware", "The vocabulary knows nobody above it"),
+        ("graph.py", "import neural_mp.core.hardware", "The vocabulary knows nobody above it"),
         ("strategies/basic.py", "import neural_mp.tuning.tuner", "amp, search and strategies"),
         ("strategies/basic.py", "import time", "amp, search and strategies"),
         ("adaptors/pytorch/graph.py", "import neural_mp.tuning.criterion", "Adaptors know neither"),
         ("adaptors/pytorch/graph.py", "import neural_mp.adaptors.tensorflow", "No adaptor knows"),
         ("tuning/tuner.py", "import neural_mp.adaptors.pytorch", "Tuning knows adaptors only"),
         ("common.py", "import torch", "A framework is imported only inside"),
-        ("tuning/data.py", "import neural_mp.mixed_precision", "Nobody knows the face"),
+        ("tuning/data.py", "import neural_mp.api.mixed_precision", "Nobody knows the face"),
     ],
 )
 def test_breaking_an_import_contract_is_seen(tmp_path, module, line, contract):

@@ -3,10 +3,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neural_mp.core.observations import Observations
+from neural_mp.core.plan import PrecisionPlan, load_plan_file
+from neural_mp.core.precision import FP32, QUANT_CHOICES, OpConfig, Precision, QuantSpec
 from neural_mp.errors import PlanError
-from neural_mp.observations import Observations
-from neural_mp.plan import PrecisionPlan, load_plan_file
-from neural_mp.precision import FP32, QUANT_CHOICES, OpConfig, Precision, QuantSpec
 
 specs = st.builds(
     QuantSpec, **{name: st.sampled_from(known) for name, known in QUANT_CHOICES.items()}

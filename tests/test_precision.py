@@ -1,7 +1,7 @@
 import pytest
 
+from neural_mp.core.precision import OpConfig, Precision, QuantSpec, parse_precisions
 from neural_mp.errors import NeuralMPError, PlanError, UnknownPrecisionError
-from neural_mp.precision import OpConfig, Precision, QuantSpec, parse_precisions
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from neural_mp.byte_products import ByteProducts, KernelKind
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import FP32, OpConfig, Precision
+from neural_mp.core.byte_products import ByteProducts, KernelKind
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import FP32, OpConfig, Precision
+from neural_mp.core.trial import Outcome, Trial
 from neural_mp.reporting import LiveListener, hardware_table, result_tables, trial_table, words
-from neural_mp.trial import Outcome, Trial
 from neural_mp.tuning.report import Report
 
 PLAN = PrecisionPlan({"conv": OpConfig(Precision.BF16), "fc": FP32})

@@ -1,12 +1,12 @@
 import pytest
 
 from neural_mp.amp import FourLists
-from neural_mp.constraints import Constraints, OpConstraint, QuantConstraint
+from neural_mp.core.graph import Op, OpGraph
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
 from neural_mp.errors import PlanError, UnknownOperatorError
-from neural_mp.graph import Op, OpGraph
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import FP32, OpConfig, Precision, QuantSpec
-from neural_mp.space import Capability, TuningSpace
+from neural_mp.space.constraints import Constraints, OpConstraint, QuantConstraint
+from neural_mp.space.space import Capability, TuningSpace
 
 WEIGHT = QuantSpec("int8", "symmetric", "per_channel")
 

@@ -6,12 +6,12 @@ import pytest
 
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.pytorch import PyTorchAdaptor
-from neural_mp.byte_products import ByteProducts, KernelKind
+from neural_mp.api.deployment import hardware_for
 from neural_mp.config import parse_settings
-from neural_mp.deployment import hardware_for
+from neural_mp.core.byte_products import ByteProducts, KernelKind
+from neural_mp.core.hardware import TARGETS, Hardware, detect
+from neural_mp.core.precision import OpConfig, Precision, QuantSpec
 from neural_mp.errors import ConfigurationError, PlanError
-from neural_mp.hardware import TARGETS, Hardware, detect
-from neural_mp.precision import OpConfig, Precision, QuantSpec
 
 EXACT, SATURATING = ByteProducts.EXACT, ByteProducts.SATURATING
 
@@ -122,7 +122,7 @@ def run_command(monkeypatch, capsys):
     """Run `neural-mp`; its exit code, output and errors."""
     import sys
 
-    from neural_mp import cli
+    from neural_mp.api import cli
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["neural-mp", *arguments])

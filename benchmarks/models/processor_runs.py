@@ -16,12 +16,12 @@ import vision_nets
 from search_data import Accuracy, Digits
 
 from neural_mp import MixedPrecision, common
-from neural_mp.adaptors.base import Model
+from neural_mp.adaptors.contract import Model
 from neural_mp.adaptors.registry import adaptor_for
-from neural_mp.hardware import PORTABLE, detect
-from neural_mp.optimized_model import OptimizedModel
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import Precision
+from neural_mp.api.optimized_model import OptimizedModel
+from neural_mp.core.hardware import PORTABLE, detect
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import Precision
 from neural_mp.profiling import Ratio, interleaved_rounds, ratio
 from neural_mp.tuning.fidelity import signal_to_noise
 from neural_mp.tuning.listener import Listener

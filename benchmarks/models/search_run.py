@@ -13,8 +13,8 @@ from typing import Any
 from search_data import BATCH, Accuracy, Digits
 
 from neural_mp import ExitPolicy, MixedPrecision, common
-from neural_mp.optimized_model import OptimizedModel
-from neural_mp.precision import Precision
+from neural_mp.api.optimized_model import OptimizedModel
+from neural_mp.core.precision import Precision
 from neural_mp.profiling import interleaved_medians
 from neural_mp.tuning.listener import Listener
 

@@ -1,1 +1,1 @@
-"""One package per framework, each behind the same contract (`neural_mp.adaptors.base`)."""
+"""One package per framework, each behind the same contract (`neural_mp.adaptors.contract`)."""

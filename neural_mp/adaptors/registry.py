@@ -8,7 +8,7 @@ import logging
 from importlib import metadata
 from typing import Any
 
-from neural_mp.adaptors.base import Adaptor
+from neural_mp.adaptors.contract import Adaptor
 from neural_mp.errors import MissingFrameworkError, UnknownFrameworkError, did_you_mean
 
 logger = logging.getLogger(__name__)

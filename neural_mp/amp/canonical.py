@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from neural_mp.amp.lists import AmpList, FourLists
-from neural_mp.precision import Precision
+from neural_mp.core.precision import Precision
 
 ALLOW, DENY, INFER, CLEAR = AmpList
 

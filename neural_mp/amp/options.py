@@ -8,8 +8,8 @@ from enum import Enum
 from typing import Any
 
 from neural_mp.amp.lists import EDIT_OPTIONS, ListEdit
+from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, did_you_mean
-from neural_mp.precision import Precision
 
 #: What environment variables begin with, the first that is set first.
 PREFIXES = (

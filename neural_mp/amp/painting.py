@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from neural_mp.amp.lists import AmpList, FourLists
+from neural_mp.core.graph import Op, OpGraph
 from neural_mp.errors import ConfigurationError, did_you_mean
-from neural_mp.graph import Op, OpGraph
 
 ALLOW, DENY, INFER, CLEAR = AmpList
 

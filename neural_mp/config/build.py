@@ -23,8 +23,8 @@ from neural_mp.config.settings import (
     TuningSettings,
 )
 from neural_mp.config.source import KeyPath, Source
+from neural_mp.core.precision import Precision
 from neural_mp.errors import did_you_mean
-from neural_mp.precision import Precision
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 
 _CONVERSIONS = ("mixed_precision", "graph_optimization")

@@ -7,7 +7,7 @@ from typing import Any
 
 from schema import Optional, Schema, SchemaError
 
-from neural_mp.adaptors.base import CAPTURES
+from neural_mp.adaptors.contract import CAPTURES
 from neural_mp.amp import EDIT_OPTIONS
 from neural_mp.config.inc import why_ignored
 from neural_mp.config.source import KeyPath, Source
@@ -32,9 +32,9 @@ from neural_mp.config.values import (
     quant_words,
     whole_from,
 )
+from neural_mp.core.hardware import TARGETS
+from neural_mp.core.precision import QUANT_CHOICES
 from neural_mp.errors import did_you_mean
-from neural_mp.hardware import TARGETS
-from neural_mp.precision import QUANT_CHOICES
 
 #: In place of precisions: no limit.
 ANY = "any"

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neural_mp.amp import AutoMixedPrecisionOptions
-from neural_mp.constraints import Constraints
-from neural_mp.hardware import THIS
-from neural_mp.precision import Precision
+from neural_mp.core.hardware import THIS
+from neural_mp.core.precision import Precision
+from neural_mp.space.constraints import Constraints
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 
 
@@ -132,7 +132,7 @@ class Settings:
     Attributes:
         model: which model.
         device: `cpu` or `gpu`.
-        target: what to convert for, a name in `neural_mp.hardware.TARGETS`.
+        target: what to convert for, a name in `neural_mp.core.hardware.TARGETS`.
         precisions: what ops may run in; None where the file does not say.
         constraints: limits on the whole model, on op types and on single ops.
         amp: which ops may run in 16 bits; None where the file does not say.

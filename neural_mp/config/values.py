@@ -16,8 +16,8 @@ from neural_mp.config.inc import (
     INT8_APPROACHES,
     QUANT_WORDS,
 )
-from neural_mp.precision import APPROACHES, QUANT_CHOICES, Precision
-from neural_mp.trial import RELATIVE_FIGURES
+from neural_mp.core.precision import APPROACHES, QUANT_CHOICES, Precision
+from neural_mp.core.trial import RELATIVE_FIGURES
 
 OBJECTIVES = tuple(RELATIVE_FIGURES)
 

@@ -11,9 +11,9 @@ from neural_mp.amp import AmpDataType, AutoMixedPrecisionOptions
 from neural_mp.config.schema import ANY
 from neural_mp.config.settings import EvaluationSettings, Settings, TuningSettings
 from neural_mp.config.source import FLOAT_STARTS, FLOAT_TAG, PLAIN_FLOAT
-from neural_mp.constraints import Constraints, OpConstraint, QuantConstraint
+from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError
-from neural_mp.precision import Precision
+from neural_mp.space.constraints import Constraints, OpConstraint, QuantConstraint
 
 _NO_METRICS = ("weight", "higher_is_better")
 

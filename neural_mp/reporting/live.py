@@ -14,9 +14,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from neural_mp.core.trial import Trial
 from neural_mp.reporting import words
 from neural_mp.reporting.tables import result_tables, trial_table
-from neural_mp.trial import Trial
 from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.report import Report
 

@@ -11,14 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from neural_mp.amp import Colour, Painting
-from neural_mp.byte_products import ByteProducts, KernelKind
-from neural_mp.hardware import NATIVE_FLAGS, Hardware
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import Precision
+from neural_mp.core.byte_products import ByteProducts, KernelKind
+from neural_mp.core.hardware import NATIVE_FLAGS, Hardware
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import Precision
+from neural_mp.core.trial import Outcome, Trial
 from neural_mp.profiling import Ratio
 from neural_mp.reporting import words
-from neural_mp.space import TuningSpace
-from neural_mp.trial import Outcome, Trial
+from neural_mp.space.space import TuningSpace
 from neural_mp.tuning.report import Report
 
 #: Settings of the environment by which oneDNN leaves instructions unused.

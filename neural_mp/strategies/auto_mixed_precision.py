@@ -6,12 +6,12 @@ from collections.abc import Generator
 from dataclasses import replace
 from math import inf
 
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import Precision
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import Precision
+from neural_mp.core.trial import Trial
 from neural_mp.strategies.base import Search, TuningProblem
 from neural_mp.strategies.basic import Basic, fallback_units, op_by_op
 from neural_mp.strategies.fallback import lowers_something
-from neural_mp.trial import Trial
 
 
 class AutoMixedPrecision(Basic):

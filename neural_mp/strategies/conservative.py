@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import FP32, Precision
-from neural_mp.space import TuningSpace
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import FP32, Precision
+from neural_mp.space.space import TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import at_precision, low_ops
 from neural_mp.strategies.fallback import Decision, lowers_something

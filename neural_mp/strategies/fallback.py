@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import Precision
-from neural_mp.space import TuningSpace
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import Precision
+from neural_mp.core.trial import Trial
+from neural_mp.space.space import TuningSpace
 from neural_mp.strategies.base import TuningProblem
 from neural_mp.strategies.basic import at_precision, low_ops
-from neural_mp.trial import Trial
 
 #: Ops that move together (see `TuningSpace.decisions`).
 Decision = tuple[str, ...]

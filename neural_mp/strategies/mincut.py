@@ -6,12 +6,13 @@ from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from neural_mp.flow import QuantizedTensor
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import FP32, RANGE_ALGORITHMS, Precision
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import FP32, RANGE_ALGORITHMS, Precision
+from neural_mp.core.quantization_flow import QuantizedTensor
+from neural_mp.core.trial import Trial
+from neural_mp.search.cost_model import CostModel, Figures, cost_model, without_tensors
 from neural_mp.search.cut import Cut
 from neural_mp.search.front import Point, chord
-from neural_mp.search.model import CostModel, Figures, cost_model, without_tensors
 from neural_mp.search.sensitivity import (
     best_repairs,
     noise_after_repairs,
@@ -20,7 +21,6 @@ from neural_mp.search.sensitivity import (
 )
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic
-from neural_mp.trial import Trial
 
 #: A tensor with more noise than this share of its signal is given up in INT8 first.
 _NOISY = 0.05

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import FP32, OpConfig, Precision
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import FP32, OpConfig, Precision
+from neural_mp.core.trial import Trial
 from neural_mp.strategies.base import Search, TuningProblem
 from neural_mp.strategies.basic import Basic, low_ops
 from neural_mp.strategies.fallback import (
@@ -16,7 +17,6 @@ from neural_mp.strategies.fallback import (
     noise_read,
     output_noises,
 )
-from neural_mp.trial import Trial
 
 
 class Mse(Basic):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import Precision
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import Precision
+from neural_mp.core.trial import Trial
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import at_precision, fallback_precisions
 from neural_mp.strategies.fallback import (
@@ -15,7 +16,6 @@ from neural_mp.strategies.fallback import (
     noise_read,
     output_noises,
 )
-from neural_mp.trial import Trial
 
 #: Decision → the plan with that decision moved.
 Candidates = dict[Decision, PrecisionPlan]

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from neural_mp.amp import AutoMixedPrecisionOptions, settle
-from neural_mp.environment import users_environment
+from neural_mp.core.environment import users_environment
+from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.errors import ConfigurationError
-from neural_mp.precision import Precision, parse_precisions
 
 if TYPE_CHECKING:
     from neural_mp.adaptors.tensorflow.rewrite import Request

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from neural_mp.adaptors.base import Adaptor, Model
+from neural_mp.adaptors.contract import Adaptor, Model
+from neural_mp.core.observations import Observations
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.trial import Outcome
 from neural_mp.errors import MetricError
-from neural_mp.observations import Observations
-from neural_mp.plan import PrecisionPlan
-from neural_mp.space import TuningSpace
-from neural_mp.trial import Outcome
+from neural_mp.space.space import TuningSpace
 from neural_mp.tuning.criterion import AccuracyCriterion
 from neural_mp.tuning.early_stopping import RunningValues, is_lost
 from neural_mp.tuning.evaluator import (

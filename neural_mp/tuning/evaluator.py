@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from neural_mp.adaptors.base import Adaptor, Model
+from neural_mp.adaptors.contract import Adaptor, Model
 from neural_mp.common import Metric
 from neural_mp.errors import MetricError
-from neural_mp.tuning.data import Batches, count_samples
+from neural_mp.tuning.batches import Batches, count_samples
 from neural_mp.tuning.early_stopping import RunningValues
 
 #: How often, in one pass, it is asked whether the evaluation is lost.

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.adaptors.base import Adaptor, Model
-from neural_mp.adaptors.given_inputs import leaves
+from neural_mp.adaptors.common.given_inputs import leaves
+from neural_mp.adaptors.contract import Adaptor, Model
 from neural_mp.metrics.predictions import as_array
 
 #: The noise of outputs that are no numbers, as a share of the signal; files have no infinity.

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from neural_mp.adaptors.base import Model
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import Precision
+from neural_mp.adaptors.contract import Model
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import Precision
+from neural_mp.core.trial import Outcome, Trial
 from neural_mp.profiling import Ratio, ratio, undisturbed
-from neural_mp.trial import Outcome, Trial
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.objectives import best_trial, finalists, latency_figures
 from neural_mp.tuning.trial_runner import claims_speed, judged

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from neural_mp.core.observations import Observations
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import HistoryError
-from neural_mp.observations import Observations
-from neural_mp.plan import PrecisionPlan
-from neural_mp.quiet_optuna import quiet_optuna
-from neural_mp.trial import Outcome, Trial
+from neural_mp.search.quiet_optuna import quiet_optuna
 
 if TYPE_CHECKING:
     import optuna

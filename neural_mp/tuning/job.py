@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from neural_mp.adaptors.base import Adaptor, Model
-from neural_mp.precision import Precision
-from neural_mp.space import TuningSpace
+from neural_mp.adaptors.contract import Adaptor, Model
+from neural_mp.core.precision import Precision
+from neural_mp.space.space import TuningSpace
 from neural_mp.strategies.base import Strategy
+from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
-from neural_mp.tuning.data import Batches
 from neural_mp.tuning.evaluator import Evaluator
 from neural_mp.tuning.history import History
 from neural_mp.tuning.objectives import Measurement

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from neural_mp.trial import Trial
+from neural_mp.core.trial import Trial
 from neural_mp.tuning.report import Report
 
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from neural_mp.adaptors.base import ConversionCounts
-from neural_mp.graph import OpGraph
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import Precision
-from neural_mp.space import TuningSpace
-from neural_mp.trial import Outcome, Trial
+from neural_mp.adaptors.contract import ConversionCounts
+from neural_mp.core.graph import OpGraph
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import Precision
+from neural_mp.core.trial import Outcome, Trial
+from neural_mp.space.space import TuningSpace
 
 _LONG = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 

@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from neural_mp.adaptors.base import Model
+from neural_mp.adaptors.contract import Model
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import Precision
+from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import MetricError, NeuralMPError, TuningError
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import Precision
-from neural_mp.trial import Outcome, Trial
 from neural_mp.tuning.assessment import Assessment, Assessor
 from neural_mp.tuning.evaluator import Deadline, TimeUpError, UserCodeError
 from neural_mp.tuning.history import History

@@ -8,17 +8,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from neural_mp.adaptors.base import Model
-from neural_mp.adaptors.repair import scored_repairs
+from neural_mp.adaptors.common.repair import scored_repairs
+from neural_mp.adaptors.contract import Model
+from neural_mp.core.observations import Observations
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import Precision
+from neural_mp.core.trial import Trial
 from neural_mp.errors import DataError, MetricError, NeuralMPError, TuningError
-from neural_mp.observations import Observations
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import Precision
 from neural_mp.search.sensitivity import best_repairs, with_repairs
 from neural_mp.strategies.base import Search, TuningProblem
-from neural_mp.trial import Trial
 from neural_mp.tuning.assessment import Assessor
-from neural_mp.tuning.data import count_samples, limited
+from neural_mp.tuning.batches import count_samples, limited
 from neural_mp.tuning.early_stopping import RunningValues
 from neural_mp.tuning.evaluator import (
     Deadline,
@@ -40,8 +40,8 @@ from neural_mp.tuning.finish import (
 from neural_mp.tuning.history import History
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import Listener
+from neural_mp.tuning.measuring_probe import LEAST_ALLOWANCE, MeasuringProbe
 from neural_mp.tuning.objectives import best_trial
-from neural_mp.tuning.probe import LEAST_ALLOWANCE, MeasuringProbe
 from neural_mp.tuning.report import Report, count_ops, emulated_precisions
 from neural_mp.tuning.trial_runner import TrialRunner, judged
 

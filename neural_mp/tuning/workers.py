@@ -10,9 +10,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from neural_mp.adaptors.base import Adaptor, Model
+from neural_mp.adaptors.contract import Adaptor, Model
+from neural_mp.core.plan import PrecisionPlan
 from neural_mp.errors import ConfigurationError, NeuralMPError, TuningError
-from neural_mp.plan import PrecisionPlan
 from neural_mp.tuning.assessment import Assessment, Assessor
 from neural_mp.tuning.evaluator import Deadline, TimeUpError, UserCodeError
 

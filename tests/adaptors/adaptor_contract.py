@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neural_mp.adaptors.base import Adaptor
+from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.core.observations import Observations
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.errors import ConversionError
-from neural_mp.observations import Observations
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import FP32, OpConfig, Precision
-from neural_mp.space import TuningSpace
+from neural_mp.space.space import TuningSpace
 
 INT8, BF16, FP16 = Precision.INT8, Precision.BF16, Precision.FP16
 

@@ -13,8 +13,8 @@ import pytest
 from neural_mp import AutoMixedPrecisionOptions, MixedPrecision
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.amp import PREFIXES, canonical_lists
+from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnknownOperatorError
-from neural_mp.precision import Precision
 
 #: The colours of the net by the canonical lists, derived by hand from the rules: the average is
 #: INFER behind nothing in 16 bits; the exponential is dangerous, and so are the addition and the
@@ -236,7 +236,7 @@ class AmpContract:
         assert replace(report, op_counts={}).converted == ()
 
     def test_a_saved_plan_means_the_same_without_the_edits(self, net, images, tmp_path):
-        from neural_mp.conversion import convert_with_plan
+        from neural_mp.api.replay import convert_with_plan
 
         moved = {"inferlist_remove": self.types(), "allowlist_add": self.types()}
         result = self.tuned(net, **moved)

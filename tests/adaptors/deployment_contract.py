@@ -17,10 +17,10 @@ from machine import machine
 import neural_mp
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.registry import adaptor_for
-from neural_mp.byte_products import ByteProducts, KernelKind
-from neural_mp.conversion import convert_with_plan
+from neural_mp.api.optimized_model import OptimizedModel
+from neural_mp.api.replay import convert_with_plan
+from neural_mp.core.byte_products import ByteProducts, KernelKind
 from neural_mp.errors import ConversionError, ModelLoadError
-from neural_mp.optimized_model import OptimizedModel
 from neural_mp.tuning.report import Report
 
 #: Decibels that a small net keeps in INT8 with weights of ±63; saturated, it has less than ten.

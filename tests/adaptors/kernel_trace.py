@@ -9,7 +9,7 @@ import torch
 from torch.fx import Interpreter
 
 from neural_mp.adaptors.pytorch.model import OP_NAME
-from neural_mp.adaptors.pytorch.parts import interpreted
+from neural_mp.adaptors.pytorch.submodules import interpreted
 
 _MARK = "op: "
 

@@ -16,9 +16,9 @@ from adaptor_contract import INT8
 from machine import machine
 
 from neural_mp.adaptors.registry import adaptor_classes
-from neural_mp.byte_products import WEIGHT_LIMITS
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import FP32
+from neural_mp.core.byte_products import WEIGHT_LIMITS
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import FP32
 
 SIDE, ROWS = 9, 6
 

@@ -10,12 +10,12 @@ import pytest
 from adaptor_contract import signal_to_noise, uniform
 from machine import machine
 
+from neural_mp.adaptors.common.repair import repaired, scored_repairs
 from neural_mp.adaptors.registry import adaptor_for
-from neural_mp.adaptors.repair import repaired, scored_repairs
-from neural_mp.conversion import convert_with_plan
+from neural_mp.api.replay import convert_with_plan
+from neural_mp.core.plan import PrecisionPlan, load_plan_file
+from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.errors import PlanError
-from neural_mp.plan import PrecisionPlan, load_plan_file
-from neural_mp.precision import OpConfig, Precision
 from neural_mp.search.sensitivity import best_repairs, noise_after_repairs, with_repairs
 
 INT8 = Precision.INT8

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import entropy
 
-from neural_mp.adaptors.calibration import (
+from neural_mp.adaptors.common.calibration import (
     SAMPLE_LIMIT,
     TensorStatistics,
     affine_parameters,

@@ -2,15 +2,15 @@
 
 import pytest
 
-from neural_mp.adaptors import child_probe
-from neural_mp.adaptors.kernel_products import from_facts, products_for
-from neural_mp.byte_products import ByteProducts, KernelKind
-from neural_mp.hardware import Hardware
+from neural_mp.adaptors.common import kernel_trials as child_probe
+from neural_mp.adaptors.common.kernel_products import from_facts, products_for
+from neural_mp.core.byte_products import ByteProducts, KernelKind
+from neural_mp.core.hardware import Hardware
 
 EXACT, SATURATING = ByteProducts.EXACT, ByteProducts.SATURATING
 CRASHING = """
 import os
-from neural_mp.adaptors.child_probe import say_found, say_starts, untried
+from neural_mp.adaptors.common.kernel_trials import say_found, say_starts, untried
 with open("runs.txt", "a") as runs:
     runs.write(os.environ.get("ONEDNN_MAX_CPU_ISA", "-") + " ")
 for case in untried(("first", "deadly", "last")):

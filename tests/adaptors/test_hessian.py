@@ -9,7 +9,7 @@ from onnx_nets import graph, op
 from repair_contract import MACHINE
 from torch import nn
 
-from neural_mp.adaptors.hessian import DIRECTIONS, weight_sensitivity
+from neural_mp.adaptors.common.hessian import DIRECTIONS, weight_sensitivity
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.errors import ConversionError
 

@@ -17,11 +17,11 @@ from machine import machine
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.core.observations import Observations
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import Precision
 from neural_mp.errors import CaptureError
-from neural_mp.observations import Observations
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import Precision
-from neural_mp.space import TuningSpace
+from neural_mp.space.space import TuningSpace
 
 MACHINE = machine(Precision.BF16, Precision.FP16)
 #: Decibels that every output keeps under every plan.

@@ -13,8 +13,9 @@ from machine import CONVOLUTION, DEPTHWISE
 from torch import nn
 from torch.nn import functional as F
 
-from neural_mp.adaptors.pytorch import PyTorchAdaptor, kernels
-from neural_mp.plan import PrecisionPlan
+from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.adaptors.pytorch import kernel_ops as kernels
+from neural_mp.core.plan import PrecisionPlan
 
 
 def written(converted, x):

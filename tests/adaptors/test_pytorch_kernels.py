@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from neural_mp.adaptors.pytorch import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.kernels import max_pool2d_uint8
+from neural_mp.adaptors.pytorch.kernel_ops import max_pool2d_uint8
 
 
 def assert_exact_to_one_step(result, expected, x, scale, weight, weight_scale):

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.core.plan import PrecisionPlan
 from neural_mp.errors import CaptureError, DataError, ModelLoadError
-from neural_mp.plan import PrecisionPlan
 
 
 def conv(inputs, outputs, kernel=3, **options):

@@ -6,8 +6,8 @@ from repair_contract import FACTOR, Case, RepairContract
 from torch import nn
 from torch.nn import functional as F
 
+from neural_mp.adaptors.common.channel_scaling import LayerChange
 from neural_mp.adaptors.pytorch import PyTorchAdaptor
-from neural_mp.adaptors.rescaling import LayerChange
 from neural_mp.errors import PlanError
 
 

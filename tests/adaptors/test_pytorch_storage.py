@@ -131,7 +131,7 @@ def test_what_runs_the_users_code_is_not_saved(tmp_path):
 def test_a_plan_replays_module_by_module(tmp_path):
     from architectures import ARCHITECTURES, build
 
-    from neural_mp.conversion import convert_with_plan
+    from neural_mp.api.replay import convert_with_plan
 
     module, inputs = build("early_exit"), ARCHITECTURES["early_exit"].inputs(4)
     converter = MixedPrecision()

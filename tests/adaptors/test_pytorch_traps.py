@@ -16,10 +16,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.calibration import affine_parameters
+from neural_mp.adaptors.common.calibration import affine_parameters
 from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.core.plan import PrecisionPlan
 from neural_mp.errors import ConversionError, DataError
-from neural_mp.plan import PrecisionPlan
 
 ALL = machine(BF16, FP16)
 

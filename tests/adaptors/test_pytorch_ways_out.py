@@ -18,8 +18,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.core.plan import PrecisionPlan
 from neural_mp.errors import ConversionError, MissingFrameworkError
-from neural_mp.plan import PrecisionPlan
 
 onnxruntime = pytest.importorskip("onnxruntime")
 needs_compiler = pytest.mark.skipif(

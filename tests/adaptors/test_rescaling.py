@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neural_mp.adaptors.rescaling import Layer, LayerChange, find_links, rounded_weight
-from neural_mp.graph import Op, OpGraph
+from neural_mp.adaptors.common.channel_scaling import Layer, LayerChange, find_links, rounded_weight
+from neural_mp.core.graph import Op, OpGraph
 
 KINDS = {
     "relu": "relu",

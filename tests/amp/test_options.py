@@ -4,8 +4,8 @@ import pytest
 
 from neural_mp import AutoMixedPrecisionOptions
 from neural_mp.amp import PREFIXES, AmpDataType, AmpList, settle
+from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError
-from neural_mp.precision import Precision
 
 NEURAL, ITEX, TF = PREFIXES
 

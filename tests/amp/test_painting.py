@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neural_mp.amp import RULES, Colour, FourLists, graph_of, paint
+from neural_mp.core.graph import OpGraph
 from neural_mp.errors import ConfigurationError
-from neural_mp.graph import OpGraph
 
 LISTS = FourLists(*(frozenset({word}) for word in "ADIC"))
 

@@ -21,9 +21,9 @@ from neural_mp.config import (
     settings_to_yaml,
 )
 from neural_mp.config.inc import IGNORED
-from neural_mp.constraints import Constraints, OpConstraint, QuantConstraint
+from neural_mp.core.precision import QUANT_CHOICES, Precision
 from neural_mp.errors import ConfigurationError
-from neural_mp.precision import QUANT_CHOICES, Precision
+from neural_mp.space.constraints import Constraints, OpConstraint, QuantConstraint
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 
 FULL = """

@@ -9,10 +9,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "strategies"))
 from made_up import chain
 
-from neural_mp.observations import Times
-from neural_mp.precision import Precision
+from neural_mp.core.observations import Times
+from neural_mp.core.precision import Precision
+from neural_mp.search.cost_model import Figures, cost_model
 from neural_mp.search.cut import Cut
-from neural_mp.search.model import Figures, cost_model
 
 INT8, FP32 = Precision.INT8, Precision.FP32
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from neural_mp.observations import Observations
+from neural_mp.core.observations import Observations
 from neural_mp.search.sensitivity import best_repairs, noise_after_repairs, on_one_scale
 
 SEEN = Observations(

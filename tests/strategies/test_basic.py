@@ -6,10 +6,10 @@ import pytest
 from made_up import BF16, INT8, chain, hostile_tensor, int8_ops, run
 
 from neural_mp.amp import FourLists
-from neural_mp.graph import Op, OpGraph
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import FP32, Precision
-from neural_mp.space import Capability, TuningSpace
+from neural_mp.core.graph import Op, OpGraph
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import FP32, Precision
+from neural_mp.space.space import Capability, TuningSpace
 
 
 def test_an_easy_model_takes_one_trial():

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from made_up import BF16, INT8, MadeUpProbe, chain, hostile_tensor, int8_ops, run
 
-from neural_mp.graph import OpGraph
-from neural_mp.observations import Times
-from neural_mp.precision import FP32, Precision
-from neural_mp.space import TuningSpace
+from neural_mp.core.graph import OpGraph
+from neural_mp.core.observations import Times
+from neural_mp.core.precision import FP32, Precision
+from neural_mp.space.space import TuningSpace
 
 NOISE = {f"op{i}": 1e-4 for i in range(12)}
 

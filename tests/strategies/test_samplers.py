@@ -19,10 +19,10 @@ from made_up import (
     run,
 )
 
+from neural_mp.core.graph import Op, OpGraph
+from neural_mp.core.precision import FP32, Precision
 from neural_mp.errors import ConfigurationError
-from neural_mp.graph import Op, OpGraph
-from neural_mp.precision import FP32, Precision
-from neural_mp.space import Capability, TuningSpace
+from neural_mp.space.space import Capability, TuningSpace
 from neural_mp.strategies import strategy_named
 from neural_mp.strategies.combinations import combinations
 from neural_mp.strategies.sampled import squashed, told
@@ -227,7 +227,7 @@ def test_naming_a_strategy_imports_no_optuna_and_no_torch():
 
 def scored(harm, figures, objectives, tolerance=0.01) -> dict[int, float]:
     """How many ops are low → the score of the plan, of all plans of a chain in order."""
-    from neural_mp.observations import Observations
+    from neural_mp.core.observations import Observations
     from neural_mp.strategies.base import TuningProblem
 
     space = chain(4)

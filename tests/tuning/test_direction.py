@@ -14,10 +14,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import neural_mp
-from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision, cli
+from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision
 from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.api import cli
+from neural_mp.api.metric_direction import directed, metric_label
 from neural_mp.errors import ConfigurationError
-from neural_mp.measures import directed, metric_label
 from neural_mp.metrics import build_metric
 
 #: Registered metric → the data it is for, and whether its larger value is better.

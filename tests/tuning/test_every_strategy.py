@@ -7,7 +7,7 @@ import time
 import pytest
 
 from neural_mp import ExitPolicy, MixedPrecision
-from neural_mp.precision import Precision
+from neural_mp.core.precision import Precision
 from neural_mp.strategies import strategy_classes
 
 #: Enough trials for every strategy to get beyond its first stage.

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from neural_mp import MixedPrecision
-from neural_mp.observations import Observations
-from neural_mp.precision import Precision
+from neural_mp.core.observations import Observations
+from neural_mp.core.precision import Precision
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
-from neural_mp.tuning.probe import relative_noise
+from neural_mp.tuning.measuring_probe import relative_noise
 
 SEEN: dict[str, object] = {}
 
@@ -35,7 +35,7 @@ class Looking(Strategy):
 
 @pytest.fixture
 def converter(monkeypatch, net, digits, accuracy):
-    monkeypatch.setattr("neural_mp.mixed_precision.strategy_named", lambda name: Looking())
+    monkeypatch.setattr("neural_mp.api.mixed_precision.strategy_named", lambda name: Looking())
     SEEN.clear()
     made = MixedPrecision()
     made.model = net
@@ -77,7 +77,8 @@ def test_what_was_measured_is_kept_with_the_run(converter, monkeypatch):
     converter()
     before = dict(SEEN)
     monkeypatch.setattr(
-        "neural_mp.tuning.probe.MeasuringProbe._converted", lambda *_: pytest.fail("measured again")
+        "neural_mp.tuning.measuring_probe.MeasuringProbe._converted",
+        lambda *_: pytest.fail("measured again"),
     )
     converter.resume = True
     converter()

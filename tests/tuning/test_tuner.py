@@ -7,10 +7,10 @@ import pytest
 
 from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.core.trial import Outcome
 from neural_mp.errors import TuningError
 from neural_mp.metrics import build_metric
-from neural_mp.trial import Outcome
-from neural_mp.tuning.data import Batches
+from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.evaluator import Deadline, Evaluator
 from neural_mp.tuning.objectives import Measurement
 

@@ -10,16 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from neural_mp.adaptors.base import Adaptor, ConversionCounts
-from neural_mp.adaptors.rescaling import Layer, LayerChange
-from neural_mp.byte_products import ByteProducts, KernelKind
-from neural_mp.flow import observable_tensors
-from neural_mp.graph import OpGraph
-from neural_mp.hardware import Hardware
-from neural_mp.observations import Observations
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import Precision
-from neural_mp.space import Capability, TuningSpace
+from neural_mp.adaptors.common.channel_scaling import Layer, LayerChange
+from neural_mp.adaptors.contract import Adaptor, ConversionCounts
+from neural_mp.core.byte_products import ByteProducts, KernelKind
+from neural_mp.core.graph import OpGraph
+from neural_mp.core.hardware import Hardware
+from neural_mp.core.observations import Observations
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import Precision
+from neural_mp.core.quantization_flow import observable_tensors
+from neural_mp.space.space import Capability, TuningSpace
 
 if TYPE_CHECKING:
     from neural_mp.adaptors.onnxrt.model import OnnxModel
@@ -87,32 +87,32 @@ class OnnxRuntimeAdaptor(Adaptor):
 
     def kernel_products(self, hardware: Hardware) -> Mapping[KernelKind, ByteProducts]:
         """See the contract: by trying the largest bytes."""
-        from neural_mp.adaptors.kernel_products import products_for
-        from neural_mp.adaptors.onnxrt.products import kernel_products
+        from neural_mp.adaptors.common.kernel_products import products_for
+        from neural_mp.adaptors.onnxrt.kernel_products import kernel_products
 
         return products_for(hardware, kernel_products)
 
     def wide_kernels(self, model: OnnxModel) -> frozenset[KernelKind]:
         """See the contract."""
-        from neural_mp.adaptors.onnxrt.reduced import wide_kernels
+        from neural_mp.adaptors.onnxrt.weight_range import wide_kernels
 
         return wide_kernels(model)
 
     def right_everywhere(self, model: OnnxModel) -> OnnxModel:
         """See the contract: the same weights, unsigned."""
-        from neural_mp.adaptors.onnxrt.reduced import with_unsigned_weights
+        from neural_mp.adaptors.onnxrt.weight_range import with_unsigned_weights
 
         return with_unsigned_weights(model)
 
     def op_types(self) -> Collection[str]:
         """See the contract."""
-        from neural_mp.adaptors.onnxrt.registry import every_op_type
+        from neural_mp.adaptors.onnxrt.kernel_registry import every_op_type
 
         return every_op_type(self.provider)
 
     def kinds(self) -> Mapping[str, Collection[str]]:
         """See the contract."""
-        from neural_mp.adaptors.onnxrt.amp_lists import TYPES
+        from neural_mp.adaptors.onnxrt.op_kinds import TYPES
 
         return TYPES
 
@@ -132,9 +132,9 @@ class OnnxRuntimeAdaptor(Adaptor):
         space: TuningSpace,
     ) -> OnnxModel:
         """Integer kernels, 16-bit types, and conversions where they meet."""
-        from neural_mp.adaptors.onnxrt.convert import convert
-        from neural_mp.adaptors.ranges import quantized_ranges
-        from neural_mp.adaptors.repair import repaired
+        from neural_mp.adaptors.common.quantized_ranges import quantized_ranges
+        from neural_mp.adaptors.common.repair import repaired
+        from neural_mp.adaptors.onnxrt.write import convert
 
         resolved = space.resolve(plan)
         model, observations = repaired(self, model, resolved, observations, space)
@@ -154,13 +154,13 @@ class OnnxRuntimeAdaptor(Adaptor):
 
     def layers(self, model: OnnxModel) -> Mapping[str, Layer]:
         """Convolutions, products with constant matrices, layer norms."""
-        from neural_mp.adaptors.onnxrt.rescale import layers
+        from neural_mp.adaptors.onnxrt.layer_constants import layers
 
         return layers(model)
 
     def with_layers(self, model: OnnxModel, changes: Mapping[str, LayerChange]) -> OnnxModel:
         """See the contract."""
-        from neural_mp.adaptors.onnxrt.rescale import with_layers
+        from neural_mp.adaptors.onnxrt.layer_constants import with_layers
 
         return with_layers(model, changes)
 

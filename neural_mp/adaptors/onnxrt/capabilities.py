@@ -8,20 +8,20 @@ from functools import cached_property
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.kernel_products import Products, products_for
-from neural_mp.adaptors.onnxrt.amp_lists import TYPES
-from neural_mp.adaptors.onnxrt.anatomy import JOINERS, LAYERS, confuses, is_float32
+from neural_mp.adaptors.common.kernel_products import Products, products_for
 from neural_mp.adaptors.onnxrt.folding import used_outputs
+from neural_mp.adaptors.onnxrt.fusion import JOINERS, LAYERS, confuses, is_float32
+from neural_mp.adaptors.onnxrt.kernel_products import kernel_products
+from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, has_kernel, runs_natively
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.products import kernel_products
-from neural_mp.adaptors.onnxrt.reduced import kernel_of
-from neural_mp.adaptors.onnxrt.registry import CONTRIB, has_kernel, runs_natively
+from neural_mp.adaptors.onnxrt.op_kinds import TYPES
 from neural_mp.adaptors.onnxrt.schemas import is_function, takes, typed_inputs
 from neural_mp.adaptors.onnxrt.sessions import CPU, array_of
-from neural_mp.byte_products import REDUCED_WEIGHT, ByteProducts, KernelKind, weight_spec
-from neural_mp.hardware import Hardware
-from neural_mp.precision import DYNAMIC, FP32, RANGE_ALGORITHMS, OpConfig, Precision, QuantSpec
-from neural_mp.space import Capability
+from neural_mp.adaptors.onnxrt.weight_range import kernel_of
+from neural_mp.core.byte_products import REDUCED_WEIGHT, ByteProducts, KernelKind, weight_spec
+from neural_mp.core.hardware import Hardware
+from neural_mp.core.precision import DYNAMIC, FP32, RANGE_ALGORITHMS, OpConfig, Precision, QuantSpec
+from neural_mp.space.space import Capability
 
 _UNSIGNED = QuantSpec("uint8", "symmetric", "per_channel")
 _SCATTERS = ("ScatterElements", "ScatterND")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from neural_mp.adaptors.onnxrt.anatomy import JOINERS, read_by
+from neural_mp.adaptors.onnxrt.fusion import JOINERS, read_by
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.graph import Op, OpGraph
+from neural_mp.core.graph import Op, OpGraph
 
 
 def build_graph(model: OnnxModel) -> OpGraph:

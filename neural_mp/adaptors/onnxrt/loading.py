@@ -13,14 +13,14 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
-from neural_mp.adaptors.given_inputs import names_in, names_or_examples
+from neural_mp.adaptors.common.given_inputs import names_in, names_or_examples
+from neural_mp.adaptors.common.signature import Array, Port, Signature, example_for
+from neural_mp.adaptors.onnxrt.external_weights import read_without_weights
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
 from neural_mp.adaptors.onnxrt.naming import name_nodes
 from neural_mp.adaptors.onnxrt.opset import LEAST_OPSET, opset_of
 from neural_mp.adaptors.onnxrt.prepare import prepare
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
-from neural_mp.adaptors.onnxrt.weightless import read_without_weights
-from neural_mp.adaptors.signature import Array, Port, Signature, example_for
 from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
 
 logger = logging.getLogger(__name__)

@@ -10,10 +10,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from neural_mp.adaptors.base import ConversionCounts
-from neural_mp.adaptors.onnxrt.anatomy import Anatomy, anatomy
+from neural_mp.adaptors.common.signature import Array, Signature
+from neural_mp.adaptors.contract import ConversionCounts
+from neural_mp.adaptors.onnxrt.fusion import Anatomy, anatomy
 from neural_mp.adaptors.onnxrt.sessions import CPU, Runner
-from neural_mp.adaptors.signature import Array, Signature
 from neural_mp.errors import ModelLoadError
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.calibration import TensorStatistics, sample_shares, summarize
+from neural_mp.adaptors.common.calibration import TensorStatistics, sample_shares, summarize
+from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
-from neural_mp.adaptors.signature import Array
+from neural_mp.core.observations import Observations
 from neural_mp.errors import ConversionError
-from neural_mp.observations import Observations
 
 #: Bytes fetched at once: what a part of a batch needs grows with it.
 _FETCHED_BYTES = 32 << 20

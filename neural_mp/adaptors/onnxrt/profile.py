@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
+from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.signature import Array
 
 _RUNS, _WARM_UP = 5, 2
 #: How the profiler calls the time of a kernel, behind the name of its node.

@@ -14,8 +14,8 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from neural_mp.adaptors.onnxrt.weightless import raw_bytes
-from neural_mp.adaptors.signature import Array
+from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.onnxrt.external_weights import raw_bytes
 from neural_mp.errors import ConversionError, in_one_line
 
 logger = logging.getLogger(__name__)

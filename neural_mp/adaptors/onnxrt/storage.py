@@ -12,12 +12,12 @@ import onnx
 import onnx_ir as ir
 from google.protobuf import text_format
 
-from neural_mp.adaptors.base import ConversionCounts
+from neural_mp.adaptors.common.signature import Port, Signature, example_for
+from neural_mp.adaptors.contract import ConversionCounts
+from neural_mp.adaptors.onnxrt.external_weights import raw_bytes, write_with_weights
 from neural_mp.adaptors.onnxrt.loading import program_of, read_file
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
 from neural_mp.adaptors.onnxrt.sessions import MESSAGE_LIMIT, PLAIN, Runner, bytes_of
-from neural_mp.adaptors.onnxrt.weightless import raw_bytes, write_with_weights
-from neural_mp.adaptors.signature import Port, Signature, example_for
 from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
 
 MODEL_FILE, DETAILS_FILE = "model.onnx", "neural_mp_onnx.json"

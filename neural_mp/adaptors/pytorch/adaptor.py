@@ -9,18 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neural_mp.adaptors.base import Adaptor, ConversionCounts
-from neural_mp.adaptors.rescaling import Layer, LayerChange
-from neural_mp.byte_products import ByteProducts, KernelKind
-from neural_mp.flow import observable_tensors
-from neural_mp.graph import OpGraph
-from neural_mp.hardware import Hardware
-from neural_mp.observations import Observations
-from neural_mp.plan import PrecisionPlan
-from neural_mp.space import Capability, TuningSpace
+from neural_mp.adaptors.common.channel_scaling import Layer, LayerChange
+from neural_mp.adaptors.contract import Adaptor, ConversionCounts
+from neural_mp.core.byte_products import ByteProducts, KernelKind
+from neural_mp.core.graph import OpGraph
+from neural_mp.core.hardware import Hardware
+from neural_mp.core.observations import Observations
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.quantization_flow import observable_tensors
+from neural_mp.space.space import Capability, TuningSpace
 
 if TYPE_CHECKING:
-    from neural_mp.adaptors.pytorch.calls import Call
+    from neural_mp.adaptors.pytorch.convention import Call
     from neural_mp.adaptors.pytorch.model import TorchModel
 
 _SUFFIXES = (".pt2", ".pt", ".pth")
@@ -74,32 +74,32 @@ class PyTorchAdaptor(Adaptor):
 
     def kernel_products(self, hardware: Hardware) -> Mapping[KernelKind, ByteProducts]:
         """See the contract: by trying the largest bytes."""
-        from neural_mp.adaptors.kernel_products import products_for
-        from neural_mp.adaptors.pytorch.products import kernel_products
+        from neural_mp.adaptors.common.kernel_products import products_for
+        from neural_mp.adaptors.pytorch.kernel_products import kernel_products
 
         return products_for(hardware, kernel_products)
 
     def wide_kernels(self, model: TorchModel) -> frozenset[KernelKind]:
         """See the contract."""
-        from neural_mp.adaptors.pytorch.reduced import wide_kernels
+        from neural_mp.adaptors.pytorch.weight_range import wide_kernels
 
         return wide_kernels(model)
 
     def right_everywhere(self, model: TorchModel) -> TorchModel:
         """See the contract: the weights are rounded once more."""
-        from neural_mp.adaptors.pytorch.reduced import with_reduced_weights
+        from neural_mp.adaptors.pytorch.weight_range import with_reduced_weights
 
         return with_reduced_weights(model)
 
     def op_types(self) -> Collection[str]:
         """See the contract."""
-        from neural_mp.adaptors.pytorch.amp_lists import every_op_type
+        from neural_mp.adaptors.pytorch.op_kinds import every_op_type
 
         return every_op_type()
 
     def kinds(self) -> Mapping[str, Collection[str]]:
         """See the contract."""
-        from neural_mp.adaptors.pytorch.amp_lists import TYPES
+        from neural_mp.adaptors.pytorch.op_kinds import TYPES
 
         return TYPES
 
@@ -120,12 +120,12 @@ class PyTorchAdaptor(Adaptor):
         space: TuningSpace,
     ) -> TorchModel:
         """16-bit ops by casts, INT8 ops by quantize/dequantize pairs, then integer kernels."""
+        from neural_mp.adaptors.common.quantized_ranges import quantized_ranges
+        from neural_mp.adaptors.common.repair import repaired
         from neural_mp.adaptors.pytorch.casts import insert_casts
-        from neural_mp.adaptors.pytorch.lower import runnable_form
+        from neural_mp.adaptors.pytorch.integer_kernels import runnable_form
         from neural_mp.adaptors.pytorch.model import Part, finish, shallow_copy
-        from neural_mp.adaptors.pytorch.quantize import insert_quantization
-        from neural_mp.adaptors.ranges import quantized_ranges
-        from neural_mp.adaptors.repair import repaired
+        from neural_mp.adaptors.pytorch.write_int8 import insert_quantization
 
         resolved = space.resolve(plan)
         model, observations = repaired(self, model, resolved, observations, space)
@@ -142,13 +142,13 @@ class PyTorchAdaptor(Adaptor):
 
     def layers(self, model: TorchModel) -> Mapping[str, Layer]:
         """Convolutions, dense layers, layer norms."""
-        from neural_mp.adaptors.pytorch.rescale import layers
+        from neural_mp.adaptors.pytorch.layer_constants import layers
 
         return layers(model)
 
     def with_layers(self, model: TorchModel, changes: Mapping[str, LayerChange]) -> TorchModel:
         """See the contract."""
-        from neural_mp.adaptors.pytorch.rescale import with_layers
+        from neural_mp.adaptors.pytorch.layer_constants import with_layers
 
         return with_layers(model, changes)
 
@@ -164,8 +164,8 @@ class PyTorchAdaptor(Adaptor):
         """Outputs as tensors, or as arrays where the inputs were arrays."""
         from torch.utils import _pytree as pytree
 
-        from neural_mp.adaptors.pytorch.calls import is_array, to_arrays
-        from neural_mp.adaptors.pytorch.parts import run_call
+        from neural_mp.adaptors.pytorch.convention import is_array, to_arrays
+        from neural_mp.adaptors.pytorch.submodules import run_call
 
         result = run_call(model, model.module, self._call(model, inputs))
         arrays = any(is_array(leaf) for leaf in pytree.tree_leaves(inputs))
@@ -173,7 +173,7 @@ class PyTorchAdaptor(Adaptor):
 
     def example_inputs(self, model: TorchModel, batch_size: int | None = None) -> Any:
         """The captured example: a tuple of positional inputs, or a dict where there are none."""
-        from neural_mp.adaptors.pytorch.calls import resized
+        from neural_mp.adaptors.pytorch.convention import resized
 
         call = model.example if batch_size is None else resized(model.example, batch_size)
         return dict(call.kwargs) if call.kwargs and not call.args else call.args
@@ -206,7 +206,8 @@ class PyTorchAdaptor(Adaptor):
 
     def conversion_counts(self, model: TorchModel) -> ConversionCounts:
         """Of the graph that is run."""
-        from neural_mp.adaptors.pytorch import kernels, ops
+        from neural_mp.adaptors.pytorch import kernel_ops as kernels
+        from neural_mp.adaptors.pytorch import quantize_ops as ops
         from neural_mp.adaptors.pytorch.casts import CAST
         from neural_mp.adaptors.pytorch.model import OP_NAME
 

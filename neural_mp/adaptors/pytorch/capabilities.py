@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.kernel_products import products_for
+from neural_mp.adaptors.common.kernel_products import products_for
 from neural_mp.adaptors.pytorch.casts import DTYPES, STATISTICS, narrowed
 from neural_mp.adaptors.pytorch.graph import (
     CONVOLUTIONS,
@@ -24,12 +24,12 @@ from neural_mp.adaptors.pytorch.graph import (
     find_clusters,
     is_head,
 )
-from neural_mp.adaptors.pytorch.lower import geometry
+from neural_mp.adaptors.pytorch.integer_kernels import geometry
+from neural_mp.adaptors.pytorch.kernel_products import kernel_products
 from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel, constant, op_nodes
-from neural_mp.adaptors.pytorch.products import kernel_products
-from neural_mp.byte_products import REDUCED_WEIGHT, ByteProducts, KernelKind, weight_spec
-from neural_mp.hardware import Hardware, Support
-from neural_mp.precision import (
+from neural_mp.core.byte_products import REDUCED_WEIGHT, ByteProducts, KernelKind, weight_spec
+from neural_mp.core.hardware import Hardware, Support
+from neural_mp.core.precision import (
     DYNAMIC,
     FP32,
     RANGE_ALGORITHMS,
@@ -37,7 +37,7 @@ from neural_mp.precision import (
     Precision,
     QuantSpec,
 )
-from neural_mp.space import Capability
+from neural_mp.space.space import Capability
 
 logger = logging.getLogger(__name__)
 

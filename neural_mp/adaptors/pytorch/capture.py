@@ -16,8 +16,8 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.calls import Call, has_axes, resized
-from neural_mp.adaptors.pytorch.sizes import sizes_of, watch_sizes
+from neural_mp.adaptors.pytorch.convention import Call, has_axes, resized
+from neural_mp.adaptors.pytorch.input_sizes import sizes_of, watch_sizes
 from neural_mp.errors import CaptureError, DataError
 
 logger = logging.getLogger(__name__)

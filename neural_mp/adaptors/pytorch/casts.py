@@ -9,8 +9,8 @@ from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.pytorch.graph import tensor_name
 from neural_mp.adaptors.pytorch.model import OP_NAME, add_constant, constant
-from neural_mp.flow import Flow
-from neural_mp.precision import Precision
+from neural_mp.core.precision import Precision
+from neural_mp.core.quantization_flow import Flow
 
 aten = torch.ops.aten
 #: The 16-bit precisions in torch's words.

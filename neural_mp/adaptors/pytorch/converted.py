@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from neural_mp.adaptors.pytorch import ops
+from neural_mp.adaptors.pytorch import quantize_ops as ops
+from neural_mp.adaptors.pytorch.fusion import is_node
 from neural_mp.adaptors.pytorch.graph import ADD, LINEAR
-from neural_mp.adaptors.pytorch.lower import runnable_form
-from neural_mp.adaptors.pytorch.match import is_node
+from neural_mp.adaptors.pytorch.input_sizes import check_inputs
+from neural_mp.adaptors.pytorch.integer_kernels import runnable_form
 from neural_mp.adaptors.pytorch.model import add_constant, constant, only_user, shallow_copy
-from neural_mp.adaptors.pytorch.sizes import check_inputs
 
 _HIDDEN = "neural_mp_hidden"
 _FUSED_AND_ADDED = (torch.ops.aten.relu.default, torch.ops.aten.gelu.default)

@@ -9,11 +9,11 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.hessian import DIRECTIONS, directions
-from neural_mp.adaptors.pytorch.calls import Call
+from neural_mp.adaptors.common.hessian import DIRECTIONS, directions
+from neural_mp.adaptors.pytorch.convention import Call
 from neural_mp.adaptors.pytorch.graph import WEIGHT_ARGUMENT
 from neural_mp.adaptors.pytorch.model import TorchModel, op_nodes
-from neural_mp.adaptors.pytorch.parts import interpreted
+from neural_mp.adaptors.pytorch.submodules import interpreted
 
 
 class _WithGradients(Interpreter):

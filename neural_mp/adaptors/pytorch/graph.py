@@ -17,7 +17,7 @@ from neural_mp.adaptors.pytorch.model import (
     op_nodes,
     op_type,
 )
-from neural_mp.graph import Op, OpGraph
+from neural_mp.core.graph import Op, OpGraph
 
 aten = torch.ops.aten
 

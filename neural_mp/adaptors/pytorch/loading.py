@@ -10,20 +10,20 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from neural_mp.adaptors.given_inputs import names_or_examples
+from neural_mp.adaptors.common.given_inputs import names_or_examples
 from neural_mp.adaptors.pytorch import capture, storage
-from neural_mp.adaptors.pytorch.calls import (
+from neural_mp.adaptors.pytorch.capture_check import free_sequences, other_ways, result_of
+from neural_mp.adaptors.pytorch.convention import (
     Call,
     Convention,
     convention_of,
     smallest,
 )
-from neural_mp.adaptors.pytorch.compare import free_sequences, other_ways, result_of
 from neural_mp.adaptors.pytorch.converted import ConvertedModule
+from neural_mp.adaptors.pytorch.input_sizes import SIZES, fixed_batch_sizes
 from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel
-from neural_mp.adaptors.pytorch.parts import capture_modules, private
 from neural_mp.adaptors.pytorch.prepare import drop_updates, prepare
-from neural_mp.adaptors.pytorch.sizes import SIZES, fixed_batch_sizes
+from neural_mp.adaptors.pytorch.submodules import capture_modules, private
 from neural_mp.errors import ConfigurationError, ModelLoadError
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.pytorch.calls import Call, Convention
-from neural_mp.adaptors.pytorch.sizes import SIZES, watch_sizes
+from neural_mp.adaptors.pytorch.convention import Call, Convention
+from neural_mp.adaptors.pytorch.input_sizes import SIZES, watch_sizes
 
 #: Key of `Node.meta` under which the op's name is kept.
 OP_NAME = "neural_mp_op"

@@ -10,12 +10,12 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.calibration import SAMPLES_PER_BATCH, TensorStatistics, summarize
-from neural_mp.adaptors.pytorch.calls import Call
+from neural_mp.adaptors.common.calibration import SAMPLES_PER_BATCH, TensorStatistics, summarize
+from neural_mp.adaptors.pytorch.convention import Call
 from neural_mp.adaptors.pytorch.graph import CONVOLUTIONS, INTEGER_LAYERS, tensor_name
 from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel
-from neural_mp.adaptors.pytorch.parts import interpreted
-from neural_mp.observations import Observations
+from neural_mp.adaptors.pytorch.submodules import interpreted
+from neural_mp.core.observations import Observations
 
 
 class _Observer(Interpreter):

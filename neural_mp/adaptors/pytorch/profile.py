@@ -9,9 +9,9 @@ from typing import Any
 
 from torch.fx import GraphModule, Interpreter, Node
 
-from neural_mp.adaptors.pytorch.calls import Call
+from neural_mp.adaptors.pytorch.convention import Call
 from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel
-from neural_mp.adaptors.pytorch.parts import interpreted
+from neural_mp.adaptors.pytorch.submodules import interpreted
 
 
 class _Clock(Interpreter):

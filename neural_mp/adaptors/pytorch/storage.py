@@ -15,13 +15,13 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch import ops
-from neural_mp.adaptors.pytorch.calls import Call, convention_of
+from neural_mp.adaptors.pytorch import quantize_ops as ops
 from neural_mp.adaptors.pytorch.capture import export, quiet_export
-from neural_mp.adaptors.pytorch.lower import runnable_form
+from neural_mp.adaptors.pytorch.convention import Call, convention_of
+from neural_mp.adaptors.pytorch.input_sizes import SIZES, from_plain, to_plain, watch_sizes
+from neural_mp.adaptors.pytorch.integer_kernels import runnable_form
 from neural_mp.adaptors.pytorch.model import OP_NAME, WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.prepare import views_to_reshapes
-from neural_mp.adaptors.pytorch.sizes import SIZES, from_plain, to_plain, watch_sizes
 from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
 
 logger = logging.getLogger(__name__)

@@ -10,17 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from neural_mp.adaptors.base import Adaptor, ConversionCounts
-from neural_mp.adaptors.rescaling import Layer, LayerChange
+from neural_mp.adaptors.common.channel_scaling import Layer, LayerChange
+from neural_mp.adaptors.contract import Adaptor, ConversionCounts
 from neural_mp.amp import FourLists
-from neural_mp.byte_products import ByteProducts, KernelKind
-from neural_mp.flow import observable_tensors
-from neural_mp.graph import OpGraph
-from neural_mp.hardware import Hardware
-from neural_mp.observations import Observations
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import Precision
-from neural_mp.space import Capability, TuningSpace
+from neural_mp.core.byte_products import ByteProducts, KernelKind
+from neural_mp.core.graph import OpGraph
+from neural_mp.core.hardware import Hardware
+from neural_mp.core.observations import Observations
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import Precision
+from neural_mp.core.quantization_flow import observable_tensors
+from neural_mp.space.space import Capability, TuningSpace
 
 if TYPE_CHECKING:
     from neural_mp.adaptors.tensorflow.model import TensorFlowModel
@@ -90,38 +90,38 @@ class TensorFlowAdaptor(Adaptor):
 
     def kernel_products(self, hardware: Hardware) -> Mapping[KernelKind, ByteProducts]:
         """See the contract: by trying the largest bytes."""
-        from neural_mp.adaptors.kernel_products import products_for
-        from neural_mp.adaptors.tensorflow.probe import kernel_products
+        from neural_mp.adaptors.common.kernel_products import products_for
+        from neural_mp.adaptors.tensorflow.kernel_products import kernel_products
 
         return products_for(hardware, kernel_products)
 
     def wide_kernels(self, model: TensorFlowModel) -> frozenset[KernelKind]:
         """See the contract."""
-        from neural_mp.adaptors.tensorflow.reduced import wide_kernels
+        from neural_mp.adaptors.tensorflow.weight_range import wide_kernels
 
         return wide_kernels(model)
 
     def right_everywhere(self, model: TensorFlowModel) -> TensorFlowModel:
         """See the contract: the weights are rounded once more."""
-        from neural_mp.adaptors.tensorflow.reduced import with_reduced_weights
+        from neural_mp.adaptors.tensorflow.weight_range import with_reduced_weights
 
         return with_reduced_weights(model)
 
     def op_types(self) -> Collection[str]:
         """See the contract."""
-        from neural_mp.adaptors.tensorflow.registry import every_op_type
+        from neural_mp.adaptors.tensorflow.kernel_registry import every_op_type
 
         return every_op_type()
 
     def kinds(self) -> Mapping[str, Collection[str]]:
         """See the contract."""
-        from neural_mp.adaptors.tensorflow.kinds import TYPES
+        from neural_mp.adaptors.tensorflow.op_kinds import TYPES
 
         return TYPES
 
     def amp_lists(self, precision: Precision) -> FourLists:
         """See the contract: those of the TensorFlow that is installed."""
-        from neural_mp.adaptors.tensorflow.amp_lists import runtime_lists
+        from neural_mp.adaptors.tensorflow.runtime_lists import runtime_lists
 
         return runtime_lists(precision) or super().amp_lists(precision)
 
@@ -142,9 +142,9 @@ class TensorFlowAdaptor(Adaptor):
         space: TuningSpace,
     ) -> TensorFlowModel:
         """Integer kernels, 16-bit types, and conversions where they meet."""
-        from neural_mp.adaptors.ranges import quantized_ranges
-        from neural_mp.adaptors.repair import repaired
-        from neural_mp.adaptors.tensorflow.convert import convert
+        from neural_mp.adaptors.common.quantized_ranges import quantized_ranges
+        from neural_mp.adaptors.common.repair import repaired
+        from neural_mp.adaptors.tensorflow.write import convert
 
         resolved = space.resolve(plan)
         model, observations = repaired(self, model, resolved, observations, space)
@@ -157,7 +157,7 @@ class TensorFlowAdaptor(Adaptor):
 
     def layers(self, model: TensorFlowModel) -> Mapping[str, Layer]:
         """Convolutions, products with constant matrices, normalizations."""
-        from neural_mp.adaptors.tensorflow.rescale import layers
+        from neural_mp.adaptors.tensorflow.layer_constants import layers
 
         return layers(model)
 
@@ -165,13 +165,13 @@ class TensorFlowAdaptor(Adaptor):
         self, model: TensorFlowModel, changes: Mapping[str, LayerChange]
     ) -> TensorFlowModel:
         """See the contract."""
-        from neural_mp.adaptors.tensorflow.rescale import with_layers
+        from neural_mp.adaptors.tensorflow.layer_constants import with_layers
 
         return with_layers(model, changes)
 
     def channel_keepers(self, model: TensorFlowModel) -> Collection[str]:
         """Reshapings that leave the last axis as it is."""
-        from neural_mp.adaptors.tensorflow.rescale import channel_keepers
+        from neural_mp.adaptors.tensorflow.layer_constants import channel_keepers
 
         return channel_keepers(model)
 
@@ -187,7 +187,7 @@ class TensorFlowAdaptor(Adaptor):
         """Outputs as arrays, or as tensors where the inputs were tensors."""
         import tensorflow as tf
 
-        from neural_mp.adaptors.given_inputs import leaves
+        from neural_mp.adaptors.common.given_inputs import leaves
 
         results = model.run(model.signature.bind(inputs))
         if any(tf.is_tensor(leaf) for leaf in leaves(inputs)):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.tensorflow.kernels import U8
+from neural_mp.adaptors.tensorflow.integer_kernels import U8
 from neural_mp.adaptors.tensorflow.nodes import (
     Array,
     Consumers,

@@ -8,10 +8,15 @@ from functools import cached_property
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.kernel_products import Products, products_for
-from neural_mp.adaptors.tensorflow.clusters import Cluster
+from neural_mp.adaptors.common.kernel_products import Products, products_for
 from neural_mp.adaptors.tensorflow.fold import LAYERS
-from neural_mp.adaptors.tensorflow.forms import DTYPES, FORM_OF
+from neural_mp.adaptors.tensorflow.fusion import Cluster
+from neural_mp.adaptors.tensorflow.kernel_products import (
+    bf16_obstacle,
+    forms_that_work,
+    kernel_products,
+)
+from neural_mp.adaptors.tensorflow.kernel_registry import has_kernel, kernel_dtypes
 from neural_mp.adaptors.tensorflow.loops import in_loops
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import (
@@ -28,12 +33,11 @@ from neural_mp.adaptors.tensorflow.nodes import (
     typed_outputs,
 )
 from neural_mp.adaptors.tensorflow.padding import padding_of
-from neural_mp.adaptors.tensorflow.probe import bf16_obstacle, forms_that_work, kernel_products
-from neural_mp.adaptors.tensorflow.registry import has_kernel, kernel_dtypes
-from neural_mp.byte_products import REDUCED_WEIGHT, ByteProducts, KernelKind, weight_spec
-from neural_mp.hardware import Hardware
-from neural_mp.precision import FP32, RANGE_ALGORITHMS, OpConfig, Precision, QuantSpec
-from neural_mp.space import Capability
+from neural_mp.adaptors.tensorflow.tensor_forms import DTYPES, FORM_OF
+from neural_mp.core.byte_products import REDUCED_WEIGHT, ByteProducts, KernelKind, weight_spec
+from neural_mp.core.hardware import Hardware
+from neural_mp.core.precision import FP32, RANGE_ALGORITHMS, OpConfig, Precision, QuantSpec
+from neural_mp.space.space import Capability
 
 _SIXTEEN = (Precision.BF16, Precision.FP16)
 _KERNELS = {"Conv2D": KernelKind.CONVOLUTION, "MatMul": KernelKind.DENSE}

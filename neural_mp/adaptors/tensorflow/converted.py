@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import GraphDef, indexed
-from neural_mp.adaptors.tensorflow.signature import ServedSignature
+from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
 
 
 class ConvertedModel(tf.Module):

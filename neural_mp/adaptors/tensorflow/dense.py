@@ -13,7 +13,7 @@ from string import ascii_letters
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.signature import Shape
+from neural_mp.adaptors.common.signature import Shape
 from neural_mp.adaptors.tensorflow.nodes import (
     Array,
     NodeDef,

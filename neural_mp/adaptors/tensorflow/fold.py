@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.signature import Shape
+from neural_mp.adaptors.common.signature import Shape
 from neural_mp.adaptors.tensorflow.nodes import (
     Array,
     Consumers,

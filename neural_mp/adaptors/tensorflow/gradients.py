@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.hessian import DIRECTIONS, directions
+from neural_mp.adaptors.common.hessian import DIRECTIONS, directions
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import Array, indexed, plain
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import CONSTANT, data_inputs, node_of
-from neural_mp.graph import Op, OpGraph
+from neural_mp.core.graph import Op, OpGraph
 
 #: Layers whose integer kernel cannot write floats.
 CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")

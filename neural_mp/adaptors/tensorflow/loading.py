@@ -6,13 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from neural_mp.adaptors.given_inputs import names_in, names_or_examples
-from neural_mp.adaptors.signature import example_for
+from neural_mp.adaptors.common.given_inputs import names_in, names_or_examples
+from neural_mp.adaptors.common.signature import example_for
 from neural_mp.adaptors.tensorflow import sources
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import PLACEHOLDERS, TensorGraph, node_of
 from neural_mp.adaptors.tensorflow.prepare import prepare
-from neural_mp.adaptors.tensorflow.signature import ServedSignature
+from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
 from neural_mp.errors import ModelLoadError
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from neural_mp.adaptors.base import ConversionCounts
-from neural_mp.adaptors.tensorflow.anatomy import Anatomy, anatomy
+from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.tensorflow.nodes import Array, TensorGraph, node_of
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported
+from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
 from neural_mp.adaptors.tensorflow.shapes import Shapes, shapes
-from neural_mp.adaptors.tensorflow.signature import ServedSignature
+from neural_mp.adaptors.tensorflow.structure import Anatomy, anatomy
 
 
 @dataclass(frozen=True, eq=False)

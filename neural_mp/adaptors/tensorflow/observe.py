@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.calibration import TensorStatistics, sample_shares, summarize
+from neural_mp.adaptors.common.calibration import TensorStatistics, sample_shares, summarize
 from neural_mp.adaptors.tensorflow.constants import LARGE, stand_in
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import (
@@ -20,7 +20,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     constant_bytes,
 )
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported
-from neural_mp.observations import Observations
+from neural_mp.core.observations import Observations
 
 #: Bytes of input run at once: what a batch needs on its way grows with it.
 _INPUT_BYTES = 8 << 20

@@ -9,10 +9,9 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.signature import Shape
+from neural_mp.adaptors.common.signature import Shape
 from neural_mp.adaptors.tensorflow.fold import same_paddings
-from neural_mp.adaptors.tensorflow.forms import Forms
-from neural_mp.adaptors.tensorflow.kernels import U8
+from neural_mp.adaptors.tensorflow.integer_kernels import U8
 from neural_mp.adaptors.tensorflow.nodes import (
     Array,
     NodeDef,
@@ -20,6 +19,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     make_node,
     text_attribute,
 )
+from neural_mp.adaptors.tensorflow.tensor_forms import Forms
 
 #: Integers to view several channels at once as: padding single bytes is 20 times slower.
 _WIDE = {8: (tf.int64, np.int64), 4: (tf.int32, np.int32), 2: (tf.int16, np.int16)}

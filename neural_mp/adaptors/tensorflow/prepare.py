@@ -23,8 +23,8 @@ from neural_mp.adaptors.tensorflow.nodes import (
     plain,
     result_dtypes,
 )
+from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
 from neural_mp.adaptors.tensorflow.shapes import shapes
-from neural_mp.adaptors.tensorflow.signature import ServedSignature
 
 logger = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from neural_mp.adaptors.tensorflow.amp_lists import PASSES, PREFIX, runtime_lists
-from neural_mp.adaptors.tensorflow.probe import bf16_obstacle
-from neural_mp.adaptors.tensorflow.registry import every_op_type
+from neural_mp.adaptors.tensorflow.kernel_products import bf16_obstacle
+from neural_mp.adaptors.tensorflow.kernel_registry import every_op_type
+from neural_mp.adaptors.tensorflow.runtime_lists import PASSES, PREFIX, runtime_lists
 from neural_mp.amp import EDIT_OPTIONS, AmpSettings, check_known
-from neural_mp.environment import restore_users, set_own
+from neural_mp.core.environment import restore_users, set_own
+from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError
-from neural_mp.precision import Precision
 
 
 @dataclass(frozen=True, eq=False)

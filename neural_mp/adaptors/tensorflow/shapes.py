@@ -9,7 +9,7 @@ from itertools import cycle
 
 import tensorflow as tf
 
-from neural_mp.adaptors.signature import Shape
+from neural_mp.adaptors.common.signature import Shape
 from neural_mp.adaptors.tensorflow.constants import stand_in
 from neural_mp.adaptors.tensorflow.nodes import (
     PLACEHOLDERS,

@@ -10,12 +10,12 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError, EncodeError
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
-from neural_mp.adaptors.base import ConversionCounts
-from neural_mp.adaptors.signature import Port, Shape, example_for
+from neural_mp.adaptors.common.signature import Port, Shape, example_for
+from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import TensorGraph, indexed
 from neural_mp.adaptors.tensorflow.runtime import imported
-from neural_mp.adaptors.tensorflow.signature import ServedSignature
+from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
 from neural_mp.errors import ConversionError, ModelLoadError
 
 MODEL_FILE = "saved_model.pb"

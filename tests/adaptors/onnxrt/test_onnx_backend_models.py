@@ -12,10 +12,10 @@ from onnx.backend.test.loader import DATA_DIR, load_model_tests
 from onnx_nets import MACHINE, session
 
 from neural_mp.adaptors.onnxrt import OnnxRuntimeAdaptor
+from neural_mp.core.observations import Observations
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.errors import ModelLoadError
-from neural_mp.observations import Observations
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import FP32, OpConfig, Precision
 
 #: The largest error that rounding may make, as a share of the largest number that comes out.
 TOLERANCES = {Precision.INT8: 0.05, Precision.BF16: 0.05, Precision.FP16: 0.004}

@@ -10,9 +10,9 @@ from machine import CONVOLUTION, DENSE, DEPTHWISE, products_here, weight_limit_h
 from onnx import numpy_helper
 from onnx_nets import Converted, graph, op, run
 
-from neural_mp.byte_products import ByteProducts
-from neural_mp.hardware import Hardware
-from neural_mp.precision import Precision, QuantSpec
+from neural_mp.core.byte_products import ByteProducts
+from neural_mp.core.hardware import Hardware
+from neural_mp.core.precision import Precision, QuantSpec
 
 BF16, FP16 = Precision.BF16, Precision.FP16
 

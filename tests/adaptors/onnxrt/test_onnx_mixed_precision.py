@@ -11,7 +11,7 @@ from onnx_nets import kernels, run
 
 import neural_mp
 from neural_mp import MixedPrecision, PrecisionPlan
-from neural_mp.hardware import Hardware
+from neural_mp.core.hardware import Hardware
 
 
 class TestFace(FaceContract):
@@ -76,7 +76,7 @@ def test_the_file_a_model_came_from_may_be_written_over(tmp_path, net_file, digi
 
 
 def test_a_saved_folder_is_loaded_and_a_saved_plan_replayed(quantized, net, digits, tmp_path):
-    from neural_mp.conversion import convert_with_plan
+    from neural_mp.api.replay import convert_with_plan
 
     images = digits[1].images
     quantized.save(tmp_path / "saved")

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper
 from onnx_nets import MACHINE, Converted, as_onnx, graph, kernels, op, run
 
 from neural_mp.adaptors.onnxrt import OnnxRuntimeAdaptor
+from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, DataError, ModelLoadError
-from neural_mp.precision import Precision
 
 INT8 = Precision.INT8
 

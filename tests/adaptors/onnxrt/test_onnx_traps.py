@@ -9,9 +9,9 @@ from onnx import TensorProto, helper
 from onnx_nets import MACHINE, Converted, graph, op, run
 
 from neural_mp.adaptors.onnxrt import OnnxRuntimeAdaptor
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.errors import PlanError
-from neural_mp.plan import PrecisionPlan
-from neural_mp.precision import OpConfig, Precision
 
 BF16, INT8 = Precision.BF16, Precision.INT8
 

@@ -3,7 +3,7 @@
 import pytest
 from deployment_contract import DeploymentContract
 
-from neural_mp.adaptors.tensorflow.kernels import ZERO_POINT
+from neural_mp.adaptors.tensorflow.integer_kernels import ZERO_POINT
 from neural_mp.errors import ConversionError
 
 

@@ -20,7 +20,7 @@ from tensorflow.python.util import _pywrap_util_port
 from neural_mp.adaptors.tensorflow import TensorFlowAdaptor
 from neural_mp.adaptors.tensorflow.nodes import make_node
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported
-from neural_mp.byte_products import KernelKind
+from neural_mp.core.byte_products import KernelKind
 
 MACHINE = machine()
 LIMITS = {kernel: weight_limit_here("tensorflow", kernel) for kernel in KernelKind}

@@ -1,0 +1,298 @@
+"""From what calibration sees of a tensor to the range it is quantized with; no framework.
+
+Memory is bounded: extremes and channel powers are running values, and the algorithms that clip
+work on a fixed-size, evenly spread sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neural_mp.core.observations import Channels, Observations, Range
+from neural_mp.core.precision import RANGE_ALGORITHMS
+from neural_mp.errors import ConversionError
+
+#: Values kept of one tensor, over all batches.
+SAMPLE_LIMIT = 32768
+#: Values to take from one batch.
+SAMPLES_PER_BATCH = 4096
+#: Steps of an 8-bit scale.
+LEVELS = 255
+#: A range narrower than this counts as empty: float32 cannot divide by its steps.
+LEAST_SPAN = 1e-30
+#: Shares of the largest magnitude tried by the algorithms that clip.
+_SHARES = np.linspace(1.0, 0.05, 96)
+#: Of those, every how many-th is tried first where all would take too long.
+_COARSE = 8
+_KL_BINS = 2048
+#: Of tensors with more noise than this, but of so many at most, the channels are kept: numbers by
+#: the thousand, in every file that holds observations.
+_WORTH_REPAIR, _REPAIRED = 0.01, 32
+#: The logarithm of an empty level would be infinite.
+_LEAST_SHARE = 1e-12
+
+Floats = NDArray[np.floating]
+
+
+@lru_cache(maxsize=1)
+def sample_shares() -> Floats:
+    """At which shares of the length of a flattened tensor to take samples.
+
+    One out of each of as many parts of it as there are samples, so that all of a small tensor is
+    taken; anywhere in its part, for a stride would fall into step with an axis and see some
+    channels only.
+    """
+    parts = np.arange(SAMPLES_PER_BATCH) + np.random.default_rng(0).random(SAMPLES_PER_BATCH)
+    return np.asarray(parts / SAMPLES_PER_BATCH)
+
+
+def affine_parameters(low: float, high: float) -> tuple[float, int]:
+    """Scale and zero point of uint8 for the range [low, high], widened to hold 0.
+
+    Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-
+    Only Inference", 2018, section 2.1.
+    """
+    low, high = min(low, 0.0), max(high, 0.0)
+    # Of a tensor that is zero everywhere the scale is anyone's guess.
+    scale = (high - low) / LEVELS if high - low > LEAST_SPAN else 1.0
+    return scale, int(np.clip(round(-low / scale), 0, LEVELS))
+
+
+@dataclass
+class TensorStatistics:
+    """Running statistics of one tensor over calibration batches; `values` is how many it held."""
+
+    low: float = np.inf
+    high: float = -np.inf
+    _power: Floats | None = None
+    _extremes: tuple[Floats, Floats] | None = None
+    _mean: Floats | None = None
+    _count: int = 0
+    values: int = 0
+    _sample: Floats = field(default_factory=lambda: np.empty(0, np.float32))
+    _stride: int = 1
+    _batches: int = 0
+
+    def update(
+        self,
+        low: float | Floats,
+        high: float | Floats,
+        channel_power: Floats,
+        count: int,
+        sample: Floats,
+        mean: Floats | None = None,
+    ) -> None:
+        """Take in one batch.
+
+        Args:
+            low: the smallest value, of all or of every channel, shape [channels].
+            high: the largest value, likewise.
+            channel_power: mean square of every channel, shape [channels].
+            count: how many values a channel has in this batch.
+            sample: at most `SAMPLES_PER_BATCH` values drawn from all over the batch.
+            mean: mean of every channel, shape [channels]; without it, and extremes of every
+                channel, nothing of the tensor can be repaired.
+        """
+        self.values += count * len(channel_power)
+        self.low, self.high = min(self.low, float(np.min(low))), max(self.high, float(np.max(high)))
+        known = mean is not None and channel_power.ndim == 1
+        known = known and np.shape(low) == np.shape(high) == channel_power.shape
+        extremes = (np.asarray(low, np.float64), np.asarray(high, np.float64)) if known else None
+        if self._power is None or self._power.shape != channel_power.shape:
+            self._power, self._count = channel_power.astype(np.float64), count
+            self._extremes = extremes
+            self._mean = np.asarray(mean, np.float64) if known else None
+        else:
+            total = self._count + count
+            self._power += (channel_power - self._power) * (count / total)
+            if extremes is not None and self._extremes is not None and self._mean is not None:
+                self._extremes = (
+                    np.minimum(self._extremes[0], extremes[0]),
+                    np.maximum(self._extremes[1], extremes[1]),
+                )
+                self._mean += (np.asarray(mean) - self._mean) * (count / total)
+            self._count = total
+        if self._batches % self._stride == 0:
+            self._sample = np.concatenate([self._sample, np.ravel(sample)])
+            if len(self._sample) > SAMPLE_LIMIT:
+                # Keep half of the values, and every second batch from here on.
+                kept = np.random.default_rng(0).permutation(len(self._sample))[::2]
+                self._sample, self._stride = self._sample[kept], self._stride * 2
+        self._batches += 1
+
+    @property
+    def seen(self) -> bool:
+        """Whether there was anything to take in."""
+        return self._batches > 0
+
+    @property
+    def noise(self) -> float:
+        """Noise-to-signal ratio of full-range 8-bit quantization, averaged over channels.
+
+        A rounding error is spread evenly over one step, so its power is step²/12; a channel much
+        smaller than a step is lost whole, which counts as 1. Averaging ratios, not energies,
+        keeps one large channel from hiding the many it drowns.
+        """
+        return 0.0 if self._power is None else channel_noise(self.low, self.high, self._power)
+
+    @property
+    def channels(self) -> Channels | None:
+        """What every channel held; None where it was not looked at."""
+        if self._power is None or self._extremes is None or self._mean is None:
+            return None
+        values = (*self._extremes, self._power, self._mean)
+        return Channels(*(tuple(map(_rounded, array.tolist())) for array in values))
+
+    def ranges(self) -> dict[str, Range]:
+        """The range every calibration algorithm chooses."""
+        full = (min(float(self.low), 0.0), max(float(self.high), 0.0))
+        choosers = {
+            "minmax": lambda: full,
+            "percentile": lambda: _percentile(self._sample),
+            "kl": lambda: _kl(self._sample, full),
+            "mse": lambda: _mse(self._sample, full),
+        }
+        return {name: choosers[name]() for name in RANGE_ALGORITHMS}
+
+
+def channel_noise(low: float, high: float, power: Floats) -> float:
+    """Noise-to-signal ratio of 8-bit quantization over [low, high], averaged over channels.
+
+    Args:
+        low: where the range begins.
+        high: where it ends.
+        power: mean square of every channel, shape [channels].
+    """
+    live = power[power > 0]
+    if not live.size:
+        return 0.0
+    scale, _ = affine_parameters(low, high)
+    return float(np.minimum(1.0, scale**2 / 12 / live).mean())
+
+
+def _rounded(value: float) -> float:
+    """Six digits, for files."""
+    return float(f"{value:.6g}")
+
+
+def summarize(statistics: dict[str, TensorStatistics], samples: int) -> Observations:
+    """What strategies and conversions need of the statistics of all tensors.
+
+    Raises:
+        ConversionError: a tensor held NaN or Inf.
+    """
+    for name, found in statistics.items():
+        if not (np.isfinite(found.low) and np.isfinite(found.high)):
+            raise ConversionError(
+                f"tensor {name!r} holds NaN or Inf on the calibration data; "
+                f"check the model and its inputs before quantizing it"
+            )
+    noise = {name: found.noise for name, found in statistics.items()}
+    worst = sorted((n for n in noise if noise[n] > _WORTH_REPAIR), key=lambda n: -noise[n])
+    channels = {name: statistics[name].channels for name in worst[:_REPAIRED]}
+    return Observations(
+        {name: found.ranges() for name, found in statistics.items()},
+        noise,
+        samples,
+        {name: found for name, found in channels.items() if found is not None},
+        values={name: found.values / max(samples, 1) for name, found in statistics.items()},
+    )
+
+
+def _percentile(sample: Floats, tail: float = 0.01) -> Range:
+    low, high = np.percentile(sample, [tail, 100 - tail])
+    return min(float(low), 0.0), max(float(high), 0.0)
+
+
+def _clipped(full: Range, share: float) -> Range:
+    """The full range, cut to this share of its largest magnitude on either side."""
+    limit = share * max(-full[0], full[1])
+    return max(full[0], -limit), min(full[1], limit)
+
+
+def _mse(sample: Floats, full: Range) -> Range:
+    """The clipping of the full range whose quantization error is least on the sample."""
+
+    def error(index: int) -> float:
+        scale, zero = affine_parameters(*_clipped(full, _SHARES[index]))
+        stored = sample * np.float32(1 / scale)
+        np.rint(stored, out=stored)
+        np.clip(stored, -zero, LEVELS - zero, out=stored)
+        stored *= np.float32(scale)
+        stored -= sample
+        return float(np.dot(stored, stored))
+
+    # The error falls as rounding gets finer, then rises as more is cut off: it has one bottom.
+    coarse = min(range(0, len(_SHARES), _COARSE), key=error)
+    around = range(max(coarse - _COARSE + 1, 0), min(coarse + _COARSE, len(_SHARES)))
+    return _clipped(full, float(_SHARES[min(around, key=error)]))
+
+
+def _kl(sample: Floats, full: Range) -> Range:
+    """The clipping of the full range that loses least information, by Kullback-Leibler divergence.
+
+    Migacz, "8-bit Inference with TensorRT", GTC 2017: the clipped histogram, its outliers moved
+    to the edge bins, against itself quantized to 256 levels. Zeros are left out, as its
+    implementations do: they are exact at every scale, and after a ReLU there are so many of them
+    that nothing else would count.
+    """
+    sample = sample[sample != 0]
+    counts, edges = np.histogram(sample, bins=_KL_BINS, range=full if full[0] < full[1] else None)
+    centres = (edges[:-1] + edges[1:]) / 2
+    limits = np.array([_clipped(full, share) for share in _SHARES])
+    start = np.searchsorted(centres, limits[:, 0], "left")
+    stop = np.searchsorted(centres, limits[:, 1], "right")
+    enough = stop - start > LEVELS
+    if not enough.any():
+        return full
+    divergences = _divergences(counts, start[enough], stop[enough])
+    return _clipped(full, float(_SHARES[enough][np.argmin(divergences)]))
+
+
+def _divergences(counts: Floats, start: NDArray[np.integer], stop: NDArray[np.integer]) -> Floats:
+    """The divergence of a histogram cut to [start, stop) bins from its 256 levels, for each cut.
+
+    What is cut off counts as in the first and the last bin that is kept; but the levels, that is
+    the average of the bins of a level that hold anything, are made of the kept bins alone.
+
+    Args:
+        counts: shape [bins].
+        start: the first bin kept, shape [cuts].
+        stop: the bin after the last one kept, shape [cuts]; at least 256 are kept.
+
+    Returns:
+        Σ p·ln(p / q) over the kept bins, shape [cuts].
+    """
+    counts = counts.astype(np.float64)
+    first, last = counts[start], counts[stop - 1]
+    below, above = _sums(counts, 0, start), _sums(counts, stop, len(counts))
+    # Level l of w bins begins at bin ⌈l·w / 256⌉.
+    widths = (stop - start)[:, None]
+    borders = start[:, None] + -(-np.arange(LEVELS + 2) * widths // (LEVELS + 1))
+    kept = _sums(counts, borders[:, :-1], borders[:, 1:])
+    filled = _sums(counts > 0, borders[:, :-1], borders[:, 1:])
+    share = kept / np.maximum(filled, 1) / np.maximum(kept.sum(axis=1, keepdims=True), 1e-12)
+    cost = np.log(np.maximum(share, _LEAST_SHARE))
+    total = counts.sum()
+    own = _sums(_x_log_x(counts), start, stop)
+    own += _x_log_x(first + below) - _x_log_x(first) + _x_log_x(last + above) - _x_log_x(last)
+    crossed = (kept * cost).sum(axis=1)
+    # An edge bin that held nothing of its own has no part in its level.
+    crossed += below * np.where(first > 0, cost[:, 0], np.log(_LEAST_SHARE))
+    crossed += above * np.where(last > 0, cost[:, -1], np.log(_LEAST_SHARE))
+    return np.asarray((own - crossed) / total - np.log(total))
+
+
+def _sums(values: NDArray[Any], start: Any, stop: Any) -> Floats:
+    """The sums of values[start:stop] for every pair of bounds."""
+    running = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
+    return np.asarray(running[stop] - running[start])
+
+
+def _x_log_x(values: Floats) -> Floats:
+    return np.asarray(values * np.log(np.maximum(values, 1.0)))

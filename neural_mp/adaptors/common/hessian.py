@@ -1,0 +1,46 @@
+"""How much rounding a weight harms, by second derivatives: the scores of HAWQ-V2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from neural_mp.adaptors.common.channel_scaling import rounded_weight
+from neural_mp.adaptors.common.integer_encoding import weight_limit_of
+from neural_mp.adaptors.contract import Adaptor, Model
+from neural_mp.space.space import TuningSpace
+
+#: Random directions at the outputs, of which the mean estimates a trace.
+DIRECTIONS = 8
+
+
+def weight_sensitivity(
+    adaptor: Adaptor, model: Model, batches: Iterable[Any], space: TuningSpace
+) -> dict[str, float]:
+    """Op with an INT8 weight → harm of rounding it.
+
+    Dong et al., "HAWQ-V2: Hessian Aware trace-Weighted Quantization", 2020, equation 9: the mean
+    of the diagonal of the Hessian by the weight, times the squared distance of the weight from its
+    rounded self. The loss is half the squared distance of the outputs from what they are, so that
+    no labels are needed; at its minimum its Hessian is JᵀJ.
+
+    Raises:
+        ConversionError: the framework has no gradients.
+    """
+    layers = adaptor.layers(model)
+    wanted = [op for op in space.decided if op in layers and op in space.int8_ops]
+    found = {}
+    for op, trace in adaptor.hessian_traces(model, batches, wanted).items():
+        matrix = layers[op].matrix().astype(np.float64)
+        rounded = rounded_weight(matrix, weight_limit_of(space, op))
+        distance = float(np.square(matrix - rounded).sum())
+        found[op] = trace / matrix.size * distance
+    return found
+
+
+def directions(shapes: Iterable[tuple[int, ...]], draw: int) -> list[np.ndarray]:
+    """Random signs for outputs of these shapes (Hutchinson's estimator), the `draw`-th time."""
+    random = np.random.default_rng(draw)
+    return [random.choice(np.array([-1, 1], np.float32), shape) for shape in shapes]

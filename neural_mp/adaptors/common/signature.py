@@ -1,0 +1,245 @@
+"""How a model is called: which tensors its inputs and outputs are, and in what form they come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neural_mp.adaptors.common.given_inputs import leaves
+from neural_mp.adaptors.common.nested import Structure, flattened, packed
+from neural_mp.errors import ConfigurationError, DataError, did_you_mean
+
+Array = NDArray[Any]
+#: Sizes of a tensor, None for those not known before it runs; None where not even the rank is.
+Shape = tuple[int | None, ...] | None
+_S = TypeVar("_S", bound="Signature")
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output.
+
+    Attributes:
+        name: what a caller calls it.
+        tensor: the tensor of the graph.
+        dtype: its element type; that of objects for strings, None for what is no tensor.
+        shape: its sizes, as far as they are known.
+        alias: another name a caller may use.
+    """
+
+    name: str
+    tensor: str
+    dtype: np.dtype[Any] | None
+    shape: Shape
+    alias: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain strings and numbers, as written to JSON."""
+        shape = None if self.shape is None else list(self.shape)
+        dtype = None if self.dtype is None else self.dtype.name
+        return {**vars(self), "dtype": dtype, "shape": shape}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Port:
+        """Read back what `to_dict` wrote."""
+        shape = None if data["shape"] is None else tuple(data["shape"])
+        dtype = None if data["dtype"] is None else np.dtype(data["dtype"])
+        return cls(data["name"], data["tensor"], dtype, shape, data["alias"])
+
+    def answers_to(self, name: str) -> bool:
+        """Whether a caller may call it so."""
+        return name in (self.name, self.alias, self.tensor, f"{self.tensor}:0")
+
+    def __str__(self) -> str:
+        sizes = (
+            "?"
+            if self.shape is None
+            else ", ".join("?" if s is None else str(s) for s in self.shape)
+        )
+        if self.dtype is None:
+            return f"{self.name}: no tensor"
+        kind = "string" if self.dtype.hasobject else self.dtype.name
+        return f"{self.name}: {kind}[{sizes}]"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The inputs and outputs of a model.
+
+    Attributes:
+        inputs: in the order in which positional inputs come.
+        outputs: in the order in which they are returned.
+        returns: where each of them stands in what the model returns.
+    """
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    returns: Structure = 0
+
+    def bind(self, inputs: Any) -> dict[str, Array]:
+        """Tensor → array, for the inputs of one batch.
+
+        A dict is taken by name, a tuple or list by position, anything else as the only input.
+
+        Raises:
+            DataError: they are not as many, not so named, or not of the kind the model takes.
+        """
+        return {
+            port.tensor: _fitting(port, value)
+            for port, value in zip(self.inputs, self.assigned(inputs), strict=True)
+        }
+
+    def assigned(self, inputs: Any) -> list[Any]:
+        """What `bind` takes for every input, as it was given.
+
+        Raises:
+            DataError: they are not as many, or not so named.
+        """
+        nested = isinstance(inputs, Mapping | tuple | list) and any(
+            isinstance(item, Mapping | tuple) and _holds_arrays([item])
+            for item in (inputs.values() if isinstance(inputs, Mapping) else inputs)
+        )
+        if nested:
+            values = flattened(inputs)
+        elif isinstance(inputs, Mapping):
+            values = self._by_name(inputs)
+        elif isinstance(inputs, tuple | list) and _holds_arrays(inputs):
+            values = list(inputs)
+        else:
+            values = [inputs]
+        if len(values) != len(self.inputs):
+            raise DataError(
+                f"a batch holds {len(values)} inputs, but the model takes {len(self.inputs)}: "
+                f"{', '.join(map(str, self.inputs))}"
+            )
+        return values
+
+    def _by_name(self, inputs: Mapping[Any, Any]) -> list[Any]:
+        values: dict[str, Any] = {}
+        for key, value in inputs.items():
+            port = next((p for p in self.inputs if p.answers_to(str(key))), None)
+            if port is None:
+                names = [p.name for p in self.inputs]
+                raise DataError(
+                    f"a batch holds an input {key!r}, which the model does not take"
+                    f"{did_you_mean(key, names)}"
+                )
+            values[port.name] = value
+        missing = [str(port) for port in self.inputs if port.name not in values]
+        if missing:
+            raise DataError(f"a batch lacks the input {missing[0]}")
+        return [values[port.name] for port in self.inputs]
+
+    def in_order(
+        self, feeds: Mapping[str, Array], batch_size: int | None = None
+    ) -> tuple[Any, ...]:
+        """What `bind` gave, by position; repeated or cut to a batch of another size if given."""
+        sized = feeds if batch_size is None else resized(feeds, batch_size)
+        return tuple(sized[port.tensor] for port in self.inputs)
+
+    def packed(self, values: Sequence[Any]) -> Any:
+        """The outputs, in the form the model returns them."""
+        return packed(self.returns, values)
+
+    def choosing(self: _S, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> _S:
+        """With these inputs, in this order, and these outputs only; all of them for no names.
+
+        Raises:
+            ConfigurationError: a name is none of the model's, or an input is left out.
+        """
+        chosen = replace(
+            self,
+            inputs=_chosen(self.inputs, inputs, "inputs"),
+            outputs=_chosen(self.outputs, outputs, "outputs"),
+        )
+        left_out = [port.name for port in self.inputs if port not in chosen.inputs]
+        if left_out:
+            raise ConfigurationError(
+                f"inputs leaves out {left_out[0]!r}, without which the model cannot run"
+            )
+        if not outputs:
+            return chosen
+        positions = range(len(chosen.outputs))
+        returns: Structure = list(positions)
+        if len(positions) == 1:
+            returns = 0
+        elif isinstance(self.returns, dict):
+            returns = {port.name: i for port, i in zip(chosen.outputs, positions, strict=True)}
+        return replace(chosen, returns=returns)
+
+
+def example_for(signature: Signature) -> dict[str, Array]:
+    """Made-up inputs: floats drawn from 0…1, integers zero, unknown sizes 1."""
+    return {port.tensor: _made_up(port) for port in signature.inputs}
+
+
+def _made_up(port: Port) -> Array:
+    shape = [1 if size is None else size for size in port.shape or ()]
+    if port.dtype is None:
+        return np.zeros(shape)
+    if port.dtype.hasobject:
+        return np.full(shape, b"", object)
+    if port.dtype.kind in "fV":  # to numpy, bfloat16 is of kind V
+        return np.random.default_rng(0).random(shape).astype(port.dtype)
+    return np.zeros(shape, port.dtype)
+
+
+def resized(feeds: Mapping[str, Array], batch_size: int) -> dict[str, Array]:
+    """The same inputs, repeated or cut to a batch of another size."""
+    return {
+        tensor: np.concatenate([array] * -(-batch_size // len(array)))[:batch_size]
+        if array.ndim and len(array)
+        else array
+        for tensor, array in feeds.items()
+    }
+
+
+def _chosen(ports: tuple[Port, ...], names: tuple[str, ...], option: str) -> tuple[Port, ...]:
+    found = []
+    for name in names:
+        port = next((port for port in ports if port.answers_to(name)), None)
+        if port is None:
+            raise ConfigurationError(
+                f"{option} names {name!r}, which is none of the model's {option}"
+                f"{did_you_mean(name, [port.name for port in ports])}"
+            )
+        found.append(port)
+    return tuple(found) or ports
+
+
+def _holds_arrays(inputs: Sequence[Any]) -> bool:
+    """Whether a list is one of inputs, not one of numbers that are an input."""
+    return any(hasattr(leaf, "__array__") for leaf in leaves(inputs))
+
+
+def _fitting(port: Port, value: Any) -> Array:
+    """An array of the element type and rank that an input has."""
+    if port.dtype is None:
+        return value  # sequences and the like, for which only the runtime knows what fits
+    if any(leaf is None for leaf in leaves(value)):
+        raise DataError(f"a batch's inputs hold None; expected {port}")
+    array = np.asarray(value)
+    wanted = port.dtype
+    if array.dtype != wanted:
+        if wanted.hasobject:
+            if array.dtype.kind not in "OSU":
+                raise DataError(f"a batch holds an array of {array.dtype} for the input {port}")
+        elif array.dtype.kind not in "fiub" or not np.can_cast(array.dtype, wanted, "same_kind"):
+            raise DataError(f"a batch holds an array of {array.dtype} for the input {port}")
+        else:
+            array = array.astype(wanted)
+    if not _agrees(array.shape, port.shape):
+        raise DataError(f"a batch holds an array of shape {list(array.shape)} for the input {port}")
+    return array
+
+
+def _agrees(given: tuple[int, ...], wanted: Shape) -> bool:
+    if wanted is None:
+        return True
+    return len(given) == len(wanted) and all(
+        size in (None, have) for have, size in zip(given, wanted, strict=True)
+    )

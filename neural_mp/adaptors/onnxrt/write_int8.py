@@ -1,0 +1,129 @@
+"""Ops in integers, written so that ONNX Runtime runs them in its integer kernels.
+
+Convolutions and joining ops stand between DequantizeLinear and QuantizeLinear: ONNX Runtime makes
+one kernel of the three. Products of matrices are written as that kernel itself
+(`com.microsoft.MatMulIntegerToFloat`, in ONNX Runtime's `ContribOperators.md`): from the three it
+would leave the bias outside, and of a product of known size with a bias it makes a float one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.onnxrt.fusion import Cluster
+from neural_mp.adaptors.onnxrt.integer_encoding import (
+    Encoding,
+    StoredWeight,
+    store_bias,
+    store_weight,
+)
+from neural_mp.adaptors.onnxrt.sessions import array_of
+from neural_mp.adaptors.onnxrt.tensor_forms import UINT8, Forms
+from neural_mp.core.precision import OpConfig
+
+
+def write_kernel(forms: Forms, cluster: Cluster, config: OpConfig, written: Encoding) -> None:
+    """Write a convolution or joining op with what runs along.
+
+    Args:
+        forms: the graph being written.
+        cluster: the op, with the activation behind it.
+        config: how it is quantized.
+        written: how its result is stored.
+    """
+    head = cluster.head
+    if config.weight is not None:
+        _quantize_parameters(forms, head, config)
+    else:
+        for position, value in enumerate(head.inputs):
+            assert value is not None
+            head.replace_input_with(position, forms.for_kernel(value))
+    result, last = head.outputs[0], head
+    tail = cluster.tail
+    for step in cluster.steps:
+        assert cluster.limits is not None
+        if not written.clamps(*cluster.limits):
+            result, last = step.outputs[0], step
+    forms.put(tail, UINT8, forms.quantize(tail, result, behind=last))
+
+
+def _quantize_parameters(forms: Forms, head: ir.Node, config: OpConfig) -> None:
+    """Give a convolution its input, weight and bias in integers."""
+    data, weight_value, *rest = head.inputs
+    assert data is not None
+    weight = array_of(weight_value)
+    bias = array_of(rest[0]) if rest else None
+    assert weight is not None
+    assert config.weight is not None
+    scale = forms.encoding(data).scale
+    stored = store_weight(weight, 0, config.weight, bias, scale)
+    stem = str(head.name)
+    head.replace_input_with(0, forms.for_kernel(data))
+    head.replace_input_with(1, forms.weight(f"{stem}.weight", stored))
+    if bias is not None:
+        scales = (stored.scales * np.float32(scale)).astype(np.float32)
+        zeros = np.zeros(len(scales), np.int32)
+        integers = StoredWeight(store_bias(bias, scales), scales, zeros, 0)
+        head.replace_input_with(2, forms.weight(f"{stem}.bias", integers))
+
+
+def write_product(forms: Forms, cluster: Cluster, config: OpConfig) -> None:
+    """Write a product with a constant matrix, its bias included."""
+    head = cluster.head
+    data = head.inputs[0]
+    assert data is not None
+    assert config.weight is not None
+    matrix, bias = _matrix(head)
+    if cluster.bias is not None:
+        added = array_of(cluster.bias)
+        assert added is not None
+        bias = added.reshape(-1)
+    stored = store_weight(matrix, 1, config.weight)
+    if config.approach == "dynamic":
+        values, scale, zero = forms.dynamic(data)
+    else:
+        values, (scale, zero) = forms.stored(data), forms.parameters(data)
+    stem = str(head.name)
+    inputs = [
+        values,
+        forms.constant(f"{stem}.weight/{stored.integers.dtype}", stored.integers),
+        scale,
+        forms.constant(f"{stem}.weight/scale", stored.scales),
+        zero,
+        forms.constant(f"{stem}.weight/zero_point", stored.zero_points),
+    ]
+    if bias is not None:
+        inputs.append(forms.constant(f"{stem}.bias", bias.astype(np.float32)))
+    forms.replace(head, "MatMulIntegerToFloat", inputs, cluster.tail)
+
+
+def _matrix(head: ir.Node) -> tuple[Array, Array | None]:
+    """The matrix, shape [inputs, outputs], and the bias of a layer, its factors multiplied in."""
+    weight = array_of(head.inputs[1])
+    assert weight is not None
+    if head.op_type == "MatMul":
+        return weight, None
+    numbers = {name: attribute.value for name, attribute in head.attributes.items()}
+    matrix = weight.T if numbers.get("transB") else weight
+    matrix = matrix * np.float32(numbers.get("alpha", 1.0))
+    bias = array_of(head.inputs[2]) if len(head.inputs) > 2 else None
+    if bias is None:
+        return matrix, None
+    bias = bias.reshape(-1) * np.float32(numbers.get("beta", 1.0))
+    return matrix, np.broadcast_to(bias, matrix.shape[1:])
+
+
+def write_mover(forms: Forms, node: ir.Node) -> None:
+    """Write an op that passes integers on: the op itself, on uint8."""
+    moved = node.inputs[0]
+    assert moved is not None
+    stored = forms.stored(moved)
+    if node.op_type == "Pad":
+        zero = forms.parameters(moved)[1]
+        node.resize_inputs(max(len(node.inputs), 3))
+        node.replace_input_with(2, zero)
+    node.replace_input_with(0, stored)
+    for result in node.outputs:
+        forms.put_moved(result, moved)

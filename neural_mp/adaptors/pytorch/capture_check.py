@@ -1,0 +1,97 @@
+"""A captured graph beside the code it came from, where torch.export says too little or too much."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from neural_mp.adaptors.pytorch import capture
+from neural_mp.adaptors.pytorch.convention import Call, resized
+from neural_mp.adaptors.pytorch.input_sizes import SIZES, flat_inputs, freed
+from neural_mp.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+#: Ops that take sequences of any length, though torch.export fixes the one it has seen.
+_RECURRENT = ("aten.lstm.", "aten.gru.", "aten.rnn_tanh.", "aten.rnn_relu.")
+
+
+def other_ways(original: nn.Module, module: GraphModule, call: Call) -> list[str]:
+    """A warning if a batch of one is another case for the user's code than the graph's larger one.
+
+    No bound says so: torch.export takes sizes of 0 and 1 for special without asking.
+    """
+    single = resized(call, 1)
+    got, expected = result_of(module, single), _expected(original, single)
+    if got is None or expected is None or _same(got, expected):
+        return []
+    return [
+        "for a batch of one the model's code does something else than for larger batches; what "
+        "was captured is what it does for those"
+    ]
+
+
+def free_sequences(original: nn.Module, module: GraphModule, call: Call) -> None:
+    """Let the length of sequences vary where a recurrent layer alone has fixed it.
+
+    An axis is freed if the graph computes what the user's code does for a shorter one.
+    """
+    targets = [str(node.target) for node in module.graph.nodes]
+    if not any(target.startswith(_RECURRENT) for target in targets):
+        return
+    leaves = flat_inputs(module, call.args, call.kwargs)
+    for position, axes in enumerate(module.meta[SIZES]):
+        for number, axis in enumerate(axes or ()):
+            if axis.least != axis.largest or axis.least < 2:
+                continue
+            before = module.meta[SIZES]
+            module.meta[SIZES] = freed(before, position, number)
+            shorter = _shortened(call, leaves[position], number)
+            got, expected = result_of(module, shorter), _expected(original, shorter)
+            if got is None or expected is None or not _same(got, expected):
+                module.meta[SIZES] = before
+
+
+def _shortened(call: Call, input_: torch.Tensor, axis: int) -> Call:
+    return call.map(
+        lambda leaf: leaf.narrow(axis, 0, leaf.shape[axis] - 1) if leaf is input_ else leaf
+    )
+
+
+def result_of(module: nn.Module, call: Call) -> list[Any] | None:
+    """All that a graph computes; None if it does not run."""
+    try:
+        with torch.no_grad():
+            return list(pytree.tree_leaves(module(*call.args, **call.kwargs)))
+    except Exception:
+        # What a graph says of sizes or values it cannot take is of no type in particular.
+        logger.debug("the graph does not run on %s", call, exc_info=True)
+        return None
+
+
+def _expected(original: nn.Module, call: Call) -> list[Any] | None:
+    with capture.inference_mode(original):
+        try:
+            return list(pytree.tree_leaves(capture.run_once(original, call)))
+        except DataError:
+            return None
+
+
+def _same(got: list[Any], expected: list[Any]) -> bool:
+    return len(got) == len(expected) and all(map(_alike, got, expected))
+
+
+def _alike(mine: Any, theirs: Any) -> bool:
+    if not isinstance(theirs, torch.Tensor):
+        return True
+    if mine.shape != theirs.shape:
+        return False
+    if not theirs.is_floating_point():
+        return True
+    noise = (mine.double() - theirs.double()).norm()
+    return bool(noise <= 1e-2 * theirs.double().norm()) or not bool(noise.isfinite())

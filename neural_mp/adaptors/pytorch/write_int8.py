@@ -1,0 +1,119 @@
+"""Write a plan's INT8 ops into a graph as quantize/dequantize pairs, the portable form."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+
+import torch
+from torch.fx import GraphModule, Node
+
+from neural_mp.adaptors.common.calibration import affine_parameters
+from neural_mp.adaptors.pytorch import quantize_ops as ops
+from neural_mp.adaptors.pytorch.casts import cast_dtype
+from neural_mp.adaptors.pytorch.graph import WEIGHT_ARGUMENT, tensor_name
+from neural_mp.adaptors.pytorch.model import OP_NAME, add_constant, constant, op_nodes
+from neural_mp.core.byte_products import weight_limit
+from neural_mp.core.observations import Range
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.quantization_flow import Flow
+
+
+def insert_quantization(
+    module: GraphModule, flow: Flow, plan: PrecisionPlan, ranges: Mapping[str, Range]
+) -> None:
+    """Rewrite the graph in place; `ranges` are those of `quantized_ranges`."""
+    nodes = {
+        tensor_name(n): n for n in module.graph.nodes if n.op in ("placeholder", "call_function")
+    }
+    for tensor in flow.root:
+        if tensor not in nodes:  # of another part of the model
+            continue
+        scale, zero_point = affine_parameters(*ranges[flow.root[tensor]])
+        _quantize(module, nodes[tensor], scale, zero_point, flow)
+    weights = _Weights(module)
+    for name, node in op_nodes(module).items():
+        # A plan may also name what runs along with a layer; only layers have weights.
+        approach = plan[name].approach if name in plan else None
+        if approach is None or node.target not in WEIGHT_ARGUMENT:
+            continue
+        weights.quantize(node, weight_limit(plan[name].weight))
+        if approach == "dynamic":
+            _quantize_dynamically(node)
+
+
+def _quantize(module: GraphModule, node: Node, scale: float, zero_point: int, flow: Flow) -> None:
+    name = tensor_name(node)
+    graph = module.graph
+    readers = [
+        user
+        for user in node.users
+        if name in flow.int8_outputs
+        or name in flow.int8_reads.get(user.meta.get(OP_NAME, ""), frozenset())
+    ]
+    after = node
+    if node.op == "placeholder":
+        after = [n for n in graph.nodes if n.op == "placeholder"][-1]
+    with graph.inserting_after(after):
+        quantized = graph.call_function(ops.quantize, (node, scale, zero_point))
+    quantized.meta["val"] = node.meta["val"].to(torch.uint8)
+    pairs: dict[torch.dtype, Node] = {}
+
+    def dequantized(dtype: torch.dtype) -> Node:
+        if dtype not in pairs:
+            with graph.inserting_after(quantized):
+                pair = graph.call_function(ops.dequantize, (quantized, scale, zero_point, dtype))
+            pair.meta["val"] = node.meta["val"].to(dtype)
+            pairs[dtype] = pair
+        return pairs[dtype]
+
+    for reader in readers:
+        dtype = cast_dtype(reader)
+        if dtype is not None and OP_NAME not in reader.meta:  # straight to the 16-bit type
+            reader.replace_all_uses_with(dequantized(dtype))
+            graph.erase_node(reader)
+        else:
+            reader.replace_input_with(node, dequantized(torch.float32))
+
+
+class _Weights:
+    """Stores the weights of one graph as integers: once, however many layers share one."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self.module = module
+        self.stored: dict[tuple[str, int], tuple[str, str]] = {}
+
+    def quantize(self, layer: Node, limit: int) -> None:
+        """Let a layer read its weight from integers of ±`limit`."""
+        source = layer.args[WEIGHT_ARGUMENT[layer.target]]
+        key = str(source.target), limit
+        if key not in self.stored:
+            weight = constant(self.module, source)
+            assert weight is not None
+            integers, scales = ops.quantize_weight(weight, limit)
+            stem = f"{layer.name}_weight"
+            self.stored[key] = (
+                str(add_constant(self.module, f"{stem}_int8", integers, layer).target),
+                str(add_constant(self.module, f"{stem}_scales", scales, layer).target),
+            )
+        with self.module.graph.inserting_before(layer):
+            arguments = tuple(self.module.graph.get_attr(stored) for stored in self.stored[key])
+            dequantized = self.module.graph.call_function(ops.dequantize_weight, arguments)
+        for node in arguments:
+            node.meta["val"] = constant(self.module, node)
+        dequantized.meta["val"] = source.meta["val"].float()
+        layer.update_arg(WEIGHT_ARGUMENT[layer.target], dequantized)
+
+
+def _quantize_dynamically(layer: Node) -> None:
+    source, graph = layer.args[0], layer.graph
+    value = source.meta["val"]
+    with graph.inserting_before(layer):
+        quantized = graph.call_function(ops.quantize_dynamic, (source,))
+        quantized.meta["val"] = ops.quantize_dynamic(value)
+        parts = [graph.call_function(operator.getitem, (quantized, index)) for index in range(3)]
+        for part, meta in zip(parts, quantized.meta["val"], strict=True):
+            part.meta["val"] = meta
+        pair = graph.call_function(ops.dequantize_dynamic, (*parts, value.dtype))
+    pair.meta["val"] = value
+    layer.replace_input_with(source, pair)

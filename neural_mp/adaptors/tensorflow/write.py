@@ -1,0 +1,180 @@
+"""Writing a model in the precisions of a plan.
+
+One walk over the untouched graph: every op is written in the precision it has under the plan and
+asks for its inputs in the form it needs. A form of a tensor (FP32, BF16, FP16, uint8) is made
+the first time it is asked for, so that there is one conversion per tensor and direction, and none
+where nobody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from neural_mp.adaptors.contract import ConversionCounts
+from neural_mp.adaptors.tensorflow.aliasing import protect_summands
+from neural_mp.adaptors.tensorflow.integer_kernels import Encoding, encoding_for
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.nodes import (
+    NodeDef,
+    TensorGraph,
+    node_of,
+    plain,
+    typed_inputs,
+)
+from neural_mp.adaptors.tensorflow.tensor_forms import DTYPES, FORM_OF, FP32, Forms
+from neural_mp.adaptors.tensorflow.write_agnostic import write_carrier
+from neural_mp.adaptors.tensorflow.write_int8 import Layer, write_layer
+from neural_mp.core.byte_products import weight_limit
+from neural_mp.core.observations import Range
+from neural_mp.core.precision import OpConfig, Precision
+from neural_mp.core.quantization_flow import Flow
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What came of converting a graph.
+
+    Attributes:
+        graph: the nodes.
+        ops: node → the op of the untouched graph its time counts for, where the names differ.
+        counts: the conversions put in.
+    """
+
+    graph: TensorGraph
+    ops: dict[str, str]
+    counts: ConversionCounts
+
+
+def convert(
+    model: TensorFlowModel,
+    flow: Flow,
+    ranges: Mapping[str, Range],
+    plan: Mapping[str, OpConfig],
+) -> Conversion:
+    """Write the graph of a model under a plan; the model stays as it is.
+
+    Args:
+        model: the model.
+        flow: the consequences of the plan.
+        ranges: quantized tensor → the range its scale has to hold.
+        plan: op → what it runs in, with how its weight is stored.
+    """
+    encodings = {root: encoding_for(span) for root, span in ranges.items()}
+    writer = _Writer(model, flow, encodings, plan)
+    for node in model.graph.nodes.values():
+        writer.write(node)
+    return writer.finished()
+
+
+@dataclass
+class _Writer:
+    model: TensorFlowModel
+    flow: Flow
+    encodings: dict[str, Encoding]
+    plan: Mapping[str, OpConfig]
+    forms: Forms = field(init=False)
+    #: The last node that the kernel of an INT8 layer runs → the layer.
+    layers: dict[str, Layer] = field(init=False)
+    #: Node that runs within the kernel of a layer → the last node of that.
+    inner: dict[str, str] = field(default_factory=dict)
+    #: Node of the untouched graph → the node that runs in its place.
+    standing_for: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        source = self.model.graph
+        self.forms = Forms(
+            source,
+            self.model.output_nodes,
+            lambda tensor: self.encodings[self.flow.root[tensor]],
+            TensorGraph({}, source.versions, source.library),
+        )
+        # Names that must stay free for what keeps its own.
+        self.forms.graph.nodes.update(source.nodes)
+        self.layers = {}
+        consumers = source.consumers()
+        for head, cluster in self.model.anatomy.clusters.items():
+            if self.flow.precisions.get(head) is Precision.INT8:
+                layer = Layer.of(source, consumers, cluster, self.flow)
+                self.layers[layer.tail] = layer
+                self.inner.update(dict.fromkeys(layer.nodes, layer.tail))
+
+    def write(self, node: NodeDef) -> None:
+        """Write one node of the untouched graph, in its turn."""
+        name = node.name
+        precision = self.flow.precisions.get(name, Precision.FP32)
+        if name in self.layers:
+            layer = self.layers[name]
+            limit = weight_limit(self.plan[layer.head].weight)
+            written = write_layer(self.forms, self.model, layer, self.flow, limit)
+        elif name in self.inner:
+            return
+        elif name in self.model.anatomy.carriers and name in self.flow.int8_outputs:
+            moved = self.model.anatomy.carriers[name]
+            encoding = self.encodings[self.flow.root[name]]
+            written = write_carrier(self.forms, self.model, node, moved, encoding)
+        elif precision.is_16_bit:
+            written = self._write_16_bit(node, FORM_OF[precision])
+        else:
+            self._write_as_it_is(node)
+            return
+        self.standing_for[name] = written
+
+    def _write_16_bit(self, node: NodeDef, form: str) -> str:
+        written = NodeDef()
+        written.CopyFrom(node)
+        typed = set(typed_inputs(node))
+        for position, tensor in enumerate(node.input):
+            if not tensor.startswith("^"):
+                wanted = form if position in typed else FP32
+                written.input[position] = self.forms.real(tensor, wanted)
+        written.attr["T"].type = DTYPES[form].as_datatype_enum
+        written.name = self.forms.graph.unused(f"{node.name}/{form}")  # casts are named by now
+        self.forms.graph.add(written)
+        self.forms.put(node.name, form, written.name)
+        return str(written.name)
+
+    def _write_as_it_is(self, node: NodeDef) -> None:
+        inputs = [t if t.startswith("^") else self.forms.real(t) for t in node.input]
+        if inputs != [t if t.startswith("^") else plain(t) for t in node.input]:
+            copied = NodeDef()
+            copied.CopyFrom(node)
+            copied.input[:] = inputs
+            self.forms.graph.add(copied)
+
+    def finished(self) -> Conversion:
+        """The graph, less what is no longer needed."""
+        for port in self.model.signature.outputs:
+            self.forms.real(port.tensor)
+        graph = self.forms.graph
+        self._redirect_controls(graph)
+        inputs = [port.tensor for port in self.model.signature.inputs]
+        outputs = [port.tensor for port in self.model.signature.outputs]
+        graph = graph.pruned(outputs, inputs)
+        protect_summands(graph, frozenset(map(node_of, outputs)))
+        graph = graph.pruned(outputs, inputs)
+        return Conversion(graph, self._counted_for(graph), self.forms.counts)
+
+    def _counted_for(self, graph: TensorGraph) -> dict[str, str]:
+        """Node of the written graph → the op its time counts for."""
+        heads = self.model.anatomy.layer_of()
+        names = {}
+        for name in self.model.graph.nodes:
+            written, op = self.standing_for.get(name, name), heads.get(name, name)
+            if written in graph and written != op:
+                names[written] = op
+        return names
+
+    def _redirect_controls(self, graph: TensorGraph) -> None:
+        """Control edges from ops that were replaced come from what replaced them."""
+        replaced = {
+            **self.standing_for,
+            **{name: self.standing_for[tail] for name, tail in self.inner.items()},
+        }
+        for name, node in list(graph.nodes.items()):
+            controls = [t for t in node.input if t.startswith("^") and t[1:] in replaced]
+            if controls:
+                edited = graph.edit(name)
+                for position, tensor in enumerate(edited.input):
+                    if tensor in controls:
+                        edited.input[position] = f"^{replaced[tensor[1:]]}"

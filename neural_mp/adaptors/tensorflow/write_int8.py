@@ -1,0 +1,242 @@
+"""Writing a layer, with all that its kernel runs along, as one integer kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from neural_mp.adaptors.common.signature import Shape
+from neural_mp.adaptors.tensorflow.fusion import Cluster, Step
+from neural_mp.adaptors.tensorflow.integer_kernels import (
+    F32,
+    S8,
+    U8,
+    ZERO_POINT,
+    Encoding,
+    Fused,
+    Weight,
+    convolution_node,
+    product_node,
+    quantize_weight,
+)
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.nodes import (
+    Array,
+    Consumers,
+    NodeDef,
+    TensorGraph,
+    make_node,
+    plain,
+)
+from neural_mp.adaptors.tensorflow.padding import pad_stored, padding_of
+from neural_mp.adaptors.tensorflow.tensor_forms import BF16, FP32, UINT8, Forms
+from neural_mp.core.precision import Precision
+from neural_mp.core.quantization_flow import Flow
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer with the steps its kernel runs under a plan.
+
+    Attributes:
+        node: the float op.
+        steps: what runs along.
+        sixteen: whether everything that reads the result runs in BF16.
+    """
+
+    node: NodeDef
+    steps: tuple[Step, ...]
+    sixteen: bool
+
+    @classmethod
+    def of(cls, graph: TensorGraph, consumers: Consumers, cluster: Cluster, flow: Flow) -> Layer:
+        """What of a cluster runs in INT8: the steps up to the first that does not."""
+        steps = []
+        for step in cluster.steps:
+            if any(flow.precisions[name] is not Precision.INT8 for name in step.nodes):
+                break
+            steps.append(step)
+        tail = steps[-1].result if steps else cluster.head
+        readers = [graph.nodes[name] for name, _ in consumers[tail]]
+        low = bool(readers) and all(
+            flow.precisions.get(node.name) is Precision.BF16 for node in readers
+        )
+        return cls(graph.nodes[cluster.head], tuple(steps), low)
+
+    @property
+    def head(self) -> str:
+        """The name of the layer."""
+        return str(self.node.name)
+
+    @property
+    def tail(self) -> str:
+        """The node whose result the kernel writes."""
+        return self.steps[-1].result if self.steps else self.head
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """All nodes that the kernel runs."""
+        return (self.head, *(name for step in self.steps for name in step.nodes))
+
+    def step(self, *kinds: str) -> Step | None:
+        """The step of one of these kinds."""
+        return next((step for step in self.steps if step.kind in kinds), None)
+
+    @property
+    def activation(self) -> str | None:
+        """The kernel's word for the activation, if there is one."""
+        return next((s.kind for s in self.steps if s.kind not in ("BiasAdd", "Sum")), None)
+
+
+def write_layer(
+    forms: Forms, model: TensorFlowModel, layer: Layer, flow: Flow, weight_limit: int
+) -> str:
+    """Write the kernel, with weights of ±`weight_limit`; returns the name of its node."""
+    value = forms.source.constant(layer.node.input[1])
+    assert value is not None
+    weight = quantize_weight(value, layer.node.op == "DepthwiseConv2dNative", weight_limit)
+    source = plain(layer.node.input[0])
+    encoding = forms.encoding_of(source)
+    bias = _bias(forms, layer, len(weight.limits)) - encoding.offset * weight.sums
+    if layer.node.op == "MatMul":
+        call = _Call(forms, layer, weight, source, forms.stored(source), bias)
+        return _write_product(call, layer.tail in flow.int8_outputs)
+    shape = model.shapes[source][0]
+    amounts = padding_of(layer.node, value, shape)
+    if encoding.zero_point == 0 or (amounts is not None and not amounts.any()):
+        return _write_convolution(
+            _Call(forms, layer, weight, source, forms.stored(source), bias), layer.node
+        )
+    assert amounts is not None  # else its capability says that it has no INT8
+    padded = _padded(forms, source, amounts, shape)
+    geometry = NodeDef()
+    geometry.CopyFrom(layer.node)
+    geometry.attr["padding"].s = b"VALID"
+    geometry.attr.pop("explicit_paddings", None)
+    return _write_convolution(_Call(forms, layer, weight, source, padded, bias), geometry)
+
+
+def _padded(forms: Forms, source: str, amounts: Array, shape: Shape) -> str:
+    """What a convolution reads, stored and with zeros around it."""
+    name = f"{source}/around_{'_'.join(map(str, amounts[1:3].reshape(-1)))}"
+    if name in forms.graph:
+        return name
+    if forms.is_stored(source):
+        zero_point = forms.encoding_of(source).zero_point
+        return pad_stored(forms, forms.stored(source), name, amounts, zero_point, shape)
+    told = forms.constant(f"{name}/amounts", amounts)
+    padded = make_node("Pad", f"{name}/real", [forms.real(source), told], T=F32, Tpaddings=tf.int32)
+    return forms.stored_as(forms.graph.add(padded), source, name)
+
+
+def _bias(forms: Forms, layer: Layer, channels: int) -> Array:
+    step = layer.step("BiasAdd")
+    if step is None:
+        return np.zeros(channels)
+    value = forms.source.constant(forms.source.nodes[step.result].input[1])
+    assert value is not None
+    return value.astype(np.float64)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A kernel to be written: what it reads (`stored`, which holds `source`), and its constants."""
+
+    forms: Forms
+    layer: Layer
+    weight: Weight
+    source: str
+    stored: str
+    bias: Array
+
+    def device(self, bias: Array) -> list[tuple[str, tf.DType]]:
+        head, forms = self.layer.head, self.forms
+        return [
+            (self.stored, U8),
+            (forms.constant(f"{head}/weight_int8", self.weight.integers, S8), S8),
+            (forms.constant(f"{head}/bias_int8", bias.astype(np.float32)), F32),
+        ]
+
+    def host(self) -> list[str]:
+        head, forms, limits = self.layer.head, self.forms, self.weight.limits
+        return [
+            *kernel_limits(forms, self.source, forms.encoding_of(self.source)),
+            forms.constant(f"{head}/weight_low", -limits),
+            forms.constant(f"{head}/weight_high", limits),
+        ]
+
+    def told(self, node: NodeDef) -> NodeDef:
+        """A kernel's node that says how its input is stored, should its weight be rounded anew."""
+        node.attr[ZERO_POINT].i = self.forms.encoding_of(self.source).zero_point
+        return node
+
+
+def kernel_limits(forms: Forms, tensor: str, encoding: Encoding) -> list[str]:
+    """The range a kernel that knows no zero point takes a stored tensor to have."""
+    return [
+        forms.scalar(0.0, f"{tensor}/least"),
+        forms.scalar(255 * encoding.scale, f"{tensor}/most"),
+    ]
+
+
+def _write_product(call: _Call, stored: bool) -> str:
+    forms, layer = call.forms, call.layer
+    device, host = call.device(call.bias), call.host()
+    activation = [layer.activation] if layer.activation else []
+    if stored:
+        host += forms.limits(layer.tail)
+        fused = Fused(device, host, ["BiasAdd", *activation, "Requantize"], U8)
+        form = UINT8
+    else:
+        form = BF16 if layer.sixteen and layer.tail not in forms.outputs else FP32
+        kind = tf.bfloat16 if form == BF16 else F32
+        fused = Fused(device, host, ["BiasAdd", *activation, "Dequantize"], kind)
+    name = forms.name_for(layer.tail, form)
+    forms.graph.add(call.told(product_node(name, fused)))
+    forms.put(layer.tail, form, name)
+    return name
+
+
+def _write_convolution(call: _Call, geometry: NodeDef) -> str:
+    forms, layer = call.forms, call.layer
+    result = forms.encoding_of(layer.tail)
+    summed = layer.step("Sum")
+    bias = call.bias + result.offset
+    device_sum, host_sum, steps = [], [], ["BiasAdd"]
+    if summed is not None:
+        assert summed.other is not None
+        added = forms.encoding_of(summed.other)
+        bias = bias - added.offset
+        device_sum = [(forms.stored(summed.other), U8)]
+        host_sum = kernel_limits(forms, summed.other, added)
+        steps.append("Sum")
+    clips_at_zero = layer.activation is not None and result.zero_point == 0
+    if clips_at_zero or summed is not None:
+        # Of numbers stored from 0 on, what lies below is cut off in any case.
+        steps.append("Relu")
+    host = [*call.host(), *host_sum, *kernel_limits(forms, layer.tail, result)]
+    fused = Fused([*call.device(bias), *device_sum], host, [*steps, "Requantize"], U8)
+    name = forms.name_for(layer.tail, UINT8)
+    forms.graph.add(call.told(convolution_node(name, fused, geometry)))
+    forms.put(layer.tail, UINT8, _clipped(forms, layer, name, result))
+    return name
+
+
+def _clipped(forms: Forms, layer: Layer, name: str, result: Encoding) -> str:
+    """What the activation cuts off and the range of the stored numbers does not.
+
+    That happens where a tensor shares its scale with others (concatenation), so that its own
+    zero, or six, lies within the range.
+    """
+    limits: Mapping[str, int] = {}
+    zero = result.zero_point
+    if layer.activation is not None and zero > 0:
+        limits = {"Maximum": zero}
+    if layer.activation == "Relu6" and round(6 / result.scale) + zero < 255:
+        limits = {**limits, "Minimum": round(6 / result.scale) + zero}
+    for op, limit in limits.items():
+        name = forms.clipped(f"{layer.tail}/{op.lower()}", op, name, limit)
+    return name

@@ -1,0 +1,1 @@
+"""The face: what users drive, from Python and from the command line."""

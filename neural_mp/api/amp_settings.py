@@ -1,0 +1,137 @@
+"""What a user says of the four lists, brought together with the precisions and the framework."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from neural_mp.adaptors.contract import Adaptor
+from neural_mp.amp import (
+    PREFIXES,
+    TENSORFLOW_PREFIXES,
+    AmpSettings,
+    AutoMixedPrecisionOptions,
+    FourLists,
+    ListEdit,
+    check_known,
+    settle,
+)
+from neural_mp.core.environment import users_environment
+from neural_mp.core.precision import Precision
+from neural_mp.errors import ConfigurationError
+from neural_mp.space.space import TuningSpace
+
+
+def gather_amp(given: Any, configured: AutoMixedPrecisionOptions | None) -> AmpSettings:
+    """What counts: of each option Python, else the YAML file, else the environment.
+
+    Raises:
+        ConfigurationError: an option cannot be understood.
+    """
+    sources = {"amp.{option}": given, "mixed_precision.{option}": configured}
+    return settle(sources, users_environment())
+
+
+def with_data_type(
+    explicit: tuple[Precision, ...] | None,
+    default: tuple[Precision, ...],
+    amp: AmpSettings,
+    warnings: list[str],
+) -> tuple[Precision, ...]:
+    """The precisions to use, with the 16-bit type that `data_type` names as the only one.
+
+    Args:
+        explicit: the precisions the user gave; None where none were.
+        default: those in place of them.
+        amp: what was said of the 16-bit type.
+        warnings: told of a variable that has no effect.
+
+    Raises:
+        ConfigurationError: both are given and contradict each other.
+    """
+    wanted = amp.data_type
+    if wanted is None:
+        return explicit or default
+    origin = amp.origins["data_type"]
+    if explicit is not None and wanted not in explicit:
+        words = ",".join(map(str, explicit))
+        if origin.startswith(PREFIXES):  # a variable counts less than what is said of precisions
+            warnings.append(f"{origin} asks for {wanted}, but precisions are {words}; it is left")
+            return explicit
+        raise ConfigurationError(
+            f"{origin} asks for {wanted}, but precisions are {words}; add {wanted} to them, or "
+            f"take one of the two away"
+        )
+    kept = [p for p in explicit or default if not p.is_16_bit]
+    return tuple(p for p in Precision if p in (*kept, wanted))
+
+
+def edited_lists(
+    adaptor: Adaptor,
+    amp: AmpSettings,
+    precisions: tuple[Precision, ...],
+    warnings: list[str],
+) -> Mapping[Precision, FourLists]:
+    """The four lists of every 16-bit precision: the framework's, with the edits to those in use.
+
+    Raises:
+        UnknownOperatorError: an edit names a type that the framework does not have.
+        ConfigurationError: an edit does not fit the lists.
+    """
+    edits = _known(adaptor, amp.edits, warnings)
+    used = [p for p in precisions if p.is_16_bit]
+    if edits and not used:
+        warnings.append(
+            f"{edits[0].origin} has no effect: no 16-bit precision is asked for or supported"
+        )
+    lists = {p: adaptor.amp_lists(p) for p in Precision if p.is_16_bit}
+    before = [lists[p] for p in used]
+    return lists | {p: lists[p].edited(_meant_for(lists[p], edits, before)) for p in used}
+
+
+def _known(
+    adaptor: Adaptor, edits: tuple[ListEdit, ...], warnings: list[str]
+) -> tuple[ListEdit, ...]:
+    """The edits of types that the framework has.
+
+    Variables that were made for TensorFlow may be set for it, and another framework be at work.
+    """
+    if not edits:
+        return ()  # to list all op types takes a framework a while
+    known = adaptor.op_types()
+    foreign = [
+        edit
+        for edit in edits
+        if adaptor.framework != "tensorflow"
+        and edit.origin.startswith(TENSORFLOW_PREFIXES)
+        and edit.op_type not in known
+    ]
+    warnings.extend(
+        f"{edit.origin} names {edit.op_type!r}, which {adaptor.framework} does not have; it is left"
+        for edit in foreign
+    )
+    kept = tuple(edit for edit in edits if edit not in foreign)
+    check_known(kept, known)
+    return kept
+
+
+def _meant_for(
+    lists: FourLists, edits: tuple[ListEdit, ...], used: list[FourLists]
+) -> list[ListEdit]:
+    """The edits less removals that are meant for another precision, where the type stands there."""
+    return [
+        edit
+        for edit in edits
+        if edit.adds
+        or lists.of(edit.op_type) is edit.list
+        or not any(other.of(edit.op_type) is edit.list for other in used)
+    ]
+
+
+def forced(space: TuningSpace, amp: AmpSettings) -> TuningSpace:
+    """The space with every op type on the ALLOW list, if that is what the user wants."""
+    if not amp.force_all:
+        return space
+    every = space.graph.types
+    return replace(space, lists={p: lists.allowing(every) for p, lists in space.lists.items()})

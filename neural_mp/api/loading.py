@@ -1,0 +1,129 @@
+"""What a user hands over, checked and in the form the rest works with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from neural_mp.adaptors.contract import Adaptor, Model
+from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.api.optimized_model import is_saved_model
+from neural_mp.common import Metric, missing_methods
+from neural_mp.config import MetricSettings
+from neural_mp.core.precision import Precision
+from neural_mp.data.user_code import load_user_object
+from neural_mp.errors import ConfigurationError, DataError, MetricError
+from neural_mp.metrics import build_metric
+from neural_mp.tuning.batches import Batches
+
+#: Metrics with their weights; the accuracy is the weighted sum.
+WeightedMetrics = Sequence[tuple[Metric, float]]
+EvalFunc = Callable[[Any], float]
+
+
+def resolve_source(source: Any) -> Any:
+    """A model as an adaptor takes it: `module:attribute` is imported and, if callable, called.
+
+    Raises:
+        ConfigurationError: the name cannot be imported.
+    """
+    if is_saved_model(source):
+        raise ConfigurationError(
+            f"{str(source)!r} holds a model that was already converted; give the original model, "
+            f"or use neural_mp.load"
+        )
+    if isinstance(source, str) and ":" in source and not Path(source).exists():
+        module, _, attribute = source.partition(":")
+        if all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
+            found = load_user_object(source)
+            is_factory = isinstance(found, type) or type(found).__name__ == "function"
+            return found() if is_factory else found
+    return source
+
+
+def load_source(
+    source: Any,
+    framework: str | None,
+    inputs: Any,
+    *,
+    outputs: Any = None,
+    example: Any = None,
+    capture: str = "whole",
+) -> tuple[Adaptor, Model]:
+    """The adaptor of a model (object, path or `module:attribute`), and the model as it holds it."""
+    found = resolve_source(source)
+    adaptor = adaptor_for(found, framework)
+    model = adaptor.load(found, inputs=inputs, outputs=outputs, example=example, capture=capture)
+    return adaptor, model
+
+
+def gather_metrics(
+    given: Any,
+    configured: Sequence[MetricSettings],
+    evaluation: Batches | None,
+    eval_func: EvalFunc | None,
+) -> WeightedMetrics:
+    """The metrics set in Python, else those of the YAML file.
+
+    Raises:
+        MetricError: one of them is no metric.
+        DataError: there is no data to compute them over, or its batches are no pairs.
+    """
+    if given is not None:
+        several = given if isinstance(given, list | tuple) else [given]
+        metrics = [(_checked(metric), 1.0 / len(several)) for metric in several]
+    else:
+        metrics = [(build_metric(item.name, item.options), item.weight) for item in configured]
+    if metrics and eval_func is None:
+        if evaluation is None:
+            raise DataError(
+                "a metric was given but no data to compute it over; set eval_dataloader "
+                "(evaluation.accuracy.dataloader in YAML)"
+            )
+        next(evaluation.pairs())  # a wrong form is said before anything is captured
+    return metrics
+
+
+def metric_words(metrics: WeightedMetrics, eval_func: EvalFunc | None) -> str:
+    """What measures the accuracy, by name: resuming with another would mix two scales."""
+    if eval_func is not None:
+        return _qualified(eval_func if hasattr(eval_func, "__qualname__") else type(eval_func))
+    return ", ".join(f"{weight:g}·{_qualified(type(metric))}" for metric, weight in metrics)
+
+
+def _qualified(kind: Any) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _checked(metric: Any) -> Metric:
+    if isinstance(metric, type):
+        raise MetricError(f"metric is the class {metric.__name__}; give an instance of it")
+    missing = missing_methods(metric)
+    if missing:
+        raise MetricError(
+            f"the metric {type(metric).__name__} has no {missing[0]}(); a metric needs "
+            f"update(preds, labels), reset() and result()"
+        )
+    checked: Metric = metric
+    return checked
+
+
+def without_int8_if_no_data(
+    precisions: tuple[Precision, ...], calibration: Batches | None, warnings: list[str]
+) -> tuple[Precision, ...]:
+    """The precisions, less INT8 where nothing is there to calibrate it with.
+
+    Raises:
+        DataError: INT8 was all that was asked for.
+    """
+    if Precision.INT8 not in precisions or calibration is not None:
+        return precisions
+    others = tuple(p for p in precisions if p is not Precision.INT8)
+    if not [p for p in others if p is not Precision.FP32]:
+        raise DataError(
+            "int8 needs data to calibrate with; set calib_dataloader or eval_dataloader, or "
+            "approach = 'dynamic' to find the ranges of dense layers on every run"
+        )
+    warnings.append("int8 needs data to calibrate with and none was given; going on without it")
+    return others

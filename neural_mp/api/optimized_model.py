@@ -1,0 +1,263 @@
+"""What a tuning run returns, and how it is kept and brought back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from neural_mp.adaptors.contract import Adaptor, Model
+from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.api.deployment import EVERYWHERE, made_right_here, where_right
+from neural_mp.core.observations import Observations
+from neural_mp.core.plan import PrecisionPlan, load_plan_file
+from neural_mp.core.trial import Trial
+from neural_mp.errors import ModelLoadError, NeuralMPError
+from neural_mp.tuning.report import Report
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = "neural_mp.json"
+PLAN_FILE = "plan.yaml"
+FORMAT_VERSION = 1
+
+
+class OptimizedModel:
+    """A usable model, with its plan, its history and its report.
+
+    Attributes:
+        adaptor, held: the adaptor, and the model as it holds it.
+        plan: what every op runs in.
+        met: whether the accuracy target was met; None where none could be checked.
+        trials: every plan that was tried, oldest first; empty for a model that was loaded.
+        report: the figures.
+        observations: what calibration saw.
+    """
+
+    def __init__(
+        self,
+        adaptor: Adaptor,
+        held: Model,
+        plan: PrecisionPlan,
+        report: Report,
+        met: bool | None = None,
+        trials: tuple[Trial, ...] = (),
+        observations: Observations | None = None,
+    ) -> None:
+        self.adaptor = adaptor
+        self.held = held
+        self.plan = plan
+        self.report = report
+        self.met = met
+        self.trials = trials
+        self.observations = observations or Observations()
+
+    @property
+    def framework(self) -> str:
+        """The framework the model belongs to."""
+        return self.adaptor.framework
+
+    @property
+    def right_on(self) -> str:
+        """The processors on which the model gives the right numbers, in words."""
+        return where_right(self.adaptor, self.held)
+
+    @property
+    def model(self) -> Any:
+        """The framework's own object."""
+        return self.adaptor.native(self.held)
+
+    def __call__(self, inputs: Any) -> Any:
+        """Run one batch; outputs come as numpy arrays where the inputs were numpy arrays."""
+        return self.adaptor.predict(self.held, inputs)
+
+    def __repr__(self) -> str:
+        words = {True: "target met", False: "target not met: FP32", None: "accuracy not checked"}
+        return f"OptimizedModel({self.framework}, {self.plan!r}, {words[self.met]})"
+
+    def compiled(self) -> Any:
+        """The framework's own object, run through its compiler where that gains speed.
+
+        The first call of every input shape compiles, which takes its time.
+
+        Raises:
+            ConversionError: the framework has no compiler.
+        """
+        return self.adaptor.compiled(self.held)
+
+    def export_onnx(self, path: str | Path) -> None:
+        """Write the model as an ONNX file, its plan among the file's properties.
+
+        Raises:
+            ConversionError: the model has ops that ONNX lacks, or its framework has no way there.
+        """
+        target = Path(path)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
+        self.adaptor.export_onnx(self.held, target, self._metadata())
+
+    def save_plan(self, path: str | Path) -> None:
+        """Write the plan, with what calibration saw, to a YAML file to edit and replay."""
+        self.plan.save(path, framework=self.framework, observations=self.observations)
+
+    def save(self, path: str | Path) -> None:
+        """Write the model, its plan and its report into the folder `path`.
+
+        A path that ends as the framework's own single files do (`.pb`, `.pbtxt`, `.onnx`) gets the
+        model alone, for use without this package; in ONNX with the plan among its properties.
+        Where the numbers are not right on every CPU, a logged warning says on which they are.
+
+        Raises:
+            NeuralMPError: something else is there already, or it cannot be written.
+        """
+        if isinstance(path, str | Path) and Path(path).suffix in self.adaptor.file_suffixes:
+            self._save_file(Path(path))
+        else:
+            self._save_folder(path)
+        level = logging.INFO if self.right_on == EVERYWHERE else logging.WARNING
+        logger.log(level, "%s gives the right numbers on %s", path, self.right_on)
+
+    def _save_folder(self, path: str | Path) -> None:
+        target = check_destination(path)
+        try:
+            with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+                complete = Path(scratch) / "model"
+                complete.mkdir()
+                self._write(complete)
+                if target.exists():
+                    shutil.rmtree(target)
+                complete.rename(target)
+        except OSError as error:
+            raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
+
+    def _save_file(self, target: Path) -> None:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+                complete = Path(scratch) / target.name
+                self.adaptor.save_file(self.held, complete, self._metadata())
+                for file in Path(scratch).iterdir():
+                    file.replace(target.parent / file.name)
+        except OSError as error:
+            raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
+
+    def _metadata(self) -> dict[str, str]:
+        return {
+            "neural_mp.plan": self.plan.to_yaml(framework=self.framework),
+            "neural_mp.right_on": self.right_on,
+        }
+
+    def _write(self, folder: Path) -> None:
+        self.adaptor.save(self.held, folder)
+        self.save_plan(folder / PLAN_FILE)
+        manifest = {
+            "neural_mp": FORMAT_VERSION,
+            "framework": self.framework,
+            "met": self.met,
+            "right_on": self.right_on,
+            "report": self.report.to_dict(),
+            "files": {
+                str(file.relative_to(folder)): _digest(file)
+                for file in sorted(folder.rglob("*"))
+                if file.is_file()
+            },
+        }
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+
+
+def check_destination(path: str | Path) -> Path:
+    """A folder that a model can be saved in; what it lies in is made.
+
+    Raises:
+        NeuralMPError: something else is there already, or it cannot be written.
+    """
+    if not isinstance(path, str | Path):
+        raise NeuralMPError(f"a model is saved in a folder; got {path!r} for its path")
+    target = Path(path)
+    free = not target.exists() or (target.is_dir() and not any(target.iterdir()))
+    if not free and not is_saved_model(target):
+        raise NeuralMPError(f"{str(target)!r} exists and is no saved model; choose another folder")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
+    if not os.access(target.parent, os.W_OK):
+        raise NeuralMPError(f"{str(target)!r} cannot be written: no permission")
+    return target
+
+
+def load(path: str | Path) -> OptimizedModel:
+    """Bring back a model that `OptimizedModel.save` wrote; never runs code from a file.
+
+    Raises:
+        ModelLoadError: the folder is missing, incomplete, damaged, or of a later version; or its
+            numbers would be wrong on this machine, and cannot be made right.
+    """
+    if not isinstance(path, str | Path):
+        raise ModelLoadError(f"a saved model is loaded from its folder; got {path!r} for its path")
+    folder = Path(path)
+    manifest = _read_manifest(folder)
+    for name, expected in manifest["files"].items():
+        file = folder / name
+        if not file.is_file():
+            raise ModelLoadError(f"the saved model {str(folder)!r} lacks its file {name!r}")
+        if _digest(file) != expected:
+            raise ModelLoadError(
+                f"the file {name!r} of the saved model {str(folder)!r} was changed or damaged"
+            )
+    adaptor = adaptor_for(folder, manifest["framework"])
+    plan, observations = load_plan_file(folder / PLAN_FILE)
+    report = Report.from_dict(manifest["report"])
+    held, done = made_right_here(adaptor, adaptor.restore(folder), repr(str(folder)))
+    return OptimizedModel(
+        adaptor,
+        held,
+        plan,
+        replace(report, warnings=(*report.warnings, *done)),
+        manifest["met"],
+        observations=observations,
+    )
+
+
+def is_saved_model(path: Any) -> bool:
+    """Whether a path is a folder that `OptimizedModel.save` wrote."""
+    return isinstance(path, str | Path) and (Path(path) / MANIFEST).is_file()
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    file = folder / MANIFEST
+    if not file.is_file():
+        raise ModelLoadError(
+            f"{str(folder)!r} is no saved model: it has no {MANIFEST}; give the folder that "
+            f"OptimizedModel.save wrote"
+        )
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+        version = manifest["neural_mp"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelLoadError(f"{str(file)!r} is damaged: {error}") from None
+    if version != FORMAT_VERSION:
+        raise ModelLoadError(
+            f"{str(folder)!r} was saved in format {version}; this version reads {FORMAT_VERSION}"
+        )
+    expected = {"framework": str, "files": dict, "report": dict}
+    wrong = [key for key, kind in expected.items() if not isinstance(manifest.get(key), kind)]
+    if wrong or "met" not in manifest:
+        raise ModelLoadError(f"{str(file)!r} is damaged: {(wrong or ['met'])[0]} is not as written")
+    return dict(manifest)
+
+
+def _digest(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,237 @@
+"""What this machine runs natively, asked of the operating system, and what the user forces on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from neural_mp.core.byte_products import ByteProducts
+from neural_mp.core.precision import Precision
+from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError, did_you_mean
+
+#: The CPU flags, any one of which makes a precision native (Linux kernel spelling). INT8 has
+#: integer kernels everywhere; with one of these flags they add products up exactly.
+NATIVE_FLAGS: Mapping[Precision, tuple[str, ...]] = {
+    Precision.INT8: ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "asimd"),
+    Precision.BF16: ("avx512_bf16", "amx_bf16", "bf16"),
+    Precision.FP16: ("avx512_fp16", "amx_fp16", "asimdhp"),
+}
+#: Environment variables that switch a precision on where the hardware lacks it.
+FORCE_VARIABLES: Mapping[Precision, str] = {
+    Precision.BF16: "FORCE_BF16",
+    Precision.FP16: "FORCE_FP16",
+}
+#: The lowest CUDA compute capability with native arithmetic
+#: (CUDA C++ Programming Guide, "Arithmetic Instructions" and "Compute Capabilities").
+NATIVE_COMPUTE_CAPABILITY: Mapping[Precision, tuple[int, int]] = {
+    Precision.INT8: (6, 1),
+    Precision.BF16: (8, 0),
+    Precision.FP16: (5, 3),
+}
+#: The machine that a run takes place on.
+THIS = "this"
+#: A model that is right on every machine.
+PORTABLE = "portable"
+#: What a model can be converted for → the CPU flags that such a machine is sure to have.
+TARGETS: Mapping[str, frozenset[str]] = {
+    THIS: frozenset(),
+    PORTABLE: frozenset(),
+    "avx2": frozenset({"avx2"}),
+    "avx512": frozenset({"avx2", "avx512f"}),
+    "vnni": frozenset({"avx2", "avx512f", "avx512_vnni"}),
+    "amx": frozenset({"avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"}),
+    "arm-dotprod": frozenset({"asimd", "asimddp"}),
+}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A CUDA device: its name and compute capability (major, minor)."""
+
+    name: str
+    compute_capability: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Support:
+    """Whether a precision may be used, whether it is fast here, and why."""
+
+    available: bool
+    native: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A machine.
+
+    Attributes:
+        name: the CPU's name, for people; nothing is decided from it.
+        flags: CPU feature flags in the Linux kernel's spelling.
+        cores: logical cores this process may use.
+        gpus: CUDA devices.
+        forced: precisions the user forces on (`FORCE_BF16=1`, `FORCE_FP16=1`).
+        target: the name in `TARGETS` of what is converted for; `this` for the machine at hand,
+            whose runtimes can be asked.
+    """
+
+    name: str = "unknown CPU"
+    flags: frozenset[str] = frozenset()
+    cores: int = 1
+    gpus: tuple[Gpu, ...] = ()
+    forced: frozenset[Precision] = frozenset()
+    target: str = THIS
+
+    @property
+    def byte_products(self) -> ByteProducts:
+        """How the CPU multiplies bytes, by its flags; saturating where they do not say."""
+        exact = any(flag in self.flags for flag in NATIVE_FLAGS[Precision.INT8])
+        return ByteProducts.EXACT if exact else ByteProducts.SATURATING
+
+    def support(self, precision: Precision, device: str = "cpu") -> Support:
+        """Whether ops may run in `precision` on `device` (`"cpu"` or `"gpu"`)."""
+        if precision is Precision.FP32:
+            return Support(True, True, "always")
+        native, reason = self._native(precision, device)
+        if precision is Precision.INT8 and device == "cpu":
+            return Support(True, True, f"{reason}: {self.byte_products.in_words}")
+        if native:
+            return Support(True, True, reason)
+        if precision in self.forced:
+            return Support(True, False, f"forced by {FORCE_VARIABLES[precision]}=1; {reason}")
+        return Support(precision is Precision.INT8, False, reason)
+
+    def converting_for(self, target: str) -> Hardware:
+        """The machine to convert for: this one, or any that has what a target stands for.
+
+        Raises:
+            ConfigurationError: there is no such target.
+        """
+        if target not in TARGETS:
+            raise ConfigurationError(
+                f"target cannot be {target!r}{did_you_mean(target, TARGETS)}; expected one of "
+                f"{', '.join(TARGETS)}"
+            )
+        if target == THIS:
+            return self
+        return replace(self, name=f"target {target}", flags=TARGETS[target], target=target)
+
+    def _native(self, precision: Precision, device: str) -> tuple[bool, str]:
+        if device == "gpu":
+            return self._native_on_gpu(precision)
+        flags = NATIVE_FLAGS[precision]
+        found = [flag for flag in flags if flag in self.flags]
+        if found:
+            return True, f"CPU has {', '.join(found)}"
+        return False, f"CPU has none of {', '.join(flags)}"
+
+    def _native_on_gpu(self, precision: Precision) -> tuple[bool, str]:
+        if not self.gpus:
+            return False, "no CUDA device"
+        needed = NATIVE_COMPUTE_CAPABILITY[precision]
+        best = max(self.gpus, key=lambda gpu: gpu.compute_capability)
+        words = f"{best.name} has compute capability {_dotted(best.compute_capability)}"
+        if best.compute_capability >= needed:
+            return True, words
+        return False, f"{words}, {precision} needs {_dotted(needed)}"
+
+
+def require_any(
+    hardware: Hardware, precisions: tuple[Precision, ...], device: str = "cpu"
+) -> tuple[tuple[Precision, ...], list[str]]:
+    """Cut the wanted precisions down to what the machine supports.
+
+    Returns:
+        The precisions that can be used, and one warning for each that cannot.
+
+    Raises:
+        UnsupportedPrecisionError: none of them can be used.
+    """
+    usable = tuple(p for p in precisions if hardware.support(p, device).available)
+    problems = [
+        f"{p} is not supported on this {device}: {hardware.support(p, device).reason}"
+        for p in precisions
+        if p not in usable
+    ]
+    lacking = [p for p in precisions if p not in usable]
+    lower = [p for p in usable if p is not Precision.FP32]
+    if lacking and not lower:
+        variable = FORCE_VARIABLES[lacking[0]]
+        raise UnsupportedPrecisionError(
+            f"{problems[0]}. Set {variable}=1 to run it emulated, for its numbers"
+        )
+    return usable, [f"{problem}; going on without it" for problem in problems]
+
+
+def detect(environment: Mapping[str, str] | None = None) -> Hardware:
+    """This machine, with what the environment forces on.
+
+    Args:
+        environment: where `FORCE_BF16` and `FORCE_FP16` are looked up; the process's by default.
+    """
+    variables = os.environ if environment is None else environment
+    forced = {p for p, name in FORCE_VARIABLES.items() if variables.get(name, "0") not in ("", "0")}
+    return replace(_machine(), forced=frozenset(forced))
+
+
+@lru_cache(maxsize=1)
+def _machine() -> Hardware:
+    name, flags = _cpu_from_kernel() or _cpu_from_library()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return Hardware(name, flags, cores or 1, _gpus())
+
+
+def _cpu_from_kernel() -> tuple[str, frozenset[str]] | None:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields: dict[str, str] = {}
+    for line in text.split("\n\n")[0].splitlines():
+        key, _, value = line.partition(":")
+        fields[key.strip()] = value.strip()
+    flags = fields.get("flags") or fields.get("Features")
+    if not flags:
+        return None
+    return fields.get("model name", platform.machine()), frozenset(flags.split())
+
+
+def _cpu_from_library() -> tuple[str, frozenset[str]]:
+    import cpuinfo
+
+    found = cpuinfo.get_cpu_info()
+    flags = {flag.replace("avx512bf16", "avx512_bf16") for flag in found.get("flags", ())}
+    return found.get("brand_raw", platform.machine()), frozenset(flags)
+
+
+def _gpus() -> tuple[Gpu, ...]:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ()
+    try:
+        answer = subprocess.run(
+            [tool, "--query-gpu=name,compute_cap", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    gpus = []
+    for line in answer.splitlines():
+        name, _, capability = line.rpartition(",")
+        major, _, minor = capability.strip().partition(".")
+        if major.isdigit() and minor.isdigit():
+            gpus.append(Gpu(name.strip(), (int(major), int(minor))))
+    return tuple(gpus)
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"

@@ -1,0 +1,202 @@
+"""What to run every op in: a value that people can read, edit and replay."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from neural_mp.core.observations import Observations
+from neural_mp.core.precision import OpConfig, Precision, QuantSpec, parse_precisions
+from neural_mp.errors import PlanError, UnknownPrecisionError
+
+FILE_VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class PrecisionPlan(Mapping[str, OpConfig]):
+    """Op → `OpConfig`. Immutable, hashable; two plans are equal when they say the same.
+
+    Ops that a plan does not name follow the ops around them (see `core.quantization_flow`).
+    """
+
+    configs: Mapping[str, OpConfig] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "configs", dict(self.configs))
+
+    def __getitem__(self, op: str) -> OpConfig:
+        return self.configs[op]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.configs)
+
+    def __len__(self) -> int:
+        return len(self.configs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PrecisionPlan) and self.configs == other.configs
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(frozenset(self.configs.items()))
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{count} {precision}" for precision, count in self.counts().items())
+        return f"PrecisionPlan({counts or 'empty'})"
+
+    @property
+    def precisions(self) -> dict[str, Precision]:
+        """Op → the precision alone."""
+        return {op: config.precision for op, config in self.configs.items()}
+
+    def counts(self) -> dict[Precision, int]:
+        """How many named ops run in each precision, those that occur only."""
+        found = [config.precision for config in self.configs.values()]
+        return {precision: found.count(precision) for precision in Precision if precision in found}
+
+    def replacing(self, changes: Mapping[str, OpConfig]) -> PrecisionPlan:
+        """This plan with some ops set otherwise."""
+        return PrecisionPlan({**self.configs, **changes})
+
+    def without(self, ops: Collection[str]) -> PrecisionPlan:
+        """This plan without a word on some ops, which then follow those around them."""
+        return PrecisionPlan({op: item for op, item in self.configs.items() if op not in ops})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain strings and dicts, as written to YAML."""
+        return {op: _config_to_plain(config) for op, config in self.configs.items()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> PrecisionPlan:
+        """Read back what `to_dict` wrote, `op: fp32` shorthand included.
+
+        Raises:
+            PlanError: an entry is malformed; the message names the op.
+        """
+        return cls({str(op): _config_from_plain(str(op), entry) for op, entry in data.items()})
+
+    def to_yaml(self, *, framework: str = "", observations: Observations | None = None) -> str:
+        """The plan as YAML that a person can edit; with `observations`, enough to replay it."""
+        document: dict[str, Any] = {"neural_mp_plan": FILE_VERSION}
+        if framework:
+            document["framework"] = framework
+        document["ops"] = self.to_dict()
+        if observations is not None:
+            document["observations"] = observations.to_dict()
+        return yaml.dump(document, Dumper=_PlanDumper, sort_keys=False, width=100)
+
+    @classmethod
+    def from_yaml(cls, text: str, origin: str = "the plan") -> PrecisionPlan:
+        """Read a plan from YAML.
+
+        Raises:
+            PlanError: the text is no plan; the message names `origin` and what is wrong.
+        """
+        return cls.from_dict(_read_document(text, origin)["ops"])
+
+    def save(self, path: str | Path, **contents: Any) -> None:
+        """Write `to_yaml(**contents)` to a file.
+
+        Raises:
+            PlanError: the file cannot be written.
+        """
+        try:
+            Path(path).write_text(self.to_yaml(**contents), encoding="utf-8")
+        except OSError as error:
+            raise PlanError(f"the plan file {str(path)!r} cannot be written: {error}") from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> PrecisionPlan:
+        """Read the plan of a file that `save` wrote."""
+        return load_plan_file(path)[0]
+
+
+def load_plan_file(path: str | Path) -> tuple[PrecisionPlan, Observations | None]:
+    """Read a plan file: the plan, and the observations it was made with if the file holds them.
+
+    Raises:
+        PlanError: the file is missing or is no plan.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"the plan file {str(path)!r} cannot be read: {error}") from None
+    document = _read_document(text, str(path))
+    observed = document.get("observations")
+    plan = PrecisionPlan.from_dict(document["ops"])
+    return plan, Observations.from_dict(observed) if observed else None
+
+
+# Observations are numbers by the thousand; libyaml is ten times as fast, where PyYAML has it.
+_SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SAFE_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class _PlanDumper(_SAFE_DUMPER):
+    """Ranges on one line each, so that the file stays short."""
+
+
+def _represent_list(dumper: Any, data: list[Any]) -> yaml.Node:
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True)
+
+
+_PlanDumper.add_representer(list, _represent_list)
+
+
+def _read_document(text: str, origin: str) -> dict[str, Any]:
+    try:
+        document = yaml.load(text, _SAFE_LOADER)
+    except yaml.YAMLError as error:
+        raise PlanError(f"{origin} is not YAML: {error}") from None
+    if not isinstance(document, dict) or not isinstance(document.get("ops"), dict):
+        raise PlanError(f"{origin} is no plan: expected a mapping with the key 'ops'")
+    if document.get("neural_mp_plan") != FILE_VERSION:
+        raise PlanError(
+            f"{origin} has neural_mp_plan: {document.get('neural_mp_plan')!r}; "
+            f"this version reads {FILE_VERSION}"
+        )
+    return document
+
+
+def _config_to_plain(config: OpConfig) -> Any:
+    if config == OpConfig(config.precision):
+        return config.precision.value
+    entry = {"precision": config.precision.value}
+    if config.weight is not None:
+        entry["weight"] = str(config.weight)
+    if config.activation is not None:
+        entry["activation"] = str(config.activation)
+    if config.repairs:
+        entry["repairs"] = " ".join(config.repairs)
+    return entry
+
+
+def _config_from_plain(op: str, entry: Any) -> OpConfig:
+    if isinstance(entry, str):
+        entry = {"precision": entry}
+    if not isinstance(entry, dict) or "precision" not in entry:
+        raise PlanError(
+            f"op {op!r}: expected a precision such as 'fp32' or a mapping with one, got {entry!r}"
+        )
+    unknown = set(entry) - {"precision", "weight", "activation", "repairs"}
+    if unknown:
+        raise PlanError(f"op {op!r}: unknown key {sorted(map(str, unknown))[0]!r}")
+    try:
+        (precision,) = parse_precisions(entry["precision"])
+        repairs = tuple(str(entry.get("repairs") or "").split())
+        specs = {
+            key: QuantSpec.parse(entry[key]) for key in ("weight", "activation") if entry.get(key)
+        }
+        return OpConfig(precision, **specs, repairs=repairs)
+    except (UnknownPrecisionError, PlanError) as error:
+        raise PlanError(f"op {op!r}: {error}") from None
+    except ValueError:
+        raise PlanError(f"op {op!r}: give one precision, got {entry['precision']!r}") from None

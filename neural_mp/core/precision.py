@@ -1,0 +1,208 @@
+"""What an op computes in, and how one of its tensors is quantized."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any
+
+from neural_mp.errors import PlanError, UnknownPrecisionError, did_you_mean
+
+
+class Precision(str, Enum):
+    """What an op computes in. Compares equal to its name, so `plan[op].precision == "int8"`."""
+
+    INT8 = "int8"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def bits(self) -> int:
+        """Bits one stored value takes."""
+        return {"int8": 8, "bf16": 16, "fp16": 16, "fp32": 32}[self.value]
+
+    @property
+    def is_16_bit(self) -> bool:
+        """Whether this is one of the two 16-bit floating-point formats."""
+        return self.bits == 16
+
+
+def parse_precisions(value: str | Precision | Iterable[str | Precision]) -> tuple[Precision, ...]:
+    """Read `"int8,bf16"`, `["int8", "bf16"]`, `"fp16"` or `Precision.BF16`.
+
+    Returns:
+        The precisions without repetition, lowest number of bits first, BF16 before FP16.
+
+    Raises:
+        UnknownPrecisionError: a word names no precision, or none was given.
+    """
+    if isinstance(value, Precision):
+        return (value,)
+    if not isinstance(value, str) and not isinstance(value, Iterable):
+        raise UnknownPrecisionError(
+            f"precisions must be a string such as 'int8,bf16' or a list of such words, "
+            f"got {value!r} of type {type(value).__name__}"
+        )
+    words: list[Any] = value.split(",") if isinstance(value, str) else list(value)
+    known = {precision.value: precision for precision in Precision}
+    found = set()
+    for word in words:
+        key = str(word).strip().lower()
+        if key not in known:
+            raise UnknownPrecisionError(
+                f"precision {key!r} does not exist{did_you_mean(key, known)}"
+            )
+        found.add(known[key])
+    if not found:
+        raise UnknownPrecisionError("precisions is empty; give at least one, such as 'int8,bf16'")
+    return tuple(precision for precision in Precision if precision in found)
+
+
+#: What may choose the range of a tensor from what calibration saw of it, best known first.
+RANGE_ALGORITHMS = ("minmax", "percentile", "kl", "mse")
+#: In place of those: the range is that of the values at hand, found anew on every run.
+DYNAMIC = "dynamic"
+
+#: How much of int8 a weight uses: ±127, or ±63 (see `neural_mp.core.byte_products`).
+WEIGHT_RANGES = ("full_range", "reduced_range")
+
+#: What the fields of a `QuantSpec` that users may limit can be, best known first.
+QUANT_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "dtype": ("int8", "uint8"),
+    "scheme": ("symmetric", "asymmetric"),
+    "granularity": ("per_channel", "per_tensor"),
+    "algorithm": (*RANGE_ALGORITHMS, DYNAMIC),
+}
+
+_SPEC_CHOICES = {**QUANT_CHOICES, "range": WEIGHT_RANGES}
+
+
+@dataclass(frozen=True)
+class QuantSpec:
+    """How one tensor is quantized.
+
+    Attributes:
+        dtype: `int8` or `uint8`.
+        scheme: `symmetric` (zero point fixed) or `asymmetric`.
+        granularity: `per_tensor` or `per_channel`.
+        algorithm: what chooses the range: `minmax`, `percentile`, `kl` or `mse` from what
+            calibration saw, `dynamic` from the values at hand on every run.
+        range: of a weight, `full_range` (±127) or `reduced_range` (±63), which is right also where
+            products of bytes saturate.
+    """
+
+    dtype: str
+    scheme: str
+    granularity: str
+    algorithm: str = "minmax"
+    range: str = WEIGHT_RANGES[0]
+
+    def __post_init__(self) -> None:
+        for name, known in _SPEC_CHOICES.items():
+            if getattr(self, name) not in known:
+                raise PlanError(
+                    f"{name} of a quantized tensor cannot be {getattr(self, name)!r}"
+                    f"{did_you_mean(getattr(self, name), known)}"
+                )
+
+        if self.range != WEIGHT_RANGES[0] and self.dtype != "int8":
+            raise PlanError(f"{self.range!r} is for weights in int8, not in {self.dtype}")
+
+    def __str__(self) -> str:
+        words = [getattr(self, field.name) for field in fields(self)]
+        return " ".join(word for word in words if word != WEIGHT_RANGES[0])
+
+    @classmethod
+    def parse(cls, text: str) -> QuantSpec:
+        """Read back what `str()` wrote, words in any order: `"uint8 asymmetric per_tensor kl"`.
+
+        Raises:
+            PlanError: a word is unknown or says the same thing twice, or one is missing.
+        """
+        found: dict[str, str] = {}
+        for word in str(text).split():
+            name = next((n for n, known in _SPEC_CHOICES.items() if word in known), None)
+            if name is None:
+                known_words = [w for words in _SPEC_CHOICES.values() for w in words]
+                raise PlanError(
+                    f"{word!r} in {text!r} says nothing about quantization"
+                    f"{did_you_mean(word, known_words)}"
+                )
+            if name in found:
+                raise PlanError(f"{text!r} gives the {name} twice: {found[name]!r} and {word!r}")
+            found[name] = word
+        missing = [name for name in ("dtype", "scheme", "granularity") if name not in found]
+        if missing:
+            raise PlanError(
+                f"{text!r} does not say the {missing[0]}; expected one of "
+                f"{', '.join(QUANT_CHOICES[missing[0]])}"
+            )
+        return cls(**found)
+
+
+#: What can mend the numbers of an INT8 layer instead of giving up the precision; each changes
+#: weights before they are rounded, and nothing about what the model computes in FP32.
+REPAIRS: Mapping[str, str] = {
+    "equalize": "channels scaled between this layer and the one before, by their weights",
+    "smooth": "channels scaled between this layer and what is before, by the values and weights",
+    "bias_correction": "the mean of what rounding the weight changes, taken off the bias",
+}
+
+
+@dataclass(frozen=True)
+class OpConfig:
+    """What one op runs in.
+
+    Attributes:
+        precision: what it computes in.
+        weight: for INT8, how its weight is quantized.
+        activation: for INT8, how the tensors it reads are quantized; None with a `weight` leaves
+            them as they are. INT8 with neither stands for the best form that the op has.
+        repairs: for INT8, names of `REPAIRS`, in their order.
+    """
+
+    precision: Precision
+    weight: QuantSpec | None = None
+    activation: QuantSpec | None = None
+    repairs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.repairs:
+            if name not in REPAIRS:
+                raise PlanError(f"there is no repair {name!r}{did_you_mean(name, REPAIRS)}")
+        if self.activation is not None and self.activation.range != WEIGHT_RANGES[0]:
+            raise PlanError(f"{self.activation.range!r} is for weights; what an op reads uses all")
+        if {"equalize", "smooth"} <= set(self.repairs):
+            raise PlanError("'equalize' and 'smooth' scale the same channels; choose one of them")
+        if self.repairs and self.precision is not Precision.INT8:
+            raise PlanError(f"{self.repairs[0]!r} repairs INT8; {self.precision} needs none")
+        object.__setattr__(self, "repairs", tuple(n for n in REPAIRS if n in self.repairs))
+
+    @property
+    def approach(self) -> str | None:
+        """`static`, `dynamic` or `weight_only`, the three ways of INT8; None without INT8."""
+        if self.precision is not Precision.INT8:
+            return None
+        if self.activation is not None:
+            return "dynamic" if self.activation.algorithm == DYNAMIC else "static"
+        return "static" if self.weight is None else "weight_only"
+
+    def __str__(self) -> str:
+        words = list(self.repairs)
+        if self.activation is not None:
+            words.insert(0, self.activation.algorithm)
+        elif self.weight is not None:
+            words.insert(0, "weight only")
+        return f"{self.precision} ({', '.join(words)})" if words else str(self.precision)
+
+
+#: The ways of INT8: ranges fixed by calibration, found on every run, or of weights only.
+APPROACHES = ("static", "dynamic", "weight_only")
+
+
+FP32 = OpConfig(Precision.FP32)

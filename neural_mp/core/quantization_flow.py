@@ -1,0 +1,275 @@
+"""Where quantized values flow under a plan: the same reasoning for every framework.
+
+Quantization points belong to tensors, not to ops. A tensor is stored in INT8 when some INT8 op
+reads it; the op that writes it can write INT8 directly if it runs in INT8 itself; ops that only
+move values pass INT8 on. An adaptor asks this module what to insert where; a report asks it what
+every op really runs in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from neural_mp.core.graph import Op, OpGraph
+from neural_mp.core.precision import Precision
+
+
+@dataclass(frozen=True)
+class QuantizedTensor:
+    """A tensor stored in INT8 if any of the ops that read it runs in INT8.
+
+    Attributes:
+        name: the op or graph input that it is the result of; of tensors that are concatenated,
+            and so share their scale, the concatenation.
+        producers: the ops whose INT8 kernels write it; none where it comes from a float op or
+            input, several where it is concatenated.
+        consumers: the decided ops that read it in INT8.
+    """
+
+    name: str
+    producers: tuple[str, ...]
+    consumers: tuple[str, ...]
+
+    @property
+    def ops(self) -> frozenset[str]:
+        """Everything that shares it: putting one of them back to float may change nothing."""
+        return frozenset(self.consumers) | frozenset(self.producers)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The consequences of a plan.
+
+    Attributes:
+        precisions: op → what it effectively runs in, ops the plan does not name included.
+        int8_reads: op → those of its inputs that it reads quantized.
+        int8_outputs: ops whose kernel writes INT8.
+        root: tensor read quantized → the tensor whose scale it carries (itself, unless ops that
+            only move values lie between).
+        covers: root → the tensors whose ranges its scale must hold: itself, and what it was
+            concatenated from.
+    """
+
+    precisions: Mapping[str, Precision]
+    int8_reads: Mapping[str, frozenset[str]]
+    int8_outputs: frozenset[str]
+    root: Mapping[str, str]
+    covers: Mapping[str, tuple[str, ...]]
+
+
+class _Scales:
+    """Which tensors carry one scale, growing as the graph is followed."""
+
+    def __init__(self) -> None:
+        self._above: dict[str, str] = {}
+        self._covers: dict[str, dict[str, None]] = {}
+
+    def add(self, tensor: str) -> None:
+        """A tensor that is read quantized: with a scale of its own, unless it carries one."""
+        if tensor not in self._above:
+            self._above[tensor] = tensor
+            self._covers[tensor] = {tensor: None}
+
+    def carry(self, tensor: str, sources: tuple[str, ...]) -> None:
+        """A tensor made of the values of others: of one, it has that one's scale; several, one."""
+        if len(sources) == 1:
+            self._above[tensor] = self.root(sources[0])
+            return
+        self.add(tensor)
+        for source in sources:
+            root = self.root(source)
+            if root != tensor:
+                self._above[root] = tensor
+                self._covers[tensor].update(self._covers.pop(root))
+
+    def root(self, tensor: str) -> str:
+        while self._above[tensor] != tensor:
+            tensor = self._above[tensor]
+        return tensor
+
+    def roots(self) -> dict[str, str]:
+        return {tensor: self.root(tensor) for tensor in self._above}
+
+    def covers(self) -> dict[str, tuple[str, ...]]:
+        return {root: tuple(tensors) for root, tensors in self._covers.items()}
+
+
+def trace(
+    graph: OpGraph,
+    chosen: Mapping[str, Precision],
+    alone: frozenset[str] = frozenset(),
+) -> Flow:
+    """Follow a plan through the graph.
+
+    Args:
+        graph: the model.
+        chosen: op → precision, for the ops a plan names. An op it does not name runs along with
+            its cluster, or passes INT8 on; otherwise it runs in FP32.
+        alone: INT8 ops that read and write real numbers and quantize inside: dynamic ranges, or
+            INT8 weights only.
+    """
+    return _followed(graph, chosen, alone)[0]
+
+
+def _followed(
+    graph: OpGraph,
+    chosen: Mapping[str, Precision],
+    alone: frozenset[str] = frozenset(),
+) -> tuple[Flow, Mapping[str, str]]:
+    """The flow, and for every op that an INT8 kernel runs, the op whose kernel that is."""
+    members = _cluster_members(graph, chosen, alone)
+    wanted, tails = _wanted_in_int8(graph, chosen, members)
+    precisions: dict[str, Precision] = {}
+    int8_reads: dict[str, frozenset[str]] = {}
+    int8_outputs: set[str] = set()
+    scales = _Scales()
+
+    def read_quantized(op: Op, source: str) -> None:
+        int8_reads[op.name] = int8_reads.get(op.name, frozenset()) | {source}
+        scales.add(source)
+
+    for op in graph:
+        if op.joins_int8 and op.name in members and int8_outputs.isdisjoint(op.inputs):
+            _leave_int8(graph, members, op.name)
+        if op.name in members:
+            precisions[op.name] = Precision.INT8
+            if members[op.name] == op.name:
+                for source in _read_by_head(op):
+                    read_quantized(op, source)
+            elif tails[members[op.name]] in wanted:
+                for source in op.inputs:
+                    if members.get(source) != members[op.name]:
+                        read_quantized(op, source)
+            if op.name == tails[members[op.name]] and op.name in wanted:
+                int8_outputs.add(op.name)
+                scales.add(op.name)
+        elif (
+            _passes_int8_on(op, chosen)
+            and op.name in wanted
+            and not int8_outputs.isdisjoint(op.inputs)
+        ):
+            precisions[op.name] = Precision.INT8
+            for source in op.inputs:
+                read_quantized(op, source)
+            int8_outputs.add(op.name)
+            scales.carry(op.name, op.inputs)
+        else:
+            precisions[op.name] = chosen.get(op.name, Precision.FP32)
+            if precisions[op.name] is Precision.INT8 and op.name not in alone:
+                precisions[op.name] = Precision.FP32  # named so, but nothing INT8 runs it
+    flow = Flow(precisions, int8_reads, frozenset(int8_outputs), scales.roots(), scales.covers())
+    return flow, members
+
+
+def _read_by_head(op: Op) -> tuple[str, ...]:
+    """What the first op of an INT8 kernel reads quantized."""
+    return op.inputs if op.joins_int8 else op.inputs[:1]
+
+
+def _leave_int8(graph: OpGraph, members: dict[str, str], head: str) -> None:
+    waiting = [head]
+    while waiting:
+        name = waiting.pop()
+        if members.get(name) == head:
+            del members[name]
+            waiting.extend(graph.consumer_names(name))
+
+
+def quantized_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> tuple[QuantizedTensor, ...]:
+    """The tensors that would be stored in INT8 if all of `int8_ops` ran in INT8."""
+    flow, members = _followed(graph, dict.fromkeys(int8_ops, Precision.INT8))
+    readers: dict[str, list[str]] = {}
+    for op in graph:
+        if op.name in members and op.name in flow.int8_outputs:
+            readers.setdefault(flow.root[op.name], [])
+        for source in flow.int8_reads.get(op.name, ()):
+            if op.name in members:
+                readers.setdefault(flow.root[source], []).append(members[op.name])
+    return tuple(
+        QuantizedTensor(
+            name,
+            tuple(members[tensor] for tensor in flow.covers[name] if tensor in members),
+            tuple(dict.fromkeys(consumers)),
+        )
+        for name, consumers in readers.items()
+    )
+
+
+def _cluster_members(
+    graph: OpGraph, chosen: Mapping[str, Precision], alone: frozenset[str] = frozenset()
+) -> dict[str, str]:
+    """Op → the INT8 op that runs it: itself, or the head of its cluster."""
+    members: dict[str, str] = {}
+    for op in graph:
+        if op.cluster is None:
+            runs = chosen.get(op.name) is Precision.INT8 and op.name not in alone
+            if runs and op.inputs and not op.carries_int8:
+                members[op.name] = op.name
+        elif chosen.get(op.name, Precision.INT8) is Precision.INT8 and any(
+            members.get(source) == op.cluster for source in op.inputs
+        ):
+            members[op.name] = op.cluster
+    return members
+
+
+def _wanted_in_int8(
+    graph: OpGraph, chosen: Mapping[str, Precision], members: dict[str, str]
+) -> tuple[set[str], dict[str, str]]:
+    """The tensors that are read or can only be written in INT8; every cluster's last op.
+
+    Taken out of `members` is what joins INT8 only where it is wanted, and is not.
+    """
+    tails: dict[str, str] = {}
+    for name in (op.name for op in graph):
+        if name in members:
+            tails[members[name]] = name
+    wanted = {tail for head, tail in tails.items() if graph[head].writes_int8}
+    for op in graph:
+        if op.joins_int8 and op.name in members and wanted.issuperset(op.inputs):
+            wanted.add(tails[op.name])  # one tensor to dequantize behind it instead of several
+    for op in reversed(list(graph)):
+        head = members.get(op.name)
+        if head == op.name and op.joins_int8 and tails[head] not in wanted:
+            _leave_int8(graph, members, head)
+        elif head == op.name:
+            wanted.update(_read_by_head(op))
+        elif head is not None:
+            if tails[head] in wanted:
+                wanted.update(source for source in op.inputs if members.get(source) != head)
+        elif _passes_int8_on(op, chosen) and op.name in wanted:
+            wanted.update(op.inputs)
+    return wanted, tails
+
+
+def _passes_int8_on(op: Op, chosen: Mapping[str, Precision]) -> bool:
+    return op.carries_int8 and chosen.get(op.name, Precision.INT8) is Precision.INT8
+
+
+def observable_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> frozenset[str]:
+    """Every tensor that may be stored in INT8 under some plan that uses only these INT8 ops.
+
+    Clusters are taken whole: what lies within one is never stored. What joins INT8 nowhere when all
+    these ops run in INT8 does so under no plan.
+    """
+    found: set[str] = set()
+    _, members = _followed(graph, dict.fromkeys(int8_ops, Precision.INT8))
+    for op in graph:
+        head = op.name if op.name in int8_ops else op.cluster
+        if head not in int8_ops or (graph[head].joins_int8 and head not in members):
+            continue
+        if op.name == head:
+            found.update(_read_by_head(op))
+        else:
+            found.update(s for s in op.inputs if s != head and not _in_cluster(graph, s, head))
+        last = not any(reader.cluster == head for reader in graph.consumers(op.name))
+        if last and (graph[head].writes_int8 or graph[head].joins_int8):
+            found.add(op.name)
+    for op in reversed(list(graph)):
+        if op.carries_int8 and op.name in found:
+            found.update(op.inputs)
+    return frozenset(found)
+
+
+def _in_cluster(graph: OpGraph, name: str, head: str) -> bool:
+    return name in graph and graph[name].cluster == head

@@ -1,0 +1,91 @@
+"""One plan, tried: what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from neural_mp.core.plan import PrecisionPlan
+
+#: Objective → the figure of a trial that says how well it does, as a share of FP32's. Of latencies
+#: the share counts and not the seconds, since machines drift.
+RELATIVE_FIGURES = {
+    "performance": "relative_latency",
+    "footprint": "relative_footprint",
+    "modelsize": "relative_modelsize",
+}
+
+
+class Outcome(str, Enum):
+    """How a trial ended."""
+
+    MET = "met"
+    MISSED = "missed"
+    SLOW = "slow"  #: met the target, but runs slower than FP32, and speed is what is wanted
+    PRUNED = "pruned"  #: was lost already when its evaluation was stopped
+    FAILED = "failed"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A plan and what was measured of it.
+
+    Attributes:
+        plan: what was tried.
+        outcome: whether it met the accuracy target, missed it, or failed with an error.
+        accuracy: the user's metric; None if the trial failed or nothing could be evaluated; on the
+            data seen until then, if it was pruned.
+        loss: how much worse than the FP32 baseline, in the criterion's own terms (a share for a
+            relative criterion, an amount for an absolute one); negative is better than FP32.
+        objectives: objective name → value, smaller is better: `performance` in seconds a batch,
+            `footprint` and `modelsize` in bytes; `relative_latency`, `relative_footprint` and
+            `relative_modelsize` as shares of FP32's.
+        seconds: how long conversion and evaluation took.
+        error: for a failed trial, its error; for one that produced NaN or Inf, the op it began at.
+        number: its place in the run's history, from 0.
+    """
+
+    plan: PrecisionPlan
+    outcome: Outcome
+    accuracy: float | None = None
+    loss: float | None = None
+    objectives: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    error: str | None = None
+    number: int = 0
+
+    @property
+    def met(self) -> bool:
+        """Whether the plan meets the target, and is no slower than FP32 where speed is wanted."""
+        return self.outcome is Outcome.MET
+
+    @property
+    def accurate(self) -> bool:
+        """Whether the plan meets the accuracy target, however slow it is."""
+        return self.outcome in (Outcome.MET, Outcome.SLOW)
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times faster than FP32; None where that was not measured."""
+        share = self.objectives.get("relative_latency")
+        return 1 / share if share else None
+
+    def cost(self, objectives: Mapping[str, float]) -> float:
+        """What the plan takes as a share of what FP32 takes; infinite where it was not measured.
+
+        Args:
+            objectives: objective → its weight.
+        """
+        return sum(
+            weight * self.objectives.get(RELATIVE_FIGURES[name], float("inf"))
+            for name, weight in objectives.items()
+        )
+
+    @property
+    def harm(self) -> float:
+        """`loss` for ranking: infinite where there is none."""
+        return float("inf") if self.loss is None else self.loss

@@ -1,0 +1,194 @@
+"""What a tuning space costs: time and harm of every op in every precision, and of conversions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from statistics import median
+
+from neural_mp.core.observations import Times
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import Precision
+from neural_mp.core.quantization_flow import QuantizedTensor
+from neural_mp.search.cut import Assignment, Cost, Node, SharedCost
+from neural_mp.search.front import Point
+from neural_mp.space.space import Capability, TuningSpace
+
+#: Noise power relative to the signal that an op itself adds: rounding errors are evenly spread over
+#: a step, which for floats is 2⁻⁷ (BF16) or 2⁻¹⁰ (FP16) of the number, on average half of that.
+_OWN_NOISE: Mapping[Precision, float] = {
+    Precision.INT8: 1e-5,  # of weights that are rounded channel by channel
+    Precision.BF16: 2.0**-16 / 12,
+    Precision.FP16: 2.0**-22 / 12,
+    Precision.FP32: 0.0,
+}
+#: Where it was not measured, an op takes time as its values take bits, and one conversion of a
+#: tensor this share of what an op takes in FP32.
+_CONVERSION = 0.05
+#: An emulated precision is taken to take more than FP32's time, unless its time was measured.
+_EMULATED = 1.1
+#: A precision is taken to lose only where it is this much slower: single ops are timed roughly.
+_LOSES = 1.2
+#: What it takes of FP32's time at most where it does not.
+_WINS = 0.95
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a cost model is made of, beside the space.
+
+    Attributes:
+        harms: quantized tensor → the harm of storing it in INT8.
+        objectives: what is made small → its weight: `performance`, `footprint`, `modelsize`.
+        times: what was measured.
+        weights: op → numbers in its weight.
+        values: tensor → numbers it holds for one sample.
+    """
+
+    harms: Mapping[str, float]
+    objectives: Mapping[str, float] = field(default_factory=lambda: {"performance": 1.0})
+    times: Times = field(default_factory=Times)
+    weights: Mapping[str, int] = field(default_factory=dict)
+    values: Mapping[str, float] = field(default_factory=dict)
+
+    def shares(self, ops: Iterable[str]) -> dict[str, tuple[float, float]]:
+        """Op → its shares of the time and of the weights of all in FP32."""
+        ops = list(ops)
+        times = _shares(self.seconds(ops))
+        weights = _shares([self.weights.get(op, 0) for op in ops])
+        return dict(zip(ops, zip(times, weights, strict=True), strict=True))
+
+    def seconds(self, ops: Iterable[str]) -> list[float]:
+        """What each op takes in FP32; 0 where that was not measured."""
+        return [self.times.ops.get(op, {}).get(Precision.FP32, 0.0) for op in ops]
+
+    def speed(self, op: str, precision: Precision, emulated: bool) -> float:
+        """How long an op takes, as a share of its time in FP32."""
+        measured = self.times.ops.get(op, {})
+        unknown = precision not in measured or not measured.get(Precision.FP32)
+        if unknown or precision is Precision.FP32:
+            return _EMULATED if emulated else precision.bits / 32
+        found = measured[precision] / measured[Precision.FP32]
+        return found if found > _LOSES else min(found, _WINS)
+
+
+def _shares(amounts: Sequence[float]) -> list[float]:
+    """Amounts as shares of their sum; what is not known counts like the middle of the rest."""
+    known = [amount for amount in amounts if amount > 0]
+    middle = median(known) if known else 1.0
+    filled = [amount or middle for amount in amounts]
+    whole = sum(filled)
+    return [amount / whole for amount in filled]
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """A tuning space as an assignment problem.
+
+    Attributes:
+        space: the space.
+        levels: its precisions, fewest bits first.
+        assignment: the decided ops with their costs.
+    """
+
+    space: TuningSpace
+    levels: tuple[Precision, ...]
+    assignment: Assignment
+
+    def at(self, levels: Mapping[Node, int]) -> Point:
+        """An assignment with what it costs."""
+        return Point(levels, *self.assignment.cost(levels))
+
+    def point(self, plan: PrecisionPlan) -> Point:
+        """A plan with what it costs; what it leaves open counts as FP32."""
+        level = {precision: index for index, precision in enumerate(self.levels)}
+        said = plan.precisions
+        return self.at({op: level[said.get(op, Precision.FP32)] for op in self.space.decided})
+
+    def plan(self, levels: Mapping[Node, int]) -> PrecisionPlan:
+        """The plan of an assignment.
+
+        Ops that run in a 16-bit precision only where the ops around them do are left out there:
+        they follow.
+        """
+        chosen = {op: self.space.choice(op, self.levels[levels[op]]) for op in self.space.decided}
+        return PrecisionPlan({op: config for op, config in chosen.items() if config is not None})
+
+
+def cost_model(space: TuningSpace, figures: Figures) -> CostModel:
+    """Bring together what is known of a space.
+
+    Time is counted in shares of what the whole model takes in FP32; so are bytes, where size is
+    what matters. The noise of a quantized tensor is paid once, where any op reads it in INT8, or
+    its writer can write nothing else: so putting one of several readers back gains nothing, and
+    all of them, or none, go back.
+
+    Args:
+        space: what every op may run in.
+        figures: what was measured of it.
+    """
+    present = {*space.precisions(), Precision.FP32}
+    levels = tuple(sorted(present, key=lambda p: (p.bits, list(Precision).index(p))))
+    shares = figures.shares(space.decided)
+    costs: dict[Node, tuple[Cost, ...]] = {
+        op: tuple(_cost(space.capabilities[op], op, level, figures, shares[op]) for level in levels)
+        for op in space.decided
+    }
+    shared = _noise_and_conversions(space, figures) if Precision.INT8 in levels else ()
+    return CostModel(space, levels, Assignment(costs, tuple(shared)))
+
+
+def _cost(
+    capability: Capability,
+    op: str,
+    precision: Precision,
+    figures: Figures,
+    shares: tuple[float, float],
+) -> Cost:
+    if capability.config(precision) is None:
+        return inf, 0.0
+    time, weight = shares
+    time *= figures.speed(op, precision, precision in capability.emulated)
+    cost = sum(
+        importance * (time if name == "performance" else weight * precision.bits / 32)
+        for name, importance in figures.objectives.items()
+    )
+    return cost, _OWN_NOISE[precision]
+
+
+def _noise_and_conversions(space: TuningSpace, figures: Figures) -> Iterator[SharedCost]:
+    """All at the bound between INT8, the lowest level, and the others."""
+    cost = _conversion_cost(space, figures)
+    for tensor in space.tensors:
+        conversion = (cost(tensor.name), 0.0)
+        yield SharedCost((0.0, figures.harms.get(tensor.name, 0.0)), 1, space.stored_by(tensor))
+        for writer in tensor.producers:
+            yield SharedCost(conversion, 1, tensor.consumers, below=True, and_not=writer)
+            yield SharedCost(conversion, 1, tensor.consumers, below=False, and_not=writer)
+        if not tensor.producers:
+            yield SharedCost(conversion, 1, tensor.consumers)
+
+
+def _conversion_cost(space: TuningSpace, figures: Figures) -> Callable[[str], float]:
+    """Tensor → what converting it once costs."""
+    importance, times = figures.objectives.get("performance", 0.0), figures.times
+    whole = sum(figures.seconds(space.decided))
+    if times.conversion is None or whole <= 0:
+        estimate = importance * _CONVERSION / max(len(space.decided), 1)
+        return lambda tensor: estimate
+    least, each = times.conversion, times.value
+    return lambda name: importance * (least + each * figures.values.get(name, 0.0)) / whole
+
+
+def without_tensors(
+    space: TuningSpace, plan: PrecisionPlan, tensors: Iterable[QuantizedTensor]
+) -> PrecisionPlan:
+    """A plan with what stores any of these tensors in INT8 in the best of its other choices."""
+    raised = {op for tensor in tensors for op in space.stored_by(tensor)}
+    return plan.replacing(
+        {
+            op: next(c for c in space.choices(op) if c.precision is not Precision.INT8)
+            for op in raised
+        }
+    )

@@ -1,0 +1,1 @@
+"""What every op of a model may run in here, and what a plan comes down to."""

@@ -1,0 +1,228 @@
+"""What can be measured of plans beyond calibration, and without the evaluation data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from neural_mp.adaptors.common.hessian import weight_sensitivity
+from neural_mp.adaptors.contract import Model
+from neural_mp.core.observations import Observations, Times
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import FP32, Precision
+from neural_mp.profiling import interleaved_medians
+from neural_mp.space.space import TuningSpace
+from neural_mp.strategies.base import Probe
+from neural_mp.tuning.fidelity import USELESS, float_outputs, relative_noise
+from neural_mp.tuning.history import History
+from neural_mp.tuning.job import TuningJob
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that may be spent on measuring where an evaluation takes less.
+LEAST_ALLOWANCE = 2.0
+#: Enough not to fit into the caches of a core.
+_MANY_VALUES = 1 << 21
+#: Timing ops runs a batch so many times; where this does not fit, they are not timed.
+_PROFILED_RUNS = 24
+
+
+@dataclass
+class MeasuringProbe(Probe):
+    """Measures with the job's model: noise on calibration data, times on the batch for latency.
+
+    What was measured, and what was not for want of time, is kept in the run's history, so that a
+    run taken up again finds the same.
+
+    Attributes:
+        job: the run.
+        observations: what calibration saw.
+        history: where measurements are kept.
+        allowance: seconds that may be spent.
+        spent: seconds spent so far.
+    """
+
+    job: TuningJob
+    observations: Observations
+    history: History
+    allowance: float
+    spent: float = 0.0
+    _conversion: float = 0.0
+    _reference: list[Any] | None = field(default=None, repr=False)
+
+    def output_noise(self, plan: PrecisionPlan) -> float | None:
+        """See the contract."""
+        resolved = self.job.space.resolve(plan)
+        return self._kept(f"noise {_digest([resolved])}", lambda: self._noise(resolved), 1)
+
+    def _noise(self, plan: PrecisionPlan) -> float | None:
+        job = self.job
+        data = job.calibration
+        inputs = job.measurement.inputs if data is None else data.first_inputs
+        if self._reference is None:
+            self._reference = float_outputs(job.adaptor.predict(job.model, inputs))
+        model = self._converted_or_none(plan)
+        if model is None:
+            return USELESS
+        return relative_noise(self._reference, float_outputs(job.adaptor.predict(model, inputs)))
+
+    def times(self) -> Times:
+        """See the contract."""
+        if "performance" not in self.job.objectives:
+            return Times()
+        stored = self._kept("times", self._times, 1)
+        if stored is None:
+            return Times()
+        ops = {
+            op: {Precision(name): seconds for name, seconds in by.items()}
+            for op, by in stored["ops"].items()
+        }
+        return Times(ops, stored["conversion"], stored["value"])
+
+    def _times(self) -> dict[str, Any] | None:
+        job, inputs = self.job, self.job.measurement.inputs
+        started = time.perf_counter()
+        job.adaptor.predict(job.model, inputs)
+        if _PROFILED_RUNS * (time.perf_counter() - started) > self.allowance:
+            return None
+        ops: dict[str, dict[str, float]] = {}
+        between, conversions, always = 0.0, 0, frozenset[str]()
+        try:
+            with job.adaptor.threads(job.measurement.threads):
+                for precision in dict.fromkeys((Precision.FP32, *job.space.precisions())):
+                    plan = self._all_in(precision)
+                    full = precision is Precision.FP32
+                    model = job.model if full else self._converted(plan)
+                    profile = job.adaptor.profile(model, inputs)
+                    for op, found in self._seconds_by_op(plan, profile).items():
+                        ops.setdefault(op, {})[precision.value] = found
+                    if full:
+                        always = frozenset(profile)
+                    else:
+                        counts = job.adaptor.conversion_counts(model)
+                        added = profile.keys() - always - {op.name for op in job.space.graph}
+                        between += sum(profile[name] for name in added)
+                        conversions += counts.casts + counts.quantize + counts.dequantize
+        except Exception:
+            # Whatever a framework raises: times are then estimated.
+            logger.debug("ops could not be timed", exc_info=True)
+            return None
+        return {
+            "ops": {op: by for op, by in ops.items() if Precision.FP32.value in by},
+            "conversion": between / conversions if conversions else None,
+            "value": _seconds_a_value() * job.measurement.batch_size,
+        }
+
+    def _all_in(self, precision: Precision) -> PrecisionPlan:
+        """Every op in a precision that can run in it, the rest in FP32."""
+        space = self.job.space
+        chosen = {op: space.choice(op, precision) or FP32 for op in space.decided}
+        return space.resolve(PrecisionPlan(chosen))
+
+    def _seconds_by_op(self, plan: PrecisionPlan, profile: Mapping[str, float]) -> dict[str, float]:
+        """Op that runs as the plan says → its seconds, with what runs along.
+
+        What was not found a kernel for is left out.
+        """
+        space = self.job.space
+        effective = space.flow(plan).precisions
+        seconds = {
+            op: sum(profile.get(name, 0.0) for name in names)
+            for op, names in _kernels(space).items()
+            if plan[op].precision is effective[op]
+        }
+        return {op: found for op, found in seconds.items() if found > 0}
+
+    def latencies(self, plans: Sequence[PrecisionPlan]) -> list[float] | None:
+        """See the contract."""
+        resolved = [self.job.space.resolve(plan) for plan in plans]
+        key = f"latencies {_digest(resolved)}"
+        found = self._kept(key, lambda: self._latencies(resolved), len(resolved))
+        return None if found is None else [float("inf") if s is None else s for s in found]
+
+    def _latencies(self, plans: Sequence[PrecisionPlan]) -> list[float | None]:
+        models = [self._converted_or_none(plan) for plan in plans]
+        sound = [model for model in models if model is not None]
+        seconds = iter(self.job.measurement.side_by_side(sound) if sound else [])
+        return [None if model is None else next(seconds) for model in models]
+
+    def weight_elements(self) -> Mapping[str, int]:
+        """See the contract."""
+        if set(self.job.objectives) == {"performance"}:
+            return {}
+        layers = self.job.adaptor.layers(self.job.model)
+        return {op: int(layer.weight().size) for op, layer in layers.items()}
+
+    def weight_sensitivity(self) -> Mapping[str, float]:
+        """See the contract."""
+        job = self.job
+        batches = [] if job.calibration is None else [job.calibration.first_inputs]
+        key = "weight sensitivity"
+        known, found = self.history.recall(key)
+        if not known:
+            started = time.perf_counter()
+            found = weight_sensitivity(job.adaptor, job.model, batches, job.space)
+            self.spent += time.perf_counter() - started
+            self.history.remember(key, found)
+        return dict(found)
+
+    def _converted(self, plan: PrecisionPlan) -> Model:
+        job, started = self.job, time.perf_counter()
+        model = job.adaptor.convert(job.model, plan, self.observations, job.space)
+        self._conversion = time.perf_counter() - started
+        return model
+
+    def _converted_or_none(self, plan: PrecisionPlan) -> Model | None:
+        """A model that runs; None where there is none: the plan's trial will say why."""
+        if all(config.precision is Precision.FP32 for config in plan.values()):
+            return self.job.model
+        try:
+            model = self._converted(plan)
+            self.job.adaptor.predict(model, self.job.measurement.inputs)
+        except Exception:
+            # Whatever a framework raises.
+            logger.debug("a plan failed as it was measured", exc_info=True)
+            return None
+        return model
+
+    def _kept(self, key: str, measure: Callable[[], Any], conversions: int) -> Any:
+        """What is known from before, or is measured now if there is time for the conversions."""
+        known, value = self.history.recall(key)
+        if known:
+            return value
+        started, expected = time.perf_counter(), self.spent + conversions * self._conversion
+        value = measure() if expected < self.allowance else None
+        self.spent += time.perf_counter() - started
+        self.history.remember(key, value)
+        return value
+
+
+def _digest(plans: Sequence[PrecisionPlan]) -> str:
+    said = json.dumps([plan.to_dict() for plan in plans], sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+def _seconds_a_value() -> float:
+    """How long this machine takes to read a float32 and write a byte, of many."""
+    values = np.zeros(_MANY_VALUES, np.float32)
+
+    def run() -> None:
+        values.astype(np.uint8)
+
+    return interleaved_medians([run], iterations=7)[0] / _MANY_VALUES
+
+
+def _kernels(space: TuningSpace) -> dict[str, list[str]]:
+    """Decided op → itself and what runs along in its kernel."""
+    found = {op: [op] for op in space.decided}
+    for op in space.graph:
+        if op.cluster in found:
+            found[op.cluster].append(op.name)
+    return found
