@@ -96,7 +96,7 @@ def ours(name: str, source: Path, target: Path, size: int, dynamic: bool) -> dic
     observed = adaptor.observe(model, batches, space)
     clock.append(time.perf_counter())
     plan = {op: space.capabilities[op].config(Precision.INT8) or FP32 for op in space.decided}
-    converted = adaptor.convert(model, PrecisionPlan(plan), observed, space)
+    converted = adaptor.convert(model, space.resolve(PrecisionPlan(plan)), observed, space)
     adaptor.save_file(converted, target, {})
     clock.append(time.perf_counter())
     parts = dict(zip(("load", "calibrate", "convert"), np.diff(clock), strict=True))

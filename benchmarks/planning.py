@@ -28,7 +28,7 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, RANGE_ALGORITHMS, OpConfig, Precision, QuantSpec
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.space.space import Capability, TuningSpace
+from neural_mp.space import Capability, TuningSpace
 from neural_mp.strategies import strategy_named
 from neural_mp.strategies.base import TuningProblem
 
@@ -50,7 +50,7 @@ def graph_of(size: int) -> OpGraph:
         first, second, shortcut = of + "conv1", of + "conv2", stream
         ops += [
             Op(first, "conv", (stream,)),
-            Op(of + "relu1", "relu", (first,), cluster=first),
+            Op(of + "relu1", "relu", (first,), fusion_group=first),
             Op(second, "conv", (of + "relu1",)),
         ]
         if block % 4 == 0:
@@ -58,14 +58,14 @@ def graph_of(size: int) -> OpGraph:
             ops.append(Op(shortcut, "conv", (stream,)))
         ops.append(Op(of + "add", "add", (second, shortcut), joins_int8=True))
         stream, block = of + "relu2", block + 1
-        ops.append(Op(stream, "relu", (of + "add",), cluster=of + "add"))
+        ops.append(Op(stream, "relu", (of + "add",), fusion_group=of + "add"))
     return OpGraph([*ops, Op("head", "dense", (stream,))], ["image"], ["head"])
 
 
 def space_of(graph: OpGraph) -> TuningSpace:
     """Everything but activations can run in INT8."""
     able, unable = Capability((*INT8, FP32)), Capability()
-    return TuningSpace(graph, {op.name: unable if op.cluster else able for op in graph})
+    return TuningSpace(graph, {op.name: unable if op.fusion_group else able for op in graph})
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Accuracy:
             noise = draw.uniform(0.02, 1.0) if hostile else 10 ** draw.uniform(-5, -3)
             self.noise[tensor.name] = noise
             harm = noise * draw.uniform(0.3, 3.0) / (1 if hostile else len(self.space.tensors))
-            self._losses.append((self.space.stored_by(tensor), harm))
+            self._losses.append((tensor.keepers, harm))
 
     def trial(self, plan: PrecisionPlan, number: int) -> Trial:
         low = {op for op, config in plan.items() if config.precision is Precision.INT8}

@@ -79,7 +79,9 @@ class Ours:
             observed = self.adaptor.observe(model, calibration, space)
         plan = {op: space.capabilities[op].config(self.precision) or FP32 for op in space.decided}
         with self.clock("convert"):
-            self.held = self.adaptor.convert(model, PrecisionPlan(plan), observed, space)
+            self.held = self.adaptor.convert(
+                model, space.resolve(PrecisionPlan(plan)), observed, space
+            )
 
     @contextmanager
     def clock(self, name: str) -> Iterator[None]:

@@ -76,7 +76,7 @@ def convert(source: Path, samples: Path, target: Path) -> None:
     observed = adaptor.observe(model, batches, space)
     clock.append(time.perf_counter())
     plan = {op: space.capabilities[op].config(Precision.INT8) or FP32 for op in space.decided}
-    converted = adaptor.convert(model, PrecisionPlan(plan), observed, space)
+    converted = adaptor.convert(model, space.resolve(PrecisionPlan(plan)), observed, space)
     clock.append(time.perf_counter())
     peak = peak_memory() / 1e6
     target.mkdir()

@@ -121,7 +121,7 @@ class Converted:
             chosen = {op: replace(config, weight=weight) for op, config in chosen.items()}
         chosen.update({op: OpConfig(other) for op, other in plan.items()})
         self.model = self.adaptor.convert(
-            self.float, PrecisionPlan(chosen), self.observed, self.space
+            self.float, self.space.resolve(PrecisionPlan(chosen)), self.observed, self.space
         )
         self.reference = self.adaptor.predict(self.float, data)
         self.result = self.adaptor.predict(self.model, data)

@@ -8,7 +8,7 @@ from neural_mp.amp import FourLists, graph_of
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
-from neural_mp.space.space import Capability, TuningSpace
+from neural_mp.space import Capability, TuningSpace
 
 BF16, FP16 = OpConfig(Precision.BF16), OpConfig(Precision.FP16)
 INT8 = OpConfig(
@@ -120,7 +120,7 @@ def test_ops_that_carry_int8_are_painted_only_where_they_do_not():
     graph = OpGraph(
         [
             Op("conv", "conv", ("x",)),
-            Op("flat", "reshape", ("conv",), carries_int8=True),
+            Op("flat", "reshape", ("conv",), quantize_agnostic=True),
             Op("fc", "matmul", ("flat",)),
         ],
         ["x"],
@@ -135,7 +135,7 @@ def test_a_resolved_plan_means_the_same_under_other_lists(net):
     resolved = net.resolve(net.restricted_to([Precision.BF16]).fastest_plan())
     assert set(resolved) == {op.name for op in net.graph}
     other = with_lists(net.graph, lists=FourLists(clear=frozenset({"add", "exp", "softmax"})))
-    assert other.flow(resolved).precisions == net.flow(resolved).precisions
+    assert other.resolve(resolved).effective == net.resolve(resolved).effective
 
 
 def test_reasons_come_from_the_lists_and_from_the_plan_only_where_these_say_otherwise(net):
@@ -174,14 +174,14 @@ def spaces(draw) -> tuple[TuningSpace, PrecisionPlan]:
 def test_resolving_changes_nothing_of_what_a_plan_means(drawn):
     space, plan = drawn
     resolved = space.resolve(plan)
-    assert space.flow(resolved).precisions == space.flow(plan).precisions
+    assert space.resolve(resolved).effective == space.resolve(plan).effective
     assert space.resolve(resolved) == resolved
 
 
 @given(spaces())
 def test_a_painting_gives_just_what_the_plan_means(drawn):
     space, plan = drawn
-    precisions = space.flow(plan).precisions
+    precisions = space.resolve(plan).effective
     for precision in (Precision.BF16, Precision.FP16):
         wanted = {op for op, p in precisions.items() if p is precision}
         assert space.painting(plan, precision).allowed == wanted

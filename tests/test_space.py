@@ -5,8 +5,8 @@ from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
 from neural_mp.errors import PlanError, UnknownOperatorError
+from neural_mp.space import Capability, TuningSpace
 from neural_mp.space.constraints import Constraints, OpConstraint, QuantConstraint
-from neural_mp.space.space import Capability, TuningSpace
 
 WEIGHT = QuantSpec("int8", "symmetric", "per_channel")
 
@@ -27,7 +27,7 @@ def space():
     graph = OpGraph(
         [
             Op("conv", "conv2d", ("x",)),
-            Op("relu", "relu", ("conv",), cluster="conv"),
+            Op("relu", "relu", ("conv",), fusion_group="conv"),
             Op("softmax", "softmax", ("relu",)),
             Op("fc", "linear", ("softmax",)),
         ],

@@ -71,7 +71,9 @@ def vision(framework: str, name: str, sizes: list[int], rounds: int) -> dict[str
             space = space.restricted_to([Precision.INT8])
             if not forms:
                 observed = adaptor.observe(model, calibration, space)
-            forms[target] = adaptor.convert(model, space.fastest_plan(), observed, space)
+            forms[target] = adaptor.convert(
+                model, space.resolve(space.fastest_plan()), observed, space
+            )
         decibels = {t: signal_to_noise(adaptor, model, form, unseen) for t, form in forms.items()}
         speeds = {}
         for size in sizes:
@@ -108,7 +110,7 @@ def _lowest(adaptor: Any, model: Model, framework: str) -> Model:
     space = adaptor.space(model, detect()).restricted_to([Precision.INT8])
     some = Digits("train", framework == "tensorflow").images[:100]
     observed = adaptor.observe(model, [some], space)
-    return adaptor.convert(model, space.fastest_plan(), observed, space)
+    return adaptor.convert(model, space.resolve(space.fastest_plan()), observed, space)
 
 
 def _searched(

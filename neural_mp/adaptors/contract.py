@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
+from neural_mp.adaptors.common import conversion
+from neural_mp.adaptors.common.calibration import TensorSummary
+from neural_mp.adaptors.common.capability_builder import OpKernels, built_capabilities
 from neural_mp.adaptors.common.channel_scaling import Layer, LayerChange
+from neural_mp.adaptors.common.kernel_products import Products
 from neural_mp.amp import FourLists, canonical_lists
-from neural_mp.core.byte_products import ByteProducts, KernelKind
+from neural_mp.core.byte_products import KernelKind
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Hardware
-from neural_mp.core.observations import Observations
-from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.observations import Observations, Range
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError
-from neural_mp.space.space import Capability, TuningSpace
+from neural_mp.space import Capability, ResolvedPlan, TuningSpace
 
 #: How the graph of a model may be found.
 CAPTURES = ("whole", "modules")
-#: A model as an adaptor holds it; opaque to everyone else.
-Model = Any
+#: A model as its adaptor holds it; opaque to everyone else.
+M = TypeVar("M")
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,15 @@ class ConversionCounts:
     dequantize: int = 0
 
 
-class Adaptor(ABC):
-    """A framework.
+class Adaptor(ABC, Generic[M]):
+    """A framework, generic in the model that it holds.
 
-    An adaptor never chooses a precision and never evaluates accuracy. Conversion is
-    deterministic: the same model, plan and observations give the same result.
+    A framework gives what only it knows: how to read, run, watch and write its models, and which
+    kernels there are. The roads of a plan, of calibration and of capabilities are the same for all
+    (`neural_mp.adaptors.common.conversion`), and end in these methods.
+
+    An adaptor never chooses a precision and never evaluates accuracy. Conversion is deterministic:
+    the same model, plan and observations give the same result.
     """
 
     framework: ClassVar[str]
@@ -47,12 +54,14 @@ class Adaptor(ABC):
     file_suffixes: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
-    @abstractmethod
     def accepts(cls, source: Any) -> bool:
         """Whether `source` (object or path) looks like a model of this framework.
 
-        Must answer without importing the framework.
+        Asked of adaptors that come from elsewhere; must answer without importing the framework.
         """
+        return False
+
+    # What a framework gives: its models
 
     @abstractmethod
     def load(
@@ -63,7 +72,7 @@ class Adaptor(ABC):
         outputs: Any = None,
         example: Any = None,
         capture: str = "whole",
-    ) -> Model:
+    ) -> M:
         """Take in a model, from a path or as the framework's object; the object stays untouched.
 
         Args:
@@ -79,42 +88,83 @@ class Adaptor(ABC):
             CaptureError: its graph cannot be captured.
         """
 
-    def copied(self, model: Model) -> Model | None:
+    def copied(self, model: M) -> M | None:
         """A model that can be sent to another process as it is; None where it is loaded anew there.
 
         For frameworks that do not name the ops of a model alike whenever it is loaded.
         """
         return None
 
-    @abstractmethod
-    def graph(self, model: Model) -> OpGraph:
-        """Every op, its type, its data edges."""
+    def warnings(self, model: M) -> tuple[str, ...]:
+        """What the user should know of how the model was taken in; by default its `warnings`."""
+        return tuple(getattr(model, "warnings", ()))
 
     @abstractmethod
-    def capabilities(self, model: Model, hardware: Hardware) -> Mapping[str, Capability]:
-        """What every op of the model can really run in on this hardware, asked of the runtime."""
+    def graph(self, model: M) -> OpGraph:
+        """Every op, its type, its data edges, its fusion group."""
 
-    def kernel_products(self, hardware: Hardware) -> Mapping[KernelKind, ByteProducts]:
+    @abstractmethod
+    def predict(self, model: M, inputs: Any) -> Any:
+        """Run one batch. Outputs come as numpy arrays where the inputs were numpy arrays."""
+
+    @abstractmethod
+    def example_inputs(self, model: M, batch_size: int | None = None) -> Any:
+        """Inputs the model can be run on, as `predict` takes them: those it was captured with.
+
+        Args:
+            model: the model.
+            batch_size: repeat or cut the first axis to this length.
+        """
+
+    @abstractmethod
+    def native(self, model: M) -> Any:
+        """The framework's own object; of an untouched model, the user's own."""
+
+    @abstractmethod
+    def size(self, model: M) -> int:
+        """Bytes the weights take."""
+
+    @abstractmethod
+    def fingerprint(self, model: M) -> str:
+        """A digest of the ops and weights: equal for equal models, also in another process."""
+
+    @abstractmethod
+    def conversion_counts(self, model: M) -> ConversionCounts:
+        """The casts, quantizations and dequantizations of one run."""
+
+    @abstractmethod
+    def first_non_finite(self, model: M, inputs: Any) -> str | None:
+        """The first op whose result holds NaN or Inf; None if there is none."""
+
+    @abstractmethod
+    def time_ops(self, model: M, inputs: Any, runs: int) -> Mapping[str, Sequence[float]]:
+        """Op, or conversion by a name of its own → seconds of each of so many runs, in order.
+
+        What runs along with another op is counted with that op.
+        """
+
+    def threads(self, count: int | None) -> AbstractContextManager[None]:
+        """For a while, let the framework use `count` threads; None leaves it as it is."""
+        return nullcontext()
+
+    # What a framework gives: kernels, values, conversion
+
+    @abstractmethod
+    def kernels(self, model: M, hardware: Hardware, products: Products) -> Mapping[str, OpKernels]:
+        """For every op of the graph its kernels, or why there is none, asked of the runtime.
+
+        Args:
+            model: the model.
+            hardware: the machine that is converted for.
+            products: how the integer kernels multiply bytes there.
+        """
+
+    def kernel_products(self, hardware: Hardware) -> Products:
         """How the integer kernels multiply bytes on the machine that is converted for.
 
         By the flags of its CPU; a framework whose runtime can be asked is asked.
         """
         return dict.fromkeys(KernelKind, hardware.byte_products)
-
-    def wide_kernels(self, model: Model) -> frozenset[KernelKind]:
-        """The kinds of a model's integer kernels that are right only where products are exact.
-
-        Those with weights beyond ±63; none by default.
-        """
-        return frozenset()
-
-    def right_everywhere(self, model: Model) -> Model:
-        """A converted model with weights that are right on every processor.
-
-        Raises:
-            ConversionError: that cannot be made of the model.
-        """
-        raise ConversionError(f"{self.framework} models cannot be written anew for this processor")
 
     @abstractmethod
     def op_types(self) -> Collection[str]:
@@ -129,57 +179,48 @@ class Adaptor(ABC):
         return canonical_lists(precision).translated(self.kinds())
 
     @abstractmethod
-    def observe(self, model: Model, batches: Iterable[Any], space: TuningSpace) -> Observations:
-        """One pass over calibration inputs, in memory that does not grow with their number."""
+    def watch(
+        self, model: M, batches: Iterable[Any], tensors: Collection[str]
+    ) -> Iterator[tuple[str, TensorSummary]]:
+        """Run batches, and say what every part of a batch held in the tensors that are named.
 
-    @abstractmethod
-    def convert(
-        self, model: Model, plan: PrecisionPlan, observations: Observations, space: TuningSpace
-    ) -> Model:
-        """The model in the precisions of the plan; the model given is untouched.
-
-        Raises:
-            ConversionError: a quantized tensor was never observed, or the framework refuses.
+        Args:
+            model: the model.
+            batches: inputs, as `predict` takes them.
+            tensors: names of ops and graph inputs; what they hold is reduced at once, so that
+                memory does not grow with the data.
         """
 
-    def layers(self, model: Model) -> Mapping[str, Layer]:
+    @abstractmethod
+    def write(self, model: M, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> M:
+        """A new model in the precisions of a plan that lowers something.
+
+        Args:
+            model: the model, its layers repaired already; it stays untouched.
+            plan: the plan, and the flow of INT8 and 16 bits that follows from it.
+            ranges: quantized tensor (`plan.flow.root`) → the range that its scale has to hold.
+
+        Raises:
+            ConversionError: the framework refuses.
+        """
+
+    def layers(self, model: M) -> Mapping[str, Layer]:
         """Op → its constants, of layers and normalizations that can be repaired; none by default.
 
         Layers are those with INT8 kernels and a weight; weights are read only when asked for.
         """
         return {}
 
-    def with_layers(self, model: Model, changes: Mapping[str, LayerChange]) -> Model:
+    def with_layers(self, model: M, changes: Mapping[str, LayerChange]) -> M:
         """The model with other constants in some of its `layers`; the model given is untouched."""
         raise ConversionError(f"{self.framework} models have no layers that can be repaired")
 
-    def channel_keepers(self, model: Model) -> Collection[str]:
+    def channel_keepers(self, model: M) -> Collection[str]:
         """The ops that only move values, and leave every channel where it is; none by default."""
         return ()
 
-    @abstractmethod
-    def predict(self, model: Model, inputs: Any) -> Any:
-        """Run one batch. Outputs come as numpy arrays where the inputs were numpy arrays."""
-
-    @abstractmethod
-    def example_inputs(self, model: Model, batch_size: int | None = None) -> Any:
-        """Inputs the model can be run on, as `predict` takes them: those it was captured with.
-
-        Args:
-            model: the model.
-            batch_size: repeat or cut the first axis to this length.
-        """
-
-    @abstractmethod
-    def native(self, model: Model) -> Any:
-        """The framework's own object."""
-
-    @abstractmethod
-    def profile(self, model: Model, inputs: Any) -> Mapping[str, float]:
-        """Op → seconds of one run."""
-
     def hessian_traces(
-        self, model: Model, batches: Iterable[Any], ops: Collection[str]
+        self, model: M, batches: Iterable[Any], ops: Collection[str]
     ) -> Mapping[str, float]:
         """Op → trace of the Hessian by its weight, of the loss in `adaptors.common.hessian`.
 
@@ -190,27 +231,36 @@ class Adaptor(ABC):
             f"{self.framework} has no gradients, which hawq_v2 needs; choose another strategy"
         )
 
-    @abstractmethod
-    def conversion_counts(self, model: Model) -> ConversionCounts:
-        """The casts, quantizations and dequantizations of one run."""
+    def wide_kernels(self, model: M) -> frozenset[KernelKind]:
+        """The kinds of a model's integer kernels that are right only where products are exact.
+
+        Those with weights beyond ±63; none by default.
+        """
+        return frozenset()
+
+    def right_everywhere(self, model: M) -> M:
+        """A converted model with weights that are right on every processor.
+
+        Raises:
+            ConversionError: that cannot be made of the model.
+        """
+        raise ConversionError(f"{self.framework} models cannot be written anew for this processor")
+
+    # What a framework gives: files
 
     @abstractmethod
-    def size(self, model: Model) -> int:
-        """Bytes the weights take."""
-
-    @abstractmethod
-    def fingerprint(self, model: Model) -> str:
-        """A digest of the ops and weights: equal for equal models, also in another process."""
-
-    @abstractmethod
-    def first_non_finite(self, model: Model, inputs: Any) -> str | None:
-        """The first op whose result holds NaN or Inf; None if there is none."""
-
-    @abstractmethod
-    def save(self, model: Model, path: Path) -> None:
+    def save(self, model: M, path: Path) -> None:
         """Write the model into the (existing, empty) folder `path`."""
 
-    def save_file(self, model: Model, path: Path, metadata: Mapping[str, str]) -> None:
+    @abstractmethod
+    def restore(self, path: Path) -> M:
+        """Read back what `save` wrote; never runs code from a file.
+
+        Raises:
+            ModelLoadError: the files are missing, truncated or tampered with.
+        """
+
+    def save_file(self, model: M, path: Path, metadata: Mapping[str, str]) -> None:
         """Write the model alone into a file of one of the `file_suffixes`.
 
         Args:
@@ -224,7 +274,7 @@ class Adaptor(ABC):
         raise ConversionError(f"{self.framework} models are saved in folders, not in single files")
 
     @abstractmethod
-    def draw(self, model: Model, path: Path) -> tuple[Path, ...]:
+    def draw(self, model: M, path: Path) -> tuple[Path, ...]:
         """Write the graph for people to look at: in the framework's binary form, and as text.
 
         Args:
@@ -235,7 +285,7 @@ class Adaptor(ABC):
             The files written.
         """
 
-    def compiled(self, model: Model) -> Any:
+    def compiled(self, model: M) -> Any:
         """The framework's own object, run through its compiler.
 
         Raises:
@@ -243,7 +293,7 @@ class Adaptor(ABC):
         """
         raise ConversionError(f"{self.framework} has no compiler that models are run through")
 
-    def export_onnx(self, model: Model, path: Path, metadata: Mapping[str, str]) -> None:
+    def export_onnx(self, model: M, path: Path, metadata: Mapping[str, str]) -> None:
         """Write the model as an ONNX file, with `metadata` among its properties.
 
         Raises:
@@ -251,21 +301,16 @@ class Adaptor(ABC):
         """
         raise ConversionError(f"{self.framework} models cannot be written as ONNX")
 
-    @abstractmethod
-    def restore(self, path: Path) -> Model:
-        """Read back what `save` wrote; never runs code from a file.
+    # The roads, the same for all
 
-        Raises:
-            ModelLoadError: the files are missing, truncated or tampered with.
-        """
-
-    def threads(self, count: int | None) -> AbstractContextManager[None]:
-        """For a while, let the framework use `count` threads; None leaves it as it is."""
-        return nullcontext()
+    def capabilities(self, model: M, hardware: Hardware) -> Mapping[str, Capability]:
+        """What every op of the model can really run in on this hardware, with reasons."""
+        found = self.kernels(model, hardware, self.kernel_products(hardware))
+        return built_capabilities(found, hardware)
 
     def space(
         self,
-        model: Model,
+        model: M,
         hardware: Hardware,
         lists: Mapping[Precision, FourLists] | None = None,
     ) -> TuningSpace:
@@ -279,3 +324,22 @@ class Adaptor(ABC):
         if lists is None:
             lists = {p: self.amp_lists(p) for p in Precision if p.is_16_bit}
         return TuningSpace(self.graph(model), self.capabilities(model, hardware), lists)
+
+    def observe(self, model: M, batches: Iterable[Any], space: TuningSpace) -> Observations:
+        """One pass over calibration inputs, in memory that does not grow with their number."""
+        return conversion.observe(self, model, batches, space)
+
+    def convert(
+        self, model: M, plan: ResolvedPlan, observations: Observations, space: TuningSpace
+    ) -> M:
+        """The model in the precisions of a plan; itself where the plan lowers nothing.
+
+        Raises:
+            ConversionError: a quantized tensor was never observed, or the framework refuses.
+            PlanError: an op cannot be repaired as the plan says.
+        """
+        return conversion.convert(self, model, plan, observations, space)
+
+    def profile(self, model: M, inputs: Any) -> Mapping[str, float]:
+        """Op → seconds of one run: the median of a few."""
+        return conversion.profile(self, model, inputs)

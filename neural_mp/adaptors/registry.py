@@ -8,52 +8,42 @@ import logging
 from importlib import metadata
 from typing import Any
 
+from neural_mp.adaptors.common.kernel_products import Products, products_for
 from neural_mp.adaptors.contract import Adaptor
+from neural_mp.adaptors.detect import FRAMEWORKS
+from neural_mp.core.hardware import Hardware
 from neural_mp.errors import MissingFrameworkError, UnknownFrameworkError, did_you_mean
 
 logger = logging.getLogger(__name__)
 
 #: Where third parties announce adaptors of their own.
 ENTRY_POINT_GROUP = "neural_mp.adaptors"
-#: Ours, so that a source tree works without being installed; modules import no framework.
-_OWN = {
-    "onnxrt": "neural_mp.adaptors.onnxrt:OnnxRuntimeAdaptor",
-    "pytorch": "neural_mp.adaptors.pytorch:PyTorchAdaptor",
-    "tensorflow": "neural_mp.adaptors.tensorflow:TensorFlowAdaptor",
-}
-#: The package that must be installed, and the extra that installs it.
-_NEEDED = {
-    "onnxrt": ("onnxruntime", "onnx"),
-    "pytorch": ("torch", "torch"),
-    "tensorflow": ("tensorflow", "tensorflow"),
-}
+
+AnyAdaptor = Adaptor[Any]
 
 
-def adaptor_classes() -> dict[str, type[Adaptor]]:
-    """Framework name → adaptor class, third-party ones included; imports no framework."""
-    found = {name: _load(path) for name, path in _OWN.items()}
-    for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
-        if entry.name not in found:
-            try:
-                found[entry.name] = _load(entry.value)
-            except Exception:
-                # A plug-in of somebody else's may break in any way; the others must go on.
-                logger.warning("the adaptor %r cannot be loaded", entry.value, exc_info=True)
+def framework_names() -> list[str]:
+    """The frameworks that there are adaptors for; a framework need not be installed."""
+    return sorted({*FRAMEWORKS, *_third_party()})
+
+
+def installed_products(hardware: Hardware) -> dict[str, Products]:
+    """Framework that is installed → how its integer kernels multiply bytes; imports none of them.
+
+    Args:
+        hardware: the machine that is converted for.
+    """
+    found = {}
+    for name, entry in FRAMEWORKS.items():
+        if importlib.util.find_spec(entry.package) is not None:
+            ask = importlib.import_module(f"{entry.home}.kernel_products").kernel_products
+            found[name] = products_for(hardware, ask)
+    for name, kind in _third_party().items():
+        found[name] = kind().kernel_products(hardware)
     return found
 
 
-def installed_adaptors() -> list[Adaptor]:
-    """An adaptor of every framework that is installed; imports none of them."""
-    found = []
-    for name, candidate in adaptor_classes().items():
-        try:
-            found.append(_instance(name, candidate))
-        except MissingFrameworkError:
-            logger.debug("%s is not installed", name)
-    return found
-
-
-def adaptor_for(source: Any, framework: str | None = None) -> Adaptor:
+def adaptor_for(source: Any, framework: str | None = None) -> AnyAdaptor:
     """The adaptor for a model.
 
     Args:
@@ -64,40 +54,64 @@ def adaptor_for(source: Any, framework: str | None = None) -> Adaptor:
         UnknownFrameworkError: no adaptor of that name, or none that takes the model.
         MissingFrameworkError: the framework is not installed.
     """
-    classes = adaptor_classes()
+    known = framework_names()
     if framework is not None:
-        if framework not in classes:
+        if framework not in known:
             raise UnknownFrameworkError(
-                f"there is no adaptor for framework {framework!r}{did_you_mean(framework, classes)}"
+                f"there is no adaptor for framework {framework!r}{did_you_mean(framework, known)}"
             )
-        return _instance(framework, classes[framework])
-    for name, candidate in classes.items():
-        if candidate.accepts(source):
-            return _instance(name, candidate)
+        return adaptor_named(framework)
+    for name, entry in FRAMEWORKS.items():
+        if entry.marks.fit(source):
+            return adaptor_named(name)
+    for kind in _third_party().values():
+        if kind.accepts(source):
+            return kind()
     if isinstance(source, type):
         raise UnknownFrameworkError(
             f"{_qualified_name(source)} is a class; give an instance of it as the model"
         )
     what = repr(source) if isinstance(source, str) else f"a {_qualified_name(type(source))}"
     raise UnknownFrameworkError(
-        f"{what} is not a model of any framework known here ({', '.join(sorted(classes))}); "
+        f"{what} is not a model of any framework known here ({', '.join(known)}); "
         f"give a model object, a path to one, or name its framework"
     )
 
 
-def _instance(name: str, candidate: type[Adaptor]) -> Adaptor:
-    package, extra = _NEEDED.get(name, (None, name))
-    if package is not None and importlib.util.find_spec(package) is None:
+def adaptor_named(name: str) -> AnyAdaptor:
+    """The adaptor of a framework, by one of `framework_names`.
+
+    Raises:
+        MissingFrameworkError: the framework is not installed.
+    """
+    ours = FRAMEWORKS.get(name)
+    if ours is None:
+        return _third_party()[name]()
+    if importlib.util.find_spec(ours.package) is None:
         raise MissingFrameworkError(
-            f"models of {name} need the package {package}, which is not installed; "
-            f"install it with: pip install 'neural-mp[{extra}]'"
+            f"models of {name} need the package {ours.package}, which is not installed; "
+            f"install it with: pip install 'neural-mp[{ours.extra}]'"
         )
-    return candidate()
+    return _loaded(f"{ours.home}.adaptor:{ours.adaptor}")()
 
 
-def _load(path: str) -> type[Adaptor]:
+def _third_party() -> dict[str, type[AnyAdaptor]]:
+    """Framework name → adaptor class of somebody else's."""
+    found = {}
+    for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
+        if entry.name in FRAMEWORKS:
+            continue
+        try:
+            found[entry.name] = _loaded(entry.value)
+        except Exception:
+            # A plug-in of somebody else's may break in any way; the others must go on.
+            logger.warning("the adaptor %r cannot be loaded", entry.value, exc_info=True)
+    return found
+
+
+def _loaded(path: str) -> type[AnyAdaptor]:
     module, _, attribute = path.partition(":")
-    loaded: type[Adaptor] = getattr(importlib.import_module(module), attribute)
+    loaded: type[AnyAdaptor] = getattr(importlib.import_module(module), attribute)
     return loaded
 
 

@@ -20,7 +20,7 @@ from neural_mp.amp import (
 from neural_mp.core.environment import users_environment
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError
-from neural_mp.space.space import TuningSpace
+from neural_mp.space import TuningSpace
 
 
 def gather_amp(given: Any, configured: AutoMixedPrecisionOptions | None) -> AmpSettings:

@@ -9,7 +9,7 @@ from neural_mp.core.byte_products import EXACT_EVERYWHERE, ByteProducts
 from neural_mp.core.hardware import PORTABLE, THIS, Hardware, detect
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, ConversionError, ModelLoadError
-from neural_mp.space.space import TuningSpace
+from neural_mp.space import TuningSpace
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def not_native(here: Hardware) -> frozenset[Precision]:
 def without_kernels(space: TuningSpace, hardware: Hardware, framework: str) -> list[str]:
     """One warning for every precision that the machine has and the framework does not."""
     found = []
-    for precision in space.precisions():
+    for precision in space.usable_precisions:
         able = [c for c in space.capabilities.values() if precision in c.precisions]
         if hardware.support(precision).native and all(precision in c.emulated for c in able):
             found.append(

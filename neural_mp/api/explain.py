@@ -15,7 +15,7 @@ from neural_mp.core import hardware
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, NeuralMPError, UnsupportedPrecisionError
-from neural_mp.space.space import TuningSpace
+from neural_mp.space import TuningSpace
 
 
 def prepared_folder(log_path: str | None) -> Path | None:
@@ -62,7 +62,7 @@ def write_log(
             adaptor.draw(model, folder / name)
         except (OSError, NeuralMPError) as error:
             warnings.append(f"the graph {name} was not written to {str(folder)!r}: {error}")
-    for precision in (p for p in Precision if p.is_16_bit and p in space.precisions()):
+    for precision in (p for p in Precision if p.is_16_bit and p in space.usable_precisions):
         try:
             _write_table(folder / f"paint_{precision}.tsv", space, plan, precision)
         except OSError as error:

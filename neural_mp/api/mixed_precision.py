@@ -33,7 +33,7 @@ from neural_mp.core.precision import APPROACHES, Precision, parse_precisions
 from neural_mp.data import build_dataloader, build_transforms
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.reporting import LiveListener
-from neural_mp.space.space import TuningSpace
+from neural_mp.space import TuningSpace
 from neural_mp.strategies import DEFAULT, strategy_named
 from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
@@ -338,7 +338,7 @@ class MixedPrecision:
         space = space.constrained(self._settings.constraints)
         if self.approach is not None:
             space = space.with_int8([self.approach])
-        found = space.precisions()
+        found = space.usable_precisions
         for precision in precisions:
             if precision not in found and precision is not Precision.FP32:
                 warnings.append(f"no op of this model may run in {precision}; it stays out")

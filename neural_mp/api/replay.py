@@ -20,7 +20,7 @@ from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.errors import ConfigurationError, PlanError
 from neural_mp.profiling import interleaved_rounds, ratio, undisturbed
 from neural_mp.reporting.tables import BenchmarkRow
-from neural_mp.tuning.batches import count_samples
+from neural_mp.core.nested import count_samples
 from neural_mp.tuning.finish import compared
 from neural_mp.tuning.objectives import Measurement
 from neural_mp.tuning.report import Report, count_ops

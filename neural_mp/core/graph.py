@@ -19,24 +19,24 @@ class Op:
         name: unique in its graph; the name a user sees and writes in plans.
         type: the framework's word for what it does, such as `conv2d` or `MatMul`.
         inputs: names of the ops or graph inputs whose results it reads; constants are left out.
-        cluster: the op whose INT8 kernel can run this one along with it (bias, activation or
-            residual addition behind a convolution); None where there is none.
-        carries_int8: whether it only moves or selects values, so that it gives the same result
-            on quantized values as on real ones (reshape, max pooling); of several inputs
-            (concatenation), where they share one scale.
+        fusion_group: the op whose INT8 kernel can run this op along with it (bias, activation or
+            residual addition behind a convolution); None where no kernel can.
+        quantize_agnostic: whether the op only moves or selects values, so that it gives the same
+            result on quantized values as on real values (reshape, max pooling). An op of several
+            inputs (concatenation) does so where the inputs share one scale.
         writes_int8: whether its INT8 kernel can write INT8 only, so that what it (or the last op
-            of its cluster) computes is quantized even where nothing reads it so.
+            of its fusion group) computes is quantized even where nothing reads it so.
         joins_int8: whether its INT8 kernel reads all its inputs quantized and is worth it between
-            integers only (addition, average pooling): it runs where some input is written in INT8
-            and what it (or the last op of its cluster) computes is read in INT8; or where nothing
-            of what it reads can be written otherwise.
+            integers only (addition, average pooling). The kernel runs where some input is written
+            in INT8 and the result (of the op, or of the last op of its fusion group) is read in
+            INT8; or where none of its inputs can be written in another precision.
     """
 
     name: str
     type: str
     inputs: tuple[str, ...] = ()
-    cluster: str | None = None
-    carries_int8: bool = False
+    fusion_group: str | None = None
+    quantize_agnostic: bool = False
     writes_int8: bool = False
     joins_int8: bool = False
 

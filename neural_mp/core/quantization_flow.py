@@ -1,8 +1,8 @@
 """Where quantized values flow under a plan: the same reasoning for every framework.
 
 Quantization points belong to tensors, not to ops. A tensor is stored in INT8 when some INT8 op
-reads it; the op that writes it can write INT8 directly if it runs in INT8 itself; ops that only
-move values pass INT8 on. An adaptor asks this module what to insert where; a report asks it what
+reads it; the op that writes it can write INT8 directly if it runs in INT8 itself; quantize-agnostic
+ops pass INT8 on. An adaptor reads from the flow what to insert where; a report reads from it what
 every op really runs in.
 """
 
@@ -20,29 +20,33 @@ class QuantizedTensor:
     """A tensor stored in INT8 if any of the ops that read it runs in INT8.
 
     Attributes:
-        name: the op or graph input that it is the result of; of tensors that are concatenated,
-            and so share their scale, the concatenation.
+        name: the op or graph input that the tensor is the result of. Tensors that are concatenated
+            share their scale, and bear the name of the concatenation.
         producers: the ops whose INT8 kernels write it; none where it comes from a float op or
             input, several where it is concatenated.
         consumers: the decided ops that read it in INT8.
+        keepers: the ops each of which, in INT8, has the tensor stored in INT8: the consumers, and
+            the producers that can write INT8 only. The tensor's noise is gone when all of them run
+            in a higher precision, and not before.
     """
 
     name: str
     producers: tuple[str, ...]
     consumers: tuple[str, ...]
+    keepers: tuple[str, ...] = ()
 
     @property
     def ops(self) -> frozenset[str]:
-        """Everything that shares it: putting one of them back to float may change nothing."""
+        """The ops that share the tensor: putting one of them back to float may change nothing."""
         return frozenset(self.consumers) | frozenset(self.producers)
 
 
 @dataclass(frozen=True)
-class Flow:
+class QuantizationFlow:
     """The consequences of a plan.
 
     Attributes:
-        precisions: op → what it effectively runs in, ops the plan does not name included.
+        effective: op → what it effectively runs in, ops the plan does not name included.
         int8_reads: op → those of its inputs that it reads quantized.
         int8_outputs: ops whose kernel writes INT8.
         root: tensor read quantized → the tensor whose scale it carries (itself, unless ops that
@@ -51,7 +55,7 @@ class Flow:
             concatenated from.
     """
 
-    precisions: Mapping[str, Precision]
+    effective: Mapping[str, Precision]
     int8_reads: Mapping[str, frozenset[str]]
     int8_outputs: frozenset[str]
     root: Mapping[str, str]
@@ -59,20 +63,20 @@ class Flow:
 
 
 class _Scales:
-    """Which tensors carry one scale, growing as the graph is followed."""
+    """The tensors that have one scale in common; it grows as the graph is followed."""
 
     def __init__(self) -> None:
         self._above: dict[str, str] = {}
         self._covers: dict[str, dict[str, None]] = {}
 
     def add(self, tensor: str) -> None:
-        """A tensor that is read quantized: with a scale of its own, unless it carries one."""
+        """Give a tensor a scale of its own, unless it has a scale already."""
         if tensor not in self._above:
             self._above[tensor] = tensor
             self._covers[tensor] = {tensor: None}
 
-    def carry(self, tensor: str, sources: tuple[str, ...]) -> None:
-        """A tensor made of the values of others: of one, it has that one's scale; several, one."""
+    def share(self, tensor: str, sources: tuple[str, ...]) -> None:
+        """Give a tensor the scale of its source; several sources get one scale with the tensor."""
         if len(sources) == 1:
             self._above[tensor] = self.root(sources[0])
             return
@@ -95,17 +99,17 @@ class _Scales:
         return {root: tuple(tensors) for root, tensors in self._covers.items()}
 
 
-def trace(
+def trace_quantization(
     graph: OpGraph,
     chosen: Mapping[str, Precision],
     alone: frozenset[str] = frozenset(),
-) -> Flow:
+) -> QuantizationFlow:
     """Follow a plan through the graph.
 
     Args:
         graph: the model.
         chosen: op → precision, for the ops a plan names. An op it does not name runs along with
-            its cluster, or passes INT8 on; otherwise it runs in FP32.
+            its fusion group, or passes INT8 on; otherwise it runs in FP32.
         alone: INT8 ops that read and write real numbers and quantize inside: dynamic ranges, or
             INT8 weights only.
     """
@@ -116,11 +120,11 @@ def _followed(
     graph: OpGraph,
     chosen: Mapping[str, Precision],
     alone: frozenset[str] = frozenset(),
-) -> tuple[Flow, Mapping[str, str]]:
+) -> tuple[QuantizationFlow, Mapping[str, str]]:
     """The flow, and for every op that an INT8 kernel runs, the op whose kernel that is."""
-    members = _cluster_members(graph, chosen, alone)
+    members = _fusion_members(graph, chosen, alone)
     wanted, tails = _wanted_in_int8(graph, chosen, members)
-    precisions: dict[str, Precision] = {}
+    effective: dict[str, Precision] = {}
     int8_reads: dict[str, frozenset[str]] = {}
     int8_outputs: set[str] = set()
     scales = _Scales()
@@ -133,7 +137,7 @@ def _followed(
         if op.joins_int8 and op.name in members and int8_outputs.isdisjoint(op.inputs):
             _leave_int8(graph, members, op.name)
         if op.name in members:
-            precisions[op.name] = Precision.INT8
+            effective[op.name] = Precision.INT8
             if members[op.name] == op.name:
                 for source in _read_by_head(op):
                     read_quantized(op, source)
@@ -149,16 +153,18 @@ def _followed(
             and op.name in wanted
             and not int8_outputs.isdisjoint(op.inputs)
         ):
-            precisions[op.name] = Precision.INT8
+            effective[op.name] = Precision.INT8
             for source in op.inputs:
                 read_quantized(op, source)
             int8_outputs.add(op.name)
-            scales.carry(op.name, op.inputs)
+            scales.share(op.name, op.inputs)
         else:
-            precisions[op.name] = chosen.get(op.name, Precision.FP32)
-            if precisions[op.name] is Precision.INT8 and op.name not in alone:
-                precisions[op.name] = Precision.FP32  # named so, but nothing INT8 runs it
-    flow = Flow(precisions, int8_reads, frozenset(int8_outputs), scales.roots(), scales.covers())
+            effective[op.name] = chosen.get(op.name, Precision.FP32)
+            if effective[op.name] is Precision.INT8 and op.name not in alone:
+                effective[op.name] = Precision.FP32  # named so, but nothing INT8 runs it
+    flow = QuantizationFlow(
+        effective, int8_reads, frozenset(int8_outputs), scales.roots(), scales.covers()
+    )
     return flow, members
 
 
@@ -186,37 +192,36 @@ def quantized_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> tuple[Quantiz
         for source in flow.int8_reads.get(op.name, ()):
             if op.name in members:
                 readers.setdefault(flow.root[source], []).append(members[op.name])
-    return tuple(
-        QuantizedTensor(
-            name,
-            tuple(members[tensor] for tensor in flow.covers[name] if tensor in members),
-            tuple(dict.fromkeys(consumers)),
-        )
-        for name, consumers in readers.items()
-    )
+    found = []
+    for name, consumers in readers.items():
+        producers = tuple(members[tensor] for tensor in flow.covers[name] if tensor in members)
+        int8_only = (op for op in producers if graph[op].writes_int8)
+        keepers = tuple(dict.fromkeys((*consumers, *int8_only)))
+        found.append(QuantizedTensor(name, producers, tuple(dict.fromkeys(consumers)), keepers))
+    return tuple(found)
 
 
-def _cluster_members(
+def _fusion_members(
     graph: OpGraph, chosen: Mapping[str, Precision], alone: frozenset[str] = frozenset()
 ) -> dict[str, str]:
-    """Op → the INT8 op that runs it: itself, or the head of its cluster."""
+    """Op → the INT8 op that runs it: itself, or the head of its fusion group."""
     members: dict[str, str] = {}
     for op in graph:
-        if op.cluster is None:
+        if op.fusion_group is None:
             runs = chosen.get(op.name) is Precision.INT8 and op.name not in alone
-            if runs and op.inputs and not op.carries_int8:
+            if runs and op.inputs and not op.quantize_agnostic:
                 members[op.name] = op.name
         elif chosen.get(op.name, Precision.INT8) is Precision.INT8 and any(
-            members.get(source) == op.cluster for source in op.inputs
+            members.get(source) == op.fusion_group for source in op.inputs
         ):
-            members[op.name] = op.cluster
+            members[op.name] = op.fusion_group
     return members
 
 
 def _wanted_in_int8(
     graph: OpGraph, chosen: Mapping[str, Precision], members: dict[str, str]
 ) -> tuple[set[str], dict[str, str]]:
-    """The tensors that are read or can only be written in INT8; every cluster's last op.
+    """The tensors that are read or can only be written in INT8; every fusion group's last op.
 
     Taken out of `members` is what joins INT8 only where it is wanted, and is not.
     """
@@ -243,33 +248,33 @@ def _wanted_in_int8(
 
 
 def _passes_int8_on(op: Op, chosen: Mapping[str, Precision]) -> bool:
-    return op.carries_int8 and chosen.get(op.name, Precision.INT8) is Precision.INT8
+    return op.quantize_agnostic and chosen.get(op.name, Precision.INT8) is Precision.INT8
 
 
 def observable_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> frozenset[str]:
     """Every tensor that may be stored in INT8 under some plan that uses only these INT8 ops.
 
-    Clusters are taken whole: what lies within one is never stored. What joins INT8 nowhere when all
-    these ops run in INT8 does so under no plan.
+    Fusion groups are taken whole: what lies within a group is never stored. An op that joins INT8
+    nowhere when all of these ops run in INT8 does so under no plan.
     """
     found: set[str] = set()
     _, members = _followed(graph, dict.fromkeys(int8_ops, Precision.INT8))
     for op in graph:
-        head = op.name if op.name in int8_ops else op.cluster
+        head = op.name if op.name in int8_ops else op.fusion_group
         if head not in int8_ops or (graph[head].joins_int8 and head not in members):
             continue
         if op.name == head:
             found.update(_read_by_head(op))
         else:
-            found.update(s for s in op.inputs if s != head and not _in_cluster(graph, s, head))
-        last = not any(reader.cluster == head for reader in graph.consumers(op.name))
+            found.update(s for s in op.inputs if s != head and not _in_fusion_group(graph, s, head))
+        last = not any(reader.fusion_group == head for reader in graph.consumers(op.name))
         if last and (graph[head].writes_int8 or graph[head].joins_int8):
             found.add(op.name)
     for op in reversed(list(graph)):
-        if op.carries_int8 and op.name in found:
+        if op.quantize_agnostic and op.name in found:
             found.update(op.inputs)
     return frozenset(found)
 
 
-def _in_cluster(graph: OpGraph, name: str, head: str) -> bool:
-    return name in graph and graph[name].cluster == head
+def _in_fusion_group(graph: OpGraph, name: str, head: str) -> bool:
+    return name in graph and graph[name].fusion_group == head

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from neural_mp.core.nested import as_numpy
 from neural_mp.errors import MetricError
 
 CLASSES_KEPT_APART = "; predictions are [N] or [N, C], labels [N], [N, 1] or one-hot [N, C]"
@@ -24,18 +25,10 @@ def as_array(values: Any, what: str) -> np.ndarray:
         MetricError: there are several arrays, or none of numbers.
     """
     values = _only_one(values, what)
-    if hasattr(values, "detach"):
-        values = values.detach().cpu()
     try:
-        array = np.asarray(values)
-    except TypeError:
-        if not hasattr(values, "float"):
-            raise
-        array = np.asarray(values.float())  # numpy has no bfloat16, which tensors may have
+        array = as_numpy(values)
     except ValueError as error:
         raise MetricError(f"the {what} do not form one array: {error}") from error
-    if array.dtype.name == "bfloat16":
-        array = array.astype(np.float32)
     if array.dtype.kind not in "biuf":
         raise MetricError(
             f"the {what} must be numbers, got dtype {array.dtype}"

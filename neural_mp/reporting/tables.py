@@ -18,7 +18,7 @@ from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.profiling import Ratio
 from neural_mp.reporting import words
-from neural_mp.space.space import TuningSpace
+from neural_mp.space import TuningSpace
 from neural_mp.tuning.report import Report
 
 #: Settings of the environment by which oneDNN leaves instructions unused.

@@ -13,7 +13,7 @@ from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizedTensor
 from neural_mp.search.cut import Assignment, Cost, Node, SharedCost
 from neural_mp.search.front import Point
-from neural_mp.space.space import Capability, TuningSpace
+from neural_mp.space import Capability, TuningSpace
 
 #: Noise power relative to the signal that an op itself adds: rounding errors are evenly spread over
 #: a step, which for floats is 2⁻⁷ (BF16) or 2⁻¹⁰ (FP16) of the number, on average half of that.
@@ -128,7 +128,7 @@ def cost_model(space: TuningSpace, figures: Figures) -> CostModel:
         space: what every op may run in.
         figures: what was measured of it.
     """
-    present = {*space.precisions(), Precision.FP32}
+    present = {*space.usable_precisions, Precision.FP32}
     levels = tuple(sorted(present, key=lambda p: (p.bits, list(Precision).index(p))))
     shares = figures.shares(space.decided)
     costs: dict[Node, tuple[Cost, ...]] = {
@@ -162,7 +162,7 @@ def _noise_and_conversions(space: TuningSpace, figures: Figures) -> Iterator[Sha
     cost = _conversion_cost(space, figures)
     for tensor in space.tensors:
         conversion = (cost(tensor.name), 0.0)
-        yield SharedCost((0.0, figures.harms.get(tensor.name, 0.0)), 1, space.stored_by(tensor))
+        yield SharedCost((0.0, figures.harms.get(tensor.name, 0.0)), 1, tensor.keepers)
         for writer in tensor.producers:
             yield SharedCost(conversion, 1, tensor.consumers, below=True, and_not=writer)
             yield SharedCost(conversion, 1, tensor.consumers, below=False, and_not=writer)
@@ -185,7 +185,7 @@ def without_tensors(
     space: TuningSpace, plan: PrecisionPlan, tensors: Iterable[QuantizedTensor]
 ) -> PrecisionPlan:
     """A plan with what stores any of these tensors in INT8 in the best of its other choices."""
-    raised = {op for tensor in tensors for op in space.stored_by(tensor)}
+    raised = {op for tensor in tensors for op in tensor.keepers}
     return plan.replacing(
         {
             op: next(c for c in space.choices(op) if c.precision is not Precision.INT8)

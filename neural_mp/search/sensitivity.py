@@ -8,7 +8,7 @@ from statistics import median
 
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.space.space import TuningSpace
+from neural_mp.space import TuningSpace
 
 #: A repair has to take this share of a tensor's noise away to be worth it.
 _WORTH = 0.5

@@ -1,1 +1,15 @@
 """What every op of a model may run in here, and what a plan comes down to."""
+
+from neural_mp.space.capability import Capability
+from neural_mp.space.constraints import Constraints, OpConstraint, QuantConstraint
+from neural_mp.space.resolution import ResolvedPlan
+from neural_mp.space.space import TuningSpace
+
+__all__ = [
+    "Capability",
+    "Constraints",
+    "OpConstraint",
+    "QuantConstraint",
+    "ResolvedPlan",
+    "TuningSpace",
+]

@@ -1,71 +1,25 @@
-"""What every op of a model may run in here: the room a strategy searches."""
+"""The room a strategy searches: what every op of a model may run in here."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, lru_cache, partial
+from typing import Any
 
 from neural_mp.amp import AmpList, FourLists, Painting
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
-from neural_mp.core.quantization_flow import Flow, QuantizedTensor, quantized_tensors, trace
-from neural_mp.errors import PlanError, UnknownOperatorError, did_you_mean
+from neural_mp.core.precision import FP32, OpConfig, Precision
+from neural_mp.core.quantization_flow import QuantizedTensor, quantized_tensors
+from neural_mp.errors import UnknownOperatorError, did_you_mean
+from neural_mp.space.capability import Capability
 from neural_mp.space.constraints import Constraints, OpConstraint
-from neural_mp.space.plan_painting import explain_plan, paint_plan
+from neural_mp.space.resolution import ResolvedPlan, painting_of, resolved
 
 #: Plans whose resolved form is kept.
 _KEPT = 32
-
-
-@dataclass(frozen=True)
-class Capability:
-    """What one op can run in.
-
-    Attributes:
-        configs: best first; FP32 is always among them and last.
-        reasons: precision it cannot run in → why.
-        emulated: 16-bit precisions that are computed in FP32 here, and rounded.
-        weights: how its INT8 weight may be stored beside what `configs` say, where a plan asks.
-    """
-
-    configs: tuple[OpConfig, ...] = (FP32,)
-    reasons: Mapping[Precision, str] = field(default_factory=dict)
-    emulated: frozenset[Precision] = frozenset()
-    weights: tuple[QuantSpec, ...] = ()
-
-    @property
-    def precisions(self) -> tuple[Precision, ...]:
-        """The precisions the op can run in, best first."""
-        return tuple(dict.fromkeys(config.precision for config in self.configs))
-
-    @property
-    def approaches(self) -> tuple[str, ...]:
-        """The ways of INT8 that the op has, best first; none if it cannot run in INT8."""
-        found = [config.approach for config in self.configs]
-        return tuple(dict.fromkeys(approach for approach in found if approach is not None))
-
-    def config(self, precision: Precision) -> OpConfig | None:
-        """The best config of a precision; None if the op cannot run in it."""
-        return next((c for c in self.configs if c.precision == precision), None)
-
-    def takes(self, config: OpConfig) -> bool:
-        """Whether a plan may ask for a config, repairs aside."""
-        bare = replace(config, repairs=())
-        if bare in self.configs:
-            return True
-        usual = (replace(bare, weight=c.weight) for c in self.configs if c.weight is not None)
-        return bare.weight in self.weights and any(other in self.configs for other in usual)
-
-    def with_right_weight(self, config: OpConfig) -> OpConfig:
-        """A config whose weight is stored in a range that is right here; itself where it is."""
-        if config.weight is None or self.takes(config):
-            return config
-        usual = (c.weight for c in self.configs if c.approach == config.approach)
-        fixed = (replace(config, weight=weight) for weight in usual)
-        return next((other for other in fixed if self.takes(other)), config)
 
 
 @dataclass(frozen=True)
@@ -99,8 +53,8 @@ class TuningSpace:
         """The best of an op's choices in a precision; None if it has none there."""
         return next((c for c in self.choices(name) if c.precision is precision), None)
 
-    def _is_product(self, op: Op) -> bool:
-        """Whether an op is worth a word even if it cannot but run in FP32."""
+    def is_product(self, op: Op) -> bool:
+        """Whether a plan names an op even if the op has no choice but FP32."""
         return any(lists.of(op.type) is AmpList.ALLOW for lists in self.lists.values())
 
     def _begins(self, name: str, precision: Precision) -> bool:
@@ -135,14 +89,6 @@ class TuningSpace:
         """
         return tuple(dict.fromkeys(tensor.ops for tensor in self.tensors))
 
-    def stored_by(self, tensor: QuantizedTensor) -> tuple[str, ...]:
-        """The ops any of which in INT8 has a tensor stored so: readers, and writers of INT8 only.
-
-        Its noise is gone when all of them are in a higher precision, and not before.
-        """
-        bound = (op for op in tensor.producers if self.graph[op].writes_int8)
-        return tuple(dict.fromkeys((*tensor.consumers, *bound)))
-
     @cached_property
     def decisions(self) -> tuple[tuple[str, ...], ...]:
         """The decided ops, those together that read one quantized tensor: one decision each.
@@ -161,14 +107,15 @@ class TuningSpace:
         groups = {id(ops): tuple(sorted(ops, key=position.__getitem__)) for ops in group.values()}
         return tuple(sorted(groups.values(), key=lambda ops: position[ops[0]]))
 
-    def precisions(self) -> tuple[Precision, ...]:
+    @cached_property
+    def usable_precisions(self) -> tuple[Precision, ...]:
         """All precisions that some decided op can run in."""
         found = {p for op in self.decided for p in self.capabilities[op].precisions}
         return tuple(precision for precision in Precision if precision in found)
 
     def fp32_plan(self) -> PrecisionPlan:
         """Every op in FP32."""
-        return self.resolve(PrecisionPlan())
+        return self.resolve(PrecisionPlan()).plan
 
     def restricted_to(self, precisions: Iterable[Precision]) -> TuningSpace:
         """The space with only these precisions, and FP32, which always stays."""
@@ -221,158 +168,39 @@ class TuningSpace:
             )
         return found
 
-    def _filtered(self, keep: object) -> TuningSpace:
+    def _filtered(self, keep: Callable[[str, OpConfig], bool]) -> TuningSpace:
         def kept(name: str, capability: Capability) -> Capability:
             configs = tuple(
-                config
-                for config in capability.configs
-                if config == FP32 or keep(name, config)  # type: ignore[operator]
+                config for config in capability.configs if config == FP32 or keep(name, config)
             )
             return replace(capability, configs=configs)
 
         capabilities = {name: kept(name, item) for name, item in self.capabilities.items()}
         return replace(self, capabilities=capabilities)
 
-    def resolve(self, plan: PrecisionPlan) -> PrecisionPlan:
-        """A plan that says all there is to say: checked, filled in, every op decided.
-
-        With ops in 16 bits, it also names those that follow them and those that could and do not,
-        so that it means the same under other lists.
+    def resolve(self, plan: PrecisionPlan) -> ResolvedPlan:
+        """A plan, checked and filled in, with the flow of INT8 and 16 bits that follows from it.
 
         Raises:
             UnknownOperatorError: the plan names an op the model does not have.
             PlanError: it asks for a precision that an op cannot run in here.
         """
-        if plan not in self._resolved:
-            while len(self._resolved) >= _KEPT:
-                self._resolved.pop(next(iter(self._resolved)))
-            self._resolved[plan] = self._resolve(plan)
-        return self._resolved[plan]
+        return self._resolve(plan)
 
     @cached_property
-    def _resolved(self) -> dict[PrecisionPlan, PrecisionPlan]:
-        return {}  # the last ones: strategies and the tuner ask for the same in turn
+    def _resolve(self) -> Callable[[PrecisionPlan], ResolvedPlan]:
+        # Strategies and the tuner ask for the same plans in turn.
+        return lru_cache(maxsize=_KEPT)(partial(resolved, self))
 
-    def _resolve(self, plan: PrecisionPlan) -> PrecisionPlan:
-        checked = self._checked(plan)
-        effective = self._flow(checked).precisions
-        if set(effective.values()) <= {Precision.FP32}:
-            checked = PrecisionPlan()  # nothing comes of what it says
-        begin = {*self.decided, *(op.name for op in self.graph if self._is_product(op))}
-        sixteen = self._sixteen(effective)
-        configs = {}
-        for op in self.graph:
-            precision = effective[op.name]
-            said = checked.get(op.name)
-            holds = said is not None and (said.precision is precision or not sixteen)
-            if said is not None and holds:
-                configs[op.name] = said
-            elif precision.is_16_bit:
-                configs[op.name] = OpConfig(precision)
-            elif precision is Precision.FP32 and (
-                op.name in begin
-                or any(self.capabilities[op.name].config(p) is not None for p in sixteen)
-            ):
-                configs[op.name] = FP32
-        return PrecisionPlan(configs)
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields without what was computed from them, which another process computes anew."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
 
-    def _checked(self, plan: PrecisionPlan) -> PrecisionPlan:
-        """The plan, with what it says in shorthand filled in."""
-        configs: dict[str, OpConfig] = {}
-        for name, config in plan.items():
-            if name not in self.graph:
-                names = [op.name for op in self.graph]
-                raise UnknownOperatorError(
-                    f"the plan names {name!r}, which the model does not have"
-                    f"{did_you_mean(name, names)}"
-                )
-            configs[name] = self._filled(name, config)
-        return PrecisionPlan(configs)
-
-    def _filled(self, name: str, config: OpConfig) -> OpConfig:
-        capability = self.capabilities[name]
-        if capability.takes(config):
-            return config
-        best = capability.config(config.precision)
-        op = self.graph[name]
-        if best is None:
-            if config.precision is Precision.INT8 and (op.cluster or op.carries_int8):
-                return config  # runs along with the INT8 ops around it
-            reason = capability.reasons.get(config.precision, "your constraints exclude it")
-            raise PlanError(
-                f"op {name!r} ({op.type}) cannot run in {config.precision} here: {reason}; "
-                f"it can run in {', '.join(map(str, capability.precisions))}"
-            )
-        if config.precision is not Precision.INT8:
-            return OpConfig(config.precision)
-        if config.weight is None and config.activation is None:
-            return replace(best, repairs=config.repairs)
-        filled = replace(config, weight=config.weight or best.weight)
-        if not capability.takes(filled):
-            raise PlanError(
-                f"op {name!r} ({op.type}) has no INT8 form with {_words(filled)}; "
-                f"the nearest is {_words(best)}"
-            )
-        return filled
+    def painting(self, plan: ResolvedPlan, precision: Precision) -> Painting:
+        """Why every op runs in a 16-bit precision, or does not, under a plan."""
+        return painting_of(self, plan, precision)
 
     def with_right_weights(self, plan: PrecisionPlan) -> PrecisionPlan:
         """A plan of another machine, its weights in the ranges that are right on this one."""
         known = {op: self.capabilities[op] for op in plan if op in self.capabilities}
         return plan.replacing({op: c.with_right_weight(plan[op]) for op, c in known.items()})
-
-    def flow(self, plan: PrecisionPlan) -> Flow:
-        """What every op effectively runs in under a plan, and where INT8 flows.
-
-        INT8 is decided first; then what the plan does not name follows, by the four lists, the ops
-        that it has in 16 bits.
-        """
-        return self._flow(self._checked(plan))
-
-    def _flow(self, plan: PrecisionPlan) -> Flow:
-        alone = frozenset(
-            op for op, item in plan.items() if item.approach in ("dynamic", "weight_only")
-        )
-        flow = trace(self.graph, plan.precisions, alone)
-        for precision in self._sixteen(flow.precisions):
-            painting = paint_plan(
-                self.graph,
-                self._lists(precision),
-                precision,
-                plan.precisions,
-                flow.precisions,
-                self._obstacles(precision),
-            )
-            followers = dict.fromkeys(painting.allowed, precision)
-            flow = replace(flow, precisions={**flow.precisions, **followers})
-        return flow
-
-    def painting(self, plan: PrecisionPlan, precision: Precision) -> Painting:
-        """Why every op runs in a 16-bit precision, or does not, under a plan."""
-        return explain_plan(
-            self.graph,
-            self._lists(precision),
-            precision,
-            self.flow(plan).precisions,
-            self._obstacles(precision),
-        )
-
-    def _sixteen(self, effective: Mapping[str, Precision]) -> list[Precision]:
-        """The 16-bit precisions that occur."""
-        found = set(effective.values())
-        return [precision for precision in Precision if precision.is_16_bit and precision in found]
-
-    def _lists(self, precision: Precision) -> FourLists:
-        return self.lists.get(precision, FourLists())
-
-    def _obstacles(self, precision: Precision) -> dict[str, str]:
-        """Op → why it cannot run in a precision."""
-        return {
-            name: item.reasons.get(precision, "your constraints exclude it")
-            for name, item in self.capabilities.items()
-            if item.config(precision) is None
-        }
-
-
-def _words(config: OpConfig) -> str:
-    words = f"weight '{config.weight}'"
-    return f"{words}, activation '{config.activation}'" if config.activation else f"{words} only"

@@ -11,7 +11,7 @@ from neural_mp.core.observations import Observations, Times
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
-from neural_mp.space.space import TuningSpace
+from neural_mp.space import TuningSpace
 
 #: What `Strategy.search` is: it yields rounds of independent plans and is sent their trials.
 Search = Generator[list[PrecisionPlan], list[Trial], None]

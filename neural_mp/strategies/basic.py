@@ -9,7 +9,7 @@ from neural_mp.amp import AmpList
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, QUANT_CHOICES, OpConfig, Precision
 from neural_mp.core.trial import Trial
-from neural_mp.space.space import TuningSpace
+from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
-from neural_mp.space.space import TuningSpace
+from neural_mp.space import TuningSpace
 from neural_mp.strategies.basic import at_precision
 from neural_mp.strategies.fallback import Decision
 

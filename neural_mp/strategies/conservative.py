@@ -6,7 +6,7 @@ from collections import Counter
 
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
-from neural_mp.space.space import TuningSpace
+from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import at_precision, low_ops
 from neural_mp.strategies.fallback import Decision, lowers_something
@@ -39,7 +39,7 @@ class Conservative(Strategy):
         kept = PrecisionPlan(dict.fromkeys(space.decided, FP32))
         types = _decisions_by_type(space)
         tried: set[PrecisionPlan] = set()
-        for precision in space.precisions():
+        for precision in space.usable_precisions:
             if precision is Precision.FP32:
                 continue
             for decisions in types:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.space.space import TuningSpace
+from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.combinations import combinations, levels, plan_of
 from neural_mp.strategies.fallback import lowers_something

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable, Sequence
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
-from neural_mp.space.space import TuningSpace
+from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import TuningProblem
 from neural_mp.strategies.basic import at_precision, low_ops
 

@@ -66,7 +66,7 @@ class MinimumCut(Strategy):
 
     def search(self, problem: TuningProblem) -> Search:
         """See the class."""
-        if Precision.INT8 not in problem.space.precisions():
+        if Precision.INT8 not in problem.space.usable_precisions:
             yield from Basic().search(problem)
             return
         yield from _Run(problem).search()
@@ -273,7 +273,7 @@ class _Run:
         """Of the noisiest tensors, what of their noise arrives at the outputs."""
         found = {}
         for tensor in self._worst()[:_MEASURED_EXACTLY]:
-            alone = _only(plan, self.problem.space.stored_by(tensor))
+            alone = _only(plan, tensor.keepers)
             noise = self.problem.probe.output_noise(self._finished(alone))
             if noise is not None:
                 found[tensor.name] = min(noise, _WORST)

@@ -11,7 +11,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
 from neural_mp.search.quiet_optuna import quiet_optuna
-from neural_mp.space.space import TuningSpace
+from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.combinations import Combination, combinations, levels, plan_of
 from neural_mp.strategies.fallback import lowers_something

@@ -14,7 +14,7 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome
 from neural_mp.errors import MetricError
-from neural_mp.space.space import TuningSpace
+from neural_mp.space import TuningSpace
 from neural_mp.tuning.criterion import AccuracyCriterion
 from neural_mp.tuning.early_stopping import RunningValues, is_lost
 from neural_mp.tuning.evaluator import (

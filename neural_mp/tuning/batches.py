@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from neural_mp.common import Batch
+from neural_mp.core.nested import count_samples
 from neural_mp.errors import DataError
 
 #: Batches that go into a fingerprint: enough to tell data apart, few enough to be read quickly.
@@ -96,16 +97,6 @@ class Batches:
         if _digest(next(iter(self))) != batches[0]:
             return f"{len(self)}:shuffled"
         return f"{len(self)}:{hashlib.sha256(''.join(batches).encode()).hexdigest()[:16]}"
-
-
-def count_samples(inputs: Any) -> int:
-    """The length of the first axis of the first array in a batch's inputs."""
-    if isinstance(inputs, Mapping):
-        inputs = next(iter(inputs.values()), None)
-    while isinstance(inputs, tuple | list) and inputs:
-        inputs = inputs[0]
-    shape: Any = getattr(inputs, "shape", ())
-    return int(shape[0]) if len(shape) else 1
 
 
 def limited(

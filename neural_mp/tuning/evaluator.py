@@ -13,7 +13,8 @@ from typing import Any
 from neural_mp.adaptors.contract import Adaptor, Model
 from neural_mp.common import Metric
 from neural_mp.errors import MetricError
-from neural_mp.tuning.batches import Batches, count_samples
+from neural_mp.core.nested import count_samples
+from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.early_stopping import RunningValues
 
 #: How often, in one pass, it is asked whether the evaluation is lost.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.adaptors.common.given_inputs import leaves
+from neural_mp.core.nested import leaves
 from neural_mp.adaptors.contract import Adaptor, Model
 from neural_mp.metrics.predictions import as_array
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from neural_mp.adaptors.contract import Adaptor, Model
 from neural_mp.core.precision import Precision
-from neural_mp.space.space import TuningSpace
+from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Strategy
 from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy

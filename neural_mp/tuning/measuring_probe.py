@@ -18,7 +18,7 @@ from neural_mp.core.observations import Observations, Times
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.profiling import interleaved_medians
-from neural_mp.space.space import TuningSpace
+from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Probe
 from neural_mp.tuning.fidelity import USELESS, float_outputs, relative_noise
 from neural_mp.tuning.history import History
@@ -96,7 +96,7 @@ class MeasuringProbe(Probe):
         between, conversions, always = 0.0, 0, frozenset[str]()
         try:
             with job.adaptor.threads(job.measurement.threads):
-                for precision in dict.fromkeys((Precision.FP32, *job.space.precisions())):
+                for precision in dict.fromkeys((Precision.FP32, *job.space.usable_precisions)):
                     plan = self._all_in(precision)
                     full = precision is Precision.FP32
                     model = job.model if full else self._converted(plan)
@@ -223,6 +223,6 @@ def _kernels(space: TuningSpace) -> dict[str, list[str]]:
     """Decided op → itself and what runs along in its kernel."""
     found = {op: [op] for op in space.decided}
     for op in space.graph:
-        if op.cluster in found:
-            found[op.cluster].append(op.name)
+        if op.fusion_group in found:
+            found[op.fusion_group].append(op.name)
     return found

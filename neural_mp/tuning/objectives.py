@@ -13,7 +13,7 @@ from neural_mp.adaptors.contract import Adaptor, Model
 from neural_mp.core.trial import RELATIVE_FIGURES, Trial
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.profiling import interleaved_rounds, peak_growth, ratio, undisturbed
-from neural_mp.tuning.batches import count_samples
+from neural_mp.core.nested import count_samples
 
 OBJECTIVES = tuple(RELATIVE_FIGURES)
 

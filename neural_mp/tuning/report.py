@@ -11,7 +11,7 @@ from neural_mp.core.graph import OpGraph
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.space.space import TuningSpace
+from neural_mp.space import TuningSpace
 
 _LONG = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 

@@ -18,7 +18,8 @@ from neural_mp.errors import DataError, MetricError, NeuralMPError, TuningError
 from neural_mp.search.sensitivity import best_repairs, with_repairs
 from neural_mp.strategies.base import Search, TuningProblem
 from neural_mp.tuning.assessment import Assessor
-from neural_mp.tuning.batches import count_samples, limited
+from neural_mp.core.nested import count_samples
+from neural_mp.tuning.batches import limited
 from neural_mp.tuning.early_stopping import RunningValues
 from neural_mp.tuning.evaluator import (
     Deadline,
@@ -252,7 +253,7 @@ class Tuner:
 
     def _calibrate(self) -> None:
         job = self.job
-        if Precision.INT8 not in job.space.precisions() or job.calibration is None:
+        if Precision.INT8 not in job.space.usable_precisions or job.calibration is None:
             return
         stored = self._history.observations if self._history is not None else None
         if stored is not None and all(t.name in stored.ranges for t in job.space.tensors):

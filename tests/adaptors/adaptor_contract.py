@@ -13,7 +13,7 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.errors import ConversionError
-from neural_mp.space.space import TuningSpace
+from neural_mp.space import TuningSpace
 
 INT8, BF16, FP16 = Precision.INT8, Precision.BF16, Precision.FP16
 
@@ -71,7 +71,7 @@ class AdaptorContract:
 
     @pytest.fixture
     def convert(self, adaptor, model, space, observations):
-        return lambda plan: adaptor.convert(model, plan, observations, space)
+        return lambda plan: adaptor.convert(model, space.resolve(plan), observations, space)
 
     def test_the_adaptor_is_found_from_the_model(self, adaptor):
         assert adaptor.framework == self.framework
@@ -121,7 +121,9 @@ class AdaptorContract:
 
     def test_a_plan_may_name_ops_that_run_along(self, adaptor, space, convert, images):
         plan = uniform(space, INT8)
-        along = {op.name: OpConfig(INT8) for op in space.graph if op.cluster or op.carries_int8}
+        along = {
+            op.name: OpConfig(INT8) for op in space.graph if op.fusion_group or op.quantize_agnostic
+        }
         assert along
         np.testing.assert_array_equal(
             adaptor.predict(convert(plan.replacing(along)), images),
@@ -159,7 +161,7 @@ class AdaptorContract:
 
     def test_int8_without_observations_names_the_tensor(self, adaptor, model, space):
         with pytest.raises(ConversionError, match="tensor '.*' must be quantized"):
-            adaptor.convert(model, uniform(space, INT8), Observations(), space)
+            adaptor.convert(model, space.resolve(uniform(space, INT8)), Observations(), space)
 
     def test_ranges_hold_what_calibration_saw(self, observations, digits):
         low, high = observations.ranges[self.input_name]["minmax"]

@@ -78,7 +78,7 @@ class DeploymentContract:
             space = adaptor.space(model, machine().converting_for(target))
             observed = adaptor.observe(model, [digits[0].images[:100]], space)
             plan = space.resolve(uniform(space, INT8))
-            converted = adaptor.convert(model, plan, observed, space)
+            converted = adaptor.convert(model, space.resolve(plan), observed, space)
             result = OptimizedModel(adaptor, converted, plan, Report(), observations=observed)
             return Made(result, images, np.asarray(adaptor.predict(model, images)))
 

@@ -17,7 +17,7 @@ def lowered(module, inputs):
     model = adaptor.load(module, example=inputs)
     space = adaptor.space(model, MACHINE)
     observed = adaptor.observe(model, [inputs], space)
-    converted = adaptor.convert(model, uniform(space, INT8), observed, space)
+    converted = adaptor.convert(model, space.resolve(uniform(space, INT8)), observed, space)
     return adaptor.predict(converted, inputs), observed, converted, space
 
 

@@ -135,7 +135,7 @@ class ProductsContract:
         space = adaptor.space(model, hardware or machine()).with_int8([approach])
         plan = {op: space.choice(op, INT8) or FP32 for op in space.decided}
         observed = adaptor.observe(model, [(x,)], space)
-        converted = adaptor.convert(model, PrecisionPlan(plan), observed, space)
+        converted = adaptor.convert(model, space.resolve(PrecisionPlan(plan)), observed, space)
         specs = {config.weight for config in plan.values() if config.weight is not None}
         assert len(specs) == 1
         return adaptor, model, converted, WEIGHT_LIMITS[specs.pop().range]

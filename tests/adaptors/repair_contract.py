@@ -45,7 +45,7 @@ class Case:
         return np.asarray(next(iter(found.values())) if isinstance(found, dict) else found)
 
     def convert(self, plan: PrecisionPlan) -> Any:
-        return self.adaptor.convert(self.model, plan, self.observed, self.space)
+        return self.adaptor.convert(self.model, self.space.resolve(plan), self.observed, self.space)
 
     def in_fp32(self, plan: PrecisionPlan) -> Any:
         """The model with the repairs of a plan and nothing rounded."""
@@ -160,7 +160,7 @@ class RepairContract:
             case.convert(case.asking(first, repair))
 
     def test_a_repair_of_what_is_no_layer_is_refused_by_name(self, case):
-        passing = next(op.name for op in case.space.graph if op.carries_int8)
+        passing = next(op.name for op in case.space.graph if op.quantize_agnostic)
         plan = case.plain.replacing({passing: OpConfig(INT8, repairs=("smooth",))})
         with pytest.raises(PlanError, match=passing):
             case.convert(plan)

@@ -21,7 +21,7 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.errors import CaptureError
-from neural_mp.space.space import TuningSpace
+from neural_mp.space import TuningSpace
 
 MACHINE = machine(Precision.BF16, Precision.FP16)
 #: Decibels that every output keeps under every plan.
@@ -67,7 +67,9 @@ def test_any_plan_runs_near_fp32(name, data):
             for op in known.space.decided
         }
     )
-    converted = known.adaptor.convert(known.model, plan, known.observed, known.space)
+    converted = known.adaptor.convert(
+        known.model, known.space.resolve(plan), known.observed, known.space
+    )
     result = known.adaptor.predict(converted, known.inputs)
     for wanted, got in zip(known.reference, floats(result), strict=True):
         assert got.dtype == wanted.dtype
@@ -105,7 +107,9 @@ def test_other_sequence_lengths_run(name):
             for op in known.space.decided
         }
     )
-    converted = known.adaptor.convert(known.model, plan, known.observed, known.space)
+    converted = known.adaptor.convert(
+        known.model, known.space.resolve(plan), known.observed, known.space
+    )
     longer = pytree.tree_map(lambda leaf: torch.cat([leaf, leaf[:, :3]], 1), known.inputs)
     result = floats(known.adaptor.predict(converted, longer))
     with torch.no_grad():
@@ -139,7 +143,7 @@ def test_module_by_module_the_users_code_still_decides():
     )
     user, sure = known.model.original, known.inputs * 200
     observed = known.adaptor.observe(known.model, [known.inputs, sure], known.space)
-    converted = known.adaptor.convert(known.model, plan, observed, known.space)
+    converted = known.adaptor.convert(known.model, known.space.resolve(plan), observed, known.space)
     with torch.no_grad():
         assert user.early(user.stem(sure).mean((2, 3))).softmax(1).max() > 0.9
         expected = user(sure)

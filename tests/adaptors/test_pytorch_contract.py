@@ -76,7 +76,7 @@ class TestPyTorch(AdaptorContract):
         model = (adaptor := PyTorchAdaptor()).load(Mixed().eval(), example=torch.ones(2, 1, 6, 6))
         space = adaptor.space(model, all_machine)
         plan = space.restricted_to([BF16]).fastest_plan()
-        precisions = space.flow(plan).precisions
+        precisions = space.resolve(plan).effective
         runs_in = {op.type: precisions[op.name].value for op in space.graph}
         assert runs_in == {
             **dict.fromkeys(["conv2d", "relu", "mul", "linear"], "bf16"),

@@ -155,7 +155,7 @@ def test_a_dense_layer_adds_a_float_term(seed, features, activated, read, turned
     model = adaptor.load(module, example=(x, other))
     space = adaptor.space(model, MACHINE)
     observed = adaptor.observe(model, [(x, other)], space)
-    converted = adaptor.convert(model, uniform(space, INT8), observed, space)
+    converted = adaptor.convert(model, space.resolve(uniform(space, INT8)), observed, space)
     found = {}
 
     class Spy(torch.fx.Interpreter):
@@ -256,7 +256,7 @@ def test_dynamic_ranges_are_those_of_the_values_at_hand(rows, features):
     model = adaptor.load(module, example=torch.ones(4, *rows[1:], features[0]).numpy())
     space = adaptor.space(model, MACHINE).with_int8(["dynamic"])
     observed = adaptor.observe(model, [], space)  # nothing was seen before
-    converted = adaptor.convert(model, uniform(space, INT8), observed, space)
+    converted = adaptor.convert(model, space.resolve(uniform(space, INT8)), observed, space)
     weight, weight_scale = integer_weight(module[0].weight)
     for factor in (0.01, 1.0, 300.0):
         x = (torch.randn(*rows, features[0]) * factor).numpy()
@@ -280,7 +280,7 @@ def test_weights_alone_in_integers(rows, features):
     model = adaptor.load(module, example=torch.ones(4, *rows[1:], features[0]))
     space = adaptor.space(model, MACHINE).with_int8(["weight_only"])
     converted = adaptor.convert(
-        model, uniform(space, INT8), adaptor.observe(model, [], space), space
+        model, space.resolve(uniform(space, INT8)), adaptor.observe(model, [], space), space
     )
     weight, weight_scale = integer_weight(module.weight, limit=127)
     expected = x.double().numpy() @ (weight.T * weight_scale) + module.bias.detach().numpy()
@@ -300,7 +300,9 @@ def test_a_table_of_embeddings_is_stored_in_integers():
     space = adaptor.space(model, MACHINE)
     table, scale = integer_weight(module[0].weight, limit=127)
     plan = PrecisionPlan({"0": space.capabilities["0"].config(INT8)})
-    converted = adaptor.convert(model, plan, adaptor.observe(model, [], space), space)
+    converted = adaptor.convert(
+        model, space.resolve(plan), adaptor.observe(model, [], space), space
+    )
     vectors = table[words.numpy()] * scale[words.numpy()][..., None]
     expected = module[1](torch.from_numpy(vectors).float()).detach().numpy()
     np.testing.assert_allclose(
@@ -325,7 +327,7 @@ def test_tied_weights_are_stored_once():
     model = adaptor.load(module, example=words)
     space = adaptor.space(model, MACHINE)
     converted = adaptor.convert(
-        model, uniform(space, INT8), adaptor.observe(model, [words], space), space
+        model, space.resolve(uniform(space, INT8)), adaptor.observe(model, [words], space), space
     )
     assert adaptor.size(model) == 40 * 32 * 4
     assert adaptor.size(converted) == 40 * 32 + 40 * 4

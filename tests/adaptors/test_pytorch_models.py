@@ -121,7 +121,7 @@ def test_every_mix_is_near_fp32_and_survives_saving(kind, all_machine, tmp_path)
             PrecisionPlan({op: own[random.integers(len(own))] for op, own in choices.items()})
         )
     for index, plan in enumerate(plans):
-        converted = adaptor.convert(model, plan, observed, space)
+        converted = adaptor.convert(model, space.resolve(plan), observed, space)
         results = leaves(adaptor.predict(converted, x))
         for wanted, got in zip(reference, results, strict=True):
             assert got.dtype == wanted.dtype
@@ -176,7 +176,7 @@ def test_a_fixed_batch_size_is_said_and_survives_saving(all_machine, tmp_path):
     assert any("fixes the batch size to 6" in warning for warning in model.warnings)
     space = adaptor.space(model, all_machine)
     observed = adaptor.observe(model, [x], space)
-    converted = adaptor.convert(model, uniform(space, INT8), observed, space)
+    converted = adaptor.convert(model, space.resolve(uniform(space, INT8)), observed, space)
     adaptor.save(converted, tmp_path)
     restored = adaptor.restore(tmp_path)
     np.testing.assert_array_equal(adaptor.predict(restored, x), adaptor.predict(converted, x))
@@ -296,7 +296,7 @@ def test_what_was_converted_or_scripted_is_refused(net, all_machine, digits):
     adaptor, model = load(net, images)
     space = adaptor.space(model, all_machine)
     converted = adaptor.convert(
-        model, uniform(space, BF16), adaptor.observe(model, [], space), space
+        model, space.resolve(uniform(space, BF16)), adaptor.observe(model, [], space), space
     )
     with pytest.raises(ModelLoadError, match="already converted"):
         adaptor.load(adaptor.native(converted), example=images)

@@ -31,7 +31,7 @@ def resnet():
 def test_all_in_int8_every_layer_is_one_kernel_and_the_logits_hold_25_decibels(resnet):
     adaptor, model, space, observed, images, reference = resnet
     plan = uniform(space, INT8)
-    converted = adaptor.convert(model, plan, observed, space)
+    converted = adaptor.convert(model, space.resolve(plan), observed, space)
     assert signal_to_noise(reference, adaptor.predict(converted, images)) > 25
     assert len(plan) == 54
     call = converted.convention.call(images)
@@ -45,7 +45,7 @@ def test_all_in_int8_every_layer_is_one_kernel_and_the_logits_hold_25_decibels(r
 
 def test_all_in_bf16_takes_two_casts_and_every_layer(resnet):
     adaptor, model, space, observed, images, reference = resnet
-    converted = adaptor.convert(model, uniform(space, BF16), observed, space)
+    converted = adaptor.convert(model, space.resolve(uniform(space, BF16)), observed, space)
     assert adaptor.conversion_counts(converted).casts == 2
     result = adaptor.predict(converted, images)
     assert result.dtype == reference.dtype == np.float32
@@ -72,7 +72,7 @@ def test_all_in_bf16_takes_two_casts_and_every_layer(resnet):
 
 def test_the_saved_int8_model_takes_under_30_percent_of_the_float_weights(resnet, tmp_path):
     adaptor, model, space, observed, images, _ = resnet
-    converted = adaptor.convert(model, uniform(space, INT8), observed, space)
+    converted = adaptor.convert(model, space.resolve(uniform(space, INT8)), observed, space)
     adaptor.save(converted, tmp_path)
     saved = sum(file.stat().st_size for file in tmp_path.iterdir())
     assert saved < 0.3 * adaptor.size(model)

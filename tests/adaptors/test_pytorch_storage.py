@@ -66,7 +66,7 @@ def test_the_file_of_an_int8_model_is_a_third_of_the_float_one(tmp_path):
     for index, plan in enumerate((space.fp32_plan(), uniform(space, INT8))):
         target = tmp_path / str(index)
         target.mkdir()
-        adaptor.save(adaptor.convert(model, plan, observed, space), target)
+        adaptor.save(adaptor.convert(model, space.resolve(plan), observed, space), target)
         sizes.append((target / PROGRAM_FILE).stat().st_size)
     assert sizes[1] < 0.36 * sizes[0]
 

@@ -33,7 +33,11 @@ def all_int8(module, inputs, capture="whole"):
     model = adaptor.load(module, example=inputs, capture=capture)
     space = adaptor.space(model, MACHINE)
     observed = adaptor.observe(model, [inputs], space)
-    return adaptor, adaptor.convert(model, uniform(space, INT8), observed, space), expected
+    return (
+        adaptor,
+        adaptor.convert(model, space.resolve(uniform(space, INT8)), observed, space),
+        expected,
+    )
 
 
 def assert_near(got, expected, decibels=25):
@@ -297,7 +301,9 @@ def test_a_text_among_the_outputs_is_named_when_saving(tmp_path):
     adaptor = PyTorchAdaptor()
     model = adaptor.load(Speaks().eval(), example=torch.randn(3, 4))
     space = adaptor.space(model, MACHINE)
-    converted = adaptor.convert(model, space.fp32_plan(), adaptor.observe(model, [], space), space)
+    converted = adaptor.convert(
+        model, space.resolve(space.fp32_plan()), adaptor.observe(model, [], space), space
+    )
     with pytest.raises(ConversionError, match="the text 'done'"):
         adaptor.save(converted, tmp_path)
 
@@ -331,6 +337,8 @@ def test_int8_behind_16_bits_is_valid_onnx(precision, tmp_path):
     plan = PrecisionPlan(
         {"0": space.capabilities["0"].config(precision), "2": space.capabilities["2"].config(INT8)}
     )
-    converted = adaptor.convert(model, plan, adaptor.observe(model, [x], space), space)
+    converted = adaptor.convert(
+        model, space.resolve(plan), adaptor.observe(model, [x], space), space
+    )
     adaptor.export_onnx(converted, tmp_path / "model.onnx", {})
     onnx.checker.check_model(onnx.load(tmp_path / "model.onnx"), full_check=True)

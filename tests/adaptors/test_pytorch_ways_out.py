@@ -33,7 +33,11 @@ def all_int8(name):
     model = adaptor.load(build(name), example=inputs)
     space = adaptor.space(model, MACHINE)
     observed = adaptor.observe(model, [inputs], space)
-    return adaptor, adaptor.convert(model, uniform(space, INT8), observed, space), inputs
+    return (
+        adaptor,
+        adaptor.convert(model, space.resolve(uniform(space, INT8)), observed, space),
+        inputs,
+    )
 
 
 def test_the_result_is_a_module_for_inference(tuned, digits):
@@ -116,7 +120,7 @@ def test_dynamic_and_weight_only_layers_are_exported(approach, tmp_path):
     model = adaptor.load(module, example=x)
     space = adaptor.space(model, MACHINE).with_int8([approach])
     converted = adaptor.convert(
-        model, uniform(space, INT8), adaptor.observe(model, [], space), space
+        model, space.resolve(uniform(space, INT8)), adaptor.observe(model, [], space), space
     )
     adaptor.export_onnx(converted, tmp_path / "model.onnx", {})
     (result,) = run_onnx(tmp_path / "model.onnx", x).values()
@@ -164,14 +168,16 @@ def test_a_model_in_bfloat16_is_converted_like_any_other(name):
     observed = adaptor.observe(model, [given], space)
     assert space.int8_ops
     for precision, casts in ((INT8, None), (BF16, 0)):
-        converted = adaptor.convert(model, uniform(space, precision), observed, space)
+        converted = adaptor.convert(
+            model, space.resolve(uniform(space, precision)), observed, space
+        )
         got = pytree.tree_leaves(adaptor.predict(converted, given))
         for wanted, value in zip(exact, got, strict=True):
             assert value.dtype is torch.bfloat16
             assert signal_to_noise(wanted.numpy(), value.float().numpy()) > 25
         if casts is not None:
             assert adaptor.conversion_counts(converted).casts == casts
-    wide = adaptor.convert(model, space.fp32_plan(), observed, space)
+    wide = adaptor.convert(model, space.resolve(space.fp32_plan()), observed, space)
     weights = [p.dtype for p in wide.portable.parameters() if p.is_floating_point()]
     buffers = [b.dtype for b in wide.portable.buffers() if b.is_floating_point()]
     assert torch.bfloat16 not in {*weights, *buffers}

@@ -146,7 +146,7 @@ def links(text: str, outputs: str, layers: Mapping[str, Layer], keepers: Any = (
     for line in text.split(","):
         name, _, rest = line.strip().partition(": ")
         kind, _, read = rest.partition(" of ")
-        ops.append(Op(name, kind, tuple(read.split()), carries_int8=kind.endswith("pool")))
+        ops.append(Op(name, kind, tuple(read.split()), quantize_agnostic=kind.endswith("pool")))
     graph = OpGraph(ops, ["x"], outputs.split())
     found = find_links(graph, KINDS, layers, keepers)
     return [(link.writer, set(link.readers), set(link.tensors)) for link in found]

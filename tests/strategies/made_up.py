@@ -10,7 +10,7 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, RANGE_ALGORITHMS, OpConfig, Precision, QuantSpec
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.space.space import Capability, TuningSpace
+from neural_mp.space import Capability, TuningSpace
 from neural_mp.strategies import strategy_named
 from neural_mp.strategies.base import Probe, TuningProblem
 

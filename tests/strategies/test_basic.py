@@ -9,7 +9,7 @@ from neural_mp.amp import FourLists
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
-from neural_mp.space.space import Capability, TuningSpace
+from neural_mp.space import Capability, TuningSpace
 
 
 def test_an_easy_model_takes_one_trial():

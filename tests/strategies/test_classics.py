@@ -20,7 +20,7 @@ from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.errors import ConversionError
-from neural_mp.space.space import Capability, TuningSpace
+from neural_mp.space import Capability, TuningSpace
 from neural_mp.strategies.base import Probe
 
 BOTH = (Precision.INT8, Precision.BF16)

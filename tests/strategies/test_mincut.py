@@ -8,7 +8,7 @@ from made_up import BF16, INT8, MadeUpProbe, chain, hostile_tensor, int8_ops, ru
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.observations import Times
 from neural_mp.core.precision import FP32, Precision
-from neural_mp.space.space import TuningSpace
+from neural_mp.space import TuningSpace
 
 NOISE = {f"op{i}": 1e-4 for i in range(12)}
 

@@ -22,7 +22,7 @@ from made_up import (
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.errors import ConfigurationError
-from neural_mp.space.space import Capability, TuningSpace
+from neural_mp.space import Capability, TuningSpace
 from neural_mp.strategies import strategy_named
 from neural_mp.strategies.combinations import combinations
 from neural_mp.strategies.sampled import squashed, told
@@ -52,7 +52,7 @@ def bounded(strategy: str, count: int) -> int:
 @pytest.mark.parametrize("configs", [(*INT8, FP32), (BF16, FP32)])
 def test_each_finds_a_plan_where_there_is_one_and_ends_by_itself(strategy, configs):
     space = chain(6, configs=configs)
-    precisions = tuple(p for p in space.precisions() if p is not Precision.FP32)
+    precisions = tuple(p for p in space.usable_precisions if p is not Precision.FP32)
     trials = run(space, hostile_op, precisions=precisions, strategy=strategy, probe=PROBE)
     assert len(trials) <= bounded(strategy, 6)
     assert all(set(t.plan.counts()) != {Precision.FP32} for t in trials)
@@ -119,7 +119,7 @@ def test_int8_that_runs_nowhere_is_no_plan(strategy):
     ops += [Op("after", "conv", ("add",))]
     space = TuningSpace(OpGraph(ops, ["x"]), {op.name: Capability((*INT8, FP32)) for op in ops})
     for trial in run(space, lambda plan: 0.9, strategy=strategy, probe=PROBE):
-        assert set(space.flow(trial.plan).precisions.values()) != {Precision.FP32}
+        assert set(space.resolve(trial.plan).effective.values()) != {Precision.FP32}
 
 
 # exhaustive

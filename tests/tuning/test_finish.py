@@ -9,7 +9,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.profiling import ratio
-from neural_mp.space.space import Capability
+from neural_mp.space import Capability
 from neural_mp.tuning.finish import choose, why_fp32
 from neural_mp.tuning.objectives import is_slow, latency_figures
 

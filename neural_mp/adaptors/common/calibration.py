@@ -63,6 +63,51 @@ def affine_parameters(low: float, high: float) -> tuple[float, int]:
     return scale, int(np.clip(round(-low / scale), 0, LEVELS))
 
 
+@dataclass(frozen=True)
+class TensorSummary:
+    """What a part of a batch held in one tensor.
+
+    Attributes:
+        low: the smallest value, of all or of every channel, shape [channels].
+        high: the largest value, likewise.
+        power: mean square of every channel, shape [channels].
+        count: how many values a channel has.
+        sample: at most `SAMPLES_PER_BATCH` values, drawn as `sample_shares` says.
+        mean: mean of every channel, shape [channels]; without it, and the extremes of every
+            channel, nothing of the tensor can be repaired.
+    """
+
+    low: float | Floats
+    high: float | Floats
+    power: Floats
+    count: int
+    sample: Floats
+    mean: Floats | None = None
+
+
+def summarized(values: Floats, channels: int = -1) -> TensorSummary | None:
+    """What numpy finds in a tensor; None for an empty one.
+
+    Args:
+        values: the tensor, of any shape.
+        channels: the axis of its channels; a tensor of one axis or none has one channel.
+    """
+    if not values.size:
+        return None
+    flat = values.reshape(-1)
+    axis = channels % values.ndim if values.ndim > 1 else 0
+    if values.ndim < 2 or axis == values.ndim - 1:
+        shaped: Floats = values.reshape(-1, values.shape[-1] if values.ndim > 1 else 1)
+        power, rest = np.einsum("xc,xc->c", shaped, shaped), tuple[int, ...]((0,))
+    else:
+        shaped = values.reshape(int(np.prod(values.shape[:axis])), values.shape[axis], -1)
+        power, rest = np.einsum("bcx,bcx->c", shaped, shaped), (0, 2)
+    count = values.size // len(power)
+    sample = flat[(sample_shares() * flat.size).astype(np.int64)]
+    low, high, mean = shaped.min(rest), shaped.max(rest), shaped.mean(rest)
+    return TensorSummary(low, high, power / count, count, sample, mean)
+
+
 @dataclass
 class TensorStatistics:
     """Running statistics of one tensor over calibration batches; `values` is how many it held."""
@@ -78,26 +123,10 @@ class TensorStatistics:
     _stride: int = 1
     _batches: int = 0
 
-    def update(
-        self,
-        low: float | Floats,
-        high: float | Floats,
-        channel_power: Floats,
-        count: int,
-        sample: Floats,
-        mean: Floats | None = None,
-    ) -> None:
-        """Take in one batch.
-
-        Args:
-            low: the smallest value, of all or of every channel, shape [channels].
-            high: the largest value, likewise.
-            channel_power: mean square of every channel, shape [channels].
-            count: how many values a channel has in this batch.
-            sample: at most `SAMPLES_PER_BATCH` values drawn from all over the batch.
-            mean: mean of every channel, shape [channels]; without it, and extremes of every
-                channel, nothing of the tensor can be repaired.
-        """
+    def take(self, seen: TensorSummary) -> None:
+        """Take in what a part of a batch held."""
+        low, high, channel_power, mean = seen.low, seen.high, seen.power, seen.mean
+        count, sample = seen.count, seen.sample
         self.values += count * len(channel_power)
         self.low, self.high = min(self.low, float(np.min(low))), max(self.high, float(np.max(high)))
         known = mean is not None and channel_power.ndim == 1

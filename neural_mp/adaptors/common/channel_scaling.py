@@ -208,5 +208,5 @@ def is_homogeneous(op: Op, kind: str | None, pooled: bool) -> bool:
         kind: its kind.
         pooled: whether pooling keeps the channels apart.
     """
-    pools = kind in _POOLING and pooled and (op.carries_int8 or op.joins_int8)
+    pools = kind in _POOLING and pooled and (op.quantize_agnostic or op.joins_int8)
     return pools or (kind in HOMOGENEOUS and op.type not in _THRESHOLDS)

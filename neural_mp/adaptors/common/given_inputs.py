@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
+from neural_mp.core.nested import leaves
 from neural_mp.errors import ConfigurationError
-
-
-def leaves(value: Any) -> list[Any]:
-    """What lies in nested tuples, lists and mappings, in order."""
-    if isinstance(value, Mapping):
-        return leaves(list(value.values()))
-    if isinstance(value, tuple | list):
-        return [leaf for item in value for leaf in leaves(item)]
-    return [value]
 
 
 def names_in(value: Any, option: str) -> tuple[str, ...]:

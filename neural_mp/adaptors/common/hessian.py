@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from neural_mp.adaptors.common.channel_scaling import rounded_weight
 from neural_mp.adaptors.common.integer_encoding import weight_limit_of
-from neural_mp.adaptors.contract import Adaptor, Model
-from neural_mp.space.space import TuningSpace
+from neural_mp.space import TuningSpace
+
+if TYPE_CHECKING:
+    from neural_mp.adaptors.contract import Adaptor
+
+M = TypeVar("M")
 
 #: Random directions at the outputs, of which the mean estimates a trace.
 DIRECTIONS = 8
 
 
 def weight_sensitivity(
-    adaptor: Adaptor, model: Model, batches: Iterable[Any], space: TuningSpace
+    adaptor: Adaptor[M], model: M, batches: Iterable[Any], space: TuningSpace
 ) -> dict[str, float]:
     """Op with an INT8 weight → harm of rounding it.
 

@@ -1,18 +1,53 @@
-"""Rounding weights to integers, the same for all frameworks."""
+"""How real numbers are stored as integers: activations as uint8, weights as int8."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.common.calibration import LEAST_SPAN
-from neural_mp.core.byte_products import weight_limit
+from neural_mp.adaptors.common.calibration import LEAST_SPAN, LEVELS, affine_parameters
+from neural_mp.core.byte_products import REDUCED_RANGE, WEIGHT_LIMITS, weight_limit
+from neural_mp.core.observations import Range
 from neural_mp.core.precision import Precision
-from neural_mp.space.space import TuningSpace
+from neural_mp.space import TuningSpace
 
 Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How a tensor is stored in uint8: real = scale · (stored - zero_point)."""
+
+    scale: float
+    zero_point: int
+
+    @classmethod
+    def of(cls, span: Range) -> Encoding:
+        """The encoding that holds a range, and zero exactly."""
+        return cls(*affine_parameters(*span))
+
+    @property
+    def low(self) -> float:
+        """The least real number that can be stored."""
+        return -self.zero_point * self.scale
+
+    @property
+    def high(self) -> float:
+        """The greatest real number that can be stored."""
+        return (LEVELS - self.zero_point) * self.scale
+
+    def clamps(self, low: float, high: float) -> bool:
+        """Whether nothing outside of limits can be stored, but for half a step."""
+        slack = self.scale * (0.5 + 1e-3)
+        return self.low >= low - slack and self.high <= high + slack
+
+
+def is_wide(integers: Array) -> bool:
+    """Whether a weight in int8 goes beyond ±63, so that saturating products make it wrong."""
+    return bool((np.abs(integers.astype(np.int16)) > WEIGHT_LIMITS[REDUCED_RANGE]).any())
 
 
 def weight_scales(weight: Array, axes: tuple[int, ...], limit: int) -> Array:

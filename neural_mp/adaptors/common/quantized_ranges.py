@@ -6,14 +6,15 @@ from neural_mp.core.graph import OpGraph
 from neural_mp.core.observations import Observations, Range
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig
-from neural_mp.core.quantization_flow import Flow
+from neural_mp.core.quantization_flow import QuantizationFlow
 from neural_mp.errors import ConversionError, PlanError
+from neural_mp.space import ResolvedPlan
 
 
-def first_readers(flow: Flow, plan: PrecisionPlan) -> dict[str, OpConfig]:
+def first_readers(flow: QuantizationFlow, plan: PrecisionPlan) -> dict[str, OpConfig]:
     """Quantized tensor → the config of the first op that reads it and says how.
 
-    Tensors that share a scale stand under the one whose scale it is (`Flow.root`).
+    Tensors that share a scale stand under the one whose scale it is (`QuantizationFlow.root`).
     """
     found: dict[str, OpConfig] = {}
     for op, sources in flow.int8_reads.items():
@@ -25,7 +26,7 @@ def first_readers(flow: Flow, plan: PrecisionPlan) -> dict[str, OpConfig]:
 
 
 def quantized_ranges(
-    graph: OpGraph, flow: Flow, plan: PrecisionPlan, observations: Observations
+    graph: OpGraph, plan: ResolvedPlan, observations: Observations
 ) -> dict[str, Range]:
     """Quantized tensor → the range that its scale has to hold.
 
@@ -35,11 +36,11 @@ def quantized_ranges(
     Raises:
         ConversionError: a tensor that must be quantized was never observed.
     """
-    readers = first_readers(flow, plan)
+    flow, readers = plan.flow, first_readers(plan.flow, plan.plan)
     found = {}
     for root in dict.fromkeys(flow.root.values()):
-        _refuse_split(graph, root, plan)
-        config = readers.get(root) or _writer(graph, root, plan)
+        _refuse_split(graph, root, plan.plan)
+        config = readers.get(root) or _writer(graph, root, plan.plan)
         asked = config.activation.algorithm if config and config.activation else "minmax"
         ranges = [_observed(tensor, asked, observations) for tensor in flow.covers[root]]
         found[root] = (min(low for low, _ in ranges), max(high for _, high in ranges))
@@ -51,7 +52,7 @@ def _refuse_split(graph: OpGraph, tensor: str, plan: PrecisionPlan) -> None:
     if tensor not in graph or not graph[tensor].writes_int8:
         return
     for op in graph.consumers(tensor):
-        if op.cluster == tensor and op.name in plan:
+        if op.fusion_group == tensor and op.name in plan:
             raise PlanError(
                 f"the plan has {tensor!r} in int8 and {op.name!r} in "
                 f"{plan[op.name].precision}, but one integer kernel runs both; put both into one "
@@ -62,7 +63,7 @@ def _refuse_split(graph: OpGraph, tensor: str, plan: PrecisionPlan) -> None:
 def _writer(graph: OpGraph, tensor: str, plan: PrecisionPlan) -> OpConfig | None:
     if tensor not in graph:
         return None
-    return plan.get(graph[tensor].cluster or tensor)
+    return plan.get(graph[tensor].fusion_group or tensor)
 
 
 def _observed(tensor: str, algorithm: str, observations: Observations) -> Range:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -22,14 +23,18 @@ from neural_mp.adaptors.common.channel_scaling import (
     rounded_weight,
 )
 from neural_mp.adaptors.common.integer_encoding import weight_limit_of
-from neural_mp.adaptors.contract import Adaptor, Model
 from neural_mp.core.byte_products import weight_limit
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.observations import Channels, Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import RANGE_ALGORITHMS, REPAIRS, OpConfig
 from neural_mp.errors import PlanError
-from neural_mp.space.space import TuningSpace
+from neural_mp.space import TuningSpace
+
+if TYPE_CHECKING:
+    from neural_mp.adaptors.contract import Adaptor
+
+M = TypeVar("M")
 
 #: How much of the difficulty is moved from values to weights: SmoothQuant's alpha.
 _SMOOTHNESS = 0.5
@@ -54,7 +59,7 @@ class _Network:
     passing: frozenset[str]
 
     @classmethod
-    def of(cls, adaptor: Adaptor, model: Model, graph: OpGraph) -> _Network:
+    def of(cls, adaptor: Adaptor[Any], model: Any, graph: OpGraph) -> _Network:
         kinds = {name: kind for kind, names in adaptor.kinds().items() for name in names}
         layers, keepers = adaptor.layers(model), frozenset(adaptor.channel_keepers(model))
         found = find_links(graph, kinds, layers, keepers)
@@ -94,7 +99,7 @@ class _Network:
 
 
 def scored_repairs(
-    adaptor: Adaptor, model: Model, space: TuningSpace, observations: Observations
+    adaptor: Adaptor[M], model: M, space: TuningSpace, observations: Observations
 ) -> Observations:
     """Observations that say of every noisy tensor what repairs would make of its noise."""
     if not observations.channels:
@@ -152,12 +157,12 @@ def _weight_noise(layer: Layer, factors: Array, power: Array, limit: int) -> flo
 
 
 def repaired(
-    adaptor: Adaptor,
-    model: Model,
+    adaptor: Adaptor[M],
+    model: M,
     plan: PrecisionPlan,
     observations: Observations,
     space: TuningSpace,
-) -> tuple[Model, Observations]:
+) -> tuple[M, Observations]:
     """The model with the repairs of a plan, and what calibration would have seen of it.
 
     Raises:
@@ -259,7 +264,7 @@ def _mean_read(
     """The mean of every channel that an op reads, past ops that pass integers on."""
     name = next(iter(graph[op].inputs), "")
     while name not in observations.channels:
-        if name not in network.passing or not graph[name].carries_int8:
+        if name not in network.passing or not graph[name].quantize_agnostic:
             return None
         name = graph[name].inputs[0]
     return np.asarray(observations.channels[name].mean)

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.common.given_inputs import leaves
-from neural_mp.adaptors.common.nested import Structure, flattened, packed
+from neural_mp.core.nested import Structure, flattened, leaves, packed
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 
 Array = NDArray[Any]

@@ -19,7 +19,7 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import observable_tensors
-from neural_mp.space.space import Capability, TuningSpace
+from neural_mp.space import Capability, TuningSpace
 
 if TYPE_CHECKING:
     from neural_mp.adaptors.onnxrt.model import OnnxModel
@@ -74,7 +74,7 @@ class OnnxRuntimeAdaptor(Adaptor):
         return replace(model, warnings=(*model.warnings, ignored))
 
     def graph(self, model: OnnxModel) -> OpGraph:
-        """Every op with its edges and cluster."""
+        """Every op with its edges and fusion group."""
         from neural_mp.adaptors.onnxrt.graph import build_graph
 
         return build_graph(model)

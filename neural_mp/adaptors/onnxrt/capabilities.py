@@ -21,7 +21,7 @@ from neural_mp.adaptors.onnxrt.weight_range import kernel_of
 from neural_mp.core.byte_products import REDUCED_WEIGHT, ByteProducts, KernelKind, weight_spec
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import DYNAMIC, FP32, RANGE_ALGORITHMS, OpConfig, Precision, QuantSpec
-from neural_mp.space.space import Capability
+from neural_mp.space import Capability
 
 _UNSIGNED = QuantSpec("uint8", "symmetric", "per_channel")
 _SCATTERS = ("ScatterElements", "ScatterND")
@@ -37,9 +37,9 @@ _KERNELS = {
 def capabilities(model: OnnxModel, hardware: Hardware) -> Mapping[str, Capability]:
     """Op → what it can run in here."""
     judge = _Judge(model, hardware)
-    found = {name: judge.capability(name) for name in model.anatomy.nodes}
+    found = {name: judge.capability(name) for name in model.structure.nodes}
     reason = "it is a further result of an op, and has what that has"
-    for part in model.anatomy.parts:
+    for part in model.structure.parts:
         reasons = dict.fromkeys((Precision.INT8, *_SIXTEEN), reason)
         found[part] = Capability(reasons=reasons)
     return found
@@ -47,13 +47,13 @@ def capabilities(model: OnnxModel, hardware: Hardware) -> Mapping[str, Capabilit
 
 class _Judge:
     def __init__(self, model: OnnxModel, hardware: Hardware) -> None:
-        self.model, self.anatomy = model, model.anatomy
+        self.model, self.structure = model, model.structure
         self.supports = {p: hardware.support(p) for p in (Precision.INT8, *_SIXTEEN)}
-        self.confused = any(confuses(node) for node in self.anatomy.nodes.values())
+        self.confused = any(confuses(node) for node in self.structure.nodes.values())
         self.hardware = hardware
 
     def capability(self, name: str) -> Capability:
-        node = self.anatomy.nodes[name]
+        node = self.structure.nodes[name]
         configs: list[OpConfig] = []
         reasons: dict[Precision, str] = {}
         obstacle = self.model.obstacle or self.int8_obstacle(name, node)
@@ -149,7 +149,7 @@ class _Judge:
 
     def int8_obstacle(self, name: str, node: ir.Node) -> str | None:
         """Why an op has no INT8 form of its own; None if it has one."""
-        if name not in self.anatomy.clusters:
+        if name not in self.structure.fusion_groups:
             return self._no_kernel(name, node)
         support = self.supports[Precision.INT8]
         if not support.available:
@@ -199,9 +199,9 @@ class _Judge:
         return None
 
     def _no_kernel(self, name: str, node: ir.Node) -> str:
-        if name in self.anatomy.layer_of:
+        if name in self.structure.layer_of:
             return "runs in the INT8 kernel of the op before it, not by itself"
-        if name in self.anatomy.movers:
+        if name in self.structure.agnostic_ops:
             return "moves INT8 values where the ops around it run in INT8, computes nothing itself"
         if node.op_type in (*LAYERS, *JOINERS) and not node.domain:
             return "its result is not known to be float32, or one of its inputs is constant"

@@ -26,14 +26,14 @@ JOINERS = {
     "LeakyRelu": "QLinearLeakyRelu",
 }
 #: Ops that only move or select values, as ONNX Runtime has them for uint8, too.
-_MOVERS = (
+_AGNOSTIC = (
     *("MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split"),
     *("Gather", "Expand", "Tile", "DepthToSpace", "SpaceToDepth", "Pad", "Resize", "Identity"),
 )
 
 
 @dataclass(frozen=True)
-class Cluster:
+class FusionGroup:
     """A layer or joining op with the ops that its integer kernel runs along.
 
     Attributes:
@@ -55,14 +55,14 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Anatomy:
+class GraphStructure:
     """A graph, taken apart.
 
     Attributes:
         nodes: op → node, in the graph's order.
-        clusters: layer or joining op → its cluster.
+        fusion_groups: layer or joining op → its fusion group.
         layer_of: op that may run along with another → that one.
-        movers: the ops that pass integers on.
+        agnostic_ops: the ops that pass integers on.
         values: tensor → value. A tensor is called by the op or input it is the result of; further
             results of an op stand under names of their own (`split:1`).
         names: value → tensor.
@@ -70,15 +70,15 @@ class Anatomy:
     """
 
     nodes: Mapping[str, ir.Node]
-    clusters: Mapping[str, Cluster]
+    fusion_groups: Mapping[str, FusionGroup]
     layer_of: Mapping[str, str]
-    movers: frozenset[str]
+    agnostic_ops: frozenset[str]
     values: Mapping[str, ir.Value]
     names: Mapping[ir.Value, str]
     parts: Mapping[str, str]
 
 
-def anatomy(program: ir.Model) -> Anatomy:
+def structure(program: ir.Model) -> GraphStructure:
     """Take a prepared graph apart."""
     graph = program.graph
     nodes = {str(node.name): node for node in graph}
@@ -92,11 +92,15 @@ def anatomy(program: ir.Model) -> Anatomy:
             values[tensor] = value
             if index:
                 parts[tensor] = name
-    clusters = {name: _cluster(node) for name, node in nodes.items() if _heads(node)}
-    return Anatomy(
+    fusion_groups = {name: _fusion_group(node) for name, node in nodes.items() if _heads(node)}
+    return GraphStructure(
         nodes,
-        clusters,
-        {str(step.name): head for head, cluster in clusters.items() for step in cluster.steps},
+        fusion_groups,
+        {
+            str(step.name): head
+            for head, fusion_group in fusion_groups.items()
+            for step in fusion_group.steps
+        },
         frozenset(name for name, node in nodes.items() if _moves(node)),
         values,
         {value: tensor for tensor, value in values.items()},
@@ -173,15 +177,15 @@ def _heads(node: ir.Node) -> bool:
     return node.op_type in JOINERS and computed and len(used_outputs(node)) == 1
 
 
-def _cluster(head: ir.Node) -> Cluster:
+def _fusion_group(head: ir.Node) -> FusionGroup:
     step = _only_reader(head.outputs[0])
     if step is None:
-        return Cluster(head)
+        return FusionGroup(head)
     if head.op_type == "MatMul":
         bias = _bias(head, step)
-        return Cluster(head, (step,), bias=bias) if bias is not None else Cluster(head)
+        return FusionGroup(head, (step,), bias=bias) if bias is not None else FusionGroup(head)
     limits = _limits(step) if head.op_type in ("Conv", "Add") else None
-    return Cluster(head, (step,), limits) if limits is not None else Cluster(head)
+    return FusionGroup(head, (step,), limits) if limits is not None else FusionGroup(head)
 
 
 def _only_reader(value: ir.Value) -> ir.Node | None:
@@ -228,7 +232,7 @@ def _bias(product: ir.Node, step: ir.Node) -> ir.Value | None:
 
 def _moves(node: ir.Node) -> bool:
     """Whether an op gives the same on stored numbers as on real ones."""
-    if node.domain or node.op_type not in _MOVERS or not is_float32(node.outputs[0]):
+    if node.domain or node.op_type not in _AGNOSTIC or not is_float32(node.outputs[0]):
         return False
     if node.inputs[0] is None or node.inputs[0].const_value is not None:
         return False

@@ -8,24 +8,24 @@ from neural_mp.core.graph import Op, OpGraph
 
 
 def build_graph(model: OnnxModel) -> OpGraph:
-    """Every node with its edges and cluster; further results of a node as ops behind it."""
-    anatomy = model.anatomy
+    """Every node with its edges and fusion group; further results of a node as ops behind it."""
+    structure = model.structure
     ops = []
-    for name, node in anatomy.nodes.items():
-        read = [anatomy.names[value] for value in read_by(node) if value in anatomy.names]
+    for name, node in structure.nodes.items():
+        read = [structure.names[value] for value in read_by(node) if value in structure.names]
         ops.append(
             Op(
                 name,
                 node.op_type,
                 tuple(dict.fromkeys(read)),
-                cluster=anatomy.layer_of.get(name),
-                carries_int8=name in anatomy.movers,
-                writes_int8=node.op_type == "Conv" and name in anatomy.clusters,
-                joins_int8=node.op_type in JOINERS and name in anatomy.clusters,
+                fusion_group=structure.layer_of.get(name),
+                quantize_agnostic=name in structure.agnostic_ops,
+                writes_int8=node.op_type == "Conv" and name in structure.fusion_groups,
+                joins_int8=node.op_type in JOINERS and name in structure.fusion_groups,
             )
         )
-    for part, op in anatomy.parts.items():
-        moved = op in anatomy.movers
-        ops.append(Op(part, anatomy.nodes[op].op_type, (op,), carries_int8=moved))
-    outputs = {anatomy.names[v] for v in model.program.graph.outputs if v in anatomy.names}
+    for part, op in structure.parts.items():
+        moved = op in structure.agnostic_ops
+        ops.append(Op(part, structure.nodes[op].op_type, (op,), quantize_agnostic=moved))
+    outputs = {structure.names[v] for v in model.program.graph.outputs if v in structure.names}
     return OpGraph(ops, [port.tensor for port in model.signature.inputs], sorted(outputs))

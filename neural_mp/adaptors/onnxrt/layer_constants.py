@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.channel_scaling import Array, Layer, LayerChange
-from neural_mp.adaptors.onnxrt.fusion import LAYERS, Anatomy, anatomy
+from neural_mp.adaptors.onnxrt.fusion import LAYERS, GraphStructure, structure
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.naming import constant, names_in, unused
 from neural_mp.adaptors.onnxrt.sessions import array_of
@@ -19,15 +19,15 @@ _NORM = "LayerNormalization"
 
 def layers(model: OnnxModel) -> dict[str, Layer]:
     """Op → its constants."""
-    return _layers(model.anatomy)
+    return _layers(model.structure)
 
 
-def _layers(found: Anatomy) -> dict[str, Layer]:
+def _layers(found: GraphStructure) -> dict[str, Layer]:
     made = {name: _layer(found, name, node) for name, node in found.nodes.items()}
     return {name: layer for name, layer in made.items() if layer is not None}
 
 
-def _layer(found: Anatomy, name: str, node: ir.Node) -> Layer | None:
+def _layer(found: GraphStructure, name: str, node: ir.Node) -> Layer | None:
     if node.domain or node.op_type not in (*LAYERS, _NORM) or len(node.inputs) < 2:
         return None
     value = node.inputs[1]
@@ -52,10 +52,10 @@ def _layer(found: Anatomy, name: str, node: ir.Node) -> Layer | None:
         if numbers.get("transA") or numbers.get("alpha", 1) != 1 or numbers.get("beta", 1) != 1:
             return None
         return Layer(name, weight, outputs=0 if across else 1, inputs=1 if across else 0)
-    cluster = found.clusters.get(name)
-    if axes != 2 or cluster is None:
+    fusion_group = found.fusion_groups.get(name)
+    if axes != 2 or fusion_group is None:
         return None
-    result = str(cluster.steps[-1].name) if cluster.bias is not None else name
+    result = str(fusion_group.steps[-1].name) if fusion_group.bias is not None else name
     return Layer(result, weight, outputs=1, inputs=0)
 
 
@@ -70,7 +70,7 @@ def _has_plain_bias(node: ir.Node, channels: Any) -> bool:
 def with_layers(model: OnnxModel, changes: Mapping[str, LayerChange]) -> OnnxModel:
     """The model with other constants in some of its layers."""
     program = model.program.clone()
-    found = anatomy(program)
+    found = structure(program)
     known = _layers(found)
     names = set(names_in(program.graph))
     for name, change in changes.items():
@@ -80,7 +80,7 @@ def with_layers(model: OnnxModel, changes: Mapping[str, LayerChange]) -> OnnxMod
 
 def _change(
     graph: ir.Graph,
-    found: Anatomy,
+    found: GraphStructure,
     name: str,
     layer: Layer,
     change: LayerChange,
@@ -95,13 +95,15 @@ def _change(
     weight = change.weight(layer)
     node.replace_input_with(1, added("weight", weight))
     if node.op_type == "MatMul":
-        cluster = found.clusters[name]
-        if cluster.bias is not None:
-            bias = array_of(cluster.bias)
+        fusion_group = found.fusion_groups[name]
+        if fusion_group.bias is not None:
+            bias = array_of(fusion_group.bias)
             assert bias is not None
             values = change.bias(bias.reshape(-1), bias.size).reshape(bias.shape)
-            step = cluster.steps[-1]
-            step.replace_input_with(list(step.inputs).index(cluster.bias), added("bias", values))
+            step = fusion_group.steps[-1]
+            step.replace_input_with(
+                list(step.inputs).index(fusion_group.bias), added("bias", values)
+            )
         return
     bias = array_of(node.inputs[2]) if len(node.inputs) > 2 else None
     if bias is None and change.shift is None:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common.signature import Array, Signature
 from neural_mp.adaptors.contract import ConversionCounts
-from neural_mp.adaptors.onnxrt.fusion import Anatomy, anatomy
+from neural_mp.adaptors.onnxrt.fusion import GraphStructure, structure
 from neural_mp.adaptors.onnxrt.sessions import CPU, Runner
 from neural_mp.errors import ModelLoadError
 
@@ -107,9 +107,9 @@ class OnnxModel:
         return self.program if self.given is None else self.given
 
     @cached_property
-    def anatomy(self) -> Anatomy:
+    def structure(self) -> GraphStructure:
         """What the graph is made of."""
-        return anatomy(self.program)
+        return structure(self.program)
 
     @property
     def folder(self) -> Path | None:

@@ -32,10 +32,10 @@ def observe(
 ) -> Observations:
     """Run batches (name → array) and summarize what the named tensors held."""
     names = sorted(tensors)
-    values = [str(model.anatomy.values[name].name) for name in names]
+    values = [str(model.structure.values[name].name) for name in names]
     fed = {port.tensor for port in model.signature.inputs}
     fetched = [value for value in values if value not in fed]
-    second = {name for name in names if _channels_second(model.anatomy.values[name])}
+    second = {name for name in names if _channels_second(model.structure.values[name])}
     results = [port.tensor for port in model.signature.outputs]
     wanted = _with_outputs(model.program, [*fetched, *results])
     runner = model.session(wanted, threads=threads, lean=True)
@@ -146,8 +146,8 @@ def first_non_finite(model: OnnxModel, feeds: dict[str, Array]) -> str | None:
     """The first op whose result holds NaN or Inf."""
     floating = [
         (name, str(value.name))
-        for name, value in model.anatomy.values.items()
-        if name in model.anatomy.nodes and value.dtype in (None, *_FLOATING)
+        for name, value in model.structure.values.items()
+        if name in model.structure.nodes and value.dtype in (None, *_FLOATING)
     ]
     for start in range(0, len(floating), _LOOKED_AT):
         looked_at = floating[start : start + _LOOKED_AT]

@@ -36,7 +36,7 @@ def profile(model: OnnxModel, feeds: dict[str, Array], threads: int | None) -> M
             times[name.removesuffix(_SUFFIX)].append(event["dur"] / 1e6)
     owners = _owners(model)
     # What was found no kernel for runs within that of another op.
-    seconds = dict.fromkeys(model.anatomy.nodes.keys() - model.ops.keys(), 0.0)
+    seconds = dict.fromkeys(model.structure.nodes.keys() - model.ops.keys(), 0.0)
     for kernel, found in times.items():
         bare = _DECORATION.sub("", kernel)
         op = owners.get(kernel) or owners.get(bare) or bare
@@ -47,9 +47,9 @@ def profile(model: OnnxModel, feeds: dict[str, Array], threads: int | None) -> M
 def _owners(model: OnnxModel) -> dict[str, str]:
     """What a kernel may be called, by its node or by its result → the op it counts for."""
     found: dict[str, str] = {}
-    for name, node in model.anatomy.nodes.items():
+    for name, node in model.structure.nodes.items():
         op = model.ops.get(name, name)
-        op = model.anatomy.layer_of.get(op, op)
+        op = model.structure.layer_of.get(op, op)
         found[name] = op
         for value in node.outputs:
             found.setdefault(str(value.name), op)

@@ -16,11 +16,11 @@ from onnx_ir.passes import common
 
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.onnxrt.fusion import (
-    Anatomy,
-    Cluster,
-    anatomy,
+    FusionGroup,
+    GraphStructure,
     read_by,
     redirect,
+    structure,
 )
 from neural_mp.adaptors.onnxrt.integer_encoding import Encoding
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, runs_natively
@@ -30,7 +30,7 @@ from neural_mp.adaptors.onnxrt.write_int8 import write_kernel, write_mover, writ
 from neural_mp.core.observations import Range
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
-from neural_mp.core.quantization_flow import Flow
+from neural_mp.core.quantization_flow import QuantizationFlow
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def convert(
     opset: int,
     provider: str,
     plan: PrecisionPlan,
-    flow: Flow,
+    flow: QuantizationFlow,
     ranges: Mapping[str, Range],
 ) -> Conversion:
     """Write a prepared graph under a plan; the graph stays as it is.
@@ -68,8 +68,8 @@ def convert(
     """
     program = source.clone()
     encodings = {root: Encoding.of(span) for root, span in ranges.items()}
-    writer = _Writer(program, anatomy(program), opset, provider, plan, flow, encodings)
-    for name, node in writer.anatomy.nodes.items():
+    writer = _Writer(program, structure(program), opset, provider, plan, flow, encodings)
+    for name, node in writer.structure.nodes.items():
         writer.write(name, node)
     return writer.finished()
 
@@ -77,11 +77,11 @@ def convert(
 @dataclass
 class _Writer:
     program: ir.Model
-    anatomy: Anatomy
+    structure: GraphStructure
     opset: int
     provider: str
     plan: PrecisionPlan
-    flow: Flow
+    flow: QuantizationFlow
     encodings: dict[str, Encoding]
     forms: Forms = field(init=False)
     #: Ops that another one's kernel has run along with it.
@@ -91,7 +91,7 @@ class _Writer:
         self.forms = Forms(self.program.graph, self._encoding_of)
 
     def _encoding_of(self, value: ir.Value) -> Encoding:
-        return self.encodings[self.flow.root[self.anatomy.names[value]]]
+        return self.encodings[self.flow.root[self.structure.names[value]]]
 
     def write(self, name: str, node: ir.Node) -> None:
         """Rewrite one node of the untouched graph, in its turn."""
@@ -99,28 +99,30 @@ class _Writer:
             return
         self.forms.place, self.forms.owner = node, name
         precision = self.flow.precisions.get(name, Precision.FP32)
-        cluster = self.anatomy.clusters.get(name)
-        if precision is Precision.INT8 and cluster is not None:
-            self._write_int8(name, node, cluster)
-        elif name in self.anatomy.movers and name in self.flow.int8_outputs:
+        fusion_group = self.structure.fusion_groups.get(name)
+        if precision is Precision.INT8 and fusion_group is not None:
+            self._write_int8(name, node, fusion_group)
+        elif name in self.structure.agnostic_ops and name in self.flow.int8_outputs:
             write_mover(self.forms, node)
         elif precision.is_16_bit:
             self._write_16_bit(node, FORM_OF[precision])
         else:
             for value in dict.fromkeys(read_by(node)):
-                if value in self.anatomy.names:
+                if value in self.structure.names:
                     redirect(node, value, self.forms.real(value))
 
-    def _write_int8(self, name: str, node: ir.Node, cluster: Cluster) -> None:
-        kept = [s for s in cluster.steps if self.flow.precisions.get(str(s.name)) is Precision.INT8]
-        if len(kept) < len(cluster.steps):
-            cluster = Cluster(node)
-        self.done.update(str(step.name) for step in cluster.steps)
+    def _write_int8(self, name: str, node: ir.Node, fusion_group: FusionGroup) -> None:
+        kept = [
+            s for s in fusion_group.steps if self.flow.precisions.get(str(s.name)) is Precision.INT8
+        ]
+        if len(kept) < len(fusion_group.steps):
+            fusion_group = FusionGroup(node)
+        self.done.update(str(step.name) for step in fusion_group.steps)
         config = self.plan[name]
         if node.op_type in ("MatMul", "Gemm"):
-            write_product(self.forms, cluster, config)
+            write_product(self.forms, fusion_group, config)
         else:
-            write_kernel(self.forms, cluster, config, self._encoding_of(cluster.tail))
+            write_kernel(self.forms, fusion_group, config, self._encoding_of(fusion_group.tail))
 
     def _write_16_bit(self, node: ir.Node, form: str) -> None:
         native = form != BF16 or runs_natively(self.provider, node, self.opset, "bfloat16")
@@ -129,7 +131,7 @@ class _Writer:
             if value is None:
                 continue
             if position not in typed:
-                changed = self.forms.real(value) if value in self.anatomy.names else value
+                changed = self.forms.real(value) if value in self.structure.names else value
             else:
                 changed = (
                     self.forms.real(value, form) if native else self.forms.widened(value, form)

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.signature import Array
-from neural_mp.adaptors.onnxrt.fusion import Cluster
+from neural_mp.adaptors.onnxrt.fusion import FusionGroup
 from neural_mp.adaptors.onnxrt.integer_encoding import (
     Encoding,
     StoredWeight,
@@ -24,16 +24,18 @@ from neural_mp.adaptors.onnxrt.tensor_forms import UINT8, Forms
 from neural_mp.core.precision import OpConfig
 
 
-def write_kernel(forms: Forms, cluster: Cluster, config: OpConfig, written: Encoding) -> None:
+def write_kernel(
+    forms: Forms, fusion_group: FusionGroup, config: OpConfig, written: Encoding
+) -> None:
     """Write a convolution or joining op with what runs along.
 
     Args:
         forms: the graph being written.
-        cluster: the op, with the activation behind it.
+        fusion_group: the op, with the activation behind it.
         config: how it is quantized.
         written: how its result is stored.
     """
-    head = cluster.head
+    head = fusion_group.head
     if config.weight is not None:
         _quantize_parameters(forms, head, config)
     else:
@@ -41,10 +43,10 @@ def write_kernel(forms: Forms, cluster: Cluster, config: OpConfig, written: Enco
             assert value is not None
             head.replace_input_with(position, forms.for_kernel(value))
     result, last = head.outputs[0], head
-    tail = cluster.tail
-    for step in cluster.steps:
-        assert cluster.limits is not None
-        if not written.clamps(*cluster.limits):
+    tail = fusion_group.tail
+    for step in fusion_group.steps:
+        assert fusion_group.limits is not None
+        if not written.clamps(*fusion_group.limits):
             result, last = step.outputs[0], step
     forms.put(tail, UINT8, forms.quantize(tail, result, behind=last))
 
@@ -69,15 +71,15 @@ def _quantize_parameters(forms: Forms, head: ir.Node, config: OpConfig) -> None:
         head.replace_input_with(2, forms.weight(f"{stem}.bias", integers))
 
 
-def write_product(forms: Forms, cluster: Cluster, config: OpConfig) -> None:
+def write_product(forms: Forms, fusion_group: FusionGroup, config: OpConfig) -> None:
     """Write a product with a constant matrix, its bias included."""
-    head = cluster.head
+    head = fusion_group.head
     data = head.inputs[0]
     assert data is not None
     assert config.weight is not None
     matrix, bias = _matrix(head)
-    if cluster.bias is not None:
-        added = array_of(cluster.bias)
+    if fusion_group.bias is not None:
+        added = array_of(fusion_group.bias)
         assert added is not None
         bias = added.reshape(-1)
     stored = store_weight(matrix, 1, config.weight)
@@ -96,7 +98,7 @@ def write_product(forms: Forms, cluster: Cluster, config: OpConfig) -> None:
     ]
     if bias is not None:
         inputs.append(forms.constant(f"{stem}.bias", bias.astype(np.float32)))
-    forms.replace(head, "MatMulIntegerToFloat", inputs, cluster.tail)
+    forms.replace(head, "MatMulIntegerToFloat", inputs, fusion_group.tail)
 
 
 def _matrix(head: ir.Node) -> tuple[Array, Array | None]:

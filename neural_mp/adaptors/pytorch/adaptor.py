@@ -17,7 +17,7 @@ from neural_mp.core.hardware import Hardware
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.quantization_flow import observable_tensors
-from neural_mp.space.space import Capability, TuningSpace
+from neural_mp.space import Capability, TuningSpace
 
 if TYPE_CHECKING:
     from neural_mp.adaptors.pytorch.convention import Call
@@ -61,7 +61,7 @@ class PyTorchAdaptor(Adaptor):
         return replace(model, warnings=(*model.warnings, ignored))
 
     def graph(self, model: TorchModel) -> OpGraph:
-        """Every op with its edges and cluster."""
+        """Every op with its edges and fusion group."""
         from neural_mp.adaptors.pytorch.graph import build_graph
 
         return build_graph(part.portable for part in model.parts.values())

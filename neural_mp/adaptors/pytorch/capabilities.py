@@ -20,9 +20,9 @@ from neural_mp.adaptors.pytorch.graph import (
     INTEGER_LAYERS,
     LINEAR,
     WEIGHT_ARGUMENT,
-    carries_int8,
-    find_clusters,
+    find_fusion_groups,
     is_head,
+    quantize_agnostic,
 )
 from neural_mp.adaptors.pytorch.integer_kernels import geometry
 from neural_mp.adaptors.pytorch.kernel_products import kernel_products
@@ -37,7 +37,7 @@ from neural_mp.core.precision import (
     Precision,
     QuantSpec,
 )
-from neural_mp.space.space import Capability
+from neural_mp.space import Capability
 
 logger = logging.getLogger(__name__)
 
@@ -195,9 +195,9 @@ def capabilities(model: TorchModel, hardware: Hardware) -> Mapping[str, Capabili
     found = {}
     for part in model.parts.values():
         module = part.portable
-        clusters = find_clusters(module)
+        fusion_groups = find_fusion_groups(module)
         for name, node in op_nodes(module).items():
-            obstacle = int8_obstacle(module, node, name in clusters)
+            obstacle = int8_obstacle(module, node, name in fusion_groups)
             configs: tuple[OpConfig, ...] = ()
             if obstacle is None:
                 mine = products[kernel_of(node)]
@@ -270,12 +270,12 @@ class _Builder:
         return Capability((*self.configs, FP32), self.reasons, emulated, weights)
 
 
-def int8_obstacle(module: GraphModule, node: Node, in_cluster: bool) -> str | None:
+def int8_obstacle(module: GraphModule, node: Node, in_fusion_group: bool) -> str | None:
     """Why an op has no INT8 form of its own; None if it has one."""
     if node.target not in _RANGES:
-        if in_cluster:
+        if in_fusion_group:
             return "runs in the INT8 kernel of the layer before it, not by itself"
-        if carries_int8(node):
+        if quantize_agnostic(node):
             return "moves INT8 values where the ops around it run in INT8, computes nothing itself"
         return _no_kernel(node)
     weight = constant(module, node.args[WEIGHT_ARGUMENT[node.target]])

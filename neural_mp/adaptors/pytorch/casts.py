@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from neural_mp.adaptors.pytorch.graph import tensor_name
 from neural_mp.adaptors.pytorch.model import OP_NAME, add_constant, constant
 from neural_mp.core.precision import Precision
-from neural_mp.core.quantization_flow import Flow
+from neural_mp.core.quantization_flow import QuantizationFlow
 
 aten = torch.ops.aten
 #: The 16-bit precisions in torch's words.
@@ -52,7 +52,7 @@ class _Caster:
         self.dtype: dict[Node, torch.dtype] = {}
         self.casts: dict[tuple[Node, torch.dtype], Node] = {}
 
-    def run(self, flow: Flow) -> None:
+    def run(self, flow: QuantizationFlow) -> None:
         for node in list(self.module.graph.nodes):
             if node.op == "output":
                 for source in node.all_input_nodes:
@@ -81,7 +81,7 @@ class _Caster:
         if source in self.dtype and _traced_dtype(node) is not None:
             self.dtype[node] = self.dtype[source]
 
-    def wide(self, op: str, flow: Flow, node: Node) -> torch.dtype | None:
+    def wide(self, op: str, flow: QuantizationFlow, node: Node) -> torch.dtype | None:
         """What an op that a plan has in neither 16-bit precision reads or writes a tensor in."""
         dtype = _traced_dtype(node)
         wide = self.widen or flow.precisions[op] is Precision.INT8
@@ -117,7 +117,7 @@ def _traced_dtype(node: Node) -> torch.dtype | None:
     return None
 
 
-def insert_casts(module: GraphModule, flow: Flow, dtype: torch.dtype) -> None:
+def insert_casts(module: GraphModule, flow: QuantizationFlow, dtype: torch.dtype) -> None:
     """Rewrite the graph in place so that every op runs in its precision.
 
     One cast a tensor and dtype, however many read it; inputs and outputs keep their dtypes.

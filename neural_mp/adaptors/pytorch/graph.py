@@ -1,4 +1,4 @@
-"""The neutral graph of a prepared module, with the clusters its integer kernels run as one."""
+"""The neutral graph of a prepared module, with the fusion groups its integer kernels run as one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ACTIVATIONS: dict[Any, tuple[str, frozenset[Any]]] = {
     aten.tanh.default: ("tanh", frozenset({LINEAR})),
 }
 #: Ops that give the same result on quantized values as on real ones: they move or select.
-_MOVES = frozenset(
+_AGNOSTIC = frozenset(
     {
         CONCATENATION,
         PADDING,
@@ -66,15 +66,15 @@ _MOVES = frozenset(
 
 
 def build_graph(modules: Iterable[GraphModule]) -> OpGraph:
-    """Ops, edges and clusters of prepared modules, side by side."""
+    """Ops, edges and fusion groups of prepared modules, side by side."""
     ops: list[Op] = []
     inputs: list[str] = []
     outputs: list[str] = []
     for module in modules:
-        heads = find_clusters(module)
+        heads = find_fusion_groups(module)
         for name, node in op_nodes(module).items():
-            cluster, carries = heads.get(name), carries_int8(node)
-            ops.append(Op(name, op_type(node), _sources(node), cluster, carries))
+            fusion_group, carries = heads.get(name), quantize_agnostic(node)
+            ops.append(Op(name, op_type(node), _sources(node), fusion_group, carries))
         for node in module.graph.nodes:
             if node.op == "placeholder" and has_tensors(node):
                 inputs.append(tensor_name(node))
@@ -101,9 +101,9 @@ def _sources(node: Node) -> tuple[str, ...]:
     return tuple(found)
 
 
-def carries_int8(node: Node) -> bool:
+def quantize_agnostic(node: Node) -> bool:
     """Whether a node gives the same result on quantized values as on real ones."""
-    if node.target not in _MOVES:
+    if node.target not in _AGNOSTIC:
         return False
     if node.target is CONCATENATION:
         return all(_is_computed(part) for part in node.args[0])
@@ -126,7 +126,7 @@ def is_head(module: GraphModule, node: Node) -> bool:
     )
 
 
-def find_clusters(module: GraphModule) -> dict[str, str]:
+def find_fusion_groups(module: GraphModule) -> dict[str, str]:
     """Op → the layer whose kernel can also do it: residual addition, then activation."""
     heads: dict[str, str] = {}
     layers = [n for n in op_nodes(module).values() if is_head(module, n)]

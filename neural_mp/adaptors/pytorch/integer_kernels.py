@@ -18,7 +18,7 @@ from neural_mp.adaptors.pytorch.graph import (
     EMBEDDING,
     LINEAR,
     PADDING,
-    carries_int8,
+    quantize_agnostic,
 )
 from neural_mp.adaptors.pytorch.model import (
     OP_NAME,
@@ -48,7 +48,7 @@ def lower(module: GraphModule) -> GraphModule:
     with torch.no_grad():
         # Ops that move values first: what they return may be a view, which summing must know.
         for node in list(module.graph.nodes):
-            if carries_int8(node):
+            if quantize_agnostic(node):
                 _run_on_integers(module, node)
         module.graph.eliminate_dead_code()
         for node in list(module.graph.nodes):
@@ -176,7 +176,7 @@ def _may_overwrite(summand: Node, addition: Node, reads: Node) -> bool:
     for user in summand.users:
         readers.update(user.users if user.target is ops.dequantize else (user,))
     return all(
-        order[reader] < order[addition] and not carries_int8(reader)
+        order[reader] < order[addition] and not quantize_agnostic(reader)
         for reader in readers - {addition}
     )
 

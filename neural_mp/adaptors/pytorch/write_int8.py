@@ -16,11 +16,11 @@ from neural_mp.adaptors.pytorch.model import OP_NAME, add_constant, constant, op
 from neural_mp.core.byte_products import weight_limit
 from neural_mp.core.observations import Range
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.quantization_flow import Flow
+from neural_mp.core.quantization_flow import QuantizationFlow
 
 
 def insert_quantization(
-    module: GraphModule, flow: Flow, plan: PrecisionPlan, ranges: Mapping[str, Range]
+    module: GraphModule, flow: QuantizationFlow, plan: PrecisionPlan, ranges: Mapping[str, Range]
 ) -> None:
     """Rewrite the graph in place; `ranges` are those of `quantized_ranges`."""
     nodes = {
@@ -42,7 +42,9 @@ def insert_quantization(
             _quantize_dynamically(node)
 
 
-def _quantize(module: GraphModule, node: Node, scale: float, zero_point: int, flow: Flow) -> None:
+def _quantize(
+    module: GraphModule, node: Node, scale: float, zero_point: int, flow: QuantizationFlow
+) -> None:
     name = tensor_name(node)
     graph = module.graph
     readers = [

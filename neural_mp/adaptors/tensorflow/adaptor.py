@@ -20,7 +20,7 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import observable_tensors
-from neural_mp.space.space import Capability, TuningSpace
+from neural_mp.space import Capability, TuningSpace
 
 if TYPE_CHECKING:
     from neural_mp.adaptors.tensorflow.model import TensorFlowModel
@@ -77,7 +77,7 @@ class TensorFlowAdaptor(Adaptor):
         return replace(model, original=None)
 
     def graph(self, model: TensorFlowModel) -> OpGraph:
-        """Every op with its edges and cluster."""
+        """Every op with its edges and fusion group."""
         from neural_mp.adaptors.tensorflow.graph import build_graph
 
         return build_graph(model)
@@ -187,7 +187,7 @@ class TensorFlowAdaptor(Adaptor):
         """Outputs as arrays, or as tensors where the inputs were tensors."""
         import tensorflow as tf
 
-        from neural_mp.adaptors.common.given_inputs import leaves
+        from neural_mp.core.nested import leaves
 
         results = model.run(model.signature.bind(inputs))
         if any(tf.is_tensor(leaf) for leaf in leaves(inputs)):

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from neural_mp.adaptors.common.kernel_products import Products, products_for
 from neural_mp.adaptors.tensorflow.fold import LAYERS
-from neural_mp.adaptors.tensorflow.fusion import Cluster
+from neural_mp.adaptors.tensorflow.fusion import FusionGroup
 from neural_mp.adaptors.tensorflow.kernel_products import (
     bf16_obstacle,
     forms_that_work,
@@ -37,7 +37,7 @@ from neural_mp.adaptors.tensorflow.tensor_forms import DTYPES, FORM_OF
 from neural_mp.core.byte_products import REDUCED_WEIGHT, ByteProducts, KernelKind, weight_spec
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import FP32, RANGE_ALGORITHMS, OpConfig, Precision, QuantSpec
-from neural_mp.space.space import Capability
+from neural_mp.space import Capability
 
 _SIXTEEN = (Precision.BF16, Precision.FP16)
 _KERNELS = {"Conv2D": KernelKind.CONVOLUTION, "MatMul": KernelKind.DENSE}
@@ -65,11 +65,11 @@ def _int8_configs(products: ByteProducts) -> tuple[OpConfig, ...]:
 class _Judge:
     def __init__(self, model: TensorFlowModel, hardware: Hardware) -> None:
         supports = {p: hardware.support(p) for p in (Precision.INT8, *_SIXTEEN)}
-        self.model, self.anatomy, self.supports = model, model.anatomy, supports
+        self.model, self.structure, self.supports = model, model.structure, supports
         self.hardware = hardware
         self.fed = {node_of(port.tensor) for port in model.signature.inputs}
         self.loops = in_loops(model.graph)
-        self.members = model.anatomy.layer_of()
+        self.members = model.structure.layer_of()
         self.several = {
             node_of(tensor)
             for node in model.graph.nodes.values()
@@ -154,7 +154,7 @@ class _Judge:
         geometry = self._geometry_obstacle(node, weight)
         if geometry is not None:
             return geometry
-        missing = forms_needed(node, self.anatomy.clusters[node.name]) - forms_that_work()
+        missing = forms_needed(node, self.structure.fusion_groups[node.name]) - forms_that_work()
         if missing:
             return f"the integer kernel does not work here: {', '.join(sorted(missing))}"
         return None
@@ -173,7 +173,7 @@ class _Judge:
             return "the integer kernel does not take convolutions in groups"
         if set(integers_attribute(node, "dilations")) - {1} and node.op != "Conv2D":
             return "the integer kernel does not take dilated depthwise convolutions"
-        signed = plain(node.input[0]) not in self.anatomy.non_negative
+        signed = plain(node.input[0]) not in self.structure.non_negative
         if signed and padding_of(node, weight, shape) is None:
             return "how much it pads depends on a size that is not known"
         return None
@@ -181,7 +181,7 @@ class _Judge:
     def _no_kernel(self, node: NodeDef) -> str:
         if node.name in self.members:
             return "runs in the INT8 kernel of the layer before it, not by itself"
-        if node.name in self.anatomy.carriers:
+        if node.name in self.structure.agnostic_ops:
             return "moves INT8 values where the ops around it run in INT8, computes nothing itself"
         if node.op in ("BatchMatMul", "BatchMatMulV2", "Einsum"):
             return "both factors are computed; no integer kernel"
@@ -190,9 +190,9 @@ class _Judge:
         return "no integer kernel"
 
 
-def forms_needed(node: NodeDef, cluster: Cluster) -> frozenset[str]:
+def forms_needed(node: NodeDef, fusion_group: FusionGroup) -> frozenset[str]:
     """The forms of integer kernel that a layer may be written in, as `probe` calls them."""
-    kinds = {step.kind for step in cluster.steps} - {"BiasAdd"}
+    kinds = {step.kind for step in fusion_group.steps} - {"BiasAdd"}
     needed = {f"{node.op} {kind}" for kind in kinds}
     if set(integers_attribute(node, "dilations")) - {1}:
         needed.add(f"{node.op} dilated")

@@ -48,7 +48,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class FusionGroup:
     """A layer and what its kernel can do behind it."""
 
     head: str
@@ -60,19 +60,19 @@ class Cluster:
         return tuple(name for step in self.steps for name in step.nodes)
 
 
-def find_clusters(
+def find_fusion_groups(
     graph: TensorGraph, outputs: frozenset[str], shapes: Shapes
-) -> dict[str, Cluster]:
-    """Layer → its cluster, for every layer with a constant weight.
+) -> dict[str, FusionGroup]:
+    """Layer → its fusion group, for every layer with a constant weight.
 
     Of two layers that are added, the sum goes to the later one.
     """
     consumers = graph.consumers()
     finder = _Finder(graph, outputs, shapes, consumers, _open_inputs(graph), set())
-    found: dict[str, Cluster] = {}
+    found: dict[str, FusionGroup] = {}
     for name, node in reversed(list(graph.nodes.items())):
         if node.op in LAYERS and graph.is_constant(node.input[1]):
-            found[name] = Cluster(name, tuple(finder.steps(name)))
+            found[name] = FusionGroup(name, tuple(finder.steps(name)))
             finder.taken.update(found[name].members)
     return dict(reversed(found.items()))
 

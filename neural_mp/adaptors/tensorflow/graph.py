@@ -12,7 +12,7 @@ CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
 
 def build_graph(model: TensorFlowModel) -> OpGraph:
     """Every op that computes something."""
-    cluster_of = model.anatomy.layer_of()
+    fusion_group_of = model.structure.layer_of()
     fed = [node_of(port.tensor) for port in model.signature.inputs]
     nodes = [
         node
@@ -28,8 +28,8 @@ def build_graph(model: TensorFlowModel) -> OpGraph:
                 node.name,
                 node.op,
                 tuple(source for source in read if source in known),
-                cluster=cluster_of.get(node.name),
-                carries_int8=node.name in model.anatomy.carriers,
+                fusion_group=fusion_group_of.get(node.name),
+                quantize_agnostic=node.name in model.structure.agnostic_ops,
                 writes_int8=node.op in CONVOLUTIONS,
             )
         )

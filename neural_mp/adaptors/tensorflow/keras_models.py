@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.given_inputs import leaves
+from neural_mp.core.nested import leaves
 from neural_mp.errors import CaptureError, ModelLoadError, in_one_line
 
 logger = logging.getLogger(__name__)

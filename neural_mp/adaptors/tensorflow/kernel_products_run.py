@@ -76,7 +76,7 @@ def _steps_off(form: str, weight_range: str, signed: bool) -> float:
     limit = WEIGHT_LIMITS[weight_range]
     model, feeds = _small_model(form, limit, signed)
     ops = build_graph(model)
-    layers = [op.name for op in ops if op.cluster is None and op.type == form.split()[0]]
+    layers = [op.name for op in ops if op.fusion_group is None and op.type == form.split()[0]]
     flow = trace(ops, dict.fromkeys(layers, Precision.INT8))
     names = list(flow.root)
     values = dict(zip(names, model.runner(feeds, names), strict=True))

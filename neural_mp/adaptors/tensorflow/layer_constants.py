@@ -36,7 +36,7 @@ class _Norm:
 def layers(model: TensorFlowModel) -> dict[str, Layer]:
     """Op → its constants."""
     graph = model.graph
-    found = {name: _layer(model, name) for name in model.anatomy.clusters}
+    found = {name: _layer(model, name) for name in model.structure.fusion_groups}
     for name, norm in _norms(model).items():
         found[name] = Layer(name, lambda norm=norm: _scale(graph, norm), pooled=True)  # type: ignore[misc]
     return found
@@ -46,7 +46,7 @@ def channel_keepers(model: TensorFlowModel) -> frozenset[str]:
     """Reshapings that leave the last axis as it is."""
     kept = set()
     for name, node in model.graph.nodes.items():
-        if node.op != "Reshape" or name not in model.anatomy.carriers:
+        if node.op != "Reshape" or name not in model.structure.agnostic_ops:
             continue
         before, after = model.shapes[node_of(node.input[0])][0], model.shapes[name][0]
         if before and after and before[-1] is not None and before[-1] == after[-1]:
@@ -64,7 +64,9 @@ def _layer(model: TensorFlowModel, name: str) -> Layer:
         return value.reshape(*value.shape[:2], 1, -1) if depthwise else value
 
     depthwise = node.op == "DepthwiseConv2dNative"
-    bias = next((s.result for s in model.anatomy.clusters[name].steps if s.kind == "BiasAdd"), None)
+    bias = next(
+        (s.result for s in model.structure.fusion_groups[name].steps if s.kind == "BiasAdd"), None
+    )
     result = bias or name
     if node.op == "MatMul":
         across = node.attr["transpose_b"].b

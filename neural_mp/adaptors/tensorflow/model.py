@@ -12,7 +12,7 @@ from neural_mp.adaptors.tensorflow.nodes import Array, TensorGraph, node_of
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported
 from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
 from neural_mp.adaptors.tensorflow.shapes import Shapes, shapes
-from neural_mp.adaptors.tensorflow.structure import Anatomy, anatomy
+from neural_mp.adaptors.tensorflow.structure import GraphStructure, structure
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,14 +49,14 @@ class TensorFlowModel:
         return shapes(self.graph)
 
     @cached_property
-    def anatomy(self) -> Anatomy:
+    def structure(self) -> GraphStructure:
         """What the graph is made of."""
-        return anatomy(self.graph, self.output_nodes, self.shapes)
+        return structure(self.graph, self.output_nodes, self.shapes)
 
     @cached_property
     def counted_for(self) -> Mapping[str, str]:
         """Node that may run → the op its time counts for, such as the layer it runs along with."""
-        return self.ops or self.anatomy.layer_of()
+        return self.ops or self.structure.layer_of()
 
     @property
     def output_nodes(self) -> frozenset[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.nested import Structure, described
+from neural_mp.core.nested import Structure, described
 from neural_mp.adaptors.common.signature import Port
 from neural_mp.adaptors.tensorflow import graph_files, keras_models
 from neural_mp.adaptors.tensorflow.freeze import frozen_graph

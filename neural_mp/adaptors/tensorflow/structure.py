@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neural_mp.adaptors.tensorflow.fusion import Cluster, find_clusters, non_negative
+from neural_mp.adaptors.tensorflow.fusion import FusionGroup, find_fusion_groups, non_negative
 from neural_mp.adaptors.tensorflow.nodes import (
     NodeDef,
     TensorGraph,
@@ -19,7 +19,7 @@ from neural_mp.adaptors.tensorflow.shapes import Shapes
 
 #: Ops that move or select values, and how many tensors they do it with; the rest of their inputs
 #: says how, and must be constant. None: all inputs but the last.
-CARRIERS: Mapping[str, int | None] = {
+AGNOSTIC: Mapping[str, int | None] = {
     **dict.fromkeys(("Reshape", "Squeeze", "ExpandDims", "Transpose", "Slice", "StridedSlice"), 1),
     **dict.fromkeys(("MaxPool", "AvgPool", "Pad", "SpaceToDepth", "DepthToSpace"), 1),
     **dict.fromkeys(("SpaceToBatchND", "BatchToSpaceND", "ResizeNearestNeighbor"), 1),
@@ -30,42 +30,46 @@ _LARGEST_AVERAGE = 9
 
 
 @dataclass(frozen=True)
-class Anatomy:
+class GraphStructure:
     """What a graph is made of, as far as INT8 is concerned.
 
     Attributes:
-        clusters: layer → what its kernel can run along.
-        carriers: ops that pass INT8 on → the tensors they move.
+        fusion_groups: layer → what its kernel can run along.
+        agnostic_ops: ops that pass INT8 on → the tensors they move.
         non_negative: nodes whose results are never negative.
     """
 
-    clusters: Mapping[str, Cluster]
-    carriers: Mapping[str, tuple[str, ...]]
+    fusion_groups: Mapping[str, FusionGroup]
+    agnostic_ops: Mapping[str, tuple[str, ...]]
     non_negative: frozenset[str]
 
     def layer_of(self) -> dict[str, str]:
         """Node that a layer's kernel can run along → that layer."""
         return {
-            member: head for head, cluster in self.clusters.items() for member in cluster.members
+            member: head
+            for head, fusion_group in self.fusion_groups.items()
+            for member in fusion_group.members
         }
 
 
-def anatomy(graph: TensorGraph, outputs: frozenset[str], shapes: Shapes) -> Anatomy:
+def structure(graph: TensorGraph, outputs: frozenset[str], shapes: Shapes) -> GraphStructure:
     """Take a graph apart; `outputs` are the nodes whose results leave it."""
-    carriers = {
+    agnostic_ops = {
         name: moved
         for name, node in graph.nodes.items()
         if (moved := _moved(graph, node)) and shapes[name][0] is not None
     }
-    return Anatomy(find_clusters(graph, outputs, shapes), carriers, non_negative(graph))
+    return GraphStructure(
+        find_fusion_groups(graph, outputs, shapes), agnostic_ops, non_negative(graph)
+    )
 
 
 def _moved(graph: TensorGraph, node: NodeDef) -> tuple[str, ...]:
     """The tensors that an op moves without changing them; none where it does more."""
-    if node.op not in CARRIERS or "T" not in node.attr:
+    if node.op not in AGNOSTIC or "T" not in node.attr:
         return ()
     tensors = data_inputs(node)
-    count = CARRIERS[node.op]
+    count = AGNOSTIC[node.op]
     moved = tensors[:-1] if count is None else tensors[:count]
     if any(":" in tensor or graph.is_constant(tensor) for tensor in moved):
         return ()

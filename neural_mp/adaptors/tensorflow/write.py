@@ -23,12 +23,12 @@ from neural_mp.adaptors.tensorflow.nodes import (
     typed_inputs,
 )
 from neural_mp.adaptors.tensorflow.tensor_forms import DTYPES, FORM_OF, FP32, Forms
-from neural_mp.adaptors.tensorflow.write_agnostic import write_carrier
+from neural_mp.adaptors.tensorflow.write_agnostic import write_agnostic
 from neural_mp.adaptors.tensorflow.write_int8 import Layer, write_layer
 from neural_mp.core.byte_products import weight_limit
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import OpConfig, Precision
-from neural_mp.core.quantization_flow import Flow
+from neural_mp.core.quantization_flow import QuantizationFlow
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Conversion:
 
 def convert(
     model: TensorFlowModel,
-    flow: Flow,
+    flow: QuantizationFlow,
     ranges: Mapping[str, Range],
     plan: Mapping[str, OpConfig],
 ) -> Conversion:
@@ -70,7 +70,7 @@ def convert(
 @dataclass
 class _Writer:
     model: TensorFlowModel
-    flow: Flow
+    flow: QuantizationFlow
     encodings: dict[str, Encoding]
     plan: Mapping[str, OpConfig]
     forms: Forms = field(init=False)
@@ -93,9 +93,9 @@ class _Writer:
         self.forms.graph.nodes.update(source.nodes)
         self.layers = {}
         consumers = source.consumers()
-        for head, cluster in self.model.anatomy.clusters.items():
+        for head, fusion_group in self.model.structure.fusion_groups.items():
             if self.flow.precisions.get(head) is Precision.INT8:
-                layer = Layer.of(source, consumers, cluster, self.flow)
+                layer = Layer.of(source, consumers, fusion_group, self.flow)
                 self.layers[layer.tail] = layer
                 self.inner.update(dict.fromkeys(layer.nodes, layer.tail))
 
@@ -109,10 +109,10 @@ class _Writer:
             written = write_layer(self.forms, self.model, layer, self.flow, limit)
         elif name in self.inner:
             return
-        elif name in self.model.anatomy.carriers and name in self.flow.int8_outputs:
-            moved = self.model.anatomy.carriers[name]
+        elif name in self.model.structure.agnostic_ops and name in self.flow.int8_outputs:
+            moved = self.model.structure.agnostic_ops[name]
             encoding = self.encodings[self.flow.root[name]]
-            written = write_carrier(self.forms, self.model, node, moved, encoding)
+            written = write_agnostic(self.forms, self.model, node, moved, encoding)
         elif precision.is_16_bit:
             written = self._write_16_bit(node, FORM_OF[precision])
         else:
@@ -157,7 +157,7 @@ class _Writer:
 
     def _counted_for(self, graph: TensorGraph) -> dict[str, str]:
         """Node of the written graph → the op its time counts for."""
-        heads = self.model.anatomy.layer_of()
+        heads = self.model.structure.layer_of()
         names = {}
         for name in self.model.graph.nodes:
             written, op = self.standing_for.get(name, name), heads.get(name, name)

@@ -19,7 +19,7 @@ from neural_mp.adaptors.tensorflow.write_int8 import kernel_limits
 _POOLING = {"MaxPool": "QuantizedMaxPool", "AvgPool": "QuantizedAvgPool"}
 
 
-def write_carrier(
+def write_agnostic(
     forms: Forms, model: TensorFlowModel, node: NodeDef, moved: tuple[str, ...], encoding: Encoding
 ) -> str:
     """Write an op that passes INT8 on; returns the name of its node."""

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.signature import Shape
-from neural_mp.adaptors.tensorflow.fusion import Cluster, Step
+from neural_mp.adaptors.tensorflow.fusion import FusionGroup, Step
 from neural_mp.adaptors.tensorflow.integer_kernels import (
     F32,
     S8,
@@ -34,7 +34,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
 from neural_mp.adaptors.tensorflow.padding import pad_stored, padding_of
 from neural_mp.adaptors.tensorflow.tensor_forms import BF16, FP32, UINT8, Forms
 from neural_mp.core.precision import Precision
-from neural_mp.core.quantization_flow import Flow
+from neural_mp.core.quantization_flow import QuantizationFlow
 
 
 @dataclass(frozen=True)
@@ -52,19 +52,25 @@ class Layer:
     sixteen: bool
 
     @classmethod
-    def of(cls, graph: TensorGraph, consumers: Consumers, cluster: Cluster, flow: Flow) -> Layer:
-        """What of a cluster runs in INT8: the steps up to the first that does not."""
+    def of(
+        cls,
+        graph: TensorGraph,
+        consumers: Consumers,
+        fusion_group: FusionGroup,
+        flow: QuantizationFlow,
+    ) -> Layer:
+        """What of a fusion group runs in INT8: the steps up to the first that does not."""
         steps = []
-        for step in cluster.steps:
+        for step in fusion_group.steps:
             if any(flow.precisions[name] is not Precision.INT8 for name in step.nodes):
                 break
             steps.append(step)
-        tail = steps[-1].result if steps else cluster.head
+        tail = steps[-1].result if steps else fusion_group.head
         readers = [graph.nodes[name] for name, _ in consumers[tail]]
         low = bool(readers) and all(
             flow.precisions.get(node.name) is Precision.BF16 for node in readers
         )
-        return cls(graph.nodes[cluster.head], tuple(steps), low)
+        return cls(graph.nodes[fusion_group.head], tuple(steps), low)
 
     @property
     def head(self) -> str:
@@ -92,7 +98,7 @@ class Layer:
 
 
 def write_layer(
-    forms: Forms, model: TensorFlowModel, layer: Layer, flow: Flow, weight_limit: int
+    forms: Forms, model: TensorFlowModel, layer: Layer, flow: QuantizationFlow, weight_limit: int
 ) -> str:
     """Write the kernel, with weights of ±`weight_limit`; returns the name of its node."""
     value = forms.source.constant(layer.node.input[1])

@@ -81,7 +81,7 @@ def check(name: str, model: onnx.ModelProto, values) -> bool:
         return False
     space = adaptor.space(held, MACHINE)
     count = len(reference)
-    untouched = adaptor.convert(held, space.fp32_plan(), Observations(), space)
+    untouched = adaptor.convert(held, space.resolve(space.fp32_plan()), Observations(), space)
     results = as_list(adaptor.predict(untouched, feeds), count)
     assert same(results, reference), name
     for precision, tolerance in TOLERANCES.items():
@@ -99,7 +99,7 @@ def check(name: str, model: onnx.ModelProto, values) -> bool:
         )
         tensors = precision is Precision.INT8 and any(c != FP32 for c in plan.values())
         observed = adaptor.observe(held, [feeds], space) if tensors else Observations()
-        converted = adaptor.convert(held, plan, observed, space)
+        converted = adaptor.convert(held, space.resolve(plan), observed, space)
         given = as_list(adaptor.predict(converted, feeds), count)
         if not any(re.search(words, name) for words in FURTHER_OFF):
             for one, other in zip(given, reference, strict=True):

@@ -73,7 +73,7 @@ def test_nodes_without_names():
     for node in model.graph.node:
         node.name = ""
     converted = Converted(model, X)
-    assert len(set(converted.float.anatomy.nodes)) == 3
+    assert len(set(converted.float.structure.nodes)) == 3
     assert converted.kernels["QLinearConv"] == 2
 
 

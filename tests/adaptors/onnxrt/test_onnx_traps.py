@@ -50,7 +50,7 @@ def test_an_op_that_means_something_else_in_a_later_opset_is_left_alone():
 def test_what_raising_the_opset_puts_in_has_names_and_its_constants_count_as_such():
     """Softmax of opset 12 becomes several ops; the limits of a Clip were attributes."""
     softmax = Converted(conv_and(op("Softmax", "c", "y", axis=1), opset=11), X)
-    assert "" not in softmax.float.anatomy.nodes
+    assert "" not in softmax.float.structure.nodes
     assert softmax.kernels["QLinearConv"] == 1
     nodes = (op("Clip", "c", "r", min=0.0, max=6.0), op("Conv", "r v", "y"))
     clip = Converted(conv_and(*nodes, constants={"v": W3}, opset=10), X)
@@ -317,5 +317,5 @@ def test_a_plan_of_which_nothing_comes_is_the_fp32_plan():
     space = adaptor.space(adaptor.load(model), MACHINE)
     (name,) = (node.name for node in space.graph if node.type == "Mul")
     asked = PrecisionPlan({name: OpConfig(Precision.INT8)})
-    assert set(space.flow(asked).precisions.values()) == {Precision.FP32}
+    assert set(space.resolve(asked).effective.values()) == {Precision.FP32}
     assert space.resolve(asked) == space.fp32_plan()

@@ -137,7 +137,7 @@ def test_string_inputs_stay_as_they_are(adaptor, all_machine):
         if "String" in op.type
     )
     converted = adaptor.convert(
-        model, uniform(space, INT8), adaptor.observe(model, [rows], space), space
+        model, space.resolve(uniform(space, INT8)), adaptor.observe(model, [rows], space), space
     )
     assert signal_to_noise(run(rows).numpy(), adaptor.predict(converted, rows)) > 30
 
@@ -172,7 +172,9 @@ def test_control_flow_stays_in_fp32_and_what_is_around_it_need_not(adaptor, all_
     assert last
     observations = adaptor.observe(model, [data, -data], space)
     for precision in (INT8, BF16):
-        converted = adaptor.convert(model, uniform(space, precision), observations, space)
+        converted = adaptor.convert(
+            model, space.resolve(uniform(space, precision)), observations, space
+        )
         for values in (data, -data):
             wanted = whole(values).numpy()
             assert signal_to_noise(wanted, adaptor.predict(converted, values)) > 20
@@ -191,7 +193,9 @@ def test_sizes_that_are_known_late(adaptor, all_machine):
     space = adaptor.space(model, all_machine)
     observations = adaptor.observe(model, [data], space)
     for precision, decibels in ((INT8, 20), (BF16, 30)):
-        converted = adaptor.convert(model, uniform(space, precision), observations, space)
+        converted = adaptor.convert(
+            model, space.resolve(uniform(space, precision)), observations, space
+        )
         for shape in ((1, 14, 11, 3), (3, 9, 20, 3)):
             values = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
             wanted = np.asarray(net(values))

@@ -118,8 +118,8 @@ def test_dense_layers_on_sequences_are_products_of_matrices():
     found = kinds(model)
     assert found["MatMul"] == found["BiasAdd"] == 5
     assert not {"BatchMatMulV2", "Einsum", "Shape", "Prod", "GatherV2", "Pack"} & set(found)
-    clusters = Counter(op.cluster for op in adaptor.graph(model) if op.cluster)
-    assert sorted(clusters.values()) == [1, 1, 2, 6, 9]  # biases, tanh, the two forms of GELU
+    fusion_groups = Counter(op.fusion_group for op in adaptor.graph(model) if op.fusion_group)
+    assert sorted(fusion_groups.values()) == [1, 1, 2, 6, 9]  # biases, tanh, the two forms of GELU
 
 
 def test_projections_of_attention_are_products_of_matrices():

@@ -53,7 +53,7 @@ def test_bf16_takes_two_casts_and_every_layer(held, space, images):
     over many inputs leave less: below that bound it must be.
     """
     adaptor = TensorFlowAdaptor()
-    converted = adaptor.convert(held[1], uniform(space, BF16), Observations(), space)
+    converted = adaptor.convert(held[1], space.resolve(uniform(space, BF16)), Observations(), space)
     assert adaptor.conversion_counts(converted).casts == 2
     assert sum(node.op == "Cast" for node in converted.graph.nodes.values()) == 2
     assert types_of(converted, "Conv2D") == ["bfloat16"] * 53
@@ -68,7 +68,7 @@ def test_bf16_takes_two_casts_and_every_layer(held, space, images):
 def test_int8_stays_in_integers_from_the_image_to_the_pooling(held, space, images):
     adaptor = TensorFlowAdaptor()
     observations = adaptor.observe(held[1], [images], space)
-    converted = adaptor.convert(held[1], uniform(space, INT8), observations, space)
+    converted = adaptor.convert(held[1], space.resolve(uniform(space, INT8)), observations, space)
     ops = [node.op for node in converted.graph.nodes.values()]
     assert ops.count("_FusedQuantizedConv2D") == 53
     assert ops.count("_QuantizedMatMul") == 1
@@ -87,7 +87,7 @@ def test_three_precisions_in_one_graph(held, space, images):
     dense = next(op for op in space.decided if space.graph[op].type == "MatMul")
     plan = plan.replacing({dense: FP32})
     observations = adaptor.observe(held[1], [images], space)
-    converted = adaptor.convert(held[1], plan, observations, space)
+    converted = adaptor.convert(held[1], space.resolve(plan), observations, space)
     counts = adaptor.conversion_counts(converted)
     assert (counts.quantize, counts.dequantize, counts.casts) == (1, 1, 1)
     (straight,) = [n for n in converted.graph.nodes.values() if n.op == "Dequantize"]

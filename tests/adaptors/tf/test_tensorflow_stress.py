@@ -117,7 +117,9 @@ def run(name: str) -> None:
     model = adaptor.load(net)
     space = adaptor.space(model, MACHINE)
     plan = uniform(space, INT8)
-    converted = adaptor.convert(model, plan, adaptor.observe(model, [data], space), space)
+    converted = adaptor.convert(
+        model, space.resolve(plan), adaptor.observe(model, [data], space), space
+    )
     native = adaptor.native(converted)
 
     def many_times(use) -> list[np.ndarray]:

@@ -30,7 +30,7 @@ def converted(adaptor, all_machine):
         model = adaptor.load(source, example=data)
         space = adaptor.space(model, all_machine)
         observations = adaptor.observe(model, [data], space)
-        return adaptor.convert(model, uniform(space, precision), observations, space)
+        return adaptor.convert(model, space.resolve(uniform(space, precision)), observations, space)
 
     return convert
 

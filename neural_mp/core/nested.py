@@ -1,9 +1,11 @@
-"""Nested results: what form a model returns its outputs in, told so that it can be written down."""
+"""Nested tuples, lists and dicts: what models take and return, and how to write that down."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 #: Positions of outputs in nested lists and dicts, None where a model returns None.
 Structure = int | None | list[Any] | dict[str, Any]
@@ -38,6 +40,48 @@ def packed(structure: Structure, values: Sequence[Any]) -> Any:
     if isinstance(structure, list):
         return [packed(item, values) for item in structure]
     return None if structure is None else values[structure]
+
+
+def leaves(value: Any) -> list[Any]:
+    """The leaves of nested tuples, lists and mappings, in the order they were put in."""
+    if isinstance(value, Mapping):
+        return leaves(list(value.values()))
+    if isinstance(value, tuple | list):
+        return [leaf for item in value for leaf in leaves(item)]
+    return [value]
+
+
+def count_samples(inputs: Any) -> int:
+    """The length of the first axis of the first array in a batch's inputs; 1 without one."""
+    if isinstance(inputs, Mapping):
+        inputs = next(iter(inputs.values()), None)
+    while isinstance(inputs, tuple | list) and inputs:
+        inputs = inputs[0]
+    shape: Any = getattr(inputs, "shape", ())
+    return int(shape[0]) if len(shape) else 1
+
+
+def as_numpy(values: Any) -> np.ndarray:
+    """An array, tensor or nested list of any framework as a numpy array, bfloat16 as float32.
+
+    Raises:
+        ValueError: it does not form one array.
+    """
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+    try:
+        array = np.asarray(values)
+    except TypeError:
+        if not hasattr(values, "float"):
+            raise
+        array = np.asarray(values.float())  # numpy has no bfloat16, which tensors may have
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def float_arrays(value: Any) -> list[np.ndarray]:
+    """The arrays of floating-point numbers among the leaves."""
+    arrays = (as_numpy(leaf) for leaf in leaves(value) if hasattr(leaf, "shape"))
+    return [array for array in arrays if array.dtype.kind == "f"]
 
 
 def flattened(inputs: Any) -> list[Any]:

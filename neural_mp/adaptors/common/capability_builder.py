@@ -1,0 +1,108 @@
+"""From the kernels that a framework has for an op to what the op can run in here, with reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from neural_mp.core.hardware import Hardware
+from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
+from neural_mp.space import Capability
+
+#: Why an op has no kernel, in words that all frameworks share.
+NO_INTEGER_KERNEL = "no integer kernel"
+BOTH_FACTORS_COMPUTED = "both factors are computed; no integer kernel"
+COMPUTED_WEIGHT = "its weight is computed, not constant"
+UNUSABLE_WEIGHT = "its weight is empty, or holds NaN or Inf"
+CONSTANT_INPUT = "what it reads is constant, not computed"
+TRANSPOSED_INPUT = "it reads its input transposed, which the integer kernel does not"
+RUNS_ALONG = "runs in the INT8 kernel of the layer before it, not by itself"
+AGNOSTIC = "moves INT8 values where the ops around it run in INT8, computes nothing itself"
+NO_FLOATS = "its result holds no floating-point numbers"
+SEVERAL_RESULTS = "it has several results"
+
+#: The precisions that a framework says of whether it has a kernel in them.
+LOWER = tuple(precision for precision in Precision if precision is not Precision.FP32)
+
+
+@dataclass(frozen=True)
+class IntegerKernel:
+    """An integer kernel that an op has, and how the op may be quantized for it.
+
+    Attributes:
+        weight: how the weight is stored; None for an op without a weight.
+        algorithms: what may choose the range of what the op reads, best first.
+        weight_alone: how the weight is stored where the weight alone is in INT8; None where the op
+            cannot run so.
+        other_weights: how the weight may be stored beside that, where a plan asks.
+    """
+
+    weight: QuantSpec | None = None
+    algorithms: tuple[str, ...] = ()
+    weight_alone: QuantSpec | None = None
+    other_weights: tuple[QuantSpec, ...] = ()
+
+    def configs(self) -> list[OpConfig]:
+        """The INT8 forms of the op, best first; most differ in how the range is chosen only."""
+        found = [
+            OpConfig(
+                Precision.INT8, self.weight, QuantSpec("uint8", "asymmetric", "per_tensor", way)
+            )
+            for way in self.algorithms
+        ]
+        if self.weight_alone is not None:
+            found.append(OpConfig(Precision.INT8, self.weight_alone))
+        return found
+
+
+@dataclass(frozen=True)
+class OpKernels:
+    """The kernels that a framework has for one op, or why it has none.
+
+    Attributes:
+        int8: the integer kernel, or the reason why there is none.
+        missing: 16-bit precision → why the framework has no kernel of it; the others it has.
+        emulated: 16-bit precisions whose kernel computes in FP32 and rounds, whatever the hardware.
+    """
+
+    int8: IntegerKernel | str = NO_INTEGER_KERNEL
+    missing: Mapping[Precision, str] = field(default_factory=dict)
+    emulated: frozenset[Precision] = frozenset()
+
+    @classmethod
+    def none(cls, reason: str) -> OpKernels:
+        """No kernels but those of FP32, for one reason."""
+        return cls(reason, {precision: reason for precision in LOWER if precision.is_16_bit})
+
+
+def built_capabilities(
+    kernels: Mapping[str, OpKernels], hardware: Hardware
+) -> dict[str, Capability]:
+    """Op → what it can run in: what the framework has a kernel for and the hardware can compute."""
+    return {op: _capability(found, hardware) for op, found in kernels.items()}
+
+
+def _capability(kernels: OpKernels, hardware: Hardware) -> Capability:
+    configs: list[OpConfig] = []
+    reasons: dict[Precision, str] = {}
+    emulated = set()
+    for precision in LOWER:
+        support = hardware.support(precision)
+        if precision is Precision.INT8:
+            reason = kernels.int8 if isinstance(kernels.int8, str) else None
+        else:
+            reason = kernels.missing.get(precision)
+            reason = reason if support.available else support.reason
+        if reason is None and not support.available:
+            reason = support.reason
+        if reason is not None:
+            reasons[precision] = reason
+        elif isinstance(kernels.int8, IntegerKernel) and precision is Precision.INT8:
+            configs += kernels.int8.configs()
+        else:
+            configs.append(OpConfig(precision))
+            if precision in kernels.emulated or not support.native:
+                emulated.add(precision)
+    int8 = kernels.int8 if Precision.INT8 not in reasons else None
+    weights = int8.other_weights if isinstance(int8, IntegerKernel) else ()
+    return Capability((*configs, FP32), reasons, frozenset(emulated), weights)

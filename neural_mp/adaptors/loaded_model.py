@@ -1,0 +1,139 @@
+"""A model together with all that belongs to it, so that nobody carries the parts by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from neural_mp.adaptors.common.hessian import weight_sensitivity
+from neural_mp.adaptors.common.repair import scored_repairs
+from neural_mp.adaptors.contract import Adaptor, ConversionCounts
+from neural_mp.core.nested import float_arrays
+from neural_mp.core.observations import Observations
+from neural_mp.space import ResolvedPlan, TuningSpace
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel(Generic[M]):
+    """A model that can be run: as it was, or converted.
+
+    Attributes:
+        adaptor: the framework.
+        held: the model as the adaptor holds it.
+    """
+
+    adaptor: Adaptor[M]
+    held: M
+
+    def __call__(self, inputs: Any) -> Any:
+        """The outputs for one batch: numpy arrays where the inputs were numpy arrays."""
+        return self.adaptor.predict(self.held, inputs)
+
+    def float_outputs(self, inputs: Any) -> list[np.ndarray]:
+        """The arrays of floating-point numbers among the outputs for one batch."""
+        return float_arrays(self(inputs))
+
+    def example_inputs(self, batch_size: int | None = None) -> Any:
+        """Inputs that the model can be run on; see `Adaptor.example_inputs`."""
+        return self.adaptor.example_inputs(self.held, batch_size)
+
+    def profile(self, inputs: Any) -> Mapping[str, float]:
+        """Op → seconds of one run."""
+        return self.adaptor.profile(self.held, inputs)
+
+    def first_non_finite(self, inputs: Any) -> str | None:
+        """The first op whose result holds NaN or Inf; None if there is none."""
+        return self.adaptor.first_non_finite(self.held, inputs)
+
+    @property
+    def native(self) -> Any:
+        """The framework's own object."""
+        return self.adaptor.native(self.held)
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes the weights take."""
+        return self.adaptor.size(self.held)
+
+    @property
+    def conversions(self) -> ConversionCounts:
+        """The casts, quantizations and dequantizations of one run."""
+        return self.adaptor.conversion_counts(self.held)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know of how the model was taken in."""
+        return self.adaptor.warnings(self.held)
+
+    def fingerprint(self) -> str:
+        """A digest of the ops and weights."""
+        return self.adaptor.fingerprint(self.held)
+
+    def draw(self, path: Path) -> tuple[Path, ...]:
+        """The files that the graph was written into, for people to look at."""
+        return self.adaptor.draw(self.held, path)
+
+    def in_space(self, space: TuningSpace) -> TunableModel[M]:
+        """The model with what its ops may run in."""
+        return TunableModel(self.adaptor, self.held, space)
+
+
+@dataclass(frozen=True, eq=False)
+class TunableModel(LoadedModel[M]):
+    """An FP32 model that can be converted.
+
+    Attributes:
+        space: what every op may run in.
+        observations: what calibration saw; nothing before `calibrated`.
+    """
+
+    space: TuningSpace
+    observations: Observations = field(default_factory=Observations)
+
+    def calibrated(self, batches: Iterable[Any]) -> TunableModel[M]:
+        """The model with what one pass over calibration inputs saw, and what repairs would bring.
+
+        Raises:
+            ConversionError: a tensor held NaN or Inf.
+        """
+        seen = self.adaptor.observe(self.held, batches, self.space)
+        return self.observed(scored_repairs(self.adaptor, self.held, self.space, seen))
+
+    def observed(self, observations: Observations) -> TunableModel[M]:
+        """The model with what an earlier calibration saw."""
+        return replace(self, observations=observations)
+
+    def converted(self, plan: ResolvedPlan) -> LoadedModel[M]:
+        """The model in the precisions of a plan; itself where the plan lowers nothing.
+
+        Raises:
+            ConversionError: a quantized tensor was never observed, or the framework refuses.
+            PlanError: an op cannot be repaired as the plan says.
+        """
+        held = self.adaptor.convert(self.held, plan, self.observations, self.space)
+        return self if held is self.held else LoadedModel(self.adaptor, held)
+
+    def weight_elements(self) -> dict[str, int]:
+        """Op with a weight → how many numbers that holds."""
+        layers = self.adaptor.layers(self.held)
+        return {op: int(layer.weight().size) for op, layer in layers.items()}
+
+    def weight_sensitivity(self, batches: Iterable[Any]) -> dict[str, float]:
+        """Op with an INT8 weight → harm of rounding it, by second derivatives.
+
+        Raises:
+            ConversionError: the framework has no gradients.
+        """
+        return weight_sensitivity(self.adaptor, self.held, batches, self.space)
+
+
+#: Models of any framework, for what does not look into them.
+AnyModel = LoadedModel[Any]
+AnyTunableModel = TunableModel[Any]

@@ -1,0 +1,56 @@
+"""What one op of a model can run in here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
+
+
+@dataclass(frozen=True)
+class Capability:
+    """What one op can run in.
+
+    Attributes:
+        configs: best first; FP32 is always among them and last.
+        reasons: precision it cannot run in → why.
+        emulated: 16-bit precisions that are computed in FP32 here, and rounded.
+        weights: how its INT8 weight may be stored beside what `configs` say, where a plan asks.
+    """
+
+    configs: tuple[OpConfig, ...] = (FP32,)
+    reasons: Mapping[Precision, str] = field(default_factory=dict)
+    emulated: frozenset[Precision] = frozenset()
+    weights: tuple[QuantSpec, ...] = ()
+
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        """The precisions the op can run in, best first."""
+        return tuple(dict.fromkeys(config.precision for config in self.configs))
+
+    @property
+    def approaches(self) -> tuple[str, ...]:
+        """The ways of INT8 that the op has, best first; none if it cannot run in INT8."""
+        found = [config.approach for config in self.configs]
+        return tuple(dict.fromkeys(approach for approach in found if approach is not None))
+
+    def config(self, precision: Precision) -> OpConfig | None:
+        """The best config of a precision; None if the op cannot run in it."""
+        return next((c for c in self.configs if c.precision == precision), None)
+
+    def takes(self, config: OpConfig) -> bool:
+        """Whether a plan may ask for a config, repairs aside."""
+        bare = replace(config, repairs=())
+        if bare in self.configs:
+            return True
+        usual = (replace(bare, weight=c.weight) for c in self.configs if c.weight is not None)
+        return bare.weight in self.weights and any(other in self.configs for other in usual)
+
+    def with_right_weight(self, config: OpConfig) -> OpConfig:
+        """A config whose weight is stored in a range that is right here; itself where it is."""
+        if config.weight is None or self.takes(config):
+            return config
+        usual = (c.weight for c in self.configs if c.approach == config.approach)
+        fixed = (replace(config, weight=weight) for weight in usual)
+        return next((other for other in fixed if self.takes(other)), config)
