@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from neural_mp.adaptors.registry import adaptor_classes
+from neural_mp.adaptors.registry import installed_products
 from neural_mp.core.byte_products import (
     FULL_RANGE,
     REDUCED_RANGE,
@@ -25,7 +25,7 @@ def machine(*forced: Precision) -> Hardware:
 
 def products_here(framework: str, kernel: KernelKind) -> ByteProducts:
     """How the runtime of a framework multiplies bytes here, by its own account."""
-    return adaptor_classes()[framework]().kernel_products(machine())[kernel]
+    return installed_products(machine())[framework][kernel]
 
 
 def weight_limit_here(framework: str, kernel: KernelKind) -> int:

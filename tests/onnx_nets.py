@@ -15,7 +15,7 @@ import torch
 from machine import machine
 from torch import nn
 
-from neural_mp.adaptors.onnxrt import OnnxRuntimeAdaptor
+from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec

@@ -94,7 +94,7 @@ def test_the_code_of_a_page_runs_in_order(page, reader, tmp_path, capsys):
 
 
 def test_a_strategy_of_the_page_was_found_by_its_entry_point(tmp_path, reader):
-    from neural_mp.adaptors.registry import adaptor_classes
+    from neural_mp.adaptors.registry import framework_names
     from neural_mp.strategies import strategy_named
 
     install(tmp_path, "extending.md")
@@ -102,7 +102,7 @@ def test_a_strategy_of_the_page_was_found_by_its_entry_point(tmp_path, reader):
         if name := file_name(block):
             (tmp_path / name).write_text(block, encoding="utf-8")
     assert type(strategy_named("bisect")).__module__ == "bisect_strategy"
-    assert "sklearn_mlp" in adaptor_classes()
+    assert "sklearn_mlp" in framework_names()
 
 
 @pytest.mark.parametrize(

@@ -50,13 +50,15 @@ def test_only_ops_with_a_choice_are_decided(space):
 
 
 def test_resolving_fills_in_what_is_not_said(space):
-    plan = space.resolve(PrecisionPlan({"fc": OpConfig(Precision.INT8)}))
+    plan = space.resolve(PrecisionPlan({"fc": OpConfig(Precision.INT8)})).plan
     assert plan == PrecisionPlan({"conv": FP32, "fc": int8("minmax")})
 
 
 def test_resolving_twice_changes_nothing(space):
-    plan = space.resolve(PrecisionPlan({"fc": int8("kl"), "relu": BF16}))
-    assert space.resolve(plan) == plan
+    once = space.resolve(PrecisionPlan({"fc": int8("kl"), "relu": BF16}))
+    again = space.resolve(once.plan)
+    assert again == once
+    assert again.flow == once.flow
 
 
 def test_a_plan_for_another_model_is_refused(space):

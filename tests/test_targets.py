@@ -5,7 +5,7 @@ import json
 import pytest
 
 from neural_mp import MixedPrecision
-from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.api.deployment import hardware_for
 from neural_mp.config import parse_settings
 from neural_mp.core.byte_products import ByteProducts, KernelKind

@@ -37,68 +37,70 @@ def with_data_type(
     explicit: tuple[Precision, ...] | None,
     default: tuple[Precision, ...],
     amp: AmpSettings,
-    warnings: list[str],
-) -> tuple[Precision, ...]:
+) -> tuple[tuple[Precision, ...], tuple[str, ...]]:
     """The precisions to use, with the 16-bit type that `data_type` names as the only one.
+
+    A warning comes with them for a variable that has no effect.
 
     Args:
         explicit: the precisions the user gave; None where none were.
         default: those in place of them.
         amp: what was said of the 16-bit type.
-        warnings: told of a variable that has no effect.
 
     Raises:
         ConfigurationError: both are given and contradict each other.
     """
     wanted = amp.data_type
     if wanted is None:
-        return explicit or default
+        return explicit or default, ()
     origin = amp.origins["data_type"]
     if explicit is not None and wanted not in explicit:
         words = ",".join(map(str, explicit))
         if origin.startswith(PREFIXES):  # a variable counts less than what is said of precisions
-            warnings.append(f"{origin} asks for {wanted}, but precisions are {words}; it is left")
-            return explicit
+            return explicit, (
+                f"{origin} asks for {wanted}, but precisions are {words}; it is left",
+            )
         raise ConfigurationError(
             f"{origin} asks for {wanted}, but precisions are {words}; add {wanted} to them, or "
             f"take one of the two away"
         )
     kept = [p for p in explicit or default if not p.is_16_bit]
-    return tuple(p for p in Precision if p in (*kept, wanted))
+    return tuple(p for p in Precision if p in (*kept, wanted)), ()
 
 
 def edited_lists(
-    adaptor: Adaptor,
-    amp: AmpSettings,
-    precisions: tuple[Precision, ...],
-    warnings: list[str],
-) -> Mapping[Precision, FourLists]:
+    adaptor: Adaptor[Any], amp: AmpSettings, precisions: tuple[Precision, ...]
+) -> tuple[Mapping[Precision, FourLists], tuple[str, ...]]:
     """The four lists of every 16-bit precision: the framework's, with the edits to those in use.
+
+    A warning comes with them for every edit that has no effect.
 
     Raises:
         UnknownOperatorError: an edit names a type that the framework does not have.
         ConfigurationError: an edit does not fit the lists.
     """
-    edits = _known(adaptor, amp.edits, warnings)
+    edits, warnings = _known(adaptor, amp.edits)
     used = [p for p in precisions if p.is_16_bit]
     if edits and not used:
-        warnings.append(
-            f"{edits[0].origin} has no effect: no 16-bit precision is asked for or supported"
+        warnings = (
+            *warnings,
+            f"{edits[0].origin} has no effect: no 16-bit precision is asked for or supported",
         )
     lists = {p: adaptor.amp_lists(p) for p in Precision if p.is_16_bit}
     before = [lists[p] for p in used]
-    return lists | {p: lists[p].edited(_meant_for(lists[p], edits, before)) for p in used}
+    edited = {p: lists[p].edited(_meant_for(lists[p], edits, before)) for p in used}
+    return lists | edited, warnings
 
 
 def _known(
-    adaptor: Adaptor, edits: tuple[ListEdit, ...], warnings: list[str]
-) -> tuple[ListEdit, ...]:
-    """The edits of types that the framework has.
+    adaptor: Adaptor[Any], edits: tuple[ListEdit, ...]
+) -> tuple[tuple[ListEdit, ...], tuple[str, ...]]:
+    """The edits of types that the framework has, and a warning for every edit that is left.
 
     Variables that were made for TensorFlow may be set for it, and another framework be at work.
     """
     if not edits:
-        return ()  # to list all op types takes a framework a while
+        return (), ()  # to list all op types takes a framework a while
     known = adaptor.op_types()
     foreign = [
         edit
@@ -107,13 +109,13 @@ def _known(
         and edit.origin.startswith(TENSORFLOW_PREFIXES)
         and edit.op_type not in known
     ]
-    warnings.extend(
+    warnings = tuple(
         f"{edit.origin} names {edit.op_type!r}, which {adaptor.framework} does not have; it is left"
         for edit in foreign
     )
     kept = tuple(edit for edit in edits if edit not in foreign)
     check_known(kept, known)
-    return kept
+    return kept, warnings
 
 
 def _meant_for(

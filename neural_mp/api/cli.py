@@ -14,7 +14,7 @@ from rich.console import Console
 from neural_mp.errors import NeuralMPError
 
 if TYPE_CHECKING:
-    from neural_mp.adaptors.contract import Adaptor, Model
+    from neural_mp.adaptors.loaded_model import AnyModel
     from neural_mp.api.optimized_model import OptimizedModel
 
 app = typer.Typer(
@@ -93,12 +93,13 @@ def inspect(
         else:
             _console.print(plan_table(saved.plan, saved.right_on))
         return
-    adaptor, held = _load(model, framework, input_shape)
-    space = adaptor.space(held, hardware.detect().converting_for(target or hardware.THIS))
+    loaded = _load(model, framework, input_shape)
+    there = hardware.detect().converting_for(target or hardware.THIS)
+    space = loaded.adaptor.space(loaded.held, there)
     if not as_json:
         _console.print(capability_table(space))
-        if adaptor.wide_kernels(held):
-            _console.print(f"right on {where_right(adaptor, held)}", soft_wrap=True)
+        if loaded.adaptor.wide_kernels(loaded.held):
+            _console.print(f"right on {where_right(loaded)}", soft_wrap=True)
         return
     rows = [
         {
@@ -130,9 +131,9 @@ def explain(
     from neural_mp.core.precision import parse_precisions
     from neural_mp.reporting import paint_table
 
-    adaptor, held = _load(model, framework, input_shape)
+    loaded = _load(model, framework, input_shape)
     precisions = parse_precisions(",".join(precision or ["bf16", "fp16"]))
-    space, paintings = explained(adaptor, held, op, precisions, plan)
+    space, paintings = explained(loaded, op, precisions, plan)
     _console.print(paint_table(space, op, paintings))
 
 
@@ -146,7 +147,8 @@ def convert(
     input_shape: ShapeOption = None,
 ) -> None:
     """Convert a model as a plan file says, without any search or data."""
-    from neural_mp.api.replay import convert_with_plan, random_inputs
+    from neural_mp.api.random_inputs import random_inputs
+    from neural_mp.api.replay import convert_with_plan
     from neural_mp.core import hardware
     from neural_mp.reporting import result_tables
 
@@ -167,7 +169,8 @@ def benchmark(
     iterations: Annotated[int, typer.Option(min=1, help="Rounds counted.")] = 50,
 ) -> None:
     """Compare latency, throughput and size, by interleaved runs."""
-    from neural_mp.api.replay import benchmark_models, random_inputs
+    from neural_mp.api.benchmark import benchmark_models
+    from neural_mp.api.random_inputs import random_inputs
     from neural_mp.reporting import benchmark_table
 
     inputs = random_inputs(input_shape or ())
@@ -180,13 +183,13 @@ def hardware(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Show what this machine runs natively, and how the integer kernels of each framework count."""
-    from neural_mp.adaptors.registry import installed_adaptors
+    from neural_mp.adaptors.registry import installed_products
     from neural_mp.core import hardware as machine
     from neural_mp.core.precision import Precision
     from neural_mp.reporting import hardware_table
 
     found = machine.detect()
-    products = {a.framework: a.kernel_products(found) for a in installed_adaptors()}
+    products = installed_products(found)
     if as_json:
         supports = {p.value: vars(found.support(p)) for p in Precision}
         described = {"name": found.name, "cores": found.cores, "cpu": supports}
@@ -201,11 +204,9 @@ def _save(result: OptimizedModel, output: Path) -> None:
     _console.print(f"saved to {output}; right on {result.right_on}", soft_wrap=True)
 
 
-def _load(
-    model: str, framework: str | None, input_shape: list[str] | None
-) -> tuple[Adaptor, Model]:
+def _load(model: str, framework: str | None, input_shape: list[str] | None) -> AnyModel:
     from neural_mp.api.loading import load_source
-    from neural_mp.api.replay import random_inputs
+    from neural_mp.api.random_inputs import random_inputs
 
     return load_source(model, framework, random_inputs(input_shape or ()))
 

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from neural_mp.adaptors.contract import Adaptor, Model
+from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.amp import Painting
 from neural_mp.api.amp_settings import edited_lists, forced, gather_amp
 from neural_mp.core import hardware
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, NeuralMPError, UnsupportedPrecisionError
-from neural_mp.space import TuningSpace
+from neural_mp.space import ResolvedPlan, TuningSpace
 
 
 def prepared_folder(log_path: str | None) -> Path | None:
@@ -36,21 +36,14 @@ def prepared_folder(log_path: str | None) -> Path | None:
 
 
 def write_log(
-    folder: Path,
-    adaptor: Adaptor,
-    before: Model,
-    after: Model,
-    space: TuningSpace,
-    plan: PrecisionPlan,
+    folder: Path, before: AnyTunableModel, after: AnyModel, plan: PrecisionPlan
 ) -> tuple[str, ...]:
     """Write the graph before and after, and a table of ops for every 16-bit precision.
 
     Args:
         folder: where to.
-        adaptor: the framework.
         before: the model as it was.
         after: the model as it is now.
-        space: what every op may run in.
         plan: what it runs in now.
 
     Returns:
@@ -59,20 +52,20 @@ def write_log(
     warnings = []
     for name, model in (("before", before), ("after", after)):
         try:
-            adaptor.draw(model, folder / name)
+            model.draw(folder / name)
         except (OSError, NeuralMPError) as error:
             warnings.append(f"the graph {name} was not written to {str(folder)!r}: {error}")
-    for precision in (p for p in Precision if p.is_16_bit and p in space.usable_precisions):
+    space, resolved = before.space, before.space.resolve(plan)
+    for precision in (p for p in space.usable_precisions if p.is_16_bit):
         try:
-            _write_table(folder / f"paint_{precision}.tsv", space, plan, precision)
+            _write_table(folder / f"paint_{precision}.tsv", space, resolved, precision)
         except OSError as error:
             warnings.append(f"the reasons were not written to {str(folder)!r}: {error}")
     return tuple(warnings)
 
 
-def _write_table(path: Path, space: TuningSpace, plan: PrecisionPlan, precision: Precision) -> None:
+def _write_table(path: Path, space: TuningSpace, plan: ResolvedPlan, precision: Precision) -> None:
     paints = space.painting(plan, precision).paints
-    runs_in = space.flow(plan).precisions
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, delimiter="\t", lineterminator="\n")
         writer.writerow(["op", "type", "list", "colour", "runs in", "reason"])
@@ -80,13 +73,19 @@ def _write_table(path: Path, space: TuningSpace, plan: PrecisionPlan, precision:
             paint = paints[op.name]
             stands_on = paint.list.value if paint.list else ""
             writer.writerow(
-                [op.name, op.type, stands_on, paint.colour.value, runs_in[op.name], paint.reason]
+                [
+                    op.name,
+                    op.type,
+                    stands_on,
+                    paint.colour.value,
+                    plan.effective[op.name],
+                    paint.reason,
+                ]
             )
 
 
 def explained(
-    adaptor: Adaptor,
-    model: Model,
+    model: AnyModel,
     op: str,
     precisions: tuple[Precision, ...],
     plan: PrecisionPlan | str | Path | None = None,
@@ -94,8 +93,7 @@ def explained(
     """Why an op would run in 16 bits, or would not, on a machine that has them.
 
     Args:
-        adaptor: the framework.
-        model: the model as it holds it.
+        model: the model.
         op: the op's name.
         precisions: BF16 or FP16, or both.
         plan: under this plan; by default, with all products in 16 bits.
@@ -114,12 +112,13 @@ def explained(
             )
     amp = gather_amp(None, None)
     machine = replace(hardware.detect(), forced=frozenset(precisions))
-    lists = edited_lists(adaptor, amp, precisions, [])
-    space = forced(adaptor.space(model, machine, lists), amp)
+    lists, _ = edited_lists(model.adaptor, amp, precisions)
+    space = forced(model.adaptor.space(model.held, machine, lists), amp)
     assert space.graph[op]  # says what the model has instead
     given = load_plan_file(plan)[0] if isinstance(plan, str | Path) else plan
     paintings = {}
     for precision in precisions:
         narrowed = space.restricted_to([precision]) if given is None else space
-        paintings[precision] = narrowed.painting(given or narrowed.fastest_plan(), precision)
+        resolved = narrowed.resolve(given or narrowed.fastest_plan())
+        paintings[precision] = narrowed.painting(resolved, precision)
     return space, paintings

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from neural_mp.adaptors.contract import Adaptor, Model
+from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.optimized_model import is_saved_model
 from neural_mp.common import Metric, missing_methods
@@ -50,12 +50,12 @@ def load_source(
     outputs: Any = None,
     example: Any = None,
     capture: str = "whole",
-) -> tuple[Adaptor, Model]:
-    """The adaptor of a model (object, path or `module:attribute`), and the model as it holds it."""
+) -> AnyModel:
+    """A model (object, path or `module:attribute`), taken in by the adaptor of its framework."""
     found = resolve_source(source)
     adaptor = adaptor_for(found, framework)
-    model = adaptor.load(found, inputs=inputs, outputs=outputs, example=example, capture=capture)
-    return adaptor, model
+    held = adaptor.load(found, inputs=inputs, outputs=outputs, example=example, capture=capture)
+    return LoadedModel(adaptor, held)
 
 
 def gather_metrics(
@@ -110,20 +110,19 @@ def _checked(metric: Any) -> Metric:
 
 
 def without_int8_if_no_data(
-    precisions: tuple[Precision, ...], calibration: Batches | None, warnings: list[str]
-) -> tuple[Precision, ...]:
-    """The precisions, less INT8 where nothing is there to calibrate it with.
+    precisions: tuple[Precision, ...], calibration: Batches | None
+) -> tuple[tuple[Precision, ...], tuple[str, ...]]:
+    """The precisions, less INT8 where nothing is there to calibrate it with, and a warning then.
 
     Raises:
         DataError: INT8 was all that was asked for.
     """
     if Precision.INT8 not in precisions or calibration is not None:
-        return precisions
+        return precisions, ()
     others = tuple(p for p in precisions if p is not Precision.INT8)
     if not [p for p in others if p is not Precision.FP32]:
         raise DataError(
             "int8 needs data to calibrate with; set calib_dataloader or eval_dataloader, or "
             "approach = 'dynamic' to find the ranges of dense layers on every run"
         )
-    warnings.append("int8 needs data to calibrate with and none was given; going on without it")
-    return others
+    return others, ("int8 needs data to calibrate with and none was given; going on without it",)

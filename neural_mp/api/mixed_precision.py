@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from neural_mp.adaptors.contract import CAPTURES, Adaptor, Model
+from neural_mp.adaptors.contract import CAPTURES
+from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.amp import AmpSettings, AutoMixedPrecisionOptions
 from neural_mp.api.amp_settings import edited_lists, forced, gather_amp, with_data_type
 from neural_mp.api.deployment import hardware_for, not_native, without_kernels
 from neural_mp.api.explain import prepared_folder, write_log
 from neural_mp.api.loading import (
+    WeightedMetrics,
     gather_metrics,
     load_source,
     metric_words,
@@ -25,7 +26,6 @@ from neural_mp.api.loading import (
 )
 from neural_mp.api.metric_direction import directed, metric_label
 from neural_mp.api.optimized_model import OptimizedModel
-from neural_mp.common import Metric
 from neural_mp.config import Settings, load_settings
 from neural_mp.core import hardware as machine
 from neural_mp.core.hardware import Hardware
@@ -35,14 +35,15 @@ from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.reporting import LiveListener
 from neural_mp.space import TuningSpace
 from neural_mp.strategies import DEFAULT, strategy_named
-from neural_mp.tuning.batches import Batches
+from neural_mp.tuning.batches import Batches, Calibration
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.tuning.evaluator import Evaluator
 from neural_mp.tuning.history import History, storage_url
-from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.job import SearchSettings, TuningJob
 from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.objectives import Measurement, parse_objectives
-from neural_mp.tuning.tuner import Tuner
+from neural_mp.tuning.run_log import RunLog
+from neural_mp.tuning.tuner import tune
 
 logger = logging.getLogger(__name__)
 
@@ -184,74 +185,76 @@ class MixedPrecision:
             NeuralMPError: something asked for does not exist or does not fit; the message names
                 it. Errors of your own metric or evaluation function come through unchanged.
         """
-        started = time.perf_counter()
-        self._check_options()
-        strategy = strategy_named(self.strategy)
-        here = self.hardware or machine.detect()
-        warnings: list[str] = []
-        amp = gather_amp(self.amp, self._settings.amp)
-        log_folder = prepared_folder(amp.log_path)
-        precisions = self._usable_precisions(here.converting_for(self.target), amp, warnings)
-        evaluation, calibration = self._data()
-        metrics = gather_metrics(
-            self.metric, self._settings.evaluation.metrics, evaluation, self.eval_func
-        )
-        configured = self._settings.evaluation.metrics if self.metric is None else ()
-        criterion = self.accuracy_criterion
-        if not self.exit_policy.performance_only:
-            criterion = directed(criterion, metrics, self.eval_func, configured)
-        load = self._loading(calibration)
-        adaptor, model = load()
-        warnings.extend(getattr(model, "warnings", ()))
-        hardware = hardware_for(self.target, here, adaptor, warnings)
-        if self.approach in (None, "static"):
-            precisions = without_int8_if_no_data(precisions, calibration, warnings)
-        space = self._space(adaptor, model, hardware, precisions, amp, warnings)
-        evaluator = Evaluator(adaptor, evaluation, metrics, self.eval_func, self._postprocess())
-        listener = self.listener or _default_listener()
-        evaluator.on_batch = listener.step
-        job = TuningJob(
-            adaptor=adaptor,
-            model=model,
-            space=space,
-            precisions=precisions,
-            strategy=strategy,
-            evaluator=evaluator,
-            metric=metric_label(metrics, self.eval_func),
-            calibration=calibration,
-            open_history=lambda: self._history(
-                adaptor, model, evaluation, calibration, metrics, criterion, amp
-            ),
-            load=load,
-            measurement=self._measurement(adaptor, model, evaluation or calibration),
-            sampling_size=self.sampling_size,
-            criterion=criterion,
-            exit_policy=self.exit_policy,
-            seed=self.random_seed,
-            for_numbers=here.forced | not_native(here),
-            workers=self.workers,
-            early_stopping=self.early_stopping,
-            amp=amp.words(),
-            warnings=tuple(warnings),
-            seconds={"load": time.perf_counter() - started},
-        )
-        found = Tuner(job, listener).run()
+        log = RunLog(self.listener or _default_listener())
+        with log.phase("load"):
+            job, log_folder = self._job(log)
+        found = tune(job, log)
         report = found.report
         for line in report.converted:
             logger.info(line)
         if log_folder is not None:
-            missing = write_log(log_folder, adaptor, model, found.model, space, found.plan)
+            missing = write_log(log_folder, job.model, found.model, found.plan)
             report = replace(report, warnings=(*report.warnings, *missing))
-        listener.result(report, found.met)
+        log.listener.result(report, found.met)
         return OptimizedModel(
-            adaptor,
-            found.model,
-            found.plan,
-            report,
-            found.met,
-            found.trials,
-            found.observations,
+            found.model, found.plan, report, found.met, found.trials, found.observations
         )
+
+    def _job(self, log: RunLog) -> tuple[TuningJob, Path | None]:
+        """All that the options come to, and the folder to log to, where there is to be one."""
+        self._check_options()
+        strategy = strategy_named(self.strategy)
+        here = self.hardware or machine.detect()
+        amp = gather_amp(self.amp, self._settings.amp)
+        log_folder = prepared_folder(amp.log_path)
+        precisions = self._usable_precisions(here.converting_for(self.target), amp, log)
+        evaluation, calibration = self._data()
+        metrics = gather_metrics(
+            self.metric, self._settings.evaluation.metrics, evaluation, self.eval_func
+        )
+        criterion = self._criterion(metrics)
+        load = self._loading(calibration)
+        loaded = load()
+        hardware, told = hardware_for(self.target, here, loaded.adaptor)
+        log.warnings += (*loaded.warnings, *told)
+        if self.approach in (None, "static"):
+            precisions, told = without_int8_if_no_data(precisions, calibration)
+            log.warnings += told
+        space = self._space(loaded, hardware, precisions, amp, log)
+        label = metric_label(metrics, self.eval_func)
+        evaluator = Evaluator(evaluation, metrics, self.eval_func, self._postprocess(), label)
+        evaluator.on_batch = log.listener.step
+        job = TuningJob(
+            model=loaded.in_space(space),
+            load=load,
+            strategy=strategy,
+            evaluator=evaluator,
+            calibration=None
+            if calibration is None
+            else Calibration(calibration, self.sampling_size),
+            measurement=self._measurement(loaded, evaluation or calibration),
+            open_history=lambda: self._history(
+                loaded, evaluation, calibration, metrics, criterion, amp
+            ),
+            settings=SearchSettings(
+                precisions=precisions,
+                for_numbers=here.forced | not_native(here),
+                criterion=criterion,
+                exit_policy=self.exit_policy,
+                seed=self.random_seed,
+                workers=self.workers,
+                early_stopping=self.early_stopping,
+            ),
+            amp=amp.words(),
+        )
+        return job, log_folder
+
+    def _criterion(self, metrics: WeightedMetrics) -> AccuracyCriterion:
+        """The criterion, with the direction of what measures the accuracy."""
+        if self.exit_policy.performance_only:
+            return self.accuracy_criterion
+        configured = self._settings.evaluation.metrics if self.metric is None else ()
+        return directed(self.accuracy_criterion, metrics, self.eval_func, configured)
 
     def _check_options(self) -> None:
         if self.model is None:
@@ -280,18 +283,17 @@ class MixedPrecision:
             )
 
     def _usable_precisions(
-        self, hardware: Hardware, amp: AmpSettings, warnings: list[str]
+        self, hardware: Hardware, amp: AmpSettings, log: RunLog
     ) -> tuple[Precision, ...]:
         if self._settings.device != "cpu":
-            warnings.append(f"device {self._settings.device!r} is not built yet; the CPU is used")
-        wanted = with_data_type(self._precisions, DEFAULT_PRECISIONS, amp, warnings)
+            log.warn(f"device {self._settings.device!r} is not built yet; the CPU is used")
+        wanted, told = with_data_type(self._precisions, DEFAULT_PRECISIONS, amp)
         usable, found = machine.require_any(hardware, wanted)
-        if self._precisions is not None:
-            warnings.extend(found)
+        log.warnings += (*told, *(found if self._precisions is not None else ()))
         for precision in usable:
             support = hardware.support(precision)
             if not support.native:
-                warnings.append(f"{precision} is emulated here, for its numbers: {support.reason}")
+                log.warn(f"{precision} is emulated here, for its numbers: {support.reason}")
         return usable
 
     def _data(self) -> tuple[Batches | None, Batches | None]:
@@ -311,7 +313,7 @@ class MixedPrecision:
         spec = self._settings.evaluation.postprocess
         return None if spec is None else build_transforms(spec)
 
-    def _loading(self, calibration: Batches | None) -> Callable[[], tuple[Adaptor, Model]]:
+    def _loading(self, calibration: Batches | None) -> Callable[[], AnyModel]:
         """Loads the model; can be sent to another process."""
         return partial(
             load_source,
@@ -325,32 +327,30 @@ class MixedPrecision:
 
     def _space(
         self,
-        adaptor: Adaptor,
-        model: Model,
+        model: AnyModel,
         hardware: Hardware,
         precisions: tuple[Precision, ...],
         amp: AmpSettings,
-        warnings: list[str],
+        log: RunLog,
     ) -> TuningSpace:
-        lists = edited_lists(adaptor, amp, precisions, warnings)
-        space = forced(adaptor.space(model, hardware, lists), amp).restricted_to(precisions)
-        warnings.extend(without_kernels(space, hardware, adaptor.framework))
+        adaptor = model.adaptor
+        lists, told = edited_lists(adaptor, amp, precisions)
+        space = forced(adaptor.space(model.held, hardware, lists), amp).restricted_to(precisions)
+        log.warnings += (*told, *without_kernels(space, hardware, adaptor.framework))
         space = space.constrained(self._settings.constraints)
         if self.approach is not None:
             space = space.with_int8([self.approach])
-        found = space.usable_precisions
         for precision in precisions:
-            if precision not in found and precision is not Precision.FP32:
-                warnings.append(f"no op of this model may run in {precision}; it stays out")
+            if precision not in (*space.usable_precisions, Precision.FP32):
+                log.warn(f"no op of this model may run in {precision}; it stays out")
         return space
 
-    def _measurement(self, adaptor: Adaptor, model: Model, data: Batches | None) -> Measurement:
+    def _measurement(self, model: AnyModel, data: Batches | None) -> Measurement:
         performance = self._settings.evaluation.performance
         if performance.dataloader is not None:
             data = Batches(build_dataloader(performance.dataloader), "performance.dataloader")
         return Measurement(
-            adaptor,
-            data.first_inputs if data is not None else adaptor.example_inputs(model),
+            data.first_inputs if data is not None else model.example_inputs(),
             parse_objectives(self.objective),
             performance.warmup,
             performance.iteration,
@@ -359,16 +359,15 @@ class MixedPrecision:
 
     def _history(
         self,
-        adaptor: Adaptor,
-        model: Model,
+        model: AnyModel,
         evaluation: Batches | None,
         calibration: Batches | None,
-        metrics: Sequence[tuple[Metric, float]],
+        metrics: WeightedMetrics,
         criterion: AccuracyCriterion,
         amp: AmpSettings,
     ) -> History:
         fingerprint: Mapping[str, str] = {
-            "model": adaptor.fingerprint(model),
+            "model": model.fingerprint(),
             "data": evaluation.fingerprint() if evaluation is not None else "none",
             "calibration": f"{self.sampling_size} samples of "
             + (

@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from neural_mp.adaptors.contract import Adaptor, Model
+from neural_mp.adaptors.contract import Adaptor
+from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.deployment import EVERYWHERE, made_right_here, where_right
 from neural_mp.core.observations import Observations
@@ -32,7 +33,7 @@ class OptimizedModel:
     """A usable model, with its plan, its history and its report.
 
     Attributes:
-        adaptor, held: the adaptor, and the model as it holds it.
+        loaded: the model, with the adaptor that holds it.
         plan: what every op runs in.
         met: whether the accuracy target was met; None where none could be checked.
         trials: every plan that was tried, oldest first; empty for a model that was loaded.
@@ -42,21 +43,29 @@ class OptimizedModel:
 
     def __init__(
         self,
-        adaptor: Adaptor,
-        held: Model,
+        loaded: AnyModel,
         plan: PrecisionPlan,
         report: Report,
         met: bool | None = None,
         trials: tuple[Trial, ...] = (),
         observations: Observations | None = None,
     ) -> None:
-        self.adaptor = adaptor
-        self.held = held
+        self.loaded = loaded
         self.plan = plan
         self.report = report
         self.met = met
         self.trials = trials
         self.observations = observations or Observations()
+
+    @property
+    def adaptor(self) -> Adaptor[Any]:
+        """The adaptor of the model's framework."""
+        return self.loaded.adaptor
+
+    @property
+    def held(self) -> Any:
+        """The model as its adaptor holds it."""
+        return self.loaded.held
 
     @property
     def framework(self) -> str:
@@ -66,16 +75,16 @@ class OptimizedModel:
     @property
     def right_on(self) -> str:
         """The processors on which the model gives the right numbers, in words."""
-        return where_right(self.adaptor, self.held)
+        return where_right(self.loaded)
 
     @property
     def model(self) -> Any:
         """The framework's own object."""
-        return self.adaptor.native(self.held)
+        return self.loaded.native
 
     def __call__(self, inputs: Any) -> Any:
         """Run one batch; outputs come as numpy arrays where the inputs were numpy arrays."""
-        return self.adaptor.predict(self.held, inputs)
+        return self.loaded(inputs)
 
     def __repr__(self) -> str:
         words = {True: "target met", False: "target not met: FP32", None: "accuracy not checked"}
@@ -216,10 +225,10 @@ def load(path: str | Path) -> OptimizedModel:
     adaptor = adaptor_for(folder, manifest["framework"])
     plan, observations = load_plan_file(folder / PLAN_FILE)
     report = Report.from_dict(manifest["report"])
-    held, done = made_right_here(adaptor, adaptor.restore(folder), repr(str(folder)))
+    restored = LoadedModel(adaptor, adaptor.restore(folder))
+    right, done = made_right_here(restored, repr(str(folder)))
     return OptimizedModel(
-        adaptor,
-        held,
+        right,
         plan,
         replace(report, warnings=(*report.warnings, *done)),
         manifest["met"],

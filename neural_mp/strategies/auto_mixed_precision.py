@@ -11,7 +11,6 @@ from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
 from neural_mp.strategies.base import Search, TuningProblem
 from neural_mp.strategies.basic import Basic, fallback_units, op_by_op
-from neural_mp.strategies.fallback import lowers_something
 
 
 class AutoMixedPrecision(Basic):
@@ -43,7 +42,7 @@ class AutoMixedPrecision(Basic):
         for precision in (p for p in problem.precisions if p.is_16_bit):
             narrowed = _narrowed(problem, precision)
             plan = narrowed.space.fastest_plan()
-            if not lowers_something(narrowed.space, plan):
+            if not narrowed.space.resolve(plan).lowers:
                 continue
             (trial,) = yield [plan]
             if trial.met:

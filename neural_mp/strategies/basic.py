@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from neural_mp.amp import AmpList
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import FP32, QUANT_CHOICES, OpConfig, Precision
+from neural_mp.core.precision import FP32, RANGE_ALGORITHMS, OpConfig, Precision
 from neural_mp.core.trial import Trial
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
@@ -43,7 +43,7 @@ class Basic(Strategy):
 
     def search(self, problem: TuningProblem) -> Search:
         """See the class."""
-        if not low_ops(problem, problem.space.fastest_plan()):
+        if not problem.space.resolve(problem.space.fastest_plan()).lowers:
             return
         best, trial = yield from _try_algorithms(problem)
         if trial.accurate and not trial.met:
@@ -90,7 +90,7 @@ def _try_algorithms(
     No more are tried once one meets the target, however slow it is: algorithms do not differ there.
     """
     start = problem.space.fastest_plan()
-    calibrated = [_with_algorithm(problem.space, start, a) for a in QUANT_CHOICES["algorithm"]]
+    calibrated = [_with_algorithm(problem.space, start, a) for a in RANGE_ALGORITHMS]
     plans = dict.fromkeys(plan for plan in calibrated if plan is not None) or [start]
     tried = []
     for plan in plans:
@@ -166,7 +166,7 @@ def _by_type(
     by_type = _grouped(space, [*low_ops(problem, base), *_followers(problem, base, target)])
     for ops in sorted(by_type.values(), key=len):
         plan = at_precision(space, base, ops, target)
-        if not low_ops(problem, plan):
+        if not space.resolve(plan).lowers:
             continue
         (trial,) = yield [plan]
         if trial.met:
@@ -202,7 +202,7 @@ def _followers(problem: TuningProblem, base: PrecisionPlan, target: Precision) -
     """The ops that a plan does not name, but that 16 bits spread to, and harm."""
     if target is not Precision.FP32:
         return []
-    space, effective = problem.space, problem.space.flow(base).precisions
+    space, effective = problem.space, problem.space.resolve(base).effective
     return [
         op.name
         for op in space.graph
@@ -242,7 +242,7 @@ def op_by_op(
     useful: list[Unit] = []
     for count, unit in enumerate(units, start=1):
         plan = at_precision(space, plan, unit.ops, target)
-        if not low_ops(problem, plan):
+        if not space.resolve(plan).lowers:
             # The last unit may be all that the useful ones lack.
             return (yield from _only_these(problem, base, [*useful, unit], units, target))
         (trial,) = yield [plan]
@@ -269,7 +269,7 @@ def _only_these(
         Whether a plan tried here met the target.
     """
     plan = at_precision(problem.space, base, (op for unit in useful for op in unit.ops), target)
-    fewer = len(useful) < len(raised) and bool(low_ops(problem, plan))
+    fewer = len(useful) < len(raised) and problem.space.resolve(plan).lowers
     if fewer:
         (trial,) = yield [plan]
         if not trial.met:
@@ -285,7 +285,7 @@ def _ranked_by_trial(
     harms = []
     for unit in units:
         plan = at_precision(problem.space, base, unit.ops, target)
-        if not low_ops(problem, plan):
+        if not problem.space.resolve(plan).lowers:
             harms.append(float("inf"))
             continue
         (trial,) = yield [plan]

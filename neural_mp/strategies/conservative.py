@@ -6,10 +6,10 @@ from collections import Counter
 
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
-from neural_mp.space import TuningSpace
+from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import at_precision, low_ops
-from neural_mp.strategies.fallback import Decision, lowers_something
+from neural_mp.strategies.fallback import Decision
 
 #: What op types are called that have their turn first, in this order, in all frameworks' words.
 _FIRST = ("conv", "matmul", "linear", "gemm", "dense")
@@ -38,14 +38,14 @@ class Conservative(Strategy):
         space = problem.space
         kept = PrecisionPlan(dict.fromkeys(space.decided, FP32))
         types = _decisions_by_type(space)
-        tried: set[PrecisionPlan] = set()
+        tried: set[ResolvedPlan] = set()
         for precision in space.usable_precisions:
             if precision is Precision.FP32:
                 continue
             for decisions in types:
                 plan = at_precision(space, kept, _open(problem, kept, decisions), precision)
                 resolved = space.resolve(plan)
-                if resolved in tried or not lowers_something(space, plan):
+                if resolved in tried or not space.resolve(plan).lowers:
                     continue
                 tried.add(resolved)
                 (trial,) = yield [plan]

@@ -6,10 +6,9 @@ import itertools
 from collections.abc import Iterator
 
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.space import TuningSpace
+from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.combinations import combinations, levels, plan_of
-from neural_mp.strategies.fallback import lowers_something
 
 #: Plans a round: none depends on the trial of another.
 _ROUND = 8
@@ -41,11 +40,11 @@ class Exhaustive(Strategy):
 
 
 def _all_plans(space: TuningSpace) -> Iterator[PrecisionPlan]:
-    tried: set[PrecisionPlan] = set()
+    tried: set[ResolvedPlan] = set()
     for combination in combinations([levels(space, ops) for ops in space.decisions]):
         plan = plan_of(space, combination)
         resolved = space.resolve(plan)
         # Two combinations are one plan where an op has nothing to follow.
-        if resolved not in tried and lowers_something(space, plan):
+        if resolved not in tried and space.resolve(plan).lowers:
             tried.add(resolved)
             yield plan

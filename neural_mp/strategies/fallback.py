@@ -7,18 +7,11 @@ from collections.abc import Generator, Iterable, Sequence
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
-from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import TuningProblem
 from neural_mp.strategies.basic import at_precision, low_ops
 
 #: Ops that move together (see `TuningSpace.decisions`).
 Decision = tuple[str, ...]
-
-
-def lowers_something(space: TuningSpace, plan: PrecisionPlan) -> bool:
-    """Whether any op runs in a lower precision in effect: the model as it was is no plan to try."""
-    effective = space.flow(plan).precisions.values()
-    return any(precision is not Precision.FP32 for precision in effective)
 
 
 def low_decisions(problem: TuningProblem, plan: PrecisionPlan) -> list[Decision]:
@@ -72,7 +65,7 @@ def fall_back_in_turn(
     before = problem.space.resolve(base)
     for ops in order:
         plan = at_precision(problem.space, plan, ops, target)
-        if not lowers_something(problem.space, plan):
+        if not problem.space.resolve(plan).lowers:
             return False
         resolved = problem.space.resolve(plan)
         if resolved == before:

@@ -7,7 +7,6 @@ from neural_mp.strategies.basic import fallback_precisions
 from neural_mp.strategies.fallback import (
     fall_back_in_turn,
     low_decisions,
-    lowers_something,
     noise_read,
 )
 
@@ -39,7 +38,7 @@ class HawqV2(Strategy):
             ConversionError: the framework has no gradients.
         """
         base = problem.space.fastest_plan()
-        if not lowers_something(problem.space, base):
+        if not problem.space.resolve(base).lowers:
             return
         (trial,) = yield [base]
         if trial.met:

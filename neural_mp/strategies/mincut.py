@@ -19,6 +19,7 @@ from neural_mp.search.sensitivity import (
     on_one_scale,
     with_repairs,
 )
+from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic
 
@@ -79,7 +80,7 @@ class _Run:
     noise: dict[str, float] = field(init=False)
     model: CostModel = field(init=False)
     cut: Cut = field(init=False)
-    tried: dict[PrecisionPlan, Trial] = field(default_factory=dict)
+    tried: dict[ResolvedPlan, Trial] = field(default_factory=dict)
     #: What INT8 plans are made with beyond the best configs: a calibration algorithm, repairs.
     algorithm: str | None = None
     corrected: bool = False
@@ -127,7 +128,7 @@ class _Run:
     def _fastest(self) -> PrecisionPlan:
         """All as low as can be, or what is fastest by the times of single ops: what really is."""
         low, cut = self.problem.space.fastest_plan(), self.model.plan(self.cut.best(0.0))
-        if not _keeps_some(self._resolved(cut)) or self._resolved(low) == self._resolved(cut):
+        if not self._resolved(cut).lowers or self._resolved(low) == self._resolved(cut):
             return low
         if "performance" not in self.problem.objectives:
             return cut
@@ -136,7 +137,7 @@ class _Run:
             return cut
         return cut if seconds[1] < seconds[0] * _CLEARLY else low
 
-    def _resolved(self, plan: PrecisionPlan) -> PrecisionPlan:
+    def _resolved(self, plan: PrecisionPlan) -> ResolvedPlan:
         return self.problem.space.resolve(self._finished(plan))
 
     def _finished(self, plan: PrecisionPlan) -> PrecisionPlan:
@@ -160,7 +161,7 @@ class _Run:
     def _try(self, plan: PrecisionPlan) -> Steps:
         finished = self._finished(plan)
         resolved = self.problem.space.resolve(finished)
-        if resolved not in self.tried and _keeps_some(resolved):
+        if resolved not in self.tried and resolved.lowers:
             (trial,) = yield [finished]
             self.tried[resolved] = trial
 
@@ -175,7 +176,7 @@ class _Run:
             return
         plan = min(slow, key=lambda trial: trial.cost(self.problem.objectives)).plan
         less = [kept for kept in (*self._with_dearer_conversions(plan), *self._gaining_most(plan))]
-        less = [kept for kept in dict.fromkeys(less) if _keeps_some(kept) and kept != plan]
+        less = [kept for kept in dict.fromkeys(less) if self._lowers(kept) and kept != plan]
         fp32 = self.problem.space.fp32_plan()
         seconds = self.problem.probe.latencies([fp32, *less])
         if seconds is None:
@@ -188,13 +189,16 @@ class _Run:
             if self._has_met():
                 return
 
+    def _lowers(self, plan: PrecisionPlan) -> bool:
+        return self.problem.space.resolve(plan).lowers
+
     def _with_dearer_conversions(self, plan: PrecisionPlan) -> Iterator[PrecisionPlan]:
         """What is left of a plan's INT8 where conversions cost several times what was measured."""
         for factor in _DEARER:
             model = self._cost_model(self.noise, factor)
             kept = model.plan(Cut(model.assignment).best(0.0))
             low = {op for op, config in kept.items() if config.precision is Precision.INT8}
-            yield self.problem.space.resolve(_only(plan, low))
+            yield self.problem.space.resolve(_only(plan, low)).plan
 
     def _gaining_most(self, plan: PrecisionPlan) -> Iterator[PrecisionPlan]:
         """A plan with all of its ops that gain, one by one, then half, a quarter, an eighth."""
@@ -207,7 +211,7 @@ class _Run:
         best = sorted((op for op in gains if gains[op] > 0), key=lambda op: -gains[op])
         for share in (1, 2, 4, 8):
             kept = best[: len(gains) // share]
-            yield self.problem.space.resolve(_only(plan, kept))
+            yield self.problem.space.resolve(_only(plan, kept)).plan
 
     def _mend(self, plan: PrecisionPlan) -> Steps:
         """What else can be done for the numbers, if a few samples show that it does much."""
@@ -234,7 +238,7 @@ class _Run:
             plan = self._between(missed, met)
         while plan is not None and self._may_go_on():
             resolved = self._resolved(plan)
-            if resolved in self.tried or not _keeps_some(resolved):
+            if resolved in self.tried or not resolved.lowers:
                 break
             yield from self._try(plan)
             point = self.model.point(plan)
@@ -283,8 +287,3 @@ class _Run:
 def _only(plan: PrecisionPlan, ops: Collection[str]) -> PrecisionPlan:
     """A plan with all but these ops in FP32."""
     return plan.replacing({op: FP32 for op in plan if op not in ops})
-
-
-def _keeps_some(plan: PrecisionPlan) -> bool:
-    """The model as it was is no plan to try."""
-    return any(config.precision is not Precision.FP32 for config in plan.values())

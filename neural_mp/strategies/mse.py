@@ -7,13 +7,12 @@ from collections.abc import Generator
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.trial import Trial
-from neural_mp.strategies.base import Search, TuningProblem
+from neural_mp.strategies.base import TuningProblem
 from neural_mp.strategies.basic import Basic, low_ops
 from neural_mp.strategies.fallback import (
     Decision,
     fall_back_in_turn,
     low_decisions,
-    lowers_something,
     noise_read,
     output_noises,
 )
@@ -37,11 +36,6 @@ class Mse(Basic):
     """
 
     name = "mse"
-
-    def search(self, problem: TuningProblem) -> Search:
-        """See the class."""
-        if lowers_something(problem.space, problem.space.fastest_plan()):
-            yield from super().search(problem)
 
     def by_op(
         self,
@@ -74,6 +68,6 @@ def _scores(
 
 def _alone(problem: TuningProblem, base: PrecisionPlan, ops: Decision) -> PrecisionPlan:
     """A plan with only these ops as low as they are in the base."""
-    effective = problem.space.flow(base).precisions
+    effective = problem.space.resolve(base).effective
     low = {op: base.get(op) or OpConfig(effective[op]) for op in ops}
     return PrecisionPlan({**dict.fromkeys(problem.space.decided, FP32), **low})

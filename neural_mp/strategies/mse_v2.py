@@ -7,12 +7,12 @@ from collections.abc import Generator
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
+from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import at_precision, fallback_precisions
 from neural_mp.strategies.fallback import (
     Decision,
     low_decisions,
-    lowers_something,
     noise_read,
     output_noises,
 )
@@ -45,7 +45,7 @@ class MseV2(Strategy):
     def search(self, problem: TuningProblem) -> Search:
         """See the class."""
         base = problem.space.fastest_plan()
-        if not lowers_something(problem.space, base):
+        if not problem.space.resolve(base).lowers:
             return
         (trial,) = yield [base]
         if trial.met:
@@ -59,7 +59,7 @@ class MseV2(Strategy):
 
 
 def _fall_back(
-    problem: TuningProblem, base: PrecisionPlan, target: Precision, tried: set[PrecisionPlan]
+    problem: TuningProblem, base: PrecisionPlan, target: Precision, tried: set[ResolvedPlan]
 ) -> Generator[list[PrecisionPlan], list[Trial], tuple[PrecisionPlan | None, list[Decision]]]:
     """Step 2: the first plan that meets the target, None if there is none; what went back in it."""
     space, plan = problem.space, base
@@ -71,7 +71,7 @@ def _fall_back(
         remaining.remove(ops)
         raised.append(ops)
         plan = moved[ops]
-        if not lowers_something(space, plan):
+        if not space.resolve(plan).lowers:
             break
         if space.resolve(plan) in tried:
             continue
@@ -87,7 +87,7 @@ def _revert(
     base: PrecisionPlan,
     plan: PrecisionPlan,
     raised: list[Decision],
-    tried: set[PrecisionPlan],
+    tried: set[ResolvedPlan],
 ) -> Search:
     """Step 3, from the plan that met the target."""
     space, left = problem.space, list(raised)

@@ -11,10 +11,9 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
 from neural_mp.search.quiet_optuna import quiet_optuna
-from neural_mp.space import TuningSpace
+from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.combinations import Combination, combinations, levels, plan_of
-from neural_mp.strategies.fallback import lowers_something
 
 if TYPE_CHECKING:
     import optuna
@@ -88,7 +87,7 @@ class _Draws:
         }
         self._in_order = combinations(list(self._levels.values()))
         self._drawn: set[Combination] = set()
-        self._tried: set[PrecisionPlan] = set()
+        self._tried: set[ResolvedPlan] = set()
 
     def several(self, count: int) -> list[tuple[optuna.Trial, PrecisionPlan]]:
         """So many new plans, or fewer where there are no more."""
@@ -129,7 +128,7 @@ class _Draws:
         self._drawn.add(combination)
         plan = plan_of(self._space, combination)
         resolved = self._space.resolve(plan)
-        if resolved in self._tried or not lowers_something(self._space, plan):
+        if resolved in self._tried or not self._space.resolve(plan).lowers:
             return None
         self._tried.add(resolved)
         return plan

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from neural_mp.adaptors.contract import Adaptor, Model
-from neural_mp.core.observations import Observations
-from neural_mp.core.plan import PrecisionPlan
+from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.trial import Outcome
 from neural_mp.errors import MetricError
-from neural_mp.space import TuningSpace
+from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.criterion import AccuracyCriterion
 from neural_mp.tuning.early_stopping import RunningValues, is_lost
 from neural_mp.tuning.evaluator import (
@@ -51,9 +49,7 @@ class Assessor:
     """Evaluates plans against the FP32 baseline.
 
     Attributes:
-        adaptor, model: the framework and the FP32 model.
-        space: what every op may run in.
-        observations: what calibration saw.
+        model: the FP32 model, calibrated.
         evaluator: measures accuracy.
         criterion: what the accuracy has to meet.
         baseline: that of FP32.
@@ -61,17 +57,16 @@ class Assessor:
         inputs: a batch on which to look for NaN and Inf.
     """
 
-    adaptor: Adaptor
-    model: Model
-    space: TuningSpace
-    observations: Observations
+    model: AnyTunableModel
     evaluator: Evaluator
     criterion: AccuracyCriterion
     baseline: float
     running: RunningValues
     inputs: Any
 
-    def __call__(self, plan: PrecisionPlan, deadline: Deadline) -> tuple[Assessment, Model | None]:
+    def __call__(
+        self, plan: ResolvedPlan, deadline: Deadline
+    ) -> tuple[Assessment, AnyModel | None]:
         """Evaluate a plan; the model comes with it where it could be converted.
 
         Raises:
@@ -79,13 +74,14 @@ class Assessor:
             UserCodeError: the user's own code raised.
             MetricError: the metric's result is no number.
         """
-        started, model = time.perf_counter(), None
+        started = time.perf_counter()
+        model: AnyModel | None = None
 
         def assessed(outcome: Outcome, accuracy: float | None, error: str | None) -> Assessment:
             return Assessment(outcome, accuracy, error, time.perf_counter() - started)
 
         try:
-            model = self.adaptor.convert(self.model, plan, self.observations, self.space)
+            model = self.model.converted(plan)
             accuracy = self.evaluator(model, deadline, self._stops_when())
         except LostError as lost:
             return assessed(Outcome.PRUNED, lost.accuracy, self._origin_of_nan(model)), model
@@ -109,9 +105,9 @@ class Assessor:
         best = self.evaluator.best_value
         return partial(is_lost, self.running, criterion=self.criterion, best=best)
 
-    def _origin_of_nan(self, model: Model) -> str | None:
+    def _origin_of_nan(self, model: AnyModel | None) -> str | None:
         """Where NaN or Inf begins in a candidate, if it does and FP32 has none, as a clause."""
-        op = self.adaptor.first_non_finite(model, self.inputs)
-        if op is None or self.adaptor.first_non_finite(self.model, self.inputs) is not None:
+        op = None if model is None else model.first_non_finite(self.inputs)
+        if op is None or self.model.first_non_finite(self.inputs) is not None:
             return None
         return f"NaN or Inf begins at op {op!r}"

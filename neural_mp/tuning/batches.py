@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -97,6 +98,29 @@ class Batches:
         if _digest(next(iter(self))) != batches[0]:
             return f"{len(self)}:shuffled"
         return f"{len(self)}:{hashlib.sha256(''.join(batches).encode()).hexdigest()[:16]}"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Data to calibrate with.
+
+    Attributes:
+        batches: where it comes from.
+        samples: how many samples of it are used.
+    """
+
+    batches: Batches
+    samples: int = 100
+
+    def inputs(self, before_each: Callable[[], None] = lambda: None) -> Iterator[Any]:
+        """The inputs of the batches that hold these samples."""
+        return limited(self.batches.inputs(), self.samples, before_each)
+
+    @property
+    def count(self) -> int:
+        """How many batches that are, as far as the first of them tells."""
+        total = -(-self.samples // max(1, count_samples(self.batches.first_inputs)))
+        return min(total, len(self.batches)) if len(self.batches) else total
 
 
 def limited(

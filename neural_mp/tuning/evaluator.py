@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from neural_mp.adaptors.contract import Adaptor, Model
+from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.common import Metric
-from neural_mp.errors import MetricError
 from neural_mp.core.nested import count_samples
+from neural_mp.errors import MetricError
 from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.early_stopping import RunningValues
 
@@ -65,22 +65,22 @@ class Evaluator:
     """Evaluates models and counts how often it did.
 
     Attributes:
-        adaptor: runs the models.
         batches: the evaluation data; None where `eval_func` brings its own.
         metrics: metrics with their weights; the accuracy is their weighted sum.
         eval_func: native model → float; used instead of data and metrics.
         postprocess: applied to `(predictions, labels)` before the metrics.
+        label: what is measured, by name; empty where nothing is.
         on_batch: called after every batch, for progress.
         evaluations: full passes made so far.
         running: the accuracy on the way through the last pass; empty where the metrics do not
             allow for that.
     """
 
-    adaptor: Adaptor
     batches: Batches | None = None
     metrics: Sequence[tuple[Metric, float]] = ()
     eval_func: Callable[[Any], float] | None = None
     postprocess: Callable[[Any], Any] | None = None
+    label: str = ""
     on_batch: Callable[[], None] = lambda: None
     evaluations: int = 0
     running: RunningValues = field(default_factory=RunningValues)
@@ -108,7 +108,7 @@ class Evaluator:
 
     def __call__(
         self,
-        model: Model,
+        model: AnyModel,
         deadline: Deadline,
         is_lost: Callable[[RunningValues], bool] | None = None,
     ) -> float:
@@ -127,7 +127,7 @@ class Evaluator:
         """
         deadline.check()
         if self.eval_func is not None:
-            value = self._users(self.eval_func, self.adaptor.native(model))
+            value = self._users(self.eval_func, model.native)
             result = _number(value, "eval_func")
         else:
             result = self._over_batches(model, deadline, is_lost or (lambda running: False))
@@ -135,7 +135,7 @@ class Evaluator:
         return result
 
     def _over_batches(
-        self, model: Model, deadline: Deadline, is_lost: Callable[[RunningValues], bool]
+        self, model: AnyModel, deadline: Deadline, is_lost: Callable[[RunningValues], bool]
     ) -> float:
         assert self.batches is not None
         for metric, _ in self.metrics:
@@ -149,7 +149,7 @@ class Evaluator:
                 break
             inputs, labels = pair
             unseen += count_samples(inputs)
-            predictions = self.adaptor.predict(model, inputs)
+            predictions = model(inputs)
             if self.postprocess is not None:
                 predictions, labels = self._users(self.postprocess, (predictions, labels))
             for metric, _ in self.metrics:

@@ -8,20 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.core.nested import leaves
-from neural_mp.adaptors.contract import Adaptor, Model
-from neural_mp.metrics.predictions import as_array
+from neural_mp.adaptors.loaded_model import AnyModel
 
 #: The noise of outputs that are no numbers, as a share of the signal; files have no infinity.
 USELESS = 1e9
 #: Decibels below which outputs may well mean something else: noise of a tenth of the amplitude.
 LEAST_DECIBELS = 20.0
-
-
-def float_outputs(outputs: Any) -> list[Any]:
-    """The arrays of floating-point numbers among a model's outputs."""
-    arrays = [as_array(leaf, "outputs") for leaf in leaves(outputs) if hasattr(leaf, "shape")]
-    return [array for array in arrays if array.dtype.kind == "f"]
 
 
 def relative_noise(reference: list[Any], found: list[Any]) -> float:
@@ -41,12 +33,11 @@ def relative_noise(reference: list[Any], found: list[Any]) -> float:
 
 
 def signal_to_noise(
-    adaptor: Adaptor, reference: Model, candidate: Model, batches: Iterable[Any]
+    reference: AnyModel, candidate: AnyModel, batches: Iterable[Any]
 ) -> float | None:
     """The signal-to-noise ratio of a candidate's outputs, in decibels.
 
     Args:
-        adaptor: runs the models.
         reference: the FP32 model.
         candidate: the converted model.
         batches: inputs.
@@ -57,10 +48,10 @@ def signal_to_noise(
     """
     shares = []
     for inputs in batches:
-        expected = float_outputs(adaptor.predict(reference, inputs))
+        expected = reference.float_outputs(inputs)
         if not expected:
             return None
-        shares.append(relative_noise(expected, float_outputs(adaptor.predict(candidate, inputs))))
+        shares.append(relative_noise(expected, candidate.float_outputs(inputs)))
     if not shares:
         return None
     noise = float(np.mean(shares))

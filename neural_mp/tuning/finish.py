@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from neural_mp.adaptors.contract import Model
+from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.profiling import Ratio, ratio, undisturbed
+from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.objectives import best_trial, finalists, latency_figures
-from neural_mp.tuning.trial_runner import claims_speed, judged
 
 #: Of the plans that met the target, so many are measured side by side at a time.
 _FINALISTS = 3
@@ -49,14 +48,14 @@ class Choice:
 
     Attributes:
         model: the model.
-        plan: what it runs in.
+        plan: what it runs in, and what follows.
         speed: what was measured of it.
         trial: the trial of the plan; None for the FP32 model.
         turned_out: trials that turned out to be slower than FP32 when they were measured last.
     """
 
-    model: Model
-    plan: PrecisionPlan
+    model: AnyModel
+    plan: ResolvedPlan
     speed: Speed
     trial: Trial | None = None
     turned_out: tuple[Trial, ...] = ()
@@ -71,23 +70,24 @@ def fp32_choice(job: TuningJob, turned_out: Sequence[Trial] = ()) -> Choice:
     """The model as it was."""
     (seconds,) = job.measurement.rounds([job.model])
     speed = Speed(undisturbed(seconds), undisturbed(seconds))
-    return Choice(job.model, job.space.fp32_plan(), speed, turned_out=tuple(turned_out))
+    return Choice(
+        job.model, job.space.resolve(PrecisionPlan()), speed, turned_out=tuple(turned_out)
+    )
 
 
-def choose(
-    job: TuningJob, trials: Sequence[Trial], convert: Callable[[PrecisionPlan], Model]
-) -> Choice:
+def choose(job: TuningJob, trials: Sequence[Trial], model: AnyTunableModel) -> Choice:
     """The best plan that met the target, by what is measured now, which is also what is reported.
 
     The best ones are measured side by side, and beside FP32. Where speed is what is wanted and all
     of them turn out slower than FP32, it is the turn of the next ones; of FP32 when none is left.
     """
-    waiting = [trial for trial in trials if trial.met and _lowers(job, trial)]
+    resolve = job.space.resolve
+    waiting = [trial for trial in trials if trial.met and resolve(trial.plan).lowers]
     turned_out: list[Trial] = []
     while waiting:
         drawn = _drawn(job, waiting)
         waiting = [trial for trial in waiting if trial not in drawn]
-        models = [job.model, *(convert(trial.plan) for trial in drawn)]
+        models = [job.model, *(model.converted(resolve(trial.plan)) for trial in drawn)]
         before, *after = job.measurement.rounds(models, longer=2)
         measured = [
             _measured(job, trial, before, seconds)
@@ -98,14 +98,8 @@ def choose(
         if best is not None:
             index = measured.index(best)
             speed = compared(before, after[index])
-            return Choice(models[1 + index], best.plan, speed, best, tuple(turned_out))
+            return Choice(models[1 + index], resolve(best.plan), speed, best, tuple(turned_out))
     return fp32_choice(job, turned_out)
-
-
-def _lowers(job: TuningJob, trial: Trial) -> bool:
-    """Whether anything comes of what a plan says: one that leaves all in FP32 is no success."""
-    effective = job.space.flow(trial.plan).precisions.values()
-    return any(precision is not Precision.FP32 for precision in effective)
 
 
 def _drawn(job: TuningJob, waiting: list[Trial]) -> list[Trial]:
@@ -125,17 +119,20 @@ def _measured(
     the end as the faster model must not be the slower one.
     """
     figures = {**trial.objectives, **latency_figures(before, seconds)}
-    measured = judged(replace(trial, objectives=figures), job)
+    measured = job.judged(replace(trial, objectives=figures))
     only_speed = set(job.objectives) == {"performance"}
-    slower = only_speed and figures["relative_latency"] > 1 and claims_speed(trial.plan, job)
-    return replace(measured, outcome=Outcome.SLOW) if slower else measured
+    slower = only_speed and figures["relative_latency"] > 1
+    if slower and job.claims_speed(job.space.resolve(trial.plan)):
+        return replace(measured, outcome=Outcome.SLOW)
+    return measured
 
 
-def unmeasured(job: TuningJob, trial: Trial, convert: Callable[[PrecisionPlan], Model]) -> Choice:
+def unmeasured(trial: Trial, model: AnyTunableModel) -> Choice:
     """A trial with the figures that it has."""
     found, seconds = _share(trial), trial.objectives["performance"]
     speed = Speed(seconds / found.value, seconds, found.inverse)
-    return Choice(convert(trial.plan), trial.plan, speed, trial)
+    plan = model.space.resolve(trial.plan)
+    return Choice(model.converted(plan), plan, speed, trial)
 
 
 def fastest_slow(trials: Sequence[Trial]) -> Trial | None:
@@ -160,7 +157,7 @@ def why_fp32(job: TuningJob, trials: Sequence[Trial], baseline: float | None) ->
         )
     if near is None or near.accuracy is None or baseline is None:
         return f"{_why_none(job, trials)}; the result is the FP32 model"
-    target = job.criterion.target(baseline)
+    target = job.settings.criterion.target(baseline)
     return (
         f"no plan met the target of {target:.6g}; the result is the FP32 model. Closest came "
         f"{near.plan!r} with {near.accuracy:.6g}, {abs(near.accuracy - target):.3g} short of it"

@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
-from neural_mp.adaptors.contract import Adaptor, Model
+from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.precision import Precision
-from neural_mp.space import TuningSpace
+from neural_mp.core.trial import Outcome, Trial
+from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Strategy
-from neural_mp.tuning.batches import Batches
+from neural_mp.tuning.batches import Calibration
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.tuning.evaluator import Evaluator
 from neural_mp.tuning.history import History
-from neural_mp.tuning.objectives import Measurement
+from neural_mp.tuning.objectives import Measurement, is_slow
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How a search goes about its work, as the user set it.
+
+    Attributes:
+        precisions: those asked for that this machine supports.
+        for_numbers: precisions wanted whatever they cost here: forced on (`FORCE_BF16=1`), or not
+            native on this machine and yet on the one that is converted for.
+        criterion: what the accuracy has to meet.
+        exit_policy: when the search ends at the latest.
+        seed: for strategies that draw at random.
+        workers: processes that try the plans of a round side by side.
+        early_stopping: whether an evaluation that is lost is stopped.
+    """
+
+    precisions: tuple[Precision, ...] = ()
+    for_numbers: frozenset[Precision] = frozenset()
+    criterion: AccuracyCriterion = AccuracyCriterion()
+    exit_policy: ExitPolicy = ExitPolicy()
+    seed: int = 0
+    workers: int = 1
+    early_stopping: bool = True
 
 
 @dataclass(frozen=True)
@@ -21,50 +46,60 @@ class TuningJob:
     """What a run needs to know.
 
     Attributes:
-        adaptor, model: the framework and the model it holds.
-        space: what every op may run in, user's constraints applied.
-        precisions: what the user asked for and this machine supports.
+        model: the FP32 model, in the space that the user's constraints leave.
+        load: makes the model once more, in another process.
         strategy: proposes plans.
         evaluator: measures accuracy.
-        metric: what the evaluator measures, by name; empty where it measures nothing.
-        calibration: batches for calibration; None where there are none.
-        sampling_size: calibration samples to use.
-        criterion, exit_policy, seed: as the user set them.
-        open_history: opens the run's record; only called where accuracy is evaluated.
-        load: makes the adaptor and the model once more, in another process.
-        workers: processes that try the plans of a round side by side.
-        early_stopping: whether an evaluation that is lost is stopped.
-        for_numbers: precisions wanted whatever they cost here: forced on (`FORCE_BF16=1`), or not
-            native on this machine and yet on the one that is converted for.
+        calibration: data for calibration; None where there is none.
         measurement: how latency and memory are measured.
+        open_history: opens the run's record; only called where accuracy is evaluated.
+        settings: how the search goes about its work.
         amp: what the user said of auto mixed precision, in words.
-        warnings: what the user was already warned of.
-        seconds: phases already done → how long they took.
     """
 
-    adaptor: Adaptor
-    model: Model
-    space: TuningSpace
-    precisions: tuple[Precision, ...]
+    model: AnyTunableModel
+    load: Callable[[], AnyModel]
     strategy: Strategy
     evaluator: Evaluator
-    calibration: Batches | None
-    open_history: Callable[[], History]
-    load: Callable[[], tuple[Adaptor, Model]]
+    calibration: Calibration | None
     measurement: Measurement
-    metric: str = ""
-    sampling_size: int = 100
-    criterion: AccuracyCriterion = AccuracyCriterion()
-    exit_policy: ExitPolicy = ExitPolicy()
-    seed: int = 0
-    for_numbers: frozenset[Precision] = frozenset()
-    workers: int = 1
-    early_stopping: bool = True
+    open_history: Callable[[], History]
+    settings: SearchSettings = SearchSettings()
     amp: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def space(self) -> TuningSpace:
+        """What every op may run in."""
+        return self.model.space
 
     @property
     def objectives(self) -> Mapping[str, float]:
         """What is made small → its weight."""
         return self.measurement.objectives
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether accuracy is evaluated at all."""
+        return self.evaluator.available and not self.settings.exit_policy.performance_only
+
+    def claims_speed(self, plan: ResolvedPlan) -> bool:
+        """Whether a plan is to be faster than FP32.
+
+        It is not where it holds a precision that is wanted whatever it costs, or none but emulated
+        ones: those are there for their numbers.
+        """
+        if not self.settings.for_numbers.isdisjoint(plan.effective.values()):
+            return False
+        return any(
+            precision is not Precision.FP32
+            and precision not in self.space.capabilities[op].emulated
+            for op, precision in plan.effective.items()
+        )
+
+    def judged(self, trial: Trial) -> Trial:
+        """A trial that met the target, told apart by whether it is too slow for what is wanted."""
+        if not trial.accurate:
+            return trial
+        slow = is_slow(self.objectives, trial.objectives)
+        slow = slow and self.claims_speed(self.space.resolve(trial.plan))
+        return replace(trial, outcome=Outcome.SLOW if slow else Outcome.MET)

@@ -12,15 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.adaptors.common.hessian import weight_sensitivity
-from neural_mp.adaptors.contract import Model
-from neural_mp.core.observations import Observations, Times
+from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
+from neural_mp.core.observations import Times
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.profiling import interleaved_medians
-from neural_mp.space import TuningSpace
+from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Probe
-from neural_mp.tuning.fidelity import USELESS, float_outputs, relative_noise
+from neural_mp.tuning.fidelity import USELESS, relative_noise
 from neural_mp.tuning.history import History
 from neural_mp.tuning.job import TuningJob
 
@@ -43,14 +42,14 @@ class MeasuringProbe(Probe):
 
     Attributes:
         job: the run.
-        observations: what calibration saw.
+        model: the FP32 model, calibrated.
         history: where measurements are kept.
         allowance: seconds that may be spent.
         spent: seconds spent so far.
     """
 
     job: TuningJob
-    observations: Observations
+    model: AnyTunableModel
     history: History
     allowance: float
     spent: float = 0.0
@@ -62,16 +61,15 @@ class MeasuringProbe(Probe):
         resolved = self.job.space.resolve(plan)
         return self._kept(f"noise {_digest([resolved])}", lambda: self._noise(resolved), 1)
 
-    def _noise(self, plan: PrecisionPlan) -> float | None:
-        job = self.job
-        data = job.calibration
-        inputs = job.measurement.inputs if data is None else data.first_inputs
+    def _noise(self, plan: ResolvedPlan) -> float:
+        data = self.job.calibration
+        inputs = self.job.measurement.inputs if data is None else data.batches.first_inputs
         if self._reference is None:
-            self._reference = float_outputs(job.adaptor.predict(job.model, inputs))
+            self._reference = self.model.float_outputs(inputs)
         model = self._converted_or_none(plan)
         if model is None:
             return USELESS
-        return relative_noise(self._reference, float_outputs(job.adaptor.predict(model, inputs)))
+        return relative_noise(self._reference, model.float_outputs(inputs))
 
     def times(self) -> Times:
         """See the contract."""
@@ -89,24 +87,24 @@ class MeasuringProbe(Probe):
     def _times(self) -> dict[str, Any] | None:
         job, inputs = self.job, self.job.measurement.inputs
         started = time.perf_counter()
-        job.adaptor.predict(job.model, inputs)
+        self.model(inputs)
         if _PROFILED_RUNS * (time.perf_counter() - started) > self.allowance:
             return None
         ops: dict[str, dict[str, float]] = {}
         between, conversions, always = 0.0, 0, frozenset[str]()
         try:
-            with job.adaptor.threads(job.measurement.threads):
+            with self.model.adaptor.threads(job.measurement.threads):
                 for precision in dict.fromkeys((Precision.FP32, *job.space.usable_precisions)):
                     plan = self._all_in(precision)
                     full = precision is Precision.FP32
-                    model = job.model if full else self._converted(plan)
-                    profile = job.adaptor.profile(model, inputs)
+                    model = self.model if full else self._converted(plan)
+                    profile = model.profile(inputs)
                     for op, found in self._seconds_by_op(plan, profile).items():
                         ops.setdefault(op, {})[precision.value] = found
                     if full:
                         always = frozenset(profile)
                     else:
-                        counts = job.adaptor.conversion_counts(model)
+                        counts = model.conversions
                         added = profile.keys() - always - {op.name for op in job.space.graph}
                         between += sum(profile[name] for name in added)
                         conversions += counts.casts + counts.quantize + counts.dequantize
@@ -120,23 +118,21 @@ class MeasuringProbe(Probe):
             "value": _seconds_a_value() * job.measurement.batch_size,
         }
 
-    def _all_in(self, precision: Precision) -> PrecisionPlan:
+    def _all_in(self, precision: Precision) -> ResolvedPlan:
         """Every op in a precision that can run in it, the rest in FP32."""
         space = self.job.space
         chosen = {op: space.choice(op, precision) or FP32 for op in space.decided}
         return space.resolve(PrecisionPlan(chosen))
 
-    def _seconds_by_op(self, plan: PrecisionPlan, profile: Mapping[str, float]) -> dict[str, float]:
+    def _seconds_by_op(self, plan: ResolvedPlan, profile: Mapping[str, float]) -> dict[str, float]:
         """Op that runs as the plan says → its seconds, with what runs along.
 
         What was not found a kernel for is left out.
         """
-        space = self.job.space
-        effective = space.flow(plan).precisions
         seconds = {
             op: sum(profile.get(name, 0.0) for name in names)
-            for op, names in _kernels(space).items()
-            if plan[op].precision is effective[op]
+            for op, names in _kernels(self.job.space).items()
+            if plan.plan[op].precision is plan.effective[op]
         }
         return {op: found for op, found in seconds.items() if found > 0}
 
@@ -147,7 +143,7 @@ class MeasuringProbe(Probe):
         found = self._kept(key, lambda: self._latencies(resolved), len(resolved))
         return None if found is None else [float("inf") if s is None else s for s in found]
 
-    def _latencies(self, plans: Sequence[PrecisionPlan]) -> list[float | None]:
+    def _latencies(self, plans: Sequence[ResolvedPlan]) -> list[float | None]:
         models = [self._converted_or_none(plan) for plan in plans]
         sound = [model for model in models if model is not None]
         seconds = iter(self.job.measurement.side_by_side(sound) if sound else [])
@@ -157,35 +153,32 @@ class MeasuringProbe(Probe):
         """See the contract."""
         if set(self.job.objectives) == {"performance"}:
             return {}
-        layers = self.job.adaptor.layers(self.job.model)
-        return {op: int(layer.weight().size) for op, layer in layers.items()}
+        return self.model.weight_elements()
 
     def weight_sensitivity(self) -> Mapping[str, float]:
         """See the contract."""
-        job = self.job
-        batches = [] if job.calibration is None else [job.calibration.first_inputs]
+        data = self.job.calibration
+        batches = [] if data is None else [data.batches.first_inputs]
         key = "weight sensitivity"
         known, found = self.history.recall(key)
         if not known:
             started = time.perf_counter()
-            found = weight_sensitivity(job.adaptor, job.model, batches, job.space)
+            found = self.model.weight_sensitivity(batches)
             self.spent += time.perf_counter() - started
             self.history.remember(key, found)
         return dict(found)
 
-    def _converted(self, plan: PrecisionPlan) -> Model:
-        job, started = self.job, time.perf_counter()
-        model = job.adaptor.convert(job.model, plan, self.observations, job.space)
+    def _converted(self, plan: ResolvedPlan) -> AnyModel:
+        started = time.perf_counter()
+        model = self.model.converted(plan)
         self._conversion = time.perf_counter() - started
         return model
 
-    def _converted_or_none(self, plan: PrecisionPlan) -> Model | None:
+    def _converted_or_none(self, plan: ResolvedPlan) -> AnyModel | None:
         """A model that runs; None where there is none: the plan's trial will say why."""
-        if all(config.precision is Precision.FP32 for config in plan.values()):
-            return self.job.model
         try:
             model = self._converted(plan)
-            self.job.adaptor.predict(model, self.job.measurement.inputs)
+            model(self.job.measurement.inputs)
         except Exception:
             # Whatever a framework raises.
             logger.debug("a plan failed as it was measured", exc_info=True)
@@ -204,8 +197,8 @@ class MeasuringProbe(Probe):
         return value
 
 
-def _digest(plans: Sequence[PrecisionPlan]) -> str:
-    said = json.dumps([plan.to_dict() for plan in plans], sort_keys=True)
+def _digest(plans: Sequence[ResolvedPlan]) -> str:
+    said = json.dumps([plan.plan.to_dict() for plan in plans], sort_keys=True)
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 

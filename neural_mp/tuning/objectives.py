@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
-from neural_mp.adaptors.contract import Adaptor, Model
+from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.core.nested import count_samples
 from neural_mp.core.trial import RELATIVE_FIGURES, Trial
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.profiling import interleaved_rounds, peak_growth, ratio, undisturbed
-from neural_mp.core.nested import count_samples
 
 OBJECTIVES = tuple(RELATIVE_FIGURES)
 
@@ -58,7 +59,6 @@ class Measurement:
     """Measures a candidate beside the FP32 model.
 
     Attributes:
-        adaptor: runs the models.
         inputs: one batch.
         objectives: what the run is after → its weight; the costlier figures are taken only for
             their own.
@@ -67,7 +67,6 @@ class Measurement:
         threads: threads the framework may use meanwhile; None leaves that to it.
     """
 
-    adaptor: Adaptor
     inputs: Any
     objectives: Mapping[str, float] = field(default_factory=lambda: {"performance": 1.0})
     warmup: int = 5
@@ -75,39 +74,38 @@ class Measurement:
     time_limit: float = 5.0
     threads: int | None = None
 
-    def __call__(self, baseline: Model, candidate: Model) -> dict[str, float]:
+    def __call__(self, baseline: AnyModel, candidate: AnyModel) -> dict[str, float]:
         """The objectives of a candidate, smaller is better."""
-        found = {"modelsize": float(self.adaptor.size(candidate))}
-        found["relative_modelsize"] = found["modelsize"] / (self.adaptor.size(baseline) or 1)
+        found = {"modelsize": float(candidate.size)}
+        found["relative_modelsize"] = found["modelsize"] / (baseline.size or 1)
         found.update(latency_figures(*self.rounds([baseline, candidate])))
         if "footprint" in self.objectives:
             before, found["footprint"] = self._footprint(baseline), self._footprint(candidate)
             found["relative_footprint"] = found["footprint"] / before
         return found
 
-    def _footprint(self, model: Model) -> float:
+    def _footprint(self, model: AnyModel) -> float:
         """Bytes of weights, and by how much a run makes the process grow."""
-        growth = peak_growth(lambda: self.adaptor.predict(model, self.inputs))
-        return float(self.adaptor.size(model) + growth)
+        return float(model.size + peak_growth(lambda: model(self.inputs)))
 
     @property
     def batch_size(self) -> int:
         """Samples in the batch that is measured."""
         return count_samples(self.inputs)
 
-    def side_by_side(self, models: Sequence[Model]) -> list[float]:
+    def side_by_side(self, models: Sequence[AnyModel]) -> list[float]:
         """Seconds a batch of each of several models, measured in turn."""
         return [undisturbed(seconds) for seconds in self.rounds(models)]
 
-    def rounds(self, models: Sequence[Model], longer: int = 1) -> list[list[float]]:
+    def rounds(self, models: Sequence[AnyModel], longer: int = 1) -> list[list[float]]:
         """Seconds a batch of each of several models, measured in turn, one for every round.
 
         Args:
-            models: what to measure.
+            models: what to measure, all of one framework.
             longer: how many times as long as usual.
         """
-        runs = [lambda model=model: self.adaptor.predict(model, self.inputs) for model in models]
-        with self.adaptor.threads(self.threads):
+        runs = [partial(model, self.inputs) for model in models]
+        with models[0].adaptor.threads(self.threads):
             return interleaved_rounds(
                 runs,
                 warmup=self.warmup,

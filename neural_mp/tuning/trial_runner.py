@@ -6,17 +6,16 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from neural_mp.adaptors.contract import Model
+from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import MetricError, NeuralMPError, TuningError
+from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.assessment import Assessment, Assessor
 from neural_mp.tuning.evaluator import Deadline, TimeUpError, UserCodeError
 from neural_mp.tuning.history import History
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import Listener
-from neural_mp.tuning.objectives import is_slow
 from neural_mp.tuning.workers import WorkerPool
 
 #: Different plans that may fail with the same error before the run gives up with it.
@@ -35,7 +34,7 @@ class TrialRunner:
     _failures: dict[str, set[PrecisionPlan]] = field(default_factory=dict)
     _pool: WorkerPool | None = None
 
-    def run(self, plans: Sequence[PrecisionPlan], ordinal: int) -> Iterator[Trial]:
+    def run(self, plans: Sequence[ResolvedPlan], ordinal: int) -> Iterator[Trial]:
         """Try plans, the first of which is the run's `ordinal`-th; trials come in their order.
 
         Raises:
@@ -44,7 +43,7 @@ class TrialRunner:
             TuningError: this was one failure of the same kind too many.
             ConfigurationError: there are to be workers, and the model cannot be sent to them.
         """
-        if self.job.workers > 1 and len(plans) > 1:
+        if self.job.settings.workers > 1 and len(plans) > 1:
             yield from self._side_by_side(plans, ordinal)
             return
         for number, plan in enumerate(plans, start=ordinal):
@@ -55,7 +54,7 @@ class TrialRunner:
         if self._pool is not None:
             self._pool.close()
 
-    def _alone(self, plan: PrecisionPlan, ordinal: int) -> Trial:
+    def _alone(self, plan: ResolvedPlan, ordinal: int) -> Trial:
         self.deadline.check()
         self.listener.phase(f"Trial {ordinal}", self.job.evaluator.batch_count)
         number, started = self.history.start(), time.perf_counter()
@@ -63,21 +62,21 @@ class TrialRunner:
             assessment, model = self.assessor(plan, self.deadline)
             trial = self._measured(plan, assessment, model, number)
         except (TimeUpError, KeyboardInterrupt, UserCodeError, MetricError) as error:
-            self.history.abandon(number, plan, str(error) or type(error).__name__)
+            self.history.abandon(number, plan.plan, str(error) or type(error).__name__)
             raise
         return self._recorded(replace(trial, seconds=time.perf_counter() - started))
 
-    def _side_by_side(self, plans: Sequence[PrecisionPlan], ordinal: int) -> Iterator[Trial]:
+    def _side_by_side(self, plans: Sequence[ResolvedPlan], ordinal: int) -> Iterator[Trial]:
         self.deadline.check()
         if self._pool is None:
-            self._pool = WorkerPool(self.job.load, self.assessor, self.job.workers)
+            self._pool = WorkerPool(self.job.load, self.assessor, self.job.settings.workers)
         self.listener.phase(f"Trials {ordinal} to {ordinal + len(plans) - 1}", len(plans))
         waiting = [(plan, self.history.start()) for plan in plans]
         futures = [self._pool.submit(plan, self.deadline.left()) for plan in plans]
         stopped: BaseException | None = None
         for (plan, number), future in zip(waiting, futures, strict=True):
             if stopped is not None and not isinstance(stopped, TimeUpError):
-                self.history.abandon(number, plan, str(stopped) or type(stopped).__name__)
+                self.history.abandon(number, plan.plan, str(stopped) or type(stopped).__name__)
                 continue
             try:
                 assessment = self._pool.result(future)
@@ -86,7 +85,7 @@ class TrialRunner:
                 trial = self._measured(plan, assessment, None, number)
             except (TimeUpError, KeyboardInterrupt, UserCodeError, NeuralMPError) as error:
                 # When the time is up, what others have found by then is not thrown away.
-                self.history.abandon(number, plan, str(error) or type(error).__name__)
+                self.history.abandon(number, plan.plan, str(error) or type(error).__name__)
                 stopped = error
                 continue
             self.listener.step()
@@ -98,19 +97,19 @@ class TrialRunner:
             raise stopped
 
     def _measured(
-        self, plan: PrecisionPlan, assessment: Assessment, model: Model | None, number: int
+        self, plan: ResolvedPlan, assessment: Assessment, model: AnyModel | None, number: int
     ) -> Trial:
         """The trial of a plan; of one that met the target, with what it takes."""
         job, figures = self.job, {}
         if assessment.outcome is Outcome.MET:
             if model is None:
-                model = job.adaptor.convert(job.model, plan, self.assessor.observations, job.space)
+                model = self.assessor.model.converted(plan)
             figures = job.measurement(job.model, model)
         loss = None
         if assessment.accuracy is not None:
-            loss = job.criterion.loss(self.assessor.baseline, assessment.accuracy)
+            loss = job.settings.criterion.loss(self.assessor.baseline, assessment.accuracy)
         trial = Trial(
-            plan,
+            plan.plan,
             assessment.outcome,
             assessment.accuracy,
             loss,
@@ -119,7 +118,7 @@ class TrialRunner:
             assessment.error,
             number,
         )
-        return judged(trial, job)
+        return job.judged(trial)
 
     def _recorded(self, trial: Trial) -> Trial:
         self.history.finish(trial)
@@ -136,26 +135,3 @@ class TrialRunner:
             raise TuningError(
                 f"{len(plans)} different plans failed with the same error: {trial.error}"
             )
-
-
-def judged(trial: Trial, job: TuningJob) -> Trial:
-    """A trial that met the target, told apart by whether it is too slow for what is wanted."""
-    if not trial.accurate:
-        return trial
-    slow = is_slow(job.objectives, trial.objectives) and claims_speed(trial.plan, job)
-    return replace(trial, outcome=Outcome.SLOW if slow else Outcome.MET)
-
-
-def claims_speed(plan: PrecisionPlan, job: TuningJob) -> bool:
-    """Whether a plan is to be faster than FP32.
-
-    It is not where it holds a precision that is wanted whatever it costs, or none but emulated
-    ones: those are there for their numbers.
-    """
-    effective = job.space.flow(plan).precisions
-    if not job.for_numbers.isdisjoint(effective.values()):
-        return False
-    return any(
-        precision is not Precision.FP32 and precision not in job.space.capabilities[op].emulated
-        for op, precision in effective.items()
-    )

@@ -10,9 +10,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from neural_mp.adaptors.contract import Adaptor, Model
-from neural_mp.core.plan import PrecisionPlan
+from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.errors import ConfigurationError, NeuralMPError, TuningError
+from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.assessment import Assessment, Assessor
 from neural_mp.tuning.evaluator import Deadline, TimeUpError, UserCodeError
 
@@ -24,19 +24,19 @@ class _Task:
     """What a process needs to evaluate plans: all but the model, which it loads for itself.
 
     Attributes:
-        load: makes the adaptor and the model; None where these come with the assessor.
-        assessor: evaluates, once it has them.
+        load: makes the model; None where it comes with the assessor.
+        assessor: evaluates, once it has the model.
     """
 
-    load: Callable[[], tuple[Adaptor, Model]] | None
+    load: Callable[[], AnyModel] | None
     assessor: Assessor
 
     def made(self) -> Assessor:
         if self.load is None:
             return self.assessor
-        adaptor, model = self.load()
-        evaluator = replace(self.assessor.evaluator, adaptor=adaptor)
-        return replace(self.assessor, adaptor=adaptor, model=model, evaluator=evaluator)
+        loaded = self.load()
+        model = replace(self.assessor.model, adaptor=loaded.adaptor, held=loaded.held)
+        return replace(self.assessor, model=model)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def _begin(task: bytes) -> None:
     _task = task
 
 
-def _assess(plan: PrecisionPlan, until: float) -> Assessment | _Raised:
+def _assess(plan: ResolvedPlan, until: float) -> Assessment | _Raised:
     global _assessor
     if _assessor is None:
         import cloudpickle
@@ -86,24 +86,24 @@ class WorkerPool:
     """Processes that evaluate plans.
 
     Args:
-        load: makes the adaptor and the model; runs once in every process.
-        assessor: evaluates a plan; what it holds of the adaptor and the model stays here.
+        load: makes the model; runs once in every process.
+        assessor: evaluates a plan; the model that it holds stays here, unless it can be copied.
         workers: how many processes.
 
     Raises:
         ConfigurationError: the model, data or metric cannot be sent to another process.
     """
 
-    def __init__(
-        self, load: Callable[[], tuple[Adaptor, Model]], assessor: Assessor, workers: int
-    ) -> None:
+    def __init__(self, load: Callable[[], AnyModel], assessor: Assessor, workers: int) -> None:
         import cloudpickle
         import loky
 
-        copied = assessor.adaptor.copied(assessor.model)
-        adaptor: Any = None if copied is None else assessor.adaptor
-        evaluator = replace(assessor.evaluator, adaptor=adaptor, on_batch=_do_nothing)
-        bare = replace(assessor, adaptor=adaptor, model=copied, evaluator=evaluator)
+        model = assessor.model
+        copied = model.adaptor.copied(model.held)
+        adaptor: Any = None if copied is None else model.adaptor
+        evaluator = replace(assessor.evaluator, on_batch=_do_nothing)
+        sendable = replace(model, adaptor=adaptor, held=copied)
+        bare = replace(assessor, model=sendable, evaluator=evaluator)
         try:
             sent = cloudpickle.dumps(_Task(load if copied is None else None, bare))
         except Exception as error:
@@ -115,7 +115,7 @@ class WorkerPool:
         self._pool = loky.ProcessPoolExecutor(workers, initializer=_begin, initargs=(sent,))
         self._submitted: list[Future[Any]] = []
 
-    def submit(self, plan: PrecisionPlan, seconds: float) -> Future[Any]:
+    def submit(self, plan: ResolvedPlan, seconds: float) -> Future[Any]:
         """Have a plan evaluated, within so many seconds from now; 0 sets no limit."""
         until = time.time() + seconds if seconds else 0.0
         found: Future[Any] = self._pool.submit(_assess, plan, until)

@@ -95,7 +95,8 @@ class AmpContract:
     def test_canonical_lists_colour_the_net_alike(self, net, all_machine, images):
         adaptor, space = self.space(net, all_machine, images)
         narrowed = space.restricted_to([Precision.BF16])
-        paints = narrowed.painting(narrowed.fastest_plan(), Precision.BF16).paints
+        plan = narrowed.resolve(narrowed.fastest_plan())
+        paints = narrowed.painting(plan, Precision.BF16).paints
         able = {
             op: paint.colour.value
             for op, paint in paints.items()

@@ -16,6 +16,7 @@ from machine import machine
 
 import neural_mp
 from neural_mp import MixedPrecision
+from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.api.replay import convert_with_plan
@@ -78,8 +79,10 @@ class DeploymentContract:
             space = adaptor.space(model, machine().converting_for(target))
             observed = adaptor.observe(model, [digits[0].images[:100]], space)
             plan = space.resolve(uniform(space, INT8))
-            converted = adaptor.convert(model, space.resolve(plan), observed, space)
-            result = OptimizedModel(adaptor, converted, plan, Report(), observations=observed)
+            converted = adaptor.convert(model, plan, observed, space)
+            result = OptimizedModel(
+                LoadedModel(adaptor, converted), plan.plan, Report(), observations=observed
+            )
             return Made(result, images, np.asarray(adaptor.predict(model, images)))
 
         return make

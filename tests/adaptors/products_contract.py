@@ -15,7 +15,7 @@ import pytest
 from adaptor_contract import INT8
 from machine import machine
 
-from neural_mp.adaptors.registry import adaptor_classes
+from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.core.byte_products import WEIGHT_LIMITS
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32
@@ -130,7 +130,7 @@ class ProductsContract:
         self.check(CASES["dense"], worst, approach)
 
     def converted(self, source: Any, x: np.ndarray, approach: str, hardware=None):
-        adaptor = adaptor_classes()[self.framework]()
+        adaptor = adaptor_named(self.framework)
         model = adaptor.load(source, example=(x,))
         space = adaptor.space(model, hardware or machine()).with_int8([approach])
         plan = {op: space.choice(op, INT8) or FP32 for op in space.decided}

@@ -102,7 +102,7 @@ def run(
             return trials
         answer = []
         for given in plans:
-            plan = space.resolve(given)
+            plan = space.resolve(given).plan
             loss = harm(plan)
             outcome = Outcome.MET if loss <= tolerance else Outcome.MISSED
             found = figures(plan) if outcome is Outcome.MET else {}

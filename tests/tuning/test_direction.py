@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import neural_mp
 from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision
-from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.api import cli
 from neural_mp.api.metric_direction import directed, metric_label
 from neural_mp.errors import ConfigurationError

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from neural_mp import MixedPrecision
-from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.adaptors.loaded_model import LoadedModel
+from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.tuning import tuner
 from neural_mp.tuning.fidelity import relative_noise, signal_to_noise
 
@@ -47,9 +48,9 @@ def test_outputs_that_differ_much_come_with_a_warning(converter, monkeypatch):
 def test_a_model_against_itself_has_no_noise(net, digits):
     adaptor = PyTorchAdaptor()
     images = digits[1].images[:10]
-    model = adaptor.load(net, example=images)
-    assert signal_to_noise(adaptor, model, model, [images]) == math.inf
-    assert signal_to_noise(adaptor, model, model, []) is None
+    model = LoadedModel(adaptor, adaptor.load(net, example=images))
+    assert signal_to_noise(model, model, [images]) == math.inf
+    assert signal_to_noise(model, model, []) is None
 
 
 def test_outputs_that_are_no_numbers_are_as_bad_as_can_be():

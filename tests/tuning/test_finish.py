@@ -1,16 +1,16 @@
 """What a run comes down to: the last measurement, beside FP32, has the last word."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
+from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import FP32, OpConfig, Precision
+from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.profiling import ratio
-from neural_mp.space import Capability
+from neural_mp.space import Capability, TuningSpace
 from neural_mp.tuning.finish import choose, why_fp32
+from neural_mp.tuning.job import SearchSettings, TuningJob
 from neural_mp.tuning.objectives import is_slow, latency_figures
 
 SPEED = {"performance": 1.0}
@@ -19,45 +19,63 @@ SPEED = {"performance": 1.0}
 class Measured:
     """Says what every plan takes, as a share of FP32's second, whatever was said before."""
 
-    def __init__(self, shares):
-        self.shares, self.asked = shares, []
+    def __init__(self, shares, objectives):
+        self.shares, self.objectives, self.asked = shares, objectives, []
 
     def rounds(self, models, longer=1):
         self.asked.append(models)
         return [[self.shares.get(model, 1.0)] * 9 for model in models]
 
 
+INT8 = OpConfig(
+    Precision.INT8,
+    QuantSpec("int8", "symmetric", "per_channel"),
+    QuantSpec("uint8", "asymmetric", "per_tensor"),
+)
+GRAPH = OpGraph([Op("a", "dense", ("x",)), Op("b", "dense", ("a",))], ["x"])
+
+
+class Model:
+    """A model of two ops; it becomes the name of the first op that a plan lowers."""
+
+    def __init__(self, emulated):
+        configs = (INT8, OpConfig(Precision.BF16), FP32)
+        self.space = TuningSpace(
+            GRAPH, {op.name: Capability(configs, emulated=emulated) for op in GRAPH}
+        )
+
+    def converted(self, plan):
+        low = [op for op, precision in plan.effective.items() if precision is not Precision.FP32]
+        return low[0] if low else self
+
+
 def job(shares, objectives=SPEED, emulated=frozenset(), for_numbers=frozenset()):
-    capability = Capability(emulated=emulated)
-    space = SimpleNamespace(
-        flow=lambda plan: plan,  # which has `precisions`, too
-        capabilities=dict.fromkeys("abc", capability),
-        fp32_plan=lambda: PrecisionPlan({"a": FP32}),
-        decisions=("a",),
+    return TuningJob(
+        model=Model(emulated),
+        load=None,
+        strategy=None,
+        evaluator=None,
+        calibration=None,
+        measurement=Measured(shares, objectives),
+        open_history=None,
+        settings=SearchSettings(for_numbers=for_numbers),
     )
-    return SimpleNamespace(
-        model="fp32",
-        space=space,
-        objectives=objectives,
-        measurement=Measured(shares),
-        for_numbers=for_numbers,
-    )
+
+
+def chosen(run, trials):
+    return choose(run, trials, run.model)
 
 
 def trial(op, share, number, precision=Precision.INT8):
-    plan = PrecisionPlan({op: OpConfig(precision)})
+    plan = Model(frozenset()).space.resolve(PrecisionPlan({op: OpConfig(precision)})).plan
     figures = latency_figures([1.0] * 9, [share] * 9) | {"relative_modelsize": share}
     return Trial(plan, Outcome.MET, 0.9, 0.0, figures, number=number)
-
-
-def name(plan):
-    return next(iter(plan))
 
 
 def test_the_fastest_by_the_last_measurement_wins():
     trials = [trial("a", 0.50, 0), trial("b", 0.55, 1)]
     run = job({"a": 0.8, "b": 0.5})
-    choice = choose(run, trials, name)
+    choice = chosen(run, trials)
     assert choice.model == "b"
     assert choice.speed.ratio.value == pytest.approx(2)
     assert choice.trial.speedup == pytest.approx(2)
@@ -66,7 +84,7 @@ def test_the_fastest_by_the_last_measurement_wins():
 def test_a_plan_that_turns_out_slower_than_fp32_gives_way_to_the_next_best():
     trials = [trial("a", 0.4, 0), trial("b", 0.8, 1)]
     run = job({"a": 1.1, "b": 0.9})
-    choice = choose(run, trials, name)
+    choice = chosen(run, trials)
     assert choice.model == "b"
     assert [t.number for t in choice.turned_out] == [0]
     assert choice.turned_out[0].outcome is Outcome.SLOW
@@ -75,8 +93,8 @@ def test_a_plan_that_turns_out_slower_than_fp32_gives_way_to_the_next_best():
 def test_where_all_turn_out_slower_the_result_is_fp32_and_says_so():
     trials = [trial("a", 0.4, 0), trial("b", 0.8, 1)]
     run = job({"a": 1.25, "b": 1.5})
-    choice = choose(run, trials, name)
-    assert (choice.model, choice.trial) == ("fp32", None)
+    choice = chosen(run, trials)
+    assert (choice.model, choice.trial) == (run.model, None)
     assert choice.speed.ratio is None
     words = why_fp32(run, choice.turned_out, 0.9)
     assert "faster than FP32" in words
@@ -91,7 +109,7 @@ def test_a_slower_model_is_no_result_even_within_the_spread():
     found = ratio(rounds[1], rounds[0])
     assert found.low < 1 < found.value
     run.measurement.rounds = lambda models, longer=1: rounds[: len(models)]
-    assert choose(run, [trial("a", 0.9, 0)], name).model == "fp32"
+    assert chosen(run, [trial("a", 0.9, 0)]).model is run.model
 
 
 @pytest.mark.parametrize(
@@ -104,7 +122,7 @@ def test_a_slower_model_is_no_result_even_within_the_spread():
 )
 def test_speed_counts_for_nothing_where_it_is_not_wanted_or_not_to_be_had(kept):
     run = job({"a": 1.5}, **kept)
-    choice = choose(run, [trial("a", 0.5, 0, Precision.BF16)], name)
+    choice = chosen(run, [trial("a", 0.5, 0, Precision.BF16)])
     assert choice.model == "a"
 
 
@@ -112,7 +130,7 @@ def test_int8_beside_an_emulated_precision_claims_speed():
     run = job({"a": 1.5}, emulated=frozenset({Precision.BF16}))
     plan = PrecisionPlan({"a": OpConfig(Precision.INT8), "b": OpConfig(Precision.BF16)})
     slow = Trial(plan, Outcome.MET, 0.9, 0.0, latency_figures([1.0] * 9, [0.5] * 9))
-    assert choose(run, [slow], name).model == "fp32"
+    assert chosen(run, [slow]).model is run.model
 
 
 def test_the_spread_holds_the_ratio_and_shrinks_with_more_rounds():
@@ -145,7 +163,7 @@ def test_what_others_take_from_a_busy_machine_is_not_held_against_a_model():
 def test_a_plan_of_which_nothing_comes_is_no_result():
     run = job({"a": 0.5})
     hollow = trial("a", 0.5, 0, Precision.FP32)
-    assert choose(run, [hollow], name).model == "fp32"
+    assert chosen(run, [hollow]).model is run.model
 
 
 def test_a_difference_within_the_spread_is_none():

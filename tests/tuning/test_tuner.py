@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from neural_mp import ExitPolicy, MixedPrecision
-from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.trial import Outcome
 from neural_mp.errors import TuningError
 from neural_mp.metrics import build_metric
@@ -103,7 +103,7 @@ def test_three_failures_alike_do_not_lose_what_was_met_before(converter, deep, m
     convert = PyTorchAdaptor.convert
 
     def failing_with_many_int8_ops(self, model, plan, *arguments):
-        int8 = plan.counts().get("int8", 0)
+        int8 = plan.plan.counts().get("int8", 0)
         if 1 < int8 < 8:
             raise RuntimeError("the kernel refuses")
         return convert(self, model, plan, *arguments)
@@ -260,16 +260,15 @@ def test_the_users_own_metric_is_asked_once_a_pass_unless_it_says_otherwise(conv
 def test_looks_on_the_way_end_with_the_accuracy_on_all_of_the_data(counted):
     """75 batches, of which every second is looked at; or any number, as a generator function."""
 
-    class Echo:
-        def predict(self, model, inputs):
-            return inputs
+    def echo(inputs):
+        return inputs
 
     scores = np.eye(3, dtype=np.float32)[np.arange(150) % 3]
     labels = np.arange(150) % 2
     batches = [(scores[i : i + 2], labels[i : i + 2]) for i in range(0, 150, 2)]
     data = Batches(batches if counted else (lambda: iter(batches)), "eval_dataloader")
-    evaluator = Evaluator(Echo(), data, [(build_metric("accuracy"), 1.0)])
-    accuracy = evaluator(None, Deadline())
+    evaluator = Evaluator(data, [(build_metric("accuracy"), 1.0)])
+    accuracy = evaluator(echo, Deadline())
     assert accuracy == pytest.approx((scores.argmax(1) == labels).mean())
     assert evaluator.running.values[-1] == accuracy
     assert evaluator.running.samples[-1] == 150

@@ -1,0 +1,57 @@
+"""Models compared by interleaved runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.api.loading import load_source
+from neural_mp.api.optimized_model import is_saved_model, load
+from neural_mp.core.nested import count_samples
+from neural_mp.profiling import interleaved_rounds, ratio, undisturbed
+from neural_mp.reporting.tables import BenchmarkRow
+
+
+def benchmark_models(
+    sources: Sequence[str],
+    batch_size: int | None = None,
+    warmup: int = 5,
+    iterations: int = 50,
+    inputs: Any = None,
+) -> list[BenchmarkRow]:
+    """Latency and size of models and saved results, by interleaved runs.
+
+    Args:
+        sources: models, saved results or `module:attribute`, in any mix.
+        batch_size: samples a batch; as many as the example inputs hold by default.
+        warmup: rounds not counted.
+        iterations: rounds counted.
+        inputs: what all are run on; by default the example inputs of the first that is a file.
+
+    Raises:
+        ModelLoadError: one of them cannot be read.
+    """
+    held = [_load_any(source, inputs) for source in sources]
+    # All run the same batch; what a file holds is more to be trusted than a guess.
+    known = [pair for pair, source in zip(held, sources, strict=True) if Path(source).exists()]
+    model = held[0] if inputs is not None or not known else known[0]
+    batch = model.example_inputs(batch_size)
+    runs = [partial(model, batch) for model in held]
+    rounds = interleaved_rounds(runs, warmup=warmup, iterations=iterations)
+    return [
+        BenchmarkRow(
+            str(source),
+            undisturbed(seconds),
+            count_samples(batch),
+            model.size,
+            ratio(seconds, rounds[0]).inverse,
+        )
+        for source, seconds, model in zip(sources, rounds, held, strict=True)
+    ]
+
+
+def _load_any(source: str, inputs: Any) -> AnyModel:
+    return load(source).loaded if is_saved_model(source) else load_source(source, None, inputs)

@@ -1,0 +1,113 @@
+"""What comes before a search: FP32's accuracy, and what calibration sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from neural_mp.adaptors.loaded_model import AnyTunableModel
+from neural_mp.core.precision import Precision
+from neural_mp.errors import DataError, MetricError, NeuralMPError
+from neural_mp.tuning.early_stopping import RunningValues
+from neural_mp.tuning.evaluator import Deadline, TimeUpError, UserCodeError, is_usable
+from neural_mp.tuning.history import History
+from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.run_log import RunLog
+
+#: How the baseline's accuracy came about, in the run's history.
+_BASELINE_RUNNING = "baseline running"
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The FP32 model on the user's data.
+
+    Attributes:
+        accuracy: the user's metric.
+        seconds: how long one evaluation takes.
+        running: the accuracy on the way through the data.
+    """
+
+    accuracy: float
+    seconds: float
+    running: RunningValues
+
+
+def measured_baseline(
+    job: TuningJob, history: History, log: RunLog, deadline: Deadline
+) -> Baseline:
+    """The baseline: from the run's history where it is known, else measured and written there.
+
+    Raises:
+        MetricError: the accuracy is no number.
+        TimeUpError: the time limit passed meanwhile.
+        UserCodeError: the user's own code raised.
+        DataError: the model does not run on the data.
+    """
+    known = history.baseline or _first_baseline(job, history, log, deadline)
+    criterion = job.settings.criterion
+    if known["accuracy"] == 0 and criterion.relative:
+        log.warn(
+            "the FP32 accuracy is 0, of which no share can be lost: the tolerance is taken as "
+            "an amount; check that the labels belong to the data"
+        )
+    log.listener.baseline(known["accuracy"], criterion.target(known["accuracy"]))
+    _, kept = history.recall(_BASELINE_RUNNING)
+    running = RunningValues.from_dict(kept) if kept else RunningValues()
+    return Baseline(known["accuracy"], known.get("seconds", 0.0), running)
+
+
+def _first_baseline(
+    job: TuningJob, history: History, log: RunLog, deadline: Deadline
+) -> dict[str, float]:
+    with log.phase("baseline", "Evaluating FP32", job.evaluator.batch_count):
+        accuracy = _evaluated(job, deadline)
+    if not is_usable(accuracy):
+        raise MetricError(
+            f"the accuracy of the FP32 model is {accuracy}; check the metric, the "
+            f"labels and the model's outputs"
+        )
+    history.remember(_BASELINE_RUNNING, job.evaluator.running.to_dict())
+    found = {"accuracy": accuracy, "seconds": log.seconds["baseline"]}
+    history.baseline = found
+    return found
+
+
+def _evaluated(job: TuningJob, deadline: Deadline) -> float:
+    try:
+        return job.evaluator(job.model, deadline)
+    except (TimeUpError, UserCodeError, NeuralMPError):
+        raise
+    except Exception as error:
+        # Whatever the framework says of inputs that do not fit.
+        raise DataError(
+            f"the model does not run on a batch of the evaluation data: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def calibrated(
+    job: TuningJob, log: RunLog, deadline: Deadline, history: History | None = None
+) -> AnyTunableModel:
+    """The model with what calibration saw: as the run's history has it, else by looking now.
+
+    Nothing is looked at where no op may run in INT8, or there is no data to look at.
+
+    Raises:
+        TimeUpError: the time limit passed meanwhile.
+    """
+    data = job.calibration
+    if Precision.INT8 not in job.space.usable_precisions or data is None:
+        return job.model
+    stored = history.observations if history is not None else None
+    if stored is not None and all(t.name in stored.ranges for t in job.space.tensors):
+        return job.model.observed(stored)
+
+    def before_each() -> None:
+        deadline.check()
+        log.listener.step()
+
+    with log.phase("calibrate", "Calibrating", data.count):
+        model = job.model.calibrated(data.inputs(before_each))
+    if history is not None:
+        history.observations = model.observations
+    return model

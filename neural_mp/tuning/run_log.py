@@ -1,0 +1,50 @@
+"""What a run has said and how long its phases took, while it goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+from neural_mp.tuning.listener import Listener
+
+
+class RunLog:
+    """The warnings of a run, the seconds of its phases, and who listens to it.
+
+    Args:
+        listener: is told how the run goes on.
+        warnings: what the user was already warned of.
+        seconds: phases already done → how long they took.
+    """
+
+    def __init__(
+        self,
+        listener: Listener | None = None,
+        warnings: Iterable[str] = (),
+        seconds: Mapping[str, float] | None = None,
+    ) -> None:
+        self.listener = listener or Listener()
+        self.warnings = list(warnings)
+        self.seconds = dict(seconds or {})
+
+    def warn(self, words: str) -> None:
+        """Keep a warning for the report."""
+        self.warnings.append(words)
+
+    @contextmanager
+    def phase(self, name: str, words: str = "", total: int | None = None) -> Iterator[None]:
+        """Take the time of a phase, and announce it.
+
+        Args:
+            name: what its seconds stand under in the report.
+            words: what the listener is told; nothing is announced without.
+            total: steps of the phase, where that is known.
+        """
+        if words:
+            self.listener.phase(words, total)
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
