@@ -1,28 +1,23 @@
-"""What every op can run in here, asked of the runtime's kernel registry and of its kernels."""
+"""The kernels every op has here, asked of the runtime's kernel registry, and by trying kernels."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from functools import cached_property
 
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.kernel_products import Products, products_for
+from neural_mp.adaptors.common import capability_builder as reasons
+from neural_mp.adaptors.common.capability_builder import LOWER, IntegerKernel, OpKernels
+from neural_mp.adaptors.common.kernel_products import Products
 from neural_mp.adaptors.tensorflow.fold import LAYERS
 from neural_mp.adaptors.tensorflow.fusion import FusionGroup
-from neural_mp.adaptors.tensorflow.kernel_products import (
-    bf16_obstacle,
-    forms_that_work,
-    kernel_products,
-)
+from neural_mp.adaptors.tensorflow.kernel_products import KINDS, bf16_obstacle, forms_that_work
 from neural_mp.adaptors.tensorflow.kernel_registry import has_kernel, kernel_dtypes
 from neural_mp.adaptors.tensorflow.loops import in_loops
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import (
-    CONSTANT,
     Array,
     NodeDef,
+    constant_shape,
     data_inputs,
     dtype_attribute,
     integers_attribute,
@@ -34,121 +29,83 @@ from neural_mp.adaptors.tensorflow.nodes import (
 )
 from neural_mp.adaptors.tensorflow.padding import padding_of
 from neural_mp.adaptors.tensorflow.tensor_forms import DTYPES, FORM_OF
-from neural_mp.core.byte_products import REDUCED_WEIGHT, ByteProducts, KernelKind, weight_spec
-from neural_mp.core.hardware import Hardware
-from neural_mp.core.precision import FP32, RANGE_ALGORITHMS, OpConfig, Precision, QuantSpec
-from neural_mp.space import Capability
+from neural_mp.core.byte_products import REDUCED_WEIGHT, KernelKind, weight_spec
+from neural_mp.core.precision import RANGE_ALGORITHMS, Precision
 
-_SIXTEEN = (Precision.BF16, Precision.FP16)
-_KERNELS = {"Conv2D": KernelKind.CONVOLUTION, "MatMul": KernelKind.DENSE}
+_NO_FLOAT32 = "it does not compute in float32"
+_IN_LOOP = "it lies in a loop, whose ops stay as they are"
 
 
-def capabilities(model: TensorFlowModel, hardware: Hardware) -> Mapping[str, Capability]:
-    """Op → what it can run in here."""
-    judge = _Judge(model, hardware)
-    return {
-        name: judge.capability(node)
-        for name, node in model.graph.nodes.items()
-        if node.op not in (CONSTANT, "NoOp") and name not in judge.fed
-    }
+def kernels(model: TensorFlowModel, products: Products) -> dict[str, OpKernels]:
+    """Op → its kernels, or why it has none.
+
+    Args:
+        model: the model.
+        products: how the integer kernels multiply bytes.
+    """
+    found = _Kernels(model, products)
+    return {node.name: found.of(node) for node in model.op_nodes}
 
 
-def _int8_configs(products: ByteProducts) -> tuple[OpConfig, ...]:
-    """The INT8 forms of a layer, best first; they differ in how the range is chosen."""
-    weight = weight_spec(products)
-    return tuple(
-        OpConfig(Precision.INT8, weight, QuantSpec("uint8", "asymmetric", "per_tensor", algorithm))
-        for algorithm in RANGE_ALGORITHMS
-    )
+class _Kernels:
+    """What there is for the ops of one model."""
 
-
-class _Judge:
-    def __init__(self, model: TensorFlowModel, hardware: Hardware) -> None:
-        supports = {p: hardware.support(p) for p in (Precision.INT8, *_SIXTEEN)}
-        self.model, self.structure, self.supports = model, model.structure, supports
-        self.hardware = hardware
-        self.fed = {node_of(port.tensor) for port in model.signature.inputs}
+    def __init__(self, model: TensorFlowModel, products: Products) -> None:
+        self.model, self.structure, self.products = model, model.structure, products
         self.loops = in_loops(model.graph)
         self.members = model.structure.layer_of()
-        self.several = {
-            node_of(tensor)
-            for node in model.graph.nodes.values()
-            for tensor in data_inputs(node)
-            if output_of(tensor)
-        } | {node_of(port.tensor) for port in model.signature.outputs if output_of(port.tensor)}
-        self.emulated = frozenset(p for p, s in supports.items() if s.available and not s.native)
+        read = (t for node in model.graph.nodes.values() for t in data_inputs(node))
+        results = (port.tensor for port in model.signature.outputs)
+        self.several = {node_of(tensor) for tensor in (*read, *results) if output_of(tensor)}
 
-    def capability(self, node: NodeDef) -> Capability:
-        configs: list[OpConfig] = []
-        reasons: dict[Precision, str] = {}
-        weights: tuple[QuantSpec, ...] = ()
-        obstacle = self.int8_obstacle(node)
-        if obstacle is None:
-            products = self.products[self.kernel_of(node)]
-            configs.extend(_int8_configs(products))
-            weights = (REDUCED_WEIGHT,)
-        else:
-            reasons[Precision.INT8] = obstacle
-        for precision in _SIXTEEN:
-            reason = self.obstacle_16_bit(node, precision)
-            if reason is None:
-                configs.append(OpConfig(precision))
-            else:
-                reasons[precision] = reason
-        have = frozenset(config.precision for config in configs)
-        return Capability((*configs, FP32), reasons, self.emulated & have, weights)
+    def of(self, node: NodeDef) -> OpKernels:
+        missing = {p: self.missing_16_bit(node, p) for p in LOWER if p.is_16_bit}
+        return OpKernels(
+            self.missing_int8(node) or self.integer_kernel(node),
+            {precision: reason for precision, reason in missing.items() if reason is not None},
+        )
 
-    @cached_property
-    def products(self) -> Products:
-        """How the integer kernels multiply."""
-        return products_for(self.hardware, kernel_products)
+    def integer_kernel(self, node: NodeDef) -> IntegerKernel:
+        """The integer kernel of a layer."""
+        kind = KINDS[node.op]
+        if kind is KernelKind.DEPTHWISE and constant_shape(self.model.graph[node.input[1]])[3] > 1:
+            kind = KernelKind.CONVOLUTION
+        spec = weight_spec(self.products[kind])
+        return IntegerKernel(spec, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,))
 
-    def kernel_of(self, node: NodeDef) -> KernelKind:
-        """The kind of integer kernel that a layer runs in."""
-        if node.op in _KERNELS:
-            return _KERNELS[node.op]
-        weight = self.model.graph.constant(node.input[1])
-        single = weight is not None and weight.shape[3] == 1
-        return KernelKind.DEPTHWISE if single else KernelKind.CONVOLUTION
-
-    def obstacle_16_bit(self, node: NodeDef, precision: Precision) -> str | None:
-        """Why an op cannot run in 16 bits; None if it can."""
-        support = self.supports[precision]
-        if not support.available:
-            return support.reason
+    def missing_16_bit(self, node: NodeDef, precision: Precision) -> str | None:
+        """Why an op has no kernel in 16 bits; None if it has one."""
         if precision is Precision.BF16 and (failure := bf16_obstacle()) is not None:
             return failure
         if dtype_attribute(node) is not tf.float32:
-            return "it does not compute in float32"
+            return _NO_FLOAT32
         if not typed_outputs(node):
-            return "its result holds no floating-point numbers"
+            return reasons.NO_FLOATS
         if node.name in self.loops:
-            return "it lies in a loop, whose ops stay as they are"
+            return _IN_LOOP
         if node.name in self.several:
-            return "it has several results"
+            return reasons.SEVERAL_RESULTS
         if precision is Precision.FP16 and "..." in text_attribute(node, "equation"):
             return "TensorFlow's FP16 kernel gives wrong numbers for an equation with an ellipsis"
         if DTYPES[FORM_OF[precision]] not in kernel_dtypes(node.op):
             return f"TensorFlow has no {precision} kernel for {node.op} on the CPU"
         return None
 
-    def int8_obstacle(self, node: NodeDef) -> str | None:
-        """Why an op has no INT8 form of its own; None if it has one."""
+    def missing_int8(self, node: NodeDef) -> str | None:
+        """Why an op has no integer kernel of its own; None if it has one."""
         if node.op not in LAYERS:
-            return self._no_kernel(node)
-        if not self.supports[Precision.INT8].available:
-            return self.supports[Precision.INT8].reason
+            return self._no_layer(node)
         if dtype_attribute(node) is not tf.float32:
-            return "it does not compute in float32"
+            return _NO_FLOAT32
         if node.name in self.loops:
-            return "it lies in a loop, whose ops stay as they are"
+            return _IN_LOOP
         weight = self.model.graph.constant(node.input[1])
         if weight is None:
-            return "its weight is computed, not constant"
+            return reasons.COMPUTED_WEIGHT
         if not weight.size or not np.isfinite(weight).all():
-            return "its weight is empty, or holds NaN or Inf"
+            return reasons.UNUSABLE_WEIGHT
         if self.model.graph.is_constant(node.input[0]):
-            return "what it reads is constant, not computed"
+            return reasons.CONSTANT_INPUT
         if output_of(node.input[0]):
             return "it lies in a branch of dataflow control"
         geometry = self._geometry_obstacle(node, weight)
@@ -161,9 +118,7 @@ class _Judge:
 
     def _geometry_obstacle(self, node: NodeDef, weight: Array) -> str | None:
         if node.op == "MatMul":
-            if node.attr["transpose_a"].b:
-                return "it reads its input transposed, which the integer kernel does not"
-            return None
+            return reasons.TRANSPOSED_INPUT if node.attr["transpose_a"].b else None
         if text_attribute(node, "data_format") not in ("", "NHWC"):
             return "the integer kernel takes channels last, and the op has them first"
         shape = self.model.shapes[node_of(node.input[0])][0]
@@ -178,20 +133,20 @@ class _Judge:
             return "how much it pads depends on a size that is not known"
         return None
 
-    def _no_kernel(self, node: NodeDef) -> str:
+    def _no_layer(self, node: NodeDef) -> str:
         if node.name in self.members:
-            return "runs in the INT8 kernel of the layer before it, not by itself"
+            return reasons.RUNS_ALONG
         if node.name in self.structure.agnostic_ops:
-            return "moves INT8 values where the ops around it run in INT8, computes nothing itself"
+            return reasons.AGNOSTIC
         if node.op in ("BatchMatMul", "BatchMatMulV2", "Einsum"):
-            return "both factors are computed; no integer kernel"
+            return reasons.BOTH_FACTORS_COMPUTED
         if not has_kernel(node.op):
             return "TensorFlow has no kernel for it on the CPU at all"
-        return "no integer kernel"
+        return reasons.NO_INTEGER_KERNEL
 
 
 def forms_needed(node: NodeDef, fusion_group: FusionGroup) -> frozenset[str]:
-    """The forms of integer kernel that a layer may be written in, as `probe` calls them."""
+    """The forms of integer kernel that a layer may be written in, as `kernel_products` has them."""
     kinds = {step.kind for step in fusion_group.steps} - {"BiasAdd"}
     needed = {f"{node.op} {kind}" for kind in kinds}
     if set(integers_attribute(node, "dilations")) - {1}:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.hessian import DIRECTIONS, directions
+from neural_mp.adaptors.common.hessian import Squares, summed_traces
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import Array, indexed, plain
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported
@@ -42,12 +42,16 @@ def hessian_traces(
             if gradient is not None
         }
     runner = Runner(graph, optimized=False)
-    traces = dict.fromkeys(weights, 0.0)
-    for feeds in batches:
-        shapes = [np.shape(y) for y in runner(feeds, [tensor.name for tensor in outputs])]
-        for draw in range(DIRECTIONS):
-            drawn = zip(signs, directions(shapes, draw), strict=True)
+
+    def outputs_of(feeds: dict[str, Array]) -> tuple[list[tuple[int, ...]], Squares]:
+        def squared(directions: list[Array]) -> dict[str, float]:
+            drawn = zip(signs, directions, strict=True)
             given = {**feeds, **{placeholder.name: value for placeholder, value in drawn}}
-            for op, found in zip(squares, runner(given, list(squares.values())), strict=True):
-                traces[op] += float(found) / DIRECTIONS
-    return traces
+            return dict(
+                zip(squares, map(float, runner(given, list(squares.values()))), strict=True)
+            )
+
+        found = runner(feeds, [tensor.name for tensor in outputs])
+        return [np.shape(value) for value in found], squared
+
+    return summed_traces(weights, map(outputs_of, batches))

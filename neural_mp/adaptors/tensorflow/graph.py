@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.nodes import CONSTANT, data_inputs, node_of
+from neural_mp.adaptors.tensorflow.nodes import data_inputs, node_of
 from neural_mp.core.graph import Op, OpGraph
 
 #: Layers whose integer kernel cannot write floats.
@@ -14,15 +14,10 @@ def build_graph(model: TensorFlowModel) -> OpGraph:
     """Every op that computes something."""
     fusion_group_of = model.structure.layer_of()
     fed = [node_of(port.tensor) for port in model.signature.inputs]
-    nodes = [
-        node
-        for name, node in model.graph.nodes.items()
-        if node.op not in (CONSTANT, "NoOp") and name not in fed
-    ]
-    known = {node.name for node in nodes} | set(fed)
+    known = {*fed, *(node.name for node in model.op_nodes)}
     ops = []
-    for node in nodes:
-        read = [node_of(tensor) for tensor in data_inputs(node)]
+    for node in model.op_nodes:
+        read = (node_of(tensor) for tensor in data_inputs(node))
         ops.append(
             Op(
                 node.name,
@@ -33,5 +28,4 @@ def build_graph(model: TensorFlowModel) -> OpGraph:
                 writes_int8=node.op in CONVOLUTIONS,
             )
         )
-    outputs = [name for name in model.output_nodes if name in known]
-    return OpGraph(ops, fed, outputs)
+    return OpGraph(ops, fed, [name for name in model.output_nodes if name in known])

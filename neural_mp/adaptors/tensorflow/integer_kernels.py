@@ -18,44 +18,15 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.common.calibration import affine_parameters
 from neural_mp.adaptors.common.integer_encoding import rounded_to_int8, weight_scales
 from neural_mp.adaptors.tensorflow.nodes import Array, NodeDef, make_node
-from neural_mp.core.observations import Range
+from neural_mp.core.byte_products import FULL_RANGE, WEIGHT_LIMITS
 
 F32, U8, S8 = tf.float32, tf.quint8, tf.qint8
 #: The integer that the kernels take the greatest weight to be stored as, whatever it is stored as.
-FULL = 127
+FULL = WEIGHT_LIMITS[FULL_RANGE]
 #: Attribute of a kernel's node that TensorFlow leaves alone: what zero is stored as in its input.
 ZERO_POINT = "_neural_mp_zero_point"
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """How real numbers are stored: `real = scale · (q - zero_point)`, q of uint8."""
-
-    scale: float
-    zero_point: int
-
-    @property
-    def low(self) -> float:
-        """The least real number."""
-        return -self.zero_point * self.scale
-
-    @property
-    def high(self) -> float:
-        """The greatest real number."""
-        return (255 - self.zero_point) * self.scale
-
-    @property
-    def offset(self) -> float:
-        """What a kernel sees on top of the real value."""
-        return self.zero_point * self.scale
-
-
-def encoding_for(span: Range) -> Encoding:
-    """The encoding of a tensor with this range, widened to hold 0."""
-    return Encoding(*affine_parameters(*span))
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ FORMS = (
 #: TensorFlow takes it to have them, and ends the process in training.
 BF16_CASES = ("bf16 Conv2D", "bf16 MatMul", "bf16 MaxPool")
 #: Type of layer → the kind of its kernel.
-_KINDS: Mapping[str, KernelKind] = {
+KINDS: Mapping[str, KernelKind] = {
     "Conv2D": KernelKind.CONVOLUTION,
     "DepthwiseConv2dNative": KernelKind.DEPTHWISE,
     "MatMul": KernelKind.DENSE,
@@ -72,4 +72,4 @@ def kernel_products(onednn_limit: str | None = None) -> Products:
 
 def _case(form: str) -> str:
     layer, _, rest = form.partition(" ")
-    return f"{_KINDS[layer]} {rest}"
+    return f"{KINDS[layer]} {rest}"

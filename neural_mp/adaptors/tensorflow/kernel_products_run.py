@@ -15,10 +15,12 @@ from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import Array, TensorGraph, make_constant, make_node
 from neural_mp.adaptors.tensorflow.runtime import Runner
 from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
-from neural_mp.adaptors.tensorflow.write import convert
+from neural_mp.adaptors.tensorflow.write import write
 from neural_mp.core.byte_products import FULL_RANGE, REDUCED_RANGE, WEIGHT_LIMITS
+from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision, QuantSpec
-from neural_mp.core.quantization_flow import trace
+from neural_mp.core.quantization_flow import trace_quantization
+from neural_mp.space import ResolvedPlan
 
 logger = logging.getLogger(__name__)
 
@@ -77,15 +79,14 @@ def _steps_off(form: str, weight_range: str, signed: bool) -> float:
     model, feeds = _small_model(form, limit, signed)
     ops = build_graph(model)
     layers = [op.name for op in ops if op.fusion_group is None and op.type == form.split()[0]]
-    flow = trace(ops, dict.fromkeys(layers, Precision.INT8))
+    flow = trace_quantization(ops, dict.fromkeys(layers, Precision.INT8))
     names = list(flow.root)
     values = dict(zip(names, model.runner(feeds, names), strict=True))
     ranges = {root: (float(values[root].min()), float(values[root].max())) for root in names}
-    weight = QuantSpec("int8", "symmetric", "per_channel", range=weight_range)
-    plan = dict.fromkeys(layers, OpConfig(Precision.INT8, weight))
-    converted = convert(model, flow, ranges, plan)
+    weight = replace(weight_spec(ByteProducts.EXACT), range=weight_range)
+    plan = PrecisionPlan(dict.fromkeys(layers, OpConfig(Precision.INT8, weight)))
     (reference,) = model.run(feeds)
-    (given,) = TensorFlowModel(converted.graph, model.signature, feeds, {}).run(feeds)
+    (given,) = write(model, ResolvedPlan(plan, flow), ranges).run(feeds)
     step = (max(reference.max(), 0.0) - min(reference.min(), 0.0)) / 255
     return float(np.abs(given - reference).max() / step)
 

@@ -8,7 +8,13 @@ from functools import cached_property
 from typing import Any
 
 from neural_mp.adaptors.contract import ConversionCounts
-from neural_mp.adaptors.tensorflow.nodes import Array, TensorGraph, node_of
+from neural_mp.adaptors.tensorflow.nodes import (
+    CONSTANT,
+    Array,
+    NodeDef,
+    TensorGraph,
+    node_of,
+)
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported
 from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
 from neural_mp.adaptors.tensorflow.shapes import Shapes, shapes
@@ -57,6 +63,16 @@ class TensorFlowModel:
     def counted_for(self) -> Mapping[str, str]:
         """Node that may run → the op its time counts for, such as the layer it runs along with."""
         return self.ops or self.structure.layer_of()
+
+    @cached_property
+    def op_nodes(self) -> tuple[NodeDef, ...]:
+        """The nodes that compute something."""
+        fed = {node_of(port.tensor) for port in self.signature.inputs}
+        return tuple(
+            node
+            for name, node in self.graph.nodes.items()
+            if node.op not in (CONSTANT, "NoOp") and name not in fed
+        )
 
     @property
     def output_nodes(self) -> frozenset[str]:

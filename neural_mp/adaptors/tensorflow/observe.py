@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.calibration import TensorStatistics, sample_shares, summarize
+from neural_mp.adaptors.common.calibration import TensorSummary, sample_shares
 from neural_mp.adaptors.tensorflow.constants import LARGE, stand_in
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import (
@@ -20,7 +20,6 @@ from neural_mp.adaptors.tensorflow.nodes import (
     constant_bytes,
 )
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported
-from neural_mp.core.observations import Observations
 
 #: Bytes of input run at once: what a batch needs on its way grows with it.
 _INPUT_BYTES = 8 << 20
@@ -68,10 +67,10 @@ class _Reduced:
         return [tensor.name for tensor in vars(self).values()]
 
 
-def observe(
-    model: TensorFlowModel, batches: Iterable[dict[str, Array]], tensors: frozenset[str]
-) -> Observations:
-    """Run batches (tensor → array) and summarize what the named tensors held."""
+def watch(
+    model: TensorFlowModel, batches: Iterable[dict[str, Array]], tensors: Collection[str]
+) -> Iterator[tuple[str, TensorSummary]]:
+    """Run batches (tensor → array), and say what the named tensors held."""
     graph, weights = _without_weights(model.graph)
     with graph.as_default():
         drawn = tf.constant(sample_shares())
@@ -81,10 +80,7 @@ def observe(
         }
     fetches = [name for item in reduced.values() for name in item.names()]
     runner = Runner(graph, optimized=False)
-    statistics: dict[str, TensorStatistics] = {}
-    samples = 0
     for feeds in batches:
-        samples += _length(feeds)
         for part in _parts(model, feeds):
             found = iter(runner({**part, **weights}, fetches))
             for name in reduced:
@@ -92,9 +88,7 @@ def observe(
                 if not size.size or not size:  # it lies in a branch not taken, or is empty
                     continue
                 low, high, power, mean = map(np.atleast_1d, (low, high, power, mean))
-                taken = statistics.setdefault(name, TensorStatistics())
-                taken.update(low, high, power, int(size) // len(power), sample, mean)
-    return summarize(statistics, samples)
+                yield name, TensorSummary(low, high, power, int(size) // len(power), sample, mean)
 
 
 def _without_weights(graph: TensorGraph) -> tuple[tf.Graph, dict[str, Array]]:

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import Array
 
 
-def profile(model: TensorFlowModel, feeds: dict[str, Array], runs: int = 5) -> dict[str, float]:
-    """Op (or conversion, by node name) → median seconds of `runs` runs after one to warm up.
+def time_ops(model: TensorFlowModel, feeds: dict[str, Array], runs: int) -> dict[str, list[float]]:
+    """Op (or conversion, by node name) → seconds of each of so many runs.
 
     The runtime fuses ops as it starts; a fused op bears the name of the last of them, and counts
     for the layer it belongs to.
     """
     outputs = [port.tensor for port in model.signature.outputs if port.tensor not in feeds]
     taken: dict[str, list[float]] = defaultdict(list)
-    for run in range(runs + 1):
+    for _ in range(runs):
         seconds: dict[str, float] = defaultdict(float)
         for device in model.runner.traced(feeds, outputs).dev_stats:
             for node in device.node_stats:
                 if node.node_name in model.graph:
                     name = model.counted_for.get(node.node_name, node.node_name)
                     seconds[name] += node.op_end_rel_nanos * 1e-9 - node.op_start_rel_nanos * 1e-9
-        for name, value in seconds.items() if run else ():
+        for name, value in seconds.items():
             taken[name].append(value)
-    return {name: statistics.median(values) for name, values in taken.items()}
+    return taken

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.core.nested import Structure, described
 from neural_mp.adaptors.common.signature import Port
 from neural_mp.adaptors.tensorflow import graph_files, keras_models
 from neural_mp.adaptors.tensorflow.freeze import frozen_graph
 from neural_mp.adaptors.tensorflow.nodes import GraphDef
 from neural_mp.adaptors.tensorflow.served_signature import DEFAULT_KEY, ServedSignature
+from neural_mp.core.nested import Structure, described
 from neural_mp.errors import CaptureError, ModelLoadError, did_you_mean, in_one_line
 
 logger = logging.getLogger(__name__)

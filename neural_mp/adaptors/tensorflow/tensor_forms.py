@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from neural_mp.adaptors.common.integer_encoding import Encoding
 from neural_mp.adaptors.common.narrowing import narrowed
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.tensorflow.integer_kernels import (
     U8,
-    Encoding,
     dequantize_node,
     quantize_node,
 )

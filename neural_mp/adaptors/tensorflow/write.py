@@ -9,11 +9,10 @@ where nobody asks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from neural_mp.adaptors.contract import ConversionCounts
+from neural_mp.adaptors.common.integer_encoding import Encoding
 from neural_mp.adaptors.tensorflow.aliasing import protect_summands
-from neural_mp.adaptors.tensorflow.integer_kernels import Encoding, encoding_for
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import (
     NodeDef,
@@ -27,41 +26,21 @@ from neural_mp.adaptors.tensorflow.write_agnostic import write_agnostic
 from neural_mp.adaptors.tensorflow.write_int8 import Layer, write_layer
 from neural_mp.core.byte_products import weight_limit
 from neural_mp.core.observations import Range
-from neural_mp.core.precision import OpConfig, Precision
-from neural_mp.core.quantization_flow import QuantizationFlow
+from neural_mp.core.precision import Precision
+from neural_mp.space import ResolvedPlan
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """What came of converting a graph.
-
-    Attributes:
-        graph: the nodes.
-        ops: node → the op of the untouched graph its time counts for, where the names differ.
-        counts: the conversions put in.
-    """
-
-    graph: TensorGraph
-    ops: dict[str, str]
-    counts: ConversionCounts
-
-
-def convert(
-    model: TensorFlowModel,
-    flow: QuantizationFlow,
-    ranges: Mapping[str, Range],
-    plan: Mapping[str, OpConfig],
-) -> Conversion:
-    """Write the graph of a model under a plan; the model stays as it is.
+def write(
+    model: TensorFlowModel, plan: ResolvedPlan, ranges: Mapping[str, Range]
+) -> TensorFlowModel:
+    """The model in the precisions of a plan; the one given stays as it is.
 
     Args:
         model: the model.
-        flow: the consequences of the plan.
+        plan: the plan, with its consequences.
         ranges: quantized tensor → the range its scale has to hold.
-        plan: op → what it runs in, with how its weight is stored.
     """
-    encodings = {root: encoding_for(span) for root, span in ranges.items()}
-    writer = _Writer(model, flow, encodings, plan)
+    writer = _Writer(model, plan, {root: Encoding.of(span) for root, span in ranges.items()})
     for node in model.graph.nodes.values():
         writer.write(node)
     return writer.finished()
@@ -70,9 +49,8 @@ def convert(
 @dataclass
 class _Writer:
     model: TensorFlowModel
-    flow: QuantizationFlow
-    encodings: dict[str, Encoding]
-    plan: Mapping[str, OpConfig]
+    plan: ResolvedPlan
+    encodings: Mapping[str, Encoding]
     forms: Forms = field(init=False)
     #: The last node that the kernel of an INT8 layer runs → the layer.
     layers: dict[str, Layer] = field(init=False)
@@ -86,7 +64,7 @@ class _Writer:
         self.forms = Forms(
             source,
             self.model.output_nodes,
-            lambda tensor: self.encodings[self.flow.root[tensor]],
+            lambda tensor: self.encodings[self.plan.flow.root[tensor]],
             TensorGraph({}, source.versions, source.library),
         )
         # Names that must stay free for what keeps its own.
@@ -94,24 +72,24 @@ class _Writer:
         self.layers = {}
         consumers = source.consumers()
         for head, fusion_group in self.model.structure.fusion_groups.items():
-            if self.flow.precisions.get(head) is Precision.INT8:
-                layer = Layer.of(source, consumers, fusion_group, self.flow)
+            if self.plan.effective.get(head) is Precision.INT8:
+                layer = Layer.of(source, consumers, fusion_group, self.plan.flow)
                 self.layers[layer.tail] = layer
                 self.inner.update(dict.fromkeys(layer.nodes, layer.tail))
 
     def write(self, node: NodeDef) -> None:
         """Write one node of the untouched graph, in its turn."""
         name = node.name
-        precision = self.flow.precisions.get(name, Precision.FP32)
+        precision = self.plan.effective.get(name, Precision.FP32)
         if name in self.layers:
             layer = self.layers[name]
-            limit = weight_limit(self.plan[layer.head].weight)
-            written = write_layer(self.forms, self.model, layer, self.flow, limit)
+            limit = weight_limit(self.plan.plan[layer.head].weight)
+            written = write_layer(self.forms, self.model, layer, self.plan.flow, limit)
         elif name in self.inner:
             return
-        elif name in self.model.structure.agnostic_ops and name in self.flow.int8_outputs:
+        elif name in self.model.structure.agnostic_ops and name in self.plan.flow.int8_outputs:
             moved = self.model.structure.agnostic_ops[name]
-            encoding = self.encodings[self.flow.root[name]]
+            encoding = self.encodings[self.plan.flow.root[name]]
             written = write_agnostic(self.forms, self.model, node, moved, encoding)
         elif precision.is_16_bit:
             written = self._write_16_bit(node, FORM_OF[precision])
@@ -142,8 +120,8 @@ class _Writer:
             copied.input[:] = inputs
             self.forms.graph.add(copied)
 
-    def finished(self) -> Conversion:
-        """The graph, less what is no longer needed."""
+    def finished(self) -> TensorFlowModel:
+        """The model, less what is no longer needed."""
         for port in self.model.signature.outputs:
             self.forms.real(port.tensor)
         graph = self.forms.graph
@@ -153,7 +131,8 @@ class _Writer:
         graph = graph.pruned(outputs, inputs)
         protect_summands(graph, frozenset(map(node_of, outputs)))
         graph = graph.pruned(outputs, inputs)
-        return Conversion(graph, self._counted_for(graph), self.forms.counts)
+        ops, counts = self._counted_for(graph), self.forms.counts
+        return replace(self.model, graph=graph, ops=ops, counts=counts, original=None)
 
     def _counted_for(self, graph: TensorGraph) -> dict[str, str]:
         """Node of the written graph → the op its time counts for."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from neural_mp.adaptors.tensorflow.integer_kernels import U8, Encoding
+from neural_mp.adaptors.common.integer_encoding import Encoding
+from neural_mp.adaptors.tensorflow.integer_kernels import U8
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import (
     NodeDef,

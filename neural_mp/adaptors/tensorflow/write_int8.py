@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
+from neural_mp.adaptors.common.calibration import LEVELS
+from neural_mp.adaptors.common.integer_encoding import Encoding
 from neural_mp.adaptors.common.signature import Shape
 from neural_mp.adaptors.tensorflow.fusion import FusionGroup, Step
 from neural_mp.adaptors.tensorflow.integer_kernels import (
@@ -15,7 +17,6 @@ from neural_mp.adaptors.tensorflow.integer_kernels import (
     S8,
     U8,
     ZERO_POINT,
-    Encoding,
     Fused,
     Weight,
     convolution_node,
@@ -62,13 +63,13 @@ class Layer:
         """What of a fusion group runs in INT8: the steps up to the first that does not."""
         steps = []
         for step in fusion_group.steps:
-            if any(flow.precisions[name] is not Precision.INT8 for name in step.nodes):
+            if any(flow.effective[name] is not Precision.INT8 for name in step.nodes):
                 break
             steps.append(step)
         tail = steps[-1].result if steps else fusion_group.head
         readers = [graph.nodes[name] for name, _ in consumers[tail]]
         low = bool(readers) and all(
-            flow.precisions.get(node.name) is Precision.BF16 for node in readers
+            flow.effective.get(node.name) is Precision.BF16 for node in readers
         )
         return cls(graph.nodes[fusion_group.head], tuple(steps), low)
 
@@ -106,7 +107,7 @@ def write_layer(
     weight = quantize_weight(value, layer.node.op == "DepthwiseConv2dNative", weight_limit)
     source = plain(layer.node.input[0])
     encoding = forms.encoding_of(source)
-    bias = _bias(forms, layer, len(weight.limits)) - encoding.offset * weight.sums
+    bias = _bias(forms, layer, len(weight.limits)) + encoding.low * weight.sums
     if layer.node.op == "MatMul":
         call = _Call(forms, layer, weight, source, forms.stored(source), bias)
         return _write_product(call, layer.tail in flow.int8_outputs)
@@ -184,7 +185,7 @@ def kernel_limits(forms: Forms, tensor: str, encoding: Encoding) -> list[str]:
     """The range a kernel that knows no zero point takes a stored tensor to have."""
     return [
         forms.scalar(0.0, f"{tensor}/least"),
-        forms.scalar(255 * encoding.scale, f"{tensor}/most"),
+        forms.scalar(LEVELS * encoding.scale, f"{tensor}/most"),
     ]
 
 
@@ -210,12 +211,12 @@ def _write_convolution(call: _Call, geometry: NodeDef) -> str:
     forms, layer = call.forms, call.layer
     result = forms.encoding_of(layer.tail)
     summed = layer.step("Sum")
-    bias = call.bias + result.offset
+    bias = call.bias - result.low
     device_sum, host_sum, steps = [], [], ["BiasAdd"]
     if summed is not None:
         assert summed.other is not None
         added = forms.encoding_of(summed.other)
-        bias = bias - added.offset
+        bias = bias + added.low
         device_sum = [(forms.stored(summed.other), U8)]
         host_sum = kernel_limits(forms, summed.other, added)
         steps.append("Sum")
@@ -241,7 +242,7 @@ def _clipped(forms: Forms, layer: Layer, name: str, result: Encoding) -> str:
     zero = result.zero_point
     if layer.activation is not None and zero > 0:
         limits = {"Maximum": zero}
-    if layer.activation == "Relu6" and round(6 / result.scale) + zero < 255:
+    if layer.activation == "Relu6" and round(6 / result.scale) + zero < LEVELS:
         limits = {**limits, "Minimum": round(6 / result.scale) + zero}
     for op, limit in limits.items():
         name = forms.clipped(f"{layer.tail}/{op.lower()}", op, name, limit)

@@ -9,7 +9,7 @@ from keras import Input, Model, layers
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from neural_mp import MixedPrecision
-from neural_mp.adaptors.tensorflow import TensorFlowAdaptor
+from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.errors import DataError, ModelLoadError, NeuralMPError
 
 

@@ -17,7 +17,7 @@ from machine import CONVOLUTION, DENSE, DEPTHWISE, machine, weight_limit_here
 from scipy import special
 from tensorflow.python.util import _pywrap_util_port
 
-from neural_mp.adaptors.tensorflow import TensorFlowAdaptor
+from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.adaptors.tensorflow.nodes import make_node
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported
 from neural_mp.core.byte_products import KernelKind

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import Input, Model, layers, ops
 
-from neural_mp.adaptors.tensorflow import TensorFlowAdaptor
+from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 
 
 def with_lively_norms(net):

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from adaptor_contract import BF16, INT8, signal_to_noise, uniform
 
-from neural_mp.adaptors.tensorflow import TensorFlowAdaptor
+from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.core.observations import Observations
 from neural_mp.core.precision import FP32
 

@@ -14,7 +14,7 @@ from google.protobuf import text_format
 
 import neural_mp
 from neural_mp import MixedPrecision
-from neural_mp.adaptors.tensorflow import TensorFlowAdaptor
+from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.errors import ModelLoadError
 
 ALONE = """

@@ -14,7 +14,7 @@ from adaptor_contract import INT8, signal_to_noise, uniform
 from keras import Input, Model, layers
 from machine import machine
 
-from neural_mp.adaptors.tensorflow import TensorFlowAdaptor
+from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 
 MACHINE = machine()
 

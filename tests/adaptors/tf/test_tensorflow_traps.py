@@ -8,7 +8,7 @@ from adaptor_contract import BF16, FP16, INT8, signal_to_noise, uniform
 from keras import Input, Model, layers
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-from neural_mp.adaptors.tensorflow import TensorFlowAdaptor
+from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 
 
 def values(*shape):
