@@ -49,7 +49,7 @@ class Case:
 
     def in_fp32(self, plan: PrecisionPlan) -> Any:
         """The model with the repairs of a plan and nothing rounded."""
-        resolved = self.space.resolve(plan)
+        resolved = self.space.resolve(plan).plan
         return repaired(self.adaptor, self.model, resolved, self.observed, self.space)[0]
 
     def asking(self, op: str, *repairs: str) -> PrecisionPlan:

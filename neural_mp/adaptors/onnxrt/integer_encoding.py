@@ -1,4 +1,4 @@
-"""How real numbers are stored as integers: activations as uint8, weights and biases."""
+"""How weights and biases are stored as integers."""
 
 from __future__ import annotations
 
@@ -6,37 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neural_mp.adaptors.common.calibration import LEVELS, affine_parameters
 from neural_mp.adaptors.common.integer_encoding import rounded_to_int8, weight_scales
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.core.byte_products import weight_limit
-from neural_mp.core.observations import Range
 from neural_mp.core.precision import QuantSpec
 
 #: What zero is stored as where weights are unsigned.
 _MIDDLE = 128
 _INT32 = np.iinfo(np.int32)
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """How a tensor is stored in uint8: real = scale · (stored - zero_point)."""
-
-    scale: float
-    zero_point: int
-
-    @classmethod
-    def of(cls, span: Range) -> Encoding:
-        """The encoding that holds a range, and zero exactly."""
-        scale, zero_point = affine_parameters(*span)
-        return cls(float(np.float32(scale)), zero_point)
-
-    def clamps(self, low: float, high: float) -> bool:
-        """Whether nothing outside of limits can be stored, but for half a step."""
-        slack = self.scale * (0.5 + 1e-3)
-        lowest = -self.scale * self.zero_point
-        highest = self.scale * (LEVELS - self.zero_point)
-        return lowest >= low - slack and highest <= high + slack
 
 
 @dataclass(frozen=True)

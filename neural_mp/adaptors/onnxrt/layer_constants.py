@@ -17,12 +17,8 @@ from neural_mp.adaptors.onnxrt.sessions import array_of
 _NORM = "LayerNormalization"
 
 
-def layers(model: OnnxModel) -> dict[str, Layer]:
+def layers(found: GraphStructure) -> dict[str, Layer]:
     """Op → its constants."""
-    return _layers(model.structure)
-
-
-def _layers(found: GraphStructure) -> dict[str, Layer]:
     made = {name: _layer(found, name, node) for name, node in found.nodes.items()}
     return {name: layer for name, layer in made.items() if layer is not None}
 
@@ -71,7 +67,7 @@ def with_layers(model: OnnxModel, changes: Mapping[str, LayerChange]) -> OnnxMod
     """The model with other constants in some of its layers."""
     program = model.program.clone()
     found = structure(program)
-    known = _layers(found)
+    known = layers(found)
     names = set(names_in(program.graph))
     for name, change in changes.items():
         _change(program.graph, found, name, known[name], change, names)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.calibration import TensorStatistics, sample_shares, summarize
+from neural_mp.adaptors.common.calibration import TensorSummary, summarized
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
-from neural_mp.core.observations import Observations
 from neural_mp.errors import ConversionError
 
 #: Bytes fetched at once: what a part of a batch needs grows with it.
@@ -24,39 +23,36 @@ _CHANNELS_SECOND = ("Conv", "AveragePool", "MaxPool", "GlobalAveragePool", "Batc
 _LOOKED_AT = 64
 
 
-def observe(
+def watch(
     model: OnnxModel,
     batches: Iterable[dict[str, Array]],
-    tensors: frozenset[str],
+    tensors: Collection[str],
     threads: int | None,
-) -> Observations:
-    """Run batches (name → array) and summarize what the named tensors held."""
-    names = sorted(tensors)
-    values = [str(model.structure.values[name].name) for name in names]
+) -> Iterator[tuple[str, TensorSummary]]:
+    """Run batches (name → array), and say what every part of them held in the named tensors."""
+    watched = {name: model.structure.values[name] for name in sorted(tensors)}
+    channels = {name: 1 if _channels_second(value) else -1 for name, value in watched.items()}
+    values = {name: str(value.name) for name, value in watched.items()}
     fed = {port.tensor for port in model.signature.inputs}
-    fetched = [value for value in values if value not in fed]
-    second = {name for name in names if _channels_second(model.structure.values[name])}
+    fetched = [value for value in values.values() if value not in fed]
     results = [port.tensor for port in model.signature.outputs]
     wanted = _with_outputs(model.program, [*fetched, *results])
     runner = model.session(wanted, threads=threads, lean=True)
-    statistics: dict[str, TensorStatistics] = {}
-    samples, limit = 0, 0
+    limit = 0
     for feeds in batches:
-        samples += _length(feeds)
         if not limit and _length(feeds) > 1:
             limit = 1 if _separable(model, feeds, runner) else _WHOLE
         for part in _parts(feeds, limit or _WHOLE):
             found = dict(part)
             if fetched:
                 found.update(zip(fetched, runner(part, fetched), strict=True))
-            for name, value in zip(names, values, strict=True):
-                taken = statistics.setdefault(name, TensorStatistics())
-                _reduce(taken, np.asarray(found[value], np.float32), name in second)
+            for name, value in values.items():
+                summary = summarized(np.asarray(found[value], np.float32), channels[name])
+                if summary is not None:
+                    yield name, summary
             if limit > 0:
-                each = sum(found[value].nbytes for value in values) // max(_length(part), 1)
+                each = sum(found[v].nbytes for v in values.values()) // max(_length(part), 1)
                 limit = max(1, _FETCHED_BYTES // max(each, 1))
-    seen = {name: taken for name, taken in statistics.items() if taken.seen}
-    return summarize(seen, samples)
 
 
 def _with_outputs(program: ir.Model, names: Iterable[str]) -> ir.Model:
@@ -75,29 +71,6 @@ def _channels_second(value: ir.Value) -> bool:
     producer = value.producer()
     near = [*readers, *([producer.op_type] if producer is not None else [])]
     return any(op in _CHANNELS_SECOND for op in near)
-
-
-def _reduce(statistics: TensorStatistics, array: Array, second: bool) -> None:
-    if not array.size:
-        return
-    flat = array.reshape(-1)
-    if second and array.ndim > 1:
-        shaped = array.reshape(*array.shape[:2], -1)
-        power = np.einsum("bcx,bcx->c", shaped, shaped)
-        rest: tuple[int, ...] = (0, 2)
-    else:
-        shaped = array.reshape(-1, array.shape[-1] if array.ndim > 1 else 1)
-        power = np.einsum("xc,xc->c", shaped, shaped)
-        rest = (0,)
-    count = array.size // len(power)
-    statistics.update(
-        shaped.min(axis=rest),
-        shaped.max(axis=rest),
-        power / count,
-        count,
-        flat[(sample_shares() * flat.size).astype(np.int64)],
-        shaped.mean(axis=rest),
-    )
 
 
 def _length(feeds: Mapping[str, Array]) -> int:

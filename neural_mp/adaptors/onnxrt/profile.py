@@ -4,43 +4,41 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
-from collections.abc import Mapping
 from pathlib import Path
 
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 
-_RUNS, _WARM_UP = 5, 2
 #: How the profiler calls the time of a kernel, behind the name of its node.
 _SUFFIX = "_kernel_time"
 #: What ONNX Runtime puts around the name of a node, or of its result, when it makes a kernel of it.
 _DECORATION = re.compile(r"^InsertedPrecisionFreeCast_|(_nchwc|_nhwc)?(_token_\d+)?$")
 
 
-def profile(model: OnnxModel, feeds: dict[str, Array], threads: int | None) -> Mapping[str, float]:
-    """Op → seconds of one run; what runs along with another op is counted with that.
+def time_ops(
+    model: OnnxModel, feeds: dict[str, Array], runs: int, threads: int | None
+) -> dict[str, list[float]]:
+    """Op → seconds of every run; what runs along with another op is counted with that.
 
     Where ONNX Runtime rearranges tensors between kernels, that stands under its own name for it
     (`ReorderOutput`, `Transpose`).
     """
     runner = model.session(model.program, threads=threads, profiled=True)
     outputs = [port.tensor for port in model.signature.outputs]
-    for _ in range(_WARM_UP + _RUNS):
+    for _ in range(runs):
         runner(feeds, outputs)
     events = json.loads(Path(runner.session.end_profiling()).read_text(encoding="utf-8"))
-    times: dict[str, list[float]] = defaultdict(list)
+    # What was found no kernel for runs within that of another op.
+    seconds = {op: [0.0] * runs for op in model.structure.nodes if op not in model.ops}
+    owners, run = _owners(model), 0
     for event in events:
         name = str(event.get("name", ""))
         if event.get("cat") == "Node" and name.endswith(_SUFFIX):
-            times[name.removesuffix(_SUFFIX)].append(event["dur"] / 1e6)
-    owners = _owners(model)
-    # What was found no kernel for runs within that of another op.
-    seconds = dict.fromkeys(model.structure.nodes.keys() - model.ops.keys(), 0.0)
-    for kernel, found in times.items():
-        bare = _DECORATION.sub("", kernel)
-        op = owners.get(kernel) or owners.get(bare) or bare
-        seconds[op] = seconds.get(op, 0.0) + sum(found[-_RUNS:]) / len(found[-_RUNS:])
+            kernel = name.removesuffix(_SUFFIX)
+            bare = _DECORATION.sub("", kernel)
+            op = owners.get(kernel) or owners.get(bare) or bare
+            seconds.setdefault(op, [0.0] * runs)[run] += event["dur"] / 1e6
+        run += name == "model_run"  # is written when the run is over
     return seconds
 
 

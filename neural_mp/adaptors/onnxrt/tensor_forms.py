@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from neural_mp.adaptors.common.integer_encoding import Encoding
 from neural_mp.adaptors.common.narrowing import narrowed
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.contract import ConversionCounts
-from neural_mp.adaptors.onnxrt.integer_encoding import Encoding, StoredWeight
+from neural_mp.adaptors.onnxrt.integer_encoding import StoredWeight
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
 from neural_mp.adaptors.onnxrt.naming import constant, names_in, unused
 from neural_mp.adaptors.onnxrt.sessions import array_of

@@ -9,12 +9,12 @@ where nobody asks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from neural_mp.adaptors.contract import ConversionCounts
+from neural_mp.adaptors.common.integer_encoding import Encoding
 from neural_mp.adaptors.onnxrt.fusion import (
     FusionGroup,
     GraphStructure,
@@ -22,66 +22,42 @@ from neural_mp.adaptors.onnxrt.fusion import (
     redirect,
     structure,
 )
-from neural_mp.adaptors.onnxrt.integer_encoding import Encoding
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, runs_natively
+from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.schemas import typed_inputs
 from neural_mp.adaptors.onnxrt.tensor_forms import BF16, FORM_OF, UINT8, Forms
 from neural_mp.adaptors.onnxrt.write_int8 import write_kernel, write_mover, write_product
 from neural_mp.core.observations import Range
-from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
-from neural_mp.core.quantization_flow import QuantizationFlow
+from neural_mp.space import ResolvedPlan
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """What came of converting a graph.
-
-    Attributes:
-        program: the graph.
-        ops: node → the op of the untouched graph its time counts for, where the names differ.
-        counts: the conversions put in.
-    """
-
-    program: ir.Model
-    ops: Mapping[str, str]
-    counts: ConversionCounts
-
-
-def convert(
-    source: ir.Model,
-    opset: int,
-    provider: str,
-    plan: PrecisionPlan,
-    flow: QuantizationFlow,
-    ranges: Mapping[str, Range],
-) -> Conversion:
-    """Write a prepared graph under a plan; the graph stays as it is.
+def write(model: OnnxModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> OnnxModel:
+    """A model with the graph of another, written under a plan.
 
     Args:
-        source: the prepared graph.
-        opset: the version of its operators.
-        provider: the execution provider that will run it.
-        plan: the resolved plan.
-        flow: its consequences.
+        model: the model, which stays as it is.
+        plan: the plan and its flow.
         ranges: quantized tensor → the range its scale has to hold.
     """
-    program = source.clone()
+    program = model.program.clone()
     encodings = {root: Encoding.of(span) for root, span in ranges.items()}
-    writer = _Writer(program, structure(program), opset, provider, plan, flow, encodings)
+    writer = _Writer(model, program, structure(program), plan, encodings)
     for name, node in writer.structure.nodes.items():
         writer.write(name, node)
-    return writer.finished()
+    writer.finish()
+    forms = writer.forms
+    return replace(
+        model, program=program, given=None, ops=forms.owners, counts=forms.counts, _runners={}
+    )
 
 
 @dataclass
 class _Writer:
+    model: OnnxModel
     program: ir.Model
     structure: GraphStructure
-    opset: int
-    provider: str
-    plan: PrecisionPlan
-    flow: QuantizationFlow
+    plan: ResolvedPlan
     encodings: dict[str, Encoding]
     forms: Forms = field(init=False)
     #: Ops that another one's kernel has run along with it.
@@ -91,18 +67,18 @@ class _Writer:
         self.forms = Forms(self.program.graph, self._encoding_of)
 
     def _encoding_of(self, value: ir.Value) -> Encoding:
-        return self.encodings[self.flow.root[self.structure.names[value]]]
+        return self.encodings[self.plan.flow.root[self.structure.names[value]]]
 
     def write(self, name: str, node: ir.Node) -> None:
         """Rewrite one node of the untouched graph, in its turn."""
         if name in self.done:
             return
         self.forms.place, self.forms.owner = node, name
-        precision = self.flow.precisions.get(name, Precision.FP32)
+        precision = self.plan.effective.get(name, Precision.FP32)
         fusion_group = self.structure.fusion_groups.get(name)
         if precision is Precision.INT8 and fusion_group is not None:
             self._write_int8(name, node, fusion_group)
-        elif name in self.structure.agnostic_ops and name in self.flow.int8_outputs:
+        elif name in self.structure.agnostic_ops and name in self.plan.flow.int8_outputs:
             write_mover(self.forms, node)
         elif precision.is_16_bit:
             self._write_16_bit(node, FORM_OF[precision])
@@ -113,20 +89,22 @@ class _Writer:
 
     def _write_int8(self, name: str, node: ir.Node, fusion_group: FusionGroup) -> None:
         kept = [
-            s for s in fusion_group.steps if self.flow.precisions.get(str(s.name)) is Precision.INT8
+            s for s in fusion_group.steps if self.plan.effective.get(str(s.name)) is Precision.INT8
         ]
         if len(kept) < len(fusion_group.steps):
             fusion_group = FusionGroup(node)
         self.done.update(str(step.name) for step in fusion_group.steps)
-        config = self.plan[name]
+        config = self.plan.plan[name]
         if node.op_type in ("MatMul", "Gemm"):
             write_product(self.forms, fusion_group, config)
         else:
             write_kernel(self.forms, fusion_group, config, self._encoding_of(fusion_group.tail))
 
     def _write_16_bit(self, node: ir.Node, form: str) -> None:
-        native = form != BF16 or runs_natively(self.provider, node, self.opset, "bfloat16")
-        typed = typed_inputs(node, self.opset)
+        native = form != BF16 or runs_natively(
+            self.model.provider, node, self.model.opset, "bfloat16"
+        )
+        typed = typed_inputs(node, self.model.opset)
         for position, value in enumerate(node.inputs):
             if value is None:
                 continue
@@ -143,8 +121,8 @@ class _Writer:
         else:
             self.forms.put_rounded(result, form)
 
-    def finished(self) -> Conversion:
-        """The graph, less what is no longer needed."""
+    def finish(self) -> None:
+        """Put in the outputs, and take out what is no longer needed."""
         graph = self.program.graph
         self.forms.place = None
         final: dict[ir.Value, ir.Value] = {}
@@ -157,7 +135,6 @@ class _Writer:
         if any(node.domain == CONTRIB for node in graph):
             graph.opset_imports[CONTRIB] = 1
         _forget_types(graph)
-        return Conversion(self.program, self.forms.owners, self.forms.counts)
 
     def _renamed(self, value: ir.Value, found: ir.Value) -> ir.Value:
         """A value as an output of the graph, by the name the untouched one had."""

@@ -11,14 +11,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from neural_mp.adaptors.common.integer_encoding import Encoding
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.onnxrt.fusion import FusionGroup
-from neural_mp.adaptors.onnxrt.integer_encoding import (
-    Encoding,
-    StoredWeight,
-    store_bias,
-    store_weight,
-)
+from neural_mp.adaptors.onnxrt.integer_encoding import StoredWeight, store_bias, store_weight
 from neural_mp.adaptors.onnxrt.sessions import array_of
 from neural_mp.adaptors.onnxrt.tensor_forms import UINT8, Forms
 from neural_mp.core.precision import OpConfig

@@ -11,7 +11,7 @@ import pytest
 from onnx.backend.test.loader import DATA_DIR, load_model_tests
 from onnx_nets import MACHINE, session
 
-from neural_mp.adaptors.onnxrt import OnnxRuntimeAdaptor
+from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision

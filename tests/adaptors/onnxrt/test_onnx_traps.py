@@ -8,7 +8,7 @@ from adaptor_contract import signal_to_noise
 from onnx import TensorProto, helper
 from onnx_nets import MACHINE, Converted, graph, op, run
 
-from neural_mp.adaptors.onnxrt import OnnxRuntimeAdaptor
+from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.errors import PlanError
@@ -318,4 +318,4 @@ def test_a_plan_of_which_nothing_comes_is_the_fp32_plan():
     (name,) = (node.name for node in space.graph if node.type == "Mul")
     asked = PrecisionPlan({name: OpConfig(Precision.INT8)})
     assert set(space.resolve(asked).effective.values()) == {Precision.FP32}
-    assert space.resolve(asked) == space.fp32_plan()
+    assert space.resolve(asked).plan == space.fp32_plan()
