@@ -12,8 +12,9 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from neural_mp.amp import RULES, FourLists, graph_of, paint
+from neural_mp.amp import FourLists, graph_of, paint
 from neural_mp.core.graph import OpGraph
+from neural_mp.core.words import RuleSet
 
 LISTS = FourLists(*(frozenset({word}) for word in "ADIC"))
 
@@ -37,12 +38,12 @@ def main() -> None:
     parser.add_argument("--sizes", default="1000,10000,100000")
     sizes = [int(size) for size in parser.parse_args().sizes.split(",")]
     table = Table(title="Painting, seconds (microseconds an op)")
-    for heading in ("ops", *RULES):
+    for heading in ("ops", *RuleSet):
         table.add_column(heading, justify="right")
     for size in sizes:
         made = graph(size)
         cells = []
-        for rules in RULES:
+        for rules in RuleSet:
             start = time.perf_counter()
             paint(made, LISTS, rules)
             seconds = time.perf_counter() - start

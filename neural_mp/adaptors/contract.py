@@ -20,11 +20,10 @@ from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.observations import Observations, Range
 from neural_mp.core.precision import Precision
+from neural_mp.core.words import Capture
 from neural_mp.errors import ConversionError
 from neural_mp.space import Capability, ResolvedPlan, TuningSpace
 
-#: How the graph of a model may be found.
-CAPTURES = ("whole", "modules")
 #: A model as its adaptor holds it; opaque to everyone else.
 M = TypeVar("M")
 
@@ -71,7 +70,7 @@ class Adaptor(ABC, Generic[M]):
         inputs: Any = None,
         outputs: Any = None,
         example: Any = None,
-        capture: str = "whole",
+        capture: Capture = Capture.WHOLE,
     ) -> M:
         """Take in a model, from a path or as the framework's object; the object stays untouched.
 

@@ -17,14 +17,13 @@ from neural_mp.amp.options import (
     AutoMixedPrecisionOptions,
     settle,
 )
-from neural_mp.amp.painting import RULES, Colour, Paint, Painting, graph_of, paint
+from neural_mp.amp.painting import Colour, Paint, Painting, graph_of, paint
 
 __all__ = [
     "EDIT_OPTIONS",
     "KINDS",
     "OPTIONS",
     "PREFIXES",
-    "RULES",
     "TENSORFLOW_PREFIXES",
     "AmpDataType",
     "AmpList",

@@ -17,12 +17,11 @@ from enum import Enum
 
 from neural_mp.amp.lists import AmpList, FourLists
 from neural_mp.core.graph import Op, OpGraph
-from neural_mp.errors import ConfigurationError, did_you_mean
+from neural_mp.core.words import RuleSet
 
 ALLOW, DENY, INFER, CLEAR = AmpList
 
 #: The sets of rules.
-RULES = ("advanced", "stock")
 #: What a reason calls an op, by its list.
 _WORDS: Mapping[AmpList | None, str] = {None: "on no list", **{kind: kind.name for kind in AmpList}}
 #: How many ops a reason names on the way to where it began.
@@ -93,7 +92,7 @@ def graph_of(ops: Iterable[tuple[str, str, Iterable[str]]]) -> OpGraph:
 def paint(
     graph: OpGraph,
     lists: FourLists,
-    rules: str = "advanced",
+    rules: RuleSet = RuleSet.ADVANCED,
     *,
     boundaries: Mapping[str, str] | None = None,
     unable: Mapping[str, str] | None = None,
@@ -113,11 +112,10 @@ def paint(
     Raises:
         ConfigurationError: there are no such rules.
     """
-    if rules not in RULES:
-        raise ConfigurationError(f"there are no rules {rules!r}{did_you_mean(rules, RULES)}")
+    rules = RuleSet.read(rules, "rules")
     painter = _Painter(graph, lists, boundaries or {}, unable or {}, chosen or {})
     painter.deny()
-    if rules == "advanced":
+    if rules is RuleSet.ADVANCED:
         painter.allow_advanced()
     else:
         painter.allow_stock()

@@ -12,6 +12,7 @@ from neural_mp.api.optimized_model import is_saved_model
 from neural_mp.common import Metric, missing_methods
 from neural_mp.config import MetricSettings
 from neural_mp.core.precision import Precision
+from neural_mp.core.words import Capture
 from neural_mp.data.user_code import load_user_object
 from neural_mp.errors import ConfigurationError, DataError, MetricError
 from neural_mp.metrics import build_metric
@@ -49,7 +50,7 @@ def load_source(
     *,
     outputs: Any = None,
     example: Any = None,
-    capture: str = "whole",
+    capture: Capture = Capture.WHOLE,
 ) -> AnyModel:
     """A model (object, path or `module:attribute`), taken in by the adaptor of its framework."""
     found = resolve_source(source)

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from neural_mp.adaptors.contract import CAPTURES
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.amp import AmpSettings, AutoMixedPrecisionOptions
 from neural_mp.api.amp_settings import edited_lists, forced, gather_amp, with_data_type
@@ -29,7 +28,8 @@ from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.config import Settings, load_settings
 from neural_mp.core import hardware as machine
 from neural_mp.core.hardware import Hardware
-from neural_mp.core.precision import APPROACHES, Precision, parse_precisions
+from neural_mp.core.precision import Precision, parse_precisions
+from neural_mp.core.words import Approach, Capture
 from neural_mp.data import build_dataloader, build_transforms
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.reporting import LiveListener
@@ -217,7 +217,7 @@ class MixedPrecision:
         loaded = load()
         hardware, told = hardware_for(self.target, here, loaded.adaptor)
         log.warnings += (*loaded.warnings, *told)
-        if self.approach in (None, "static"):
+        if self.approach in (None, Approach.STATIC):
             precisions, told = without_int8_if_no_data(precisions, calibration)
             log.warnings += told
         space = self._space(loaded, hardware, precisions, amp, log)
@@ -262,14 +262,9 @@ class MixedPrecision:
         parse_objectives(self.objective)
         if (isinstance(self.workers, int) and self.workers < 1) or isinstance(self.workers, bool):
             raise ConfigurationError(f"workers must be at least 1, got {self.workers}")
-        if self.approach is not None and self.approach not in APPROACHES:
-            raise ConfigurationError(
-                f"approach cannot be {self.approach!r}{did_you_mean(self.approach, APPROACHES)}"
-            )
-        if self.capture not in CAPTURES:
-            raise ConfigurationError(
-                f"capture cannot be {self.capture!r}{did_you_mean(self.capture, CAPTURES)}"
-            )
+        if self.approach is not None:
+            Approach.read(self.approach, "approach")
+        Capture.read(self.capture, "capture")
         for name, kinds in _OPTION_TYPES.items():
             if not isinstance(getattr(self, name), kinds):
                 words = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
@@ -322,7 +317,7 @@ class MixedPrecision:
             self.inputs,
             outputs=self.outputs,
             example=calibration.first_inputs if calibration is not None else None,
-            capture=self.capture,
+            capture=Capture(self.capture),
         )
 
     def _space(
@@ -339,7 +334,7 @@ class MixedPrecision:
         log.warnings += (*told, *without_kernels(space, hardware, adaptor.framework))
         space = space.constrained(self._settings.constraints)
         if self.approach is not None:
-            space = space.with_int8([self.approach])
+            space = space.with_int8([Approach(self.approach)])
         for precision in precisions:
             if precision not in (*space.usable_precisions, Precision.FP32):
                 log.warn(f"no op of this model may run in {precision}; it stays out")

@@ -13,6 +13,7 @@ from neural_mp.core import hardware as machine
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
+from neural_mp.core.words import Approach, Capture
 from neural_mp.errors import PlanError
 from neural_mp.tuning.finish import compared
 from neural_mp.tuning.objectives import Measurement
@@ -28,7 +29,7 @@ def convert_with_plan(
     inputs: Any = None,
     hardware: Hardware | None = None,
     target: str = machine.THIS,
-    capture: str = "whole",
+    capture: Capture = Capture.WHOLE,
 ) -> OptimizedModel:
     """Replay a plan on a model.
 
@@ -62,7 +63,7 @@ def convert_with_plan(
         )
     resolved = space.resolve(right)
     if observations is None:
-        if any(config.approach == "static" for config in resolved.plan.values()):
+        if any(config.approach is Approach.STATIC for config in resolved.plan.values()):
             raise PlanError(
                 "the plan has INT8 ops with calibrated ranges but holds no observations to "
                 "quantize with; use a plan file written by save_plan or `neural-mp tune --output`"

@@ -7,13 +7,13 @@ from typing import Any
 
 from schema import Optional, Schema, SchemaError
 
-from neural_mp.adaptors.contract import CAPTURES
 from neural_mp.amp import EDIT_OPTIONS
 from neural_mp.config.inc import why_ignored
 from neural_mp.config.source import KeyPath, Source
 from neural_mp.config.values import (
     APPROACH,
     BOOL,
+    CAPTURE,
     DATA_TYPE,
     DATASET,
     ITERATIONS,
@@ -66,7 +66,11 @@ _DATALOADER = {
 
 SECTIONS: dict[Any, Any] = _section(
     model=_section(
-        name=TEXT, framework=TEXT, inputs=NAMES, outputs=NAMES, capture=one_of(*CAPTURES)
+        name=TEXT,
+        framework=TEXT,
+        inputs=NAMES,
+        outputs=NAMES,
+        capture=CAPTURE,
     ),
     device=one_of("cpu", "gpu"),
     target=one_of(*TARGETS),

@@ -9,6 +9,7 @@ from typing import Any
 from neural_mp.amp import AutoMixedPrecisionOptions
 from neural_mp.core.hardware import THIS
 from neural_mp.core.precision import Precision
+from neural_mp.core.words import Capture, Objective
 from neural_mp.space.constraints import Constraints
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 
@@ -28,7 +29,7 @@ class ModelSettings:
     framework: str | None = None
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    capture: str = "whole"
+    capture: str = Capture.WHOLE
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class TuningSettings:
 
     strategy: str | None = None
     criterion: AccuracyCriterion = field(default_factory=AccuracyCriterion)
-    objective: str | Mapping[str, float] = "performance"
+    objective: str | Mapping[str, float] = Objective.PERFORMANCE
     exit_policy: ExitPolicy = field(default_factory=ExitPolicy)
     random_seed: int = 0
     workspace: str | None = None

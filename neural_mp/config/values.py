@@ -16,10 +16,10 @@ from neural_mp.config.inc import (
     INT8_APPROACHES,
     QUANT_WORDS,
 )
-from neural_mp.core.precision import APPROACHES, QUANT_CHOICES, Precision
-from neural_mp.core.trial import RELATIVE_FIGURES
+from neural_mp.core.precision import QUANT_CHOICES, Precision
+from neural_mp.core.words import Approach, Capture, Objective
 
-OBJECTIVES = tuple(RELATIVE_FIGURES)
+OBJECTIVES = tuple(word.value for word in Objective)
 
 
 def value_of(expected: str, *checks: Any) -> And:
@@ -152,7 +152,8 @@ ITERATIONS = value_of(
     lambda value: _is_whole(value) and (value >= 1 or value == -1),
 )
 RESUME = value_of("true, false or a path", lambda value: isinstance(value, bool | str))
-APPROACH = one_of(*APPROACHES, *INT8_APPROACHES, *IGNORED_APPROACHES)
+CAPTURE = one_of(*(word.value for word in Capture))
+APPROACH = one_of(*(word.value for word in Approach), *INT8_APPROACHES, *IGNORED_APPROACHES)
 OBJECTIVE = value_of(
     f"one of {', '.join(OBJECTIVES)}, or several with their weights", _is_objective
 )

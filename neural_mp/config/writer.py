@@ -12,6 +12,7 @@ from neural_mp.config.schema import ANY
 from neural_mp.config.settings import EvaluationSettings, Settings, TuningSettings
 from neural_mp.config.source import FLOAT_STARTS, FLOAT_TAG, PLAIN_FLOAT
 from neural_mp.core.precision import Precision
+from neural_mp.core.words import Word
 from neural_mp.errors import ConfigurationError
 from neural_mp.space.constraints import Constraints, OpConstraint, QuantConstraint
 
@@ -32,7 +33,12 @@ def _text(dumper: _Dumper, text: str) -> yaml.Node:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
+def _word(dumper: _Dumper, word: Word) -> yaml.Node:
+    return _text(dumper, word.value)
+
+
 _Dumper.add_representer(str, _text)
+_Dumper.add_multi_representer(Word, _word)
 _Dumper.add_implicit_resolver(FLOAT_TAG, PLAIN_FLOAT, FLOAT_STARTS)
 
 

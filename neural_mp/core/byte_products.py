@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
 
-from neural_mp.core.precision import WEIGHT_RANGES, QuantSpec
+from neural_mp.core.precision import QuantSpec
+from neural_mp.core.words import Granularity, Scheme, StoredType, WeightRange, Word
 
 
-class ByteProducts(str, Enum):
+class ByteProducts(Word):
     """What becomes of the sum of two products of an unsigned and a signed byte.
 
     EXACT: it is added up in 32 bits (VNNI, AVX-VNNI, AMX, ARM, CUDA).
@@ -19,9 +19,6 @@ class ByteProducts(str, Enum):
 
     EXACT = "exact"
     SATURATING = "saturating"
-
-    def __str__(self) -> str:
-        return self.value
 
     @property
     def in_words(self) -> str:
@@ -34,29 +31,28 @@ class ByteProducts(str, Enum):
         )
 
 
-class KernelKind(str, Enum):
+class KernelKind(Word):
     """The kinds of integer kernel that may multiply in different ways."""
 
     CONVOLUTION = "convolution"  #: in one group or several
     DEPTHWISE = "depthwise"  #: a convolution of one input and one output channel a group
     DENSE = "dense"
 
-    def __str__(self) -> str:
-        return self.value
-
 
 #: The kinds that add up in 32 bits on every processor.
 EXACT_EVERYWHERE = frozenset({KernelKind.DEPTHWISE})
-FULL_RANGE, REDUCED_RANGE = WEIGHT_RANGES
+FULL_RANGE, REDUCED_RANGE = WeightRange.FULL, WeightRange.REDUCED
 #: Range of a weight → the largest magnitude that is stored. 2 · 255 · 63 is less than 2¹⁵, so that
 #: no sum of two products saturates.
-WEIGHT_LIMITS: Mapping[str, int] = {FULL_RANGE: 127, REDUCED_RANGE: 63}
+WEIGHT_LIMITS: Mapping[WeightRange, int] = {FULL_RANGE: 127, REDUCED_RANGE: 63}
 _RANGES = {ByteProducts.EXACT: FULL_RANGE, ByteProducts.SATURATING: REDUCED_RANGE}
 
 
 def weight_spec(products: ByteProducts) -> QuantSpec:
     """How the weights of a kernel are stored: in the widest range that its products leave right."""
-    return QuantSpec("int8", "symmetric", "per_channel", range=_RANGES[products])
+    return QuantSpec(
+        StoredType.INT8, Scheme.SYMMETRIC, Granularity.PER_CHANNEL, range=_RANGES[products]
+    )
 
 
 #: What a plan may always say of a weight: a reduced range is right for every kernel.

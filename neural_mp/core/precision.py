@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from enum import Enum
 from typing import Any
 
+from neural_mp.core.words import (
+    Algorithm,
+    Approach,
+    Granularity,
+    Scheme,
+    StoredType,
+    WeightRange,
+    Word,
+)
 from neural_mp.errors import PlanError, UnknownPrecisionError, did_you_mean
 
 
-class Precision(str, Enum):
+class Precision(Word):
     """What an op computes in. Compares equal to its name, so `plan[op].precision == "int8"`."""
 
     INT8 = "int8"
     BF16 = "bf16"
     FP16 = "fp16"
     FP32 = "fp32"
-
-    def __str__(self) -> str:
-        return self.value
 
     @property
     def bits(self) -> int:
@@ -64,22 +69,19 @@ def parse_precisions(value: str | Precision | Iterable[str | Precision]) -> tupl
 
 
 #: What may choose the range of a tensor from what calibration saw of it, best known first.
-RANGE_ALGORITHMS = ("minmax", "percentile", "kl", "mse")
-#: In place of those: the range is that of the values at hand, found anew on every run.
-DYNAMIC = "dynamic"
+RANGE_ALGORITHMS = tuple(word for word in Algorithm if word is not Algorithm.DYNAMIC)
 
-#: How much of int8 a weight uses: ±127, or ±63 (see `neural_mp.core.byte_products`).
-WEIGHT_RANGES = ("full_range", "reduced_range")
-
+_WORDS: Mapping[str, type[Word]] = {
+    "dtype": StoredType,
+    "scheme": Scheme,
+    "granularity": Granularity,
+    "algorithm": Algorithm,
+    "range": WeightRange,
+}
 #: What the fields of a `QuantSpec` that users may limit can be, best known first.
 QUANT_CHOICES: Mapping[str, tuple[str, ...]] = {
-    "dtype": ("int8", "uint8"),
-    "scheme": ("symmetric", "asymmetric"),
-    "granularity": ("per_channel", "per_tensor"),
-    "algorithm": (*RANGE_ALGORITHMS, DYNAMIC),
+    name: tuple(words) for name, words in _WORDS.items() if words is not WeightRange
 }
-
-_SPEC_CHOICES = {**QUANT_CHOICES, "range": WEIGHT_RANGES}
 
 
 @dataclass(frozen=True)
@@ -96,26 +98,22 @@ class QuantSpec:
             products of bytes saturate.
     """
 
-    dtype: str
-    scheme: str
-    granularity: str
-    algorithm: str = "minmax"
-    range: str = WEIGHT_RANGES[0]
+    dtype: StoredType
+    scheme: Scheme
+    granularity: Granularity
+    algorithm: Algorithm = Algorithm.MINMAX
+    range: WeightRange = WeightRange.FULL
 
     def __post_init__(self) -> None:
-        for name, known in _SPEC_CHOICES.items():
-            if getattr(self, name) not in known:
-                raise PlanError(
-                    f"{name} of a quantized tensor cannot be {getattr(self, name)!r}"
-                    f"{did_you_mean(getattr(self, name), known)}"
-                )
-
-        if self.range != WEIGHT_RANGES[0] and self.dtype != "int8":
+        for name, words in _WORDS.items():
+            word = words.read(getattr(self, name), f"{name} of a quantized tensor", PlanError)
+            object.__setattr__(self, name, word)
+        if self.range is not WeightRange.FULL and self.dtype is not StoredType.INT8:
             raise PlanError(f"{self.range!r} is for weights in int8, not in {self.dtype}")
 
     def __str__(self) -> str:
         words = [getattr(self, field.name) for field in fields(self)]
-        return " ".join(word for word in words if word != WEIGHT_RANGES[0])
+        return " ".join(word for word in words if word is not WeightRange.FULL)
 
     @classmethod
     def parse(cls, text: str) -> QuantSpec:
@@ -124,11 +122,11 @@ class QuantSpec:
         Raises:
             PlanError: a word is unknown or says the same thing twice, or one is missing.
         """
-        found: dict[str, str] = {}
+        found: dict[str, Any] = {}
         for word in str(text).split():
-            name = next((n for n, known in _SPEC_CHOICES.items() if word in known), None)
+            name = next((n for n, known in _WORDS.items() if word in set(known)), None)
             if name is None:
-                known_words = [w for words in _SPEC_CHOICES.values() for w in words]
+                known_words = [w.value for words in _WORDS.values() for w in words]
                 raise PlanError(
                     f"{word!r} in {text!r} says nothing about quantization"
                     f"{did_you_mean(word, known_words)}"
@@ -175,7 +173,7 @@ class OpConfig:
         for name in self.repairs:
             if name not in REPAIRS:
                 raise PlanError(f"there is no repair {name!r}{did_you_mean(name, REPAIRS)}")
-        if self.activation is not None and self.activation.range != WEIGHT_RANGES[0]:
+        if self.activation is not None and self.activation.range is not WeightRange.FULL:
             raise PlanError(f"{self.activation.range!r} is for weights; what an op reads uses all")
         if {"equalize", "smooth"} <= set(self.repairs):
             raise PlanError("'equalize' and 'smooth' scale the same channels; choose one of them")
@@ -184,13 +182,14 @@ class OpConfig:
         object.__setattr__(self, "repairs", tuple(n for n in REPAIRS if n in self.repairs))
 
     @property
-    def approach(self) -> str | None:
-        """`static`, `dynamic` or `weight_only`, the three ways of INT8; None without INT8."""
+    def approach(self) -> Approach | None:
+        """The way of INT8; None without INT8."""
         if self.precision is not Precision.INT8:
             return None
         if self.activation is not None:
-            return "dynamic" if self.activation.algorithm == DYNAMIC else "static"
-        return "static" if self.weight is None else "weight_only"
+            dynamic = self.activation.algorithm is Algorithm.DYNAMIC
+            return Approach.DYNAMIC if dynamic else Approach.STATIC
+        return Approach.STATIC if self.weight is None else Approach.WEIGHT_ONLY
 
     def __str__(self) -> str:
         words = list(self.repairs)
@@ -199,10 +198,6 @@ class OpConfig:
         elif self.weight is not None:
             words.insert(0, "weight only")
         return f"{self.precision} ({', '.join(words)})" if words else str(self.precision)
-
-
-#: The ways of INT8: ranges fixed by calibration, found on every run, or of weights only.
-APPROACHES = ("static", "dynamic", "weight_only")
 
 
 FP32 = OpConfig(Precision.FP32)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 
 from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.words import Objective, Word
 
 #: Objective → the figure of a trial that says how well it does, as a share of FP32's. Of latencies
 #: the share counts and not the seconds, since machines drift.
-RELATIVE_FIGURES = {
-    "performance": "relative_latency",
-    "footprint": "relative_footprint",
-    "modelsize": "relative_modelsize",
+RELATIVE_FIGURES: Mapping[Objective, str] = {
+    Objective.PERFORMANCE: "relative_latency",
+    Objective.FOOTPRINT: "relative_footprint",
+    Objective.MODELSIZE: "relative_modelsize",
 }
 
 
-class Outcome(str, Enum):
+class Outcome(Word):
     """How a trial ended."""
 
     MET = "met"
@@ -25,9 +25,6 @@ class Outcome(str, Enum):
     SLOW = "slow"  #: met the target, but runs slower than FP32, and speed is what is wanted
     PRUNED = "pruned"  #: was lost already when its evaluation was stopped
     FAILED = "failed"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ class Trial:
         share = self.objectives.get("relative_latency")
         return 1 / share if share else None
 
-    def cost(self, objectives: Mapping[str, float]) -> float:
+    def cost(self, objectives: Mapping[Objective, float]) -> float:
         """What the plan takes as a share of what FP32 takes; infinite where it was not measured.
 
         Args:

@@ -11,6 +11,7 @@ from neural_mp.core.observations import Times
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizedTensor
+from neural_mp.core.words import Objective
 from neural_mp.search.cut import Assignment, Cost, Node, SharedCost
 from neural_mp.search.front import Point
 from neural_mp.space import Capability, TuningSpace
@@ -47,7 +48,9 @@ class Figures:
     """
 
     harms: Mapping[str, float]
-    objectives: Mapping[str, float] = field(default_factory=lambda: {"performance": 1.0})
+    objectives: Mapping[Objective, float] = field(
+        default_factory=lambda: {Objective.PERFORMANCE: 1.0}
+    )
     times: Times = field(default_factory=Times)
     weights: Mapping[str, int] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
@@ -151,7 +154,7 @@ def _cost(
     time, weight = shares
     time *= figures.speed(op, precision, precision in capability.emulated)
     cost = sum(
-        importance * (time if name == "performance" else weight * precision.bits / 32)
+        importance * (time if name is Objective.PERFORMANCE else weight * precision.bits / 32)
         for name, importance in figures.objectives.items()
     )
     return cost, _OWN_NOISE[precision]
@@ -172,7 +175,7 @@ def _noise_and_conversions(space: TuningSpace, figures: Figures) -> Iterator[Sha
 
 def _conversion_cost(space: TuningSpace, figures: Figures) -> Callable[[str], float]:
     """Tensor → what converting it once costs."""
-    importance, times = figures.objectives.get("performance", 0.0), figures.times
+    importance, times = figures.objectives.get(Objective.PERFORMANCE, 0.0), figures.times
     whole = sum(figures.seconds(space.decided))
     if times.conversion is None or whole <= 0:
         estimate = importance * _CONVERSION / max(len(space.decided), 1)

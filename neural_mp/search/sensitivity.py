@@ -8,6 +8,7 @@ from statistics import median
 
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.words import Approach
 from neural_mp.space import TuningSpace
 
 #: A repair has to take this share of a tensor's noise away to be worth it.
@@ -38,7 +39,7 @@ def with_repairs(
     for tensor in space.tensors:
         if tensor.name in repairs:
             for op in tensor.consumers:
-                if op in plan and plan[op].approach == "static":
+                if op in plan and plan[op].approach is Approach.STATIC:
                     changes[op] = replace(plan[op], repairs=(repairs[tensor.name],))
     return plan.replacing(changes)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
+from neural_mp.core.words import Approach
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Capability:
         return tuple(dict.fromkeys(config.precision for config in self.configs))
 
     @property
-    def approaches(self) -> tuple[str, ...]:
+    def approaches(self) -> tuple[Approach, ...]:
         """The ways of INT8 that the op has, best first; none if it cannot run in INT8."""
         found = [config.approach for config in self.configs]
         return tuple(dict.fromkeys(approach for approach in found if approach is not None))

@@ -10,6 +10,7 @@ from neural_mp.amp import FourLists, Painting
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quantization_flow import QuantizationFlow, trace_quantization
+from neural_mp.core.words import Approach
 from neural_mp.errors import PlanError, UnknownOperatorError, did_you_mean
 from neural_mp.space.plan_painting import explain_plan, paint_plan
 
@@ -144,7 +145,7 @@ def _followed(space: TuningSpace, plan: PrecisionPlan) -> QuantizationFlow:
 
 
 #: The ways of INT8 in which an op reads and writes real numbers.
-_QUANTIZED_INSIDE = ("dynamic", "weight_only")
+_QUANTIZED_INSIDE = (Approach.DYNAMIC, Approach.WEIGHT_ONLY)
 
 
 def painting_of(space: TuningSpace, plan: ResolvedPlan, precision: Precision) -> Painting:

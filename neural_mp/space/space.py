@@ -13,6 +13,7 @@ from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quantization_flow import QuantizedTensor, quantized_tensors
+from neural_mp.core.words import Approach
 from neural_mp.errors import UnknownOperatorError, did_you_mean
 from neural_mp.space.capability import Capability
 from neural_mp.space.constraints import Constraints, OpConstraint
@@ -73,7 +74,9 @@ class TuningSpace:
     @cached_property
     def int8_ops(self) -> frozenset[str]:
         """The decided ops that can read their inputs in INT8, with ranges from calibration."""
-        return frozenset(op for op in self.decided if "static" in self.capabilities[op].approaches)
+        return frozenset(
+            op for op in self.decided if Approach.STATIC in self.capabilities[op].approaches
+        )
 
     @cached_property
     def tensors(self) -> tuple[QuantizedTensor, ...]:
@@ -122,8 +125,8 @@ class TuningSpace:
         kept = {*precisions, Precision.FP32}
         return self._filtered(lambda name, config: config.precision in kept)
 
-    def with_int8(self, approaches: Iterable[str]) -> TuningSpace:
-        """The space with INT8 in these of its ways only: `static`, `dynamic`, `weight_only`."""
+    def with_int8(self, approaches: Iterable[Approach]) -> TuningSpace:
+        """The space with INT8 in these of its ways only."""
         kept = {*approaches, None}
         return self._filtered(lambda name, config: config.approach in kept)
 

@@ -11,6 +11,7 @@ from neural_mp.core.observations import Observations, Times
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
+from neural_mp.core.words import Objective
 from neural_mp.space import TuningSpace
 
 #: What `Strategy.search` is: it yields rounds of independent plans and is sent their trials.
@@ -73,7 +74,9 @@ class TuningProblem:
     observations: Observations
     precisions: tuple[Precision, ...]
     seed: int = 0
-    objectives: Mapping[str, float] = field(default_factory=lambda: {"performance": 1.0})
+    objectives: Mapping[Objective, float] = field(
+        default_factory=lambda: {Objective.PERFORMANCE: 1.0}
+    )
     probe: Probe = field(default_factory=Probe)
 
 

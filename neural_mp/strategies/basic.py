@@ -9,6 +9,7 @@ from neural_mp.amp import AmpList
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, RANGE_ALGORITHMS, OpConfig, Precision
 from neural_mp.core.trial import Trial
+from neural_mp.core.words import Algorithm
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 
@@ -102,7 +103,7 @@ def _try_algorithms(
 
 
 def _with_algorithm(
-    space: TuningSpace, plan: PrecisionPlan, algorithm: str
+    space: TuningSpace, plan: PrecisionPlan, algorithm: Algorithm
 ) -> PrecisionPlan | None:
     """The plan with another calibration algorithm; None if no op offers it."""
     changes: dict[str, OpConfig] = {}

@@ -10,6 +10,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, RANGE_ALGORITHMS, Precision
 from neural_mp.core.quantization_flow import QuantizedTensor
 from neural_mp.core.trial import Trial
+from neural_mp.core.words import Algorithm, Approach, Objective
 from neural_mp.search.cost_model import CostModel, Figures, cost_model, without_tensors
 from neural_mp.search.cut import Cut
 from neural_mp.search.front import Point, chord
@@ -82,7 +83,7 @@ class _Run:
     cut: Cut = field(init=False)
     tried: dict[ResolvedPlan, Trial] = field(default_factory=dict)
     #: What INT8 plans are made with beyond the best configs: a calibration algorithm, repairs.
-    algorithm: str | None = None
+    algorithm: Algorithm | None = None
     corrected: bool = False
 
     def __post_init__(self) -> None:
@@ -130,7 +131,7 @@ class _Run:
         low, cut = self.problem.space.fastest_plan(), self.model.plan(self.cut.best(0.0))
         if not self._resolved(cut).lowers or self._resolved(low) == self._resolved(cut):
             return low
-        if "performance" not in self.problem.objectives:
+        if Objective.PERFORMANCE not in self.problem.objectives:
             return cut
         seconds = self.problem.probe.latencies([self._finished(low), self._finished(cut)])
         if seconds is None:
@@ -146,7 +147,7 @@ class _Run:
         plan = with_repairs(plan, space, self.repairs)
         changes = {}
         for op, config in plan.items():
-            if config.approach == "static" and config.activation is not None:
+            if config.approach is Approach.STATIC and config.activation is not None:
                 found = config
                 if self.algorithm is not None:
                     spec = replace(config.activation, algorithm=self.algorithm)
@@ -220,7 +221,7 @@ class _Run:
         if before is None:
             return
         best, least = (self.algorithm, self.corrected), before * _WORTH_A_TRIAL
-        ways: list[tuple[str | None, bool]] = [(name, False) for name in RANGE_ALGORITHMS[1:]]
+        ways: list[tuple[Algorithm | None, bool]] = [(name, False) for name in RANGE_ALGORITHMS[1:]]
         for way in (*ways, *([(None, True)] if self.repairs else [])):
             self.algorithm, self.corrected = way
             found = probe.output_noise(self._finished(plan))

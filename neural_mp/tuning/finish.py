@@ -9,6 +9,7 @@ from typing import Any
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
+from neural_mp.core.words import Objective
 from neural_mp.profiling import Ratio, ratio, undisturbed
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.job import TuningJob
@@ -103,7 +104,7 @@ def choose(job: TuningJob, trials: Sequence[Trial], model: AnyTunableModel) -> C
 
 
 def _drawn(job: TuningJob, waiting: list[Trial]) -> list[Trial]:
-    if "performance" in job.objectives:
+    if Objective.PERFORMANCE in job.objectives:
         return finalists(waiting, job.objectives, _FINALISTS)
     best = best_trial(waiting, job.objectives)
     assert best is not None
@@ -120,7 +121,7 @@ def _measured(
     """
     figures = {**trial.objectives, **latency_figures(before, seconds)}
     measured = job.judged(replace(trial, objectives=figures))
-    only_speed = set(job.objectives) == {"performance"}
+    only_speed = set(job.objectives) == {Objective.PERFORMANCE}
     slower = only_speed and figures["relative_latency"] > 1
     if slower and job.claims_speed(job.space.resolve(trial.plan)):
         return replace(measured, outcome=Outcome.SLOW)

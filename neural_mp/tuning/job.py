@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome, Trial
+from neural_mp.core.words import Objective
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Strategy
 from neural_mp.tuning.batches import Calibration
@@ -73,7 +74,7 @@ class TuningJob:
         return self.model.space
 
     @property
-    def objectives(self) -> Mapping[str, float]:
+    def objectives(self) -> Mapping[Objective, float]:
         """What is made small → its weight."""
         return self.measurement.objectives
 

@@ -16,6 +16,7 @@ from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.observations import Times
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
+from neural_mp.core.words import Objective
 from neural_mp.profiling import interleaved_medians
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Probe
@@ -73,7 +74,7 @@ class MeasuringProbe(Probe):
 
     def times(self) -> Times:
         """See the contract."""
-        if "performance" not in self.job.objectives:
+        if Objective.PERFORMANCE not in self.job.objectives:
             return Times()
         stored = self._kept("times", self._times, 1)
         if stored is None:
@@ -151,7 +152,7 @@ class MeasuringProbe(Probe):
 
     def weight_elements(self) -> Mapping[str, int]:
         """See the contract."""
-        if set(self.job.objectives) == {"performance"}:
+        if set(self.job.objectives) == {Objective.PERFORMANCE}:
             return {}
         return self.model.weight_elements()
 

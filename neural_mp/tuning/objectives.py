@@ -12,11 +12,10 @@ from typing import Any
 
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.core.nested import count_samples
-from neural_mp.core.trial import RELATIVE_FIGURES, Trial
-from neural_mp.errors import ConfigurationError, did_you_mean
+from neural_mp.core.trial import Trial
+from neural_mp.core.words import Objective
+from neural_mp.errors import ConfigurationError
 from neural_mp.profiling import interleaved_rounds, peak_growth, ratio, undisturbed
-
-OBJECTIVES = tuple(RELATIVE_FIGURES)
 
 #: Figures closer than this are the same: latencies are noisy.
 _SAME = 1.05
@@ -26,7 +25,7 @@ _LEAST_SECONDS = 0.2
 _DOUBTFUL = 1.25
 
 
-def parse_objectives(value: str | Mapping[str, float]) -> Mapping[str, float]:
+def parse_objectives(value: str | Mapping[str, float]) -> Mapping[Objective, float]:
     """Read `"performance"` or `{"performance": 0.7, "modelsize": 0.3}`.
 
     Returns:
@@ -41,17 +40,15 @@ def parse_objectives(value: str | Mapping[str, float]) -> Mapping[str, float]:
             f"objective must be a name, or a mapping of names to weights, got {value!r}"
         )
     for name, weight in given.items():
-        if name not in OBJECTIVES:
-            raise ConfigurationError(
-                f"objective cannot be {name!r}{did_you_mean(str(name), OBJECTIVES)}"
-            )
+        Objective.read(name, "objective")
         number = isinstance(weight, Real) and not isinstance(weight, bool)
         if not number or not math.isfinite(weight) or weight <= 0:
             raise ConfigurationError(
                 f"objective: the weight of {name!r} must be a positive number, got {weight!r}"
             )
     total = sum(given.values())
-    return MappingProxyType({name: float(weight) / total for name, weight in given.items()})
+    shares = {Objective(name): float(weight) / total for name, weight in given.items()}
+    return MappingProxyType(shares)
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,9 @@ class Measurement:
     """
 
     inputs: Any
-    objectives: Mapping[str, float] = field(default_factory=lambda: {"performance": 1.0})
+    objectives: Mapping[Objective, float] = field(
+        default_factory=lambda: {Objective.PERFORMANCE: 1.0}
+    )
     warmup: int = 5
     iterations: int = 30
     time_limit: float = 5.0
@@ -79,7 +78,7 @@ class Measurement:
         found = {"modelsize": float(candidate.size)}
         found["relative_modelsize"] = found["modelsize"] / (baseline.size or 1)
         found.update(latency_figures(*self.rounds([baseline, candidate])))
-        if "footprint" in self.objectives:
+        if Objective.FOOTPRINT in self.objectives:
             before, found["footprint"] = self._footprint(baseline), self._footprint(candidate)
             found["relative_footprint"] = found["footprint"] / before
         return found
@@ -126,22 +125,24 @@ def latency_figures(baseline: Sequence[float], candidate: Sequence[float]) -> di
     }
 
 
-def is_slow(objectives: Mapping[str, float], figures: Mapping[str, float]) -> bool:
+def is_slow(objectives: Mapping[Objective, float], figures: Mapping[str, float]) -> bool:
     """Whether speed is all that is wanted, and these figures are worse than FP32's for sure.
 
     A difference within the spread of the measurement is none.
     """
     slowest = figures.get("relative_latency_low", figures.get("relative_latency", 0.0))
-    return set(objectives) == {"performance"} and slowest > 1
+    return set(objectives) == {Objective.PERFORMANCE} and slowest > 1
 
 
-def finalists(trials: Sequence[Trial], objectives: Mapping[str, float], most: int) -> list[Trial]:
+def finalists(
+    trials: Sequence[Trial], objectives: Mapping[Objective, float], most: int
+) -> list[Trial]:
     """The best of those that met the target, best first: those that noise may have misordered."""
     met = sorted((t for t in trials if t.met), key=lambda t: (t.cost(objectives), t.number))
     return [t for t in met if t.cost(objectives) <= met[0].cost(objectives) * _DOUBTFUL][:most]
 
 
-def best_trial(trials: Sequence[Trial], objectives: Mapping[str, float]) -> Trial | None:
+def best_trial(trials: Sequence[Trial], objectives: Mapping[Objective, float]) -> Trial | None:
     """The best of those that met the target; None if none did.
 
     Among trials whose figures cannot be told apart, the one with the fewest bits in its plan,

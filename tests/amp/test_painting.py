@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neural_mp.amp import RULES, Colour, FourLists, graph_of, paint
+from neural_mp.amp import Colour, FourLists, graph_of, paint
 from neural_mp.core.graph import OpGraph
+from neural_mp.core.words import RuleSet
 from neural_mp.errors import ConfigurationError
 
 LISTS = FourLists(*(frozenset({word}) for word in "ADIC"))
@@ -136,7 +137,7 @@ UNABLE = {  # what cannot run in 16 bits, and the sets
 }
 
 
-@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("rules", tuple(RuleSet))
 @pytest.mark.parametrize("case", UNABLE)
 def test_what_is_unable_stays_out_and_passes_danger_on(case, rules):
     text, unable, allowed, denied = UNABLE[case]

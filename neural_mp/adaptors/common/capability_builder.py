@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
+from neural_mp.core.words import Algorithm, Granularity, Scheme, StoredType
 from neural_mp.space import Capability
 
 #: Why an op has no kernel, in words that all frameworks share.
@@ -25,6 +26,11 @@ SEVERAL_RESULTS = "it has several results"
 LOWER = tuple(precision for precision in Precision if precision is not Precision.FP32)
 
 
+def activation_spec(algorithm: Algorithm) -> QuantSpec:
+    """How the integer kernels of all frameworks read a tensor; its range is found so."""
+    return QuantSpec(StoredType.UINT8, Scheme.ASYMMETRIC, Granularity.PER_TENSOR, algorithm)
+
+
 @dataclass(frozen=True)
 class IntegerKernel:
     """An integer kernel that an op has, and how the op may be quantized for it.
@@ -38,16 +44,14 @@ class IntegerKernel:
     """
 
     weight: QuantSpec | None = None
-    algorithms: tuple[str, ...] = ()
+    algorithms: tuple[Algorithm, ...] = ()
     weight_alone: QuantSpec | None = None
     other_weights: tuple[QuantSpec, ...] = ()
 
     def configs(self) -> list[OpConfig]:
         """The INT8 forms of the op, best first; most differ in how the range is chosen only."""
         found = [
-            OpConfig(
-                Precision.INT8, self.weight, QuantSpec("uint8", "asymmetric", "per_tensor", way)
-            )
+            OpConfig(Precision.INT8, self.weight, activation_spec(way))
             for way in self.algorithms
         ]
         if self.weight_alone is not None:
