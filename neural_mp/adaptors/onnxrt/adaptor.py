@@ -15,7 +15,7 @@ import onnx
 from neural_mp.adaptors.common.calibration import TensorSummary
 from neural_mp.adaptors.common.capability_builder import OpKernels
 from neural_mp.adaptors.common.channel_scaling import Layer, LayerChange
-from neural_mp.adaptors.common.kernel_products import Products, products_for
+from neural_mp.adaptors.common.kernel_products import Products
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
 from neural_mp.adaptors.onnxrt import layer_constants, loading, observe, storage, weight_range
 from neural_mp.adaptors.onnxrt.capabilities import kernels
@@ -31,6 +31,7 @@ from neural_mp.core.byte_products import ByteProducts, KernelKind
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.observations import Range
+from neural_mp.core.words import Capture
 from neural_mp.space import ResolvedPlan
 
 #: Where a user names the execution provider that the model will run on.
@@ -59,11 +60,11 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
         inputs: Any = None,
         outputs: Any = None,
         example: Any = None,
-        capture: str = "whole",
+        capture: Capture = Capture.WHOLE,
     ) -> OnnxModel:
         """Read and prepare a model. `inputs` are names, or example arrays."""
         model = loading.load(source, inputs, outputs, example, self.provider)
-        if capture == "whole":
+        if capture is Capture.WHOLE:
             return model
         ignored = f"capture = {capture!r} is not used for ONNX: every model is one graph"
         return replace(model, warnings=(*model.warnings, ignored))
@@ -82,7 +83,7 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
 
     def kernel_products(self, hardware: Hardware) -> Products:
         """By trying the largest bytes."""
-        return products_for(hardware, kernel_products)
+        return kernel_products(hardware)
 
     def wide_kernels(self, model: OnnxModel) -> frozenset[KernelKind]:
         """Of integer kernels, and of ops that ONNX Runtime makes some of."""

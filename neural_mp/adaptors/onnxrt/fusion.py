@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from neural_mp.adaptors.common.free_names import unused
 from neural_mp.adaptors.onnxrt.folding import used_outputs
-from neural_mp.adaptors.onnxrt.naming import unused
 from neural_mp.adaptors.onnxrt.prepare import has_axes
 from neural_mp.adaptors.onnxrt.sessions import array_of
 

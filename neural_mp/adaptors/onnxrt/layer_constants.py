@@ -9,9 +9,10 @@ from typing import Any
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.channel_scaling import Array, Layer, LayerChange
+from neural_mp.adaptors.common.free_names import unused
 from neural_mp.adaptors.onnxrt.fusion import LAYERS, GraphStructure, structure
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.naming import constant, names_in, unused
+from neural_mp.adaptors.onnxrt.naming import constant, names_in
 from neural_mp.adaptors.onnxrt.sessions import array_of
 
 _NORM = "LayerNormalization"
@@ -80,7 +81,7 @@ def _change(
     name: str,
     layer: Layer,
     change: LayerChange,
-    names: set[str | None],
+    names: set[str],
 ) -> None:
     def added(stem: str, value: Array) -> ir.Value:
         free = unused(f"{name}/repaired/{stem}", names)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
+
+from neural_mp.adaptors.common.free_names import unused
 
 
 def name_nodes(program: ir.Model) -> None:
@@ -15,31 +17,20 @@ def name_nodes(program: ir.Model) -> None:
     No node gets that of an input: plans and ranges speak of both in one breath.
     """
     common.NameFixPass()(program)
-    taken = {value.name for value in program.graph.inputs}
-    names = {node.name for node in program.graph} | taken
+    taken = {str(value.name) for value in program.graph.inputs}
+    names = {str(node.name) for node in program.graph} | taken
     for node in program.graph:
         if node.name in taken:
             node.name = unused(f"{node.name}_{node.op_type}", names)
             names.add(node.name)
 
 
-def unused(name: str, names: Iterable[str | None]) -> str:
-    """The name, or the first of its numbered forms that is not taken."""
-    taken = names if isinstance(names, set) else set(names)
-    number, found = 0, name
-    while found in taken:
-        number += 1
-        found = f"{name}_{number}"
-    return found
-
-
-def names_in(graph: ir.Graph) -> Iterator[str | None]:
+def names_in(graph: ir.Graph) -> Iterator[str]:
     """All names of a graph: of nodes, tensors and constants, those of the graphs in it included."""
     yield from graph.initializers
-    yield from (value.name for value in graph.inputs)
-    for node in graph:
-        yield node.name
-        yield from (value.name for value in node.outputs)
+    for named in (*graph.inputs, *graph, *(value for node in graph for value in node.outputs)):
+        if named.name is not None:
+            yield named.name
     for inner in graph.subgraphs():
         yield from names_in(inner)
 

@@ -1,26 +1,24 @@
-"""The forms a tensor exists in while a graph is converted: each is made once, when first needed."""
+"""The forms of tensors, as nodes and constants of an ONNX graph."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.integer_encoding import Encoding
-from neural_mp.adaptors.common.narrowing import narrowed
-from neural_mp.adaptors.common.signature import Array
-from neural_mp.adaptors.contract import ConversionCounts
+from neural_mp.adaptors.common.free_names import unused
+from neural_mp.adaptors.common.integer_encoding import Array, Encoding
+from neural_mp.adaptors.common.tensor_forms import BF16, FP16, FP32, UINT8, TensorForms
+from neural_mp.adaptors.onnxrt.fusion import GraphStructure
 from neural_mp.adaptors.onnxrt.integer_encoding import StoredWeight
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
-from neural_mp.adaptors.onnxrt.naming import constant, names_in, unused
+from neural_mp.adaptors.onnxrt.naming import constant, names_in
 from neural_mp.adaptors.onnxrt.sessions import array_of
-from neural_mp.core.precision import Precision
+from neural_mp.core.observations import Range
+from neural_mp.core.quantization_flow import QuantizationFlow
 
-FP32, BF16, FP16, UINT8 = "fp32", "bf16", "fp16", "uint8"
-FORM_OF = {Precision.BF16: BF16, Precision.FP16: FP16}
 DTYPES = {
     FP32: ir.DataType.FLOAT,
     BF16: ir.DataType.BFLOAT16,
@@ -28,96 +26,103 @@ DTYPES = {
     UINT8: ir.DataType.UINT8,
 }
 #: Stored in 16 bits, and made FP32 again for kernels that know nothing else.
-WIDENED = "widened"
+_WIDENED = "widened"
 #: Stored in uint8, behind a DequantizeLinear that a kernel takes in.
 _DEQUANTIZED = "dequantized"
 
 
-@dataclass
-class Forms:
-    """Where every tensor of the untouched graph is to be found in the converted one.
+class Forms(TensorForms[ir.Value]):
+    """Where the tensors are, and what is put in for them.
+
+    Args:
+        graph: the graph being written, a copy of the untouched one.
+        structure: what it is made of.
+        flow: what is stored in INT8 under the plan.
+        ranges: quantized tensor → the range that its scale has to hold.
 
     Attributes:
-        graph: the graph being written.
-        encoding_of: how a tensor is stored in uint8.
         place: the node being written: what it needs is put before it; None for the end.
         owner: the op that is being written.
         owners: new node → the op it was written for.
     """
 
-    graph: ir.Graph
-    encoding_of: Callable[[ir.Value], Encoding]
-    place: ir.Node | None = None
-    owner: str = ""
-    owners: dict[str, str] = field(default_factory=dict)
-    _found: dict[ir.Value, dict[str, ir.Value]] = field(default_factory=dict)
-    _dynamic: dict[ir.Value, tuple[ir.Value, ...]] = field(default_factory=dict)
-    _parameters: dict[Encoding, tuple[ir.Value, ir.Value]] = field(default_factory=dict)
-    _moved_from: dict[ir.Value, ir.Value] = field(default_factory=dict)
-    _names: set[str | None] = field(default_factory=set)
-    _counts: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("casts", "quantize", "dequantize"), 0)
-    )
+    def __init__(
+        self,
+        graph: ir.Graph,
+        structure: GraphStructure,
+        flow: QuantizationFlow,
+        ranges: Mapping[str, Range],
+    ) -> None:
+        super().__init__(flow, ranges)
+        self.place: ir.Node | None = None
+        self.owner = ""
+        self.owners: dict[str, str] = {}
+        self._graph, self._tensors = graph, structure.names
+        self._names = set(names_in(graph))
+        self._dynamic: dict[ir.Value, tuple[ir.Value, ...]] = {}
+        self._parameters: dict[Encoding, tuple[ir.Value, ir.Value]] = {}
+        self._moved_from: dict[ir.Value, ir.Value] = {}
 
-    def __post_init__(self) -> None:
-        self._names.update(names_in(self.graph))
+    def name_of(self, tensor: ir.Value) -> str:
+        """The tensor itself, or the one whose numbers it has been moved from."""
+        return self._tensors[self._moved_from.get(tensor, tensor)]
 
-    @property
-    def counts(self) -> ConversionCounts:
-        """How many conversions were put in."""
-        return ConversionCounts(**self._counts)
+    def value_of(self, tensor: ir.Value) -> Array | None:
+        """The value of an initializer."""
+        return array_of(tensor)
 
-    def put(self, tensor: ir.Value, form: str, value: ir.Value) -> None:
-        """Say that a tensor is there in a form, and in no other yet."""
-        self._found[tensor] = {form: value}
+    def constant_in(self, tensor: ir.Value, form: str, values: Array) -> ir.Value:
+        """An initializer."""
+        return self.constant(f"{tensor.name}/{form}", values, DTYPES[form])
+
+    def cast(self, tensor: ir.Value, source: str, form: str) -> ir.Value:
+        """A Cast; the one back to FP32 may be there already."""
+        if form == FP32:
+            return self.widened(tensor, source)
+        self.count("casts")
+        return self._cast(self.real(tensor, source), f"{tensor.name}/{form}", form)
+
+    def quantized(self, tensor: ir.Value, real: ir.Value) -> ir.Value:
+        """A QuantizeLinear that is run as such."""
+        self.count("quantize")
+        return self.quantize(tensor, real)
+
+    def dequantized(self, tensor: ir.Value, form: str) -> ir.Value:
+        """The DequantizeLinear that kernels take in, too."""
+        return self.for_kernel(tensor)
 
     def real(self, tensor: ir.Value, form: str = FP32) -> ir.Value:
         """A tensor in FP32, BF16 or FP16."""
-        found = self._found.setdefault(tensor, {FP32: tensor})
-        if form in found:
+        value = super().real(tensor, form)
+        if value is self.found(tensor).get(_DEQUANTIZED):
             # ONNX Runtime dequantizes anew for every op that reads a tensor so.
-            self._counts["dequantize"] += found[form] is found.get(_DEQUANTIZED)
-            return found[form]
-        array = array_of(tensor)
-        if array is not None:
-            found[form] = self._constant_in(tensor, array, form)
-        elif form != FP32:
-            found[form] = self._cast(tensor, self.real(tensor), form)
-        elif UINT8 in found:
-            found[form] = self._dequantized(tensor, counted=True)
-        else:
-            found[form] = self.widened(tensor, next(f for f in (BF16, FP16) if f in found))
-        return found[form]
+            self.count("dequantize")
+        return value
 
     def widened(self, tensor: ir.Value, form: str) -> ir.Value:
         """A tensor rounded to 16 bits, and made FP32 again."""
-        found = self._found.setdefault(tensor, {FP32: tensor})
-        if f"{form} {WIDENED}" not in found:
+        found = self.found(tensor)
+        if (key := f"{form} {_WIDENED}") not in found:
             narrow = self.real(tensor, form)
-            array = array_of(tensor)
-            name = f"{tensor.name}/{form}/{FP32}"
-            # ONNX Runtime computes the cast of a constant once, when it loads the model.
-            wide = self._add("Cast", [narrow], name, FP32, {"to": int(DTYPES[FP32])})
-            self._counts["casts"] += array is None
-            found[f"{form} {WIDENED}"] = wide
-        return found[f"{form} {WIDENED}"]
+            if self.value_of(tensor) is None:
+                # ONNX Runtime computes the cast of a constant once, when it loads the model.
+                self.count("casts")
+            found[key] = self._cast(narrow, f"{tensor.name}/{form}/{FP32}", FP32)
+        return found[key]
 
-    def stored(self, tensor: ir.Value) -> ir.Value:
-        """A tensor in uint8."""
-        found = self._found.setdefault(tensor, {FP32: tensor})
-        if UINT8 not in found:
-            found[UINT8] = self.quantize(tensor, self.real(tensor))
-            self._counts["quantize"] += 1
-        return found[UINT8]
+    def for_kernel(self, tensor: ir.Value) -> ir.Value:
+        """A tensor in uint8, dequantized in name only: an integer kernel takes that in."""
+        stored, found = self.stored(tensor), self.found(tensor)
+        if _DEQUANTIZED not in found:
+            inputs = [stored, *self.parameters(tensor)]
+            name = f"{tensor.name}/{_DEQUANTIZED}"
+            found[_DEQUANTIZED] = self._add("DequantizeLinear", inputs, name, FP32)
+        return found[_DEQUANTIZED]
 
     def quantize(self, tensor: ir.Value, real: ir.Value, behind: ir.Node | None = None) -> ir.Value:
         """Store a real value with the scale of a tensor."""
         inputs = [real, *self.parameters(tensor)]
         return self._add("QuantizeLinear", inputs, f"{tensor.name}/{UINT8}", UINT8, behind=behind)
-
-    def for_kernel(self, tensor: ir.Value) -> ir.Value:
-        """A tensor in uint8, dequantized in name only: an integer kernel takes that in."""
-        return self._dequantized(tensor, counted=False)
 
     def dynamic(self, tensor: ir.Value) -> tuple[ir.Value, ...]:
         """A tensor in uint8 with the range it has on this run: stored, scale, zero point."""
@@ -126,22 +131,18 @@ class Forms:
             outputs = [ir.val(self.name(name)) for name in names]
             node = ir.node("DynamicQuantizeLinear", [self.real(tensor)], outputs=outputs)
             self.insert(node, f"{tensor.name}/quantize")
-            self._counts["quantize"] += 1
+            self.count("quantize")
             self._dynamic[tensor] = tuple(outputs)
         return self._dynamic[tensor]
 
     def parameters(self, tensor: ir.Value) -> tuple[ir.Value, ir.Value]:
         """The scale and zero point of a tensor, as constants."""
-        encoding = self.encoding(tensor)
+        encoding = self.encoding_of(tensor)
         if encoding not in self._parameters:
             scale = self.constant(f"{tensor.name}/scale", np.float32(encoding.scale))
             zero = self.constant(f"{tensor.name}/zero_point", np.uint8(encoding.zero_point))
             self._parameters[encoding] = scale, zero
         return self._parameters[encoding]
-
-    def encoding(self, tensor: ir.Value) -> Encoding:
-        """How a tensor is stored in uint8."""
-        return self.encoding_of(self._moved_from.get(tensor, tensor))
 
     def put_moved(self, result: ir.Value, moved: ir.Value) -> None:
         """Say that an op that moves values has moved stored ones."""
@@ -150,7 +151,7 @@ class Forms:
 
     def constant(self, name: str, value: Any, dtype: ir.DataType | None = None) -> ir.Value:
         """A new constant."""
-        return constant(self.graph, self.name(name), np.asarray(value), dtype)
+        return constant(self._graph, self.name(name), np.asarray(value), dtype)
 
     def name(self, wanted: str) -> str:
         """A name that nothing has yet."""
@@ -187,11 +188,9 @@ class Forms:
 
     def put_rounded(self, result: ir.Value, form: str) -> None:
         """Say that a tensor is the result of an op in FP32, rounded to 16 bits."""
-        self._counts["casts"] += 1
-        to = {"to": int(DTYPES[form])}
-        name = f"{result.name}/{form}"
-        behind = result.producer()
-        self.put(result, form, self._add("Cast", [result], name, form, to, behind=behind))
+        self.count("casts")
+        rounded = self._cast(result, f"{result.name}/{form}", form, behind=result.producer())
+        self.put(result, form, rounded)
 
     def insert(self, node: ir.Node, name: str, behind: ir.Node | None = None) -> None:
         """Put a new node in its place, or right behind another."""
@@ -199,11 +198,11 @@ class Forms:
         if node.name != self.owner:
             self.owners[node.name] = self.owner
         if behind is not None:
-            self.graph.insert_after(behind, node)
+            self._graph.insert_after(behind, node)
         elif self.place is None:
-            self.graph.append(node)
+            self._graph.append(node)
         else:
-            self.graph.insert_before(self.place, node)
+            self._graph.insert_before(self.place, node)
 
     def _add(
         self,
@@ -218,20 +217,7 @@ class Forms:
         self.insert(ir.node(op, inputs, attributes, outputs=[result]), f"{name}/{op}", behind)
         return result
 
-    def _dequantized(self, tensor: ir.Value, *, counted: bool) -> ir.Value:
-        stored = self.stored(tensor)
-        found = self._found[tensor]
-        self._counts["dequantize"] += counted
-        if _DEQUANTIZED not in found:
-            inputs = [stored, *self.parameters(tensor)]
-            name = f"{tensor.name}/{_DEQUANTIZED}"
-            found[_DEQUANTIZED] = self._add("DequantizeLinear", inputs, name, FP32)
-        return found[_DEQUANTIZED]
-
-    def _cast(self, tensor: ir.Value, value: ir.Value, form: str) -> ir.Value:
-        self._counts["casts"] += 1
-        return self._add("Cast", [value], f"{tensor.name}/{form}", form, {"to": int(DTYPES[form])})
-
-    def _constant_in(self, tensor: ir.Value, array: Array, form: str) -> ir.Value:
-        stored = narrowed(array, DTYPES[form].numpy())
-        return self.constant(f"{tensor.name}/{form}", stored, DTYPES[form])
+    def _cast(
+        self, value: ir.Value, name: str, form: str, behind: ir.Node | None = None
+    ) -> ir.Value:
+        return self._add("Cast", [value], name, form, {"to": int(DTYPES[form])}, behind)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from neural_mp.adaptors.common.integer_encoding import Encoding
+from neural_mp.adaptors.common.tensor_forms import BF16, FORM_OF, UINT8
 from neural_mp.adaptors.onnxrt.fusion import (
     FusionGroup,
     GraphStructure,
@@ -25,7 +25,7 @@ from neural_mp.adaptors.onnxrt.fusion import (
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, runs_natively
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.schemas import typed_inputs
-from neural_mp.adaptors.onnxrt.tensor_forms import BF16, FORM_OF, UINT8, Forms
+from neural_mp.adaptors.onnxrt.tensor_forms import Forms
 from neural_mp.adaptors.onnxrt.write_int8 import write_kernel, write_mover, write_product
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import Precision
@@ -41,12 +41,12 @@ def write(model: OnnxModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> 
         ranges: quantized tensor → the range its scale has to hold.
     """
     program = model.program.clone()
-    encodings = {root: Encoding.of(span) for root, span in ranges.items()}
-    writer = _Writer(model, program, structure(program), plan, encodings)
-    for name, node in writer.structure.nodes.items():
+    found = structure(program)
+    forms = Forms(program.graph, found, plan.flow, ranges)
+    writer = _Writer(model, program, found, plan, forms)
+    for name, node in found.nodes.items():
         writer.write(name, node)
     writer.finish()
-    forms = writer.forms
     return replace(
         model, program=program, given=None, ops=forms.owners, counts=forms.counts, _runners={}
     )
@@ -58,16 +58,9 @@ class _Writer:
     program: ir.Model
     structure: GraphStructure
     plan: ResolvedPlan
-    encodings: dict[str, Encoding]
-    forms: Forms = field(init=False)
+    forms: Forms
     #: Ops that another one's kernel has run along with it.
     done: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.forms = Forms(self.program.graph, self._encoding_of)
-
-    def _encoding_of(self, value: ir.Value) -> Encoding:
-        return self.encodings[self.plan.flow.root[self.structure.names[value]]]
 
     def write(self, name: str, node: ir.Node) -> None:
         """Rewrite one node of the untouched graph, in its turn."""
@@ -98,7 +91,7 @@ class _Writer:
         if node.op_type in ("MatMul", "Gemm"):
             write_product(self.forms, fusion_group, config)
         else:
-            write_kernel(self.forms, fusion_group, config, self._encoding_of(fusion_group.tail))
+            write_kernel(self.forms, fusion_group, config)
 
     def _write_16_bit(self, node: ir.Node, form: str) -> None:
         native = form != BF16 or runs_natively(

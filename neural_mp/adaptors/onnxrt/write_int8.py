@@ -11,25 +11,22 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.integer_encoding import Encoding
 from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.common.tensor_forms import UINT8
 from neural_mp.adaptors.onnxrt.fusion import FusionGroup
 from neural_mp.adaptors.onnxrt.integer_encoding import StoredWeight, store_bias, store_weight
 from neural_mp.adaptors.onnxrt.sessions import array_of
-from neural_mp.adaptors.onnxrt.tensor_forms import UINT8, Forms
+from neural_mp.adaptors.onnxrt.tensor_forms import Forms
 from neural_mp.core.precision import OpConfig
 
 
-def write_kernel(
-    forms: Forms, fusion_group: FusionGroup, config: OpConfig, written: Encoding
-) -> None:
+def write_kernel(forms: Forms, fusion_group: FusionGroup, config: OpConfig) -> None:
     """Write a convolution or joining op with what runs along.
 
     Args:
         forms: the graph being written.
         fusion_group: the op, with the activation behind it.
         config: how it is quantized.
-        written: how its result is stored.
     """
     head = fusion_group.head
     if config.weight is not None:
@@ -42,7 +39,7 @@ def write_kernel(
     tail = fusion_group.tail
     for step in fusion_group.steps:
         assert fusion_group.limits is not None
-        if not written.clamps(*fusion_group.limits):
+        if not forms.encoding_of(tail).clamps(*fusion_group.limits):
             result, last = step.outputs[0], step
     forms.put(tail, UINT8, forms.quantize(tail, result, behind=last))
 
@@ -55,7 +52,7 @@ def _quantize_parameters(forms: Forms, head: ir.Node, config: OpConfig) -> None:
     bias = array_of(rest[0]) if rest else None
     assert weight is not None
     assert config.weight is not None
-    scale = forms.encoding(data).scale
+    scale = forms.encoding_of(data).scale
     stored = store_weight(weight, 0, config.weight, bias, scale)
     stem = str(head.name)
     head.replace_input_with(0, forms.for_kernel(data))

@@ -1,0 +1,12 @@
+"""Names for what is put into a graph beside what it holds already."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from itertools import chain, count
+
+
+def unused(name: str, taken: Container[str]) -> str:
+    """The name, or the first of its numbered forms that is not taken."""
+    forms = chain([name], (f"{name}_{number}" for number in count(1)))
+    return next(form for form in forms if form not in taken)
