@@ -6,7 +6,7 @@ from collections.abc import Container
 from itertools import chain, count
 
 
-def unused(name: str, taken: Container[str]) -> str:
-    """The name, or the first of its numbered forms that is not taken."""
-    forms = chain([name], (f"{name}_{number}" for number in count(1)))
+def unused(name: str, taken: Container[str], first: int = 1) -> str:
+    """The name, or the first of its numbered forms, from `first` on, that is not taken."""
+    forms = chain([name], (f"{name}_{number}" for number in count(first)))
     return next(form for form in forms if form not in taken)

@@ -17,6 +17,8 @@ from tensorflow.core.framework.tensor_pb2 import TensorProto
 from tensorflow.core.framework.versions_pb2 import VersionDef
 from tensorflow.python.framework import op_def_registry, tensor_util
 
+from neural_mp.adaptors.common.free_names import unused
+
 Array = NDArray[Any]
 
 #: Node → the nodes that read it, each with the position among its inputs.
@@ -209,10 +211,7 @@ class TensorGraph:
 
     def unused(self, name: str) -> str:
         """`name`, or with a number behind it where it is taken."""
-        candidate, number = name, 1
-        while candidate in self.nodes:
-            candidate, number = f"{name}_{number}", number + 1
-        return candidate
+        return unused(name, self.nodes)
 
     def is_constant(self, tensor: str) -> bool:
         """Whether a tensor is a constant; reads no value."""
