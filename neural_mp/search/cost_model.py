@@ -154,7 +154,7 @@ def _cost(
     time, weight = shares
     time *= figures.speed(op, precision, precision in capability.emulated)
     cost = sum(
-        importance * (time if name is Objective.PERFORMANCE else weight * precision.bits / 32)
+        importance * (time if name == Objective.PERFORMANCE else weight * precision.bits / 32)
         for name, importance in figures.objectives.items()
     )
     return cost, _OWN_NOISE[precision]

@@ -1,4 +1,4 @@
-"""The three snippets of the README, for every framework; each one's test subclasses this."""
+"""What users do first, for every framework: a model alone, a YAML file, a metric and data."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 
 from neural_mp import MixedPrecision, common
 from neural_mp.errors import UnsupportedPrecisionError
+from neural_mp.testing.data import Accuracy, Split, digits
+from neural_mp.testing.machines import machine
 
 CONF = """
 model: {{name: digits, framework: {framework}}}
@@ -29,7 +31,7 @@ tuning:
 
 
 class FaceContract:
-    """Subclasses give `model`, in all its forms, and `reference` as fixtures."""
+    """What users do first; subclasses give `model`, `reference` and `hostile_net` as fixtures."""
 
     framework: str
     #: What the framework's own object is.
@@ -48,6 +50,26 @@ class FaceContract:
     def reference(self, digits) -> np.ndarray:
         """What the framework computes for the test images, without us."""
         raise NotImplementedError
+
+    @pytest.fixture
+    def hostile_net(self) -> Any:
+        """A net of eight convolutions and a dense layer, with an outlier.
+
+        Between the second and the third convolution one channel is 1024 times as large as it was,
+        and the weights that read it are as much smaller.
+        """
+        raise NotImplementedError
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def digits(cls) -> tuple[Split, Split]:
+        """The digits to calibrate with and those to evaluate on."""
+        return digits()
+
+    @pytest.fixture
+    def accuracy(self) -> Accuracy:
+        """The metric, new for every test."""
+        return Accuracy()
 
     @pytest.mark.parametrize("precisions", ["bf16", "int8,bf16", ["int8", "bf16"], "fp16"])
     def test_a_model_alone(self, monkeypatch, model, reference, digits, precisions):
@@ -83,6 +105,7 @@ class FaceContract:
 
         assert output_model.met
         report = output_model.report
+        assert report.baseline_accuracy is not None
         assert report.target == pytest.approx(report.baseline_accuracy - 0.02)
         assert output_model.observations.samples == 200
         assert report.op_counts[self.convolution] == {"int8": 6}
@@ -107,21 +130,19 @@ class FaceContract:
         assert report.evaluations == accuracy.evaluations == 2
         assert report.op_counts[self.convolution] == {"bf16": 6}
 
-    def test_bf16_alone_without_hardware_is_refused(self, model, plain_machine):
+    def test_bf16_alone_without_hardware_is_refused(self, model):
         converter = MixedPrecision()
-        converter.hardware = plain_machine
+        converter.hardware = machine()
         converter.precisions = "bf16"
         converter.model = model
         with pytest.raises(UnsupportedPrecisionError, match=r"avx512_bf16.*FORCE_BF16=1"):
             converter()
 
     @pytest.mark.parametrize("strategy", ["basic", "mincut"])
-    def test_one_bad_channel_does_not_cost_the_rest(
-        self, hostile_net, digits, plain_machine, accuracy, strategy
-    ):
+    def test_one_bad_channel_does_not_cost_the_rest(self, hostile_net, digits, accuracy, strategy):
         """The INT8-hostile net: all-INT8 misses, and yet most of the layers stay in INT8."""
         converter = MixedPrecision()
-        converter.hardware = plain_machine
+        converter.hardware = machine()
         converter.precisions = "int8"
         converter.strategy = strategy
         # Of all plans that met the target the smallest: which is the fastest by a few microseconds
@@ -141,5 +162,4 @@ class FaceContract:
         else:
             assert not result.trials[0].met  # all INT8
             assert len(result.trials) <= 12, trials
-            # Seven or eight of nine; how the net was trained, to the last bit, is the machine's.
-            assert len(kept) > len(result.plan) / 2, trials
+            assert len(kept) >= 7, trials

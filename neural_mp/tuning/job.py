@@ -97,10 +97,15 @@ class TuningJob:
             for op, precision in plan.effective.items()
         )
 
-    def judged(self, trial: Trial) -> Trial:
-        """A trial that met the target, told apart by whether it is too slow for what is wanted."""
+    def judged(self, trial: Trial, plan: ResolvedPlan | None = None) -> Trial:
+        """A trial that met the target, told apart by whether it is too slow for what is wanted.
+
+        Args:
+            trial: what came of a plan.
+            plan: the plan in its resolved form, where that is at hand.
+        """
         if not trial.accurate:
             return trial
         slow = is_slow(self.objectives, trial.objectives)
-        slow = slow and self.claims_speed(self.space.resolve(trial.plan))
+        slow = slow and self.claims_speed(plan or self.space.resolve(trial.plan))
         return replace(trial, outcome=Outcome.SLOW if slow else Outcome.MET)

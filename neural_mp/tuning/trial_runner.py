@@ -118,7 +118,7 @@ class TrialRunner:
             assessment.error,
             number,
         )
-        return job.judged(trial)
+        return job.judged(trial, plan)
 
     def _recorded(self, trial: Trial) -> Trial:
         self.history.finish(trial)

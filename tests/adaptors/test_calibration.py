@@ -11,6 +11,7 @@ from neural_mp.adaptors.common.calibration import (
     TensorStatistics,
     affine_parameters,
     summarize,
+    summarized,
 )
 from neural_mp.errors import ConversionError
 
@@ -19,8 +20,9 @@ def observed(*batches: np.ndarray) -> TensorStatistics:
     """Statistics of batches shaped [samples, channels]."""
     statistics = TensorStatistics()
     for batch in batches:
-        power = np.square(batch).mean(0)
-        statistics.update(batch.min(), batch.max(), power, len(batch), batch.ravel()[:4096])
+        seen = summarized(batch)
+        assert seen is not None
+        statistics.take(seen)
     return statistics
 
 
@@ -93,7 +95,9 @@ def test_many_exact_zeros_do_not_mislead_kl():
 @given(st.integers(0, 10**6), st.sampled_from(["normal", "laplace", "exponential", "gumbel"]))
 def test_the_clipping_by_kl_is_the_one_of_least_relative_entropy(seed, distribution):
     """Every clipping in steps of 1 %, its histograms made value by value, through SciPy."""
-    values = getattr(np.random.default_rng(seed), distribution)(size=(4000, 1))
+    values = getattr(np.random.default_rng(seed), distribution)(
+        size=(4096, 1)
+    )  # of so many, all are looked at
     statistics = observed(values)
     low, high = statistics.ranges()["minmax"]
     counts, edges = np.histogram(values[values != 0], bins=2048, range=(low, high))
@@ -146,3 +150,36 @@ def test_a_tensor_of_zeros_has_a_range_and_no_noise():
     statistics = observed(np.zeros((10, 2)))
     assert statistics.noise == 0
     assert set(statistics.ranges().values()) == {(0.0, 0.0)}
+
+
+def test_the_channels_of_the_noisiest_tensors_are_kept_and_of_no_more_than_32():
+    """What may be worth a repair; a file of observations must not grow with the model."""
+    random = np.random.default_rng(0)
+    statistics = {}
+    for index in range(40):
+        values = random.normal(size=(256, 8)) * np.array([1.0 + 10 * index, *[1.0] * 7])
+        statistics[f"t{index:02}"] = observed(values)
+    found = summarize(statistics, 256)
+    kept = sorted(found.noise, key=found.noise.__getitem__)[-32:]
+    assert set(found.channels) == set(kept)
+    assert "t00" not in found.channels  # nothing drowns there
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((), -1), ((5,), -1), ((4, 6), -1), ((2, 3, 4, 5), 1), ((2, 3, 4, 5), -1)]
+)
+def test_what_is_taken_of_a_tensor_is_what_numpy_says_of_each_channel(shape, axis):
+    values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    seen = summarized(values, axis)
+    channels = (
+        np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1)
+        if len(shape) > 1
+        else values.reshape(1, -1)
+    )
+    np.testing.assert_allclose(seen.low, channels.min(1))
+    np.testing.assert_allclose(seen.high, channels.max(1))
+    np.testing.assert_allclose(seen.mean, channels.mean(1), atol=1e-6)
+    np.testing.assert_allclose(seen.power, np.square(channels).mean(1), rtol=1e-5)
+    assert seen.count == channels.shape[1]
+    assert set(np.unique(seen.sample)) <= set(np.unique(values))
+    assert summarized(np.zeros((0, 3), np.float32)) is None

@@ -164,11 +164,15 @@ def test_what_int8_only_slows_down_stays_out():
     assert int8_ops(trial.plan) == {f"op{i}" for i in (0, 1, 2, 4, 5)}
 
 
-def test_unless_the_whole_turns_out_slower_without_it():
+@pytest.mark.parametrize(
+    ("without_op3", "in_int8"),
+    [(1.2, 6), (1.0, 6), (0.99, 6), (0.8, 5)],  # a hundredth is no difference
+)
+def test_the_whole_that_is_clearly_faster_is_tried_first(without_op3, in_int8):
     probe = Timed()
-    probe.whole = (1.0, 1.2)  # all low, without op3
+    probe.whole = (1.0, without_op3)  # all low, and all low but op3
     (trial,) = tried(chain(6), lambda plan: 0.0, {}, probe=probe)
-    assert len(int8_ops(trial.plan)) == 6
+    assert len(int8_ops(trial.plan)) == in_int8
 
 
 def test_a_plan_slower_than_fp32_is_followed_by_what_gains_most_and_then_the_search_ends():

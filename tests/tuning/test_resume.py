@@ -106,6 +106,18 @@ def test_resume_refuses_if_something_changed(converter, deep, digits, changed):
         converter()
 
 
+def test_a_resumed_run_leaves_the_trials_that_are_out_of_bounds_now(converter, bf16_machine):
+    converter.hardware = bf16_machine
+    first = converter()
+    assert any("int8" in trial.plan.counts() for trial in first.trials)
+    converter.precisions, converter.resume = "bf16", True
+    resumed = converter()
+    assert resumed.met
+    assert resumed.trials
+    assert not any("int8" in trial.plan.counts() for trial in resumed.trials)
+    assert set(resumed.plan.counts()) <= {"bf16", "fp32"}
+
+
 def test_a_shuffled_loader_can_be_resumed(converter, digits):
     from torch.utils.data import DataLoader, TensorDataset
 

@@ -228,6 +228,21 @@ def test_where_size_is_wanted_speed_does_not_matter(converter, net, monkeypatch)
     assert result.report.speedup == pytest.approx(0.8)
 
 
+def test_what_is_reported_is_the_last_measurement_and_not_that_of_the_search(
+    converter, net, monkeypatch
+):
+    at_speed(monkeypatch, 0.5)
+    monkeypatch.setattr(
+        Measurement,
+        "rounds",
+        lambda self, models, longer=1: [[0.8 if i else 1.0] * 9 for i, _ in enumerate(models)],
+    )
+    converter.model, converter.objective = net, "performance"
+    result = converter()
+    assert result.met
+    assert result.report.speedup == pytest.approx(1.25)
+
+
 def test_a_lost_evaluation_is_stopped_and_never_counts_as_one(converter, digits):
     converter.metric = build_metric("accuracy")
     converter.eval_dataloader = digits[1].loader(20)

@@ -1,0 +1,27 @@
+"""The contracts as classes of tests: a plug-in subclasses them, gives its models, and runs pytest.
+
+They need pytest, which the extra `testing` installs.
+"""
+
+from neural_mp.testing.adaptor_contract import AdaptorContract
+from neural_mp.testing.amp_contract import AmpContract
+from neural_mp.testing.data import Accuracy, Split, digits
+from neural_mp.testing.face_contract import FaceContract
+from neural_mp.testing.machines import machine
+from neural_mp.testing.numbers import signal_to_noise, uniform
+from neural_mp.testing.repair_contract import FACTOR, RepairCase, RepairContract
+
+__all__ = [
+    "FACTOR",
+    "Accuracy",
+    "AdaptorContract",
+    "AmpContract",
+    "FaceContract",
+    "RepairCase",
+    "RepairContract",
+    "Split",
+    "digits",
+    "machine",
+    "signal_to_noise",
+    "uniform",
+]

@@ -1,0 +1,225 @@
+"""What must hold for the adaptor of every framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from neural_mp.adaptors.contract import Adaptor
+from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.core.observations import Observations
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import FP32, OpConfig, Precision
+from neural_mp.errors import ConversionError
+from neural_mp.space import TuningSpace
+from neural_mp.testing.data import Split, digits
+from neural_mp.testing.machines import machine
+from neural_mp.testing.numbers import signal_to_noise, uniform
+
+INT8, BF16, FP16 = Precision.INT8, Precision.BF16, Precision.FP16
+#: A plan → the net, converted.
+Convert = Callable[[PrecisionPlan], Any]
+
+
+class AdaptorContract:
+    """What must hold for an adaptor, tried with a net that recognises digits.
+
+    A subclass gives the class attributes, and two fixtures: `source` and `reference`. Fixtures are
+    made once a class; no test changes a model.
+    """
+
+    #: The name of the framework.
+    framework: str
+    #: What the graph calls the net's input.
+    input_name: str
+    #: Precision that the framework has kernels in → how near to FP32 the net must stay with all
+    #: its ops in it, in decibels.
+    least_decibels: Mapping[Precision, float] = MappingProxyType({INT8: 25, BF16: 35, FP16: 50})
+    #: How near to FP32 any mix of precisions and calibration algorithms must stay, in decibels.
+    least_decibels_mixed: float = 20
+    #: A 16-bit precision that the framework has kernels in, and the casts the net needs in it;
+    #: None for a framework without.
+    casts_in_16_bits: tuple[Precision, int] | None = (BF16, 2)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def source(cls) -> Any:
+        """A net of the framework, trained on digits: [batch, 1, 8, 8] or as the net flattens it."""
+        raise NotImplementedError
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def reference(cls, source: Any, images: np.ndarray) -> np.ndarray:
+        """What the framework itself computes for `images`, without this package."""
+        raise NotImplementedError
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def digits(cls) -> tuple[Split, Split]:
+        """The digits to calibrate with and those to look at."""
+        return digits()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def images(cls, digits: tuple[Split, Split]) -> np.ndarray:
+        """What the net is run on."""
+        return digits[1].images[:64]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def adaptor(cls, source: Any) -> Adaptor[Any]:
+        """The adaptor, found from the net alone."""
+        return adaptor_for(source)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls, adaptor: Adaptor[Any], source: Any, images: np.ndarray) -> Any:
+        """The net as the adaptor holds it."""
+        return adaptor.load(source, example=images)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def space(cls, adaptor: Adaptor[Any], model: Any) -> TuningSpace:
+        """What every op may run in where everything is forced on."""
+        return adaptor.space(model, machine(BF16, FP16))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def observations(
+        cls, adaptor: Adaptor[Any], model: Any, space: TuningSpace, digits: tuple[Split, Split]
+    ) -> Observations:
+        """What calibration sees in a hundred digits, in two batches."""
+        batches = [digits[0].images[start : start + 50] for start in (0, 50)]
+        return adaptor.observe(model, batches, space)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def convert(
+        cls, adaptor: Adaptor[Any], model: Any, space: TuningSpace, observations: Observations
+    ) -> Convert:
+        """Converts the net as a plan says."""
+        return lambda plan: adaptor.convert(model, space.resolve(plan), observations, space)
+
+    def test_the_adaptor_is_found_from_the_model(self, adaptor):
+        assert adaptor.framework == self.framework
+
+    def test_loading_changes_no_number(self, adaptor, model, images, reference):
+        np.testing.assert_allclose(adaptor.predict(model, images), reference, atol=1e-4)
+
+    def test_every_op_has_a_capability_and_can_run_in_fp32(self, space):
+        assert set(space.capabilities) == {op.name for op in space.graph}
+        assert all(item.configs[-1] == FP32 for item in space.capabilities.values())
+
+    def test_every_precision_is_offered_or_refused_with_a_reason(self, space):
+        for op in space.graph:
+            item = space.capabilities[op.name]
+            for precision in (INT8, BF16, FP16):
+                offered = item.config(precision) is not None
+                assert offered != bool(item.reasons.get(precision)), (op, precision)
+
+    @pytest.mark.parametrize("precision", [INT8, BF16, FP16])
+    def test_one_precision_everywhere_stays_near_fp32(
+        self, adaptor, space, convert, images, reference, precision
+    ):
+        if precision not in self.least_decibels:
+            pytest.skip(f"{self.framework} has no kernels in {precision}")
+        converted = convert(uniform(space, precision))
+        result = adaptor.predict(converted, images)
+        assert result.dtype == reference.dtype
+        assert signal_to_noise(reference, result) > self.least_decibels[precision]
+
+    def test_an_fp32_plan_gives_the_model_itself(self, adaptor, model, space, convert, source):
+        assert convert(space.fp32_plan()) is model
+
+    def test_any_mix_of_precisions_runs(self, adaptor, space, convert, images, reference):
+        for seed in range(12):
+            random = np.random.default_rng(seed)
+            plan = PrecisionPlan(
+                {
+                    op: space.capabilities[op].configs[
+                        random.integers(len(space.capabilities[op].configs))
+                    ]
+                    for op in space.decided
+                }
+            )
+            result = adaptor.predict(convert(plan), images)
+            nearness = signal_to_noise(reference, result)
+            assert nearness > self.least_decibels_mixed, (seed, plan.to_dict())
+
+    def test_a_plan_may_name_ops_that_run_along(self, adaptor, space, convert, images):
+        plan = uniform(space, INT8)
+        along = {
+            op.name: OpConfig(INT8) for op in space.graph if op.fusion_group or op.quantize_agnostic
+        }
+        np.testing.assert_array_equal(
+            adaptor.predict(convert(plan.replacing(along)), images),
+            adaptor.predict(convert(plan), images),
+        )
+
+    def test_conversion_is_deterministic(self, adaptor, space, convert, images):
+        plan = uniform(space, INT8)
+        first, second = convert(plan), convert(plan)
+        np.testing.assert_array_equal(
+            adaptor.predict(first, images), adaptor.predict(second, images)
+        )
+        assert adaptor.fingerprint(first) == adaptor.fingerprint(second)
+
+    def test_converting_leaves_the_model_as_it_was(self, adaptor, model, space, convert, images):
+        before, digest = adaptor.predict(model, images), adaptor.fingerprint(model)
+        convert(uniform(space, INT8))
+        np.testing.assert_array_equal(adaptor.predict(model, images), before)
+        assert adaptor.fingerprint(model) == digest
+
+    def test_any_batch_size_runs(self, adaptor, space, convert, digits):
+        converted = convert(uniform(space, INT8))
+        for size in (1, 3, 100):
+            assert len(adaptor.predict(converted, digits[1].images[:size])) == size
+
+    def test_16_bits_take_as_few_casts_as_can_be(self, adaptor, space, convert):
+        if self.casts_in_16_bits is None:
+            pytest.skip(f"{self.framework} has no kernels in 16 bits")
+        precision, casts = self.casts_in_16_bits
+        converted = convert(uniform(space, precision))
+        assert adaptor.conversion_counts(converted).casts == casts
+
+    def test_weights_shrink(self, adaptor, model, space, convert):
+        full = adaptor.size(model)
+        if BF16 in self.least_decibels:
+            assert adaptor.size(convert(uniform(space, BF16))) < 0.55 * full
+        assert adaptor.size(convert(uniform(space, INT8))) < 0.35 * full
+
+    def test_int8_without_observations_names_the_tensor(self, adaptor, model, space):
+        with pytest.raises(ConversionError, match="tensor '.*' must be quantized"):
+            adaptor.convert(model, space.resolve(uniform(space, INT8)), Observations(), space)
+
+    def test_ranges_hold_what_calibration_saw(self, observations, digits):
+        low, high = observations.ranges[self.input_name]["minmax"]
+        seen = digits[0].images[:100]
+        assert (low, high) == (seen.min(), seen.max())
+        assert observations.samples == 100
+
+    def test_saving_and_restoring_changes_nothing(self, adaptor, space, convert, images, tmp_path):
+        converted = convert(uniform(space, INT8))
+        adaptor.save(converted, tmp_path)
+        restored = adaptor.restore(tmp_path)
+        np.testing.assert_array_equal(
+            adaptor.predict(restored, images), adaptor.predict(converted, images)
+        )
+        counts = adaptor.conversion_counts
+        assert counts(restored) == counts(converted)
+
+    def test_every_op_that_runs_is_profiled(self, adaptor, model, space, images):
+        seconds = adaptor.profile(model, images)
+        assert set(space.decided) <= set(seconds)
+        assert all(value >= 0 for value in seconds.values())
+
+    def test_nan_is_traced_to_where_it_begins(self, adaptor, model, images):
+        assert adaptor.first_non_finite(model, images) is None
+        poisoned = images.copy()
+        poisoned[0, 0, 0, 0] = np.nan
+        first = next(iter(adaptor.graph(model))).name
+        assert adaptor.first_non_finite(model, poisoned) == first

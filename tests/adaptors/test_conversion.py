@@ -1,0 +1,73 @@
+"""The road of a plan, which is the same for every framework."""
+
+import pytest
+
+from neural_mp import MixedPrecision
+from neural_mp.adaptors.common import conversion
+from neural_mp.core import quantization_flow
+from neural_mp.space import resolution
+from neural_mp.strategies.base import Strategy
+
+
+def test_the_time_of_an_op_is_the_median_of_its_runs_after_the_warm_up():
+    class Timed:
+        def time_ops(self, model, inputs, runs):
+            assert runs == 7
+            return {"conv": [50.0, 40.0, 1.0, 1.0, 2.0, 3.0, 90.0], "folded": [0.0]}
+
+    assert conversion.profile(Timed(), None, None) == {"conv": 2.0, "folded": 0.0}
+
+
+class Once(Strategy):
+    """Tries everything as low as it can, and that again in other words."""
+
+    name = "once"
+
+    def search(self, problem):
+        low = problem.space.fastest_plan()
+        yield [low]
+        yield [problem.space.resolve(low).plan]
+
+
+def test_one_trial_resolves_its_plan_once_and_follows_it_through_the_graph_once(
+    monkeypatch, net, digits, accuracy
+):
+    followed, checked = [], []
+    follow, check = resolution.trace_quantization, resolution._checked
+
+    def following(graph, chosen, alone=frozenset()):
+        followed.append(dict(chosen))
+        return follow(graph, chosen, alone)
+
+    def checking(space, plan):
+        checked.append(plan)
+        return check(space, plan)
+
+    monkeypatch.setattr(resolution, "trace_quantization", following)
+    monkeypatch.setattr(quantization_flow, "trace_quantization", None)
+    monkeypatch.setattr(resolution, "_checked", checking)
+    monkeypatch.setattr("neural_mp.api.mixed_precision.strategy_named", lambda name: Once())
+    converter = MixedPrecision()
+    converter.model, converter.precisions, converter.metric = net, "int8", accuracy
+    converter.objective = "modelsize"
+    converter.calib_dataloader = digits[0].loader()
+    converter.eval_dataloader = digits[1].loader()
+    result = converter()
+    assert len(result.trials) == 1
+    assert len(checked) == 1
+    assert len(followed) == 1
+    assert result.met
+    assert accuracy.evaluations == 2
+
+
+def test_a_plan_that_lowers_nothing_is_never_written(monkeypatch, net, digits, plain_machine):
+    from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+
+    adaptor = PyTorchAdaptor()
+    images = digits[1].images[:8]
+    model = adaptor.load(net, example=images)
+    space = adaptor.space(model, plain_machine)
+    observed = adaptor.observe(model, [images], space)
+    monkeypatch.setattr(PyTorchAdaptor, "write", lambda *_: pytest.fail("written"))
+    assert adaptor.convert(model, space.resolve(space.fp32_plan()), observed, space) is model
+    assert adaptor.native(model) is net
