@@ -8,7 +8,7 @@ import logging
 from importlib import metadata
 from typing import Any
 
-from neural_mp.adaptors.common.kernel_products import Products, products_for
+from neural_mp.adaptors.common.kernel_products import Products
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.core.hardware import Hardware
@@ -36,8 +36,8 @@ def installed_products(hardware: Hardware) -> dict[str, Products]:
     found = {}
     for name, entry in FRAMEWORKS.items():
         if importlib.util.find_spec(entry.package) is not None:
-            ask = importlib.import_module(f"{entry.home}.kernel_products").kernel_products
-            found[name] = products_for(hardware, ask)
+            asked = importlib.import_module(f"{entry.home}.kernel_products")
+            found[name] = asked.kernel_products(hardware)
     for name, kind in _third_party().items():
         found[name] = kind().kernel_products(hardware)
     return found

@@ -6,7 +6,7 @@ import numpy as np
 from adaptor_contract import INT8, uniform
 from machine import CONVOLUTION, DENSE, machine, weight_limit_here
 
-from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 
 MACHINE = machine()
 

@@ -6,25 +6,22 @@ from collections import Counter
 from collections.abc import Mapping
 
 import torch
-from torch.fx import Interpreter
 
 from neural_mp.adaptors.pytorch.model import OP_NAME
-from neural_mp.adaptors.pytorch.submodules import interpreted
+from neural_mp.adaptors.pytorch.submodules import visited
 
 _MARK = "op: "
 
 
-class _Marked(Interpreter):
+def _marked(node, run):
     """Writes the name of every op into the trace, around what it runs."""
-
-    def run_node(self, n):
-        with torch.profiler.record_function(_MARK + n.meta.get(OP_NAME, n.name)):
-            return super().run_node(n)
+    with torch.profiler.record_function(_MARK + node.meta.get(OP_NAME, node.name)):
+        return run()
 
 
 def kernels_by_op(model, call) -> Mapping[str, Counter[str]]:
     """Op → kernels that ran for it, with how often."""
-    run = interpreted(model, lambda part: _Marked(part.runnable))
+    run = visited(model, _marked)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
         run(call)
     found: dict[str, Counter[str]] = {}

@@ -16,7 +16,7 @@ from kernel_trace import ops_in_integers
 from machine import machine
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision

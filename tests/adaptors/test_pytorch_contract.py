@@ -3,7 +3,7 @@ import pytest
 import torch
 from adaptor_contract import BF16, INT8, AdaptorContract, uniform
 
-from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 
 
 class TestPyTorch(AdaptorContract):

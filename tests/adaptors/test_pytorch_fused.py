@@ -13,8 +13,8 @@ from machine import CONVOLUTION, DEPTHWISE
 from torch import nn
 from torch.nn import functional as F
 
-from neural_mp.adaptors.pytorch import PyTorchAdaptor
 from neural_mp.adaptors.pytorch import kernel_ops as kernels
+from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.plan import PrecisionPlan
 
 

@@ -11,7 +11,7 @@ from machine import CONVOLUTION, DEPTHWISE
 from torch import nn
 from torch.nn import functional as F
 
-from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.kernel_ops import max_pool2d_uint8
 
 

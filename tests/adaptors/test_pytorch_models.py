@@ -9,7 +9,7 @@ from adaptor_contract import BF16, FP16, INT8, signal_to_noise, uniform
 from torch import nn
 from torch.nn import functional as F
 
-from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.errors import CaptureError, DataError, ModelLoadError
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from neural_mp.adaptors.common.channel_scaling import LayerChange
-from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.errors import PlanError
 
 

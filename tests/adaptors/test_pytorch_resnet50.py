@@ -13,7 +13,7 @@ from machine import machine
 from resnet50 import resnet50
 from torch.fx import Interpreter
 
-from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 
 
 @pytest.fixture(scope="module")

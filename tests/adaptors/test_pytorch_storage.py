@@ -16,7 +16,7 @@ from integers import MACHINE
 
 import neural_mp
 from neural_mp import MixedPrecision
-from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.storage import PROGRAM_FILE
 from neural_mp.errors import ConversionError, ModelLoadError
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.calibration import affine_parameters
-from neural_mp.adaptors.pytorch import PyTorchAdaptor
+from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.errors import ConversionError, DataError
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from neural_mp.adaptors.common.channel_scaling import rounded_weight
+from neural_mp.adaptors.common.channel_scaling import Array, rounded_weight
 from neural_mp.adaptors.common.integer_encoding import weight_limit_of
 from neural_mp.space import TuningSpace
 
@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
 M = TypeVar("M")
 
+#: Directions at the outputs r → op and the squared length of its gradient, |Jᵀr|².
+Squares = Callable[[list[Array]], Mapping[str, float]]
 #: Random directions at the outputs, of which the mean estimates a trace.
 DIRECTIONS = 8
+_SIGNS = np.array([-1, 1], np.float32)
 
 
 def weight_sensitivity(
@@ -44,7 +47,21 @@ def weight_sensitivity(
     return found
 
 
-def directions(shapes: Iterable[tuple[int, ...]], draw: int) -> list[np.ndarray]:
-    """Random signs for outputs of these shapes (Hutchinson's estimator), the `draw`-th time."""
-    random = np.random.default_rng(draw)
-    return [random.choice(np.array([-1, 1], np.float32), shape) for shape in shapes]
+def summed_traces(
+    ops: Iterable[str], batches: Iterable[tuple[Sequence[Sequence[int]], Squares]]
+) -> dict[str, float]:
+    """Op → trace of JᵀJ by its weight, the sum over batches (Hutchinson's estimator).
+
+    Args:
+        ops: the ops.
+        batches: of every batch the shapes of the outputs, and a function of directions at the
+            outputs.
+    """
+    traces = dict.fromkeys(ops, 0.0)
+    for shapes, squares in batches:
+        for draw in range(DIRECTIONS if shapes else 0):
+            random = np.random.default_rng(draw)
+            signs = [random.choice(_SIGNS, tuple(shape)) for shape in shapes]
+            for op, square in squares(signs).items():
+                traces[op] += square / DIRECTIONS
+    return traces

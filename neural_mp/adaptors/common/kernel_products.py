@@ -7,15 +7,22 @@ are, in a child process, and compared with whole numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from neural_mp.adaptors.common.integer_encoding import Array
+from neural_mp.adaptors.common.kernel_trials import try_each
 from neural_mp.core.byte_products import EXACT_EVERYWHERE, ByteProducts, KernelKind
 from neural_mp.core.hardware import PORTABLE, THIS, Hardware
 
+logger = logging.getLogger(__name__)
+
 Products = Mapping[KernelKind, ByteProducts]
+Shape = tuple[int, ...]
 
 #: What is converted for → the limits that oneDNN is asked under: none, or those of the processors
 #: that the result has to be right on.
@@ -65,6 +72,94 @@ def from_facts(facts: Iterable[str], cases: Iterable[str]) -> Products:
     }
 
 
-def largest_bytes(shape: tuple[int, ...], weight_shape: tuple[int, ...]) -> tuple[Array, Array]:
-    """Inputs of 255 and weights of 127: if any sum of two products saturates, these do."""
-    return np.full(shape, 255, np.uint8), np.full(weight_shape, 127, np.int8)
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution to try: channels in and out, groups, and the rest of its geometry."""
+
+    inputs: int
+    outputs: int
+    groups: int = 1
+    window: int = 3
+    axes: int = 2
+    stride: int = 1
+    dilation: int = 1
+
+    @property
+    def shapes(self) -> tuple[Shape, Shape]:
+        """Of the input, [batch, channels, …], and of the weight, [outputs, inputs, …]."""
+        window = (self.window,) * self.axes
+        return (2, self.inputs, *[11] * self.axes), (
+            self.outputs,
+            self.inputs // self.groups,
+            *window,
+        )
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A product of matrices to try."""
+
+    rows: int
+    inputs: int
+    outputs: int
+
+    @property
+    def shapes(self) -> tuple[Shape, Shape]:
+        """Of the input, [rows, inputs], and of the weight, [outputs, inputs]."""
+        return (self.rows, self.inputs), (self.outputs, self.inputs)
+
+
+Case = Convolution | Dense
+#: Kind of kernel and a word → what is tried in every runtime: there are other kernels for few
+#: channels, for one position of the window, and for groups.
+COMMON_CASES: Mapping[str, Case] = {
+    f"{KernelKind.CONVOLUTION} usual": Convolution(16, 16),
+    f"{KernelKind.CONVOLUTION} pointwise": Convolution(64, 32, window=1),
+    f"{KernelKind.CONVOLUTION} of images": Convolution(3, 16),
+    f"{KernelKind.CONVOLUTION} in groups": Convolution(32, 32, groups=4),
+    f"{KernelKind.CONVOLUTION} multiplying channels": Convolution(8, 16, groups=8),
+    f"{KernelKind.DEPTHWISE} usual": Convolution(16, 16, groups=16),
+    f"{KernelKind.DEPTHWISE} of few channels": Convolution(7, 7, groups=7),
+    f"{KernelKind.DENSE} usual": Dense(4, 64, 32),
+    f"{KernelKind.DENSE} of one row": Dense(1, 64, 10),
+    f"{KernelKind.DENSE} large": Dense(128, 768, 256),
+    f"{KernelKind.DENSE} odd": Dense(3, 17, 5),
+}
+
+
+def try_products(
+    cases: Mapping[str, Case],
+    multiply: Callable[[Case, Array, Array], Array],
+    refusal: type[Exception],
+) -> None:
+    """In a child: say of every case whether its kernel is exact.
+
+    The bytes are the largest there are: if any sum of two products saturates, theirs do.
+
+    Args:
+        cases: kind of kernel and a word → what is tried.
+        multiply: runs a kernel on a case, its input in uint8 and its weight in int8, without
+            padding, and gives the sums of products as real numbers.
+        refusal: what is raised where the runtime has no such kernel.
+    """
+
+    def exact(name: str) -> Iterator[str]:
+        case = cases[name]
+        x, weight = (np.full(*of) for of in zip(case.shapes, (255, 127), _BYTES, strict=True))
+        # All results are alike: each holds the sum of the products of all that an output reads.
+        whole = 255 * 127 * math.prod(weight.shape[1:])
+        try:
+            found = multiply(case, x, weight)
+        except refusal:
+            logger.info("%s is refused", name, exc_info=True)
+            yield name  # what is refused gives no wrong numbers
+            return
+        if np.allclose(np.float64(found), whole, rtol=_FLOAT32, atol=0.5):
+            yield name
+
+    try_each(cases, exact)
+
+
+_BYTES = (np.uint8, np.int8)
+#: As far as float32 tells numbers apart.
+_FLOAT32 = 2.0**-22

@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -33,19 +33,27 @@ _SETTINGS = ("TF_ENABLE_ONEDNN_OPTS", "DNNL_MAX_CPU_ISA", ONEDNN_LIMIT)
 _LIMIT_SECONDS = 300
 
 
-def say_starts(case: str) -> None:
-    """In a child: this case is tried next."""
-    print(f"{STARTS}{case}", flush=True)
+def try_each(
+    cases: Iterable[str],
+    find: Callable[[str], Iterable[str]],
+    refusal: type[Exception] | tuple[()] = (),
+) -> None:
+    """In a child: try the cases that no child before has begun with, and say what is found.
 
-
-def say_found(fact: str) -> None:
-    """In a child: this was found."""
-    print(f"{FOUND}{fact}", flush=True)
-
-
-def untried(cases: Iterable[str]) -> list[str]:
-    """In a child: the cases that no other one has begun with."""
-    return [case for case in cases if case not in sys.argv[1:]]
+    Args:
+        cases: the names of the cases.
+        find: tries a case, and gives the facts one by one.
+        refusal: what is raised where the runtime refuses a case, of which nothing more is found.
+    """
+    for case in cases:
+        if case in sys.argv[1:]:
+            continue
+        print(f"{STARTS}{case}", flush=True)
+        try:
+            for fact in find(case):
+                print(f"{FOUND}{fact}", flush=True)
+        except refusal:
+            logger.info("%s is refused", case, exc_info=True)
 
 
 def version_of(*distributions: str) -> str:

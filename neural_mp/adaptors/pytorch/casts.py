@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.pytorch.graph import tensor_name
-from neural_mp.adaptors.pytorch.model import OP_NAME, add_constant, constant
+from neural_mp.adaptors.pytorch.model import (
+    OP_NAME,
+    add_constant,
+    constant,
+    is_float,
+    tensor_name,
+)
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizationFlow
 
@@ -16,8 +22,6 @@ aten = torch.ops.aten
 #: The 16-bit precisions in torch's words.
 DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 CAST = aten._to_copy.default
-
-
 #: Ops whose kernels take all but their first input in float32: statistics do not fit FP16.
 STATISTICS = frozenset({aten._native_batch_norm_legit_no_training.default})
 
@@ -62,7 +66,7 @@ class _Caster:
                 if node.target is operator.getitem:
                     self.take_along(node)
                     continue
-                wanted = DTYPES.get(flow.precisions[op])
+                wanted = DTYPES.get(flow.effective[op])
                 quantized = flow.int8_reads.get(op, frozenset())
                 sources = node.all_input_nodes
                 if wanted is not None and node.target in STATISTICS:
@@ -84,7 +88,7 @@ class _Caster:
     def wide(self, op: str, flow: QuantizationFlow, node: Node) -> torch.dtype | None:
         """What an op that a plan has in neither 16-bit precision reads or writes a tensor in."""
         dtype = _traced_dtype(node)
-        wide = self.widen or flow.precisions[op] is Precision.INT8
+        wide = self.widen or flow.effective[op] is Precision.INT8
         return torch.float32 if wide and dtype in DTYPES.values() else dtype
 
     def read(self, node: Node, source: Node, wanted: torch.dtype | None) -> None:
@@ -109,12 +113,10 @@ class _Caster:
 
 def _traced_dtype(node: Node) -> torch.dtype | None:
     """The floating dtype a node's tensor had when the graph was captured; None for other values."""
-    value = node.meta.get("val")
+    value: Any = node.meta.get("val")
     if isinstance(value, tuple | list) and value:
         value = value[0]
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
-        return value.dtype
-    return None
+    return value.dtype if is_float(value) else None
 
 
 def insert_casts(module: GraphModule, flow: QuantizationFlow, dtype: torch.dtype) -> None:

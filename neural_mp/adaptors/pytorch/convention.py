@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from neural_mp.core.nested import as_numpy
 from neural_mp.errors import DataError
 
 
@@ -135,10 +136,6 @@ def smallest(call: Call) -> Call:
 
 def to_arrays(result: Any) -> Any:
     """Tensors to arrays; numpy has no bfloat16, so that becomes float32."""
-
-    def convert(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        return (leaf.float() if leaf.dtype is torch.bfloat16 else leaf).detach().numpy()
-
-    return pytree.tree_map(convert, result)
+    return pytree.tree_map(
+        lambda leaf: as_numpy(leaf) if isinstance(leaf, torch.Tensor) else leaf, result
+    )

@@ -11,11 +11,11 @@ from torch import nn
 from torch.fx import GraphModule
 
 from neural_mp.adaptors.pytorch import quantize_ops as ops
-from neural_mp.adaptors.pytorch.fusion import is_node
-from neural_mp.adaptors.pytorch.graph import ADD, LINEAR
+from neural_mp.adaptors.pytorch.fusion import is_node, only_user
 from neural_mp.adaptors.pytorch.input_sizes import check_inputs
 from neural_mp.adaptors.pytorch.integer_kernels import runnable_form
-from neural_mp.adaptors.pytorch.model import add_constant, constant, only_user, shallow_copy
+from neural_mp.adaptors.pytorch.layers import ADD, LINEAR
+from neural_mp.adaptors.pytorch.model import add_constant, constant, shallow_copy
 
 _HIDDEN = "neural_mp_hidden"
 _FUSED_AND_ADDED = (torch.ops.aten.relu.default, torch.ops.aten.gelu.default)

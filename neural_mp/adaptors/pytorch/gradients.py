@@ -1,39 +1,19 @@
-"""Gradients of a captured graph by the weights of its layers."""
+"""Gradients of captured graphs by the weights of their layers."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.common.hessian import DIRECTIONS, directions
+from neural_mp.adaptors.common.hessian import Array, Squares, summed_traces
 from neural_mp.adaptors.pytorch.convention import Call
-from neural_mp.adaptors.pytorch.graph import WEIGHT_ARGUMENT
-from neural_mp.adaptors.pytorch.model import TorchModel, op_nodes
-from neural_mp.adaptors.pytorch.submodules import interpreted
-
-
-class _WithGradients(Interpreter):
-    """Runs a graph with its weights as leaves, which it keeps in `leaves`."""
-
-    def __init__(self, module: GraphModule, leaves: dict[Node, torch.Tensor]) -> None:
-        super().__init__(module)
-        self.leaves = leaves
-
-    def run_node(self, n: Node) -> Any:
-        # For the user's code behind this graph as well; whoever calls it all switches it off.
-        torch.set_grad_enabled(True)
-        result = super().run_node(n)
-        floating = isinstance(result, torch.Tensor) and result.is_floating_point()
-        if n.op != "get_attr" or not floating:
-            return result
-        # One leaf for all the times that a module is called.
-        if n not in self.leaves:
-            self.leaves[n] = result.detach().clone().requires_grad_()
-        return self.leaves[n]
+from neural_mp.adaptors.pytorch.layers import WEIGHTED
+from neural_mp.adaptors.pytorch.model import TorchModel, arguments, is_float, op_nodes
+from neural_mp.adaptors.pytorch.submodules import visited
 
 
 def hessian_traces(
@@ -41,19 +21,32 @@ def hessian_traces(
 ) -> dict[str, float]:
     """Op → trace of the Hessian by its weight."""
     leaves: dict[Node, torch.Tensor] = {}
-    run = interpreted(model, lambda part: _WithGradients(part.portable, leaves))
+
+    def visit(node: Node, run: Callable[[], Any]) -> Any:
+        """Runs a node, with weights as leaves."""
+        # For the user's code behind this graph as well; whoever calls it all switches it off.
+        torch.set_grad_enabled(True)
+        result = run()
+        if node.op != "get_attr" or not is_float(result):
+            return result
+        # One leaf for all the times that a module is called.
+        if node not in leaves:
+            leaves[node] = result.detach().clone().requires_grad_()
+        return leaves[node]
+
+    run = visited(model, visit, portable=True)
     weights = {
-        name: node.args[WEIGHT_ARGUMENT[node.target]]
+        name: arguments(node)["weight"]
         for part in model.parts.values()
         for name, node in op_nodes(part.portable).items()
-        if name in ops and node.target in WEIGHT_ARGUMENT
+        if name in ops and node.target in WEIGHTED
     }
-    traces = dict.fromkeys(weights, 0.0)
-    for call in calls:
-        outputs = [y for y in pytree.tree_leaves(run(call)) if _has_gradient(y)]
+
+    def outputs_of(call: Call) -> tuple[list[torch.Size], Squares]:
+        outputs = [y for y in pytree.tree_leaves(run(call)) if getattr(y, "requires_grad", False)]
         read = {name: leaves[node] for name, node in weights.items() if node in leaves}
-        for draw in range(DIRECTIONS if outputs else 0):
-            signs = directions([tuple(y.shape) for y in outputs], draw)
+
+        def squares(signs: list[Array]) -> dict[str, float]:
             gradients = torch.autograd.grad(
                 outputs,
                 list(read.values()),
@@ -61,11 +54,12 @@ def hessian_traces(
                 retain_graph=True,
                 allow_unused=True,
             )
-            for name, gradient in zip(read, gradients, strict=True):
-                if gradient is not None:
-                    traces[name] += float(gradient.square().sum()) / DIRECTIONS
-    return traces
+            return {
+                name: float(gradient.square().sum())
+                for name, gradient in zip(read, gradients, strict=True)
+                if gradient is not None
+            }
 
+        return [y.shape for y in outputs], squares
 
-def _has_gradient(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
+    return summed_traces(weights, map(outputs_of, calls))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,21 +13,33 @@ from torch.fx import GraphModule, Node
 from neural_mp.adaptors.pytorch import kernel_ops as kernels
 from neural_mp.adaptors.pytorch import quantize_ops as ops
 from neural_mp.adaptors.pytorch.casts import cast_dtype
-from neural_mp.adaptors.pytorch.fusion import OVERWRITABLE, Kernel, is_node, match, quantizer
-from neural_mp.adaptors.pytorch.graph import (
+from neural_mp.adaptors.pytorch.fusion import (
     ACTIVATIONS,
+    OVERWRITABLE,
+    Kernel,
+    is_node,
+    match,
+    only_user,
+    quantizer,
+)
+from neural_mp.adaptors.pytorch.layers import (
     CONCATENATION,
     CONVOLUTIONS,
     EMBEDDING,
     LINEAR,
+    MAX_POOLING,
     PADDING,
+    geometry,
     quantize_agnostic,
 )
 from neural_mp.adaptors.pytorch.model import (
     OP_NAME,
+    Part,
+    TorchModel,
+    add_constant,
+    arguments,
     attribute,
     finish,
-    only_user,
     shallow_copy,
 )
 
@@ -36,15 +51,23 @@ _FLOAT_OUTPUTS = {
     **dict.fromkeys(CONVOLUTIONS, (torch.float32, torch.bfloat16)),
     LINEAR: (torch.float32, torch.bfloat16, torch.float16),
 }
+#: Scale, zero point and dtype of what a kernel writes.
+_Behind = tuple[float, int, torch.dtype]
+
+
+def rewritten(model: TorchModel, rewrite: Callable[[GraphModule], None]) -> TorchModel:
+    """A model with every graph rewritten in its portable form; the model given is untouched."""
+    parts = {}
+    for path, part in model.parts.items():
+        portable = shallow_copy(part.portable)
+        rewrite(portable)
+        parts[path] = Part(finish(portable), runnable_form(portable), part.example)
+    return replace(model, parts=parts, original=None)
 
 
 def runnable_form(portable: GraphModule) -> GraphModule:
     """The integer kernels of a graph of the portable form, as a module of its own."""
-    return lower(shallow_copy(portable))
-
-
-def lower(module: GraphModule) -> GraphModule:
-    """Rewrite a graph of the portable form in place so that it runs integer kernels."""
+    module = shallow_copy(portable)
     with torch.no_grad():
         # Ops that move values first: what they return may be a view, which summing must know.
         for node in list(module.graph.nodes):
@@ -55,8 +78,8 @@ def lower(module: GraphModule) -> GraphModule:
             if node.target in _FLOAT_OUTPUTS and is_node(node.args[1], ops.dequantize_weight):
                 _lower_layer(module, node)
             elif node.target is EMBEDDING and is_node(node.args[0], ops.dequantize_weight):
-                arguments = (*node.args[0].args, node.args[1])
-                _call_instead(node, kernels.weight_only_embedding, arguments)
+                values = (*node.args[0].args, node.args[1])
+                _call_instead(node, kernels.weight_only_embedding, values)
         module.graph.eliminate_dead_code()
         for node in list(module.graph.nodes):
             _call_conversion(module, node)
@@ -64,103 +87,73 @@ def lower(module: GraphModule) -> GraphModule:
 
 
 def _lower_layer(module: GraphModule, layer: Node) -> None:
-    if is_node(layer.args[0], ops.dequantize) or is_node(layer.args[0], ops.dequantize_dynamic):
+    if is_node(layer.args[0], ops.dequantize, ops.dequantize_dynamic):
         _replace(module, match(layer))
     elif layer.target is LINEAR:
-        arguments = (layer.args[0], *layer.args[1].args, _bias(layer))
-        _call_instead(layer, kernels.weight_only_linear, arguments)
+        _call_instead(
+            layer, kernels.weight_only_linear, (layer.args[0], *layer.args[1].args, _bias(layer))
+        )
 
 
-def _call_instead(layer: Node, kernel: Any, arguments: tuple[Any, ...]) -> None:
+def _call_instead(
+    layer: Node, kernel: Callable[..., torch.Tensor], values: tuple[Any, ...]
+) -> None:
     """Call a function of ours instead of a layer."""
     with layer.graph.inserting_before(layer):
-        result = layer.graph.call_function(kernel, arguments)
+        result = layer.graph.call_function(kernel, values)
     result.meta = dict(layer.meta)
     layer.replace_all_uses_with(result)
 
 
 def _replace(module: GraphModule, kernel: Kernel) -> None:
-    layer, graph = kernel.layer, module.graph
-    dtype, replaced = torch.uint8, kernel.output
-    scale, zero_point = (1.0, 0) if replaced is None else (replaced.args[1], replaced.args[2])
-    if replaced is None:
+    """Call an integer kernel instead of a layer and all that the kernel takes in."""
+    layer, replaced = kernel.layer, kernel.output
+    if replaced is not None:
+        behind: _Behind = (replaced.args[1], replaced.args[2], torch.uint8)
+    else:
         replaced, dtype = kernel.tail, torch.float32
         cast = only_user(replaced)
         wanted = cast_dtype(cast)
         if cast is not None and kernel.addition is None and wanted in _FLOAT_OUTPUTS[layer.target]:
             replaced, dtype = cast, wanted
-    before = _source_arguments(layer)
-    behind = (scale, zero_point, dtype)
-    with graph.inserting_before(replaced):
-        weights = _weights(module, layer)
-        inside = (*before, *weights, _bias(layer))
-        post_op = _post_op(kernel.activation)
-        if kernel.summand is not None and layer.target is LINEAR:
-            result = _adding_product(graph, kernel, (*before, *weights), behind, post_op)
-        elif kernel.summand is not None:
-            result = _summing_convolution(graph, kernel, (*before, *weights), behind)
-        elif layer.target is LINEAR:
-            product = onednn.qlinear_pointwise
-            target = product.tensor if isinstance(before[1], Node) else product.default
-            result = graph.call_function(target, (*inside, *behind, *post_op))
-        else:
-            result = graph.call_function(
-                onednn.qconv_pointwise.default, (*inside, *geometry(layer), *behind, *post_op)
-            )
+        behind = (1.0, 0, dtype)
+    before = (*layer.args[0].args[:3], *_weights(module, layer, replaced))
+    with module.graph.inserting_before(replaced):
+        result = module.graph.call_function(*_call(kernel, before, behind))
     result.meta = {"val": replaced.meta["val"], OP_NAME: layer.meta.get(OP_NAME, layer.name)}
     replaced.replace_all_uses_with(result)
 
 
-def _source_arguments(layer: Node) -> tuple[Node, Any, Any]:
-    quantized, scale, zero_point, _ = layer.args[0].args
-    return quantized, scale, zero_point
+def _call(kernel: Kernel, before: tuple[Any, ...], behind: _Behind) -> tuple[Any, tuple[Any, ...]]:
+    """The integer kernel and what it is called with.
 
-
-def _adding_product(
-    graph: torch.fx.Graph,
-    kernel: Kernel,
-    before: tuple[Any, ...],
-    behind: tuple[float, int, torch.dtype],
-    post_op: tuple[str, list[Any], str],
-) -> Node:
-    adding = (kernel.summand, _bias(kernel.layer), *behind, 1.0, 0, "add", 1.0)
-    return graph.call_function(onednn.qlinear_pointwise.binary, (*before, *adding, *post_op))
-
-
-def _summing_convolution(
-    graph: torch.fx.Graph,
-    kernel: Kernel,
-    before: tuple[Any, ...],
-    behind: tuple[float, int, torch.dtype],
-) -> Node:
-    layer = kernel.layer
-    assert kernel.summand is not None
-    assert kernel.addition is not None
-    accumulator, scale, zero_point = kernel.summand, 1.0, 0
+    Args:
+        kernel: what it does.
+        before: integers, scale and zero point of the input, then those of the weight.
+        behind: how the result is stored.
+    """
+    layer, post_op = kernel.layer, _post_op(kernel.activation)
+    bias = _bias(layer)
+    if layer.target is LINEAR:
+        product = onednn.qlinear_pointwise
+        if kernel.addition is not None:
+            added = (kernel.summand, bias, *behind, 1.0, 0, "add", 1.0)
+            return product.binary, (*before, *added, *post_op)
+        target = product.tensor if isinstance(before[1], Node) else product.default
+        return target, (*before, bias, *behind, *post_op)
+    if kernel.addition is None:
+        called = (*before, bias, *geometry(layer), *behind, *post_op)
+        return onednn.qconv_pointwise.default, called
+    accumulator = (kernel.summand, 1.0, 0)
     if kernel.output is not None:
-        accumulator, scale, zero_point, _ = kernel.summand.args
-        if not _may_overwrite(accumulator, kernel.addition, before[0]):
-            accumulator = graph.call_function(
-                aten.clone.default, (accumulator,), {"memory_format": torch.channels_last}
+        accumulator = kernel.summand.args[:3]
+        if not _may_overwrite(accumulator[0], kernel.addition, before[0]):
+            copied = layer.graph.call_function(
+                aten.clone.default, accumulator[:1], {"memory_format": torch.channels_last}
             )
-    unary = "none" if kernel.activation is None else "relu"
-    return graph.call_function(
-        onednn.qconv2d_pointwise.binary,
-        (
-            *before,
-            accumulator,
-            _bias(layer),
-            *geometry(layer),
-            *behind,
-            scale,
-            zero_point,
-            "sum",
-            1.0,
-            unary,
-            [],
-            "",
-        ),
-    )
+            accumulator = (copied, *accumulator[1:])
+    summed = (accumulator[0], bias, *geometry(layer), *behind, *accumulator[1:], "sum", 1.0)
+    return onednn.qconv2d_pointwise.binary, (*before, *summed, *post_op)
 
 
 def _may_overwrite(summand: Node, addition: Node, reads: Node) -> bool:
@@ -181,25 +174,22 @@ def _may_overwrite(summand: Node, addition: Node, reads: Node) -> bool:
     )
 
 
-def _weights(module: GraphModule, layer: Node) -> tuple[Node, Node, Node]:
+def _weights(module: GraphModule, layer: Node, before: Node) -> tuple[Node, Node, Node]:
     """The packed weight, its scales and its zero points (all zero), as nodes of the graph."""
     integers_node, scales_node = layer.args[1].args
     integers = attribute(module, integers_node.target)
     scales = attribute(module, scales_node.target)
     shape = [_likely(size) for size in layer.args[0].meta["val"].shape]
     if layer.target is LINEAR:
-        rows = 1
-        for size in shape[:-1]:
-            rows *= size
-        packed = onednn.qlinear_prepack(integers, [rows, shape[-1]])
+        packed = onednn.qlinear_prepack(integers, [math.prod(shape[:-1]), shape[-1]])
     else:
-        _, scale, zero_point = _source_arguments(layer)
+        _, scale, zero_point, _ = layer.args[0].args
         packed = onednn.qconv_prepack(integers, scales, scale, zero_point, *geometry(layer), shape)
     zeros = torch.zeros(scales.numel(), dtype=torch.long)
     return (
-        _buffer(module, f"{layer.name}_packed", packed),
+        add_constant(module, f"{layer.name}_packed", packed, before),
         scales_node,
-        _buffer(module, f"{layer.name}_zero_points", zeros),
+        add_constant(module, f"{layer.name}_zero_points", zeros, before),
     )
 
 
@@ -210,46 +200,19 @@ def _likely(size: Any) -> int:
     return int(size)
 
 
-def _buffer(module: GraphModule, name: str, value: torch.Tensor) -> Node:
-    module.register_buffer(name, value, persistent=False)
-    node: Node = module.graph.get_attr(name)
-    node.meta["val"] = value
-    return node
-
-
 def _bias(layer: Node) -> Node | None:
-    bias = layer.args[2] if len(layer.args) > 2 else layer.kwargs.get("bias")
+    bias = arguments(layer)["bias"]
     return bias if isinstance(bias, Node) else None
 
 
-def geometry(layer: Node) -> tuple[list[int], list[int], list[int], int]:
-    """Stride, padding, dilation and groups of a convolution."""
-    given = [*layer.args[3:], *[None] * 4][:4]
-    names = ("stride", "padding", "dilation", "groups")
-    defaults: tuple[Any, ...] = ([1], [0], [1], 1)
-    values = [
-        layer.kwargs.get(name, default) if value is None else value
-        for value, name, default in zip(given, names, defaults, strict=True)
-    ]
-    axes = CONVOLUTIONS[layer.target]
-    stride, padding, dilation = (
-        list(value) * axes if len(value) == 1 else list(value) for value in values[:3]
-    )
-    return stride, padding, dilation, int(values[3])
-
-
-def _post_op(activation: Node | None) -> tuple[str, list[Any], str]:
+def _post_op(activation: Node | None) -> tuple[str, list[float], str]:
     """OneDNN's name of an activation, its scalars and its algorithm."""
     if activation is None:
         return "none", [], ""
     name, _ = ACTIVATIONS[activation.target]
-    if name == "hardtanh":
-        given = activation.args[1:]
-        bounds = (*given, *(-1.0, 1.0)[len(given) :])
-        return name, [float(bound) for bound in bounds], ""
-    if name == "gelu":
-        return name, [], str(activation.kwargs.get("approximate", "none"))
-    return name, [], ""
+    said = arguments(activation)
+    bounds = [float(said[word]) for word in ("min_val", "max_val") if word in said]
+    return name, bounds, str(said.get("approximate", ""))
 
 
 def _run_on_integers(module: GraphModule, node: Node) -> None:
@@ -263,7 +226,7 @@ def _run_on_integers(module: GraphModule, node: Node) -> None:
         return
     integers: Any = [source.args[0] for source in sources]
     rest, target = node.args[1:], node.target
-    if node.target is aten.max_pool2d.default:
+    if node.target is MAX_POOLING:
         target = kernels.max_pool2d_uint8
     elif node.target is PADDING:
         rest = (rest[0], zero_point)
@@ -277,20 +240,15 @@ def _run_on_integers(module: GraphModule, node: Node) -> None:
 
 def _call_conversion(module: GraphModule, node: Node) -> None:
     """Let a conversion that is left read its zero point from a tensor made once."""
+
+    def stored(value: float) -> Node:
+        return add_constant(module, f"{node.name}_offset", torch.tensor(value), node)
+
     if node.target is ops.quantize:
         x, scale, zero_point = node.args
-        offset = _buffer_before(module, node, zero_point + 0.5)
-        target: Any = kernels.quantize_uint8
-        arguments: tuple[Any, ...] = (x, offset, 1 / scale)
+        node.args = (x, stored(zero_point + 0.5), 1 / scale)
+        node.target = kernels.quantize_uint8
     elif node.target is ops.dequantize:
         q, scale, zero_point, dtype = node.args
-        offset = _buffer_before(module, node, float(zero_point))
-        target, arguments = kernels.dequantize_uint8, (q, scale, offset, dtype)
-    else:
-        return
-    node.target, node.args = target, arguments
-
-
-def _buffer_before(module: GraphModule, node: Node, value: float) -> Node:
-    with module.graph.inserting_before(node):
-        return _buffer(module, f"{node.name}_offset", torch.tensor(value))
+        node.args = (q, scale, stored(float(zero_point)), dtype)
+        node.target = kernels.dequantize_uint8

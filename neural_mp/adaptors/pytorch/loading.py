@@ -10,7 +10,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from neural_mp.adaptors.common.given_inputs import names_or_examples
+from neural_mp.adaptors.common.given_inputs import GivenInputs
 from neural_mp.adaptors.pytorch import capture, storage
 from neural_mp.adaptors.pytorch.capture_check import free_sequences, other_ways, result_of
 from neural_mp.adaptors.pytorch.convention import (
@@ -41,19 +41,17 @@ def load(source: Any, inputs: Any, example: Any, how: str) -> TorchModel:
     if isinstance(source, ExportedProgram):
         return _from_program(source)
     _refuse_unsuitable(source)
-    names, tensors = names_or_examples(inputs)
-    convention = convention_of(source, names)
-    unknown = [name for name in names if name not in convention.parameters]
+    wanted = GivenInputs.read(inputs, None, example)
+    convention = convention_of(source, wanted.names)
+    unknown = [name for name in wanted.names if name not in convention.parameters]
     if unknown:
         raise ConfigurationError(
             f"inputs names {unknown[0]!r}, which {type(source).__name__}.forward does not take; "
             f"it takes {', '.join(convention.parameters)}"
         )
     warnings: list[str] = []
-    if tensors is not None:
-        call = convention.call(tensors)
-    elif example is not None:
-        call = convention.call(example)
+    if wanted.example is not None:
+        call = convention.call(wanted.example)
     else:
         call = capture.guess_call(source)
         warnings.append(

@@ -73,6 +73,12 @@ class TorchModel:
         """What is run: the graph, or the user's code that calls the graphs of its modules."""
         return self.built(lambda part: part.runnable)
 
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The parameters and buffers of the portable form, by name."""
+        module = self.built(lambda part: part.portable)
+        return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
     def built(self, form: Callable[[Part], nn.Module]) -> nn.Module:
         """The model with this form of every part."""
         return assembled(self.shell, {path: form(part) for path, part in self.parts.items()})
@@ -130,16 +136,36 @@ def op_type(node: Node) -> str:
     return str(getattr(target, "__name__", target))
 
 
+def tensor_name(node: Node) -> str:
+    """The name of a node's result: the op's name, or that of the graph input."""
+    return str(node.meta.get(OP_NAME) or node.meta.get(INPUT_NAME, node.name))
+
+
+def arguments(node: Node) -> dict[str, Any]:
+    """All that an op is called with, by the names of its schema, defaults included."""
+    target: Any = node.target
+    schema = target._schema.arguments
+    given = {argument.name: value for argument, value in zip(schema, node.args, strict=False)}
+    given.update(node.kwargs)
+    return {argument.name: given.get(argument.name, argument.default_value) for argument in schema}
+
+
+def set_arguments(node: Node, **changes: Any) -> None:
+    """Let an op that takes all of its arguments by position be called with others."""
+    node.args = tuple({**arguments(node), **changes}.values())
+    node.kwargs = {}
+
+
+def is_float(value: Any) -> bool:
+    """Whether a value is a tensor of floating-point numbers."""
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
 def has_tensors(node: Node) -> bool:
     """Whether a node's result is, or holds, a tensor."""
     value = node.meta.get("val")
     values = value if isinstance(value, tuple | list) else (value,)
     return any(isinstance(v, torch.Tensor) for v in values)
-
-
-def only_user(node: Node) -> Node | None:
-    """The one node that reads a node's result; None if several do, or none."""
-    return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def add_constant(module: GraphModule, name: str, value: torch.Tensor, like: Node) -> Node:

@@ -8,30 +8,24 @@ from collections import Counter
 import torch
 from torch.fx import GraphModule, Node
 
+from neural_mp.adaptors.common.free_names import unused
 from neural_mp.adaptors.pytorch.capture import ENCLOSED
+from neural_mp.adaptors.pytorch.layers import INTEGER_LAYERS, LINEAR
 from neural_mp.adaptors.pytorch.model import (
     INPUT_NAME,
     OP_NAME,
     WHOLE,
     add_constant,
+    arguments,
     constant,
     finish,
     has_tensors,
     op_type,
+    set_arguments,
 )
 from neural_mp.adaptors.pytorch.simplify import simplify
 
 aten = torch.ops.aten
-
-#: Layers that a batch norm behind them can be folded into; the first axis of their weight is that
-#: of the output channels.
-_FOLDABLE = (
-    aten.conv1d.default,
-    aten.conv2d.default,
-    aten.conv3d.default,
-    aten.linear.default,
-)
-
 
 #: Ops whose result depends on the order of values in memory, not only on their places.
 _OF_MEMORY = (aten.as_strided.default, aten.view_as_complex.default)
@@ -112,11 +106,11 @@ def _fold_batch_norms(module: GraphModule) -> None:
         layer = norm.args[0]
         results = list(norm.users)
         if (
-            layer.target in _FOLDABLE
+            layer.target in INTEGER_LAYERS
             and len(layer.users) == 1
             and all(r.target is operator.getitem and r.args[1] == 0 for r in results)
             and constant(module, layer.args[1]) is not None
-            and (layer.target is not aten.linear.default or norm.meta["val"][0].ndim == 2)
+            and (layer.target is not LINEAR or norm.meta["val"][0].ndim == 2)
         ):
             _fold(module, layer, norm)
             for result in results:
@@ -127,8 +121,7 @@ def _fold_batch_norms(module: GraphModule) -> None:
 
 def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
     gamma, beta, mean, variance = (constant(module, argument) for argument in norm.args[1:5])
-    weight = constant(module, layer.args[1])
-    bias = constant(module, layer.args[2]) if len(layer.args) > 2 else None
+    weight, bias = (constant(module, arguments(layer)[word]) for word in ("weight", "bias"))
     assert weight is not None
     assert mean is not None
     assert variance is not None
@@ -136,13 +129,13 @@ def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
     scale = scale if gamma is None else scale * gamma
     shift = (-mean if bias is None else bias - mean) * scale
     shift = shift if beta is None else shift + beta
+    # The first axis of a layer's weight is that of its output channels.
     folded = weight * scale.reshape(-1, *[1] * (weight.ndim - 1))
     stem = f"{layer.name}_folded"
-    layer.args = (
-        layer.args[0],
-        add_constant(module, f"{stem}_weight", folded, layer),
-        add_constant(module, f"{stem}_bias", shift, layer),
-        *layer.args[3:],
+    set_arguments(
+        layer,
+        weight=add_constant(module, f"{stem}_weight", folded, layer),
+        bias=add_constant(module, f"{stem}_bias", shift, layer),
     )
 
 
@@ -167,10 +160,7 @@ def name_ops(module: GraphModule, path: str = WHOLE) -> None:
 
 def _free(name: str, taken: set[str]) -> str:
     """The name, with a number behind it where it is taken; taken from now on."""
-    found, number = name, 1
-    while found in taken:
-        number += 1
-        found = f"{name}_{number}"
+    found = unused(name, taken, first=2)
     taken.add(found)
     return found
 

@@ -1,38 +1,33 @@
-"""Seconds of every op, from an interpreted run."""
+"""Seconds of every op, from runs op by op."""
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import Node
 
 from neural_mp.adaptors.pytorch.convention import Call
 from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel
-from neural_mp.adaptors.pytorch.submodules import interpreted
+from neural_mp.adaptors.pytorch.submodules import visited
 
 
-class _Clock(Interpreter):
-    def __init__(self, module: GraphModule, seconds: dict[str, list[float]]) -> None:
-        super().__init__(module)
-        self.seconds = seconds
+def time_ops(model: TorchModel, call: Call, runs: int) -> dict[str, list[float]]:
+    """Op (or conversion, by node name) → the seconds of each of so many runs."""
+    seconds: dict[str, list[float]] = defaultdict(lambda: [0.0] * runs)
+    number = 0
 
-    def run_node(self, n: Node) -> Any:
+    def visit(node: Node, run: Callable[[], Any]) -> Any:
         start = time.perf_counter()
-        result = super().run_node(n)
-        if n.op == "call_function":
-            self.seconds[n.meta.get(OP_NAME, n.name)].append(time.perf_counter() - start)
+        result = run()
+        if node.op == "call_function":
+            name = node.meta.get(OP_NAME, node.name)
+            seconds[name][number] += time.perf_counter() - start
         return result
 
-
-def profile(model: TorchModel, call: Call, runs: int = 5) -> dict[str, float]:
-    """Op (or conversion, by node name) → median seconds of `runs` runs after one to warm up."""
-    seconds: dict[str, list[float]] = defaultdict(list)
-    run = interpreted(model, lambda part: _Clock(part.runnable, seconds))
-    run(call)
-    seconds.clear()
-    for _ in range(runs):
+    run = visited(model, visit)
+    for number in range(runs):  # noqa: B007 - the visits read it
         run(call)
-    return {name: statistics.median(taken) for name, taken in seconds.items()}
+    return seconds

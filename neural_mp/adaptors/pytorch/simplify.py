@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.pytorch.graph import CONVOLUTIONS, LINEAR, PADDING
-from neural_mp.adaptors.pytorch.model import add_constant, constant
+from neural_mp.adaptors.pytorch.layers import CONVOLUTIONS, LINEAR, PADDING, per_axis
+from neural_mp.adaptors.pytorch.model import add_constant, arguments, constant, set_arguments
 
 aten = torch.ops.aten
 
@@ -104,76 +104,48 @@ def _is_bias(module: GraphModule, bias: Any, product: Node) -> bool:
 
 def _pad_with_constants(pad: Node) -> None:
     """Padding with one value has an op of its own; with none at all it needs no op."""
-    image, sides = pad.args[:2]
-    mode = pad.args[2] if len(pad.args) > 2 else "constant"
-    value = pad.args[3] if len(pad.args) > 3 else None
-    if mode != "constant" or pad.kwargs:
+    image, sides, mode, value = arguments(pad).values()
+    if mode != "constant":
         return
     if not any(sides) and not any(user.op == "output" for user in pad.users):
         pad.replace_all_uses_with(image)
         pad.graph.erase_node(pad)
         return
-    pad.target, pad.args = PADDING, (image, sides, 0.0 if value is None else value)
+    pad.target = PADDING
+    pad.args, pad.kwargs = (image, sides, 0.0 if value is None else value), {}
 
 
 def _number_padding(conv: Node) -> None:
     """`same` and `valid` in numbers; in front of the layer where the two sides differ."""
-    words = dict(zip(("stride", "padding", "dilation", "groups"), conv.args[3:], strict=False))
-    words.update(conv.kwargs)
-    axes = CONVOLUTIONS[_WORDED[conv.target]]
-    dilation = _each(words.get("dilation", 1), axes)
-    kernel = conv.args[1].meta["val"].shape[2:]
-    total = [0] * axes
-    if words.get("padding", "valid") == "same":
-        total = [d * (size - 1) for d, size in zip(dilation, kernel, strict=True)]
-    source = conv.args[0]
+    said, axes = arguments(conv), CONVOLUTIONS[_WORDED[conv.target]]
+    source, total = said["input"], [0] * axes
+    if said["padding"] == "same":
+        kernel = said["weight"].meta["val"].shape[2:]
+        dilation = per_axis(said["dilation"], axes)
+        total = [gap * (size - 1) for gap, size in zip(dilation, kernel, strict=True)]
     if any(size % 2 for size in total):
         sides = [side for size in reversed(total) for side in (size // 2, size - size // 2)]
+        padded = aten.constant_pad_nd(source.meta["val"], sides)
         with conv.graph.inserting_before(conv):
             source = conv.graph.call_function(PADDING, (source, sides, 0.0))
-            padded = conv.args[0].meta["val"]
-            source.meta = {**conv.meta, "val": aten.constant_pad_nd(padded, sides)}
+        source.meta = {**conv.meta, "val": padded}
         total = [0] * axes
-    bias = conv.args[2] if len(conv.args) > 2 else None
     conv.target = _WORDED[conv.target]
-    conv.args = (
-        source,
-        conv.args[1],
-        bias,
-        _each(words.get("stride", 1), axes),
-        [size // 2 for size in total],
-        dilation,
-        words.get("groups", 1),
-    )
-    conv.kwargs = {}
-
-
-def _each(value: Any, axes: int) -> list[Any]:
-    values = list(value) if isinstance(value, list | tuple) else [value]
-    return values * axes if len(values) == 1 else values
+    set_arguments(conv, input=source, padding=[size // 2 for size in total])
 
 
 def _take_in_padding(conv: Node) -> None:
     """Zeros put around an image on both sides alike are the convolution's own padding."""
-    pad = conv.args[0]
-    if not isinstance(pad, Node) or pad.target is not PADDING or conv.kwargs:
+    said, axes = arguments(conv), CONVOLUTIONS[conv.target]
+    if not isinstance(said["input"], Node) or said["input"].target is not PADDING:
         return
-    image, sides = pad.args[:2]
-    axes = CONVOLUTIONS[conv.target]
-    if (len(pad.args) > 2 and pad.args[2] != 0) or len(sides) > 2 * axes:
+    image, sides, value = arguments(said["input"]).values()
+    if value != 0 or len(sides) > 2 * axes:
         return
     sides = [*sides, *[0] * (2 * axes - len(sides))]
     low, high = sides[::2], sides[1::2]
     if low != high or not all(isinstance(side, int) and side >= 0 for side in sides):
         return
-    given = [*conv.args, *[None] * 7][:7]
-    own = _each(given[4] or [0], axes)
-    given[0] = image
-    given[2:7] = [
-        given[2],
-        _each(given[3] or [1], axes),
-        [mine + added for mine, added in zip(own, reversed(low), strict=True)],
-        _each(given[5] or [1], axes),
-        given[6] or 1,
-    ]
-    conv.args = tuple(given)
+    own = per_axis(said["padding"], axes)
+    padding = [mine + added for mine, added in zip(own, reversed(low), strict=True)]
+    set_arguments(conv, input=image, padding=padding)

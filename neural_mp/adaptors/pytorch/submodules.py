@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torch.fx import Interpreter
+from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch import capture
@@ -38,6 +39,21 @@ _LAYERS = (
 )
 
 
+#: A node, and a function that runs it → the result that other nodes read.
+Visit = Callable[[Node, Callable[[], Any]], Any]
+
+
+class _Visited(Interpreter):
+    """Runs a graph node by node, and lets every node be visited as it runs."""
+
+    def __init__(self, module: GraphModule, visit: Visit) -> None:
+        super().__init__(module)
+        self.visit = visit
+
+    def run_node(self, n: Node) -> Any:
+        return self.visit(n, partial(super().run_node, n))
+
+
 class _Interpreted(nn.Module):
     """A graph that is called like the module it came from and run by an interpreter."""
 
@@ -52,11 +68,19 @@ class _Interpreted(nn.Module):
         return module.graph.process_outputs(flat)
 
 
-def interpreted(
-    model: TorchModel, interpreter: Callable[[Part], Interpreter]
-) -> Callable[[Call], Any]:
-    """A model as a function of its call, every part run by an interpreter of its own."""
-    module = model.built(lambda part: _Interpreted(interpreter(part)))
+def visited(model: TorchModel, visit: Visit, portable: bool = False) -> Callable[[Call], Any]:
+    """A model as a function of its call, run node by node.
+
+    Args:
+        model: the model.
+        visit: is called with every node and a function that runs it, and gives the node's result.
+        portable: whether the graphs of the portable form are run, not the runnable ones.
+    """
+
+    def form(part: Part) -> nn.Module:
+        return _Interpreted(_Visited(part.portable if portable else part.runnable, visit))
+
+    module = model.built(form)
     return lambda call: run_call(model, module, call)
 
 

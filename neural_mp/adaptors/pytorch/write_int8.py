@@ -8,45 +8,51 @@ from collections.abc import Mapping
 import torch
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.common.calibration import affine_parameters
+from neural_mp.adaptors.common.integer_encoding import Encoding
 from neural_mp.adaptors.pytorch import quantize_ops as ops
 from neural_mp.adaptors.pytorch.casts import cast_dtype
-from neural_mp.adaptors.pytorch.graph import WEIGHT_ARGUMENT, tensor_name
-from neural_mp.adaptors.pytorch.model import OP_NAME, add_constant, constant, op_nodes
+from neural_mp.adaptors.pytorch.layers import WEIGHTED
+from neural_mp.adaptors.pytorch.model import (
+    OP_NAME,
+    add_constant,
+    arguments,
+    constant,
+    op_nodes,
+    set_arguments,
+    tensor_name,
+)
 from neural_mp.core.byte_products import weight_limit
 from neural_mp.core.observations import Range
-from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.quantization_flow import QuantizationFlow
+from neural_mp.core.words import Approach
+from neural_mp.space import ResolvedPlan
 
 
 def insert_quantization(
-    module: GraphModule, flow: QuantizationFlow, plan: PrecisionPlan, ranges: Mapping[str, Range]
+    module: GraphModule, resolved: ResolvedPlan, ranges: Mapping[str, Range]
 ) -> None:
     """Rewrite the graph in place; `ranges` are those of `quantized_ranges`."""
+    plan, flow = resolved.plan, resolved.flow
     nodes = {
         tensor_name(n): n for n in module.graph.nodes if n.op in ("placeholder", "call_function")
     }
-    for tensor in flow.root:
-        if tensor not in nodes:  # of another part of the model
-            continue
-        scale, zero_point = affine_parameters(*ranges[flow.root[tensor]])
-        _quantize(module, nodes[tensor], scale, zero_point, flow)
+    for tensor, root in flow.root.items():
+        if tensor in nodes:  # others are of another part of the model
+            _quantize(module, nodes[tensor], Encoding.of(ranges[root]), flow)
     weights = _Weights(module)
     for name, node in op_nodes(module).items():
         # A plan may also name what runs along with a layer; only layers have weights.
         approach = plan[name].approach if name in plan else None
-        if approach is None or node.target not in WEIGHT_ARGUMENT:
+        if approach is None or node.target not in WEIGHTED:
             continue
         weights.quantize(node, weight_limit(plan[name].weight))
-        if approach == "dynamic":
+        if approach is Approach.DYNAMIC:
             _quantize_dynamically(node)
 
 
-def _quantize(
-    module: GraphModule, node: Node, scale: float, zero_point: int, flow: QuantizationFlow
-) -> None:
-    name = tensor_name(node)
-    graph = module.graph
+def _quantize(module: GraphModule, node: Node, encoding: Encoding, flow: QuantizationFlow) -> None:
+    name, graph = tensor_name(node), module.graph
+    scale, zero_point = encoding.scale, encoding.zero_point
     readers = [
         user
         for user in node.users
@@ -87,7 +93,7 @@ class _Weights:
 
     def quantize(self, layer: Node, limit: int) -> None:
         """Let a layer read its weight from integers of ±`limit`."""
-        source = layer.args[WEIGHT_ARGUMENT[layer.target]]
+        source = arguments(layer)["weight"]
         key = str(source.target), limit
         if key not in self.stored:
             weight = constant(self.module, source)
@@ -99,12 +105,12 @@ class _Weights:
                 str(add_constant(self.module, f"{stem}_scales", scales, layer).target),
             )
         with self.module.graph.inserting_before(layer):
-            arguments = tuple(self.module.graph.get_attr(stored) for stored in self.stored[key])
-            dequantized = self.module.graph.call_function(ops.dequantize_weight, arguments)
-        for node in arguments:
+            stored = tuple(self.module.graph.get_attr(name) for name in self.stored[key])
+            dequantized = self.module.graph.call_function(ops.dequantize_weight, stored)
+        for node in stored:
             node.meta["val"] = constant(self.module, node)
         dequantized.meta["val"] = source.meta["val"].float()
-        layer.update_arg(WEIGHT_ARGUMENT[layer.target], dequantized)
+        set_arguments(layer, weight=dequantized)
 
 
 def _quantize_dynamically(layer: Node) -> None:

@@ -10,13 +10,14 @@ import os
 from collections.abc import Mapping
 from functools import lru_cache
 
-from neural_mp.adaptors.common.kernel_products import Products, from_facts
+from neural_mp.adaptors.common.kernel_products import Products, from_facts, products_for
 from neural_mp.adaptors.common.kernel_trials import ONEDNN_LIMIT, facts, version_of
 from neural_mp.core.byte_products import KernelKind
+from neural_mp.core.hardware import Hardware
 
 #: What a child says before a form: it is right with weights of ±63, or also with those of ±127.
 WORKS, EXACT = "works ", "exact "
-#: Raised when what is probed, or how, changes.
+#: Raised when what is tried, or how, changes.
 _VERSION = 4
 _CONVOLUTION = ("plain", "Relu", "Relu6")
 FORMS = (
@@ -61,13 +62,16 @@ def bf16_obstacle() -> str | None:
     )
 
 
-@lru_cache(maxsize=8)
-def kernel_products(onednn_limit: str | None = None) -> Products:
-    """How each kind of kernel multiplies, here or under a limit of oneDNN's."""
-    found = _facts(onednn_limit)
-    working = [form for form in FORMS if f"{WORKS}{form}" in found]
-    exact = [_case(form) for form in working if f"{EXACT}{form}" in found]
-    return from_facts(exact, map(_case, working))
+def kernel_products(hardware: Hardware) -> Products:
+    """How each kind of kernel multiplies on the machine that is converted for."""
+
+    def asked_under(onednn_limit: str | None) -> Products:
+        found = _facts(onednn_limit)
+        working = [form for form in FORMS if f"{WORKS}{form}" in found]
+        exact = [_case(form) for form in working if f"{EXACT}{form}" in found]
+        return from_facts(exact, map(_case, working))
+
+    return products_for(hardware, asked_under)
 
 
 def _case(form: str) -> str:

@@ -1,13 +1,14 @@
-"""Run in a child process by `probe`: every form of integer kernel once, against the float op."""
+"""Run in a child process: every form of integer kernel once, against the float op."""
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.kernel_trials import say_found, say_starts, untried
+from neural_mp.adaptors.common.kernel_trials import try_each
 from neural_mp.adaptors.common.signature import Port
 from neural_mp.adaptors.tensorflow.graph import build_graph
 from neural_mp.adaptors.tensorflow.kernel_products import BF16_CASES, EXACT, FORMS, WORKS
@@ -16,13 +17,17 @@ from neural_mp.adaptors.tensorflow.nodes import Array, TensorGraph, make_constan
 from neural_mp.adaptors.tensorflow.runtime import Runner
 from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
 from neural_mp.adaptors.tensorflow.write import write
-from neural_mp.core.byte_products import FULL_RANGE, REDUCED_RANGE, WEIGHT_LIMITS
+from neural_mp.core.byte_products import (
+    FULL_RANGE,
+    REDUCED_RANGE,
+    REDUCED_WEIGHT,
+    WEIGHT_LIMITS,
+)
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import OpConfig, Precision, QuantSpec
+from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quantization_flow import trace_quantization
+from neural_mp.core.words import WeightRange
 from neural_mp.space import ResolvedPlan
-
-logger = logging.getLogger(__name__)
 
 _CHANNELS = 16
 _F32 = tf.float32
@@ -33,27 +38,17 @@ _INPUT_STEP, _WEIGHT_STEP = 1 / 255, 1 / 127
 _SLACK = 0.05
 
 
-def main() -> None:
-    """Try the forms that no child before has begun with."""
-    for form in untried(FORMS):
-        say_starts(form)
-        try:
-            if _is_right(form, REDUCED_RANGE):
-                say_found(f"{WORKS}{form}")
-                if _is_right(form, FULL_RANGE):
-                    say_found(f"{EXACT}{form}")
-        except tf.errors.OpError as error:
-            logger.info("%s: %s", form, error)
-    for case in untried(BF16_CASES):
-        say_starts(case)
-        try:
-            _run_in_bf16(case.split()[1])
-            say_found(f"{WORKS}{case}")
-        except tf.errors.OpError as error:
-            logger.info("%s: %s", case, error)
+def _numbers_of(form: str) -> Iterator[str]:
+    """Whether a form is right with weights of ±63, and with those of ±127."""
+    if _is_right(form, REDUCED_RANGE):
+        yield f"{WORKS}{form}"
+        if _is_right(form, FULL_RANGE):
+            yield f"{EXACT}{form}"
 
 
-def _run_in_bf16(op: str) -> None:
+def _run_in_bf16(case: str) -> Iterator[str]:
+    """Whether an op runs in BF16 at all."""
+    op = case.split()[1]
     graph = tf.Graph()
     with graph.as_default():
         x = tf.compat.v1.placeholder(tf.bfloat16, (2, 9, 9, _CHANNELS), name="x")
@@ -66,14 +61,15 @@ def _run_in_bf16(op: str) -> None:
             y = tf.matmul(tf.reshape(x, (-1, _CHANNELS)), weight[0, 0])
         tf.cast(y, _F32, name="y")
     Runner(graph)({"x": np.ones((2, 9, 9, _CHANNELS), tf.bfloat16.as_numpy_dtype)}, ["y"])
+    yield f"{WORKS}{case}"
 
 
-def _is_right(form: str, weight_range: str) -> bool:
+def _is_right(form: str, weight_range: WeightRange) -> bool:
     """Whether a form is within a step of the float op, on inputs with and without negative ones."""
     return all(_steps_off(form, weight_range, signed) <= 1 + _SLACK for signed in (True, False))
 
 
-def _steps_off(form: str, weight_range: str, signed: bool) -> float:
+def _steps_off(form: str, weight_range: WeightRange, signed: bool) -> float:
     """How far a form is off at most, in steps of what it writes."""
     limit = WEIGHT_LIMITS[weight_range]
     model, feeds = _small_model(form, limit, signed)
@@ -83,7 +79,7 @@ def _steps_off(form: str, weight_range: str, signed: bool) -> float:
     names = list(flow.root)
     values = dict(zip(names, model.runner(feeds, names), strict=True))
     ranges = {root: (float(values[root].min()), float(values[root].max())) for root in names}
-    weight = replace(weight_spec(ByteProducts.EXACT), range=weight_range)
+    weight = replace(REDUCED_WEIGHT, range=weight_range)
     plan = PrecisionPlan(dict.fromkeys(layers, OpConfig(Precision.INT8, weight)))
     (reference,) = model.run(feeds)
     (given,) = write(model, ResolvedPlan(plan, flow), ranges).run(feeds)
@@ -196,4 +192,5 @@ def _gelu(graph: TensorGraph, x: str, kind: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    try_each(FORMS, _numbers_of, tf.errors.OpError)
+    try_each(BF16_CASES, _run_in_bf16, tf.errors.OpError)
