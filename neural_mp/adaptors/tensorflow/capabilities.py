@@ -8,6 +8,7 @@ import tensorflow as tf
 from neural_mp.adaptors.common import capability_builder as reasons
 from neural_mp.adaptors.common.capability_builder import LOWER, IntegerKernel, OpKernels
 from neural_mp.adaptors.common.kernel_products import Products
+from neural_mp.adaptors.common.tensor_forms import FORM_OF
 from neural_mp.adaptors.tensorflow.fold import LAYERS
 from neural_mp.adaptors.tensorflow.fusion import FusionGroup
 from neural_mp.adaptors.tensorflow.kernel_products import KINDS, bf16_obstacle, forms_that_work
@@ -28,7 +29,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     typed_outputs,
 )
 from neural_mp.adaptors.tensorflow.padding import padding_of
-from neural_mp.adaptors.tensorflow.tensor_forms import DTYPES, FORM_OF
+from neural_mp.adaptors.tensorflow.tensor_forms import DTYPES
 from neural_mp.core.byte_products import REDUCED_WEIGHT, KernelKind, weight_spec
 from neural_mp.core.precision import RANGE_ALGORITHMS, Precision
 
@@ -53,7 +54,7 @@ class _Kernels:
     def __init__(self, model: TensorFlowModel, products: Products) -> None:
         self.model, self.structure, self.products = model, model.structure, products
         self.loops = in_loops(model.graph)
-        self.members = model.structure.layer_of()
+        self.members = model.structure.layer_of
         read = (t for node in model.graph.nodes.values() for t in data_inputs(node))
         results = (port.tensor for port in model.signature.outputs)
         self.several = {node_of(tensor) for tensor in (*read, *results) if output_of(tensor)}
@@ -145,12 +146,15 @@ class _Kernels:
         return reasons.NO_INTEGER_KERNEL
 
 
-def forms_needed(node: NodeDef, fusion_group: FusionGroup) -> frozenset[str]:
+def forms_needed(node: NodeDef, group: FusionGroup) -> frozenset[str]:
     """The forms of integer kernel that a layer may be written in, as `kernel_products` has them."""
-    kinds = {step.kind for step in fusion_group.steps} - {"BiasAdd"}
-    needed = {f"{node.op} {kind}" for kind in kinds}
+    forms = ["plain"]
     if set(integers_attribute(node, "dilations")) - {1}:
-        needed.add(f"{node.op} dilated")
+        forms.append("dilated")
     if text_attribute(node, "padding") == "EXPLICIT":
-        needed.add(f"{node.op} explicit")
-    return frozenset({f"{node.op} plain", *needed})
+        forms.append("explicit")
+    if group.residual_sum is not None:
+        forms.append("Sum")
+    if group.activation is not None:
+        forms.append(group.activation.kind)
+    return frozenset(f"{node.op} {form}" for form in forms)

@@ -1,23 +1,31 @@
-"""What one integer kernel runs together: a layer, its bias, a residual sum, an activation."""
+"""What a graph is made of: layers with what runs along, ops that pass integers on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from neural_mp.adaptors.common import fusion
+from neural_mp.adaptors.common.fusion import BIAS, SUM, FusionRules, find_fusion_groups, fused_into
 from neural_mp.adaptors.tensorflow.fold import ADDITIONS, LAYERS, only_reader
 from neural_mp.adaptors.tensorflow.gelu import find_gelu
 from neural_mp.adaptors.tensorflow.nodes import (
     PLACEHOLDERS,
-    Consumers,
+    NodeDef,
     TensorGraph,
     data_inputs,
+    integers_attribute,
     node_of,
     text_attribute,
 )
 from neural_mp.adaptors.tensorflow.shapes import Shapes
+
+#: Nodes and tensors by their names.
+FusionGroup = fusion.FusionGroup[str, str]
+Step = fusion.Step[str, str]
 
 #: What may follow the bias of a layer within its kernel.
 _ACTIVATIONS = {
@@ -25,138 +33,144 @@ _ACTIVATIONS = {
     "DepthwiseConv2dNative": ("Relu", "Relu6"),
     "MatMul": ("Relu", "Relu6", "Tanh", "Sigmoid", "Elu"),
 }
+#: Ops that move or select values, and how many tensors they do it with; the rest of their inputs
+#: says how, and must be constant. None: all inputs but the last.
+_AGNOSTIC: Mapping[str, int | None] = {
+    **dict.fromkeys(("Reshape", "Squeeze", "ExpandDims", "Transpose", "Slice", "StridedSlice"), 1),
+    **dict.fromkeys(("MaxPool", "AvgPool", "Pad", "SpaceToDepth", "DepthToSpace"), 1),
+    **dict.fromkeys(("SpaceToBatchND", "BatchToSpaceND", "ResizeNearestNeighbor"), 1),
+    "ConcatV2": None,
+}
+#: Averages over larger windows are too fine for the steps of what they average.
+_LARGEST_AVERAGE = 9
+_NEVER_NEGATIVE = (
+    *("Relu", "Relu6", "Sigmoid", "Softmax", "Softplus", "Exp", "Square", "Abs", "Sqrt", "Rsqrt"),
+    *("SquaredDifference", "LogicalNot"),
+)
+_KEEP_SIGN = (
+    *("MaxPool", "AvgPool", "Mean", "Max", "Min", "Sum", "Pad", "Reshape", "Squeeze", "ExpandDims"),
+    *("Transpose", "StridedSlice", "Slice", "SpaceToDepth", "DepthToSpace", "Identity"),
+    *("ResizeNearestNeighbor", "ResizeBilinear", "SpaceToBatchND", "BatchToSpaceND"),
+)
 
 
 @dataclass(frozen=True)
-class Step:
-    """One thing a kernel does behind the product.
+class GraphStructure:
+    """What a graph is made of, as far as INT8 is concerned.
 
     Attributes:
-        kind: the kernel's word: `BiasAdd`, `Sum`, or an activation.
-        nodes: the nodes it stands for, the last of which has the result.
-        other: of a sum, the tensor that is added.
+        fusion_groups: layer with a constant weight → what its kernel can run along.
+        layer_of: node that a layer's kernel can run along → that layer.
+        agnostic_ops: ops that pass INT8 on → the tensors they move.
+        non_negative: nodes whose results are never negative, whatever the data.
     """
 
-    kind: str
-    nodes: tuple[str, ...]
-    other: str | None = None
-
-    @property
-    def result(self) -> str:
-        """The node that has the result."""
-        return self.nodes[-1]
+    fusion_groups: Mapping[str, FusionGroup]
+    layer_of: Mapping[str, str]
+    agnostic_ops: Mapping[str, tuple[str, ...]]
+    non_negative: frozenset[str]
 
 
-@dataclass(frozen=True)
-class FusionGroup:
-    """A layer and what its kernel can do behind it."""
-
-    head: str
-    steps: tuple[Step, ...]
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """The nodes that run along with the layer."""
-        return tuple(name for step in self.steps for name in step.nodes)
-
-
-def find_fusion_groups(
-    graph: TensorGraph, outputs: frozenset[str], shapes: Shapes
-) -> dict[str, FusionGroup]:
-    """Layer → its fusion group, for every layer with a constant weight.
-
-    Of two layers that are added, the sum goes to the later one.
-    """
-    consumers = graph.consumers()
-    finder = _Finder(graph, outputs, shapes, consumers, _open_inputs(graph), set())
-    found: dict[str, FusionGroup] = {}
-    for name, node in reversed(list(graph.nodes.items())):
-        if node.op in LAYERS and graph.is_constant(node.input[1]):
-            found[name] = FusionGroup(name, tuple(finder.steps(name)))
-            finder.taken.update(found[name].members)
-    return dict(reversed(found.items()))
+def structure(graph: TensorGraph, outputs: frozenset[str], shapes: Shapes) -> GraphStructure:
+    """Take a graph apart; `outputs` are the nodes whose results leave it."""
+    layers = [
+        name
+        for name, node in graph.nodes.items()
+        if node.op in LAYERS and graph.is_constant(node.input[1])
+    ]
+    groups = find_fusion_groups(layers, _Kernels(graph, outputs, shapes))
+    agnostic_ops = {
+        name: moved
+        for name, node in graph.nodes.items()
+        if (moved := _moved(graph, node)) and shapes[name][0] is not None
+    }
+    return GraphStructure(groups, fused_into(groups.values()), agnostic_ops, _non_negative(graph))
 
 
-def _open_inputs(graph: TensorGraph) -> dict[str, frozenset[str]]:
-    """Node → the placeholders that it is computed from."""
-    found: dict[str, frozenset[str]] = {}
-    for name, node in graph.nodes.items():
-        sources = (found.get(node_of(tensor), frozenset()) for tensor in node.input)
-        own = frozenset({name} if node.op in PLACEHOLDERS else ())
-        found[name] = own.union(*sources)
-    return found
+class _Kernels(FusionRules[str, str]):
+    """What oneDNN's integer kernels can do behind a layer."""
 
+    def __init__(self, graph: TensorGraph, outputs: frozenset[str], shapes: Shapes) -> None:
+        self.graph, self.outputs, self.shapes = graph, outputs, shapes
+        self.consumers = graph.consumers()
 
-@dataclass(frozen=True)
-class _Finder:
-    graph: TensorGraph
-    outputs: frozenset[str]
-    shapes: Shapes
-    consumers: Consumers
-    fed_by: Mapping[str, frozenset[str]]
-    taken: set[str]
+    def bias(self, group: FusionGroup) -> Step | None:
+        node = self._next(group)
+        if node is None or node.op != "BiasAdd" or not self.graph.is_constant(node.input[1]):
+            return None
+        if text_attribute(node, "data_format").startswith("NC"):
+            return None
+        return Step(BIAS, (node.name,), node.input[1])
 
-    def steps(self, head: str) -> list[Step]:
-        kind = self.graph.nodes[head].op
-        steps: list[Step] = []
-        last = self._bias(head, steps)
-        if kind == "Conv2D":
-            last = self._sum(last, steps)
+    def residual_sum(self, group: FusionGroup) -> Step | None:
+        node, last = self._next(group), group.tail
+        if node is None or node.op not in ADDITIONS or self.graph.nodes[group.head].op != "Conv2D":
+            return None
+        first, second = data_inputs(node)
+        other = second if first == last else first
+        if other == last or ":" in other or self.graph.is_constant(other):
+            return None
+        return Step(SUM, (node.name,), other) if self._same_sizes(last, other) else None
+
+    def activation(self, group: FusionGroup) -> Step | None:
+        kind, last = self.graph.nodes[group.head].op, group.tail
         if kind == "MatMul" and last not in self.outputs:
             gelu = find_gelu(self.graph, self.consumers, last)
-            if gelu is not None and self._free(gelu.nodes):
-                return [*steps, Step(gelu.kind, gelu.nodes)]
-        following = self._next(last)
-        if following is not None:
-            node = self.graph.nodes[following]
-            if node.op in _ACTIVATIONS[kind]:
-                steps.append(Step(node.op, (following,)))
-        return steps
-
-    def _free(self, nodes: tuple[str, ...]) -> bool:
-        return self.outputs.isdisjoint(nodes[:-1]) and self.taken.isdisjoint(nodes)
-
-    def _next(self, name: str) -> str | None:
-        """The only reader of a node that is no output itself."""
-        if name in self.outputs:
+            if gelu is not None and self.outputs.isdisjoint(gelu.nodes[:-1]):
+                return Step(gelu.kind, gelu.nodes)
+        node = self._next(group)
+        if node is None or node.op not in _ACTIVATIONS[kind]:
             return None
-        following = only_reader(self.graph, self.consumers, name)
-        return None if following is None or following[0].name in self.taken else following[0].name
+        return Step(node.op, (node.name,))
 
-    def _bias(self, name: str, steps: list[Step]) -> str:
-        following = self._next(name)
-        if following is None:
-            return name
-        node = self.graph.nodes[following]
-        constant = node.op == "BiasAdd" and self.graph.is_constant(node.input[1])
-        if not constant or text_attribute(node, "data_format").startswith("NC"):
-            return name
-        steps.append(Step("BiasAdd", (following,)))
-        return following
-
-    def _sum(self, name: str, steps: list[Step]) -> str:
-        following = self._next(name)
-        if following is None or self.graph.nodes[following].op not in ADDITIONS:
-            return name
-        first, second = data_inputs(self.graph.nodes[following])
-        other = second if first == name else first
-        if other == name or ":" in other or not self._same_sizes(name, other):
-            return name
-        if self.graph.is_constant(other):
-            return name
-        steps.append(Step("Sum", (following,), other))
-        return following
+    def _next(self, group: FusionGroup) -> NodeDef | None:
+        """The only reader of the last result, unless that leaves the graph."""
+        if group.tail in self.outputs:
+            return None
+        following = only_reader(self.graph, self.consumers, group.tail)
+        return following[0] if following is not None else None
 
     def _same_sizes(self, one: str, other: str) -> bool:
         """Whether two tensors are sure to be of one shape, so that nothing is broadcast.
 
         Of tensors that come from several inputs nothing is sure: the batches of those may differ.
         """
-        return self.shapes.alike(one, other) and len(self.fed_by[one] | self.fed_by[other]) <= 1
+        return self.shapes.alike(one, other) and len(self._fed_by[one] | self._fed_by[other]) <= 1
+
+    @cached_property
+    def _fed_by(self) -> Mapping[str, frozenset[str]]:
+        """Node → the placeholders that it is computed from."""
+        found: dict[str, frozenset[str]] = {}
+        for name, node in self.graph.nodes.items():
+            sources = (found.get(node_of(tensor), frozenset()) for tensor in node.input)
+            own = frozenset({name} if node.op in PLACEHOLDERS else ())
+            found[name] = own.union(*sources)
+        return found
 
 
-def non_negative(graph: TensorGraph) -> frozenset[str]:
-    """Nodes whose results are never negative, whatever the data."""
+def _moved(graph: TensorGraph, node: NodeDef) -> tuple[str, ...]:
+    """The tensors that an op moves without changing them; none where it does more."""
+    if node.op not in _AGNOSTIC or "T" not in node.attr:
+        return ()
+    tensors = data_inputs(node)
+    count = _AGNOSTIC[node.op]
+    moved = tensors[:-1] if count is None else tensors[:count]
+    if any(":" in tensor or graph.is_constant(tensor) for tensor in moved):
+        return ()
+    if not all(graph.is_constant(tensor) for tensor in tensors[len(moved) :]):
+        return ()
+    if text_attribute(node, "data_format").startswith("NCHW"):
+        return ()
+    if node.op in ("MaxPool", "AvgPool"):
+        window = integers_attribute(node, "ksize")
+        plain_padding = text_attribute(node, "padding") in ("SAME", "VALID")
+        too_wide = node.op == "AvgPool" and int(np.prod(window)) > _LARGEST_AVERAGE
+        if window[0] != 1 or window[3] != 1 or not plain_padding or too_wide:
+            return ()
+    return tuple(moved)
+
+
+def _non_negative(graph: TensorGraph) -> frozenset[str]:
     found: set[str] = set()
     for name, node in graph.nodes.items():
         sources = data_inputs(node)
@@ -171,14 +185,3 @@ def non_negative(graph: TensorGraph) -> frozenset[str]:
             if any(limit is not None and np.min(limit, initial=0) >= 0 for limit in limits):
                 found.add(name)
     return frozenset(found)
-
-
-_NEVER_NEGATIVE = (
-    *("Relu", "Relu6", "Sigmoid", "Softmax", "Softplus", "Exp", "Square", "Abs", "Sqrt", "Rsqrt"),
-    *("SquaredDifference", "LogicalNot"),
-)
-_KEEP_SIGN = (
-    *("MaxPool", "AvgPool", "Mean", "Max", "Min", "Sum", "Pad", "Reshape", "Squeeze", "ExpandDims"),
-    *("Transpose", "StridedSlice", "Slice", "SpaceToDepth", "DepthToSpace", "Identity"),
-    *("ResizeNearestNeighbor", "ResizeBilinear", "SpaceToBatchND", "BatchToSpaceND"),
-)

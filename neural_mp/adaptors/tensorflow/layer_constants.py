@@ -64,10 +64,8 @@ def _layer(model: TensorFlowModel, name: str) -> Layer:
         return value.reshape(*value.shape[:2], 1, -1) if depthwise else value
 
     depthwise = node.op == "DepthwiseConv2dNative"
-    bias = next(
-        (s.result for s in model.structure.fusion_groups[name].steps if s.kind == "BiasAdd"), None
-    )
-    result = bias or name
+    bias = model.structure.fusion_groups[name].bias
+    result = bias.ops[-1] if bias else name
     if node.op == "MatMul":
         across = node.attr["transpose_b"].b
         return Layer(result, weight, *((0, 1) if across else (1, 0)), pooled=True)

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from neural_mp.adaptors.contract import ConversionCounts
+from neural_mp.adaptors.tensorflow.fusion import GraphStructure, structure
 from neural_mp.adaptors.tensorflow.nodes import (
     CONSTANT,
     Array,
@@ -18,7 +19,6 @@ from neural_mp.adaptors.tensorflow.nodes import (
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported
 from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
 from neural_mp.adaptors.tensorflow.shapes import Shapes, shapes
-from neural_mp.adaptors.tensorflow.structure import GraphStructure, structure
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class TensorFlowModel:
     @cached_property
     def counted_for(self) -> Mapping[str, str]:
         """Node that may run → the op its time counts for, such as the layer it runs along with."""
-        return self.ops or self.structure.layer_of()
+        return self.ops or self.structure.layer_of
 
     @cached_property
     def op_nodes(self) -> tuple[NodeDef, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from neural_mp.adaptors.common.integer_encoding import Encoding
+from neural_mp.adaptors.common.tensor_forms import FORM_OF, FP32
 from neural_mp.adaptors.tensorflow.aliasing import protect_summands
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import (
@@ -21,7 +21,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     plain,
     typed_inputs,
 )
-from neural_mp.adaptors.tensorflow.tensor_forms import DTYPES, FORM_OF, FP32, Forms
+from neural_mp.adaptors.tensorflow.tensor_forms import DTYPES, Forms
 from neural_mp.adaptors.tensorflow.write_agnostic import write_agnostic
 from neural_mp.adaptors.tensorflow.write_int8 import Layer, write_layer
 from neural_mp.core.byte_products import weight_limit
@@ -40,7 +40,8 @@ def write(
         plan: the plan, with its consequences.
         ranges: quantized tensor → the range its scale has to hold.
     """
-    writer = _Writer(model, plan, {root: Encoding.of(span) for root, span in ranges.items()})
+    forms = Forms(model.graph, model.output_nodes, plan.flow, ranges)
+    writer = _Writer(model, plan, forms)
     for node in model.graph.nodes.values():
         writer.write(node)
     return writer.finished()
@@ -50,8 +51,7 @@ def write(
 class _Writer:
     model: TensorFlowModel
     plan: ResolvedPlan
-    encodings: Mapping[str, Encoding]
-    forms: Forms = field(init=False)
+    forms: Forms
     #: The last node that the kernel of an INT8 layer runs → the layer.
     layers: dict[str, Layer] = field(init=False)
     #: Node that runs within the kernel of a layer → the last node of that.
@@ -61,21 +61,14 @@ class _Writer:
 
     def __post_init__(self) -> None:
         source = self.model.graph
-        self.forms = Forms(
-            source,
-            self.model.output_nodes,
-            lambda tensor: self.encodings[self.plan.flow.root[tensor]],
-            TensorGraph({}, source.versions, source.library),
-        )
-        # Names that must stay free for what keeps its own.
-        self.forms.graph.nodes.update(source.nodes)
         self.layers = {}
         consumers = source.consumers()
-        for head, fusion_group in self.model.structure.fusion_groups.items():
-            if self.plan.effective.get(head) is Precision.INT8:
-                layer = Layer.of(source, consumers, fusion_group, self.plan.flow)
+        effective = self.plan.effective
+        for head, group in self.model.structure.fusion_groups.items():
+            if effective.get(head) is Precision.INT8:
+                layer = Layer.of(source, consumers, group, effective)
                 self.layers[layer.tail] = layer
-                self.inner.update(dict.fromkeys(layer.nodes, layer.tail))
+                self.inner.update(dict.fromkeys((head, *layer.group.members), layer.tail))
 
     def write(self, node: NodeDef) -> None:
         """Write one node of the untouched graph, in its turn."""
@@ -89,7 +82,7 @@ class _Writer:
             return
         elif name in self.model.structure.agnostic_ops and name in self.plan.flow.int8_outputs:
             moved = self.model.structure.agnostic_ops[name]
-            encoding = self.encodings[self.plan.flow.root[name]]
+            encoding = self.forms.encoding_of(name)
             written = write_agnostic(self.forms, self.model, node, moved, encoding)
         elif precision.is_16_bit:
             written = self._write_16_bit(node, FORM_OF[precision])
@@ -136,7 +129,7 @@ class _Writer:
 
     def _counted_for(self, graph: TensorGraph) -> dict[str, str]:
         """Node of the written graph → the op its time counts for."""
-        heads = self.model.structure.layer_of()
+        heads = self.model.structure.layer_of
         names = {}
         for name in self.model.graph.nodes:
             written, op = self.standing_for.get(name, name), heads.get(name, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from neural_mp.adaptors.common.integer_encoding import Encoding
+from neural_mp.adaptors.common.tensor_forms import UINT8
 from neural_mp.adaptors.tensorflow.integer_kernels import U8
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import (
@@ -14,7 +15,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     text_attribute,
 )
 from neural_mp.adaptors.tensorflow.padding import pad_stored
-from neural_mp.adaptors.tensorflow.tensor_forms import UINT8, Forms
+from neural_mp.adaptors.tensorflow.tensor_forms import Forms
 from neural_mp.adaptors.tensorflow.write_int8 import kernel_limits
 
 _POOLING = {"MaxPool": "QuantizedMaxPool", "AvgPool": "QuantizedAvgPool"}

@@ -11,7 +11,8 @@ import tensorflow as tf
 from neural_mp.adaptors.common.calibration import LEVELS
 from neural_mp.adaptors.common.integer_encoding import Encoding
 from neural_mp.adaptors.common.signature import Shape
-from neural_mp.adaptors.tensorflow.fusion import FusionGroup, Step
+from neural_mp.adaptors.common.tensor_forms import BF16, FP32, UINT8
+from neural_mp.adaptors.tensorflow.fusion import FusionGroup
 from neural_mp.adaptors.tensorflow.integer_kernels import (
     F32,
     S8,
@@ -33,23 +34,23 @@ from neural_mp.adaptors.tensorflow.nodes import (
     plain,
 )
 from neural_mp.adaptors.tensorflow.padding import pad_stored, padding_of
-from neural_mp.adaptors.tensorflow.tensor_forms import BF16, FP32, UINT8, Forms
+from neural_mp.adaptors.tensorflow.tensor_forms import Forms
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizationFlow
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer with the steps its kernel runs under a plan.
+    """A layer with what its kernel runs along under a plan.
 
     Attributes:
         node: the float op.
-        steps: what runs along.
+        group: what runs along.
         sixteen: whether everything that reads the result runs in BF16.
     """
 
     node: NodeDef
-    steps: tuple[Step, ...]
+    group: FusionGroup
     sixteen: bool
 
     @classmethod
@@ -57,45 +58,29 @@ class Layer:
         cls,
         graph: TensorGraph,
         consumers: Consumers,
-        fusion_group: FusionGroup,
-        flow: QuantizationFlow,
+        group: FusionGroup,
+        effective: Mapping[str, Precision],
     ) -> Layer:
-        """What of a fusion group runs in INT8: the steps up to the first that does not."""
-        steps = []
-        for step in fusion_group.steps:
-            if any(flow.effective[name] is not Precision.INT8 for name in step.nodes):
-                break
-            steps.append(step)
-        tail = steps[-1].result if steps else fusion_group.head
-        readers = [graph.nodes[name] for name, _ in consumers[tail]]
-        low = bool(readers) and all(
-            flow.effective.get(node.name) is Precision.BF16 for node in readers
-        )
-        return cls(graph.nodes[fusion_group.head], tuple(steps), low)
+        """What of a fusion group runs in INT8."""
+        group = group.reduced(lambda name: effective[name] is Precision.INT8)
+        readers = [effective.get(name) for name, _ in consumers[group.tail]]
+        low = bool(readers) and all(precision is Precision.BF16 for precision in readers)
+        return cls(graph.nodes[group.head], group, low)
 
     @property
     def head(self) -> str:
         """The name of the layer."""
-        return str(self.node.name)
+        return self.group.head
 
     @property
     def tail(self) -> str:
         """The node whose result the kernel writes."""
-        return self.steps[-1].result if self.steps else self.head
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """All nodes that the kernel runs."""
-        return (self.head, *(name for step in self.steps for name in step.nodes))
-
-    def step(self, *kinds: str) -> Step | None:
-        """The step of one of these kinds."""
-        return next((step for step in self.steps if step.kind in kinds), None)
+        return self.group.tail
 
     @property
     def activation(self) -> str | None:
         """The kernel's word for the activation, if there is one."""
-        return next((s.kind for s in self.steps if s.kind not in ("BiasAdd", "Sum")), None)
+        return self.group.activation.kind if self.group.activation else None
 
 
 def write_layer(
@@ -140,10 +125,10 @@ def _padded(forms: Forms, source: str, amounts: Array, shape: Shape) -> str:
 
 
 def _bias(forms: Forms, layer: Layer, channels: int) -> Array:
-    step = layer.step("BiasAdd")
-    if step is None:
+    bias = layer.group.bias
+    if bias is None:
         return np.zeros(channels)
-    value = forms.source.constant(forms.source.nodes[step.result].input[1])
+    value = forms.source.constant(bias.operand or "")
     assert value is not None
     return value.astype(np.float64)
 
@@ -210,15 +195,15 @@ def _write_product(call: _Call, stored: bool) -> str:
 def _write_convolution(call: _Call, geometry: NodeDef) -> str:
     forms, layer = call.forms, call.layer
     result = forms.encoding_of(layer.tail)
-    summed = layer.step("Sum")
+    summed = layer.group.residual_sum
     bias = call.bias - result.low
     device_sum, host_sum, steps = [], [], ["BiasAdd"]
     if summed is not None:
-        assert summed.other is not None
-        added = forms.encoding_of(summed.other)
+        assert summed.operand is not None
+        added = forms.encoding_of(summed.operand)
         bias = bias + added.low
-        device_sum = [(forms.stored(summed.other), U8)]
-        host_sum = kernel_limits(forms, summed.other, added)
+        device_sum = [(forms.stored(summed.operand), U8)]
+        host_sum = kernel_limits(forms, summed.operand, added)
         steps.append("Sum")
     clips_at_zero = layer.activation is not None and result.zero_point == 0
     if clips_at_zero or summed is not None:
