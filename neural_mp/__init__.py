@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from neural_mp.amp.options import AutoMixedPrecisionOptions
     from neural_mp.api.mixed_precision import MixedPrecision
     from neural_mp.api.optimized_model import OptimizedModel, load
+    from neural_mp.api.replay import convert_with_plan
     from neural_mp.core.plan import PrecisionPlan
     from neural_mp.core.precision import Precision
     from neural_mp.errors import NeuralMPError
@@ -31,6 +32,7 @@ _LAZY = {
     "OptimizedModel": "neural_mp.api.optimized_model",
     "Precision": "neural_mp.core.precision",
     "PrecisionPlan": "neural_mp.core.plan",
+    "convert_with_plan": "neural_mp.api.replay",
     "load": "neural_mp.api.optimized_model",
 }
 
@@ -44,6 +46,7 @@ __all__ = [
     "Precision",
     "PrecisionPlan",
     "common",
+    "convert_with_plan",
     "load",
 ]
 

@@ -1,6 +1,8 @@
 """What the documentation shows, runs; what it links to, is there."""
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -103,6 +105,23 @@ def test_a_strategy_of_the_page_was_found_by_its_entry_point(tmp_path, reader):
             (tmp_path / name).write_text(block, encoding="utf-8")
     assert type(strategy_named("bisect")).__module__ == "bisect_strategy"
     assert "sklearn_mlp" in framework_names()
+
+
+def test_the_adaptor_of_the_page_keeps_the_contract_that_is_shipped(tmp_path):
+    install(tmp_path, "extending.md")
+    for _, block in blocks("extending.md", "python"):
+        if name := file_name(block):
+            (tmp_path / name).write_text(block, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mlp_adaptor.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    (words,) = re.findall(r"(\d+) passed", done.stdout)
+    assert int(words) >= 17
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,8 @@ class Observations:
             "samples": self.samples,
             "ranges": {
                 tensor: {
-                    algorithm: [float(low), float(high)] for algorithm, (low, high) in by.items()
+                    str(algorithm): [float(low), float(high)]
+                    for algorithm, (low, high) in by.items()
                 }
                 for tensor, by in self.ranges.items()
             },

@@ -64,6 +64,11 @@ class AmpContract:
         return np.random.default_rng(0).random((4, *self.shape), np.float32)
 
     @pytest.fixture(autouse=True)
+    def _own_folder(self, tmp_path, monkeypatch):
+        """The records of runs, and what they write, stay in the folder of the test."""
+        monkeypatch.chdir(tmp_path)
+
+    @pytest.fixture(autouse=True)
     def _sixteen_bits(self, monkeypatch):
         for name in list(os.environ):
             if name.startswith(PREFIXES):

@@ -66,6 +66,11 @@ class FaceContract:
         """The digits to calibrate with and those to evaluate on."""
         return digits()
 
+    @pytest.fixture(autouse=True)
+    def _own_folder(self, tmp_path, monkeypatch):
+        """The records of runs, and what they write, stay in the folder of the test."""
+        monkeypatch.chdir(tmp_path)
+
     @pytest.fixture
     def accuracy(self) -> Accuracy:
         """The metric, new for every test."""
