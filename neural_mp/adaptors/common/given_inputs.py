@@ -1,20 +1,67 @@
-"""What a user may mean by `inputs`: names, or example tensors; the same for every framework."""
+"""What a user gives beside a model, read the same way for every framework."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
+from neural_mp.adaptors.common.signature import Array, Signature, example_for
 from neural_mp.core.nested import leaves
+from neural_mp.core.words import Capture
 from neural_mp.errors import ConfigurationError
 
 
-def names_in(value: Any, option: str) -> tuple[str, ...]:
-    """Names given as `"a, b"` or as a list; none for None.
+@dataclass(frozen=True)
+class GivenInputs:
+    """What is known of the inputs and outputs that a user wants.
 
-    Raises:
-        ConfigurationError: something else was given; `option` is what the message calls it.
+    Attributes:
+        names: the inputs in the order in which the data has them; none for the model's own order.
+        outputs: the outputs to keep; none for all.
+        example: the inputs of one batch; None where there is no data.
     """
+
+    names: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    example: Any = None
+
+    @classmethod
+    def read(cls, inputs: Any, outputs: Any, example: Any) -> GivenInputs:
+        """What the arguments of `Adaptor.load` say.
+
+        Raises:
+            ConfigurationError: inputs are neither names nor example tensors, or outputs no names.
+        """
+        names, shown = _names_or_example(inputs)
+        return cls(names, _names_in(outputs, "outputs"), example if shown is None else shown)
+
+    def feeds(self, signature: Signature) -> tuple[dict[str, Array], list[str]]:
+        """Inputs that a model can be run on, made up where there is no data, and what to say then.
+
+        Raises:
+            DataError: the example does not fit the model.
+        """
+        if self.example is not None:
+            return signature.bind(self.example), []
+        unknown = [port for port in signature.inputs if port.has_unknown_sizes]
+        warnings = [
+            f"no data was given, so unknown sizes of the input {port} were taken to be 1; "
+            f"set inputs to an example array to be sure"
+            for port in unknown[:1]
+        ]
+        return example_for(signature), warnings
+
+
+def unused_capture(framework: str, capture: Capture) -> tuple[str, ...]:
+    """What to say where modules are asked for of a framework whose models are graphs already."""
+    if capture is Capture.WHOLE:
+        return ()
+    return (f"capture = {str(capture)!r} is not used for {framework}: every model is one graph",)
+
+
+def _names_in(value: Any, option: str) -> tuple[str, ...]:
+    """Names given as `"a, b"` or as a list; none for None. `option` is what a message calls it."""
     if value is None:
         return ()
     if isinstance(value, str):
@@ -26,14 +73,10 @@ def names_in(value: Any, option: str) -> tuple[str, ...]:
     raise ConfigurationError(f"{option} must be names, got {value!r}")
 
 
-def names_or_examples(inputs: Any) -> tuple[tuple[str, ...], Any]:
-    """Whether a user's `inputs` are names or example tensors: one of the two, the other empty.
-
-    Raises:
-        ConfigurationError: they are neither.
-    """
+def _names_or_example(inputs: Any) -> tuple[tuple[str, ...], Any]:
+    """Whether a user's `inputs` are names or example tensors: one of the two, the other empty."""
     if isinstance(inputs, str):
-        return names_in(inputs, "inputs"), None
+        return _names_in(inputs, "inputs"), None
     found = [] if inputs is None else leaves(inputs)
     if not found:
         return (), None

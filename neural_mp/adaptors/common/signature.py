@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -49,6 +49,11 @@ class Port:
         dtype = None if data["dtype"] is None else np.dtype(data["dtype"])
         return cls(data["name"], data["tensor"], dtype, shape, data["alias"])
 
+    @property
+    def has_unknown_sizes(self) -> bool:
+        """Whether an array for it can have sizes, but for that of the batch, that are not known."""
+        return self.dtype is not None and (self.shape is None or None in self.shape[1:])
+
     def answers_to(self, name: str) -> bool:
         """Whether a caller may call it so."""
         return name in (self.name, self.alias, self.tensor, f"{self.tensor}:0")
@@ -78,6 +83,22 @@ class Signature:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     returns: Structure = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain strings and numbers, as written to JSON."""
+        return {
+            "inputs": [port.to_dict() for port in self.inputs],
+            "outputs": [port.to_dict() for port in self.outputs],
+            "returns": self.returns,
+        }
+
+    @classmethod
+    def from_dict(cls: type[_S], data: Mapping[str, Any]) -> _S:
+        """Read back what `to_dict` wrote."""
+        inputs, outputs = (
+            tuple(Port.from_dict(port) for port in data[key]) for key in ("inputs", "outputs")
+        )
+        return cls(inputs, outputs, data["returns"])
 
     def bind(self, inputs: Any) -> dict[str, Array]:
         """Tensor → array, for the inputs of one batch.
@@ -140,6 +161,14 @@ class Signature:
         sized = feeds if batch_size is None else resized(feeds, batch_size)
         return tuple(sized[port.tensor] for port in self.inputs)
 
+    def samples(self, feeds: Mapping[str, Array]) -> int:
+        """How many samples a batch can be parted into: 1 unless all has one open first axis."""
+        lengths = {len(array) if np.ndim(array) else None for array in feeds.values()}
+        ports = (*self.inputs, *self.outputs)
+        if len(lengths) != 1 or not all(p.shape and p.shape[0] is None for p in ports):
+            return 1
+        return lengths.pop() or 1
+
     def packed(self, values: Sequence[Any]) -> Any:
         """The outputs, in the form the model returns them."""
         return packed(self.returns, values)
@@ -195,6 +224,21 @@ def resized(feeds: Mapping[str, Array], batch_size: int) -> dict[str, Array]:
         else array
         for tensor, array in feeds.items()
     }
+
+
+def in_parts(feeds: dict[str, Array], samples: int, most: int) -> Iterator[dict[str, Array]]:
+    """A batch in parts of at most so many samples.
+
+    Args:
+        feeds: what `bind` gave.
+        samples: how many samples it holds (`Signature.samples`).
+        most: the most of a part.
+    """
+    if samples <= most:
+        yield feeds
+        return
+    for start in range(0, samples, most):
+        yield {tensor: array[start : start + most] for tensor, array in feeds.items()}
 
 
 def _chosen(ports: tuple[Port, ...], names: tuple[str, ...], option: str) -> tuple[Port, ...]:

@@ -15,6 +15,7 @@ import onnx
 from neural_mp.adaptors.common.calibration import TensorSummary
 from neural_mp.adaptors.common.capability_builder import OpKernels
 from neural_mp.adaptors.common.channel_scaling import Layer, LayerChange
+from neural_mp.adaptors.common.given_inputs import GivenInputs, unused_capture
 from neural_mp.adaptors.common.kernel_products import Products
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
 from neural_mp.adaptors.onnxrt import layer_constants, loading, observe, storage, weight_range
@@ -63,11 +64,9 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
         capture: Capture = Capture.WHOLE,
     ) -> OnnxModel:
         """Read and prepare a model. `inputs` are names, or example arrays."""
-        model = loading.load(source, inputs, outputs, example, self.provider)
-        if capture is Capture.WHOLE:
-            return model
-        ignored = f"capture = {capture!r} is not used for ONNX: every model is one graph"
-        return replace(model, warnings=(*model.warnings, ignored))
+        wanted = GivenInputs.read(inputs, outputs, example)
+        model = loading.load(source, wanted, self.provider)
+        return replace(model, warnings=(*model.warnings, *unused_capture("ONNX", capture)))
 
     def graph(self, model: OnnxModel) -> OpGraph:
         """Every node; further results of a node as ops behind it."""

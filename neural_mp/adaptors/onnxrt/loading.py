@@ -13,8 +13,8 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
-from neural_mp.adaptors.common.given_inputs import names_in, names_or_examples
-from neural_mp.adaptors.common.signature import Array, Port, Signature, example_for
+from neural_mp.adaptors.common.given_inputs import GivenInputs
+from neural_mp.adaptors.common.signature import Array, Port, Signature
 from neural_mp.adaptors.onnxrt.external_weights import read_without_weights
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
 from neural_mp.adaptors.onnxrt.naming import name_nodes
@@ -38,14 +38,12 @@ class _Read:
     held: Any = None
 
 
-def load(source: Any, inputs: Any, outputs: Any, example: Any, provider: str) -> OnnxModel:
+def load(source: Any, wanted: GivenInputs, provider: str) -> OnnxModel:
     """Take in a model.
 
     Args:
         source: a path, a message, or its bytes.
-        inputs: names of the inputs in the order the data has them, or example arrays.
-        outputs: names of the outputs to keep.
-        example: the inputs of one batch of the user's data, if there is any.
+        wanted: what the user says of its inputs and outputs.
         provider: the execution provider that will run it.
 
     Raises:
@@ -53,19 +51,17 @@ def load(source: Any, inputs: Any, outputs: Any, example: Any, provider: str) ->
         ConfigurationError: it has no input or output of a name that was given.
         DataError: the example does not fit it.
     """
-    names, shown = names_or_examples(inputs)
-    example = shown if shown is not None else example
     read = _read(source)
     given, program = program_of(read), program_of(read)
     origin = Origin.of(read.folder, given)
-    signature = _signature(given).choosing(names, names_in(outputs, "outputs"))
+    signature = _signature(given).choosing(wanted.names, wanted.outputs)
     try:
         Runner(given, origin.folder if origin else None, provider, level=PLAIN)
     except ConversionError as error:
         raise ModelLoadError(str(error)) from error
     _keep_outputs(program, signature)
     folder = origin.folder if origin else None
-    feeds = signature.bind(example) if example is not None else example_for(signature)
+    feeds, unsure = wanted.feeds(signature)
     warnings, obstacle = _prepared(program, given, signature, feeds, folder, provider)
     if obstacle is not None:
         program = program_of(read)
@@ -76,19 +72,13 @@ def load(source: Any, inputs: Any, outputs: Any, example: Any, provider: str) ->
         obstacle = "it uses no operators of ai.onnx"
     if obstacle is not None:
         warnings.append(f"nothing of the model can be converted: {obstacle}")
-    if example is None and any(p.shape and None in p.shape[1:] for p in signature.inputs):
-        unknown = next(p for p in signature.inputs if p.shape and None in p.shape[1:])
-        warnings.append(
-            f"no data was given, so unknown sizes of the input {unknown} were taken to be 1; "
-            f"set inputs to an example array to be sure"
-        )
     return OnnxModel(
         program,
         signature,
         feeds,
         given,
         origin,
-        warnings=tuple(warnings),
+        warnings=(*warnings, *unsure),
         opset=opset,
         obstacle=obstacle,
         provider=provider,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.calibration import TensorSummary, summarized
-from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.common.signature import Array, in_parts
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
 from neural_mp.errors import ConversionError
@@ -16,7 +17,7 @@ from neural_mp.errors import ConversionError
 #: Bytes fetched at once: what a part of a batch needs grows with it.
 _FETCHED_BYTES = 32 << 20
 #: In place of a number of samples: batches as they come.
-_WHOLE = -1
+_WHOLE = sys.maxsize
 #: Ops whose channels are on the second axis; of all others they are taken to be on the last.
 _CHANNELS_SECOND = ("Conv", "AveragePool", "MaxPool", "GlobalAveragePool", "BatchNormalization")
 #: How many tensors are looked at in one run for the first that is not finite.
@@ -38,11 +39,12 @@ def watch(
     results = [port.tensor for port in model.signature.outputs]
     wanted = _with_outputs(model.program, [*fetched, *results])
     runner = model.session(wanted, threads=threads, lean=True)
-    limit = 0
+    most = 0  # samples run at once; found out with the first batch that holds several
     for feeds in batches:
-        if not limit and _length(feeds) > 1:
-            limit = 1 if _separable(model, feeds, runner) else _WHOLE
-        for part in _parts(feeds, limit or _WHOLE):
+        samples = model.signature.samples(feeds)
+        if not most and samples > 1:
+            most = 1 if _separable(model, feeds, runner) else _WHOLE
+        for part in in_parts(feeds, samples, most or _WHOLE):
             found = dict(part)
             if fetched:
                 found.update(zip(fetched, runner(part, fetched), strict=True))
@@ -50,9 +52,11 @@ def watch(
                 summary = summarized(np.asarray(found[value], np.float32), channels[name])
                 if summary is not None:
                     yield name, summary
-            if limit > 0:
-                each = sum(found[v].nbytes for v in values.values()) // max(_length(part), 1)
-                limit = max(1, _FETCHED_BYTES // max(each, 1))
+            if 0 < most < _WHOLE:
+                each = sum(found[v].nbytes for v in values.values()) // model.signature.samples(
+                    part
+                )
+                most = max(1, _FETCHED_BYTES // max(each, 1))
 
 
 def _with_outputs(program: ir.Model, names: Iterable[str]) -> ir.Model:
@@ -73,20 +77,11 @@ def _channels_second(value: ir.Value) -> bool:
     return any(op in _CHANNELS_SECOND for op in near)
 
 
-def _length(feeds: Mapping[str, Array]) -> int:
-    return next((len(array) for array in feeds.values() if np.ndim(array)), 1)
-
-
 def _separable(model: OnnxModel, feeds: dict[str, Array], runner: Runner) -> bool:
-    """Whether the first axis is that of samples, which have nothing to do with each other.
+    """Whether samples have nothing to do with each other.
 
     Two samples are run together and one by one: a first axis may be that of time as well.
     """
-    ports = (*model.signature.inputs, *model.signature.outputs)
-    if not all(port.shape and port.shape[0] is None for port in ports):
-        return False
-    if any(np.ndim(array) == 0 or len(array) != _length(feeds) for array in feeds.values()):
-        return False
     names = [port.tensor for port in model.signature.outputs]
     try:
         together, first, second = (
@@ -101,18 +96,6 @@ def _separable(model: OnnxModel, feeds: dict[str, Array], runner: Runner) -> boo
         and np.allclose(both, np.concatenate([one, two]), 1e-3, 1e-4, equal_nan=True)
         for both, one, two in zip(together, first, second, strict=True)
     )
-
-
-def _parts(feeds: dict[str, Array], limit: int) -> Iterator[dict[str, Array]]:
-    """A batch in parts of at most so many samples."""
-    size = _length(feeds)
-    step = max(size, 1) if limit == _WHOLE else limit
-    for start in range(0, max(size, 1), step):
-        yield (
-            {name: array[start : start + step] for name, array in feeds.items()}
-            if (step < size)
-            else feeds
-        )
 
 
 def first_non_finite(model: OnnxModel, feeds: dict[str, Array]) -> str | None:

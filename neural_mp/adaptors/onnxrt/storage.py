@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,8 @@ import onnx
 import onnx_ir as ir
 from google.protobuf import text_format
 
-from neural_mp.adaptors.common.signature import Port, Signature, example_for
+from neural_mp.adaptors.common.saved_details import read_details, write_details
+from neural_mp.adaptors.common.signature import Signature, example_for
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.onnxrt.external_weights import raw_bytes, write_with_weights
 from neural_mp.adaptors.onnxrt.loading import program_of, read_file
@@ -27,15 +27,13 @@ def save(model: OnnxModel, folder: Path) -> None:
     """Write the model and what is needed to take it up again."""
     save_file(model, folder / MODEL_FILE, {})
     details = {
-        "inputs": [port.to_dict() for port in model.signature.inputs],
-        "outputs": [port.to_dict() for port in model.signature.outputs],
-        "returns": model.signature.returns,
+        **model.signature.to_dict(),
         "counts": vars(model.counts),
         "ops": dict(model.ops),
         "opset": model.opset,
         "converted": model.given is None,
     }
-    (folder / DETAILS_FILE).write_text(json.dumps(details, indent=1), encoding="utf-8")
+    write_details(folder / DETAILS_FILE, details)
 
 
 def restore(folder: Path, provider: str) -> OnnxModel:
@@ -46,17 +44,10 @@ def restore(folder: Path, provider: str) -> OnnxModel:
     """
     read = read_file(folder / MODEL_FILE)
     program = program_of(read)
-    try:
-        details = json.loads((folder / DETAILS_FILE).read_text(encoding="utf-8"))
-        signature = Signature(
-            tuple(Port.from_dict(port) for port in details["inputs"]),
-            tuple(Port.from_dict(port) for port in details["outputs"]),
-            details["returns"],
-        )
+    with read_details(folder / DETAILS_FILE) as details:
+        signature = Signature.from_dict(details)
         counts, ops = ConversionCounts(**details["counts"]), dict(details["ops"])
         opset, converted = int(details["opset"]), bool(details["converted"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelLoadError(f"{str(folder / DETAILS_FILE)!r} is damaged: {error}") from error
     origin = Origin.of(read.folder, program)
     try:
         Runner(program, read.folder, provider, level=PLAIN)

@@ -15,6 +15,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from neural_mp.adaptors.common.saved_details import read_details, write_details
 from neural_mp.adaptors.pytorch import quantize_ops as ops
 from neural_mp.adaptors.pytorch.capture import export, quiet_export
 from neural_mp.adaptors.pytorch.convention import Call, convention_of
@@ -65,7 +66,7 @@ def save(model: TorchModel, folder: Path) -> None:
         "sizes": to_plain(model.portable.meta[SIZES]),
         "dtype": str(model.convention.dtype).removeprefix("torch."),
     }
-    (folder / DETAILS_FILE).write_text(json.dumps(details), encoding="utf-8")
+    write_details(folder / DETAILS_FILE, details)
 
 
 def draw(model: TorchModel, path: Path) -> tuple[Path, ...]:
@@ -85,13 +86,10 @@ def restore(folder: Path) -> TorchModel:
     """Read back what `save` wrote and put its integer kernels in."""
     program = load_program(folder / PROGRAM_FILE)
     portable = program.module(check_guards=False)
-    try:
-        details = json.loads((folder / DETAILS_FILE).read_text(encoding="utf-8"))
+    with read_details(folder / DETAILS_FILE) as details:
         names, inputs = details["ops"], tuple(details["inputs"])
         dtype = getattr(torch, details["dtype"])
         watch_sizes(portable, from_plain(details["sizes"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelLoadError(f"{str(folder / DETAILS_FILE)!r} is damaged: {error}") from error
     for node in portable.graph.nodes:
         if node.name in names:
             node.meta[OP_NAME] = names[node.name]

@@ -15,7 +15,8 @@ import tensorflow as tf
 from neural_mp.adaptors.common.calibration import TensorSummary
 from neural_mp.adaptors.common.capability_builder import OpKernels
 from neural_mp.adaptors.common.channel_scaling import Layer, LayerChange
-from neural_mp.adaptors.common.kernel_products import Products, products_for
+from neural_mp.adaptors.common.given_inputs import GivenInputs, unused_capture
+from neural_mp.adaptors.common.kernel_products import Products
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
 from neural_mp.adaptors.tensorflow import (
     capabilities,
@@ -44,6 +45,7 @@ from neural_mp.core.hardware import Hardware
 from neural_mp.core.nested import leaves
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import Precision
+from neural_mp.core.words import Capture
 from neural_mp.space import ResolvedPlan
 
 logger = logging.getLogger(__name__)
@@ -62,14 +64,11 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
         inputs: Any = None,
         outputs: Any = None,
         example: Any = None,
-        capture: str = "whole",
+        capture: Capture = Capture.WHOLE,
     ) -> TensorFlowModel:
         """Freeze and prepare a model. `inputs` are names, or example arrays."""
-        model = loading.load(source, inputs, outputs, example)
-        if capture == "whole":
-            return model
-        ignored = f"capture = {capture!r} is not used for TensorFlow: every model is one graph"
-        return replace(model, warnings=(*model.warnings, ignored))
+        model = loading.load(source, GivenInputs.read(inputs, outputs, example))
+        return replace(model, warnings=(*model.warnings, *unused_capture("TensorFlow", capture)))
 
     def copied(self, model: TensorFlowModel) -> TensorFlowModel:
         """The graph alone: Keras numbers layers as they are made, and a copy is made anew."""
@@ -87,7 +86,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
 
     def kernel_products(self, hardware: Hardware) -> Products:
         """By trying the largest bytes."""
-        return products_for(hardware, kernel_products)
+        return kernel_products(hardware)
 
     def wide_kernels(self, model: TensorFlowModel) -> frozenset[KernelKind]:
         """The kinds of kernel whose weights go beyond ±63."""

@@ -6,8 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from neural_mp.adaptors.common.given_inputs import names_in, names_or_examples
-from neural_mp.adaptors.common.signature import example_for
+from neural_mp.adaptors.common.given_inputs import GivenInputs
 from neural_mp.adaptors.tensorflow import sources
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import PLACEHOLDERS, TensorGraph, node_of
@@ -16,41 +15,25 @@ from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
 from neural_mp.errors import ModelLoadError
 
 
-def load(source: Any, inputs: Any, outputs: Any, example: Any) -> TensorFlowModel:
+def load(source: Any, wanted: GivenInputs) -> TensorFlowModel:
     """Take in a model.
 
     Args:
         source: a path or an object of TensorFlow's or Keras's.
-        inputs: names of the inputs in the order the data has them, or example arrays.
-        outputs: names of the outputs to keep.
-        example: the inputs of one batch of the user's data, if there is any.
+        wanted: what the user says of its inputs and outputs.
 
     Raises:
         ModelLoadError: it cannot be read, is not whole or holds what cannot be frozen.
         ConfigurationError: it has no input or output of a name that was given.
         DataError: the example does not fit it.
     """
-    names, given = names_or_examples(inputs)
-    example = given if given is not None else example
-    taken = sources.read(source, names, names_in(outputs, "outputs"), example)
+    taken = sources.read(source, wanted.names, wanted.outputs, wanted.example)
     graph, signature = TensorGraph.from_graph_def(taken.graph), taken.signature
     _refuse_state(graph, signature)
     prepared, warnings = prepare(graph, signature)
-    feeds = signature.bind(example) if example is not None else example_for(signature)
-    unknown = [p for p in signature.inputs if p.shape is None or None in p.shape[1:]]
-    if example is None and unknown:
-        warnings.append(
-            f"no data was given, so unknown sizes of the input {unknown[0]} were taken to be 1; "
-            f"set inputs to an example array to be sure"
-        )
-    return TensorFlowModel(
-        prepared,
-        signature,
-        feeds,
-        {},
-        taken.original,
-        (*taken.warnings, *warnings),
-    )
+    feeds, unsure = wanted.feeds(signature)
+    warnings = [*taken.warnings, *warnings, *unsure]
+    return TensorFlowModel(prepared, signature, feeds, {}, taken.original, tuple(warnings))
 
 
 #: What a graph holds that keeps values outside of it.

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.calibration import TensorSummary, sample_shares
+from neural_mp.adaptors.common.signature import in_parts
 from neural_mp.adaptors.tensorflow.constants import LARGE, stand_in
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import (
@@ -116,23 +117,10 @@ def _aligned(value: Array | None) -> Array:
     return aligned
 
 
-def _length(feeds: dict[str, Array]) -> int:
-    return next((len(array) for array in feeds.values() if array.ndim), 1)
-
-
 def _parts(model: TensorFlowModel, feeds: dict[str, Array]) -> Iterator[dict[str, Array]]:
-    """A batch in parts small enough, where every input has an open first axis of one length."""
-    size = _length(feeds)
-    ports = (*model.signature.inputs, *model.signature.outputs)
-    open_axis = all(port.shape and port.shape[0] is None for port in ports)
-    alike = all(array.ndim and len(array) == size for array in feeds.values())
-    total = sum(array.nbytes for array in feeds.values())
-    if not (open_axis and alike) or total <= _INPUT_BYTES:
-        yield feeds
-        return
-    step = max(1, size * _INPUT_BYTES // total)
-    for start in range(0, size, step):
-        yield {tensor: array[start : start + step] for tensor, array in feeds.items()}
+    """A batch in parts small enough."""
+    samples, total = model.signature.samples(feeds), sum(a.nbytes for a in feeds.values())
+    return in_parts(feeds, samples, max(1, samples * _INPUT_BYTES // max(total, 1)))
 
 
 def first_non_finite(model: TensorFlowModel, feeds: dict[str, Array]) -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from neural_mp.adaptors.common.signature import Signature
 
@@ -19,3 +21,12 @@ class ServedSignature(Signature):
     """
 
     keys: tuple[str, ...] = (DEFAULT_KEY,)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain strings and numbers, as written to JSON."""
+        return {**super().to_dict(), "keys": self.keys}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ServedSignature:
+        """Read back what `to_dict` wrote."""
+        return replace(super().from_dict(data), keys=tuple(data["keys"]))

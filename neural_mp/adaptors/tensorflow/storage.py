@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import tensorflow as tf
 from google.protobuf.message import DecodeError, EncodeError
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
+from neural_mp.adaptors.common.saved_details import read_details, write_details
 from neural_mp.adaptors.common.signature import Port, Shape, example_for
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
@@ -49,16 +49,13 @@ def save(model: TensorFlowModel, folder: Path) -> None:
     (folder / MODEL_FILE).write_bytes(data)
     (folder / "variables").mkdir()
     details = {
-        "inputs": [port.to_dict() for port in model.signature.inputs],
-        "outputs": [port.to_dict() for port in model.signature.outputs],
-        "returns": model.signature.returns,
-        "keys": model.signature.keys,
+        **model.signature.to_dict(),
         "ops": model.ops,
-        "counts": asdict(model.counts),
+        "counts": vars(model.counts),
         # The sizes of the example inputs, not their values: those are the user's data.
         "example": {tensor: list(array.shape) for tensor, array in model.example.items()},
     }
-    (folder / DETAILS_FILE).write_text(json.dumps(details), encoding="utf-8")
+    write_details(folder / DETAILS_FILE, details)
 
 
 def restore(folder: Path) -> TensorFlowModel:
@@ -71,18 +68,10 @@ def restore(folder: Path) -> TensorFlowModel:
         imported(graph)
     except (DecodeError, IndexError, OSError, ValueError, tf.errors.OpError) as error:
         raise ModelLoadError(f"{str(path)!r} is missing or damaged: {error}") from error
-    try:
-        details = json.loads((folder / DETAILS_FILE).read_text(encoding="utf-8"))
-        signature = ServedSignature(
-            tuple(Port.from_dict(port) for port in details["inputs"]),
-            tuple(Port.from_dict(port) for port in details["outputs"]),
-            details["returns"],
-            tuple(details["keys"]),
-        )
+    with read_details(folder / DETAILS_FILE) as details:
+        signature = ServedSignature.from_dict(details)
         shapes: dict[str, Shape] = {k: tuple(v) for k, v in details["example"].items()}
         counts, ops = ConversionCounts(**details["counts"]), dict(details["ops"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelLoadError(f"{str(folder / DETAILS_FILE)!r} is damaged: {error}") from error
     sized = replace(
         signature,
         inputs=tuple(replace(p, shape=shapes.get(p.tensor, p.shape)) for p in signature.inputs),
