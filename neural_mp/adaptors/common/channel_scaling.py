@@ -113,13 +113,6 @@ class LayerChange:
         scaled = moved * rows.reshape(*rows.shape, *[1] * (weight.ndim - 2))
         return np.moveaxis(scaled, (0, 1), (outputs, inputs))
 
-    def constants(self, layer: Layer, bias: Array | None) -> tuple[Array, Array | None]:
-        """Weight and bias with it; no bias where a layer has none and needs none."""
-        weight = self.weight(layer)
-        if bias is None and self.shift is None:
-            return weight, None
-        return weight, self.bias(bias, weight.shape[layer.outputs])
-
     def bias(self, bias: Array | None, channels: int) -> Array:
         """The bias with it; of a layer that has none, what takes its place."""
         changed = np.zeros(channels) if bias is None else np.asarray(bias, np.float64)

@@ -69,10 +69,12 @@ def _change(module: GraphModule, name: str, node: Node, change: LayerChange) -> 
     before, bias = (constant(module, said[word]) for word in ("weight", "bias"))
     assert layer is not None
     assert before is not None
-    weight, shift = change.constants(layer, None if bias is None else as_numpy(bias))
-    for word, value in (("weight", weight), ("bias", shift)):
-        if value is not None:
-            stored = torch.from_numpy(value).to(before.dtype)
-            set_arguments(
-                node, **{word: add_constant(module, f"{node.name}_repaired_{word}", stored, node)}
-            )
+
+    def put(word: str, value: Array) -> None:
+        stored = torch.from_numpy(value).to(before.dtype)
+        added = add_constant(module, f"{node.name}_repaired_{word}", stored, node)
+        set_arguments(node, **{word: added})
+
+    put("weight", change.weight(layer))
+    if bias is not None or change.shift is not None:
+        put("bias", change.bias(None if bias is None else as_numpy(bias), len(before)))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from neural_mp.adaptors.common.weight_range import IntegerWeight, saturating, wide_kinds
 from neural_mp.adaptors.tensorflow.integer_kernels import (
     FULL,
     S8,
@@ -16,12 +17,7 @@ from neural_mp.adaptors.tensorflow.integer_kernels import (
 )
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import Array, NodeDef, TensorGraph, make_constant
-from neural_mp.core.byte_products import (
-    EXACT_EVERYWHERE,
-    REDUCED_RANGE,
-    WEIGHT_LIMITS,
-    KernelKind,
-)
+from neural_mp.core.byte_products import REDUCED_RANGE, WEIGHT_LIMITS, KernelKind
 from neural_mp.errors import ConversionError
 
 _LIMIT = WEIGHT_LIMITS[REDUCED_RANGE]
@@ -31,7 +27,7 @@ _KERNELS = ("_FusedQuantizedConv2D", _DEPTHWISE, "_QuantizedMatMul")
 
 def wide_kernels(model: TensorFlowModel) -> frozenset[KernelKind]:
     """The kinds of the integer kernels that have a weight beyond ±63."""
-    return frozenset(_kind(node, weight) for node, weight in _wide_nodes(model.graph))
+    return wide_kinds(_weights(model.graph))
 
 
 def with_reduced_weights(model: TensorFlowModel) -> TensorFlowModel:
@@ -42,52 +38,37 @@ def with_reduced_weights(model: TensorFlowModel) -> TensorFlowModel:
             written by this package, or by an earlier version of it.
     """
     graph = model.graph.copy()
-    for node, weight in list(_wide_nodes(graph)):
-        if _kind(node, weight) in EXACT_EVERYWHERE:
-            continue
+    for name in saturating(_weights(graph)):
+        node = graph.nodes[name]
         if ZERO_POINT not in node.attr:
             raise ConversionError(
-                f"the kernel {node.name!r} does not say how its input is stored, so its weight "
-                f"cannot be rounded anew"
+                f"the kernel {name!r} does not say how its input is stored, so its weight cannot "
+                f"be rounded anew"
             )
-        _reduce(graph, node, weight)
+        _reduce(graph, node)
     return replace(model, graph=graph)
 
 
-def _reduce(graph: TensorGraph, node: NodeDef, weight: Array) -> None:
-    depthwise = node.op == _DEPTHWISE
-    low, high = _weight_limits(node)
-    limits = _constant(graph, node, high)
+def _reduce(graph: TensorGraph, node: NodeDef) -> None:
+    depthwise, weight = node.op == _DEPTHWISE, _constant(graph, node, 1).astype(np.int8)
+    first = len(node.attr["Tdevice_inputs"].list.type)  # the limits of the input, then the weight's
+    input_limit = float(_constant(graph, node, first + 1))
+    limits = _constant(graph, node, first + 3)
     shaped = limits.reshape(weight.shape[2:]) if depthwise else limits
     rounded = quantize_weight(weight * (shaped / np.float32(FULL)), depthwise, _LIMIT)
     # What the zero point of the input adds to a product was taken out of the bias, by the weights.
-    offset = node.attr[ZERO_POINT].i * float(_constant(graph, node, _input_limits(node)[1])) / 255
+    offset = node.attr[ZERO_POINT].i * input_limit / 255
     lost = offset * (real_sums(weight, limits, depthwise) - rounded.sums)
     bias = _constant(graph, node, 2).astype(np.float64) + lost
     edited = graph.edit(node.name)
     for position, value, kind in (
         (1, rounded.integers, S8),
         (2, bias.astype(np.float32), None),
-        (low, -rounded.limits, None),
-        (high, rounded.limits, None),
+        (first + 2, -rounded.limits, None),
+        (first + 3, rounded.limits, None),
     ):
         name = graph.unused(f"{node.input[position].split(':')[0]}/reduced")
         edited.input[position] = graph.add(make_constant(name, value, kind))
-
-
-def _device_inputs(node: NodeDef) -> int:
-    return len(node.attr["Tdevice_inputs"].list.type)
-
-
-def _input_limits(node: NodeDef) -> tuple[int, int]:
-    """The positions of the input's least and greatest number among the inputs of a kernel."""
-    first = _device_inputs(node)
-    return first, first + 1
-
-
-def _weight_limits(node: NodeDef) -> tuple[int, int]:
-    first = _device_inputs(node)
-    return first + 2, first + 3
 
 
 def _constant(graph: TensorGraph, node: NodeDef, position: int) -> Array:
@@ -97,14 +78,13 @@ def _constant(graph: TensorGraph, node: NodeDef, position: int) -> Array:
     return value
 
 
-def _wide_nodes(graph: TensorGraph) -> Iterator[tuple[NodeDef, Array]]:
-    for node in graph.nodes.values():
-        if node.op in _KERNELS:
-            weight = graph.constant(node.input[1])
-            if weight is not None:
-                integers = np.asarray(weight).astype(np.int8)
-                if (np.abs(integers.astype(np.int16)) > _LIMIT).any():
-                    yield node, integers
+def _weights(graph: TensorGraph) -> Iterator[IntegerWeight[str]]:
+    """The weights of integer kernels, by the names of their nodes."""
+    for name, node in graph.nodes.items():
+        weight = graph.constant(node.input[1]) if node.op in _KERNELS else None
+        if weight is not None:
+            integers = np.asarray(weight).astype(np.int8)
+            yield IntegerWeight(name, _kind(node, integers), integers)
 
 
 def _kind(node: NodeDef, weight: Array) -> KernelKind:
