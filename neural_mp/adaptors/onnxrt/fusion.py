@@ -8,10 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from neural_mp.adaptors.common import fusion
 from neural_mp.adaptors.common.free_names import unused
+from neural_mp.adaptors.common.fusion import BIAS, FusionRules, find_fusion_groups, fused_into
 from neural_mp.adaptors.onnxrt.folding import used_outputs
 from neural_mp.adaptors.onnxrt.prepare import has_axes
 from neural_mp.adaptors.onnxrt.sessions import array_of
+
+FusionGroup = fusion.FusionGroup[ir.Node, ir.Value]
+Step = fusion.Step[ir.Node, ir.Value]
 
 #: Layers with constant weights, their second input.
 LAYERS = ("Conv", "MatMul", "Gemm")
@@ -30,28 +35,6 @@ _AGNOSTIC = (
     *("MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split"),
     *("Gather", "Expand", "Tile", "DepthToSpace", "SpaceToDepth", "Pad", "Resize", "Identity"),
 )
-
-
-@dataclass(frozen=True)
-class FusionGroup:
-    """A layer or joining op with the ops that its integer kernel runs along.
-
-    Attributes:
-        head: the op itself.
-        steps: the ops behind it: the activation of a convolution, the bias of a product.
-        limits: between which the activation keeps the result, if there is one.
-        bias: of a product, the constant that is added.
-    """
-
-    head: ir.Node
-    steps: tuple[ir.Node, ...] = ()
-    limits: tuple[float, float] | None = None
-    bias: ir.Value | None = None
-
-    @property
-    def tail(self) -> ir.Value:
-        """What the kernel writes."""
-        return (self.steps[-1] if self.steps else self.head).outputs[0]
 
 
 @dataclass(frozen=True)
@@ -92,15 +75,11 @@ def structure(program: ir.Model) -> GraphStructure:
             values[tensor] = value
             if index:
                 parts[tensor] = name
-    fusion_groups = {name: _fusion_group(node) for name, node in nodes.items() if _heads(node)}
+    groups = find_fusion_groups([node for node in nodes.values() if _heads(node)], _Kernels())
     return GraphStructure(
         nodes,
-        fusion_groups,
-        {
-            str(step.name): head
-            for head, fusion_group in fusion_groups.items()
-            for step in fusion_group.steps
-        },
+        {str(head.name): group for head, group in groups.items()},
+        {str(op.name): str(head.name) for op, head in fused_into(groups.values()).items()},
         frozenset(name for name, node in nodes.items() if _moves(node)),
         values,
         {value: tensor for tensor, value in values.items()},
@@ -177,15 +156,21 @@ def _heads(node: ir.Node) -> bool:
     return node.op_type in JOINERS and computed and len(used_outputs(node)) == 1
 
 
-def _fusion_group(head: ir.Node) -> FusionGroup:
-    step = _only_reader(head.outputs[0])
-    if step is None:
-        return FusionGroup(head)
-    if head.op_type == "MatMul":
-        bias = _bias(head, step)
-        return FusionGroup(head, (step,), bias=bias) if bias is not None else FusionGroup(head)
-    limits = _limits(step) if head.op_type in ("Conv", "Add") else None
-    return FusionGroup(head, (step,), limits) if limits is not None else FusionGroup(head)
+class _Kernels(FusionRules[ir.Node, ir.Value]):
+    """What the integer kernels of ONNX Runtime can do behind a layer or joining op."""
+
+    def bias(self, group: FusionGroup) -> Step | None:
+        step = _only_reader(group.tail.outputs[0])
+        if step is None or group.head.op_type != "MatMul":
+            return None
+        bias = _bias(group.head, step)
+        return Step(BIAS, (step,), bias) if bias is not None else None
+
+    def activation(self, group: FusionGroup) -> Step | None:
+        step = _only_reader(group.tail.outputs[0])
+        if step is None or group.head.op_type not in ("Conv", "Add") or limits(step) is None:
+            return None
+        return Step(step.op_type, (step,))
 
 
 def _only_reader(value: ir.Value) -> ir.Node | None:
@@ -195,8 +180,8 @@ def _only_reader(value: ir.Value) -> ir.Node | None:
     return use.node if use.node.graph is value.graph and not use.node.domain else None
 
 
-def _limits(node: ir.Node) -> tuple[float, float] | None:
-    """Between which an activation keeps its result."""
+def limits(node: ir.Node) -> tuple[float, float] | None:
+    """Between which an activation keeps its result; None where it does something else."""
     if node.op_type == "Relu":
         return 0.0, np.inf
     if node.op_type != "Clip":

@@ -52,7 +52,7 @@ def _layer(found: GraphStructure, name: str, node: ir.Node) -> Layer | None:
     fusion_group = found.fusion_groups.get(name)
     if axes != 2 or fusion_group is None:
         return None
-    result = str(fusion_group.steps[-1].name) if fusion_group.bias is not None else name
+    result = str(fusion_group.tail.name) if fusion_group.bias is not None else name
     return Layer(result, weight, outputs=1, inputs=0)
 
 

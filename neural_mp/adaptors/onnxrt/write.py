@@ -81,12 +81,11 @@ class _Writer:
                     redirect(node, value, self.forms.real(value))
 
     def _write_int8(self, name: str, node: ir.Node, fusion_group: FusionGroup) -> None:
-        kept = [
-            s for s in fusion_group.steps if self.plan.effective.get(str(s.name)) is Precision.INT8
-        ]
-        if len(kept) < len(fusion_group.steps):
-            fusion_group = FusionGroup(node)
-        self.done.update(str(step.name) for step in fusion_group.steps)
+        effective = self.plan.effective
+        fusion_group = fusion_group.reduced(
+            lambda op: effective.get(str(op.name)) is Precision.INT8
+        )
+        self.done.update(str(op.name) for op in fusion_group.members)
         config = self.plan.plan[name]
         if node.op_type in ("MatMul", "Gemm"):
             write_product(self.forms, fusion_group, config)

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.common.tensor_forms import UINT8
-from neural_mp.adaptors.onnxrt.fusion import FusionGroup
+from neural_mp.adaptors.onnxrt.fusion import FusionGroup, limits
 from neural_mp.adaptors.onnxrt.integer_encoding import StoredWeight, store_bias, store_weight
 from neural_mp.adaptors.onnxrt.sessions import array_of
 from neural_mp.adaptors.onnxrt.tensor_forms import Forms
@@ -36,11 +36,10 @@ def write_kernel(forms: Forms, fusion_group: FusionGroup, config: OpConfig) -> N
             assert value is not None
             head.replace_input_with(position, forms.for_kernel(value))
     result, last = head.outputs[0], head
-    tail = fusion_group.tail
-    for step in fusion_group.steps:
-        assert fusion_group.limits is not None
-        if not forms.encoding_of(tail).clamps(*fusion_group.limits):
-            result, last = step.outputs[0], step
+    tail = fusion_group.tail.outputs[0]
+    kept_within = limits(fusion_group.tail) if fusion_group.activation is not None else None
+    if kept_within is not None and not forms.encoding_of(tail).clamps(*kept_within):
+        result, last = tail, fusion_group.tail
     forms.put(tail, UINT8, forms.quantize(tail, result, behind=last))
 
 
@@ -72,7 +71,7 @@ def write_product(forms: Forms, fusion_group: FusionGroup, config: OpConfig) -> 
     assert config.weight is not None
     matrix, bias = _matrix(head)
     if fusion_group.bias is not None:
-        added = array_of(fusion_group.bias)
+        added = array_of(fusion_group.bias.operand)
         assert added is not None
         bias = added.reshape(-1)
     stored = store_weight(matrix, 1, config.weight)
@@ -91,7 +90,7 @@ def write_product(forms: Forms, fusion_group: FusionGroup, config: OpConfig) -> 
     ]
     if bias is not None:
         inputs.append(forms.constant(f"{stem}.bias", bias.astype(np.float32)))
-    forms.replace(head, "MatMulIntegerToFloat", inputs, fusion_group.tail)
+    forms.replace(head, "MatMulIntegerToFloat", inputs, fusion_group.tail.outputs[0])
 
 
 def _matrix(head: ir.Node) -> tuple[Array, Array | None]:
