@@ -24,7 +24,7 @@ from neural_mp.adaptors.common.capability_builder import (
 )
 from neural_mp.adaptors.common.kernel_products import Products
 from neural_mp.adaptors.pytorch.casts import DTYPES, STATISTICS, narrowed
-from neural_mp.adaptors.pytorch.fusion import find_fusion_groups
+from neural_mp.adaptors.pytorch.fusion import fused_layers
 from neural_mp.adaptors.pytorch.layers import (
     CONVOLUTIONS,
     EMBEDDING,
@@ -66,9 +66,9 @@ def kernels(model: TorchModel, hardware: Hardware, products: Products) -> dict[s
     missing = missing_in_16_bits(model, available)
     found = {}
     for part in model.parts.values():
-        groups = find_fusion_groups(part.portable)
+        fused = fused_layers(part.portable)
         for name, node in op_nodes(part.portable).items():
-            obstacle = _obstacle(part.portable, node, name in groups)
+            obstacle = _obstacle(part.portable, node, name in fused)
             int8 = obstacle or _integer_kernel(part.portable, node, products)
             found[name] = OpKernels(int8, missing.get(name, {}))
     return found
@@ -189,10 +189,10 @@ def _is_tied(module: GraphModule, node: Node) -> bool:
     return any(user.target in INTEGER_LAYERS for n in same for user in n.users)
 
 
-def _obstacle(module: GraphModule, node: Node, in_fusion_group: bool) -> str | None:
+def _obstacle(module: GraphModule, node: Node, fused: bool) -> str | None:
     """Why an op has no INT8 form of its own; None if it has one."""
     if node.target not in WEIGHTED:
-        if in_fusion_group:
+        if fused:
             return RUNS_ALONG
         return AGNOSTIC if quantize_agnostic(node) else _no_kernel(node)
     weight = constant(module, arguments(node)["weight"])

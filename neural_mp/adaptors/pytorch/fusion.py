@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
+from neural_mp.adaptors.common.fusion import (
+    SUM,
+    FusionGroup,
+    FusionRules,
+    Step,
+    find_fusion_groups,
+    fused_into,
+)
 from neural_mp.adaptors.pytorch import quantize_ops as ops
 from neural_mp.adaptors.pytorch.layers import (
     ADD,
@@ -22,6 +29,7 @@ from neural_mp.adaptors.pytorch.model import OP_NAME, op_nodes
 aten = torch.ops.aten
 onednn = torch.ops.onednn
 
+Group = FusionGroup[Node, Node]
 _RELU = aten.relu.default
 #: Activation → (oneDNN's name of it, kernels that take it as a post-op); measured, see
 #: tests/adaptors/test_pytorch_kernels.py.
@@ -47,112 +55,83 @@ def is_node(value: Any, *targets: Any) -> bool:
     return isinstance(value, Node) and value.target in targets
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """A layer and what its kernel does with it.
+class _FloatLayers(FusionRules[Node, Node]):
+    """What oneDNN's integer kernels can do behind a layer that is in float as yet."""
 
-    Attributes:
-        layer: the convolution or dense layer.
-        addition: the residual addition; None without one.
-        activation: the activation's node; None without one.
-    """
+    #: Layers whose sums may be made of integers.
+    summing: tuple[Any, ...] = (CONVOLUTION,)
 
-    layer: Node
-    addition: Node | None = None
-    activation: Node | None = None
+    def residual_sum(self, group: Group) -> Step[Node, Node] | None:
+        """The sum of two different computed tensors of one shape."""
+        addition = only_user(group.tail)
+        if group.head.target not in self.summing or addition is None:
+            return None
+        if addition.target is not ADD or addition.kwargs:
+            return None
+        first, second = addition.args
+        if not is_computed(first) or not is_computed(second) or first is second:
+            return None
+        if _shape(first) != _shape(second):
+            return None
+        return Step(SUM, (addition,), second if first is group.tail else first)
 
-    @property
-    def tail(self) -> Node:
-        """The last op that the kernel takes in."""
-        return self.activation or self.addition or self.layer
-
-    @property
-    def output(self) -> Node | None:
-        """The quantize op behind it; None where the result is a float."""
-        return quantizer(self.tail)
-
-    @property
-    def summand(self) -> Node:
-        """The other term of the addition."""
-        assert self.addition is not None
-        first, second = self.addition.args
-        return second if first is self.layer else first
+    def activation(self, group: Group) -> Step[Node, Node] | None:
+        """One that the layer's kernel has as a post-op; behind a sum ReLU only."""
+        activation = only_user(group.tail)
+        if activation is None or activation.target not in ACTIVATIONS:
+            return None
+        if group.residual_sum is not None and activation.target is not _RELU:
+            return None
+        name, layers = ACTIVATIONS[activation.target]
+        return Step(name, (activation,)) if group.head.target in layers else None
 
 
-def find_fusion_groups(module: GraphModule) -> dict[str, str]:
-    """Op → the layer whose kernel can also do it: residual addition, then activation.
+class _IntegerLayers(_FloatLayers):
+    """What the kernels can do behind a layer whose inputs are quantized."""
 
-    Additions are of integers: behind a convolution over images.
-    """
-    heads: dict[str, str] = {}
+    summing = (CONVOLUTION, LINEAR)
+
+    def residual_sum(self, group: Group) -> Step[Node, Node] | None:
+        """A convolution adds in place, a dense layer any float32 term.
+
+        In place is where the other term and the result both are uint8, or where both are float32
+        and nothing else reads the term.
+        """
+        step = super().residual_sum(group)
+        if step is None or step.operand is None:
+            return None
+        if step.operand.meta["val"].dtype is not torch.float32:
+            return None
+        if group.head.target is LINEAR:
+            fits = is_node(group.head.args[0], ops.dequantize)
+        else:
+            last = self.activation(Group(group.head, (step,))) or step
+            stored = quantizer(last.ops[-1]) is not None
+            quantized = is_node(step.operand, ops.dequantize)
+            fits = quantized if stored else _is_own_float(step.operand)
+        return step if fits else None
+
+
+def fused_layers(module: GraphModule) -> dict[str, str]:
+    """Op → the layer whose integer kernel can also do it: residual sum, then activation."""
     layers = [node for node in op_nodes(module).values() if has_integer_kernel(module, node)]
-    # The later of two layers that meet in an addition takes it: the other's result is ready then.
-    for layer in reversed(layers):
-        addition = _addition(layer) if layer.target is CONVOLUTION else None
-        if addition is not None and addition.meta[OP_NAME] in heads:
-            addition = None
-        for member in (addition, _activation(layer, addition)):
-            if member is not None:
-                heads[member.meta[OP_NAME]] = layer.meta[OP_NAME]
-    return heads
+    heads = fused_into(find_fusion_groups(layers, _FloatLayers()).values())
+    return {op.meta[OP_NAME]: head.meta[OP_NAME] for op, head in heads.items()}
 
 
-def match(layer: Node) -> Kernel:
+def match(layer: Node) -> Group:
     """All that the kernel of a layer with quantized inputs can take in."""
-    addition = _addition(layer)
-    if addition is not None:
-        kernel = Kernel(layer, addition, _activation(layer, addition))
-        if _adds(kernel):
-            return kernel
-    return Kernel(layer, None, _activation(layer, None))
-
-
-def _addition(layer: Node) -> Node | None:
-    """The addition behind a layer, if it is of two different computed tensors of one shape."""
-    addition = only_user(layer)
-    if layer.target not in (CONVOLUTION, LINEAR) or addition is None:
-        return None
-    if addition.target is not ADD or addition.kwargs:
-        return None
-    first, second = addition.args
-    if not is_computed(first) or not is_computed(second) or first is second:
-        return None
-    return addition if _shape(first) == _shape(second) else None
+    return find_fusion_groups([layer], _IntegerLayers())[layer]
 
 
 def _shape(node: Node) -> tuple[str, ...]:
     return tuple(map(str, node.meta["val"].shape))
 
 
-def _activation(layer: Node, addition: Node | None) -> Node | None:
-    """The activation behind a layer, or behind its addition, if a kernel can do both."""
-    activation = only_user(addition or layer)
-    if activation is None or activation.target not in ACTIVATIONS:
-        return None
-    if addition is not None and activation.target is not _RELU:
-        return None
-    return activation if layer.target in ACTIVATIONS[activation.target][1] else None
-
-
 def quantizer(tail: Node) -> Node | None:
     """The quantize op that alone reads a node's result."""
     user = only_user(tail)
     return user if is_node(user, ops.quantize) else None
-
-
-def _adds(kernel: Kernel) -> bool:
-    """Whether a kernel can do its addition.
-
-    A convolution adds in place: where both its other term and its result are uint8, or where both
-    are float32 and nothing else reads the term. A dense layer takes any float32 term.
-    """
-    if kernel.summand.meta["val"].dtype is not torch.float32:
-        return False
-    if kernel.layer.target is LINEAR:
-        return is_node(kernel.layer.args[0], ops.dequantize)
-    if kernel.output is not None:
-        return is_node(kernel.summand, ops.dequantize)
-    return _is_own_float(kernel.summand)
 
 
 def _is_own_float(summand: Node) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.pytorch.fusion import find_fusion_groups
+from neural_mp.adaptors.pytorch.fusion import fused_layers
 from neural_mp.adaptors.pytorch.layers import quantize_agnostic
 from neural_mp.adaptors.pytorch.model import OP_NAME, has_tensors, op_nodes, op_type, tensor_name
 from neural_mp.core.graph import Op, OpGraph
@@ -18,10 +18,10 @@ def build_graph(modules: Iterable[GraphModule]) -> OpGraph:
     inputs: list[str] = []
     outputs: list[str] = []
     for module in modules:
-        groups = find_fusion_groups(module)
+        heads = fused_layers(module)
         for name, node in op_nodes(module).items():
             agnostic = quantize_agnostic(node)
-            ops.append(Op(name, op_type(node), _sources(node), groups.get(name), agnostic))
+            ops.append(Op(name, op_type(node), _sources(node), heads.get(name), agnostic))
         for node in module.graph.nodes:
             if node.op == "placeholder" and has_tensors(node):
                 inputs.append(tensor_name(node))

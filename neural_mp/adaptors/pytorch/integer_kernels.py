@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from neural_mp.adaptors.common.fusion import Step
 from neural_mp.adaptors.pytorch import kernel_ops as kernels
 from neural_mp.adaptors.pytorch import quantize_ops as ops
 from neural_mp.adaptors.pytorch.casts import cast_dtype
 from neural_mp.adaptors.pytorch.fusion import (
-    ACTIVATIONS,
     OVERWRITABLE,
-    Kernel,
+    Group,
     is_node,
     match,
     only_user,
@@ -105,55 +105,56 @@ def _call_instead(
     layer.replace_all_uses_with(result)
 
 
-def _replace(module: GraphModule, kernel: Kernel) -> None:
+def _replace(module: GraphModule, group: Group) -> None:
     """Call an integer kernel instead of a layer and all that the kernel takes in."""
-    layer, replaced = kernel.layer, kernel.output
+    layer, replaced = group.head, quantizer(group.tail)
     if replaced is not None:
         behind: _Behind = (replaced.args[1], replaced.args[2], torch.uint8)
     else:
-        replaced, dtype = kernel.tail, torch.float32
+        replaced, dtype = group.tail, torch.float32
         cast = only_user(replaced)
         wanted = cast_dtype(cast)
-        if cast is not None and kernel.addition is None and wanted in _FLOAT_OUTPUTS[layer.target]:
+        floats = _FLOAT_OUTPUTS[layer.target] if group.residual_sum is None else ()
+        if cast is not None and wanted in floats:
             replaced, dtype = cast, wanted
         behind = (1.0, 0, dtype)
     before = (*layer.args[0].args[:3], *_weights(module, layer, replaced))
     with module.graph.inserting_before(replaced):
-        result = module.graph.call_function(*_call(kernel, before, behind))
+        result = module.graph.call_function(*_call(group, before, behind))
     result.meta = {"val": replaced.meta["val"], OP_NAME: layer.meta.get(OP_NAME, layer.name)}
     replaced.replace_all_uses_with(result)
 
 
-def _call(kernel: Kernel, before: tuple[Any, ...], behind: _Behind) -> tuple[Any, tuple[Any, ...]]:
-    """The integer kernel and what it is called with.
+def _call(group: Group, before: tuple[Any, ...], behind: _Behind) -> tuple[Any, tuple[Any, ...]]:
+    """The integer kernel of a layer and what it is called with.
 
     Args:
-        kernel: what it does.
+        group: what the kernel does.
         before: integers, scale and zero point of the input, then those of the weight.
         behind: how the result is stored.
     """
-    layer, post_op = kernel.layer, _post_op(kernel.activation)
+    layer, summed, post_op = group.head, group.residual_sum, _post_op(group.activation)
     bias = _bias(layer)
     if layer.target is LINEAR:
         product = onednn.qlinear_pointwise
-        if kernel.addition is not None:
-            added = (kernel.summand, bias, *behind, 1.0, 0, "add", 1.0)
+        if summed is not None:
+            added = (summed.operand, bias, *behind, 1.0, 0, "add", 1.0)
             return product.binary, (*before, *added, *post_op)
         target = product.tensor if isinstance(before[1], Node) else product.default
         return target, (*before, bias, *behind, *post_op)
-    if kernel.addition is None:
-        called = (*before, bias, *geometry(layer), *behind, *post_op)
-        return onednn.qconv_pointwise.default, called
-    accumulator = (kernel.summand, 1.0, 0)
-    if kernel.output is not None:
-        accumulator = kernel.summand.args[:3]
-        if not _may_overwrite(accumulator[0], kernel.addition, before[0]):
-            copied = layer.graph.call_function(
-                aten.clone.default, accumulator[:1], {"memory_format": torch.channels_last}
+    inside = (bias, *geometry(layer), *behind)
+    if summed is None:
+        return onednn.qconv_pointwise.default, (*before, *inside, *post_op)
+    accumulator: Any = summed.operand
+    stored = [1.0, 0]
+    if behind[2] is torch.uint8:
+        accumulator, *stored = accumulator.args[:3]
+        if not _may_overwrite(accumulator, summed.ops[0], before[0]):
+            accumulator = layer.graph.call_function(
+                aten.clone.default, (accumulator,), {"memory_format": torch.channels_last}
             )
-            accumulator = (copied, *accumulator[1:])
-    summed = (accumulator[0], bias, *geometry(layer), *behind, *accumulator[1:], "sum", 1.0)
-    return onednn.qconv2d_pointwise.binary, (*before, *summed, *post_op)
+    added = (accumulator, *inside, *stored, "sum", 1.0)
+    return onednn.qconv2d_pointwise.binary, (*before, *added, *post_op)
 
 
 def _may_overwrite(summand: Node, addition: Node, reads: Node) -> bool:
@@ -205,14 +206,13 @@ def _bias(layer: Node) -> Node | None:
     return bias if isinstance(bias, Node) else None
 
 
-def _post_op(activation: Node | None) -> tuple[str, list[float], str]:
+def _post_op(activation: Step[Node, Node] | None) -> tuple[str, list[float], str]:
     """OneDNN's name of an activation, its scalars and its algorithm."""
     if activation is None:
         return "none", [], ""
-    name, _ = ACTIVATIONS[activation.target]
-    said = arguments(activation)
+    said = arguments(activation.ops[0])
     bounds = [float(said[word]) for word in ("min_val", "max_val") if word in said]
-    return name, bounds, str(said.get("approximate", ""))
+    return activation.kind, bounds, str(said.get("approximate", ""))
 
 
 def _run_on_integers(module: GraphModule, node: Node) -> None:

@@ -6,6 +6,9 @@ becomes of torch's own experimental ones.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -14,18 +17,14 @@ from neural_mp.adaptors.common.integer_encoding import rounded_to_int8, weight_s
 
 _library = torch.library.Library("neural_mp", "FRAGMENT")
 
-#: Reals to uint8: `clamp(floor(x / scale + zero_point + ½), 0, 255)`.
-_library.define("quantize(Tensor x, float scale, int zero_point) -> Tensor")
-#: uint8 to reals of a float dtype: `(q - zero_point) · scale`.
-_library.define("dequantize(Tensor q, float scale, int zero_point, ScalarType dtype) -> Tensor")
-#: int8 weights to float32, one scale for each index of the first axis.
-_library.define("dequantize_weight(Tensor q, Tensor scales) -> Tensor")
-#: Reals to uint8 with the range they have now, widened to hold 0; the scale and zero point too.
-_library.define("quantize_dynamic(Tensor x) -> (Tensor, Tensor, Tensor)")
-#: The way back, as `dequantize`.
-_library.define(
-    "dequantize_dynamic(Tensor q, Tensor scale, Tensor zero_point, ScalarType dtype) -> Tensor"
-)
+
+def _registered(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """An op of ours, from its kernel and what it gives for tensors without values."""
+    name = schema.partition("(")[0]
+    _library.define(schema)
+    _library.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"neural_mp::{name}", fake)
+    return getattr(torch.ops.neural_mp, name).default
 
 
 def _quantize(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
@@ -45,11 +44,8 @@ def _dequantize_weight(q: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 def _quantize_dynamic(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     low, high = (end.item() for end in torch.aminmax(x)) if x.numel() else (0.0, 0.0)
     scale, zero_point = affine_parameters(low, high)
-    return (
-        _quantize(x, scale, zero_point),
-        torch.tensor(scale),
-        torch.tensor(zero_point, dtype=torch.int32),
-    )
+    stored = torch.tensor(scale), torch.tensor(zero_point, dtype=torch.int32)
+    return _quantize(x, scale, zero_point), *stored
 
 
 def _dequantize_dynamic(
@@ -58,49 +54,40 @@ def _dequantize_dynamic(
     return _dequantize(q, scale.item(), int(zero_point.item()), dtype)
 
 
-_library.impl("quantize", _quantize, "CompositeExplicitAutograd")
-_library.impl("dequantize", _dequantize, "CompositeExplicitAutograd")
-_library.impl("dequantize_weight", _dequantize_weight, "CompositeExplicitAutograd")
-_library.impl("quantize_dynamic", _quantize_dynamic, "CompositeExplicitAutograd")
-_library.impl("dequantize_dynamic", _dequantize_dynamic, "CompositeExplicitAutograd")
-
-
-@torch.library.register_fake("neural_mp::quantize")
-def _(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
-    return torch.empty_like(x, dtype=torch.uint8)
-
-
-@torch.library.register_fake("neural_mp::dequantize")
-def _(q: torch.Tensor, scale: float, zero_point: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_like(q, dtype=dtype)
-
-
-@torch.library.register_fake("neural_mp::dequantize_weight")
-def _(q: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(q, dtype=torch.float32)
-
-
-@torch.library.register_fake("neural_mp::quantize_dynamic")
-def _(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return (
+#: Reals to uint8: `clamp(floor(x / scale + zero_point + ½), 0, 255)`.
+quantize = _registered(
+    "quantize(Tensor x, float scale, int zero_point) -> Tensor",
+    _quantize,
+    lambda x, scale, zero_point: torch.empty_like(x, dtype=torch.uint8),
+)
+#: uint8 to reals of a float dtype: `(q - zero_point) · scale`.
+dequantize = _registered(
+    "dequantize(Tensor q, float scale, int zero_point, ScalarType dtype) -> Tensor",
+    _dequantize,
+    lambda q, scale, zero_point, dtype: torch.empty_like(q, dtype=dtype),
+)
+#: int8 weights to float32, one scale for each index of the first axis.
+dequantize_weight = _registered(
+    "dequantize_weight(Tensor q, Tensor scales) -> Tensor",
+    _dequantize_weight,
+    lambda q, scales: torch.empty_like(q, dtype=torch.float32),
+)
+#: Reals to uint8 with the range they have now, widened to hold 0; the scale and zero point too.
+quantize_dynamic = _registered(
+    "quantize_dynamic(Tensor x) -> (Tensor, Tensor, Tensor)",
+    _quantize_dynamic,
+    lambda x: (
         torch.empty_like(x, dtype=torch.uint8),
         x.new_empty((), dtype=torch.float32),
         x.new_empty((), dtype=torch.int32),
-    )
-
-
-@torch.library.register_fake("neural_mp::dequantize_dynamic")
-def _(
-    q: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
-    return torch.empty_like(q, dtype=dtype)
-
-
-quantize = torch.ops.neural_mp.quantize.default
-dequantize = torch.ops.neural_mp.dequantize.default
-dequantize_weight = torch.ops.neural_mp.dequantize_weight.default
-quantize_dynamic = torch.ops.neural_mp.quantize_dynamic.default
-dequantize_dynamic = torch.ops.neural_mp.dequantize_dynamic.default
+    ),
+)
+#: The way back, as `dequantize`.
+dequantize_dynamic = _registered(
+    "dequantize_dynamic(Tensor q, Tensor scale, Tensor zero_point, ScalarType dtype) -> Tensor",
+    _dequantize_dynamic,
+    lambda q, scale, zero_point, dtype: torch.empty_like(q, dtype=dtype),
+)
 
 
 def quantize_weight(weight: torch.Tensor, limit: int) -> tuple[torch.Tensor, torch.Tensor]:
