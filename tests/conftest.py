@@ -12,54 +12,18 @@ os.environ["OMP_NUM_THREADS"] = "1"
 if os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in ("SSE41", "AVX", "AVX2", "AVX2_VNNI"):
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import settings
 from machine import machine
 from nets import deep_net, hostile, small_net, train
-from sklearn.datasets import load_digits
+from quick_runs import make_quick
 from torch import nn
 
-from neural_mp import common
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import Precision
-
-
-class Split:
-    """Half of scikit-learn's digits: `split[i]` is `(image [1, 8, 8] in 0…1, label)`."""
-
-    def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
-        self.images, self.labels = images, labels
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, np.int64]:
-        return self.images[index], self.labels[index]
-
-    def loader(self, batch_size: int = 100) -> common.DataLoader:
-        return common.DataLoader(self, batch_size=batch_size)
-
-
-class Accuracy:
-    """The metric a user would write; counts how often it was evaluated."""
-
-    def __init__(self) -> None:
-        self.evaluations = 0
-        self.reset()
-
-    def reset(self) -> None:
-        self.right = self.all = 0
-
-    def update(self, preds, labels) -> None:
-        self.right += int((np.asarray(preds).argmax(1) == np.asarray(labels)).sum())
-        self.all += len(labels)
-
-    def result(self) -> float:
-        self.evaluations += 1
-        return self.right / self.all
-
+from neural_mp.testing import Accuracy, Split
+from neural_mp.testing import digits as load_digits
 
 # The same examples on every run of CI: a red one means that the change broke it.
 settings.register_profile("ci", derandomize=True, deadline=None)
@@ -78,14 +42,13 @@ def _own_folder(tmp_path, monkeypatch):
 @pytest.fixture(scope="session")
 def digits() -> tuple[Split, Split]:
     """Training and test split."""
-    data = load_digits()
-    order = np.random.default_rng(0).permutation(len(data.target))
-    images = (data.images / 16).astype(np.float32)[:, None]
-    train_part, test_part = order[:1200], order[1200:]
-    labels = data.target.astype(np.int64)
-    return Split(images[train_part], labels[train_part]), Split(
-        images[test_part], labels[test_part]
-    )
+    return load_digits()
+
+
+@pytest.fixture
+def quick_runs(monkeypatch):
+    """Capturing a net and measuring latencies is not what the tests that ask for this are about."""
+    make_quick(monkeypatch)
 
 
 @pytest.fixture(scope="session")
@@ -97,19 +60,19 @@ def _trained(digits):
     return small, deep
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def net(_trained) -> nn.Module:
     """A small trained residual net with batch norms."""
     return _trained[0]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def deep(_trained) -> nn.Module:
     """A trained net of 8 convolutions and 1 dense layer."""
     return _trained[1]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def hostile_net(_trained) -> nn.Module:
     """The same function, with one channel ×1024 between convolutions 2 and 3."""
     return hostile(_trained[1])
@@ -120,19 +83,19 @@ def accuracy() -> Accuracy:
     return Accuracy()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def plain_machine() -> Hardware:
     """This machine without its 16-bit instructions."""
     return machine()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def bf16_machine() -> Hardware:
     """A machine on which BF16 is forced."""
     return machine(Precision.BF16)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def all_machine() -> Hardware:
     """A machine on which everything is forced."""
     return machine(Precision.BF16, Precision.FP16)

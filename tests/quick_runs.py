@@ -1,0 +1,32 @@
+"""Tuning runs without what is not asked about, for tests that run many of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import nn
+
+from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.api import loading, mixed_precision
+from neural_mp.tuning import objectives
+
+#: What was asked for → the object that was given, which must live as long as its number, and the
+#: model.
+_captured: dict[Any, tuple[Any, AnyModel]] = {}
+
+
+def load_once(source: Any, framework: Any, inputs: Any, **options: Any) -> AnyModel:
+    """The model of a torch module as it was captured first: models are never changed."""
+    if not isinstance(source, nn.Module) or inputs is not None or options.get("outputs"):
+        return loading.load_source(source, framework, inputs, **options)
+    key = id(source), framework, str(options.get("capture"))
+    if key not in _captured:
+        _captured[key] = source, loading.load_source(source, framework, inputs, **options)
+    return _captured[key][1]
+
+
+def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Capture a net once a session, and measure latencies no longer than their number needs."""
+    monkeypatch.setattr(mixed_precision, "load_source", load_once)
+    monkeypatch.setattr(objectives, "_LEAST_SECONDS", 0.01)
