@@ -14,6 +14,8 @@ import neural_mp
 from neural_mp import PrecisionPlan
 from neural_mp.api import cli
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
+
 TESTS = Path(__file__).parent
 
 

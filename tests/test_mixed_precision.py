@@ -7,12 +7,14 @@ import sys
 import numpy as np
 import pytest
 import torch
-from face_contract import FaceContract
 from torch import nn
 
 import neural_mp
 from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision, common
 from neural_mp.errors import DataError
+from neural_mp.testing import FaceContract
+
+pytestmark = pytest.mark.usefixtures("quick_runs")
 
 
 @pytest.fixture
@@ -43,6 +45,10 @@ class TestFace(FaceContract):
     @pytest.fixture
     def reference(self, net, digits):
         return outputs(net, digits[1].images)
+
+    @pytest.fixture
+    def hostile_net(self, hostile_net):
+        return hostile_net
 
 
 def test_bf16_beside_int8_without_hardware_is_left_out(net, plain_machine, digits, accuracy):

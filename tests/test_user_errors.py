@@ -19,6 +19,8 @@ from neural_mp.errors import (
     UnknownPrecisionError,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_runs")
+
 GOOD_YAML = """\
 model: {name: net}
 mixed_precision:
