@@ -17,6 +17,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     Array,
     Consumers,
     TensorGraph,
+    is_control,
     make_constant,
     make_node,
     node_of,
@@ -78,7 +79,7 @@ def _sharing_memory(graph: TensorGraph, consumers: Consumers, start: str) -> set
         node = graph.nodes[name]
         near = [reader for reader, _ in consumers[name] if graph.nodes[reader].op in _SHARE_MEMORY]
         if node.op in _SHARE_MEMORY:
-            near += [node_of(t) for t in node.input[:1] if not t.startswith("^")]
+            near += [node_of(t) for t in node.input[:1] if not is_control(t)]
         for other in near:
             if other not in found:
                 found.add(other)

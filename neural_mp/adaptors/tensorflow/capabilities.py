@@ -21,12 +21,12 @@ from neural_mp.adaptors.tensorflow.nodes import (
     constant_shape,
     data_inputs,
     dtype_attribute,
+    has_typed_results,
     integers_attribute,
     node_of,
     output_of,
     plain,
     text_attribute,
-    typed_outputs,
 )
 from neural_mp.adaptors.tensorflow.padding import padding_of
 from neural_mp.adaptors.tensorflow.tensor_forms import DTYPES
@@ -80,7 +80,7 @@ class _Kernels:
             return failure
         if dtype_attribute(node) is not tf.float32:
             return _NO_FLOAT32
-        if not typed_outputs(node):
+        if not has_typed_results(node):
             return reasons.NO_FLOATS
         if node.name in self.loops:
             return _IN_LOOP

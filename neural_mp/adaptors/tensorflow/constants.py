@@ -12,23 +12,22 @@ from tensorflow.python.framework import op_def_registry
 from neural_mp.adaptors.tensorflow.nodes import (
     CONSTANT,
     CONTROL_FLOW,
+    LARGE,
     PLACEHOLDERS,
-    GraphDef,
     NodeDef,
     TensorGraph,
     constant_bytes,
+    is_control,
     make_constant,
-    make_node,
     node_of,
     plain,
     result_dtypes,
+    without_large,
 )
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported, offline_passes
 
 #: The runtime's own passes. Not `arithmetic`: it merges additions, which hides residual sums.
 _PASSES = ("pruning", "function", "constfold", "dependency")
-#: Constants with more bytes are kept away from the passes, which copy the graph many times.
-LARGE = 1 << 15
 #: A result larger than this many times what it is made of stays computed.
 _MOST_GROWTH = 4
 
@@ -39,11 +38,7 @@ def simplified(graph: TensorGraph, inputs: list[str], outputs: list[str]) -> Ten
     Raises:
         tf.errors.OpError: a pass refuses the graph.
     """
-    large = {name: node for name, node in graph.nodes.items() if constant_bytes(node) > LARGE}
-    small = GraphDef(versions=graph.versions, library=graph.library)
-    small.node.extend(
-        stand_in(node) if name in large else node for name, node in graph.nodes.items()
-    )
+    small, large = without_large(graph)
     passed = TensorGraph.from_graph_def(offline_passes(small, _PASSES, inputs, outputs))
     for name, node in large.items():
         if name in passed:
@@ -53,20 +48,12 @@ def simplified(graph: TensorGraph, inputs: list[str], outputs: list[str]) -> Ten
     return passed.pruned(outputs, inputs)
 
 
-def stand_in(constant: NodeDef) -> NodeDef:
-    """A placeholder of the type and shape of a constant, where its value does not matter."""
-    node = make_node("Placeholder", constant.name, constant.input)
-    node.attr["dtype"].type = constant.attr["dtype"].type
-    node.attr["shape"].shape.CopyFrom(constant.attr["value"].tensor.tensor_shape)
-    return node
-
-
 def is_pure(node: NodeDef) -> bool:
     """Whether a node gives the same results for the same inputs, and does nothing else."""
     if node.op in CONTROL_FLOW:
         return False
     definition = op_def_registry.get(node.op)
-    controlled = any(tensor.startswith("^") for tensor in node.input)
+    controlled = any(map(is_control, node.input))
     return definition is not None and not definition.is_stateful and not controlled
 
 
@@ -125,10 +112,11 @@ def merge_duplicates(graph: TensorGraph, kept: Iterable[str]) -> None:
         known = first.setdefault(digest.digest(), name)
         if known != name:
             replaced[name] = known
-    for name, node in list(graph.nodes.items()):
-        if any(node_of(tensor) in replaced for tensor in node.input):
-            edited = graph.edit(name)
-            for position, tensor in enumerate(edited.input):
-                source = node_of(tensor)
-                if source in replaced:
-                    edited.input[position] = tensor.replace(source, replaced[source], 1)
+    read = {tensor for node in graph.nodes.values() for tensor in node.input}
+    graph.redirect(
+        {
+            plain(tensor): tensor.replace(source, replaced[source], 1)
+            for tensor in read
+            if (source := node_of(tensor)) in replaced
+        }
+    )

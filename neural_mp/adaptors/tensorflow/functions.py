@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 
-from neural_mp.adaptors.tensorflow.nodes import FunctionDefLibrary, NodeDef, TensorGraph
+from neural_mp.adaptors.tensorflow.nodes import FunctionDefLibrary, NodeDef, TensorGraph, copied
 
 
 def with_functions_of_its_own(graph: TensorGraph) -> TensorGraph:
@@ -24,12 +24,8 @@ def with_functions_of_its_own(graph: TensorGraph) -> TensorGraph:
     for function in library.function:
         function.signature.name = names[function.signature.name]
         _rename(function.node_def, names)
-    nodes = {}
-    for name, node in graph.nodes.items():
-        copied = NodeDef()
-        copied.CopyFrom(node)
-        _rename([copied], names)
-        nodes[name] = copied
+    nodes = {name: copied(node) for name, node in graph.nodes.items()}
+    _rename(nodes.values(), names)
     return TensorGraph(nodes, graph.versions, library)
 
 

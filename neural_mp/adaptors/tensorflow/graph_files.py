@@ -8,18 +8,17 @@ import tensorflow as tf
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 
-from neural_mp.adaptors.tensorflow import runtime
-from neural_mp.adaptors.tensorflow.constants import LARGE, stand_in
 from neural_mp.adaptors.tensorflow.nodes import (
     CONSTANT,
     PLACEHOLDERS,
     GraphDef,
     NodeDef,
     TensorGraph,
-    constant_bytes,
     make_node,
     node_of,
+    without_large,
 )
+from neural_mp.adaptors.tensorflow.runtime import imported
 from neural_mp.errors import ConfigurationError, ModelLoadError, did_you_mean
 
 #: Files of a graph alone.
@@ -73,9 +72,7 @@ def write(graph: GraphDef, path: Path) -> None:
 
 def draw(graph: GraphDef, path: Path) -> tuple[Path, ...]:
     """Write a graph in both forms, in the text with placeholders for large constants."""
-    light = GraphDef(versions=graph.versions, library=graph.library)
-    light.node.extend(stand_in(n) if constant_bytes(n) > LARGE else n for n in graph.node)
-    files = {path.with_suffix(".pb"): graph, path.with_suffix(".pbtxt"): light}
+    files = {path.with_suffix(".pb"): graph, path.with_suffix(".pbtxt"): without_large(graph)[0]}
     for file, content in files.items():
         write(content, file)
     return tuple(files)
@@ -87,10 +84,8 @@ def checked(graph: GraphDef, what: str) -> tf.Graph:
     Raises:
         ModelLoadError: it has ops this TensorFlow does not know, or is not whole.
     """
-    light = GraphDef(versions=graph.versions, library=graph.library)
-    light.node.extend(stand_in(n) if constant_bytes(n) > LARGE else n for n in graph.node)
     try:
-        return runtime.imported(light)
+        return imported(without_large(graph)[0])
     except (ValueError, KeyError, tf.errors.OpError) as error:
         lines = str(error).strip().splitlines()
         raise ModelLoadError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,8 @@ Consumers = Mapping[str, Sequence[tuple[str, int]]]
 #: Op types that hold a value instead of computing one.
 CONSTANT = "Const"
 PLACEHOLDERS = ("Placeholder", "PlaceholderWithDefault", "PlaceholderV2")
+#: Constants with more bytes are kept away from what copies a graph many times.
+LARGE = 1 << 15
 #: Dataflow control: branches and loops as single edges.
 CONTROL_FLOW = ("Switch", "RefSwitch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond")
 #: numpy has no quantized types: how their values are stored.
@@ -36,6 +38,11 @@ _STORED_AS = {tf.qint8: np.int8, tf.quint8: np.uint8, tf.qint32: np.int32}
 def node_of(tensor: str) -> str:
     """The node that a tensor (`name`, `name:1`) or control input (`^name`) belongs to."""
     return tensor.removeprefix("^").split(":")[0]
+
+
+def is_control(tensor: str) -> bool:
+    """Whether an input only says that its node must have run before."""
+    return tensor.startswith("^")
 
 
 def output_of(tensor: str) -> int:
@@ -56,7 +63,15 @@ def indexed(tensor: str) -> str:
 
 def data_inputs(node: NodeDef) -> list[str]:
     """The tensors a node reads, control inputs left out."""
-    return [plain(tensor) for tensor in node.input if not tensor.startswith("^")]
+    return [plain(tensor) for tensor in node.input if not is_control(tensor)]
+
+
+def copied(node: NodeDef, name: str | None = None) -> NodeDef:
+    """A copy of a node to be changed, under another name if one is given."""
+    found = NodeDef()
+    found.CopyFrom(node)
+    found.name = name or node.name
+    return found
 
 
 def make_node(op: str, name: str, inputs: Sequence[str] = (), **attributes: Any) -> NodeDef:
@@ -106,12 +121,12 @@ def make_constant(name: str, value: Any, dtype: tf.DType | None = None) -> NodeD
     return node
 
 
-def dtype_attribute(node: NodeDef, key: str = "T") -> tf.DType | None:
-    """The element type a node computes in; None where it has no such attribute."""
+def dtype_attribute(node: NodeDef) -> tf.DType | None:
+    """The element type a node computes in; None where it has none."""
     # Some ops have a list of types under the same name.
-    if key not in node.attr or not node.attr[key].type:
+    if "T" not in node.attr or not node.attr["T"].type:
         return None
-    return tf.as_dtype(node.attr[key].type)
+    return tf.as_dtype(node.attr["T"].type)
 
 
 def text_attribute(node: NodeDef, key: str) -> str:
@@ -124,45 +139,34 @@ def integers_attribute(node: NodeDef, key: str) -> list[int]:
     return list(node.attr[key].list.i) if key in node.attr else []
 
 
-def _arguments(node: NodeDef, arguments: Iterable[Any]) -> list[str]:
-    """The name of the type attribute of every tensor; empty where the type is fixed."""
-    attributes: list[str] = []
-    for argument in arguments:
-        if argument.type_list_attr:
-            attributes += [""] * len(node.attr[argument.type_list_attr].list.type)
-            continue
-        count = node.attr[argument.number_attr].i if argument.number_attr else 1
-        attributes += [argument.type_attr] * count
-    return attributes
+def typed_inputs(node: NodeDef) -> list[int]:
+    """Positions of the inputs that are of the element type that a node computes in."""
+    types = _types(node, "input_arg")
+    return [position for position, (attribute, _) in enumerate(types) if attribute == "T"]
 
 
-def typed_inputs(node: NodeDef, key: str = "T") -> list[int]:
-    """Positions of the inputs whose element type is the attribute `key`."""
-    definition = op_def_registry.get(node.op)
-    if definition is None:
-        return []
-    return [i for i, name in enumerate(_arguments(node, definition.input_arg)) if name == key]
-
-
-def typed_outputs(node: NodeDef, key: str = "T") -> list[int]:
-    """Positions of the results whose element type is the attribute `key`."""
-    definition = op_def_registry.get(node.op)
-    if definition is None:
-        return []
-    return [i for i, name in enumerate(_arguments(node, definition.output_arg)) if name == key]
+def has_typed_results(node: NodeDef) -> bool:
+    """Whether a result is of the element type that a node computes in."""
+    return any(attribute == "T" for attribute, _ in _types(node, "output_arg"))
 
 
 def result_dtypes(node: NodeDef) -> list[tf.DType]:
     """The element types of a node's results; none where its op is not known to the runtime."""
+    return [tf.as_dtype(kind) for _, kind in _types(node, "output_arg")]
+
+
+def _types(node: NodeDef, arguments: str) -> list[tuple[str, int]]:
+    """Of every input, or result, the name of the attribute with its type, if any, and the type."""
     definition = op_def_registry.get(node.op)
-    found: list[int] = []
-    for argument in definition.output_arg if definition is not None else ():
+    found: list[tuple[str, int]] = []
+    for argument in getattr(definition, arguments) if definition is not None else ():
         if argument.type_list_attr:
-            found += node.attr[argument.type_list_attr].list.type
+            found += [("", kind) for kind in node.attr[argument.type_list_attr].list.type]
             continue
-        count = node.attr[argument.number_attr].i if argument.number_attr else 1
-        found += [argument.type or node.attr[argument.type_attr].type] * count
-    return [tf.as_dtype(kind) for kind in found]
+        name = argument.type_attr
+        kind = node.attr[name].type if name in node.attr else argument.type
+        found += [(name, kind)] * (node.attr[argument.number_attr].i if argument.number_attr else 1)
+    return found
 
 
 @dataclass
@@ -202,12 +206,18 @@ class TensorGraph:
         self.nodes[node.name] = node
         return str(node.name)
 
+    def put(self, op: str, name: str, inputs: Sequence[str] = (), **attributes: Any) -> str:
+        """Put in a new node (see `make_node`); returns its name, numbered where it is taken."""
+        return self.add(make_node(op, self.unused(name), inputs, **attributes))
+
+    def put_constant(self, name: str, value: Any, dtype: tf.DType | None = None) -> str:
+        """Put in a new constant (see `make_constant`); returns its name, likewise."""
+        return self.add(make_constant(self.unused(name), value, dtype))
+
     def edit(self, name: str) -> NodeDef:
         """A copy of a node, put in its place, to be changed."""
-        copied = NodeDef()
-        copied.CopyFrom(self.nodes[name])
-        self.nodes[name] = copied
-        return copied
+        self.nodes[name] = copied(self.nodes[name])
+        return self.nodes[name]
 
     def unused(self, name: str) -> str:
         """`name`, or with a number behind it where it is taken."""
@@ -233,10 +243,10 @@ class TensorGraph:
                 found[node_of(tensor)].append((node.name, position))
         return found
 
-    def redirect(self, replaced: Mapping[str, str]) -> None:
-        """Let everything that reads the tensors `replaced` read what they stand for."""
+    def redirect(self, replaced: Mapping[str, str], unless: Collection[str] = ()) -> None:
+        """Let what reads the tensors `replaced` read what they stand for, but for some nodes."""
         for name, node in list(self.nodes.items()):
-            if any(plain(tensor) in replaced for tensor in node.input):
+            if name not in unless and any(plain(tensor) in replaced for tensor in node.input):
                 edited = self.edit(name)
                 for position, tensor in enumerate(edited.input):
                     edited.input[position] = replaced.get(plain(tensor), tensor)
@@ -277,3 +287,22 @@ def constant_bytes(node: NodeDef) -> int:
     elements = int(np.prod(constant_shape(node)))
     size: int = elements * tf.as_dtype(proto.dtype).size
     return size
+
+
+def stand_in(constant: NodeDef) -> NodeDef:
+    """A placeholder of the type and shape of a constant, where its value does not matter."""
+    node = make_node("Placeholder", constant.name, constant.input)
+    node.attr["dtype"].type = constant.attr["dtype"].type
+    node.attr["shape"].shape.CopyFrom(constant.attr["value"].tensor.tensor_shape)
+    return node
+
+
+def without_large(
+    graph: TensorGraph | GraphDef, most: int = LARGE
+) -> tuple[GraphDef, dict[str, NodeDef]]:
+    """A copy of a graph with placeholders for constants of more bytes, and these constants."""
+    nodes = graph.nodes.values() if isinstance(graph, TensorGraph) else graph.node
+    large = {node.name: node for node in nodes if constant_bytes(node) > most}
+    light = GraphDef(versions=graph.versions, library=graph.library)
+    light.node.extend(stand_in(node) if node.name in large else node for node in nodes)
+    return light, large

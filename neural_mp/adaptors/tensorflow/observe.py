@@ -11,14 +11,12 @@ import tensorflow as tf
 
 from neural_mp.adaptors.common.calibration import TensorSummary, sample_shares
 from neural_mp.adaptors.common.signature import in_parts
-from neural_mp.adaptors.tensorflow.constants import LARGE, stand_in
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import (
     CONSTANT,
     Array,
-    GraphDef,
     TensorGraph,
-    constant_bytes,
+    without_large,
 )
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported
 
@@ -97,15 +95,8 @@ def _without_weights(graph: TensorGraph) -> tuple[tf.Graph, dict[str, Array]]:
 
     A session copies the constants of its graph half a dozen times; what is fed is copied once.
     """
-    light = GraphDef(versions=graph.versions, library=graph.library)
-    weights = {}
-    for name, node in graph.nodes.items():
-        if constant_bytes(node) > LARGE:
-            light.node.append(stand_in(node))
-            weights[name] = _aligned(graph.constant(name))
-        else:
-            light.node.append(node)
-    return imported(light), weights
+    light, large = without_large(graph)
+    return imported(light), {name: _aligned(graph.constant(name)) for name in large}
 
 
 def _aligned(value: Array | None) -> Array:

@@ -17,7 +17,8 @@ from neural_mp.adaptors.tensorflow.functions import with_functions_of_its_own
 from neural_mp.adaptors.tensorflow.nodes import (
     CONTROL_FLOW,
     TensorGraph,
-    make_node,
+    data_inputs,
+    is_control,
     node_of,
     output_of,
     plain,
@@ -79,10 +80,7 @@ def strip_identities(graph: TensorGraph, outputs: frozenset[str]) -> None:
         if node.op not in _IDENTITIES or name in outputs or len(node.input) != 1:
             continue
         beside = [graph[node.input[0]], *(graph[reader] for reader, _ in consumers[name])]
-        controls = any(
-            graph.nodes[reader].input[position].startswith("^")
-            for reader, position in consumers[name]
-        )
+        controls = any(is_control(graph.nodes[r].input[place]) for r, place in consumers[name])
         if not controls and not any(near.op in CONTROL_FLOW for near in beside):
             replaced[name] = plain(node.input[0])
     for name in replaced:
@@ -99,15 +97,12 @@ def name_every_result(graph: TensorGraph) -> None:
     """
     named: dict[str, str] = {}
     for node in list(graph.nodes.values()):
-        for position, tensor in enumerate(node.input):
-            if tensor.startswith("^"):
-                continue
+        for tensor in data_inputs(node):
             source = graph[tensor]
             kinds = [] if source.op in CONTROL_FLOW else result_dtypes(source)
-            if len(kinds) < 2 or "Norm" in source.op:
+            if len(kinds) < 2 or "Norm" in source.op or tensor in named:
                 continue
-            tensor, index = plain(tensor), output_of(tensor)
-            if tensor not in named:
-                name = graph.unused(f"{source.name}/result_{index}")
-                named[tensor] = graph.add(make_node("Identity", name, [tensor], T=kinds[index]))
-            graph.edit(node.name).input[position] = named[tensor]
+            index = output_of(tensor)
+            name = f"{source.name}/result_{index}"
+            named[tensor] = graph.put("Identity", name, [tensor], T=kinds[index])
+    graph.redirect(named, unless=named.values())

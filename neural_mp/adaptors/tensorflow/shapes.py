@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
 import tensorflow as tf
 
 from neural_mp.adaptors.common.signature import Shape
-from neural_mp.adaptors.tensorflow.constants import stand_in
 from neural_mp.adaptors.tensorflow.nodes import (
     PLACEHOLDERS,
-    GraphDef,
     NodeDef,
     TensorGraph,
-    constant_bytes,
+    without_large,
 )
 from neural_mp.adaptors.tensorflow.runtime import imported
 
@@ -92,29 +90,18 @@ def _unknown(node: NodeDef) -> bool:
 
 
 def _inferred(graph: TensorGraph, turn: int | None) -> dict[str, list[Shape]]:
-    small = GraphDef(versions=graph.versions, library=graph.library)
-    sizes = cycle(_OTHERS[turn or 0])
-    for node in graph.nodes.values():
-        if constant_bytes(node) > _LARGE:
-            small.node.append(stand_in(node))
-        elif turn is not None and _unknown(node):
-            small.node.append(_sized(node, sizes, _BATCHES[turn]))
-        else:
-            small.node.append(node)
+    small, _ = without_large(graph, _LARGE)
+    if turn is not None:
+        sizes = cycle(_OTHERS[turn])
+        for node in filter(_unknown, small.node):
+            for axis, dimension in enumerate(node.attr["shape"].shape.dim):
+                if dimension.size < 0:
+                    # The first axis is the batch, which all inputs have in common.
+                    dimension.size = _BATCHES[turn] if axis == 0 else next(sizes)
     return {
         operation.name: [_shape(tensor) for tensor in operation.outputs]
         for operation in imported(small).get_operations()
     }
-
-
-def _sized(node: NodeDef, sizes: Iterator[int], batch: int) -> NodeDef:
-    copied = NodeDef()
-    copied.CopyFrom(node)
-    for axis, dimension in enumerate(copied.attr["shape"].shape.dim):
-        if dimension.size < 0:
-            # The first axis is the batch, which all inputs have in common.
-            dimension.size = batch if axis == 0 else next(sizes)
-    return copied
 
 
 def _shape(tensor: tf.Tensor) -> Shape:

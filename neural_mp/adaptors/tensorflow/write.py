@@ -17,6 +17,9 @@ from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import (
     NodeDef,
     TensorGraph,
+    copied,
+    data_inputs,
+    is_control,
     node_of,
     plain,
     typed_inputs,
@@ -92,33 +95,30 @@ class _Writer:
         self.standing_for[name] = written
 
     def _write_16_bit(self, node: NodeDef, form: str) -> str:
-        written = NodeDef()
-        written.CopyFrom(node)
-        typed = set(typed_inputs(node))
+        written, typed = copied(node), typed_inputs(node)
         for position, tensor in enumerate(node.input):
-            if not tensor.startswith("^"):
+            if not is_control(tensor):
                 wanted = form if position in typed else FP32
                 written.input[position] = self.forms.real(tensor, wanted)
         written.attr["T"].type = DTYPES[form].as_datatype_enum
         written.name = self.forms.graph.unused(f"{node.name}/{form}")  # casts are named by now
-        self.forms.graph.add(written)
-        self.forms.put(node.name, form, written.name)
+        self.forms.put(node.name, form, self.forms.graph.add(written))
         return str(written.name)
 
     def _write_as_it_is(self, node: NodeDef) -> None:
-        inputs = [t if t.startswith("^") else self.forms.real(t) for t in node.input]
-        if inputs != [t if t.startswith("^") else plain(t) for t in node.input]:
-            copied = NodeDef()
-            copied.CopyFrom(node)
-            copied.input[:] = inputs
-            self.forms.graph.add(copied)
+        real = {tensor: self.forms.real(tensor) for tensor in data_inputs(node)}
+        if any(tensor != found for tensor, found in real.items()):
+            edited = self.forms.graph.edit(node.name)
+            edited.input[:] = [real.get(plain(tensor), tensor) for tensor in node.input]
 
     def finished(self) -> TensorFlowModel:
         """The model, less what is no longer needed."""
         for port in self.model.signature.outputs:
             self.forms.real(port.tensor)
         graph = self.forms.graph
-        self._redirect_controls(graph)
+        replaced = {name: self.standing_for[tail] for name, tail in self.inner.items()}
+        replaced.update(self.standing_for)
+        graph.redirect({f"^{name}": f"^{written}" for name, written in replaced.items()})
         inputs = [port.tensor for port in self.model.signature.inputs]
         outputs = [port.tensor for port in self.model.signature.outputs]
         graph = graph.pruned(outputs, inputs)
@@ -136,17 +136,3 @@ class _Writer:
             if written in graph and written != op:
                 names[written] = op
         return names
-
-    def _redirect_controls(self, graph: TensorGraph) -> None:
-        """Control edges from ops that were replaced come from what replaced them."""
-        replaced = {
-            **self.standing_for,
-            **{name: self.standing_for[tail] for name, tail in self.inner.items()},
-        }
-        for name, node in list(graph.nodes.items()):
-            controls = [t for t in node.input if t.startswith("^") and t[1:] in replaced]
-            if controls:
-                edited = graph.edit(name)
-                for position, tensor in enumerate(edited.input):
-                    if tensor in controls:
-                        edited.input[position] = f"^{replaced[tensor[1:]]}"

@@ -10,6 +10,7 @@ from neural_mp.adaptors.tensorflow.integer_kernels import U8
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import (
     NodeDef,
+    copied,
     integers_attribute,
     make_node,
     text_attribute,
@@ -53,9 +54,7 @@ def write_agnostic(
 
 def _write_on_bits(forms: Forms, node: NodeDef, stored: list[str], name: str) -> None:
     """The op itself, on uint8."""
-    written = NodeDef()
-    written.CopyFrom(node)
-    written.name = forms.graph.unused(f"{name}/moved")
+    written = copied(node, forms.graph.unused(f"{name}/moved"))
     for position, tensor in enumerate(stored):
         written.input[position] = forms.bits(tensor, name)
     written.attr["T"].type = tf.uint8.as_datatype_enum

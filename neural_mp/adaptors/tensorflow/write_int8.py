@@ -30,7 +30,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     Consumers,
     NodeDef,
     TensorGraph,
-    make_node,
+    copied,
     plain,
 )
 from neural_mp.adaptors.tensorflow.padding import pad_stored, padding_of
@@ -104,8 +104,7 @@ def write_layer(
         )
     assert amounts is not None  # else its capability says that it has no INT8
     padded = _padded(forms, source, amounts, shape)
-    geometry = NodeDef()
-    geometry.CopyFrom(layer.node)
+    geometry = copied(layer.node)
     geometry.attr["padding"].s = b"VALID"
     geometry.attr.pop("explicit_paddings", None)
     return _write_convolution(_Call(forms, layer, weight, source, padded, bias), geometry)
@@ -120,8 +119,9 @@ def _padded(forms: Forms, source: str, amounts: Array, shape: Shape) -> str:
         zero_point = forms.encoding_of(source).zero_point
         return pad_stored(forms, forms.stored(source), name, amounts, zero_point, shape)
     told = forms.constant(f"{name}/amounts", amounts)
-    padded = make_node("Pad", f"{name}/real", [forms.real(source), told], T=F32, Tpaddings=tf.int32)
-    return forms.stored_as(forms.graph.add(padded), source, name)
+    inputs = [forms.real(source), told]
+    padded = forms.graph.put("Pad", f"{name}/real", inputs, T=F32, Tpaddings=tf.int32)
+    return forms.stored_as(padded, source, name)
 
 
 def _bias(forms: Forms, layer: Layer, channels: int) -> Array:
