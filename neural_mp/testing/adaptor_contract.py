@@ -57,7 +57,7 @@ class AdaptorContract:
         """What the framework itself computes for `images`, without this package."""
         raise NotImplementedError
 
-    @pytest.fixture(scope="class")
+    @pytest.fixture(scope="session")
     @classmethod
     def digits(cls) -> tuple[Split, Split]:
         """The digits to calibrate with and those to look at."""

@@ -60,7 +60,7 @@ class FaceContract:
         """
         raise NotImplementedError
 
-    @pytest.fixture(scope="class")
+    @pytest.fixture(scope="session")
     @classmethod
     def digits(cls) -> tuple[Split, Split]:
         """The digits to calibrate with and those to evaluate on."""

@@ -89,7 +89,7 @@ class RepairContract:
     def normed(cls) -> Any:
         raise NotImplementedError
 
-    @pytest.fixture(scope="class")
+    @pytest.fixture(scope="session")
     @classmethod
     def digits(cls) -> tuple[Split, Split]:
         """The digits; the nets are run on some of the second part."""
