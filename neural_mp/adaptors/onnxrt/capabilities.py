@@ -21,13 +21,19 @@ from neural_mp.adaptors.common.capability_builder import (
     OpKernels,
 )
 from neural_mp.adaptors.common.kernel_products import Products
-from neural_mp.adaptors.onnxrt.folding import used_outputs
-from neural_mp.adaptors.onnxrt.fusion import JOINERS, LAYERS, confuses, is_float32
+from neural_mp.adaptors.onnxrt.fusion import JOINERS, LAYERS, confuses
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, has_kernel, runs_natively
 from neural_mp.adaptors.onnxrt.model import OnnxModel
+from neural_mp.adaptors.onnxrt.nodes import (
+    array_of,
+    graphs_in,
+    input_of,
+    is_float32,
+    used_outputs,
+)
 from neural_mp.adaptors.onnxrt.op_kinds import TYPES
 from neural_mp.adaptors.onnxrt.schemas import is_function, takes, typed_inputs
-from neural_mp.adaptors.onnxrt.sessions import CPU, array_of
+from neural_mp.adaptors.onnxrt.sessions import CPU
 from neural_mp.adaptors.onnxrt.weight_range import kernel_of
 from neural_mp.core.byte_products import REDUCED_WEIGHT, weight_spec
 from neural_mp.core.precision import RANGE_ALGORITHMS, Precision, QuantSpec
@@ -104,7 +110,7 @@ class _Judge:
             return f"{node.domain}.{node.op_type} is no op of ONNX's own"
         if not typed_inputs(node, opset):
             return "its result does not have the type of what it reads"
-        if any(a.type is ir.AttributeType.GRAPH for a in node.attributes.values()):
+        if list(graphs_in(node)):
             return "it runs a graph of its own"
         if node.op_type in _SCATTERS and "reduction" in node.attributes:
             return "its kernels reduce in FP32 only"
@@ -152,7 +158,7 @@ class _Judge:
             return UNUSABLE_WEIGHT
         if node.op_type == "MatMul":
             return None if weight.ndim == 2 else "its weight is no matrix"
-        added = node.inputs[2] if len(node.inputs) > 2 else None
+        added = input_of(node, 2)
         bias = array_of(added)
         if added is not None and bias is None:
             return "its bias is computed, not constant"
@@ -173,13 +179,11 @@ class _Judge:
 
 
 def _gemm_obstacle(node: ir.Node, weight: np.ndarray, bias: np.ndarray | None) -> str | None:
-    flag = node.attributes.get("transA")
-    if flag is not None and flag.as_int():
+    if node.attributes.get_int("transA", 0):
         return TRANSPOSED_INPUT
     if bias is None:
         return None
-    transposed = node.attributes.get("transB")
-    columns = weight.shape[0 if transposed is not None and transposed.as_int() else 1]
+    columns = weight.shape[0 if node.attributes.get_int("transB", 0) else 1]
     if bias.size not in (1, columns) or (bias.ndim and bias.shape[-1] != bias.size):
         return "what it adds differs from row to row"
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +11,8 @@ import onnx_ir as ir
 from neural_mp.adaptors.common import fusion
 from neural_mp.adaptors.common.free_names import unused
 from neural_mp.adaptors.common.fusion import BIAS, FusionRules, find_fusion_groups, fused_into
-from neural_mp.adaptors.onnxrt.folding import used_outputs
+from neural_mp.adaptors.onnxrt.nodes import array_of, input_of, is_float32, used_outputs
 from neural_mp.adaptors.onnxrt.prepare import has_axes
-from neural_mp.adaptors.onnxrt.sessions import array_of
 
 FusionGroup = fusion.FusionGroup[ir.Node, ir.Value]
 Step = fusion.Step[ir.Node, ir.Value]
@@ -87,52 +86,6 @@ def structure(program: ir.Model) -> GraphStructure:
     )
 
 
-def is_float32(value: ir.Value | None) -> bool:
-    """Whether a tensor is known to hold float32."""
-    if value is None or not isinstance(value.type, ir.TensorType):
-        return False
-    return value.dtype is ir.DataType.FLOAT
-
-
-def read_by(node: ir.Node) -> Iterator[ir.Value]:
-    """What a node reads, what the graphs within it read from outside included."""
-    yield from (value for value in node.inputs if value is not None)
-    inner = {value for sub in _inside(node) for value in sub.outputs}
-    for sub in _inside(node):
-        yield from (v for v in sub.inputs if v is not None and v not in inner)
-    for graph in _graphs(node):
-        yield from (value for value in graph.outputs if value not in inner)
-
-
-def redirect(node: ir.Node, value: ir.Value, replacement: ir.Value) -> None:
-    """Let a node, and the graphs within it, read another value in the place of one."""
-    if replacement is value:
-        return
-    for sub in (node, *_inside(node)):
-        for position, read in enumerate(sub.inputs):
-            if read is value:
-                sub.replace_input_with(position, replacement)
-    for graph in _graphs(node):
-        for position, read in enumerate(graph.outputs):
-            if read is value:
-                graph.outputs[position] = replacement
-
-
-def _graphs(node: ir.Node) -> Iterator[ir.Graph]:
-    for attribute in node.attributes.values():
-        if attribute.type is ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
-        elif attribute.type is ir.AttributeType.GRAPHS:
-            yield from attribute.as_graphs()
-
-
-def _inside(node: ir.Node) -> Iterator[ir.Node]:
-    for graph in _graphs(node):
-        for sub in graph:
-            yield sub
-            yield from _inside(sub)
-
-
 def confuses(node: ir.Node) -> bool:
     """Whether ONNX Runtime makes an error of an op where integers are around it.
 
@@ -140,8 +93,7 @@ def confuses(node: ir.Node) -> bool:
     kernel that knows no dilations of an average that has some.
     """
     if node.op_type == "AveragePool":
-        dilations = node.attributes.get("dilations")
-        return dilations is not None and set(dilations.as_ints()) != {1}
+        return set(node.attributes.get_ints("dilations", [1])) != {1}
     return has_axes(node)
 
 
@@ -188,7 +140,7 @@ def limits(node: ir.Node) -> tuple[float, float] | None:
         return None
     found = [-np.inf, np.inf]
     for index in (1, 2):
-        given = node.inputs[index] if len(node.inputs) > index else None
+        given = input_of(node, index)
         if given is None:
             continue
         array = array_of(given)
@@ -225,12 +177,11 @@ def _moves(node: ir.Node) -> bool:
         return False
     if confuses(node):
         return False
-    mode = node.attributes.get("mode")
     if node.op_type == "Resize":
-        transform = node.attributes.get("coordinate_transformation_mode")
-        crops = transform is not None and transform.as_string() == "tf_crop_and_resize"
-        return (mode is None or mode.as_string() == "nearest") and not crops
+        transform = node.attributes.get_string("coordinate_transformation_mode")
+        nearest = node.attributes.get_string("mode", "nearest") == "nearest"
+        return nearest and transform != "tf_crop_and_resize"
     if node.op_type == "Pad":
-        given = array_of(node.inputs[2]) if len(node.inputs) > 2 else None
+        given = array_of(input_of(node, 2))
         return given is None or not given.any()
     return node.op_type != "MaxPool" or len(used_outputs(node)) == 1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from neural_mp.adaptors.onnxrt.fusion import JOINERS, read_by
+from neural_mp.adaptors.onnxrt.fusion import JOINERS
 from neural_mp.adaptors.onnxrt.model import OnnxModel
+from neural_mp.adaptors.onnxrt.nodes import read_by
 from neural_mp.core.graph import Op, OpGraph
 
 

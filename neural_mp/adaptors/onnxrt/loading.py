@@ -17,7 +17,7 @@ from neural_mp.adaptors.common.given_inputs import GivenInputs
 from neural_mp.adaptors.common.signature import Array, Port, Signature
 from neural_mp.adaptors.onnxrt.external_weights import read_without_weights
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
-from neural_mp.adaptors.onnxrt.naming import name_nodes
+from neural_mp.adaptors.onnxrt.nodes import name_nodes
 from neural_mp.adaptors.onnxrt.opset import LEAST_OPSET, opset_of
 from neural_mp.adaptors.onnxrt.prepare import prepare
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner

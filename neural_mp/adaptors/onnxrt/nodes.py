@@ -1,14 +1,136 @@
-"""Names of nodes and tensors, and constants that get new ones."""
+"""Reading and editing nodes, and the names and constants of what is put into a graph."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.free_names import unused
+from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.onnxrt.external_weights import raw_bytes
+
+
+def input_of(node: ir.Node, position: int) -> ir.Value | None:
+    """What a node reads in a place; None where that is left out."""
+    return node.inputs[position] if position < len(node.inputs) else None
+
+
+def put_input(node: ir.Node, position: int, value: ir.Value) -> None:
+    """Let a node read a value in a place, also where there was none."""
+    node.resize_inputs(max(len(node.inputs), position + 1))
+    node.replace_input_with(position, value)
+
+
+def used_outputs(node: ir.Node) -> list[ir.Value]:
+    """The results that somebody reads, the first included."""
+    return [
+        value
+        for index, value in enumerate(node.outputs)
+        if index == 0 or value.uses() or value.is_graph_output()
+    ]
+
+
+def is_float32(value: ir.Value | None) -> bool:
+    """Whether a tensor is known to hold float32."""
+    if value is None or not isinstance(value.type, ir.TensorType):
+        return False
+    return value.dtype is ir.DataType.FLOAT
+
+
+def array_of(value: ir.Value | None) -> Array | None:
+    """A constant's value; None where it is computed."""
+    if value is None or value.const_value is None:
+        return None
+    tensor = value.const_value
+    if not isinstance(tensor, ir.ExternalTensor) or tensor.dtype.bitwidth % 8:
+        return np.asarray(tensor.numpy())
+    return np.frombuffer(raw_bytes(tensor), tensor.dtype.numpy()).reshape(tensor.shape.numpy())
+
+
+def known_array(value: ir.Value | None) -> Array:
+    """The value of what is a constant for certain."""
+    array = array_of(value)
+    assert array is not None
+    return array
+
+
+def graphs_in(node: ir.Node) -> Iterator[ir.Graph]:
+    """The graphs that a node runs, and those within them."""
+    for attribute in node.attributes.values():
+        own = [attribute.as_graph()] if attribute.type is ir.AttributeType.GRAPH else []
+        if attribute.type is ir.AttributeType.GRAPHS:
+            own = list(attribute.as_graphs())
+        for graph in own:
+            yield graph
+            yield from graph.subgraphs()
+
+
+def read_by(node: ir.Node) -> Iterator[ir.Value]:
+    """What a node reads, what the graphs within it read from outside included."""
+    graphs = list(graphs_in(node))
+    nodes = [sub for graph in graphs for sub in graph]
+    inner = {value for sub in nodes for value in sub.outputs}
+    for user in (node, *nodes):
+        yield from (v for v in user.inputs if v is not None and v not in inner)
+    for graph in graphs:
+        yield from (value for value in graph.outputs if value not in inner)
+
+
+def redirect(node: ir.Node, value: ir.Value, replacement: ir.Value) -> None:
+    """Let a node, and the graphs within it, read another value in the place of one."""
+    if replacement is value:
+        return
+    graphs = list(graphs_in(node))
+    for user in (node, *(sub for graph in graphs for sub in graph)):
+        for position, read in enumerate(user.inputs):
+            if read is value:
+                user.replace_input_with(position, replacement)
+    for graph in graphs:
+        for position, read in enumerate(graph.outputs):
+            if read is value:
+                graph.outputs[position] = replacement
+
+
+def forget_types(graph: ir.Graph) -> None:
+    """Leave it to ONNX Runtime to infer types and shapes within a graph."""
+    for node in graph:
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.type = value.shape = None
+
+
+class GraphNames:
+    """The names in a graph, and new ones for what is put into it."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._graph = graph
+        self._taken: set[str] = set()
+        for part in (graph, *graph.subgraphs()):
+            results = (value for node in part for value in node.outputs)
+            self._taken.update(part.initializers)
+            self._taken.update(str(named.name) for named in (*part.inputs, *part, *results))
+
+    def new(self, wanted: str) -> str:
+        """A name that nothing has yet; from now on it is taken."""
+        name = unused(wanted, self._taken)
+        self._taken.add(name)
+        return name
+
+    def give_up(self, name: str) -> None:
+        """Say that nothing has a name any more."""
+        self._taken.discard(name)
+
+    def constant(self, name: str, value: Any, dtype: ir.DataType | None = None) -> ir.Value:
+        """A new constant of the graph."""
+        array = np.asarray(value)
+        tensor = ir.tensor(array, dtype=dtype, name=self.new(name))
+        made = ir.val(tensor.name, tensor.dtype, ir.Shape(array.shape), const_value=tensor)
+        self._graph.register_initializer(made)
+        return made
 
 
 def name_nodes(program: ir.Model) -> None:
@@ -23,24 +145,3 @@ def name_nodes(program: ir.Model) -> None:
         if node.name in taken:
             node.name = unused(f"{node.name}_{node.op_type}", names)
             names.add(node.name)
-
-
-def names_in(graph: ir.Graph) -> Iterator[str]:
-    """All names of a graph: of nodes, tensors and constants, those of the graphs in it included."""
-    yield from graph.initializers
-    for named in (*graph.inputs, *graph, *(value for node in graph for value in node.outputs)):
-        if named.name is not None:
-            yield named.name
-    for inner in graph.subgraphs():
-        yield from names_in(inner)
-
-
-def constant(
-    graph: ir.Graph, name: str, array: np.ndarray, dtype: ir.DataType | None = None
-) -> ir.Value:
-    """A new constant of a graph."""
-    name = unused(name, graph.initializers)
-    tensor = ir.tensor(array, dtype=dtype, name=name)
-    value = ir.val(name, tensor.dtype, ir.Shape(array.shape), const_value=tensor)
-    graph.register_initializer(value)
-    return value

@@ -60,14 +60,11 @@ def watch(
 
 
 def _with_outputs(program: ir.Model, names: Iterable[str]) -> ir.Model:
-    """The graph with other outputs."""
-    copied = program.clone()
-    wanted = dict.fromkeys(names)
-    found = {str(v.name): v for v in copied.graph.outputs}
-    found |= {str(v.name): v for node in copied.graph for v in node.outputs}
-    copied.graph.outputs.clear()
-    copied.graph.outputs.extend(found[name] for name in wanted)
-    return copied
+    """The part of a graph that computes some tensors."""
+    inputs = [value for value in program.graph.inputs if not value.is_initializer()]
+    part = ir.convenience.extract(program.graph, inputs, list(dict.fromkeys(names)))
+    functions = program.functions.values()
+    return ir.Model(part, ir_version=program.ir_version, functions=list(functions))
 
 
 def _channels_second(value: ir.Value) -> bool:

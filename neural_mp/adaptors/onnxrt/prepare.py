@@ -10,9 +10,8 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from neural_mp.adaptors.onnxrt.folding import fold_batch_norm, fold_constants, remove_identity
-from neural_mp.adaptors.onnxrt.naming import constant, name_nodes
+from neural_mp.adaptors.onnxrt.nodes import GraphNames, array_of, input_of, name_nodes
 from neural_mp.adaptors.onnxrt.opset import LEAST_OPSET, opset_of, raise_opset
-from neural_mp.adaptors.onnxrt.sessions import array_of
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +49,11 @@ def prepare(program: ir.Model, folder: Path | None) -> tuple[list[str], str | No
     for node in list(program.graph):
         remove_identity(program.graph, node)
     infer_shapes(program)
-    fold_constants(program, folder)
+    names = GraphNames(program.graph)
+    fold_constants(program, names, folder)
     for node in list(program.graph):
-        fold_batch_norm(program.graph, node)
-        write_out_axes(program.graph, node)
+        fold_batch_norm(program.graph, node, names)
+        write_out_axes(node, names)
     common.RemoveUnusedNodesPass()(program)
     name_nodes(program)
     return notes, None
@@ -78,7 +78,7 @@ def infer_shapes(program: ir.Model) -> None:
         logger.debug("no shapes", exc_info=True)
 
 
-def write_out_axes(graph: ir.Graph, node: ir.Node) -> None:
+def write_out_axes(node: ir.Node, names: GraphNames) -> None:
     """Pad or resize all axes, by nothing those that are not named.
 
     ONNX Runtime computes integer convolutions with channels last, and when it moves the
@@ -94,20 +94,20 @@ def write_out_axes(graph: ir.Graph, node: ir.Node) -> None:
             return
         whole = np.zeros((2, rank), np.int64)
         whole[:, axes] = amounts.reshape(2, -1)
-        node.replace_input_with(1, constant(graph, f"{node.name}.pads", whole.reshape(-1)))
+        node.replace_input_with(1, names.constant(f"{node.name}.pads", whole.reshape(-1)))
         node.resize_inputs(3)
         return
-    scales = array_of(node.inputs[2]) if len(node.inputs) > 2 else None
+    scales = array_of(input_of(node, 2))
     if scales is None or not scales.size:
         return
     every = np.ones(rank, np.float32)
-    every[list(node.attributes["axes"].as_ints())] = scales
-    node.replace_input_with(2, constant(graph, f"{node.name}.scales", every))
+    every[list(node.attributes.get_ints("axes"))] = scales
+    node.replace_input_with(2, names.constant(f"{node.name}.scales", every))
     del node.attributes["axes"]
 
 
 def has_axes(node: ir.Node) -> bool:
     """Whether an op pads or resizes the axes that it names only."""
     if node.op_type == "Pad":
-        return len(node.inputs) > 3 and node.inputs[3] is not None
+        return input_of(node, 3) is not None
     return node.op_type == "Resize" and "axes" in node.attributes

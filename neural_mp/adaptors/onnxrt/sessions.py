@@ -15,7 +15,6 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from neural_mp.adaptors.common.signature import Array
-from neural_mp.adaptors.onnxrt.external_weights import raw_bytes
 from neural_mp.errors import ConversionError, in_one_line
 
 logger = logging.getLogger(__name__)
@@ -153,13 +152,3 @@ def _inline_bytes(program: ir.Model) -> int:
         for value in program.graph.initializers.values()
         if not isinstance(value.const_value, ir.ExternalTensor)
     )
-
-
-def array_of(value: ir.Value | None) -> Array | None:
-    """A constant's value; None where it is computed."""
-    if value is None or value.const_value is None:
-        return None
-    tensor = value.const_value
-    if not isinstance(tensor, ir.ExternalTensor) or tensor.dtype.bitwidth % 8:
-        return np.asarray(tensor.numpy())
-    return np.frombuffer(raw_bytes(tensor), tensor.dtype.numpy()).reshape(tensor.shape.numpy())

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.free_names import unused
 from neural_mp.adaptors.common.integer_encoding import Array, Encoding
 from neural_mp.adaptors.common.tensor_forms import BF16, FP16, FP32, UINT8, TensorForms
 from neural_mp.adaptors.onnxrt.fusion import GraphStructure
 from neural_mp.adaptors.onnxrt.integer_encoding import StoredWeight
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
-from neural_mp.adaptors.onnxrt.naming import constant, names_in
-from neural_mp.adaptors.onnxrt.sessions import array_of
+from neural_mp.adaptors.onnxrt.nodes import GraphNames, array_of
 from neural_mp.core.observations import Range
 from neural_mp.core.quantization_flow import QuantizationFlow
 
@@ -44,6 +41,7 @@ class Forms(TensorForms[ir.Value]):
         place: the node being written: what it needs is put before it; None for the end.
         owner: the op that is being written.
         owners: new node → the op it was written for.
+        names: the names in the graph.
     """
 
     def __init__(
@@ -58,7 +56,7 @@ class Forms(TensorForms[ir.Value]):
         self.owner = ""
         self.owners: dict[str, str] = {}
         self._graph, self._tensors = graph, structure.names
-        self._names = set(names_in(graph))
+        self.names = GraphNames(graph)
         self._dynamic: dict[ir.Value, tuple[ir.Value, ...]] = {}
         self._parameters: dict[Encoding, tuple[ir.Value, ir.Value]] = {}
         self._moved_from: dict[ir.Value, ir.Value] = {}
@@ -73,7 +71,7 @@ class Forms(TensorForms[ir.Value]):
 
     def constant_in(self, tensor: ir.Value, form: str, values: Array) -> ir.Value:
         """An initializer."""
-        return self.constant(f"{tensor.name}/{form}", values, DTYPES[form])
+        return self.names.constant(f"{tensor.name}/{form}", values, DTYPES[form])
 
     def cast(self, tensor: ir.Value, source: str, form: str) -> ir.Value:
         """A Cast; the one back to FP32 may be there already."""
@@ -128,7 +126,7 @@ class Forms(TensorForms[ir.Value]):
         """A tensor in uint8 with the range it has on this run: stored, scale, zero point."""
         if tensor not in self._dynamic:
             names = [f"{tensor.name}/dynamic_{part}" for part in ("stored", "scale", "zero_point")]
-            outputs = [ir.val(self.name(name)) for name in names]
+            outputs = [ir.val(self.names.new(name)) for name in names]
             node = ir.node("DynamicQuantizeLinear", [self.real(tensor)], outputs=outputs)
             self.insert(node, f"{tensor.name}/quantize")
             self.count("quantize")
@@ -139,8 +137,8 @@ class Forms(TensorForms[ir.Value]):
         """The scale and zero point of a tensor, as constants."""
         encoding = self.encoding_of(tensor)
         if encoding not in self._parameters:
-            scale = self.constant(f"{tensor.name}/scale", np.float32(encoding.scale))
-            zero = self.constant(f"{tensor.name}/zero_point", np.uint8(encoding.zero_point))
+            scale = self.names.constant(f"{tensor.name}/scale", np.float32(encoding.scale))
+            zero = self.names.constant(f"{tensor.name}/zero_point", np.uint8(encoding.zero_point))
             self._parameters[encoding] = scale, zero
         return self._parameters[encoding]
 
@@ -149,22 +147,12 @@ class Forms(TensorForms[ir.Value]):
         self.put(result, UINT8, result)
         self._moved_from[result] = self._moved_from.get(moved, moved)
 
-    def constant(self, name: str, value: Any, dtype: ir.DataType | None = None) -> ir.Value:
-        """A new constant."""
-        return constant(self._graph, self.name(name), np.asarray(value), dtype)
-
-    def name(self, wanted: str) -> str:
-        """A name that nothing has yet."""
-        name = unused(wanted, self._names)
-        self._names.add(name)
-        return name
-
     def weight(self, stem: str, stored: StoredWeight) -> ir.Value:
         """A weight or bias in integers, dequantized in name only."""
         inputs = [
-            self.constant(f"{stem}/{stored.integers.dtype}", stored.integers),
-            self.constant(f"{stem}/scale", stored.scales),
-            self.constant(f"{stem}/zero_point", stored.zero_points),
+            self.names.constant(f"{stem}/{stored.integers.dtype}", stored.integers),
+            self.names.constant(f"{stem}/scale", stored.scales),
+            self.names.constant(f"{stem}/zero_point", stored.zero_points),
         ]
         name = f"{stem}/{_DEQUANTIZED}"
         return self._add("DequantizeLinear", inputs, name, FP32, {"axis": stored.axis})
@@ -173,8 +161,8 @@ class Forms(TensorForms[ir.Value]):
         """Put an op of ONNX Runtime's own in the place of a node, its result in that of another."""
         written = ir.val(self._moved_aside(result), DTYPES[FP32])
         name = str(node.name)
-        node.name = self.name(f"{name}/{FP32}")
-        self._names.discard(name)
+        node.name = self.names.new(f"{name}/{FP32}")
+        self.names.give_up(name)
         self.insert(ir.node(op, inputs, domain=CONTRIB, outputs=[written]), name)
         self.put(result, FP32, written)
 
@@ -182,8 +170,8 @@ class Forms(TensorForms[ir.Value]):
         """The name of a value that is to be replaced; outputs of the graph keep theirs for now."""
         name = str(value.name)
         if value.is_graph_output():
-            return self.name(f"{name}/{FP32}")
-        value.name = self.name(f"{name}/before")
+            return self.names.new(f"{name}/{FP32}")
+        value.name = self.names.new(f"{name}/before")
         return name
 
     def put_rounded(self, result: ir.Value, form: str) -> None:
@@ -194,7 +182,7 @@ class Forms(TensorForms[ir.Value]):
 
     def insert(self, node: ir.Node, name: str, behind: ir.Node | None = None) -> None:
         """Put a new node in its place, or right behind another."""
-        node.name = self.name(name)
+        node.name = self.names.new(name)
         if node.name != self.owner:
             self.owners[node.name] = self.owner
         if behind is not None:
@@ -213,7 +201,7 @@ class Forms(TensorForms[ir.Value]):
         attributes: Mapping[str, int] | None = None,
         behind: ir.Node | None = None,
     ) -> ir.Value:
-        result = ir.val(self.name(name), DTYPES[form])
+        result = ir.val(self.names.new(name), DTYPES[form])
         self.insert(ir.node(op, inputs, attributes, outputs=[result]), f"{name}/{op}", behind)
         return result
 

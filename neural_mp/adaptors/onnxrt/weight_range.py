@@ -13,8 +13,13 @@ from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.common.weight_range import IntegerWeight, saturating, wide_kinds
 from neural_mp.adaptors.onnxrt.integer_encoding import unsigned
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.naming import constant
-from neural_mp.adaptors.onnxrt.sessions import array_of
+from neural_mp.adaptors.onnxrt.nodes import (
+    GraphNames,
+    array_of,
+    input_of,
+    known_array,
+    put_input,
+)
 from neural_mp.core.byte_products import KernelKind
 
 #: Op that multiplies bytes → the places of its weight and of that one's zero point.
@@ -48,19 +53,17 @@ def wide_kernels(model: OnnxModel) -> frozenset[KernelKind]:
 def with_unsigned_weights(model: OnnxModel) -> OnnxModel:
     """The model with weights stored unsigned where a kernel may saturate: the same numbers."""
     program = model.runs.clone()
+    names = GraphNames(program.graph)
     for read in saturating(_weights(program.graph)):
         node, weight = read.node, read.node.inputs[read.weight]
-        integers = array_of(weight)
+        integers = known_array(weight)
         assert weight is not None
-        assert integers is not None
         zeros = _zero_points(read, integers)
-        node.resize_inputs(max(len(node.inputs), read.zero_point + 1))
         for place, value, word in (
             (read.weight, integers, "uint8"),
             (read.zero_point, zeros, "middle"),
         ):
-            stored = constant(program.graph, f"{weight.name}/{word}", unsigned(value))
-            node.replace_input_with(place, stored)
+            put_input(node, place, names.constant(f"{weight.name}/{word}", unsigned(value)))
     common.RemoveUnusedNodesPass()(program)
     given = None if model.given is None else program
     return replace(model, program=program, given=given, _runners={})
@@ -69,8 +72,7 @@ def with_unsigned_weights(model: OnnxModel) -> OnnxModel:
 def _zero_points(read: _Read, integers: Array) -> Array:
     """Those that are there, else zeros: one, or one a channel where there are several scales."""
     node = read.node
-    known = node.inputs[read.zero_point] if len(node.inputs) > read.zero_point else None
-    array = array_of(known)
+    array = array_of(input_of(node, read.zero_point))
     if array is not None:
         return array
     scales = array_of(node.inputs[1]) if node.op_type == "DequantizeLinear" else None
@@ -89,7 +91,7 @@ def _weights(graph: ir.Graph) -> Iterator[IntegerWeight[_Read]]:
             read, multiplying = _Read(node, 0, 2), next(found, None)
         else:
             continue
-        value = node.inputs[read.weight] if read.weight < len(node.inputs) else None
+        value = input_of(node, read.weight)
         integers = array_of(value)
         if multiplying is not None and integers is not None and integers.dtype == np.int8:
             yield IntegerWeight(read, kernel_of(multiplying, value), integers)
@@ -107,7 +109,6 @@ def kernel_of(node: ir.Node, weight: ir.Value | None) -> KernelKind:
     """
     if "Conv" not in node.op_type:
         return KernelKind.DENSE
-    array, groups = array_of(weight), node.attributes.get("group")
-    count = groups.as_int() if groups is not None else 1
-    single = array is not None and array.ndim == 4 and array.shape[:2] == (count, 1)
-    return KernelKind.DEPTHWISE if single and count > 1 else KernelKind.CONVOLUTION
+    array, groups = array_of(weight), node.attributes.get_int("group", 1)
+    single = array is not None and array.ndim == 4 and array.shape[:2] == (groups, 1)
+    return KernelKind.DEPTHWISE if single and groups > 1 else KernelKind.CONVOLUTION

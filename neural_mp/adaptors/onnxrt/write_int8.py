@@ -15,7 +15,7 @@ from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.common.tensor_forms import UINT8
 from neural_mp.adaptors.onnxrt.fusion import FusionGroup, limits
 from neural_mp.adaptors.onnxrt.integer_encoding import StoredWeight, store_bias, store_weight
-from neural_mp.adaptors.onnxrt.sessions import array_of
+from neural_mp.adaptors.onnxrt.nodes import array_of, input_of, known_array, put_input
 from neural_mp.adaptors.onnxrt.tensor_forms import Forms
 from neural_mp.core.precision import OpConfig
 
@@ -47,9 +47,7 @@ def _quantize_parameters(forms: Forms, head: ir.Node, config: OpConfig) -> None:
     """Give a convolution its input, weight and bias in integers."""
     data, weight_value, *rest = head.inputs
     assert data is not None
-    weight = array_of(weight_value)
-    bias = array_of(rest[0]) if rest else None
-    assert weight is not None
+    weight, bias = known_array(weight_value), array_of(rest[0]) if rest else None
     assert config.weight is not None
     scale = forms.encoding_of(data).scale
     stored = store_weight(weight, 0, config.weight, bias, scale)
@@ -71,9 +69,7 @@ def write_product(forms: Forms, fusion_group: FusionGroup, config: OpConfig) -> 
     assert config.weight is not None
     matrix, bias = _matrix(head)
     if fusion_group.bias is not None:
-        added = array_of(fusion_group.bias.operand)
-        assert added is not None
-        bias = added.reshape(-1)
+        bias = known_array(fusion_group.bias.operand).reshape(-1)
     stored = store_weight(matrix, 1, config.weight)
     if config.approach == "dynamic":
         values, scale, zero = forms.dynamic(data)
@@ -82,30 +78,28 @@ def write_product(forms: Forms, fusion_group: FusionGroup, config: OpConfig) -> 
     stem = str(head.name)
     inputs = [
         values,
-        forms.constant(f"{stem}.weight/{stored.integers.dtype}", stored.integers),
+        forms.names.constant(f"{stem}.weight/{stored.integers.dtype}", stored.integers),
         scale,
-        forms.constant(f"{stem}.weight/scale", stored.scales),
+        forms.names.constant(f"{stem}.weight/scale", stored.scales),
         zero,
-        forms.constant(f"{stem}.weight/zero_point", stored.zero_points),
+        forms.names.constant(f"{stem}.weight/zero_point", stored.zero_points),
     ]
     if bias is not None:
-        inputs.append(forms.constant(f"{stem}.bias", bias.astype(np.float32)))
+        inputs.append(forms.names.constant(f"{stem}.bias", bias.astype(np.float32)))
     forms.replace(head, "MatMulIntegerToFloat", inputs, fusion_group.tail.outputs[0])
 
 
 def _matrix(head: ir.Node) -> tuple[Array, Array | None]:
     """The matrix, shape [inputs, outputs], and the bias of a layer, its factors multiplied in."""
-    weight = array_of(head.inputs[1])
-    assert weight is not None
+    weight = known_array(head.inputs[1])
     if head.op_type == "MatMul":
         return weight, None
-    numbers = {name: attribute.value for name, attribute in head.attributes.items()}
-    matrix = weight.T if numbers.get("transB") else weight
-    matrix = matrix * np.float32(numbers.get("alpha", 1.0))
-    bias = array_of(head.inputs[2]) if len(head.inputs) > 2 else None
+    matrix = weight.T if head.attributes.get_int("transB", 0) else weight
+    matrix = matrix * np.float32(head.attributes.get_float("alpha", 1.0))
+    bias = array_of(input_of(head, 2))
     if bias is None:
         return matrix, None
-    bias = bias.reshape(-1) * np.float32(numbers.get("beta", 1.0))
+    bias = bias.reshape(-1) * np.float32(head.attributes.get_float("beta", 1.0))
     return matrix, np.broadcast_to(bias, matrix.shape[1:])
 
 
@@ -116,8 +110,7 @@ def write_mover(forms: Forms, node: ir.Node) -> None:
     stored = forms.stored(moved)
     if node.op_type == "Pad":
         zero = forms.parameters(moved)[1]
-        node.resize_inputs(max(len(node.inputs), 3))
-        node.replace_input_with(2, zero)
+        put_input(node, 2, zero)
     node.replace_input_with(0, stored)
     for result in node.outputs:
         forms.put_moved(result, moved)
