@@ -132,7 +132,7 @@ class Planning:
             plans = next(search, None)
         while plans is not None:
             with self.clock("resolving"):
-                resolved = [space.resolve(plan) for plan in plans]
+                resolved = [space.resolve(plan).plan for plan in plans]
                 _ = [hash(plan) for plan in resolved]
             first = len(self.trials)
             tried = [accuracy.trial(plan, first + index) for index, plan in enumerate(resolved)]

@@ -16,7 +16,7 @@ import vision_nets
 from search_data import Accuracy, Digits
 
 from neural_mp import MixedPrecision, common
-from neural_mp.adaptors.contract import Model
+from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.core.hardware import PORTABLE, detect
@@ -43,10 +43,8 @@ def words_of(found: Ratio) -> dict[str, float]:
     return {"value": found.value, "low": found.low, "high": found.high}
 
 
-def timed(
-    adaptor: Any, models: list[Model], batch: np.ndarray, **options: Any
-) -> list[list[float]]:
-    runs: list[Callable[[], Any]] = [partial(adaptor.predict, model, batch) for model in models]
+def timed(models: list[AnyModel], batch: np.ndarray, **options: Any) -> list[list[float]]:
+    runs: list[Callable[[], Any]] = [partial(model, batch) for model in models]
     return interleaved_rounds(runs, **options)
 
 
@@ -64,22 +62,21 @@ def vision(framework: str, name: str, sizes: list[int], rounds: int) -> dict[str
     unseen = np.split(inputs(UNSEEN, seed=2), UNSEEN // STEP)
     adaptor = adaptor_for(source)
     with adaptor.threads(1):
-        model = adaptor.load(source, example=calibration[0])
-        forms: dict[str, Model] = {}
+        model = LoadedModel(adaptor, adaptor.load(source, example=calibration[0]))
+        forms: dict[str, AnyModel] = {}
         for target in (NATIVE, PORTABLE, FULL_RANGE):
-            space = adaptor.space(model, detect().converting_for(target))
+            space = adaptor.space(model.held, detect().converting_for(target))
             space = space.restricted_to([Precision.INT8])
             if not forms:
-                observed = adaptor.observe(model, calibration, space)
-            forms[target] = adaptor.convert(
-                model, space.resolve(space.fastest_plan()), observed, space
-            )
-        decibels = {t: signal_to_noise(adaptor, model, form, unseen) for t, form in forms.items()}
+                observed = adaptor.observe(model.held, calibration, space)
+            tunable = model.in_space(space).observed(observed)
+            forms[target] = tunable.converted(space.resolve(space.fastest_plan()))
+        decibels = {t: signal_to_noise(model, form, unseen) for t, form in forms.items()}
         speeds = {}
         for size in sizes:
             batch = inputs(size, seed=3)
             compared = [model, forms[NATIVE], forms[PORTABLE]]
-            taken = timed(adaptor, compared, batch, warmup=2, iterations=rounds, time_limit=25)
+            taken = timed(compared, batch, warmup=2, iterations=rounds, time_limit=25)
             float_, native, portable = taken
             speeds[size] = {
                 "int8": words_of(ratio(native, float_).inverse),
@@ -88,8 +85,8 @@ def vision(framework: str, name: str, sizes: list[int], rounds: int) -> dict[str
     return {
         "products": {str(k): str(p) for k, p in adaptor.kernel_products(detect()).items()},
         "decibels": decibels,
-        "sizes": {target: adaptor.size(form) for target, form in forms.items()},
-        "float_size": adaptor.size(model),
+        "sizes": {target: form.size for target, form in forms.items()},
+        "float_size": model.size,
         "speeds": speeds,
     }
 
@@ -100,28 +97,32 @@ def search(framework: str, size: int, repeats: int, rounds: int) -> list[dict[st
     batch = Digits("test", framework == "tensorflow").images[:size]
     adaptor = adaptor_for(source)
     with adaptor.threads(1):
-        model = adaptor.load(source, example=batch)
-        lowest = _lowest(adaptor, model, framework)
+        model = LoadedModel(adaptor, adaptor.load(source, example=batch))
+        lowest = _lowest(model, framework)
         return [_searched(source, framework, model, lowest, batch, rounds) for _ in range(repeats)]
 
 
-def _lowest(adaptor: Any, model: Model, framework: str) -> Model:
+def _lowest(model: AnyModel, framework: str) -> AnyModel:
     """All that can be in INT8 in INT8, whether that is faster or not."""
-    space = adaptor.space(model, detect()).restricted_to([Precision.INT8])
+    space = model.adaptor.space(model.held, detect()).restricted_to([Precision.INT8])
     some = Digits("train", framework == "tensorflow").images[:100]
-    observed = adaptor.observe(model, [some], space)
-    return adaptor.convert(model, space.resolve(space.fastest_plan()), observed, space)
+    calibrated = model.in_space(space).calibrated([some])
+    return calibrated.converted(space.resolve(space.fastest_plan()))
 
 
 def _searched(
-    source: Any, framework: str, model: Model, lowest: Model, batch: np.ndarray, rounds: int
+    source: Any,
+    framework: str,
+    model: AnyModel,
+    lowest: AnyModel,
+    batch: np.ndarray,
+    rounds: int,
 ) -> dict[str, Any]:
     result = _result(source, framework, len(batch))
     report = result.report
-    adaptor = result.adaptor
-    with adaptor.threads(1):
-        compared = [model, lowest, result.held]
-        taken = timed(adaptor, compared, batch, warmup=10, iterations=rounds, time_limit=8)
+    with result.adaptor.threads(1):
+        compared = [model, lowest, result.loaded]
+        taken = timed(compared, batch, warmup=10, iterations=rounds, time_limit=8)
         float_, low, found = taken
     return {
         "met": result.met,
