@@ -26,14 +26,35 @@ def test_the_import_contracts_hold():
 @pytest.mark.parametrize(
     ("module", "line", "contract"),
     [
-        ("graph.py", "import neural_mp.core.hardware", "The vocabulary knows nobody above it"),
-        ("strategies/basic.py", "import neural_mp.tuning.tuner", "amp, search and strategies"),
-        ("strategies/basic.py", "import time", "amp, search and strategies"),
+        ("core/graph.py", "import neural_mp.space", "The vocabulary knows nobody above it"),
+        ("errors.py", "import neural_mp.common", "The vocabulary knows nobody above it"),
+        ("amp/lists.py", "import neural_mp.space", "The four lists know the vocabulary only"),
+        (
+            "strategies/basic.py",
+            "import neural_mp.tuning.tuner",
+            "amp, space, search and strategies",
+        ),
+        ("strategies/basic.py", "import time", "amp, space, search and strategies"),
+        ("space/space.py", "import torch", "amp, space, search and strategies"),
         ("adaptors/pytorch/graph.py", "import neural_mp.tuning.criterion", "Adaptors know neither"),
+        ("adaptors/common/repair.py", "import neural_mp.strategies", "Adaptors know neither"),
         ("adaptors/pytorch/graph.py", "import neural_mp.adaptors.tensorflow", "No adaptor knows"),
+        ("adaptors/common/repair.py", "import neural_mp.adaptors.onnxrt", "What is true of all"),
+        ("adaptors/common/conversion.py", "import onnx", "What is true of all"),
         ("tuning/tuner.py", "import neural_mp.adaptors.pytorch", "Tuning knows adaptors only"),
+        (
+            "tuning/tuner.py",
+            "import neural_mp.adaptors.common.repair",
+            "Tuning knows adaptors only",
+        ),
+        (
+            "tuning/fidelity.py",
+            "import neural_mp.metrics.predictions",
+            "Tuning knows adaptors only",
+        ),
         ("common.py", "import torch", "A framework is imported only inside"),
-        ("tuning/data.py", "import neural_mp.api.mixed_precision", "Nobody knows the face"),
+        ("tuning/batches.py", "import neural_mp.api.mixed_precision", "Nobody knows the face"),
+        ("adaptors/contract.py", "import neural_mp.testing", "Nobody knows the face"),
     ],
 )
 def test_breaking_an_import_contract_is_seen(tmp_path, module, line, contract):
