@@ -20,7 +20,6 @@ from neural_mp.adaptors.tensorflow.nodes import (
     TensorGraph,
     data_inputs,
     dtype_attribute,
-    make_constant,
     make_node,
     node_of,
     output_of,
@@ -65,9 +64,8 @@ def _untransposed(graph: TensorGraph, node: NodeDef) -> None:
     weight = graph.constant(node.input[1])
     if weight is None or not node.attr["transpose_b"].b:
         return
-    edited = graph.edit(node.name)
-    name = graph.unused(f"{node.name}/transposed")
-    edited.input[1] = graph.add(make_constant(name, np.ascontiguousarray(weight.T)))
+    edited, turned = graph.edit(node.name), np.ascontiguousarray(weight.T)
+    edited.input[1] = graph.put_constant(f"{node.name}/transposed", turned)
     edited.attr["transpose_b"].b = False
 
 
@@ -115,31 +113,15 @@ def _put_product(graph: TensorGraph, node: NodeDef, weight: Array, known: Shapes
     shape = _constant_shape(known[node.name][0])
     if shape is None:
         return
-    inner, name = int(weight.shape[0]), node.name
-    rows = graph.add(make_constant(graph.unused(f"{name}/rows"), np.array([-1, inner], np.int32)))
-    matrix = graph.add(
-        make_node(
-            "Reshape",
-            graph.unused(f"{name}/matrix"),
-            [node.input[0], rows],
-            T=tf.float32,
-            Tshape=tf.int32,
-        )
-    )
-    stored = np.ascontiguousarray(weight, np.float32)
-    constant = graph.add(make_constant(graph.unused(f"{name}/weight"), stored))
-    product = graph.add(
-        make_node(
-            "MatMul",
-            graph.unused(f"{name}/MatMul"),
-            [matrix, constant],
-            T=tf.float32,
-            transpose_a=False,
-            transpose_b=False,
-        )
-    )
-    sizes = graph.add(make_constant(graph.unused(f"{name}/sizes"), shape))
-    graph.add(make_node("Reshape", name, [product, sizes], T=tf.float32, Tshape=tf.int32))
+    name, rows = node.name, np.array([-1, weight.shape[0]], np.int32)
+    sizes = {"T": tf.float32, "Tshape": tf.int32}
+    told = graph.put_constant(f"{name}/rows", rows)
+    matrix = graph.put("Reshape", f"{name}/matrix", [node.input[0], told], **sizes)
+    factor = graph.put_constant(f"{name}/weight", np.ascontiguousarray(weight, np.float32))
+    plainly = {"T": tf.float32, "transpose_a": False, "transpose_b": False}
+    product = graph.put("MatMul", f"{name}/MatMul", [matrix, factor], **plainly)
+    told = graph.put_constant(f"{name}/sizes", shape)
+    graph.add(make_node("Reshape", name, [product, told], **sizes))
 
 
 def _constant_shape(shape: Shape) -> Array | None:
@@ -157,7 +139,7 @@ def _fix_reshapes(graph: TensorGraph, known: Shapes) -> None:
         shape = _constant_shape(known[node.name][0])
         if shape is not None:
             edited = graph.edit(node.name)
-            edited.input[1] = graph.add(make_constant(graph.unused(f"{node.name}/sizes"), shape))
+            edited.input[1] = graph.put_constant(f"{node.name}/sizes", shape)
             edited.attr["Tshape"].type = tf.int32.as_datatype_enum
 
 
@@ -176,35 +158,29 @@ def _sink_reshapes(graph: TensorGraph, outputs: frozenset[str], known: Shapes) -
         origins = {flat.get(base) for base in bases}
         if None in origins or len(origins) != 1 or dtype_attribute(node) is not tf.float32:
             continue
-        shape = now[reshapes[0].name]
-        width = _width(bases, now)
-        told = graph.constant(reshapes[0].input[1])
-        if shape is None or width is None or told is None or now[node.name] != shape:
+        shape, width = now[reshapes[0].name], _width(bases, now)
+        sizes = [graph.constant(reshape.input[1]) for reshape in reshapes]
+        told = {None if array is None else tuple(array) for array in sizes}
+        if shape is None or width is None or now[node.name] != shape:
             continue
-        others = [graph.constant(reshape.input[1]) for reshape in reshapes]
-        if any(other is None or not np.array_equal(other, told) for other in others):
+        if None in told or len(told) != 1:
             continue
         inputs = [_flat_input(graph, t, shape, width) for t in sources]
         if None in inputs or (node.op == "BiasAdd" and shape[-1] != width):
             continue
         edited = graph.edit(node.name)
         edited.input[: len(inputs)] = [t for t in inputs if t is not None]
-        behind = make_node(
+        behind = graph.put(
             "Reshape",
-            graph.unused(f"{node.name}/reshaped"),
+            f"{node.name}/reshaped",
             [node.name, reshapes[0].input[1]],
             T=tf.float32,
             Tshape=tf.as_dtype(reshapes[0].attr["Tshape"].type),
         )
-        moved[node.name] = graph.add(behind)
-        now[behind.name], now[node.name] = shape, (None, width)
+        moved[node.name] = behind
+        now[behind], now[node.name] = shape, (None, width)
         flat[node.name] = flat[bases.pop()]
-    stay = {*moved, *moved.values()}
-    for name, reader in list(graph.nodes.items()):
-        if name not in stay and any(plain(tensor) in moved for tensor in reader.input):
-            edited = graph.edit(name)
-            for position, tensor in enumerate(edited.input):
-                edited.input[position] = moved.get(plain(tensor), tensor)
+    graph.redirect(moved, unless={*moved, *moved.values()})
 
 
 def _width(bases: set[str], now: Mapping[str, Shape]) -> int | None:
@@ -225,17 +201,14 @@ def _flat_input(
     value = graph.constant(tensor)
     if value is None:
         return None
+    name = f"{tensor}/flat"
     if value.size == 1:
-        return tensor if value.ndim <= 2 else _stored(graph, tensor, value.reshape(()))
+        return tensor if value.ndim <= 2 else graph.put_constant(name, value.reshape(()))
     while value.ndim > 1 and value.shape[0] == 1:
         value = value[0]
     if value.size != width or value.shape != tuple(shape[-value.ndim :]):
         return None
-    return _stored(graph, tensor, value.reshape(-1))
-
-
-def _stored(graph: TensorGraph, tensor: str, value: Array) -> str:
-    return graph.add(make_constant(graph.unused(f"{tensor}/flat"), value))
+    return graph.put_constant(name, value.reshape(-1))
 
 
 def _join_reshapes(graph: TensorGraph, outputs: frozenset[str]) -> None:

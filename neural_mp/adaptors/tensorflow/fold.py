@@ -16,7 +16,6 @@ from neural_mp.adaptors.tensorflow.nodes import (
     TensorGraph,
     data_inputs,
     integers_attribute,
-    make_constant,
     make_node,
     output_of,
     text_attribute,
@@ -142,11 +141,9 @@ def _put_back(
     folded = (weight * scale).astype(np.float32)
     edited = graph.edit(layer.name)
     if not np.array_equal(folded, weight):
-        name = graph.unused(f"{layer.name}/weight")
-        edited.input[1] = graph.add(make_constant(name, folded))
-    bias = make_constant(graph.unused(f"{layer.name}/bias"), affine.shift.astype(np.float32))
-    graph.add(bias)
-    graph.add(make_node("BiasAdd", last.name, [layer.name, bias.name], T=tf.float32))
+        edited.input[1] = graph.put_constant(f"{layer.name}/weight", folded)
+    bias = graph.put_constant(f"{layer.name}/bias", affine.shift.astype(np.float32))
+    graph.add(make_node("BiasAdd", last.name, [layer.name, bias], T=tf.float32))
 
 
 def fold_paddings(graph: TensorGraph, known: Shapes) -> None:

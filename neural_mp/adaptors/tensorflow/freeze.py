@@ -18,6 +18,8 @@ from neural_mp.adaptors.tensorflow.nodes import (
     GraphDef,
     NodeDef,
     TensorGraph,
+    data_inputs,
+    is_control,
     make_constant,
     make_node,
     node_of,
@@ -86,7 +88,7 @@ def _frozen(
             handles[name] = handles[source]
     values: dict[str, str] = {}
     for node in list(graph.nodes.values()):
-        read = [handles.get(node_of(t)) for t in node.input if not t.startswith("^")]
+        read = [handles.get(node_of(t)) for t in data_inputs(node)]
         if node.name in handles or not any(read):
             continue
         external = captured[read[0]] if read[0] else None
@@ -108,7 +110,7 @@ def _replace_read(graph: TensorGraph, node: NodeDef, handle: Any, values: dict[s
         value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype).numpy()
     except (tf.errors.OpError, AttributeError) as error:
         raise _no_constant(node.name) from error
-    controls = [t for t in node.input if t.startswith("^")]
+    controls = list(filter(is_control, node.input))
     if node.op == "ReadVariableOp":
         graph.add(make_constant(node.name, value))
         graph.nodes[node.name].input.extend(controls)
@@ -117,16 +119,15 @@ def _replace_read(graph: TensorGraph, node: NodeDef, handle: Any, values: dict[s
         raise ModelLoadError(f"node {node.name!r} gathers from a variable in batches; export it so")
     key = plain(node.input[0])
     if key not in values:
-        values[key] = graph.add(make_constant(graph.unused(f"{node.name}/table"), value))
-    axis = graph.add(make_constant(graph.unused(f"{node.name}/axis"), np.int32(0)))
-    graph.add(
-        make_node(
-            "GatherV2",
-            node.name,
-            [values[key], node.input[1], axis, *controls],
-            Tparams=dtype,
-            Tindices=tf.as_dtype(node.attr["Tindices"].type),
-            Taxis=tf.int32,
-            batch_dims=0,
-        )
+        values[key] = graph.put_constant(f"{node.name}/table", value)
+    axis = graph.put_constant(f"{node.name}/axis", np.int32(0))
+    gathered = make_node(
+        "GatherV2",
+        node.name,
+        [values[key], node.input[1], axis, *controls],
+        Tparams=dtype,
+        Tindices=tf.as_dtype(node.attr["Tindices"].type),
+        Taxis=tf.int32,
+        batch_dims=0,
     )
+    graph.add(gathered)

@@ -13,7 +13,6 @@ from neural_mp.adaptors.tensorflow.nodes import (
     TensorGraph,
     constant_shape,
     data_inputs,
-    make_constant,
     node_of,
 )
 
@@ -178,5 +177,5 @@ def _put(graph: TensorGraph, name: str, value: Array, stem: str) -> None:
 
 
 def _put_at(graph: TensorGraph, name: str, position: int, value: Array, stem: str) -> None:
-    constant = make_constant(graph.unused(f"{name}/repaired_{stem}"), value)
-    graph.edit(name).input[position] = graph.add(constant)
+    constant = graph.put_constant(f"{name}/repaired_{stem}", value)
+    graph.edit(name).input[position] = constant

@@ -15,8 +15,8 @@ from neural_mp.adaptors.tensorflow.integer_kernels import U8
 from neural_mp.adaptors.tensorflow.nodes import (
     Array,
     NodeDef,
+    TensorGraph,
     integers_attribute,
-    make_node,
     text_attribute,
 )
 from neural_mp.adaptors.tensorflow.tensor_forms import Forms
@@ -55,7 +55,7 @@ def pad_stored(
         shape: of the tensor, as far as it is known.
     """
     graph = forms.graph
-    told = forms.constant(f"{name}/amounts", amounts.astype(np.int32))
+    told = graph.put_constant(f"{name}/amounts", amounts.astype(np.int32))
     last = forms.bits(stored, name)
     width = _together(shape, amounts)
     kind, number = _WIDE.get(width, (tf.uint8, np.uint8))
@@ -63,23 +63,16 @@ def pad_stored(
     if width > 1:
         assert shape is not None
         sizes = [size or -1 for size in shape]
-        last = _reshaped(forms, last, f"{name}/split", [-1, *sizes[1:3], sizes[3] // width, width])
-        last = graph.add(
-            make_node("Bitcast", graph.unused(f"{name}/wide"), [last], T=tf.uint8, type=kind)
-        )
-    value = forms.constant(f"{name}/zero", zero)
-    last = graph.add(
-        make_node(
-            "PadV2", graph.unused(f"{name}/padded"), [last, told, value], T=kind, Tpaddings=tf.int32
-        )
-    )
+        split = [-1, *sizes[1:3], sizes[3] // width, width]
+        last = _reshaped(graph, last, f"{name}/split", split)
+        last = graph.put("Bitcast", f"{name}/wide", [last], T=tf.uint8, type=kind)
+    value = graph.put_constant(f"{name}/zero", zero)
+    last = graph.put("PadV2", f"{name}/padded", [last, told, value], T=kind, Tpaddings=tf.int32)
     if width > 1:
-        last = graph.add(
-            make_node("Bitcast", graph.unused(f"{name}/bytes"), [last], T=kind, type=tf.uint8)
-        )
+        last = graph.put("Bitcast", f"{name}/bytes", [last], T=kind, type=tf.uint8)
         after = [size + int(amounts[axis].sum()) for axis, size in enumerate(sizes)]
-        last = _reshaped(forms, last, f"{name}/joined", [-1, *after[1:3], sizes[3]])
-    return graph.add(make_node("Bitcast", graph.unused(name), [last], T=tf.uint8, type=U8))
+        last = _reshaped(graph, last, f"{name}/joined", [-1, *after[1:3], sizes[3]])
+    return graph.put("Bitcast", name, [last], T=tf.uint8, type=U8)
 
 
 def _together(shape: Shape, amounts: Array) -> int:
@@ -89,8 +82,6 @@ def _together(shape: Shape, amounts: Array) -> int:
     return next((width for width in _WIDE if (shape[3] or 1) % width == 0), 1)
 
 
-def _reshaped(forms: Forms, tensor: str, name: str, sizes: list[int]) -> str:
-    told = forms.constant(f"{name}/sizes", np.array(sizes, np.int32))
-    return forms.graph.add(
-        make_node("Reshape", forms.graph.unused(name), [tensor, told], T=tf.uint8, Tshape=tf.int32)
-    )
+def _reshaped(graph: TensorGraph, tensor: str, name: str, sizes: list[int]) -> str:
+    told = graph.put_constant(f"{name}/sizes", np.array(sizes, np.int32))
+    return graph.put("Reshape", name, [tensor, told], T=tf.uint8, Tshape=tf.int32)
