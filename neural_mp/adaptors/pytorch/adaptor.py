@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from neural_mp.adaptors.common.calibration import TensorSummary
 from neural_mp.adaptors.common.capability_builder import OpKernels
 from neural_mp.adaptors.common.channel_scaling import Layer, LayerChange
+from neural_mp.adaptors.common.given_inputs import GivenInputs
 from neural_mp.adaptors.common.kernel_products import Products
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
 from neural_mp.adaptors.pytorch import (
@@ -43,6 +44,7 @@ from neural_mp.core.byte_products import KernelKind
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.observations import Range
+from neural_mp.core.words import Capture
 from neural_mp.space import ResolvedPlan
 
 
@@ -58,11 +60,11 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         inputs: Any = None,
         outputs: Any = None,
         example: Any = None,
-        capture: str = "whole",
+        capture: Capture = Capture.WHOLE,
     ) -> TorchModel:
         """Capture a module, or take in an exported program. `inputs` may hold example tensors."""
         with torch.no_grad():
-            model = loading.load(source, inputs, example, capture)
+            model = loading.load(source, GivenInputs.read(inputs, None, example), capture)
         if outputs is None:
             return model
         ignored = "outputs is not used for PyTorch: a module returns what its forward returns"

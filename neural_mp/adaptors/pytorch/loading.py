@@ -24,24 +24,23 @@ from neural_mp.adaptors.pytorch.input_sizes import SIZES, fixed_batch_sizes
 from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.prepare import drop_updates, prepare
 from neural_mp.adaptors.pytorch.submodules import capture_modules, private
+from neural_mp.core.words import Capture
 from neural_mp.errors import ConfigurationError, ModelLoadError
 
 
-def load(source: Any, inputs: Any, example: Any, how: str) -> TorchModel:
+def load(source: Any, wanted: GivenInputs, how: Capture) -> TorchModel:
     """Capture a module, or take in an exported program or its file.
 
     Args:
         source: `nn.Module`, `ExportedProgram` or a path.
-        inputs: names of the parameters the data goes to, or example tensors.
-        example: the inputs of one batch of the user's data, if there is any.
-        how: `whole`, or `modules` to capture the modules one by one.
+        wanted: the parameters the data goes to, and the inputs of one batch.
+        how: whether modules are captured one by one.
     """
     if isinstance(source, str | Path):
         source = _read(Path(source))
     if isinstance(source, ExportedProgram):
         return _from_program(source)
     _refuse_unsuitable(source)
-    wanted = GivenInputs.read(inputs, None, example)
     convention = convention_of(source, wanted.names)
     unknown = [name for name in wanted.names if name not in convention.parameters]
     if unknown:
@@ -58,7 +57,7 @@ def load(source: Any, inputs: Any, example: Any, how: str) -> TorchModel:
             f"no data was given, so the model was captured with an inferred input, {call}; "
             f"set inputs to an example tensor to be sure"
         )
-    if how == "modules":
+    if how == Capture.MODULES:
         return _in_modules(source, call, convention, warnings)
     program = capture.capture(source, call)
     return _assemble(program, call, convention, source, warnings)

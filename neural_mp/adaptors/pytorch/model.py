@@ -168,18 +168,20 @@ def has_tensors(node: Node) -> bool:
     return any(isinstance(v, torch.Tensor) for v in values)
 
 
-def add_constant(module: GraphModule, name: str, value: torch.Tensor, like: Node) -> Node:
-    """Register a buffer and read it right before node `like`.
-
-    The name is made unique by a number behind it.
-    """
+def add_constant(module: GraphModule, name: str, value: torch.Tensor, before: Node) -> Node:
+    """Register a buffer, with a number behind its name, and read it right before a node."""
     number = 0
     while hasattr(module, f"{name}_{number}"):
         number += 1
     module.register_buffer(f"{name}_{number}", value)
-    with module.graph.inserting_before(like):
-        node: Node = module.graph.get_attr(f"{name}_{number}")
-    node.meta["val"] = value
+    return read_constant(module, f"{name}_{number}", before)
+
+
+def read_constant(module: GraphModule, target: str, before: Node) -> Node:
+    """Read a parameter or buffer right before a node."""
+    with module.graph.inserting_before(before):
+        node: Node = module.graph.get_attr(target)
+    node.meta["val"] = constant(module, node)
     return node
 
 

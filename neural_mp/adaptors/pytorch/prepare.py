@@ -109,7 +109,7 @@ def _fold_batch_norms(module: GraphModule) -> None:
             layer.target in INTEGER_LAYERS
             and len(layer.users) == 1
             and all(r.target is operator.getitem and r.args[1] == 0 for r in results)
-            and constant(module, layer.args[1]) is not None
+            and all(part is None or constant(module, part) is not None for part in layer.args[1:3])
             and (layer.target is not LINEAR or norm.meta["val"][0].ndim == 2)
         ):
             _fold(module, layer, norm)

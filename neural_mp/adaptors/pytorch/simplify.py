@@ -8,7 +8,13 @@ import torch
 from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.pytorch.layers import CONVOLUTIONS, LINEAR, PADDING, per_axis
-from neural_mp.adaptors.pytorch.model import add_constant, arguments, constant, set_arguments
+from neural_mp.adaptors.pytorch.model import (
+    add_constant,
+    arguments,
+    constant,
+    read_constant,
+    set_arguments,
+)
 
 aten = torch.ops.aten
 
@@ -85,16 +91,12 @@ class _Products:
 
     def _transposed(self, source: Node, factor: torch.Tensor, before: Node) -> Node:
         name = str(source.target)
-        if name not in self.transposed:
-            weight = add_constant(
-                self.module, f"{source.name}_transposed", factor.t().contiguous(), before
-            )
-            self.transposed[name] = str(weight.target)
-            return weight
-        with self.module.graph.inserting_before(before):
-            again: Node = self.module.graph.get_attr(self.transposed[name])
-        again.meta["val"] = constant(self.module, again)
-        return again
+        if name in self.transposed:
+            return read_constant(self.module, self.transposed[name], before)
+        values = factor.t().contiguous()
+        weight = add_constant(self.module, f"{source.name}_transposed", values, before)
+        self.transposed[name] = str(weight.target)
+        return weight
 
 
 def _is_bias(module: GraphModule, bias: Any, product: Node) -> bool:

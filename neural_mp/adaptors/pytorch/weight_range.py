@@ -11,13 +11,8 @@ from neural_mp.adaptors.pytorch import quantize_ops as ops
 from neural_mp.adaptors.pytorch.fusion import is_node
 from neural_mp.adaptors.pytorch.integer_kernels import rewritten
 from neural_mp.adaptors.pytorch.layers import INTEGER_LAYERS, kernel_kind
-from neural_mp.adaptors.pytorch.model import (
-    TorchModel,
-    add_constant,
-    arguments,
-    attribute,
-    set_arguments,
-)
+from neural_mp.adaptors.pytorch.model import TorchModel, attribute
+from neural_mp.adaptors.pytorch.write_int8 import IntegerWeights
 from neural_mp.core.byte_products import REDUCED_RANGE, WEIGHT_LIMITS, KernelKind
 
 
@@ -33,19 +28,9 @@ def with_reduced_weights(model: TorchModel) -> TorchModel:
 
 
 def _reduce(module: GraphModule) -> None:
+    weights = IntegerWeights(module)
     for layer in saturating(_weights(module)):
-        pair = arguments(layer)["weight"]
-        integers, scales = (attribute(module, str(node.target)) for node in pair.args)
-        real = ops.dequantize_weight(integers, scales)
-        rounded = ops.quantize_weight(real, WEIGHT_LIMITS[REDUCED_RANGE])
-        stored = tuple(
-            add_constant(module, f"{layer.name}_weight_{word}", value, pair)
-            for word, value in zip(("int8", "scales"), rounded, strict=True)
-        )
-        with module.graph.inserting_before(pair):
-            reduced = module.graph.call_function(ops.dequantize_weight, stored)
-        reduced.meta = dict(pair.meta)
-        set_arguments(layer, weight=reduced)
+        weights.store(layer, WEIGHT_LIMITS[REDUCED_RANGE])
 
 
 def _weights(module: GraphModule) -> Iterator[IntegerWeight[Node]]:

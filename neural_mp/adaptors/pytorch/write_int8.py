@@ -16,8 +16,10 @@ from neural_mp.adaptors.pytorch.model import (
     OP_NAME,
     add_constant,
     arguments,
+    attribute,
     constant,
     op_nodes,
+    read_constant,
     set_arguments,
     tensor_name,
 )
@@ -39,13 +41,13 @@ def insert_quantization(
     for tensor, root in flow.root.items():
         if tensor in nodes:  # others are of another part of the model
             _quantize(module, nodes[tensor], Encoding.of(ranges[root]), flow)
-    weights = _Weights(module)
+    weights = IntegerWeights(module)
     for name, node in op_nodes(module).items():
         # A plan may also name what runs along with a layer; only layers have weights.
         approach = plan[name].approach if name in plan else None
         if approach is None or node.target not in WEIGHTED:
             continue
-        weights.quantize(node, weight_limit(plan[name].weight))
+        weights.store(node, weight_limit(plan[name].weight))
         if approach is Approach.DYNAMIC:
             _quantize_dynamically(node)
 
@@ -84,31 +86,30 @@ def _quantize(module: GraphModule, node: Node, encoding: Encoding, flow: Quantiz
             reader.replace_input_with(node, dequantized(torch.float32))
 
 
-class _Weights:
+class IntegerWeights:
     """Stores the weights of one graph as integers: once, however many layers share one."""
 
     def __init__(self, module: GraphModule) -> None:
         self.module = module
-        self.stored: dict[tuple[str, int], tuple[str, str]] = {}
+        self.stored: dict[tuple[str, int], tuple[str, ...]] = {}
 
-    def quantize(self, layer: Node, limit: int) -> None:
-        """Let a layer read its weight from integers of ±`limit`."""
-        source = arguments(layer)["weight"]
-        key = str(source.target), limit
+    def store(self, layer: Node, limit: int) -> None:
+        """Let a layer read its weight, real or stored already, from integers of ±`limit`."""
+        module, source = self.module, arguments(layer)["weight"]
+        weight = constant(module, source)
+        read = [source] if weight is not None else source.args
+        key = str(read[0].target), limit
         if key not in self.stored:
-            weight = constant(self.module, source)
-            assert weight is not None
-            integers, scales = ops.quantize_weight(weight, limit)
-            stem = f"{layer.name}_weight"
-            self.stored[key] = (
-                str(add_constant(self.module, f"{stem}_int8", integers, layer).target),
-                str(add_constant(self.module, f"{stem}_scales", scales, layer).target),
+            if weight is None:
+                weight = ops.dequantize_weight(*(attribute(module, node.target) for node in read))
+            parts = zip(("int8", "scales"), ops.quantize_weight(weight, limit), strict=True)
+            self.stored[key] = tuple(
+                str(add_constant(module, f"{layer.name}_weight_{word}", value, layer).target)
+                for word, value in parts
             )
-        with self.module.graph.inserting_before(layer):
-            stored = tuple(self.module.graph.get_attr(name) for name in self.stored[key])
-            dequantized = self.module.graph.call_function(ops.dequantize_weight, stored)
-        for node in stored:
-            node.meta["val"] = constant(self.module, node)
+        stored = tuple(read_constant(module, name, layer) for name in self.stored[key])
+        with module.graph.inserting_before(layer):
+            dequantized = module.graph.call_function(ops.dequantize_weight, stored)
         dequantized.meta["val"] = source.meta["val"].float()
         set_arguments(layer, weight=dequantized)
 
