@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -146,7 +145,7 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
 
     def fingerprint(self, model: OnnxModel) -> str:
         """Of all nodes in order, weights included."""
-        return storage.digest(model.runs, hashlib.sha256())
+        return storage.digest(model.runs)
 
     def first_non_finite(self, model: OnnxModel, inputs: Any) -> str | None:
         """The first op whose result holds NaN or Inf."""

@@ -42,12 +42,8 @@ from neural_mp.core.words import Algorithm, Granularity, Scheme, StoredType
 _UNSIGNED = QuantSpec(StoredType.UINT8, Scheme.SYMMETRIC, Granularity.PER_CHANNEL)
 _SCATTERS = ("ScatterElements", "ScatterND")
 _SIXTEEN = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
-#: The integer kernel of a layer, and the domain of its name.
-_KERNELS = {
-    "Conv": ("", "QLinearConv"),
-    "MatMul": (CONTRIB, "MatMulIntegerToFloat"),
-    "Gemm": (CONTRIB, "MatMulIntegerToFloat"),
-}
+#: The integer kernel of products of matrices, in the domain of ONNX Runtime's own ops.
+_PRODUCT = "MatMulIntegerToFloat"
 
 
 def kernels(model: OnnxModel, products: Products) -> dict[str, OpKernels]:
@@ -140,8 +136,8 @@ class _Judge:
         if name not in self.model.structure.fusion_groups:
             return self._no_kernel(name, node)
         provider = self.model.provider
-        joined = (CONTRIB, JOINERS.get(node.op_type, ""))
-        domain, kernel = _KERNELS.get(node.op_type, joined)
+        domain = "" if node.op_type == "Conv" else CONTRIB
+        kernel = _PRODUCT if node.op_type in ("MatMul", "Gemm") else f"QLinear{node.op_type}"
         if not has_kernel(provider, kernel, domain):
             return f"{provider} has no integer kernel for {node.op_type}"
         if not all(is_float32(v) for v in node.inputs if v is not None):

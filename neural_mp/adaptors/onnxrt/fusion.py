@@ -19,16 +19,8 @@ Step = fusion.Step[ir.Node, ir.Value]
 
 #: Layers with constant weights, their second input.
 LAYERS = ("Conv", "MatMul", "Gemm")
-#: Ops with an integer kernel that reads and writes scales of its own → that kernel.
-JOINERS = {
-    "Add": "QLinearAdd",
-    "Mul": "QLinearMul",
-    "Concat": "QLinearConcat",
-    "AveragePool": "QLinearAveragePool",
-    "GlobalAveragePool": "QLinearGlobalAveragePool",
-    "Sigmoid": "QLinearSigmoid",
-    "LeakyRelu": "QLinearLeakyRelu",
-}
+#: Ops with an integer kernel that reads and writes scales of its own, such as `QLinearAdd`.
+JOINERS = ("Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "Sigmoid", "LeakyRelu")
 #: Ops that only move or select values, as ONNX Runtime has them for uint8, too.
 _AGNOSTIC = (
     *("MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split"),

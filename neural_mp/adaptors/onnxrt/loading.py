@@ -62,14 +62,15 @@ def load(source: Any, wanted: GivenInputs, provider: str) -> OnnxModel:
     _keep_outputs(program, signature)
     folder = origin.folder if origin else None
     feeds, unsure = wanted.feeds(signature)
-    warnings, obstacle = _prepared(program, given, signature, feeds, folder, provider)
-    if obstacle is not None:
-        program = program_of(read)
+    obstacle = None
+    try:
+        warnings = _prepared(program, given, signature, feeds, folder, provider)
+        if opset_of(program) < LEAST_OPSET:
+            obstacle = "it uses no operators of ai.onnx"
+    except ConversionError as error:
+        obstacle, warnings, program = str(error), [], program_of(read)
         name_nodes(program)
         _keep_outputs(program, signature)
-    opset = opset_of(program)
-    if obstacle is None and opset < LEAST_OPSET:
-        obstacle = "it uses no operators of ai.onnx"
     if obstacle is not None:
         warnings.append(f"nothing of the model can be converted: {obstacle}")
     return OnnxModel(
@@ -79,7 +80,7 @@ def load(source: Any, wanted: GivenInputs, provider: str) -> OnnxModel:
         given,
         origin,
         warnings=(*warnings, *unsure),
-        opset=opset,
+        opset=opset_of(program),
         obstacle=obstacle,
         provider=provider,
         held=read.held,
@@ -93,33 +94,44 @@ def _prepared(
     feeds: dict[str, Array],
     folder: Path | None,
     provider: str,
-) -> tuple[list[str], str | None]:
-    """Prepare a graph, in place, and make sure that it still runs, and computes the same."""
+) -> list[str]:
+    """Prepare a graph, in place, and make sure that it still runs, and computes the same.
+
+    Returns:
+        What the user should know.
+
+    Raises:
+        ConversionError: why nothing of the graph can be converted.
+    """
     try:
-        warnings, obstacle = prepare(program, folder)
-        if obstacle is not None:
-            return [], obstacle
-        prepared = Runner(program, folder, provider, level=PLAIN)
-    except ConversionError as error:
-        return [], f"prepared for it, {error}"
+        warnings = prepare(program, folder)
+    except ConversionError:
+        raise
     except Exception as error:
         # What the passes of onnx-ir raise depends on what they meet.
         logger.debug("a graph cannot be prepared", exc_info=True)
-        return [], f"its graph cannot be prepared for it: {in_one_line(error)}"
+        raise ConversionError(
+            f"its graph cannot be prepared for it: {in_one_line(error)}"
+        ) from error
+    try:
+        prepared = Runner(program, folder, provider, level=PLAIN)
+    except ConversionError as error:
+        raise ConversionError(f"prepared for it, {error}") from error
     if opset_of(program) == opset_of(given):
-        return warnings, None
+        return warnings
     names = [port.tensor for port in signature.outputs]
     try:
         expected = Runner(given, folder, provider, level=PLAIN)(feeds, names)
     except ConversionError:
-        return warnings, None  # it does not run on what was made up for it
+        return warnings  # it does not run on what was made up for it
+    raised = f"opset {opset_of(given)} cannot be raised"
     try:
         found = prepared(feeds, names)
     except ConversionError as error:
-        return [], f"opset {opset_of(given)} cannot be raised: {error}"
-    if all(_close(one, other) for one, other in zip(found, expected, strict=True)):
-        return warnings, None
-    return [], f"opset {opset_of(given)} cannot be raised: the raised model computes something else"
+        raise ConversionError(f"{raised}: {error}") from error
+    if not all(_close(one, other) for one, other in zip(found, expected, strict=True)):
+        raise ConversionError(f"{raised}: the raised model computes something else")
+    return warnings
 
 
 def _close(one: Any, other: Any) -> bool:
@@ -204,25 +216,21 @@ def program_of(read: _Read) -> ir.Model:
 
 def _signature(program: ir.Model) -> Signature:
     fed = [value for value in program.graph.inputs if not value.is_initializer()]
-    outputs = tuple(map(port_of, program.graph.outputs))
+    outputs = tuple(map(_port, program.graph.outputs))
     returns = 0 if len(outputs) == 1 else list(range(len(outputs)))
-    return Signature(tuple(map(port_of, fed)), outputs, returns)
+    return Signature(tuple(map(_port, fed)), outputs, returns)
 
 
-def port_of(value: ir.Value) -> Port:
+def _port(value: ir.Value) -> Port:
     """How an input or output is called and what it takes."""
     name = str(value.name)
     if not isinstance(value.type, ir.TensorType) or value.dtype is None:
         return Port(name, name, None, None)
     dtype = np.dtype(object) if value.dtype is ir.DataType.STRING else value.dtype.numpy()
-    return Port(name, name, np.dtype(dtype), sizes_of(value))
-
-
-def sizes_of(value: ir.Value) -> tuple[int | None, ...] | None:
-    """Its shape, with None for sizes that are not known."""
-    if value.shape is None:
-        return None
-    return tuple(size if isinstance(size, int) else None for size in value.shape)
+    shape = None
+    if value.shape is not None:
+        shape = tuple(size if isinstance(size, int) else None for size in value.shape)
+    return Port(name, name, np.dtype(dtype), shape)
 
 
 def _keep_outputs(program: ir.Model, signature: Signature) -> None:

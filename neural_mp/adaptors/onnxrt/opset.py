@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import onnx_ir as ir
+from onnxscript import version_converter
 
-from neural_mp.errors import in_one_line
+from neural_mp.errors import ConversionError, in_one_line
 
 logger = logging.getLogger(__name__)
 
@@ -26,24 +27,23 @@ def opset_of(program: ir.Model) -> int:
     return imports.get("", imports.get("ai.onnx", 0))
 
 
-def raise_opset(program: ir.Model) -> str | None:
+def raise_opset(program: ir.Model) -> None:
     """Write a graph in the least opset that conversions need, in place.
 
-    Returns:
-        Why it could not be done, if so.
+    Raises:
+        ConversionError: the converter cannot do it.
     """
-    from onnxscript import version_converter
-
     before = opset_of(program)
+    refused = f"opset {before} cannot be raised to {LEAST_OPSET}"
     try:
         with _quiet("onnxscript.version_converter"):
             version_converter.convert_version(program, LEAST_OPSET, fallback=True)
     except Exception as error:
         # The converter asserts, and raises whatever its C++ half throws.
         logger.debug("the opset cannot be raised", exc_info=True)
-        return f"opset {before} cannot be raised to {LEAST_OPSET}: {in_one_line(error)}"
+        raise ConversionError(f"{refused}: {in_one_line(error)}") from error
     if opset_of(program) != LEAST_OPSET:
-        return f"opset {before} cannot be raised to {LEAST_OPSET}: the model uses what changed"
+        raise ConversionError(f"{refused}: the model uses what changed")
     program.ir_version = max(program.ir_version, _LEAST_IR_VERSION)
     if before <= _UNSHIFTED:
         for node in program.graph.all_nodes():
@@ -52,7 +52,6 @@ def raise_opset(program: ir.Model) -> str | None:
                 mode = ir.AttrString("coordinate_transformation_mode", "asymmetric")
                 node.attributes.add(mode)
                 node.attributes.add(ir.AttrString("nearest_mode", "floor"))
-    return None
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from neural_mp.adaptors.onnxrt.opset import LEAST_OPSET, opset_of, raise_opset
 logger = logging.getLogger(__name__)
 
 
-def prepare(program: ir.Model, folder: Path | None) -> tuple[list[str], str | None]:
+def prepare(program: ir.Model, folder: Path | None) -> list[str]:
     """Prepare a graph, in place.
 
     Functions are inlined, the opset raised where it lacks what conversions need, constants
@@ -27,25 +27,25 @@ def prepare(program: ir.Model, folder: Path | None) -> tuple[list[str], str | No
         folder: where its external data lies.
 
     Returns:
-        What the user should know, and why nothing can be converted, if so.
+        What the user should know.
+
+    Raises:
+        ConversionError: the opset cannot be raised.
     """
     _use_plain_domain(program)
     if program.functions:
         common.InlinePass()(program)
     common.RemoveInitializersFromInputsPass()(program)
     notes: list[str] = []
-    obstacle = None
     before = opset_of(program)
     if 0 < before < LEAST_OPSET:
-        obstacle = raise_opset(program)
+        raise_opset(program)
         notes.append(
             f"the model's opset {before} was raised to {LEAST_OPSET}, the first that holds "
             f"quantization per channel and bfloat16"
         )
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(program)
     name_nodes(program)
-    if obstacle is not None:
-        return [], obstacle
     for node in list(program.graph):
         remove_identity(program.graph, node)
     infer_shapes(program)
@@ -56,7 +56,7 @@ def prepare(program: ir.Model, folder: Path | None) -> tuple[list[str], str | No
         write_out_axes(node, names)
     common.RemoveUnusedNodesPass()(program)
     name_nodes(program)
-    return notes, None
+    return notes
 
 
 def _use_plain_domain(program: ir.Model) -> None:

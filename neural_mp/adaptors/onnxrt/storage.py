@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -116,14 +116,10 @@ def _write(program: ir.Model, path: Path) -> None:
 
 def whole(model: OnnxModel) -> onnx.ModelProto:
     """The model as a message, with all weights in it."""
-    return _whole(model.runs)
-
-
-def _whole(program: ir.Model) -> onnx.ModelProto:
-    message = ir.to_proto(program)
+    message = ir.to_proto(model.runs)
     for tensor in message.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            value = program.graph.initializers[tensor.name].const_value
+            value = model.runs.graph.initializers[tensor.name].const_value
             assert value is not None
             del tensor.external_data[:]
             tensor.ClearField("data_location")
@@ -131,16 +127,16 @@ def _whole(program: ir.Model) -> onnx.ModelProto:
     return message
 
 
-def digest(program: ir.Model, running: Any) -> str:
+def digest(program: ir.Model) -> str:
     """Of all nodes in order, weights included, whatever file those lie in."""
     bare = ir.to_proto(program)
     del bare.graph.initializer[:]
-    running.update(bare.SerializeToString(deterministic=True))
+    running = hashlib.sha256(bare.SerializeToString(deterministic=True))
     for name, value in sorted(program.graph.initializers.items()):
         running.update(name.encode())
         if value.const_value is not None:
             running.update(_content(value.const_value))
-    return str(running.hexdigest())
+    return running.hexdigest()
 
 
 def _content(tensor: ir.TensorProtocol) -> bytes:

@@ -88,20 +88,15 @@ class _Writer:
             write_kernel(self.forms, fusion_group, config)
 
     def _write_16_bit(self, node: ir.Node, form: str) -> None:
-        native = form != BF16 or runs_natively(
-            self.model.provider, node, self.model.opset, "bfloat16"
-        )
-        typed = typed_inputs(node, self.model.opset)
+        provider, opset = self.model.provider, self.model.opset
+        native = form != BF16 or runs_natively(provider, node, opset, "bfloat16")
+        read = self.forms.real if native else self.forms.widened
+        typed = typed_inputs(node, opset)
         for position, value in enumerate(node.inputs):
-            if value is None:
-                continue
-            if position not in typed:
-                changed = self.forms.real(value) if value in self.structure.names else value
-            else:
-                changed = (
-                    self.forms.real(value, form) if native else self.forms.widened(value, form)
-                )
-            node.replace_input_with(position, changed)
+            if value is not None and position in typed:
+                node.replace_input_with(position, read(value, form))
+            elif value is not None and value in self.structure.names:
+                node.replace_input_with(position, self.forms.real(value))
         (result, *_) = node.outputs
         if native:
             self.forms.put(result, form, result)
