@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-#: The kinds whose op type is the same word: `conv_transpose` is ONNX's `ConvTranspose`.
-_ALIKE = (
-    *("conv", "conv_transpose", "einsum", "sub", "mul", "div"),
-    *("elu", "celu", "selu", "sigmoid", "tanh", "softplus", "softsign", "gelu", "mish"),
-    *("hard_sigmoid", "hard_swish", "erf", "log", "sqrt", "reciprocal", "softmax", "log_softmax"),
-    *("exp", "pow", "sinh", "cosh", "tan", "asin", "acos", "abs", "ceil", "floor", "round", "sign"),
-    *("neg", "clip", "relu", "concat", "split", "slice", "tile", "pad", "identity", "transpose"),
-    *("where", "space_to_depth", "depth_to_space"),
-)
+from neural_mp.adaptors.common.op_kinds import in_camel_case
+
 #: Kind (see `neural_mp.amp.KINDS`) → op types.
 TYPES: Mapping[str, tuple[str, ...]] = {
-    **{kind: (kind.title().replace("_", ""),) for kind in _ALIKE},
+    **in_camel_case(
+        "conv conv_transpose einsum sub mul div elu celu selu sigmoid tanh softplus softsign "
+        "gelu mish hard_sigmoid hard_swish erf log sqrt reciprocal softmax log_softmax exp pow "
+        "sinh cosh tan asin acos abs ceil floor round sign neg clip relu concat split slice "
+        "tile pad identity transpose where space_to_depth depth_to_space"
+    ),
     "matmul": ("MatMul", "Gemm"),
     "add": ("Add", "Sum"),
     "avg_pool": ("AveragePool", "GlobalAveragePool"),
