@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
+from neural_mp.adaptors.common.affine import Affine
 from neural_mp.adaptors.common.signature import Shape
 from neural_mp.adaptors.tensorflow.nodes import (
     Array,
@@ -25,20 +23,6 @@ from neural_mp.adaptors.tensorflow.shapes import Shapes
 #: Layers with a constant weight, and how many axes their result has.
 LAYERS = {"Conv2D": 4, "DepthwiseConv2dNative": 4, "MatMul": 2}
 ADDITIONS = ("Add", "AddV2")
-
-
-@dataclass
-class _Affine:
-    """scale · x + shift, per channel, in float64 so that a chain rounds once."""
-
-    scale: NDArray[np.float64]
-    shift: NDArray[np.float64]
-
-    def then_scale(self, factor: Array) -> None:
-        self.scale, self.shift = self.scale * factor, self.shift * factor
-
-    def then_add(self, value: Array) -> None:
-        self.shift = self.shift + value
 
 
 def output_channels(node: NodeDef, weight: Array) -> int:
@@ -68,8 +52,7 @@ def fold_affine_chains(graph: TensorGraph, outputs: frozenset[str]) -> None:
         weight = graph.constant(node.input[1])
         if weight is None or weight.dtype != np.float32:
             continue
-        channels = output_channels(node, weight)
-        affine = _Affine(np.ones(channels), np.zeros(channels))
+        affine = Affine.identity(output_channels(node, weight))
         chain: list[NodeDef] = []
         last = node
         while last.name not in outputs:
@@ -82,7 +65,7 @@ def fold_affine_chains(graph: TensorGraph, outputs: frozenset[str]) -> None:
             _put_back(graph, node, weight, affine, last)
 
 
-def _absorb(graph: TensorGraph, node: NodeDef, position: int, affine: _Affine, axes: int) -> bool:
+def _absorb(graph: TensorGraph, node: NodeDef, position: int, affine: Affine, axes: int) -> bool:
     """Take a node into an affine map; False where it is none."""
     if node.op.startswith("FusedBatchNorm"):
         return _absorb_norm(graph, node, position, affine)
@@ -110,7 +93,7 @@ def _absorb(graph: TensorGraph, node: NodeDef, position: int, affine: _Affine, a
     return True
 
 
-def _absorb_norm(graph: TensorGraph, node: NodeDef, position: int, affine: _Affine) -> bool:
+def _absorb_norm(graph: TensorGraph, node: NodeDef, position: int, affine: Affine) -> bool:
     """FusedBatchNorm(x, scale, offset, mean, variance) in inference."""
     values = [graph.constant(tensor) for tensor in data_inputs(node)[1:5]]
     trains = node.attr["is_training"].b if "is_training" in node.attr else True
@@ -118,10 +101,7 @@ def _absorb_norm(graph: TensorGraph, node: NodeDef, position: int, affine: _Affi
         return False
     if any(value is None for value in values):
         return False
-    scale, offset, mean, variance = (np.asarray(v, np.float64) for v in values)
-    affine.then_add(-mean)
-    affine.then_scale(scale / np.sqrt(variance + node.attr["epsilon"].f))
-    affine.then_add(offset)
+    affine.then_normalize(values, node.attr["epsilon"].f)
     return True
 
 
@@ -132,7 +112,7 @@ def _is_per_channel(value: Array, channels: int, axes: int) -> bool:
 
 
 def _put_back(
-    graph: TensorGraph, layer: NodeDef, weight: Array, affine: _Affine, last: NodeDef
+    graph: TensorGraph, layer: NodeDef, weight: Array, affine: Affine, last: NodeDef
 ) -> None:
     """The layer with a new weight, and in the place of the chain's end one BiasAdd."""
     scale = affine.scale

@@ -15,7 +15,6 @@ import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from neural_mp.adaptors.tensorflow.nodes import (
-    GraphDef,
     NodeDef,
     TensorGraph,
     data_inputs,
@@ -33,7 +32,7 @@ logger = logging.getLogger(__name__)
 _READS = ("ReadVariableOp", "ResourceGather")
 
 
-def frozen_graph(function: Any) -> tuple[GraphDef, list[tf.Tensor], list[tf.Tensor]]:
+def frozen_graph(function: Any) -> tuple[TensorGraph, list[tf.Tensor], list[tf.Tensor]]:
     """The graph of a concrete function with its weights in it, and the tensors of its ports.
 
     Returns:
@@ -47,7 +46,7 @@ def frozen_graph(function: Any) -> tuple[GraphDef, list[tf.Tensor], list[tf.Tens
     try:
         graph = _frozen(function, captured, inputs)
         if graph is not None:
-            return graph.to_graph_def(), inputs, list(function.outputs)
+            return graph, inputs, list(function.outputs)
         frozen = convert_variables_to_constants_v2(function, lower_control_flow=False)
     except ModelLoadError:
         raise
@@ -59,11 +58,13 @@ def frozen_graph(function: Any) -> tuple[GraphDef, list[tf.Tensor], list[tf.Tens
         ) from error
     if len(frozen.inputs) != len(inputs):
         extra = [t.name for t in frozen.inputs if t.dtype in (tf.resource, tf.variant)]
-        raise _no_constant((extra or ["more than its inputs"])[0])
-    return frozen.graph.as_graph_def(), list(frozen.inputs), list(frozen.outputs)
+        raise no_constant((extra or ["more than its inputs"])[0])
+    graph = TensorGraph.from_graph_def(frozen.graph.as_graph_def())
+    return graph, list(frozen.inputs), list(frozen.outputs)
 
 
-def _no_constant(name: str) -> ModelLoadError:
+def no_constant(name: str) -> ModelLoadError:
+    """What is raised of a resource that is no variable."""
     return ModelLoadError(
         f"the model reads {name!r}, a lookup table or other resource that is not part of its "
         f"graph; export it without"
@@ -109,7 +110,7 @@ def _replace_read(graph: TensorGraph, node: NodeDef, handle: Any, values: dict[s
     try:
         value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype).numpy()
     except (tf.errors.OpError, AttributeError) as error:
-        raise _no_constant(node.name) from error
+        raise no_constant(node.name) from error
     controls = list(filter(is_control, node.input))
     if node.op == "ReadVariableOp":
         graph.add(make_constant(node.name, value))

@@ -14,6 +14,8 @@ from neural_mp.adaptors.tensorflow.nodes import (
     GraphDef,
     NodeDef,
     TensorGraph,
+    data_inputs,
+    indexed,
     make_node,
     node_of,
     without_large,
@@ -100,7 +102,7 @@ def tensor_named(graph: tf.Graph, name: str, option: str) -> tf.Tensor:
         ConfigurationError: there is none of that name.
     """
     try:
-        return graph.get_tensor_by_name(name if ":" in name else f"{name}:0")
+        return graph.get_tensor_by_name(indexed(name))
     except (KeyError, ValueError):
         names = [o.name for o in graph.get_operations() if o.type != CONSTANT and o.outputs]
         raise ConfigurationError(
@@ -109,43 +111,39 @@ def tensor_named(graph: tf.Graph, name: str, option: str) -> tf.Tensor:
         ) from None
 
 
-def loose_ends(graph: GraphDef, whole_graph: tf.Graph) -> tuple[str, ...]:
+def loose_ends(graph: TensorGraph, checked_graph: tf.Graph) -> tuple[str, ...]:
     """The nodes whose results nothing reads: what a graph that names no outputs must mean."""
-    by_name = {node.name: node for node in graph.node}
 
     def hangs_on_a_switch(node: NodeDef) -> bool:
         """Whether a node only marks a branch of dataflow control."""
-        return node.op == "Identity" and by_name[node_of(node.input[0])].op == "Switch"
+        return node.op == "Identity" and graph[node.input[0]].op == "Switch"
 
-    read_by_others = {node_of(t) for node in graph.node for t in node.input if t[:1] != "^"}
+    read_by_others = {node_of(t) for node in graph.nodes.values() for t in data_inputs(node)}
     return tuple(
-        node.name
-        for node in graph.node
-        if node.name not in read_by_others
+        name
+        for name, node in graph.nodes.items()
+        if name not in read_by_others
         and node.op not in _NO_OUTPUTS
         and not hangs_on_a_switch(node)
-        and whole_graph.get_operation_by_name(node.name).outputs
+        and checked_graph.get_operation_by_name(name).outputs
     )
 
 
-def placeholders(graph: GraphDef, outputs: tuple[str, ...]) -> tuple[str, ...]:
+def placeholders(graph: TensorGraph, outputs: tuple[str, ...]) -> tuple[str, ...]:
     """The placeholders that the outputs depend on, in the order of the file."""
-    whole = TensorGraph.from_graph_def(graph)
-    known = [name for name in outputs if name in whole]
-    needed = whole.pruned(known).nodes if known else whole.nodes
+    known = [name for name in outputs if name in graph]
+    needed = graph.pruned(known).nodes if known else graph.nodes
     return tuple(
-        node.name for node in graph.node if node.op in PLACEHOLDERS and node.name in needed
+        name for name, node in graph.nodes.items() if node.op in PLACEHOLDERS and name in needed
     )
 
 
-def cut_at(graph: GraphDef, whole_graph: tf.Graph, inputs: tuple[str, ...]) -> GraphDef:
-    """The graph with a placeholder in the place of every computed tensor named as an input."""
-    whole = TensorGraph.from_graph_def(graph)
-    computed = [name for name in inputs if name in whole and whole[name].op not in PLACEHOLDERS]
-    if not computed:
-        return graph
-    for name in computed:
-        tensor = tensor_named(whole_graph, name, "inputs")
+def cut_at(graph: TensorGraph, checked_graph: tf.Graph, inputs: tuple[str, ...]) -> None:
+    """Put a placeholder in the place of every computed tensor named as an input."""
+    for name in inputs:
+        if name not in graph or graph[name].op in PLACEHOLDERS:
+            continue
+        tensor = tensor_named(checked_graph, name, "inputs")
         if len(tensor.op.outputs) > 1:
             raise ConfigurationError(
                 f"inputs names {name!r}, one of {len(tensor.op.outputs)} results of an op; only "
@@ -153,5 +151,4 @@ def cut_at(graph: GraphDef, whole_graph: tf.Graph, inputs: tuple[str, ...]) -> G
             )
         fed = make_node("Placeholder", node_of(name), dtype=tensor.dtype)
         fed.attr["shape"].shape.CopyFrom(tensor.shape.as_proto())
-        whole.add(fed)
-    return whole.to_graph_def()
+        graph.add(fed)

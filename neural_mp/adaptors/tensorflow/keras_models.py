@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.core.nested import leaves
 from neural_mp.errors import CaptureError, ModelLoadError, in_one_line
 
 logger = logging.getLogger(__name__)
 
-#: Names of inputs, each with the key of a dict it stands under, where there is one.
-InputNames = list[str | tuple[str, str]]
+#: Names of inputs, each with another name it goes by: the key of a dict it stands under.
+InputNames = list[tuple[str, str | None]]
 
 
 def is_keras(source: Any) -> bool:
@@ -59,60 +58,71 @@ def traced(model: Any, example: Any) -> tuple[Any, InputNames]:
     Raises:
         CaptureError: what the model takes is not known, or it cannot be traced.
     """
-    structure, specs, keys = _specs(model, example)
+    structure = _taken(model, example)
+    names = input_names(structure)
+    specs = [
+        tf.TensorSpec(spec.shape, spec.dtype, name=name)
+        for spec, (name, _) in zip(tf.nest.flatten(structure), names, strict=True)
+    ]
 
     @tf.function(input_signature=specs, autograph=False)
     def run(*values: Any) -> Any:
         return model(tf.nest.pack_sequence_as(structure, values), training=False)
 
     try:
-        function = run.get_concrete_function()
+        return run.get_concrete_function(), names
     except Exception as error:
         logger.debug("tracing failed", exc_info=True)
         raise CaptureError(
             f"{type(model).__name__} cannot be traced to a graph: {in_one_line(error)}"
         ) from error
-    return function, [
-        spec.name if key is None or key == spec.name else (spec.name, key)
-        for spec, key in zip(specs, keys, strict=True)
-    ]
 
 
-def _specs(model: Any, example: Any) -> tuple[Any, list[tf.TensorSpec], list[str | None]]:
-    """The structure the model takes, what its leaves are, and the keys they stand under."""
+def _taken(model: Any, example: Any) -> Any:
+    """What a model takes: specifications of tensors, in the structure it takes them in."""
     declared = getattr(model, "_inputs_struct", None)
     if declared is None:
         listed = getattr(model, "inputs", None)
         declared = listed[0] if listed and len(listed) == 1 else listed
     if declared is not None:
-        flat = tf.nest.flatten(declared)
-        specs = [tf.TensorSpec(t.shape, t.dtype, name=t.name) for t in flat]
-        structure = tf.nest.map_structure(lambda _: None, declared)
-        return structure, specs, _keys(declared, len(flat))
+        return tf.nest.map_structure(
+            lambda t: tf.TensorSpec(t.shape, t.dtype, name=t.name), declared
+        )
     if example is None:
         raise CaptureError(
             f"{type(model).__name__} does not say what it takes; give data, or set inputs to an "
             f"example array"
         )
-    structure = list(example) if isinstance(example, tuple) else example
-    flat = leaves(structure)
-    keys = sorted(structure) if isinstance(structure, Mapping) else None
-    names = keys or [f"input_{i}" for i in range(len(flat))]
-    if keys:
-        flat = [structure[key] for key in keys]
-    specs = [open_spec(value, name) for value, name in zip(flat, names, strict=True)]
-    if len(flat) == 1 and not keys:
-        structure = flat[0]
-    return tf.nest.map_structure(lambda _: None, structure), specs, _keys(structure, len(flat))
+    found = tf.nest.map_structure(
+        open_spec, list(example) if isinstance(example, tuple) else example
+    )
+    return found[0] if isinstance(found, list) and len(found) == 1 else found
 
 
-def _keys(structure: Any, count: int) -> list[str | None]:
-    return sorted(structure) if isinstance(structure, Mapping) else [None] * count
+def input_names(structure: Any) -> InputNames:
+    """The names of the tensors in a structure of specifications, in the order they are flattened.
+
+    Those without a name of their own are called by their key, or else by their position.
+    """
+    names: InputNames = []
+
+    def visit(value: Any, key: str | None) -> None:
+        if isinstance(value, tf.TensorSpec):
+            name = value.name or key or f"input_{len(names)}"
+            names.append((name, None if key == name else key))
+        elif isinstance(value, Mapping):
+            for under in sorted(value):
+                visit(value[under], str(under))
+        elif isinstance(value, tuple | list):
+            for item in value:
+                visit(item, key)
+
+    visit(structure, None)
+    return names
 
 
-def open_spec(value: Any, name: str | None = None) -> tf.TensorSpec:
+def open_spec(value: Any) -> tf.TensorSpec:
     """What an example is, with its first axis open."""
     array = np.asarray(value)
     dtype = tf.float32 if array.dtype == np.float64 else tf.as_dtype(array.dtype)
-    shape = [None, *array.shape[1:]] if array.ndim else []
-    return tf.TensorSpec(shape, dtype, name=name)
+    return tf.TensorSpec([None, *array.shape[1:]] if array.ndim else [], dtype)

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from neural_mp.adaptors.common.given_inputs import GivenInputs
 from neural_mp.adaptors.tensorflow import sources
+from neural_mp.adaptors.tensorflow.freeze import no_constant
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import PLACEHOLDERS, TensorGraph, node_of
 from neural_mp.adaptors.tensorflow.prepare import prepare
@@ -27,10 +28,10 @@ def load(source: Any, wanted: GivenInputs) -> TensorFlowModel:
         ConfigurationError: it has no input or output of a name that was given.
         DataError: the example does not fit it.
     """
-    taken = sources.read(source, wanted.names, wanted.outputs, wanted.example)
-    graph, signature = TensorGraph.from_graph_def(taken.graph), taken.signature
-    _refuse_state(graph, signature)
-    prepared, warnings = prepare(graph, signature)
+    taken = sources.read(source, wanted)
+    signature = taken.signature.choosing(wanted.names, wanted.outputs)
+    _refuse_state(taken.graph, signature)
+    prepared, warnings = prepare(taken.graph, signature)
     feeds, unsure = wanted.feeds(signature)
     warnings = [*taken.warnings, *warnings, *unsure]
     return TensorFlowModel(prepared, signature, feeds, {}, taken.original, tuple(warnings))
@@ -38,13 +39,8 @@ def load(source: Any, wanted: GivenInputs) -> TensorFlowModel:
 
 #: What a graph holds that keeps values outside of it.
 _STATE = (
-    "VarHandleOp",
-    "VariableV2",
-    "Variable",
-    "ReadVariableOp",
-    "HashTableV2",
-    "MutableHashTableV2",
-    "LookupTableFindV2",
+    *("VarHandleOp", "VariableV2", "Variable", "ReadVariableOp", "HashTableV2"),
+    *("MutableHashTableV2", "LookupTableFindV2"),
 )
 
 
@@ -62,10 +58,7 @@ def _refuse_state(graph: TensorGraph, signature: ServedSignature) -> None:
         if node.op in PLACEHOLDERS and node.name not in fed:
             kind = tf.as_dtype(node.attr["dtype"].type)
             if kind in (tf.resource, tf.variant):
-                raise ModelLoadError(
-                    f"the model reads {node.name!r}, a lookup table or other resource that is not "
-                    f"part of its graph; export it without"
-                )
+                raise no_constant(node.name)
             if node.op != "PlaceholderWithDefault":
                 raise ModelLoadError(
                     f"the outputs need the input {node.name!r}, which is not among the inputs "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,79 +11,77 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from neural_mp.adaptors.common.given_inputs import GivenInputs
 from neural_mp.adaptors.common.signature import Port
 from neural_mp.adaptors.tensorflow import graph_files, keras_models
 from neural_mp.adaptors.tensorflow.freeze import frozen_graph
-from neural_mp.adaptors.tensorflow.nodes import GraphDef
+from neural_mp.adaptors.tensorflow.nodes import GraphDef, TensorGraph, plain
 from neural_mp.adaptors.tensorflow.served_signature import DEFAULT_KEY, ServedSignature
 from neural_mp.core.nested import Structure, described
 from neural_mp.errors import CaptureError, ModelLoadError, did_you_mean, in_one_line
 
 logger = logging.getLogger(__name__)
 
+#: The files of a SavedModel, one of which lies in its folder.
+_SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt")
+
 
 @dataclass(frozen=True)
 class Taken:
     """A model in the one form that everything else works on."""
 
-    graph: GraphDef
+    graph: TensorGraph
     signature: ServedSignature
     original: Any = None
     warnings: tuple[str, ...] = ()
 
 
-def read(source: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], example: Any) -> Taken:
+def read(source: Any, wanted: GivenInputs) -> Taken:
     """Bring a model to a frozen graph.
 
     Args:
         source: a path or an object of TensorFlow's or Keras's.
-        inputs: names the user gave; none where they are to be found.
-        outputs: likewise.
-        example: the inputs of one batch, for models that do not say what they take.
+        wanted: the names that the user gave, for graphs that name no inputs and outputs, and an
+            example, for models that do not say what they take.
     """
     if isinstance(source, str | Path):
-        return _read_path(Path(source), inputs, outputs, example)
+        return _read_path(Path(source), wanted)
     if isinstance(source, tf.Graph):
-        return _from_graph_def(source.as_graph_def(), inputs, outputs)
+        return _from_graph_def(source.as_graph_def(), wanted)
     if isinstance(source, GraphDef):
         copied = GraphDef()
         copied.CopyFrom(source)  # its nodes are shared from here on, and the user's may change
-        return _from_graph_def(copied, inputs, outputs)
+        return _from_graph_def(copied, wanted)
     if keras_models.is_keras(source):
-        function, names = keras_models.traced(source, example)
-        return _frozen(function, names, inputs, outputs, source)
+        return _from_keras(source, wanted)
     if isinstance(source, tf.types.experimental.ConcreteFunction):
-        return _from_concrete(source, inputs, outputs)
+        return _from_concrete(source)
     if isinstance(source, tf.types.experimental.GenericFunction):
-        return _from_concrete(_concrete(source, example), inputs, outputs)
+        return _from_concrete(_concrete(source, wanted.example))
     if hasattr(source, "signatures"):
-        return _from_signatures(source, inputs, outputs, "the model")
+        return _from_signatures(source, "the model")
     raise ModelLoadError(
         f"a {type(source).__name__} has no graph that could be found; give a Keras model, a "
         f"concrete function, a SavedModel, or a GraphDef"
     )
 
 
-def _read_path(
-    path: Path, inputs: tuple[str, ...], outputs: tuple[str, ...], example: Any
-) -> Taken:
+def _read_path(path: Path, wanted: GivenInputs) -> Taken:
     if not path.exists():
         raise ModelLoadError(f"there is no model file or folder {str(path)!r}")
-    if path.name in ("saved_model.pb", "saved_model.pbtxt"):
+    if path.name in _SAVED_MODEL:
         path = path.parent
     if path.is_dir():
-        return _read_saved_model(path, inputs, outputs)
+        return _read_saved_model(path)
     if path.suffix in (".keras", ".h5", ".hdf5"):
-        model = keras_models.load(path)
-        function, names = keras_models.traced(model, example)
-        return _frozen(function, names, inputs, outputs, model)
+        return _from_keras(keras_models.load(path), wanted)
     graph, warnings = graph_files.read(path)
-    taken = _from_graph_def(graph, inputs, outputs, str(path))
-    return Taken(taken.graph, taken.signature, None, (*warnings, *taken.warnings))
+    taken = _from_graph_def(graph, wanted, str(path))
+    return replace(taken, warnings=(*warnings, *taken.warnings))
 
 
-def _read_saved_model(path: Path, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Taken:
-    if not any((path / name).is_file() for name in ("saved_model.pb", "saved_model.pbtxt")):
+def _read_saved_model(path: Path) -> Taken:
+    if not any((path / name).is_file() for name in _SAVED_MODEL):
         raise ModelLoadError(f"{str(path)!r} is no SavedModel: it holds no saved_model.pb")
     try:
         loaded = tf.saved_model.load(str(path))
@@ -93,12 +91,15 @@ def _read_saved_model(path: Path, inputs: tuple[str, ...], outputs: tuple[str, .
         raise ModelLoadError(
             f"the SavedModel {str(path)!r} cannot be read: {in_one_line(error)}"
         ) from error
-    return _from_signatures(loaded, inputs, outputs, f"the SavedModel {str(path)!r}")
+    return _from_signatures(loaded, f"the SavedModel {str(path)!r}")
 
 
-def _from_signatures(
-    loaded: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], what: str
-) -> Taken:
+def _from_keras(model: Any, wanted: GivenInputs) -> Taken:
+    taken = _frozen(*keras_models.traced(model, wanted.example))
+    return replace(taken, original=model)
+
+
+def _from_signatures(loaded: Any, what: str) -> Taken:
     signatures = dict(loaded.signatures)
     if not signatures:
         raise ModelLoadError(
@@ -107,21 +108,19 @@ def _from_signatures(
         )
     key = DEFAULT_KEY if DEFAULT_KEY in signatures else next(iter(signatures))
     same = _same_as(signatures, key)
-    warnings: tuple[str, ...] = ()
-    if len(signatures) > len(same):
-        others = ", ".join(repr(name) for name in signatures if name not in same)
-        warnings = (f"of the model's signatures, {key!r} is converted, but not {others}",)
-    if DEFAULT_KEY not in signatures and len(signatures) > len(same):
+    others = [repr(name) for name in signatures if name not in same]
+    if DEFAULT_KEY not in signatures and others:
         raise ModelLoadError(
             f"{what} has no signature {DEFAULT_KEY!r} and several others"
             f"{did_you_mean(DEFAULT_KEY, signatures)}; give the one to convert: "
             f"tf.saved_model.load(path).signatures[name]"
         )
-    taken = _from_concrete(signatures[key], inputs, outputs)
+    left = f"of the model's signatures, {key!r} is converted, but not {', '.join(others)}"
+    taken = _from_concrete(signatures[key])
     signature = replace(taken.signature, keys=same)
     if len(signature.outputs) == 1:  # a signature can return nothing but a dict
         signature = replace(signature, returns=0)
-    return Taken(taken.graph, signature, None, warnings)
+    return Taken(taken.graph, signature, warnings=(left,) if others else ())
 
 
 def _same_as(signatures: Mapping[str, Any], key: str) -> tuple[str, ...]:
@@ -135,12 +134,7 @@ def _same_as(signatures: Mapping[str, Any], key: str) -> tuple[str, ...]:
                 del node.attr[attribute]
             nodes.append(node.SerializeToString(deterministic=True))
         captured = [id(tensor) for tensor in function.captured_inputs]
-        return (
-            nodes,
-            captured,
-            function.structured_input_signature,
-            function.structured_outputs,
-        )
+        return nodes, captured, function.structured_input_signature, function.structured_outputs
 
     return (key, *(n for n in signatures if n != key and described(n) == described(key)))
 
@@ -156,7 +150,7 @@ def _concrete(function: Any, example: Any) -> Any:
                 "data, or set inputs to an example array"
             ) from None
     values = list(example) if isinstance(example, tuple | list) else [example]
-    specs = [tf.nest.map_structure(keras_models.open_spec, value) for value in values]
+    specs = tf.nest.map_structure(keras_models.open_spec, values)
     try:
         return function.get_concrete_function(*specs)
     except Exception as error:
@@ -167,40 +161,12 @@ def _concrete(function: Any, example: Any) -> Any:
         ) from error
 
 
-def _from_concrete(function: Any, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Taken:
-    names: list[str | tuple[str, str]] = []
-
-    def visit(value: Any, key: str | None) -> None:
-        if isinstance(value, tf.TensorSpec):
-            name = value.name or key or f"input_{len(names)}"
-            names.append(name if key in (None, name) else (name, key or name))
-        elif isinstance(value, Mapping):
-            for under in sorted(value):
-                visit(value[under], str(under))
-        elif isinstance(value, tuple | list):
-            for item in value:
-                visit(item, key)
-
-    visit(function.structured_input_signature, None)
-    return _frozen(function, names, inputs, outputs, None)
+def _from_concrete(function: Any) -> Taken:
+    return _frozen(function, keras_models.input_names(function.structured_input_signature))
 
 
-def _frozen(
-    function: Any,
-    names: Sequence[str | tuple[str, str]],
-    inputs: tuple[str, ...],
-    outputs: tuple[str, ...],
-    original: Any,
-) -> Taken:
-    """Turn the variables of a function into constants.
-
-    Args:
-        function: a concrete function.
-        names: of its inputs, with an alias or without, in their order.
-        inputs: names the user gave.
-        outputs: likewise.
-        original: what it was made from.
-    """
+def _frozen(function: Any, names: keras_models.InputNames) -> Taken:
+    """A concrete function, its variables turned into constants."""
     graph, fed, results = frozen_graph(function)
     returns, output_names = described(function.structured_outputs)
     if len(names) != len(fed) or len(output_names) != len(results):
@@ -208,40 +174,32 @@ def _frozen(
             "the model takes or returns ragged or sparse tensors, which are several tensors each; "
             "give one that takes and returns them one by one"
         )
-    signature = ServedSignature(
-        tuple(_port(name, t) for name, t in zip(names, fed, strict=True)),
-        tuple(_port(name, t) for name, t in zip(output_names, results, strict=True)),
-        returns,
-    )
-    return Taken(graph, signature.choosing(inputs, outputs), original)
+    inputs = (_port(tensor, *name) for name, tensor in zip(names, fed, strict=True))
+    outputs = (_port(tensor, name) for name, tensor in zip(output_names, results, strict=True))
+    return Taken(graph, ServedSignature(tuple(inputs), tuple(outputs), returns))
 
 
-def _port(name: str | tuple[str, str], tensor: Any) -> Port:
-    called, alias = name if isinstance(name, tuple) else (name, None)
+def _port(tensor: Any, name: str, alias: str | None = None) -> Port:
     shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
-    return Port(
-        called, tensor.name.removesuffix(":0"), np.dtype(tensor.dtype.as_numpy_dtype), shape, alias
-    )
+    return Port(name, plain(tensor.name), np.dtype(tensor.dtype.as_numpy_dtype), shape, alias)
 
 
-def _from_graph_def(
-    graph: GraphDef, inputs: tuple[str, ...], outputs: tuple[str, ...], what: str = "the graph"
-) -> Taken:
-    checked = graph_files.checked(graph, what)
-    warnings: list[str] = []
-    found = outputs or graph_files.loose_ends(graph, checked)
-    if not found:
+def _from_graph_def(graph: GraphDef, wanted: GivenInputs, what: str = "the graph") -> Taken:
+    checked, nodes = graph_files.checked(graph, what), TensorGraph.from_graph_def(graph)
+    outputs = wanted.outputs or graph_files.loose_ends(nodes, checked)
+    if not outputs:
         raise ModelLoadError(f"{what} has no outputs that could be found; set outputs")
-    if not outputs and len(found) > 1:
-        warnings.append(
-            f"outputs were not named; taken are all {len(found)} that nothing reads: "
-            f"{', '.join(found[:6])}{', …' if len(found) > 6 else ''}"
+    warnings: tuple[str, ...] = ()
+    if not wanted.outputs and len(outputs) > 1:
+        warnings = (
+            f"outputs were not named; taken are all {len(outputs)} that nothing reads: "
+            f"{', '.join(outputs[:6])}{', …' if len(outputs) > 6 else ''}",
         )
-    fed = inputs or graph_files.placeholders(graph, found)
-    graph = graph_files.cut_at(graph, checked, inputs)
-    ports = []
-    for option, names in (("inputs", fed), ("outputs", found)):
-        tensors = [graph_files.tensor_named(checked, name, option) for name in names]
-        ports.append(tuple(_port(name, t) for name, t in zip(names, tensors, strict=True)))
-    returns: Structure = 0 if len(found) == 1 else list(range(len(found)))
-    return Taken(graph, ServedSignature(ports[0], ports[1], returns), None, tuple(warnings))
+    inputs = wanted.names or graph_files.placeholders(nodes, outputs)
+    graph_files.cut_at(nodes, checked, wanted.names)
+    fed, results = (
+        tuple(_port(graph_files.tensor_named(checked, name, option), name) for name in names)
+        for option, names in (("inputs", inputs), ("outputs", outputs))
+    )
+    returns: Structure = 0 if len(outputs) == 1 else list(range(len(outputs)))
+    return Taken(nodes, ServedSignature(fed, results, returns), warnings=warnings)
