@@ -16,7 +16,8 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.errors import ConversionError
 from neural_mp.space import TuningSpace
-from neural_mp.testing.data import Split, digits
+from neural_mp.testing.data import Split
+from neural_mp.testing.fixtures import OnDigits
 from neural_mp.testing.machines import machine
 from neural_mp.testing.numbers import signal_to_noise, uniform
 
@@ -25,7 +26,7 @@ INT8, BF16, FP16 = Precision.INT8, Precision.BF16, Precision.FP16
 Convert = Callable[[PrecisionPlan], Any]
 
 
-class AdaptorContract:
+class AdaptorContract(OnDigits):
     """What must hold for an adaptor, tried with a net that recognises digits.
 
     A subclass gives the class attributes, and two fixtures: `source` and `reference`. Fixtures are
@@ -56,12 +57,6 @@ class AdaptorContract:
     def reference(cls, source: Any, images: np.ndarray) -> np.ndarray:
         """What the framework itself computes for `images`, without this package."""
         raise NotImplementedError
-
-    @pytest.fixture(scope="session")
-    @classmethod
-    def digits(cls) -> tuple[Split, Split]:
-        """The digits to calibrate with and those to look at."""
-        return digits()
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -15,6 +15,7 @@ from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.amp import PREFIXES, canonical_lists
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnknownOperatorError
+from neural_mp.testing.fixtures import OnDigits
 from neural_mp.testing.machines import machine
 
 #: The colours of the net by the canonical lists, derived by hand from the rules: the average is
@@ -37,7 +38,7 @@ COLOURS = {
 SIXTEEN = [Precision.BF16, Precision.FP16]
 
 
-class AmpContract:
+class AmpContract(OnDigits):
     """Subclasses give `net`, in whose graph every kind of op occurs once.
 
     [batch, 1, 8, 8] → average over 2 × 2 → convolution → relu → r;
@@ -62,11 +63,6 @@ class AmpContract:
     @pytest.fixture
     def images(self) -> np.ndarray:
         return np.random.default_rng(0).random((4, *self.shape), np.float32)
-
-    @pytest.fixture(autouse=True)
-    def _own_folder(self, tmp_path, monkeypatch):
-        """The records of runs, and what they write, stay in the folder of the test."""
-        monkeypatch.chdir(tmp_path)
 
     @pytest.fixture(autouse=True)
     def _sixteen_bits(self, monkeypatch):

@@ -9,7 +9,8 @@ import pytest
 
 from neural_mp import MixedPrecision, common
 from neural_mp.errors import UnsupportedPrecisionError
-from neural_mp.testing.data import Accuracy, Split, digits
+from neural_mp.testing.data import Accuracy
+from neural_mp.testing.fixtures import OnDigits
 from neural_mp.testing.machines import machine
 
 CONF = """
@@ -30,7 +31,7 @@ tuning:
 """
 
 
-class FaceContract:
+class FaceContract(OnDigits):
     """What users do first; subclasses give `model`, `reference` and `hostile_net` as fixtures."""
 
     framework: str
@@ -59,17 +60,6 @@ class FaceContract:
         and the weights that read it are as much smaller.
         """
         raise NotImplementedError
-
-    @pytest.fixture(scope="session")
-    @classmethod
-    def digits(cls) -> tuple[Split, Split]:
-        """The digits to calibrate with and those to evaluate on."""
-        return digits()
-
-    @pytest.fixture(autouse=True)
-    def _own_folder(self, tmp_path, monkeypatch):
-        """The records of runs, and what they write, stay in the folder of the test."""
-        monkeypatch.chdir(tmp_path)
 
     @pytest.fixture
     def accuracy(self) -> Accuracy:

@@ -15,7 +15,8 @@ from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.errors import PlanError
 from neural_mp.search.sensitivity import best_repairs, noise_after_repairs, with_repairs
-from neural_mp.testing.data import Split, digits
+from neural_mp.testing.data import Split
+from neural_mp.testing.fixtures import OnDigits
 from neural_mp.testing.machines import machine
 from neural_mp.testing.numbers import signal_to_noise, uniform
 
@@ -57,7 +58,7 @@ class RepairCase:
         return self.plain.replacing({op: replace(self.plain[op], repairs=repairs)})
 
 
-class RepairContract:
+class RepairContract(OnDigits):
     """Subclasses give nets over [batch, 1, 8, 8], or with channels last, as fixtures.
 
     `net`: convolution, ReLU, grouped convolution, ReLU, max pooling, convolution, ReLU, a layer
@@ -88,12 +89,6 @@ class RepairContract:
     @classmethod
     def normed(cls) -> Any:
         raise NotImplementedError
-
-    @pytest.fixture(scope="session")
-    @classmethod
-    def digits(cls) -> tuple[Split, Split]:
-        """The digits; the nets are run on some of the second part."""
-        return digits()
 
     @pytest.fixture(scope="class")
     @classmethod
