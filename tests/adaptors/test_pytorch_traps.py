@@ -342,3 +342,23 @@ def test_int8_behind_16_bits_is_valid_onnx(precision, tmp_path):
     )
     adaptor.export_onnx(converted, tmp_path / "model.onnx", {})
     onnx.checker.check_model(onnx.load(tmp_path / "model.onnx"), full_check=True)
+
+
+class ComputedBias(nn.Module):
+    """A batch norm behind a convolution whose bias is computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        self.bias = nn.Linear(4, 8)
+
+    def forward(self, x, y):
+        bias = self.bias(y).mean(0)
+        return self.norm(F.conv2d(x, self.layer.weight, bias))
+
+
+def test_a_bias_that_is_computed_is_not_lost_in_a_batch_norm():
+    torch.manual_seed(0)
+    inputs = torch.randn(4, 3, 8, 8), torch.randn(4, 4) + 5
+    adaptor, converted, expected = all_int8(ComputedBias(), inputs)
+    assert_near(adaptor.predict(converted, inputs), expected)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from neural_mp.adaptors.common.affine import Affine
 from neural_mp.adaptors.onnxrt.nodes import (
     GraphNames,
     array_of,
@@ -118,12 +119,12 @@ def fold_batch_norm(graph: ir.Graph, node: ir.Node, names: GraphNames) -> None:
         return
     if weight.dtype != np.float32:
         return
-    scale, shift, mean, variance = (np.asarray(p, np.float64) for p in parameters)
-    factor = scale / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))
-    old = np.zeros_like(mean) if bias is None else bias.astype(np.float64)
-    scaled = weight * factor.reshape(-1, *[1] * (weight.ndim - 1))
-    moved = (old - mean) * factor + shift
-    for position, stem, folded in ((1, "weight", scaled), (2, "bias", moved)):
+    affine = Affine.identity(len(weight))
+    if bias is not None:
+        affine.then_add(bias)
+    affine.then_normalize(parameters, node.attributes.get_float("epsilon", 1e-5))
+    scaled = weight * affine.scale.reshape(-1, *[1] * (weight.ndim - 1))
+    for position, stem, folded in ((1, "weight", scaled), (2, "bias", affine.shift)):
         value = names.constant(f"{conv.name}.{stem}_folded", folded.astype(np.float32))
         put_input(conv, position, value)
     result = node.outputs[0]

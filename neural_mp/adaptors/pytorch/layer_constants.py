@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch.fx import GraphModule, Node
 
@@ -12,11 +13,10 @@ from neural_mp.adaptors.pytorch.integer_kernels import rewritten
 from neural_mp.adaptors.pytorch.layers import CONVOLUTIONS, geometry, has_integer_kernel
 from neural_mp.adaptors.pytorch.model import (
     TorchModel,
-    add_constant,
     arguments,
     constant,
     op_nodes,
-    set_arguments,
+    put_constant,
 )
 from neural_mp.core.nested import as_numpy
 
@@ -65,16 +65,10 @@ def with_layers(model: TorchModel, changes: Mapping[str, LayerChange]) -> TorchM
 
 
 def _change(module: GraphModule, name: str, node: Node, change: LayerChange) -> None:
-    layer, said = _layer(module, name, node), arguments(node)
-    before, bias = (constant(module, said[word]) for word in ("weight", "bias"))
+    layer, bias = _layer(module, name, node), constant(module, arguments(node)["bias"])
     assert layer is not None
-    assert before is not None
-
-    def put(word: str, value: Array) -> None:
-        stored = torch.from_numpy(value).to(before.dtype)
-        added = add_constant(module, f"{node.name}_repaired_{word}", stored, node)
-        set_arguments(node, **{word: added})
-
-    put("weight", change.weight(layer))
+    put_constant(module, node, "weight", change.weight(layer))
     if bias is not None or change.shift is not None:
-        put("bias", change.bias(None if bias is None else as_numpy(bias), len(before)))
+        channels = np.shape(layer.weight())[layer.outputs]
+        values = change.bias(None if bias is None else as_numpy(bias), channels)
+        put_constant(module, node, "bias", values)

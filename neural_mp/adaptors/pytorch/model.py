@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.fx import GraphModule, Node
 
@@ -175,6 +176,15 @@ def add_constant(module: GraphModule, name: str, value: torch.Tensor, before: No
         number += 1
     module.register_buffer(f"{name}_{number}", value)
     return read_constant(module, f"{name}_{number}", before)
+
+
+def put_constant(module: GraphModule, layer: Node, word: str, values: NDArray[Any]) -> None:
+    """Let a layer read an array as its `weight` or `bias`, in the dtype that its weight has."""
+    weight = constant(module, arguments(layer)["weight"])
+    assert weight is not None
+    stored = torch.from_numpy(values).to(weight.dtype)
+    added = add_constant(module, f"{layer.name}_new_{word}", stored, layer)
+    set_arguments(layer, **{word: added})
 
 
 def read_constant(module: GraphModule, target: str, before: Node) -> Node:

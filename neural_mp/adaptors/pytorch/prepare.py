@@ -8,6 +8,7 @@ from collections import Counter
 import torch
 from torch.fx import GraphModule, Node
 
+from neural_mp.adaptors.common.affine import Affine
 from neural_mp.adaptors.common.free_names import unused
 from neural_mp.adaptors.pytorch.capture import ENCLOSED
 from neural_mp.adaptors.pytorch.layers import INTEGER_LAYERS, LINEAR
@@ -15,15 +16,15 @@ from neural_mp.adaptors.pytorch.model import (
     INPUT_NAME,
     OP_NAME,
     WHOLE,
-    add_constant,
     arguments,
     constant,
     finish,
     has_tensors,
     op_type,
-    set_arguments,
+    put_constant,
 )
 from neural_mp.adaptors.pytorch.simplify import simplify
+from neural_mp.core.nested import as_numpy
 
 aten = torch.ops.aten
 
@@ -120,23 +121,18 @@ def _fold_batch_norms(module: GraphModule) -> None:
 
 
 def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
-    gamma, beta, mean, variance = (constant(module, argument) for argument in norm.args[1:5])
+    values = (constant(module, argument) for argument in norm.args[1:5])
     weight, bias = (constant(module, arguments(layer)[word]) for word in ("weight", "bias"))
     assert weight is not None
-    assert mean is not None
-    assert variance is not None
-    scale = torch.rsqrt(variance + norm.args[6])
-    scale = scale if gamma is None else scale * gamma
-    shift = (-mean if bias is None else bias - mean) * scale
-    shift = shift if beta is None else shift + beta
+    affine = Affine.identity(len(weight))
+    if bias is not None:
+        affine.then_add(as_numpy(bias))
+    parameters = [None if value is None else as_numpy(value) for value in values]
+    affine.then_normalize(parameters, norm.args[6])
     # The first axis of a layer's weight is that of its output channels.
-    folded = weight * scale.reshape(-1, *[1] * (weight.ndim - 1))
-    stem = f"{layer.name}_folded"
-    set_arguments(
-        layer,
-        weight=add_constant(module, f"{stem}_weight", folded, layer),
-        bias=add_constant(module, f"{stem}_bias", shift, layer),
-    )
+    scaled = as_numpy(weight) * affine.scale.reshape(-1, *[1] * (weight.ndim - 1))
+    put_constant(module, layer, "weight", scaled)
+    put_constant(module, layer, "bias", affine.shift)
 
 
 def name_ops(module: GraphModule, path: str = WHOLE) -> None:

@@ -1,0 +1,49 @@
+"""What is done to every channel of a layer's result, gathered to be folded into its constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neural_mp.adaptors.common.integer_encoding import Array
+
+
+@dataclass
+class Affine:
+    """scale · x + shift, per channel, in float64 so that a chain rounds once."""
+
+    scale: NDArray[np.float64]
+    shift: NDArray[np.float64]
+
+    @classmethod
+    def identity(cls, channels: int) -> Affine:
+        """What leaves every channel as it is."""
+        return cls(np.ones(channels), np.zeros(channels))
+
+    def then_scale(self, factor: Array) -> None:
+        """Multiply the channels."""
+        self.scale, self.shift = self.scale * factor, self.shift * factor
+
+    def then_add(self, value: Array) -> None:
+        """Add to the channels."""
+        self.shift = self.shift + value
+
+    def then_normalize(self, parameters: Sequence[Array | None], epsilon: float) -> None:
+        """Do as a batch norm in inference does.
+
+        Args:
+            parameters: scale, shift, mean and variance; None for a scale or a shift it has not.
+            epsilon: what is added to the variance.
+        """
+        scale, shift, mean, variance = (
+            None if value is None else value.astype(np.float64) for value in parameters
+        )
+        assert mean is not None
+        assert variance is not None
+        self.then_add(-mean)
+        self.then_scale((1.0 if scale is None else scale) / np.sqrt(variance + epsilon))
+        if shift is not None:
+            self.then_add(shift)
