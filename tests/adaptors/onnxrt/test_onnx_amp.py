@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 import torch
-from amp_contract import AmpContract
 from onnx_nets import as_onnx, graph, op
 from test_pytorch_amp import Net
 
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
+from neural_mp.testing import AmpContract
 
 
 class TestAmp(AmpContract):

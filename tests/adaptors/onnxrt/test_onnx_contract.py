@@ -1,7 +1,11 @@
 import numpy as np
 import pytest
-from adaptor_contract import BF16, FP16, INT8, AdaptorContract, uniform
 from onnx_nets import kernels, run
+
+from neural_mp.core.precision import Precision
+from neural_mp.testing import AdaptorContract, uniform
+
+BF16, FP16, INT8 = Precision.BF16, Precision.FP16, Precision.INT8
 
 
 class TestOnnx(AdaptorContract):
@@ -10,12 +14,14 @@ class TestOnnx(AdaptorContract):
     # In FP32 stays the mean, which can overflow FP16.
     casts_in_16_bits = (FP16, 4)
 
-    @pytest.fixture
-    def source(self, net):
-        return net
+    @pytest.fixture(scope="class")
+    @classmethod
+    def source(cls, _exported):
+        return _exported["small"]
 
-    @pytest.fixture
-    def reference(self, source, images) -> np.ndarray:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def reference(cls, source, images) -> np.ndarray:
         return run(source, image=images)[0]
 
     def test_an_int8_plan_runs_integer_kernels(self, adaptor, space, convert):

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from adaptor_contract import signal_to_noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from integers import convolve, integers
@@ -13,6 +12,7 @@ from onnx_nets import Converted, graph, op, run
 from neural_mp.core.byte_products import ByteProducts
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import Precision, QuantSpec
+from neural_mp.testing import signal_to_noise
 
 BF16, FP16 = Precision.BF16, Precision.FP16
 

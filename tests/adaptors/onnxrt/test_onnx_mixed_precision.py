@@ -4,7 +4,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from face_contract import FaceContract
 from machine import INTEGER_FLAGS
 from nets import small_net
 from onnx_nets import kernels, run
@@ -12,6 +11,7 @@ from onnx_nets import kernels, run
 import neural_mp
 from neural_mp import MixedPrecision, PrecisionPlan
 from neural_mp.core.hardware import Hardware
+from neural_mp.testing import FaceContract
 
 
 class TestFace(FaceContract):
@@ -23,6 +23,10 @@ class TestFace(FaceContract):
     @pytest.fixture(params=["file", "message", "bytes"])
     def model(self, request, net, net_file):
         return {"file": net_file, "message": net, "bytes": net.SerializeToString()}[request.param]
+
+    @pytest.fixture
+    def hostile_net(self, _exported):
+        return _exported["hostile"]
 
     @pytest.fixture
     def reference(self, net, digits):

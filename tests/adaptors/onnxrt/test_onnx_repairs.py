@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 from onnx_nets import as_onnx, graph, op
-from repair_contract import FACTOR, Case, RepairContract
 from test_pytorch_repairs import Normed, Outliers, Residual, TwoOutputs, seeded
 
 from neural_mp.errors import PlanError
+from neural_mp.testing import FACTOR, RepairCase, RepairContract
 
 
 class TestRepairs(RepairContract):
@@ -51,7 +51,7 @@ def between(first, *nodes, second="MatMul", shape=("n", 8, 8), **constants):
     nodes = nodes or (op("Relu", "p", "r"),)
     last = op(second, "r k" if second == "Conv" else "r b", "y")
     made = graph([*first, *nodes, last], {"x": list(shape)}, ["y"], {**CONSTANTS, **constants})
-    return Case(made, DATA[:, :, 0] if len(shape) == 2 else DATA)
+    return RepairCase(made, DATA[:, :, 0] if len(shape) == 2 else DATA)
 
 
 FLAT = ("n", 8)
@@ -125,7 +125,7 @@ def test_a_constant_that_two_products_read_is_scaled_for_each():
         ["y"],
         {"a": A},
     )
-    case = Case(made, DATA)
+    case = RepairCase(made, DATA)
     assert case.best
     found = case.run(case.in_fp32(case.mended))
     np.testing.assert_allclose(found, case.reference, 1e-3, 1e-5 * np.abs(case.reference).max())

@@ -6,7 +6,6 @@ import sys
 import numpy as np
 import onnx
 import pytest
-from adaptor_contract import signal_to_noise
 from nets import small_net
 from onnx import TensorProto, helper
 from onnx_nets import MACHINE, Converted, as_onnx, graph, kernels, op, run
@@ -14,6 +13,7 @@ from onnx_nets import MACHINE, Converted, as_onnx, graph, kernels, op, run
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, DataError, ModelLoadError
+from neural_mp.testing import signal_to_noise
 
 INT8 = Precision.INT8
 

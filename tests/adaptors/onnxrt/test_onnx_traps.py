@@ -4,7 +4,6 @@ import numpy as np
 import onnx
 import onnx_ir
 import pytest
-from adaptor_contract import signal_to_noise
 from onnx import TensorProto, helper
 from onnx_nets import MACHINE, Converted, graph, op, run
 
@@ -12,6 +11,7 @@ from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.errors import PlanError
+from neural_mp.testing import signal_to_noise
 
 BF16, INT8 = Precision.BF16, Precision.INT8
 
