@@ -84,6 +84,16 @@ class Signature:
     outputs: tuple[Port, ...]
     returns: Structure = 0
 
+    @property
+    def input_tensors(self) -> list[str]:
+        """The tensors that are fed."""
+        return [port.tensor for port in self.inputs]
+
+    @property
+    def output_tensors(self) -> list[str]:
+        """The tensors whose values are returned."""
+        return [port.tensor for port in self.outputs]
+
     def to_dict(self) -> dict[str, Any]:
         """Plain strings and numbers, as written to JSON."""
         return {

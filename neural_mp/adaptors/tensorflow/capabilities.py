@@ -56,8 +56,8 @@ class _Kernels:
         self.loops = in_loops(model.graph)
         self.members = model.structure.layer_of
         read = (t for node in model.graph.nodes.values() for t in data_inputs(node))
-        results = (port.tensor for port in model.signature.outputs)
-        self.several = {node_of(tensor) for tensor in (*read, *results) if output_of(tensor)}
+        read_or_returned = (*read, *model.signature.output_tensors)
+        self.several = {node_of(tensor) for tensor in read_or_returned if output_of(tensor)}
 
     def of(self, node: NodeDef) -> OpKernels:
         missing = {p: self.missing_16_bit(node, p) for p in LOWER if p.is_16_bit}

@@ -13,7 +13,7 @@ CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
 def build_graph(model: TensorFlowModel) -> OpGraph:
     """Every op that computes something."""
     fusion_group_of = model.structure.layer_of
-    fed = [node_of(port.tensor) for port in model.signature.inputs]
+    fed = list(map(node_of, model.signature.input_tensors))
     known = {*fed, *(node.name for node in model.op_nodes)}
     ops = []
     for node in model.op_nodes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from neural_mp.adaptors.common.channel_scaling import Array, Layer, LayerChange
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
@@ -13,6 +13,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     TensorGraph,
     constant_shape,
     data_inputs,
+    is_control,
     node_of,
 )
 
@@ -24,10 +25,12 @@ class _Norm:
     """A normalization over the last axis, as the ops it is made of.
 
     Attributes:
+        result: the sum that has the result.
         gamma: the product of the inverse deviation and the constant that scales.
         shifts: additions with a constant that shifts.
     """
 
+    result: str
     gamma: str
     shifts: tuple[str, ...]
 
@@ -37,7 +40,8 @@ def layers(model: TensorFlowModel) -> dict[str, Layer]:
     graph = model.graph
     found = {name: _layer(model, name) for name in model.structure.fusion_groups}
     for name, norm in _norms(model).items():
-        found[name] = Layer(name, lambda norm=norm: _scale(graph, norm), pooled=True)  # type: ignore[misc]
+        _, scale = _vector(graph, norm.gamma)
+        found[name] = Layer(name, lambda scale=scale: scale.reshape(-1), pooled=True)  # type: ignore[misc]
     return found
 
 
@@ -57,8 +61,7 @@ def _layer(model: TensorFlowModel, name: str) -> Layer:
     graph, node = model.graph, model.graph.nodes[name]
 
     def weight() -> Array:
-        value = graph.constant(node.input[1])
-        assert value is not None
+        value = graph.value(node.input[1])
         # Of a depthwise convolution the output channels are two axes: one of one-channel groups.
         return value.reshape(*value.shape[:2], 1, -1) if depthwise else value
 
@@ -72,38 +75,44 @@ def _layer(model: TensorFlowModel, name: str) -> Layer:
     return Layer(result, weight, outputs=3, inputs=2, groups=groups, pooled=True)
 
 
-def _scale(graph: TensorGraph, norm: _Norm) -> Array:
-    value = graph.constant(_constant_input(graph, graph.nodes[norm.gamma]) or "")
-    assert value is not None
-    return value.reshape(-1)
-
-
-def _constant_input(graph: TensorGraph, node: NodeDef) -> str | None:
-    """The one input of two that is a vector of constants, all its axes but the last of length 1."""
-    constants = [tensor for tensor in data_inputs(node) if graph.is_constant(tensor)]
+def _vector_input(graph: TensorGraph, node: NodeDef) -> int | None:
+    """The position of the only constant input, if that is a vector along the last axis."""
+    constants = [
+        position
+        for position, tensor in enumerate(node.input)
+        if graph.is_constant(tensor) and not is_control(tensor)
+    ]
     if len(constants) != 1:
         return None
-    sizes = constant_shape(graph[constants[0]])
+    sizes = constant_shape(graph[node.input[constants[0]]])
     return constants[0] if sizes and set(sizes[:-1]) <= {1} else None
+
+
+def _vector(graph: TensorGraph, name: str) -> tuple[int, Array]:
+    """The position and the value of the vector of constants that a node reads."""
+    node = graph.nodes[name]
+    position = _vector_input(graph, node)
+    assert position is not None
+    return position, graph.value(node.input[position])
 
 
 def _norms(model: TensorFlowModel) -> dict[str, _Norm]:
     """Sum that has the result of a normalization → what it is made of."""
     graph = model.graph
     consumers = graph.consumers()
-    found = {}
-    for name, node in graph.nodes.items():
-        inverse = node.op == "Mul" and any(graph[t].op == "Rsqrt" for t in data_inputs(node))
-        if inverse and _constant_input(graph, node) is not None:
-            result = _result(graph, consumers, name, model.output_nodes)
-            if result is not None:
-                found[result[0]] = result[1]
-    return found
+    found = (
+        _norm(graph, consumers, name, model.output_nodes)
+        for name, node in graph.nodes.items()
+        if node.op == "Mul"
+        and any(graph[t].op == "Rsqrt" for t in data_inputs(node))
+        and _vector_input(graph, node) is not None
+    )
+    return {norm.result: norm for norm in found if norm is not None}
 
 
-def _result(
+def _norm(
     graph: TensorGraph, consumers: Consumers, gamma: str, outputs: frozenset[str]
-) -> tuple[str, _Norm] | None:
+) -> _Norm | None:
     """Follows x · γ/σ and -μ · γ/σ to their sum, constants added on the way.
 
     None where anything else reads one of these.
@@ -125,7 +134,7 @@ def _result(
         if len(summed) < len(parts):
             shifts.append(ready[0])
         terms = (terms - summed) | {ready[0]}
-    return (terms.pop(), _Norm(gamma, tuple(shifts))) if len(terms) == 1 else None
+    return _Norm(terms.pop(), gamma, tuple(shifts)) if len(terms) == 1 else None
 
 
 def _is_sum(graph: TensorGraph, name: str, terms: set[str]) -> bool:
@@ -135,7 +144,7 @@ def _is_sum(graph: TensorGraph, name: str, terms: set[str]) -> bool:
     return (
         node.op in _SUMS
         and any(part in terms for part in parts)
-        and all(part in terms or _constant_input(graph, node) is not None for part in parts)
+        and all(part in terms or _vector_input(graph, node) is not None for part in parts)
     )
 
 
@@ -143,39 +152,23 @@ def with_layers(model: TensorFlowModel, changes: Mapping[str, LayerChange]) -> T
     """The model with other constants in some of its layers."""
     graph, known, norms = model.graph.copy(), layers(model), _norms(model)
     for name, change in changes.items():
-        weight = change.weight(known[name])
+        layer, weight = known[name], change.weight(known[name])
         if name in norms:
-            _put(graph, norms[name].gamma, weight, "scale")
-            for shift in norms[name].shifts:
-                _put_bias(graph, shift, change)
-            continue
-        node = graph.nodes[name]
-        shape = constant_shape(graph[node.input[1]])
-        _put_at(graph, name, 1, weight.reshape(shape), "weight")
-        if known[name].result != name:
-            _put_bias(graph, known[name].result, change)
-    inputs = [port.tensor for port in model.signature.inputs]
-    outputs = [port.tensor for port in model.signature.outputs]
-    return replace(model, graph=graph.pruned(outputs, inputs), original=None)
+            position, value = _vector(graph, norms[name].gamma)
+            _put(graph, norms[name].gamma, position, weight.reshape(value.shape), "scale")
+            shifts = norms[name].shifts
+        else:
+            shape = constant_shape(graph[graph.nodes[name].input[1]])
+            _put(graph, name, 1, weight.reshape(shape), "weight")
+            shifts = (layer.result,) if layer.result != name else ()
+        for shift in shifts:
+            position, value = _vector(graph, shift)
+            changed = change.bias(value.reshape(-1), value.size)
+            _put(graph, shift, position, changed.reshape(value.shape), "bias")
+    return model.with_graph(graph)
 
 
-def _put_bias(graph: TensorGraph, name: str, change: LayerChange) -> None:
-    value = graph.constant(_constant_input(graph, graph.nodes[name]) or "")
-    assert value is not None
-    _put(graph, name, change.bias(value.reshape(-1), value.size), "bias")
-
-
-def _put(graph: TensorGraph, name: str, value: Array, stem: str) -> None:
-    """Put a vector in the place of the one that a node reads."""
-    node = graph.nodes[name]
-    tensor = _constant_input(graph, node)
-    assert tensor is not None
-    before = graph.constant(tensor)
-    assert before is not None
-    position = [node_of(read) for read in node.input].index(node_of(tensor))
-    _put_at(graph, name, position, value.reshape(before.shape), stem)
-
-
-def _put_at(graph: TensorGraph, name: str, position: int, value: Array, stem: str) -> None:
+def _put(graph: TensorGraph, name: str, position: int, value: Array, stem: str) -> None:
+    """Put a constant in the place of the one that a node reads."""
     constant = graph.put_constant(f"{name}/repaired_{stem}", value)
     graph.edit(name).input[position] = constant

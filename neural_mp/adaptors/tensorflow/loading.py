@@ -45,10 +45,8 @@ _STATE = (
 
 
 def _refuse_state(graph: TensorGraph, signature: ServedSignature) -> None:
-    needed = graph.pruned(
-        [port.tensor for port in signature.outputs], [port.tensor for port in signature.inputs]
-    )
-    fed = {node_of(port.tensor) for port in signature.inputs}
+    needed = graph.pruned(signature.output_tensors, signature.input_tensors)
+    fed = set(map(node_of, signature.input_tensors))
     for node in needed.nodes.values():
         if node.op in _STATE:
             raise ModelLoadError(

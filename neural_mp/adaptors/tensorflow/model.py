@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -67,7 +67,7 @@ class TensorFlowModel:
     @cached_property
     def op_nodes(self) -> tuple[NodeDef, ...]:
         """The nodes that compute something."""
-        fed = {node_of(port.tensor) for port in self.signature.inputs}
+        fed = {node_of(tensor) for tensor in self.signature.input_tensors}
         return tuple(
             node
             for name, node in self.graph.nodes.items()
@@ -77,8 +77,14 @@ class TensorFlowModel:
     @property
     def output_nodes(self) -> frozenset[str]:
         """The nodes whose results leave the graph."""
-        return frozenset(node_of(port.tensor) for port in self.signature.outputs)
+        return frozenset(map(node_of, self.signature.output_tensors))
+
+    def with_graph(self, graph: TensorGraph, **changes: Any) -> TensorFlowModel:
+        """The model with another graph, less what no output needs, and with other changes."""
+        signature = self.signature
+        graph = graph.pruned(signature.output_tensors, signature.input_tensors)
+        return replace(self, graph=graph, original=None, **changes)
 
     def run(self, feeds: dict[str, Array]) -> list[Any]:
         """The outputs, in the order of the signature."""
-        return self.runner(feeds, [port.tensor for port in self.signature.outputs])
+        return self.runner(feeds, self.signature.output_tensors)

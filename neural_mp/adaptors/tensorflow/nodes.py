@@ -230,10 +230,11 @@ class TensorGraph:
 
     def constant(self, tensor: str) -> Array | None:
         """The value of a constant; None where the tensor is computed."""
-        if not self.is_constant(tensor):
-            return None
-        value = tensor_util.MakeNdarray(self[tensor].attr["value"].tensor)
-        return np.asarray(value)
+        return self.value(tensor) if self.is_constant(tensor) else None
+
+    def value(self, tensor: str) -> Array:
+        """The value of a tensor that is known to be a constant."""
+        return np.asarray(tensor_util.MakeNdarray(self[tensor].attr["value"].tensor))
 
     def consumers(self) -> dict[str, list[tuple[str, int]]]:
         """Node → (node that reads it, position among that one's inputs), control edges included."""

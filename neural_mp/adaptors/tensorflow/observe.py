@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,58 +11,13 @@ import tensorflow as tf
 from neural_mp.adaptors.common.calibration import TensorSummary, sample_shares
 from neural_mp.adaptors.common.signature import in_parts
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.nodes import (
-    CONSTANT,
-    Array,
-    TensorGraph,
-    without_large,
-)
+from neural_mp.adaptors.tensorflow.nodes import Array, TensorGraph, indexed, without_large
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported
 
 #: Bytes of input run at once: what a batch needs on its way grows with it.
 _INPUT_BYTES = 8 << 20
 #: Where the runtime takes fed memory without copying it.
 _ALIGNMENT = 64
-
-
-@dataclass(frozen=True)
-class _Reduced:
-    """The tensors that say what one tensor of the model held."""
-
-    low: tf.Tensor
-    high: tf.Tensor
-    power: tf.Tensor
-    size: tf.Tensor
-    sample: tf.Tensor
-    mean: tf.Tensor
-
-    @classmethod
-    def of(cls, tensor: tf.Tensor, drawn: tf.Tensor) -> _Reduced:
-        """Put the reductions behind a tensor.
-
-        Args:
-            tensor: of the graph that is the default.
-            drawn: where to take samples, as shares of the length of the flat tensor.
-        """
-        # The ops themselves: what wraps them takes five times as long to build.
-        ops = tf.raw_ops
-        values = tensor if tensor.dtype == tf.float32 else ops.Cast(x=tensor, DstT=tf.float32)
-        flat = ops.Reshape(tensor=values, shape=[-1])
-        size = ops.Size(input=flat, out_type=tf.int64)
-        places = ops.Mul(x=drawn, y=ops.Cast(x=size, DstT=tf.float64))
-        others = tf.constant(list(range((tensor.shape.rank or 1) - 1)), tf.int32)
-        return cls(
-            ops.Min(input=values, axis=others),
-            ops.Max(input=values, axis=others),
-            ops.Mean(input=ops.Square(x=values), axis=others),
-            size,
-            ops.Gather(params=flat, indices=ops.Cast(x=places, DstT=tf.int64)),
-            ops.Mean(input=values, axis=others),
-        )
-
-    def names(self) -> list[str]:
-        """What to fetch."""
-        return [tensor.name for tensor in vars(self).values()]
 
 
 def watch(
@@ -74,20 +28,44 @@ def watch(
     with graph.as_default():
         drawn = tf.constant(sample_shares())
         reduced = {
-            name: _Reduced.of(graph.get_tensor_by_name(f"{name}:0"), drawn)
+            name: _reduced(graph.get_tensor_by_name(indexed(name)), drawn)
             for name in sorted(tensors)
         }
-    fetches = [name for item in reduced.values() for name in item.names()]
+    fetches = [tensor.name for results in reduced.values() for tensor in results]
     runner = Runner(graph, optimized=False)
     for feeds in batches:
         for part in _parts(model, feeds):
-            found = iter(runner({**part, **weights}, fetches))
-            for name in reduced:
-                low, high, power, size, sample, mean = (np.asarray(next(found)) for _ in range(6))
+            found = map(np.asarray, runner({**part, **weights}, fetches))
+            for name, results in reduced.items():
+                size, sample, *rest = (next(found) for _ in results)
                 if not size.size or not size:  # it lies in a branch not taken, or is empty
                     continue
-                low, high, power, mean = map(np.atleast_1d, (low, high, power, mean))
+                low, high, power, mean = map(np.atleast_1d, rest)
                 yield name, TensorSummary(low, high, power, int(size) // len(power), sample, mean)
+
+
+def _reduced(tensor: tf.Tensor, drawn: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    """How large a tensor is, samples of it, and the least, greatest, mean square and mean value.
+
+    Args:
+        tensor: of the graph that is the default.
+        drawn: where to take samples, as shares of the length of the flat tensor.
+    """
+    # The ops themselves: what wraps them takes five times as long to build.
+    ops = tf.raw_ops
+    values = tensor if tensor.dtype == tf.float32 else ops.Cast(x=tensor, DstT=tf.float32)
+    flat = ops.Reshape(tensor=values, shape=[-1])
+    size = ops.Size(input=flat, out_type=tf.int64)
+    places = ops.Mul(x=drawn, y=ops.Cast(x=size, DstT=tf.float64))
+    others = tf.constant(list(range((tensor.shape.rank or 1) - 1)), tf.int32)
+    return (
+        size,
+        ops.Gather(params=flat, indices=ops.Cast(x=places, DstT=tf.int64)),
+        ops.Min(input=values, axis=others),
+        ops.Max(input=values, axis=others),
+        ops.Mean(input=ops.Square(x=values), axis=others),
+        ops.Mean(input=values, axis=others),
+    )
 
 
 def _without_weights(graph: TensorGraph) -> tuple[tf.Graph, dict[str, Array]]:
@@ -96,11 +74,10 @@ def _without_weights(graph: TensorGraph) -> tuple[tf.Graph, dict[str, Array]]:
     A session copies the constants of its graph half a dozen times; what is fed is copied once.
     """
     light, large = without_large(graph)
-    return imported(light), {name: _aligned(graph.constant(name)) for name in large}
+    return imported(light), {name: _aligned(graph.value(name)) for name in large}
 
 
-def _aligned(value: Array | None) -> Array:
-    assert value is not None
+def _aligned(value: Array) -> Array:
     room = np.empty(value.nbytes + _ALIGNMENT, np.uint8)
     start = -room.ctypes.data % _ALIGNMENT
     aligned = room[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
@@ -117,16 +94,13 @@ def _parts(model: TensorFlowModel, feeds: dict[str, Array]) -> Iterator[dict[str
 def first_non_finite(model: TensorFlowModel, feeds: dict[str, Array]) -> str | None:
     """The first op whose result holds NaN or Inf."""
     graph, weights = _without_weights(model.graph)
-    fed = {port.tensor for port in model.signature.inputs}
     names, checks = [], []
     with graph.as_default():
-        for name, node in model.graph.nodes.items():
-            operation: Any = graph.get_operation_by_name(name)
-            if node.op == CONSTANT or name in fed or not operation.outputs:
-                continue
-            if operation.outputs[0].dtype.is_floating:
+        for node in model.op_nodes:
+            operation: Any = graph.get_operation_by_name(node.name)
+            if operation.outputs and operation.outputs[0].dtype.is_floating:
                 finite = tf.reduce_all(tf.math.is_finite(operation.outputs[0]))
-                names.append(model.counted_for.get(name, name))
+                names.append(model.counted_for.get(node.name, node.name))
                 checks.append(finite.name)
     results = Runner(graph, optimized=False)({**feeds, **weights}, checks)
     return next((name for name, fine in zip(names, results, strict=True) if not fine), None)

@@ -39,8 +39,7 @@ def prepare(graph: TensorGraph, signature: ServedSignature) -> tuple[TensorGraph
     Returns:
         The graph, and warnings about what could not be done.
     """
-    inputs = [port.tensor for port in signature.inputs]
-    outputs = [port.tensor for port in signature.outputs]
+    inputs, outputs = signature.input_tensors, signature.output_tensors
     warnings: list[str] = []
     graph = _without_places(graph)
     try:

@@ -14,7 +14,7 @@ def time_ops(model: TensorFlowModel, feeds: dict[str, Array], runs: int) -> dict
     The runtime fuses ops as it starts; a fused op bears the name of the last of them, and counts
     for the layer it belongs to.
     """
-    outputs = [port.tensor for port in model.signature.outputs if port.tensor not in feeds]
+    outputs = [tensor for tensor in model.signature.output_tensors if tensor not in feeds]
     taken: dict[str, list[float]] = defaultdict(list)
     for _ in range(runs):
         seconds: dict[str, float] = defaultdict(float)

@@ -9,7 +9,7 @@ where nobody asks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from neural_mp.adaptors.common.tensor_forms import FORM_OF, FP32
 from neural_mp.adaptors.tensorflow.aliasing import protect_summands
@@ -20,7 +20,6 @@ from neural_mp.adaptors.tensorflow.nodes import (
     copied,
     data_inputs,
     is_control,
-    node_of,
     plain,
     typed_inputs,
 )
@@ -113,19 +112,16 @@ class _Writer:
 
     def finished(self) -> TensorFlowModel:
         """The model, less what is no longer needed."""
-        for port in self.model.signature.outputs:
-            self.forms.real(port.tensor)
-        graph = self.forms.graph
+        graph, signature = self.forms.graph, self.model.signature
+        for tensor in signature.output_tensors:
+            self.forms.real(tensor)
         replaced = {name: self.standing_for[tail] for name, tail in self.inner.items()}
         replaced.update(self.standing_for)
         graph.redirect({f"^{name}": f"^{written}" for name, written in replaced.items()})
-        inputs = [port.tensor for port in self.model.signature.inputs]
-        outputs = [port.tensor for port in self.model.signature.outputs]
-        graph = graph.pruned(outputs, inputs)
-        protect_summands(graph, frozenset(map(node_of, outputs)))
-        graph = graph.pruned(outputs, inputs)
+        graph = graph.pruned(signature.output_tensors, signature.input_tensors)
+        protect_summands(graph, self.model.output_nodes)
         ops, counts = self._counted_for(graph), self.forms.counts
-        return replace(self.model, graph=graph, ops=ops, counts=counts, original=None)
+        return self.model.with_graph(graph, ops=ops, counts=counts)
 
     def _counted_for(self, graph: TensorGraph) -> dict[str, str]:
         """Node of the written graph → the op its time counts for."""

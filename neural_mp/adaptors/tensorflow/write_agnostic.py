@@ -42,8 +42,7 @@ def write_agnostic(
             )
         )
     elif node.op == "Pad":
-        amounts = model.graph.constant(node.input[1])
-        assert amounts is not None
+        amounts = model.graph.value(node.input[1])
         shape = model.shapes[moved[0]][0]
         name = pad_stored(forms, stored[0], name, amounts, encoding.zero_point, shape)
     else:
