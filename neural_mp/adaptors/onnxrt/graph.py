@@ -29,4 +29,4 @@ def build_graph(model: OnnxModel) -> OpGraph:
         moved = op in structure.agnostic_ops
         ops.append(Op(part, structure.nodes[op].op_type, (op,), quantize_agnostic=moved))
     outputs = {structure.names[v] for v in model.program.graph.outputs if v in structure.names}
-    return OpGraph(ops, [port.tensor for port in model.signature.inputs], sorted(outputs))
+    return OpGraph(ops, model.signature.input_tensors, sorted(outputs))

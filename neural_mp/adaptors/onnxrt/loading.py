@@ -119,7 +119,7 @@ def _prepared(
         raise ConversionError(f"prepared for it, {error}") from error
     if opset_of(program) == opset_of(given):
         return warnings
-    names = [port.tensor for port in signature.outputs]
+    names = signature.output_tensors
     try:
         expected = Runner(given, folder, provider, level=PLAIN)(feeds, names)
     except ConversionError:
@@ -234,6 +234,6 @@ def _port(value: ir.Value) -> Port:
 
 
 def _keep_outputs(program: ir.Model, signature: Signature) -> None:
-    kept = {port.tensor for port in signature.outputs}
+    kept = signature.output_tensors
     for value in [v for v in program.graph.outputs if v.name not in kept]:
         program.graph.outputs.remove(value)

@@ -126,4 +126,4 @@ class OnnxModel:
         """The outputs, in the order of the signature."""
         if threads not in self._runners:
             self._runners[threads] = self.session(self.runs, threads=threads)
-        return self._runners[threads](feeds, [port.tensor for port in self.signature.outputs])
+        return self._runners[threads](feeds, self.signature.output_tensors)

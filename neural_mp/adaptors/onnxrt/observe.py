@@ -20,6 +20,8 @@ _FETCHED_BYTES = 32 << 20
 _WHOLE = sys.maxsize
 #: Ops whose channels are on the second axis; of all others they are taken to be on the last.
 _CHANNELS_SECOND = ("Conv", "AveragePool", "MaxPool", "GlobalAveragePool", "BatchNormalization")
+#: The types of tensors that may hold NaN or Inf.
+_FLOATING = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 #: How many tensors are looked at in one run for the first that is not finite.
 _LOOKED_AT = 64
 
@@ -34,10 +36,9 @@ def watch(
     watched = {name: model.structure.values[name] for name in sorted(tensors)}
     channels = {name: 1 if _channels_second(value) else -1 for name, value in watched.items()}
     values = {name: str(value.name) for name, value in watched.items()}
-    fed = {port.tensor for port in model.signature.inputs}
+    fed = model.signature.input_tensors
     fetched = [value for value in values.values() if value not in fed]
-    results = [port.tensor for port in model.signature.outputs]
-    wanted = _with_outputs(model.program, [*fetched, *results])
+    wanted = _with_outputs(model.program, [*fetched, *model.signature.output_tensors])
     runner = model.session(wanted, threads=threads, lean=True)
     most = 0  # samples run at once; found out with the first batch that holds several
     for feeds in batches:
@@ -53,10 +54,8 @@ def watch(
                 if summary is not None:
                     yield name, summary
             if 0 < most < _WHOLE:
-                each = sum(found[v].nbytes for v in values.values()) // model.signature.samples(
-                    part
-                )
-                most = max(1, _FETCHED_BYTES // max(each, 1))
+                size = sum(found[value].nbytes for value in values.values())
+                most = max(1, _FETCHED_BYTES * model.signature.samples(part) // max(size, 1))
 
 
 def _with_outputs(program: ir.Model, names: Iterable[str]) -> ir.Model:
@@ -79,7 +78,7 @@ def _separable(model: OnnxModel, feeds: dict[str, Array], runner: Runner) -> boo
 
     Two samples are run together and one by one: a first axis may be that of time as well.
     """
-    names = [port.tensor for port in model.signature.outputs]
+    names = model.signature.output_tensors
     try:
         together, first, second = (
             runner({name: array[cut] for name, array in feeds.items()}, names)
@@ -111,6 +110,3 @@ def first_non_finite(model: OnnxModel, feeds: dict[str, Array]) -> str | None:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 return model.ops.get(name, name)
     return None
-
-
-_FLOATING = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)

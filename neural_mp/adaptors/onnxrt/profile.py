@@ -24,7 +24,7 @@ def time_ops(
     (`ReorderOutput`, `Transpose`).
     """
     runner = model.session(model.program, threads=threads, profiled=True)
-    outputs = [port.tensor for port in model.signature.outputs]
+    outputs = model.signature.output_tensors
     for _ in range(runs):
         runner(feeds, outputs)
     events = json.loads(Path(runner.session.end_profiling()).read_text(encoding="utf-8"))
