@@ -51,8 +51,7 @@ class IntegerKernel:
     def configs(self) -> list[OpConfig]:
         """The INT8 forms of the op, best first; most differ in how the range is chosen only."""
         found = [
-            OpConfig(Precision.INT8, self.weight, activation_spec(way))
-            for way in self.algorithms
+            OpConfig(Precision.INT8, self.weight, activation_spec(way)) for way in self.algorithms
         ]
         if self.weight_alone is not None:
             found.append(OpConfig(Precision.INT8, self.weight_alone))

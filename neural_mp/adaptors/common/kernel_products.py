@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from neural_mp.adaptors.common.integer_encoding import Array
-from neural_mp.adaptors.common.kernel_trials import try_each
+from neural_mp.adaptors.common.kernel_trials import facts, try_each
 from neural_mp.core.byte_products import EXACT_EVERYWHERE, ByteProducts, KernelKind
 from neural_mp.core.hardware import PORTABLE, THIS, Hardware
 
@@ -54,14 +54,33 @@ def products_for(hardware: Hardware, ask: Callable[[str | None], Products]) -> P
     return found
 
 
-def from_facts(facts: Iterable[str], cases: Iterable[str]) -> Products:
+def tried_products(
+    hardware: Hardware, module: str, version: str, cases: Iterable[str], minds_onednn: bool = True
+) -> Products:
+    """How the kernels multiply bytes, found by a module that runs `try_products` on these cases.
+
+    Args:
+        hardware: the machine that is converted for.
+        module: what is run as a child process.
+        version: that of the runtime, and of what is tried.
+        cases: the names of the cases.
+        minds_onednn: whether the kernels are oneDNN's, and mind a limit of its.
+    """
+
+    def asked_under(onednn_limit: str | None) -> Products:
+        return from_facts(facts(module, version, onednn_limit if minds_onednn else None), cases)
+
+    return products_for(hardware, asked_under)
+
+
+def from_facts(found: Iterable[str], cases: Iterable[str]) -> Products:
     """A kind of kernel is exact if it was so in all of its cases.
 
     Args:
-        facts: the cases that were exact.
+        found: the cases that were exact.
         cases: all cases: the kind of kernel, a space, what tells it from others of the kind.
     """
-    exact = frozenset(facts)
+    exact = frozenset(found)
     kinds: dict[KernelKind, bool] = dict.fromkeys(KernelKind, True)
     for case in cases:
         kind = KernelKind(case.split()[0])

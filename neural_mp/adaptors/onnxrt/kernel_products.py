@@ -9,10 +9,9 @@ from neural_mp.adaptors.common.kernel_products import (
     Case,
     Convolution,
     Products,
-    from_facts,
-    products_for,
+    tried_products,
 )
-from neural_mp.adaptors.common.kernel_trials import facts, version_of
+from neural_mp.adaptors.common.kernel_trials import version_of
 from neural_mp.core.byte_products import KernelKind
 from neural_mp.core.hardware import Hardware
 
@@ -26,11 +25,7 @@ CASES: Mapping[str, Case] = {
 
 
 def kernel_products(hardware: Hardware) -> Products:
-    """How each kind of kernel multiplies on the machine that is converted for.
-
-    The kernels are not oneDNN's, and mind no limit of its.
-    """
+    """How each kind of kernel multiplies on the machine that is converted for."""
     module = "neural_mp.adaptors.onnxrt.kernel_products_run"
     version = version_of("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
-    here = from_facts(facts(module, f"{_VERSION} {version}"), CASES)
-    return products_for(hardware, lambda onednn_limit: here)
+    return tried_products(hardware, module, f"{_VERSION} {version}", CASES, minds_onednn=False)

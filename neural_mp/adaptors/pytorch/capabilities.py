@@ -11,17 +11,8 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.common.capability_builder import (
-    AGNOSTIC,
-    BOTH_FACTORS_COMPUTED,
-    COMPUTED_WEIGHT,
-    CONSTANT_INPUT,
-    NO_FLOATS,
-    NO_INTEGER_KERNEL,
-    RUNS_ALONG,
-    IntegerKernel,
-    OpKernels,
-)
+from neural_mp.adaptors.common import capability_builder as reasons
+from neural_mp.adaptors.common.capability_builder import IntegerKernel, OpKernels
 from neural_mp.adaptors.common.kernel_products import Products
 from neural_mp.adaptors.pytorch.casts import DTYPES, STATISTICS, narrowed
 from neural_mp.adaptors.pytorch.fusion import fused_layers
@@ -115,7 +106,7 @@ class _TriedIn16Bits(Interpreter):
 
     def _refusal(self, node: Node, result: Any, precision: Precision) -> str:
         if not _holds_floats(result):
-            return NO_FLOATS
+            return reasons.NO_FLOATS
         computed = [self.env[source] for source in node.all_input_nodes if source.op != "get_attr"]
         if any(map(_near_the_end, pytree.tree_leaves((result, computed)))):
             return _BEYOND_16_BITS
@@ -193,11 +184,11 @@ def _obstacle(module: GraphModule, node: Node, fused: bool) -> str | None:
     """Why an op has no INT8 form of its own; None if it has one."""
     if node.target not in WEIGHTED:
         if fused:
-            return RUNS_ALONG
-        return AGNOSTIC if quantize_agnostic(node) else _no_kernel(node)
+            return reasons.RUNS_ALONG
+        return reasons.AGNOSTIC if quantize_agnostic(node) else _no_kernel(node)
     weight = constant(module, arguments(node)["weight"])
     if weight is None:
-        return COMPUTED_WEIGHT
+        return reasons.COMPUTED_WEIGHT
     if weight.dtype not in (torch.float32, *DTYPES.values()):
         return f"its weight is {weight.dtype}; integers are made of float32 and 16-bit floats"
     if node.target is EMBEDDING:
@@ -205,7 +196,7 @@ def _obstacle(module: GraphModule, node: Node, fused: bool) -> str | None:
     if not _is_registered(_KERNELS[node.target]):
         return "this build of torch has no oneDNN integer kernels"
     if not has_integer_kernel(module, node):
-        return CONSTANT_INPUT
+        return reasons.CONSTANT_INPUT
     axes = CONVOLUTIONS.get(node.target)
     if axes is not None and node.args[0].meta["val"].ndim != axes + 2:
         return f"the integer kernel takes batches ({axes + 2} axes), not single samples"
@@ -240,5 +231,5 @@ def _no_kernel(node: Node) -> str:
     if "conv" in name:
         return "integer kernels exist for convolutions with numeric padding only"
     if any(word in name for word in ("matmul", "bmm", "attention")):
-        return BOTH_FACTORS_COMPUTED
-    return NO_INTEGER_KERNEL
+        return reasons.BOTH_FACTORS_COMPUTED
+    return reasons.NO_INTEGER_KERNEL

@@ -16,7 +16,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.convention import Call, has_axes, resized
+from neural_mp.adaptors.pytorch.convention import Call, float_dtype, has_axes, resized
 from neural_mp.adaptors.pytorch.input_sizes import sizes_of, watch_sizes
 from neural_mp.errors import CaptureError, DataError
 
@@ -138,7 +138,7 @@ def guess_call(module: nn.Module) -> Call:
 def _candidate_inputs(module: nn.Module) -> Iterator[tuple[tuple[int, ...], torch.dtype]]:
     known = nn.Conv2d | nn.Conv1d | nn.Linear | nn.Embedding
     first = next((m for m in module.modules() if isinstance(m, known)), None)
-    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    dtype = float_dtype(module)
     match first:
         case nn.Conv2d():
             yield from (((2, first.in_channels, size, size), dtype) for size in _IMAGE_SIZES)
@@ -219,8 +219,7 @@ def inference_mode(module: nn.Module) -> Iterator[None]:
 
 def at_least_two(call: Call) -> Call:
     """A call to capture with: a batch of one would be taken for a constant, so show it twice."""
-    sizes = {len(leaf) for leaf in call.leaves() if has_axes(leaf)}
-    return resized(call, 2) if sizes == {1} else call
+    return resized(call, 2) if call.batch_size == 1 else call
 
 
 def _capture_error(module: nn.Module, error: Exception) -> CaptureError:

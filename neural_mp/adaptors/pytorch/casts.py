@@ -8,13 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.pytorch.model import (
-    OP_NAME,
-    add_constant,
-    constant,
-    is_float,
-    tensor_name,
-)
+from neural_mp.adaptors.pytorch.model import OP_NAME, add_constant, constant, is_float, tensor_name
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizationFlow
 

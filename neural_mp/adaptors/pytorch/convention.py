@@ -34,6 +34,12 @@ class Call:
             lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
         )
 
+    @property
+    def batch_size(self) -> int | None:
+        """The length of the first axis; None where it is not one for all inputs."""
+        sizes = {len(leaf) for leaf in self.leaves() if has_axes(leaf)}
+        return sizes.pop() if len(sizes) == 1 else None
+
     def leaves(self) -> list[Any]:
         """All values, flat, in the order a captured graph takes them."""
         return list(pytree.tree_leaves((self.args, dict(self.kwargs))))
@@ -100,11 +106,16 @@ class Convention:
 
 def convention_of(module: nn.Module, names: tuple[str, ...] = ()) -> Convention:
     """The convention of a module's forward."""
-    floats = (p.dtype for p in module.parameters() if p.is_floating_point())
     taken = inspect.signature(module.forward).parameters
     kinds = {parameter.kind for parameter in taken.values()}
     only_keywords = kinds == {inspect.Parameter.VAR_KEYWORD}
-    return Convention(tuple(taken), names, next(floats, torch.float32), only_keywords)
+    return Convention(tuple(taken), names, float_dtype(module), only_keywords)
+
+
+def float_dtype(module: nn.Module) -> torch.dtype:
+    """What the weights of a module are in."""
+    floats = (p.dtype for p in module.parameters() if p.is_floating_point())
+    return next(floats, torch.float32)
 
 
 def is_array(leaf: Any) -> bool:
@@ -126,12 +137,6 @@ def resized(call: Call, batch_size: int) -> Call:
         return torch.cat([leaf] * -(-batch_size // len(leaf)))[:batch_size]
 
     return call.map(resize)
-
-
-def smallest(call: Call) -> Call:
-    """The same inputs as a batch of two, where all have one first axis of the same length."""
-    sizes = {len(leaf) for leaf in call.leaves() if has_axes(leaf)}
-    return resized(call, 2) if len(sizes) == 1 else call
 
 
 def to_arrays(result: Any) -> Any:

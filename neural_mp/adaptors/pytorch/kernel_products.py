@@ -9,10 +9,9 @@ from neural_mp.adaptors.common.kernel_products import (
     Case,
     Convolution,
     Products,
-    from_facts,
-    products_for,
+    tried_products,
 )
-from neural_mp.adaptors.common.kernel_trials import facts, version_of
+from neural_mp.adaptors.common.kernel_trials import version_of
 from neural_mp.core.byte_products import KernelKind
 from neural_mp.core.hardware import Hardware
 
@@ -34,8 +33,4 @@ CASES: Mapping[str, Case] = {
 def kernel_products(hardware: Hardware) -> Products:
     """How each kind of kernel multiplies on the machine that is converted for."""
     module, version = "neural_mp.adaptors.pytorch.kernel_products_run", version_of("torch")
-
-    def asked_under(onednn_limit: str | None) -> Products:
-        return from_facts(facts(module, f"{_VERSION} {version}", onednn_limit), CASES)
-
-    return products_for(hardware, asked_under)
+    return tried_products(hardware, module, f"{_VERSION} {version}", CASES)

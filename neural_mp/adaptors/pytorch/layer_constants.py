@@ -11,13 +11,7 @@ from torch.fx import GraphModule, Node
 from neural_mp.adaptors.common.channel_scaling import Array, Layer, LayerChange
 from neural_mp.adaptors.pytorch.integer_kernels import rewritten
 from neural_mp.adaptors.pytorch.layers import CONVOLUTIONS, geometry, has_integer_kernel
-from neural_mp.adaptors.pytorch.model import (
-    TorchModel,
-    arguments,
-    constant,
-    op_nodes,
-    put_constant,
-)
+from neural_mp.adaptors.pytorch.model import TorchModel, arguments, constant, op_nodes, put_constant
 from neural_mp.core.nested import as_numpy
 
 _LAYER_NORM = torch.ops.aten.layer_norm.default

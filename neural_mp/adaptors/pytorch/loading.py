@@ -13,12 +13,7 @@ from torch.fx import GraphModule
 from neural_mp.adaptors.common.given_inputs import GivenInputs
 from neural_mp.adaptors.pytorch import capture, storage
 from neural_mp.adaptors.pytorch.capture_check import free_sequences, other_ways, result_of
-from neural_mp.adaptors.pytorch.convention import (
-    Call,
-    Convention,
-    convention_of,
-    smallest,
-)
+from neural_mp.adaptors.pytorch.convention import Call, Convention, convention_of, resized
 from neural_mp.adaptors.pytorch.converted import ConvertedModule
 from neural_mp.adaptors.pytorch.input_sizes import SIZES, fixed_batch_sizes
 from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel
@@ -103,7 +98,7 @@ def _assemble(
     if fixed:
         sizes = ", ".join(map(str, fixed))
         warnings.append(f"the model's own code fixes the batch size to {sizes}")
-    small = smallest(call)
+    small = resized(call, 2) if call.batch_size is not None else call
     if not fixed and result_of(module, small) is not None:
         call = small
     if original is not None:
