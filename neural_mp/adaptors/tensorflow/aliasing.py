@@ -18,8 +18,6 @@ from neural_mp.adaptors.tensorflow.nodes import (
     Consumers,
     TensorGraph,
     is_control,
-    make_constant,
-    make_node,
     node_of,
 )
 
@@ -102,10 +100,8 @@ def _ways_to_copy() -> Iterator[_Copy]:
 
 def _copy_before(graph: TensorGraph, kernel: str, summand: str, steps: _Copy) -> None:
     stem = graph.unused(f"{kernel}/summand")
-    last = graph.add(make_node("Bitcast", f"{stem}/bits", [summand], T=U8, type=tf.uint8))
+    last = graph.put("Bitcast", f"{stem}/bits", [summand], T=U8, type=tf.uint8)
     for number, (op, operand) in enumerate(steps):
-        constant = graph.add(make_constant(f"{stem}/neutral_{number}", operand))
-        name = f"{stem}/copied_{number}"
-        last = graph.add(make_node(op, name, [last, constant], T=tf.uint8))
-    graph.add(make_node("Bitcast", stem, [last], T=tf.uint8, type=U8))
-    graph.edit(kernel).input[_SUMMAND] = stem
+        constant = graph.put_constant(f"{stem}/neutral_{number}", operand)
+        last = graph.put(op, f"{stem}/copied_{number}", [last, constant], T=tf.uint8)
+    graph.edit(kernel).input[_SUMMAND] = graph.put("Bitcast", stem, [last], T=tf.uint8, type=U8)

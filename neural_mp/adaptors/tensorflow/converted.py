@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from neural_mp.adaptors.common.signature import in_parts
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import GraphDef, indexed
 from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
@@ -28,10 +29,10 @@ class ConvertedModel(tf.Module):
         self.signature: ServedSignature = model.signature
         ports = model.signature.inputs
         specs = [tf.TensorSpec(port.shape, port.dtype, name=port.name) for port in ports]
-        fetched = [indexed(port.tensor) for port in model.signature.outputs]
+        fetched = list(map(indexed, model.signature.output_tensors))
 
         def run(*values: tf.Tensor) -> dict[str, tf.Tensor]:
-            fed = dict(zip((indexed(port.tensor) for port in ports), values, strict=True))
+            fed = dict(zip(map(indexed, model.signature.input_tensors), values, strict=True))
             results = tf.graph_util.import_graph_def(
                 self.graph_def, input_map=fed, return_elements=fetched, name=""
             )
@@ -54,8 +55,7 @@ class ConvertedModel(tf.Module):
         inputs = kwargs or (args[0] if len(args) == 1 else list(args))
         given = self.signature.assigned(inputs)
         if not any(tf.is_tensor(value) for value in given):
-            feeds = self.signature.bind(inputs)
-            given = [feeds[port.tensor] for port in self.signature.inputs]
+            given = list(self.signature.bind(inputs).values())
         values = [
             tf.cast(value, port.dtype) if tf.is_tensor(value) else tf.constant(value, port.dtype)
             for value, port in zip(given, self.signature.inputs, strict=True)
@@ -67,12 +67,8 @@ class ConvertedModel(tf.Module):
         """All of `x` in batches, as arrays; for code written for Keras models."""
         feeds = self.signature.bind(x)
         size = len(next(iter(feeds.values())))
-        names = [port.name for port in self.signature.inputs]
-        parts = []
-        for start in range(0, max(size, 1), batch_size):
-            part = {
-                name: array[start : start + batch_size]
-                for name, array in zip(names, feeds.values(), strict=True)
-            }
-            parts.append(tf.nest.map_structure(np.asarray, self(part)))
+        parts = [
+            tf.nest.map_structure(np.asarray, self(*part.values()))
+            for part in in_parts(feeds, size, batch_size)
+        ]
         return tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *parts)

@@ -116,8 +116,8 @@ class _Kernels(FusionRules[str, str]):
         kind, last = self.graph.nodes[group.head].op, group.tail
         if kind == "MatMul" and last not in self.outputs:
             gelu = find_gelu(self.graph, self.consumers, last)
-            if gelu is not None and self.outputs.isdisjoint(gelu.nodes[:-1]):
-                return Step(gelu.kind, gelu.nodes)
+            if gelu is not None and self.outputs.isdisjoint(gelu.ops[:-1]):
+                return gelu
         node = self._next(group)
         if node is None or node.op not in _ACTIVATIONS[kind]:
             return None

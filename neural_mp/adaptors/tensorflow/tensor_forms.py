@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -13,7 +13,6 @@ from neural_mp.adaptors.common.tensor_forms import BF16, FP16, FP32, UINT8, Tens
 from neural_mp.adaptors.tensorflow.integer_kernels import U8, dequantize_node, quantize_node
 from neural_mp.adaptors.tensorflow.nodes import (
     TensorGraph,
-    make_constant,
     make_node,
     node_of,
     plain,
@@ -69,12 +68,8 @@ class Forms(TensorForms[str]):
         """A constant number, shared by all who need the same."""
         value = float(np.float32(value))
         if value not in self._scalars:
-            self._scalars[value] = self.constant(name, np.float32(value))
+            self._scalars[value] = self.graph.put_constant(name, np.float32(value))
         return self._scalars[value]
-
-    def constant(self, name: str, value: Any, dtype: tf.DType | None = None) -> str:
-        """A new constant."""
-        return self.graph.add(make_constant(self.graph.unused(name), value, dtype))
 
     def value_of(self, tensor: str) -> Array | None:
         """The value of a Const."""
@@ -82,7 +77,7 @@ class Forms(TensorForms[str]):
 
     def constant_in(self, tensor: str, form: str, values: Array) -> str:
         """Another Const."""
-        return self.constant(f"{node_of(tensor)}/{form}", values, DTYPES[form])
+        return self.graph.put_constant(f"{node_of(tensor)}/{form}", values, DTYPES[form])
 
     def cast(self, tensor: str, source: str, form: str) -> str:
         """A Cast."""
@@ -118,16 +113,11 @@ class Forms(TensorForms[str]):
 
     def bits(self, stored: str, name: str) -> str:
         """Stored numbers as plain uint8, for which every op that moves values has a kernel."""
-        unused = self.graph.unused(f"{name}/bits")
-        return self.graph.add(make_node("Bitcast", unused, [stored], T=U8, type=tf.uint8))
+        return self.graph.put("Bitcast", f"{name}/bits", [stored], T=U8, type=tf.uint8)
 
     def clipped(self, name: str, op: str, stored: str, limit: int) -> str:
         """`Minimum` or `Maximum` of stored numbers, which have no such kernels themselves."""
-        constant = self.constant(f"{name}/limit", np.uint8(limit))
+        constant = self.graph.put_constant(f"{name}/limit", np.uint8(limit))
         inputs = [self.bits(stored, name), constant]
-        changed = self.graph.add(
-            make_node(op, self.graph.unused(f"{name}/{op}"), inputs, T=tf.uint8)
-        )
-        return self.graph.add(
-            make_node("Bitcast", self.graph.unused(name), [changed], T=tf.uint8, type=U8)
-        )
+        changed = self.graph.put(op, f"{name}/{op}", inputs, T=tf.uint8)
+        return self.graph.put("Bitcast", name, [changed], T=tf.uint8, type=U8)

@@ -87,27 +87,24 @@ def write_layer(
     forms: Forms, model: TensorFlowModel, layer: Layer, flow: QuantizationFlow, weight_limit: int
 ) -> str:
     """Write the kernel, with weights of ±`weight_limit`; returns the name of its node."""
-    value = forms.source.constant(layer.node.input[1])
-    assert value is not None
-    weight = quantize_weight(value, layer.node.op == "DepthwiseConv2dNative", weight_limit)
-    source = plain(layer.node.input[0])
+    node, value = layer.node, forms.source.value(layer.node.input[1])
+    weight = quantize_weight(value, node.op == "DepthwiseConv2dNative", weight_limit)
+    source, stored = plain(node.input[0]), None
     encoding = forms.encoding_of(source)
+    if encoding.zero_point != 0 and node.op != "MatMul":
+        shape = model.shapes[source][0]
+        amounts = padding_of(node, value, shape)
+        assert amounts is not None  # else its capability says that it has no INT8
+        if amounts.any():
+            stored = _padded(forms, source, amounts, shape)
+            node = copied(node)
+            node.attr["padding"].s = b"VALID"
+            node.attr.pop("explicit_paddings", None)
     bias = _bias(forms, layer, len(weight.limits)) + encoding.low * weight.sums
-    if layer.node.op == "MatMul":
-        call = _Call(forms, layer, weight, source, forms.stored(source), bias)
+    call = _Call(forms, layer, weight, source, stored or forms.stored(source), bias)
+    if node.op == "MatMul":
         return _write_product(call, layer.tail in flow.int8_outputs)
-    shape = model.shapes[source][0]
-    amounts = padding_of(layer.node, value, shape)
-    if encoding.zero_point == 0 or (amounts is not None and not amounts.any()):
-        return _write_convolution(
-            _Call(forms, layer, weight, source, forms.stored(source), bias), layer.node
-        )
-    assert amounts is not None  # else its capability says that it has no INT8
-    padded = _padded(forms, source, amounts, shape)
-    geometry = copied(layer.node)
-    geometry.attr["padding"].s = b"VALID"
-    geometry.attr.pop("explicit_paddings", None)
-    return _write_convolution(_Call(forms, layer, weight, source, padded, bias), geometry)
+    return _write_convolution(call, node)
 
 
 def _padded(forms: Forms, source: str, amounts: Array, shape: Shape) -> str:
@@ -118,7 +115,7 @@ def _padded(forms: Forms, source: str, amounts: Array, shape: Shape) -> str:
     if forms.is_stored(source):
         zero_point = forms.encoding_of(source).zero_point
         return pad_stored(forms, forms.stored(source), name, amounts, zero_point, shape)
-    told = forms.constant(f"{name}/amounts", amounts)
+    told = forms.graph.put_constant(f"{name}/amounts", amounts)
     inputs = [forms.real(source), told]
     padded = forms.graph.put("Pad", f"{name}/real", inputs, T=F32, Tpaddings=tf.int32)
     return forms.stored_as(padded, source, name)
@@ -126,11 +123,9 @@ def _padded(forms: Forms, source: str, amounts: Array, shape: Shape) -> str:
 
 def _bias(forms: Forms, layer: Layer, channels: int) -> Array:
     bias = layer.group.bias
-    if bias is None:
+    if bias is None or bias.operand is None:
         return np.zeros(channels)
-    value = forms.source.constant(bias.operand or "")
-    assert value is not None
-    return value.astype(np.float64)
+    return forms.source.value(bias.operand).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -148,16 +143,16 @@ class _Call:
         head, forms = self.layer.head, self.forms
         return [
             (self.stored, U8),
-            (forms.constant(f"{head}/weight_int8", self.weight.integers, S8), S8),
-            (forms.constant(f"{head}/bias_int8", bias.astype(np.float32)), F32),
+            (forms.graph.put_constant(f"{head}/weight_int8", self.weight.integers, S8), S8),
+            (forms.graph.put_constant(f"{head}/bias_int8", bias.astype(np.float32)), F32),
         ]
 
     def host(self) -> list[str]:
         head, forms, limits = self.layer.head, self.forms, self.weight.limits
         return [
             *kernel_limits(forms, self.source, forms.encoding_of(self.source)),
-            forms.constant(f"{head}/weight_low", -limits),
-            forms.constant(f"{head}/weight_high", limits),
+            forms.graph.put_constant(f"{head}/weight_low", -limits),
+            forms.graph.put_constant(f"{head}/weight_high", limits),
         ]
 
     def told(self, node: NodeDef) -> NodeDef:
