@@ -1,0 +1,111 @@
+"""What a user gives beside a model: names, examples, options that a framework does not use."""
+
+import numpy as np
+import pytest
+
+from neural_mp.adaptors.common.free_names import unused
+from neural_mp.adaptors.common.given_inputs import GivenInputs, unused_capture
+from neural_mp.adaptors.common.saved_details import read_details, write_details
+from neural_mp.adaptors.common.signature import Port, Signature, in_parts
+from neural_mp.core.words import Capture
+from neural_mp.errors import ConfigurationError, DataError, ModelLoadError
+
+FLOAT = np.dtype(np.float32)
+
+
+def port(name, *shape):
+    return Port(name, name, FLOAT, shape)
+
+
+PAIR = Signature((port("a", None, 3), port("b", None, None)), (port("y", None, 2),))
+A, B = np.zeros((5, 3), np.float32), np.arange(10, dtype=np.float32).reshape(5, 2)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "names"), [("a, b", ("a", "b")), (["a", "b"], ("a", "b")), (None, ()), ([], ())]
+)
+def test_names_are_read_from_a_text_or_a_list(inputs, names):
+    given = GivenInputs.read(inputs, "y", None)
+    assert (given.names, given.outputs, given.example) == (names, ("y",), None)
+
+
+def test_inputs_that_are_arrays_are_the_example_before_that_of_the_data():
+    assert GivenInputs.read((A, B), None, "of the data").example == (A, B)
+    assert GivenInputs.read("a", None, "of the data").example == "of the data"
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(3, None), (["a", A], None), (None, 3)])
+def test_anything_else_is_refused(inputs, outputs):
+    with pytest.raises(ConfigurationError, match="must be names"):
+        GivenInputs.read(inputs, outputs, None)
+
+
+def test_an_example_is_bound_and_nothing_is_said():
+    feeds, warnings = GivenInputs(example=(A, B)).feeds(PAIR)
+    assert feeds["b"] is B
+    assert warnings == []
+    with pytest.raises(DataError):
+        GivenInputs(example=(A,)).feeds(PAIR)
+
+
+def test_made_up_inputs_come_with_the_first_size_that_is_not_known():
+    feeds, warnings = GivenInputs().feeds(PAIR)
+    assert {name: array.shape for name, array in feeds.items()} == {"a": (1, 3), "b": (1, 1)}
+    (warning,) = warnings
+    assert "unknown sizes of the input b: float32[?, ?] were taken to be 1" in warning
+    known = Signature((port("a", None, 3),), ())
+    assert GivenInputs().feeds(known)[1] == []
+
+
+def test_asking_for_modules_of_a_graph_is_said_to_be_in_vain():
+    assert unused_capture("ONNX", Capture.WHOLE) == ()
+    (warning,) = unused_capture("ONNX", Capture.MODULES)
+    assert warning == "capture = 'modules' is not used for ONNX: every model is one graph"
+
+
+@pytest.mark.parametrize(
+    ("feeds", "samples"),
+    [
+        ({"a": A, "b": B}, 5),
+        ({"a": A, "b": B[:4]}, 1),
+        ({"a": A, "b": np.float32(0)}, 1),
+        ({"a": A[:0], "b": B[:0]}, 1),
+    ],
+)
+def test_a_batch_can_be_parted_where_all_inputs_have_one_length(feeds, samples):
+    assert PAIR.samples(feeds) == samples
+
+
+def test_a_batch_cannot_be_parted_where_an_axis_is_fixed():
+    fixed = Signature(PAIR.inputs, (port("y", 5, 2),))
+    assert fixed.samples({"a": A, "b": B}) == 1
+
+
+def test_parts_hold_all_samples_in_order():
+    parts = list(in_parts({"a": A, "b": B}, 5, 2))
+    assert [len(part["a"]) for part in parts] == [2, 2, 1]
+    np.testing.assert_array_equal(np.concatenate([part["b"] for part in parts]), B)
+    assert list(in_parts({"a": A}, 5, 5)) == [{"a": A}]
+
+
+def test_free_names_are_numbered():
+    assert unused("a", {"b"}) == "a"
+    assert unused("a", {"a", "a_1"}) == "a_2"
+    assert unused("a", {"a"}, first=2) == "a_2"
+
+
+def test_details_are_read_as_they_were_written(tmp_path):
+    file = tmp_path / "details.json"
+    write_details(file, {"signature": PAIR.to_dict(), "ops": {"a": "b"}})
+    with read_details(file) as details:
+        assert Signature.from_dict(details["signature"]) == PAIR
+        assert details["ops"] == {"a": "b"}
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", '{"inputs": 3}', '{"inputs": [{}]}'])
+def test_damaged_details_are_refused_by_name(content, tmp_path):
+    file = tmp_path / "details.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ModelLoadError, match=r"details\.json' is damaged"), read_details(file) as d:
+        Signature.from_dict(d)
