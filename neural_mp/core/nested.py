@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+Array = NDArray[Any]
 #: Positions of outputs in nested lists and dicts, None where a model returns None.
 Structure = int | None | list[Any] | dict[str, Any]
 

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.integer_encoding import rounded_to_int8, weight_scales
 from neural_mp.core.graph import Op, OpGraph
-
-Array = NDArray[Any]
+from neural_mp.core.nested import Array
 
 #: Kinds of op (`neural_mp.amp.KINDS`) that give f·y for f·x, for any f > 0 a channel.
 HOMOGENEOUS = ("relu", "leaky_relu", "identity")

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.calibration import LEAST_SPAN, LEVELS, affine_parameters
 from neural_mp.core.byte_products import REDUCED_RANGE, WEIGHT_LIMITS, weight_limit
+from neural_mp.core.nested import Array
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import Precision
 from neural_mp.space import TuningSpace
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

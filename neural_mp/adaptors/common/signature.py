@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from neural_mp.core.nested import Structure, flattened, leaves, packed
+from neural_mp.core.nested import Array, Structure, flattened, leaves, packed
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 
-Array = NDArray[Any]
 #: Sizes of a tensor, None for those not known before it runs; None where not even the rank is.
 Shape = tuple[int | None, ...] | None
 _S = TypeVar("_S", bound="Signature")
