@@ -18,6 +18,7 @@ from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import (
     Array,
     NodeDef,
+    channels_first,
     constant_shape,
     data_inputs,
     dtype_attribute,
@@ -120,9 +121,9 @@ class _Kernels:
     def _geometry_obstacle(self, node: NodeDef, weight: Array) -> str | None:
         if node.op == "MatMul":
             return reasons.TRANSPOSED_INPUT if node.attr["transpose_a"].b else None
-        if text_attribute(node, "data_format") not in ("", "NHWC"):
+        if channels_first(node):
             return "the integer kernel takes channels last, and the op has them first"
-        shape = self.model.shapes[node_of(node.input[0])][0]
+        shape = self.model.shapes[node.input[0]]
         if shape is None or shape[3] is None:
             return "how many channels it reads is not known"
         if shape[3] != weight.shape[2]:

@@ -21,8 +21,6 @@ from neural_mp.adaptors.tensorflow.nodes import (
     data_inputs,
     dtype_attribute,
     make_node,
-    node_of,
-    output_of,
     plain,
     text_attribute,
 )
@@ -73,7 +71,7 @@ def _from_batches(graph: TensorGraph, node: NodeDef, known: Shapes) -> None:
     weight = graph.constant(node.input[1])
     if weight is None or node.attr["adj_x"].b or any(size != 1 for size in weight.shape[:-2]):
         return
-    axes = known[node.name][0]
+    axes = known[node.name]
     if axes is None or len(axes) < max(3, weight.ndim):
         return
     weight = weight.reshape(weight.shape[-2:])
@@ -84,7 +82,7 @@ def _from_einsum(graph: TensorGraph, node: NodeDef, known: Shapes) -> None:
     """`abc,cde->abde`: sums over the last axes of the input, and keeps those of the weight."""
     weight = graph.constant(node.input[1]) if len(node.input) == 2 else None
     equation = text_attribute(node, "equation").replace(" ", "")
-    shape = known[node_of(node.input[0])][output_of(node.input[0])]
+    shape = known[node.input[0]]
     if weight is None or "->" not in equation or shape is None:
         return
     factors, _, result = equation.partition("->")
@@ -110,7 +108,7 @@ def _from_einsum(graph: TensorGraph, node: NodeDef, known: Shapes) -> None:
 
 def _put_product(graph: TensorGraph, node: NodeDef, weight: Array, known: Shapes) -> None:
     """Reshape, MatMul, Reshape in the place of a node; the last takes its name."""
-    shape = _constant_shape(known[node.name][0])
+    shape = _constant_shape(known[node.name])
     if shape is None:
         return
     name, rows = node.name, np.array([-1, weight.shape[0]], np.int32)
@@ -136,7 +134,7 @@ def _fix_reshapes(graph: TensorGraph, known: Shapes) -> None:
     for node in list(graph.nodes.values()):
         if node.op != "Reshape" or graph.is_constant(node.input[1]):
             continue
-        shape = _constant_shape(known[node.name][0])
+        shape = _constant_shape(known[node.name])
         if shape is not None:
             edited = graph.edit(node.name)
             edited.input[1] = graph.put_constant(f"{node.name}/sizes", shape)
@@ -224,7 +222,7 @@ def _join_reshapes(graph: TensorGraph, outputs: frozenset[str]) -> None:
         if node.op != "Reshape" or node.name in outputs or not graph.is_constant(node.input[1]):
             continue
         source = plain(node.input[0])
-        before, after = known[graph[source].name], known[node.name][0]
-        if ":" not in source and before[0] == after and _constant_shape(after) is not None:
+        after = known[node.name]
+        if ":" not in source and known[source] == after and _constant_shape(after) is not None:
             replaced[node.name] = source
     graph.redirect(replaced)

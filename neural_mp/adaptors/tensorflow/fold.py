@@ -12,6 +12,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     Consumers,
     NodeDef,
     TensorGraph,
+    channels_first,
     data_inputs,
     integers_attribute,
     make_node,
@@ -22,6 +23,7 @@ from neural_mp.adaptors.tensorflow.shapes import Shapes
 
 #: Layers with a constant weight, and how many axes their result has.
 LAYERS = {"Conv2D": 4, "DepthwiseConv2dNative": 4, "MatMul": 2}
+CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
 ADDITIONS = ("Add", "AddV2")
 
 
@@ -47,7 +49,7 @@ def fold_affine_chains(graph: TensorGraph, outputs: frozenset[str]) -> None:
     """Fold biases, scalings and batch normalisations behind layers into weight and one BiasAdd."""
     consumers = graph.consumers()
     for node in list(graph.nodes.values()):
-        if node.op not in LAYERS or text_attribute(node, "data_format").startswith("NCHW"):
+        if node.op not in LAYERS or channels_first(node):
             continue
         weight = graph.constant(node.input[1])
         if weight is None or weight.dtype != np.float32:
@@ -71,7 +73,7 @@ def _absorb(graph: TensorGraph, node: NodeDef, position: int, affine: Affine, ax
         return _absorb_norm(graph, node, position, affine)
     if node.op not in (*ADDITIONS, "BiasAdd", "Mul", "Sub", "RealDiv") or len(node.input) != 2:
         return False
-    if node.op == "BiasAdd" and text_attribute(node, "data_format").startswith("NC"):
+    if node.op == "BiasAdd" and channels_first(node):
         return False
     value = graph.constant(node.input[1 - position])
     channels = len(affine.scale)
@@ -97,7 +99,7 @@ def _absorb_norm(graph: TensorGraph, node: NodeDef, position: int, affine: Affin
     """FusedBatchNorm(x, scale, offset, mean, variance) in inference."""
     values = [graph.constant(tensor) for tensor in data_inputs(node)[1:5]]
     trains = node.attr["is_training"].b if "is_training" in node.attr else True
-    if position != 0 or trains or text_attribute(node, "data_format").startswith("NC"):
+    if position != 0 or trains or channels_first(node):
         return False
     if any(value is None for value in values):
         return False
@@ -129,17 +131,16 @@ def _put_back(
 def fold_paddings(graph: TensorGraph, known: Shapes) -> None:
     """Let convolutions pad by themselves what a Pad before them pads with zeros."""
     for name, node in list(graph.nodes.items()):
-        if node.op not in ("Conv2D", "DepthwiseConv2dNative"):
+        if node.op not in CONVOLUTIONS:
             continue
         pad = graph[node.input[0]]
-        nhwc = text_attribute(node, "data_format") in ("", "NHWC")
-        if pad.op != "Pad" or output_of(node.input[0]) or not nhwc:
+        if pad.op != "Pad" or output_of(node.input[0]) or channels_first(node):
             continue
         amounts = graph.constant(pad.input[1])
         if amounts is None or amounts.shape != (4, 2) or amounts[[0, 3]].any() or amounts.min() < 0:
             continue
         padding = text_attribute(node, "padding")
-        if padding == "VALID" and _is_same(graph, node, amounts, known[pad.name][0]):
+        if padding == "VALID" and _is_same(graph, node, amounts, known[pad.name]):
             edited = graph.edit(name)
             edited.attr["padding"].s = b"SAME"
         elif node.op == "Conv2D" and padding in ("VALID", "EXPLICIT"):

@@ -16,6 +16,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     PLACEHOLDERS,
     NodeDef,
     TensorGraph,
+    channels_first,
     data_inputs,
     integers_attribute,
     node_of,
@@ -82,7 +83,7 @@ def structure(graph: TensorGraph, outputs: frozenset[str], shapes: Shapes) -> Gr
     agnostic_ops = {
         name: moved
         for name, node in graph.nodes.items()
-        if (moved := _moved(graph, node)) and shapes[name][0] is not None
+        if (moved := _moved(graph, node)) and shapes[name] is not None
     }
     return GraphStructure(groups, fused_into(groups.values()), agnostic_ops, _non_negative(graph))
 
@@ -98,7 +99,7 @@ class _Kernels(FusionRules[str, str]):
         node = self._next(group)
         if node is None or node.op != "BiasAdd" or not self.graph.is_constant(node.input[1]):
             return None
-        if text_attribute(node, "data_format").startswith("NC"):
+        if channels_first(node):
             return None
         return Step(BIAS, (node.name,), node.input[1])
 
@@ -159,7 +160,7 @@ def _moved(graph: TensorGraph, node: NodeDef) -> tuple[str, ...]:
         return ()
     if not all(graph.is_constant(tensor) for tensor in tensors[len(moved) :]):
         return ()
-    if text_attribute(node, "data_format").startswith("NCHW"):
+    if channels_first(node):
         return ()
     if node.op in ("MaxPool", "AvgPool"):
         window = integers_attribute(node, "ksize")

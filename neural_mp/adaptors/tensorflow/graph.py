@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from neural_mp.adaptors.tensorflow.fold import CONVOLUTIONS
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import data_inputs, node_of
 from neural_mp.core.graph import Op, OpGraph
-
-#: Layers whose integer kernel cannot write floats.
-CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
 
 
 def build_graph(model: TensorFlowModel) -> OpGraph:
@@ -25,7 +23,7 @@ def build_graph(model: TensorFlowModel) -> OpGraph:
                 tuple(source for source in read if source in known),
                 fusion_group=fusion_group_of.get(node.name),
                 quantize_agnostic=node.name in model.structure.agnostic_ops,
-                writes_int8=node.op in CONVOLUTIONS,
+                writes_int8=node.op in CONVOLUTIONS,  # whose integer kernel cannot write floats
             )
         )
     return OpGraph(ops, fed, [name for name in model.output_nodes if name in known])

@@ -51,7 +51,7 @@ def channel_keepers(model: TensorFlowModel) -> frozenset[str]:
     for name, node in model.graph.nodes.items():
         if node.op != "Reshape" or name not in model.structure.agnostic_ops:
             continue
-        before, after = model.shapes[node_of(node.input[0])][0], model.shapes[name][0]
+        before, after = model.shapes[node.input[0]], model.shapes[name]
         if before and after and before[-1] is not None and before[-1] == after[-1]:
             kept.add(name)
     return frozenset(kept)

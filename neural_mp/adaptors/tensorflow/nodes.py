@@ -134,6 +134,11 @@ def text_attribute(node: NodeDef, key: str) -> str:
     return node.attr[key].s.decode() if key in node.attr else ""
 
 
+def channels_first(node: NodeDef) -> bool:
+    """Whether an op over images has their channels before height and width."""
+    return text_attribute(node, "data_format").startswith("NC")
+
+
 def integers_attribute(node: NodeDef, key: str) -> list[int]:
     """A list of integers; empty where it is not set."""
     return list(node.attr[key].list.i) if key in node.attr else []

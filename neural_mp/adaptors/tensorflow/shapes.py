@@ -14,6 +14,8 @@ from neural_mp.adaptors.tensorflow.nodes import (
     PLACEHOLDERS,
     NodeDef,
     TensorGraph,
+    node_of,
+    output_of,
     without_large,
 )
 from neural_mp.adaptors.tensorflow.runtime import imported
@@ -42,8 +44,8 @@ class Shapes:
     fixed: Mapping[str, list[Shape]]
     turns: tuple[Mapping[str, list[Shape]], ...]
 
-    def __getitem__(self, name: str) -> list[Shape]:
-        return self.fixed[name]
+    def __getitem__(self, tensor: str) -> Shape:
+        return self.fixed[node_of(tensor)][output_of(tensor)]
 
     def alike(self, one: str, other: str) -> bool:
         """Whether the first results of two nodes were of one, known shape on every turn."""

@@ -43,7 +43,7 @@ def write_agnostic(
         )
     elif node.op == "Pad":
         amounts = model.graph.value(node.input[1])
-        shape = model.shapes[moved[0]][0]
+        shape = model.shapes[moved[0]]
         name = pad_stored(forms, stored[0], name, amounts, encoding.zero_point, shape)
     else:
         _write_on_bits(forms, node, stored, name)

@@ -92,7 +92,7 @@ def write_layer(
     source, stored = plain(node.input[0]), None
     encoding = forms.encoding_of(source)
     if encoding.zero_point != 0 and node.op != "MatMul":
-        shape = model.shapes[source][0]
+        shape = model.shapes[source]
         amounts = padding_of(node, value, shape)
         assert amounts is not None  # else its capability says that it has no INT8
         if amounts.any():
