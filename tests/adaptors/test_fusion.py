@@ -1,0 +1,82 @@
+"""Which ops run along with which layer, for made-up kernels over a made-up graph."""
+
+import pytest
+
+from neural_mp.adaptors.common.fusion import (
+    BIAS,
+    SUM,
+    FusionGroup,
+    FusionRules,
+    Step,
+    find_fusion_groups,
+    fused_into,
+)
+
+
+class Chain(FusionRules[str, str]):
+    """Kernels that take a `bias…`, then a `sum…`, then a `relu…`; `reads` is op → what it reads."""
+
+    def __init__(self, reads: dict[str, tuple[str, ...]]) -> None:
+        self.reads = reads
+
+    def _reader(self, group, start):
+        readers = [op for op, read in self.reads.items() if group.tail in read]
+        return readers[0] if len(readers) == 1 and readers[0].startswith(start) else None
+
+    def bias(self, group):
+        op = self._reader(group, "bias")
+        return Step(BIAS, (op,), "constant") if op else None
+
+    def residual_sum(self, group):
+        op = self._reader(group, "sum")
+        if op is None:
+            return None
+        (other,) = {*self.reads[op]} - {group.tail}
+        return Step(SUM, (op,), other)
+
+    def activation(self, group):
+        op = self._reader(group, "relu")
+        return Step("relu", (op,)) if op else None
+
+
+#: Two layers that meet in a sum.
+MEETING = {
+    "one": ("x",),
+    "bias1": ("one",),
+    "two": ("x",),
+    "bias2": ("two",),
+    "sum": ("bias1", "bias2"),
+    "relu": ("sum",),
+}
+
+
+@pytest.mark.parametrize(
+    ("order", "first", "last"), [(("one", "two"), 1, 2), (("two", "one"), 2, 1)]
+)
+def test_the_later_of_two_layers_takes_the_sum(order, first, last):
+    groups = find_fusion_groups(order, Chain(MEETING))
+    assert tuple(groups) == order
+    assert groups[order[0]].members == (f"bias{first}",)
+    taking = groups[order[1]]
+    assert taking.members == (f"bias{last}", "sum", "relu")
+    assert taking.residual_sum is not None
+    assert taking.residual_sum.operand == f"bias{first}"
+    assert fused_into(groups.values()) == {
+        f"bias{first}": order[0],
+        **dict.fromkeys((f"bias{last}", "sum", "relu"), order[1]),
+    }
+
+
+def test_a_layer_alone_has_an_empty_group():
+    (group,) = find_fusion_groups(["one"], Chain({"one": ("x",)})).values()
+    assert group == FusionGroup("one")
+    assert (group.bias, group.residual_sum, group.activation) == (None, None, None)
+    assert group.tail == "one"
+
+
+def test_nothing_runs_along_behind_what_does_not():
+    (_, group) = find_fusion_groups(("one", "two"), Chain(MEETING)).values()
+    assert group.reduced(lambda op: op != "sum").members == ("bias2",)
+    assert group.reduced(lambda op: op != "bias2") == FusionGroup("two")
+    assert group.reduced(lambda op: True) == group
+    assert group.reduced(lambda op: op != "relu").tail == "sum"
