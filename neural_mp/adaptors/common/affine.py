@@ -1,4 +1,4 @@
-"""What is done to every channel of a layer's result, gathered to be folded into its constants."""
+"""Scalings and shifts behind a layer, gathered to be folded into the layer's constants."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Affine:
 
     @classmethod
     def identity(cls, channels: int) -> Affine:
-        """What leaves every channel as it is."""
+        """The map that changes no channel."""
         return cls(np.ones(channels), np.zeros(channels))
 
     def then_scale(self, factor: Array) -> None:

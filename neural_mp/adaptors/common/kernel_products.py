@@ -23,6 +23,10 @@ logger = logging.getLogger(__name__)
 
 Products = Mapping[KernelKind, ByteProducts]
 Shape = tuple[int, ...]
+#: The types of inputs and weights, and the largest numbers in them.
+_BYTES, _LARGEST = (np.uint8, np.int8), (255, 127)
+#: The share of a number up to which float32 does not tell it from another.
+_FLOAT32 = 2.0**-22
 
 #: What is converted for → the limits that oneDNN is asked under: none, or those of the processors
 #: that the result has to be right on.
@@ -164,9 +168,9 @@ def try_products(
 
     def exact(name: str) -> Iterator[str]:
         case = cases[name]
-        x, weight = (np.full(*of) for of in zip(case.shapes, (255, 127), _BYTES, strict=True))
+        x, weight = (np.full(*of) for of in zip(case.shapes, _LARGEST, _BYTES, strict=True))
         # All results are alike: each holds the sum of the products of all that an output reads.
-        whole = 255 * 127 * math.prod(weight.shape[1:])
+        whole = math.prod((*_LARGEST, *weight.shape[1:]))
         try:
             found = multiply(case, x, weight)
         except refusal:
@@ -177,8 +181,3 @@ def try_products(
             yield name
 
     try_each(cases, exact)
-
-
-_BYTES = (np.uint8, np.int8)
-#: As far as float32 tells numbers apart.
-_FLOAT32 = 2.0**-22

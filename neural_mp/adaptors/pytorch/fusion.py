@@ -1,4 +1,4 @@
-"""What the integer kernel of a layer can take in with it, before a conversion and after it."""
+"""The ops that the integer kernel of a layer runs, found before a conversion and after it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def is_node(value: Any, *targets: Any) -> bool:
 
 
 class _FloatLayers(FusionRules[Node, Node]):
-    """What oneDNN's integer kernels can do behind a layer that is in float as yet."""
+    """The rules of oneDNN's integer kernels for a layer that is still in float."""
 
     #: Layers whose sums may be made of integers.
     summing: tuple[Any, ...] = (CONVOLUTION,)
@@ -76,7 +76,7 @@ class _FloatLayers(FusionRules[Node, Node]):
         return Step(SUM, (addition,), second if first is group.tail else first)
 
     def activation(self, group: Group) -> Step[Node, Node] | None:
-        """One that the layer's kernel has as a post-op; behind a sum ReLU only."""
+        """An activation that the layer's kernel has as a post-op; behind a sum, ReLU only."""
         activation = only_user(group.tail)
         if activation is None or activation.target not in ACTIVATIONS:
             return None
@@ -87,7 +87,7 @@ class _FloatLayers(FusionRules[Node, Node]):
 
 
 class _IntegerLayers(_FloatLayers):
-    """What the kernels can do behind a layer whose inputs are quantized."""
+    """The rules of these kernels for a layer whose inputs are quantized."""
 
     summing = (CONVOLUTION, LINEAR)
 
@@ -120,7 +120,7 @@ def fused_layers(module: GraphModule) -> dict[str, str]:
 
 
 def match(layer: Node) -> Group:
-    """All that the kernel of a layer with quantized inputs can take in."""
+    """The group of ops that the kernel of a layer with quantized inputs runs."""
     return find_fusion_groups([layer], _IntegerLayers())[layer]
 
 

@@ -1,4 +1,4 @@
-"""What is seen of a model as it runs: what its tensors hold, and where NaN begins."""
+"""Models run node by node, to see the values of their tensors and the op where NaN begins."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from neural_mp.core.nested import as_numpy
 def watch(
     model: TorchModel, calls: Iterable[Call], tensors: Collection[str]
 ) -> Iterator[tuple[str, TensorSummary]]:
-    """Tensor name and what the tensor held, for the named tensors of every call."""
+    """Tensor name and a summary of its values, for the named tensors in every call."""
     found: list[tuple[str, TensorSummary]] = []
 
     def visit(node: Node, run: Callable[[], Any]) -> Any:
