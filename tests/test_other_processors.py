@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PRODUCTS = ("test_pytorch_products.py", "tf/test_tensorflow_products.py")
-KERNELS = ("test_pytorch_kernels.py", "test_pytorch_fused.py", "tf/test_tensorflow_kernels.py")
+PRODUCTS = ("pytorch/test_pytorch_products.py", "tf/test_tensorflow_products.py")
+KERNELS = (
+    "pytorch/test_pytorch_kernels.py",
+    "pytorch/test_pytorch_fused.py",
+    "tf/test_tensorflow_kernels.py",
+)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from adaptor_contract import INT8, signal_to_noise, uniform
 from machine import machine
 
 import neural_mp
@@ -21,8 +20,12 @@ from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.api.replay import convert_with_plan
 from neural_mp.core.byte_products import ByteProducts, KernelKind
+from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError, ModelLoadError
+from neural_mp.testing import signal_to_noise, uniform
 from neural_mp.tuning.report import Report
+
+INT8 = Precision.INT8
 
 #: Decibels that a small net keeps in INT8 with weights of ±63; saturated, it has less than ten.
 LEAST = 25

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from adaptor_contract import INT8, uniform
 from machine import CONVOLUTION, DENSE, machine, weight_limit_here
 
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+from neural_mp.core.precision import Precision
+from neural_mp.testing import uniform
+
+INT8 = Precision.INT8
 
 MACHINE = machine()
 

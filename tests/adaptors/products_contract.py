@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from adaptor_contract import INT8
 from machine import machine
 
 from neural_mp.adaptors.registry import adaptor_named
 from neural_mp.core.byte_products import WEIGHT_LIMITS
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import FP32
+from neural_mp.core.precision import FP32, Precision
+
+INT8 = Precision.INT8
 
 SIDE, ROWS = 9, 6
 

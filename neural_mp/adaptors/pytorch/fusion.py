@@ -32,7 +32,7 @@ onednn = torch.ops.onednn
 Group = FusionGroup[Node, Node]
 _RELU = aten.relu.default
 #: Activation → (oneDNN's name of it, kernels that take it as a post-op); measured, see
-#: tests/adaptors/test_pytorch_kernels.py.
+#: tests/adaptors/pytorch/test_pytorch_kernels.py.
 ACTIVATIONS: dict[Any, tuple[str, frozenset[Any]]] = {
     _RELU: ("relu", frozenset({aten.conv1d.default, CONVOLUTION, LINEAR})),
     aten.hardtanh.default: ("hardtanh", frozenset({CONVOLUTION, LINEAR})),

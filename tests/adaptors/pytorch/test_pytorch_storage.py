@@ -11,14 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from adaptor_contract import INT8, uniform
 from integers import MACHINE
 
 import neural_mp
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.storage import PROGRAM_FILE
+from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError, ModelLoadError
+from neural_mp.testing import uniform
+
+INT8 = Precision.INT8
 
 #: Runs in a process that has never heard of the user's classes.
 STRANGER = """

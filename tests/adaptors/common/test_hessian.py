@@ -6,12 +6,14 @@ import pytest
 import torch
 from machine import DENSE, weight_limit_here
 from onnx_nets import graph, op
-from repair_contract import MACHINE
 from torch import nn
 
 from neural_mp.adaptors.common.hessian import DIRECTIONS, weight_sensitivity
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.errors import ConversionError
+from neural_mp.testing import machine
+
+MACHINE = machine()
 
 DATA = np.random.default_rng(0).standard_normal((24, 6)).astype(np.float32)
 WEIGHT = np.random.default_rng(1).standard_normal((4, 6)).astype(np.float32)

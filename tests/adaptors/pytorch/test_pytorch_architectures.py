@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from adaptor_contract import signal_to_noise
 from architectures import ARCHITECTURES, build
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +21,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.errors import CaptureError
 from neural_mp.space import TuningSpace
+from neural_mp.testing import signal_to_noise
 
 MACHINE = machine(Precision.BF16, Precision.FP16)
 #: Decibels that every output keeps under every plan.

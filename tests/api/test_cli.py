@@ -16,7 +16,7 @@ from neural_mp.api import cli
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parent.parent
 
 
 @pytest.fixture

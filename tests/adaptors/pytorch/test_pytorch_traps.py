@@ -7,7 +7,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from adaptor_contract import BF16, FP16, INT8, signal_to_noise, uniform
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from integers import MACHINE
@@ -19,7 +18,11 @@ from torch.utils import _pytree as pytree
 from neural_mp.adaptors.common.calibration import affine_parameters
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError, DataError
+from neural_mp.testing import signal_to_noise, uniform
+
+INT8, BF16, FP16 = Precision.INT8, Precision.BF16, Precision.FP16
 
 ALL = machine(BF16, FP16)
 

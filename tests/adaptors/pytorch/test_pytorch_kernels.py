@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from adaptor_contract import INT8
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from integers import convolve, integer_weight, integers, lowered, parameters
@@ -13,6 +12,9 @@ from torch.nn import functional as F
 
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.kernel_ops import max_pool2d_uint8
+from neural_mp.core.precision import Precision
+
+INT8 = Precision.INT8
 
 
 def assert_exact_to_one_step(result, expected, x, scale, weight, weight_scale):

@@ -7,13 +7,16 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from adaptor_contract import BF16, INT8, signal_to_noise, uniform
 from kernel_trace import kernels_by_op, ops_in_integers
 from machine import machine
 from resnet50 import resnet50
 from torch.fx import Interpreter
 
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+from neural_mp.core.precision import Precision
+from neural_mp.testing import signal_to_noise, uniform
+
+INT8, BF16 = Precision.INT8, Precision.BF16
 
 
 @pytest.fixture(scope="module")

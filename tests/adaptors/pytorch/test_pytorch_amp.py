@@ -1,11 +1,11 @@
 import pytest
 import torch
-from amp_contract import AmpContract
 from nets import train
 from torch import nn
 
 from neural_mp import AutoMixedPrecisionOptions, MixedPrecision
 from neural_mp.errors import ConfigurationError, HistoryError
+from neural_mp.testing import AmpContract
 
 
 class Net(nn.Module):
@@ -23,6 +23,7 @@ class Net(nn.Module):
         return torch.cat([share, torch.tanh(found.mean((2, 3)))], 1)
 
 
+@pytest.mark.usefixtures("quick_runs")
 class TestAmp(AmpContract):
     average, softmax = "avg_pool2d", "softmax"
     example = (torch.zeros(2, 1, 8, 8),)

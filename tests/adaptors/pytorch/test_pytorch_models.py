@@ -5,13 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from adaptor_contract import BF16, FP16, INT8, signal_to_noise, uniform
 from torch import nn
 from torch.nn import functional as F
 
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import Precision
 from neural_mp.errors import CaptureError, DataError, ModelLoadError
+from neural_mp.testing import signal_to_noise, uniform
+
+INT8, BF16, FP16 = Precision.INT8, Precision.BF16, Precision.FP16
 
 
 def conv(inputs, outputs, kernel=3, **options):

@@ -10,7 +10,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from adaptor_contract import BF16, INT8, signal_to_noise, uniform
 from architectures import ARCHITECTURES, build
 from integers import MACHINE
 from machine import machine
@@ -19,7 +18,11 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError, MissingFrameworkError
+from neural_mp.testing import signal_to_noise, uniform
+
+INT8, BF16 = Precision.INT8, Precision.BF16
 
 onnxruntime = pytest.importorskip("onnxruntime")
 needs_compiler = pytest.mark.skipif(

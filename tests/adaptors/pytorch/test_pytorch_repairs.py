@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 import torch
-from adaptor_contract import signal_to_noise
-from repair_contract import FACTOR, Case, RepairContract
 from torch import nn
 from torch.nn import functional as F
 
 from neural_mp.adaptors.common.channel_scaling import LayerChange
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.errors import PlanError
+from neural_mp.testing import FACTOR, RepairContract, signal_to_noise
+from neural_mp.testing import RepairCase as Case
 
 
 class Outliers(nn.Module):

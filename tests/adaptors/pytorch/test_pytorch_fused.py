@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from adaptor_contract import INT8, uniform
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from integers import MACHINE, convolve, integer_weight, integers, lowered, parameters
@@ -16,6 +15,10 @@ from torch.nn import functional as F
 from neural_mp.adaptors.pytorch import kernel_ops as kernels
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import Precision
+from neural_mp.testing import uniform
+
+INT8 = Precision.INT8
 
 
 def written(converted, x):

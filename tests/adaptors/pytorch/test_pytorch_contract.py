@@ -1,21 +1,26 @@
 import numpy as np
 import pytest
 import torch
-from adaptor_contract import BF16, INT8, AdaptorContract, uniform
 
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+from neural_mp.core.precision import Precision
+from neural_mp.testing import AdaptorContract, uniform
+
+INT8, BF16 = Precision.INT8, Precision.BF16
 
 
 class TestPyTorch(AdaptorContract):
     framework = "pytorch"
     input_name = "x"
 
-    @pytest.fixture
-    def source(self, net):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def source(cls, net):
         return net
 
-    @pytest.fixture
-    def reference(self, source, images) -> np.ndarray:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def reference(cls, source, images) -> np.ndarray:
         with torch.no_grad():
             return source(torch.from_numpy(images)).numpy()
 
