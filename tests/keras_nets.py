@@ -8,7 +8,27 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
+import pytest
 from keras import layers
+
+from neural_mp.testing import Split, digits
+
+
+def channels_last() -> tuple[Split, Split]:
+    """Training and test split of the digits; images [8, 8, 1] in 0…1."""
+    train_part, test_part = (
+        Split(part.images.transpose(0, 2, 3, 1).copy(), part.labels) for part in digits()
+    )
+    return train_part, test_part
+
+
+class ChannelsLast:
+    """For contracts: the digits as Keras nets take them."""
+
+    @pytest.fixture(scope="session")
+    @classmethod
+    def digits(cls) -> tuple[Split, Split]:
+        return channels_last()
 
 
 def _normed(x, channels: int, kernel: int, stride: int = 1, activation: str | None = None):

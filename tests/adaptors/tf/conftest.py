@@ -2,7 +2,7 @@
 
 import keras
 import pytest
-from keras_nets import deep_net, hostile, small_net, train
+from keras_nets import channels_last, deep_net, hostile, small_net, train
 
 
 @pytest.fixture(autouse=True)
@@ -11,11 +11,9 @@ def _same_weights_on_every_run():
 
 
 @pytest.fixture(scope="session")
-def digits(digits):
+def digits():
     """Training and test split; images [8, 8, 1] in 0…1."""
-    return tuple(
-        type(part)(part.images.transpose(0, 2, 3, 1).copy(), part.labels) for part in digits
-    )
+    return channels_last()
 
 
 @pytest.fixture(scope="session")
@@ -27,19 +25,19 @@ def _keras_trained(digits):
     return small, deep
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def net(_keras_trained) -> keras.Model:
     """A small trained residual net with batch norms."""
     return _keras_trained[0]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def deep(_keras_trained) -> keras.Model:
     """A trained net of 8 convolutions and 1 dense layer."""
     return _keras_trained[1]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def hostile_net(_keras_trained) -> keras.Model:
     """The same function, with one channel ×1024 between convolutions 2 and 3."""
     return hostile(_keras_trained[1])

@@ -2,12 +2,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from amp_contract import SIXTEEN, AmpContract
 from keras import layers, ops
 
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.amp import AmpList, canonical_lists
+from neural_mp.core.precision import Precision
+from neural_mp.testing import AmpContract
 
 
 class TestAmp(AmpContract):
@@ -26,7 +27,7 @@ class TestAmp(AmpContract):
         return keras.Model(image, ops.concatenate([share, spread], axis=1))
 
 
-@pytest.mark.parametrize("precision", SIXTEEN)
+@pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
 def test_the_lists_of_all_frameworks_say_nothing_else_than_tensorflow_itself(precision):
     """Where TensorFlow has a word on an op, it is that of our own table."""
     adaptor = TensorFlowAdaptor()

@@ -1,18 +1,25 @@
 import numpy as np
 import pytest
-from adaptor_contract import INT8, AdaptorContract, uniform
+from keras_nets import ChannelsLast
+
+from neural_mp.core.precision import Precision
+from neural_mp.testing import AdaptorContract, uniform
+
+INT8 = Precision.INT8
 
 
-class TestTensorFlow(AdaptorContract):
+class TestTensorFlow(ChannelsLast, AdaptorContract):
     framework = "tensorflow"
     input_name = "image"
 
-    @pytest.fixture
-    def source(self, net):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def source(cls, net):
         return net
 
-    @pytest.fixture
-    def reference(self, source, images) -> np.ndarray:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def reference(cls, source, images) -> np.ndarray:
         return np.asarray(source(images, training=False))
 
     def test_an_int8_plan_runs_integer_kernels(self, space, convert):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from adaptor_contract import INT8, signal_to_noise, uniform
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from integer_reference import (
@@ -21,6 +20,10 @@ from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.adaptors.tensorflow.nodes import make_node
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported
 from neural_mp.core.byte_products import KernelKind
+from neural_mp.core.precision import Precision
+from neural_mp.testing import signal_to_noise, uniform
+
+INT8 = Precision.INT8
 
 MACHINE = machine()
 LIMITS = {kernel: weight_limit_here("tensorflow", kernel) for kernel in KernelKind}

@@ -4,10 +4,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from face_contract import FaceContract
+from keras_nets import ChannelsLast, hostile
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from neural_mp import MixedPrecision
+from neural_mp.testing import FaceContract
 
 
 def as_pb(net, folder):
@@ -23,7 +24,7 @@ def as_saved_model(net, folder):
     return str(folder / "net")
 
 
-class TestFace(FaceContract):
+class TestFace(ChannelsLast, FaceContract):
     framework = "tensorflow"
     native = tf.Module
     convolution = "Conv2D"
@@ -33,6 +34,10 @@ class TestFace(FaceContract):
         if request.param == "keras":
             return net
         return (as_saved_model if request.param == "saved model" else as_pb)(net, tmp_path)
+
+    @pytest.fixture
+    def hostile_net(self, _keras_trained):
+        return hostile(_keras_trained[1])
 
     @pytest.fixture
     def reference(self, net, digits):

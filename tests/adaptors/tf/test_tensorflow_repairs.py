@@ -2,9 +2,10 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
-from repair_contract import FACTOR, Case, RepairContract
+from keras_nets import ChannelsLast
 
 from neural_mp.errors import PlanError
+from neural_mp.testing import FACTOR, RepairCase, RepairContract
 
 
 def convolution(channels, **settings):
@@ -77,7 +78,7 @@ def seeded(build) -> keras.Model:
     return build()
 
 
-class TestRepairs(RepairContract):
+class TestRepairs(ChannelsLast, RepairContract):
     @pytest.fixture(scope="class")
     @classmethod
     def net(cls):
@@ -110,7 +111,7 @@ def normed_over(axes, **settings) -> keras.Model:
 
 @pytest.mark.parametrize("axes", [1, (1, 2)])
 def test_a_norm_over_other_axes_is_left_alone(axes):
-    case = Case(seeded(lambda: normed_over(axes)), IMAGES)
+    case = RepairCase(seeded(lambda: normed_over(axes)), IMAGES)
     (product,) = case.space.decided
     with pytest.raises(PlanError, match=product):
         case.convert(case.asking(product, "smooth"))
@@ -121,7 +122,7 @@ def test_activations_that_are_not_in_proportion_are_not_passed():
         image = keras.Input((8, 8, 1), name="image")
         return keras.Model(image, convolution(6)(layers.ReLU(6)(convolution(8)(image))))
 
-    case = Case(seeded(build), IMAGES)
+    case = RepairCase(seeded(build), IMAGES)
     with pytest.raises(PlanError, match=case.space.decided[1]):
         case.convert(case.asking(case.space.decided[1], "equalize"))
 
@@ -134,7 +135,7 @@ def test_a_layer_used_twice_is_changed_where_it_has_to_be():
         scale(twice, 3, FACTOR)
         return keras.Model(image, found)
 
-    case = Case(seeded(build), IMAGES)
+    case = RepairCase(seeded(build), IMAGES)
     assert case.best
     found = case.run(case.in_fp32(case.mended))
     np.testing.assert_allclose(found, case.reference, 1e-3, 1e-5 * np.abs(case.reference).max())

@@ -4,11 +4,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from adaptor_contract import BF16, INT8, signal_to_noise, uniform
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.core.observations import Observations
-from neural_mp.core.precision import FP32
+from neural_mp.core.precision import FP32, Precision
+from neural_mp.testing import signal_to_noise, uniform
+
+BF16, INT8 = Precision.BF16, Precision.INT8
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,16 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from adaptor_contract import INT8, uniform
 from google.protobuf import text_format
 
 import neural_mp
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
+from neural_mp.core.precision import Precision
 from neural_mp.errors import ModelLoadError
+from neural_mp.testing import uniform
+
+INT8 = Precision.INT8
 
 ALONE = """
 import sys, json, numpy as np

@@ -10,11 +10,14 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-from adaptor_contract import INT8, signal_to_noise, uniform
 from keras import Input, Model, layers
 from machine import machine
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
+from neural_mp.core.precision import Precision
+from neural_mp.testing import signal_to_noise, uniform
+
+INT8 = Precision.INT8
 
 MACHINE = machine()
 

@@ -4,11 +4,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from adaptor_contract import BF16, FP16, INT8, signal_to_noise, uniform
 from keras import Input, Model, layers
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
+from neural_mp.core.precision import Precision
+from neural_mp.testing import signal_to_noise, uniform
+
+BF16, FP16, INT8 = Precision.BF16, Precision.FP16, Precision.INT8
 
 
 def values(*shape):
