@@ -1,21 +1,22 @@
 import numpy as np
 import pytest
 import torch
+from contract_nets import EveryKind
 from onnx_nets import as_onnx, graph, op
-from test_pytorch_amp import Net
 
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.testing import AmpContract
 
 
+@pytest.mark.usefixtures("quick_runs")
 class TestAmp(AmpContract):
     average, softmax = "AveragePool", "Softmax"
 
     @pytest.fixture(scope="class")
     def net(self):
         torch.manual_seed(0)
-        return as_onnx(Net())
+        return as_onnx(EveryKind())
 
 
 def test_fused_ops_are_known():

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
+from contract_nets import Normed, Outliers, Residual, TwoOutputs, seeded
 from onnx_nets import as_onnx, graph, op
-from test_pytorch_repairs import Normed, Outliers, Residual, TwoOutputs, seeded
 
 from neural_mp.errors import PlanError
 from neural_mp.testing import FACTOR, RepairCase, RepairContract

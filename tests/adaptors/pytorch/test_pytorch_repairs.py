@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from contract_nets import Normed, Outliers, Residual, TwoOutputs, seeded
 from torch import nn
 from torch.nn import functional as F
 
@@ -9,72 +10,6 @@ from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.errors import PlanError
 from neural_mp.testing import FACTOR, RepairContract, signal_to_noise
 from neural_mp.testing import RepairCase as Case
-
-
-class Outliers(nn.Module):
-    """See the contract."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(1, 12, 3, padding=1)
-        self.grouped = nn.Conv2d(12, 24, 3, padding=1, groups=3)
-        self.last = nn.Conv2d(24, 12, 3, padding=1)
-        self.norm = nn.LayerNorm(12)
-        self.query, self.key = nn.Linear(12, 10), nn.Linear(12, 10)
-        with torch.no_grad():
-            self.norm.bias.normal_()
-            for layer in (self.first, self.grouped, self.norm):
-                layer.weight[5] *= FACTOR
-                layer.bias[5] *= FACTOR
-            self.grouped.weight[8:16, 1] /= FACTOR  # channel 5 is the second of the second group
-            for layer in (self.last, self.query, self.key):
-                layer.weight[:, 5] /= FACTOR
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        found = torch.relu(self.grouped(torch.relu(self.first(image))))
-        found = torch.relu(self.last(F.max_pool2d(found, 2)))
-        found = self.norm(found.flatten(2).transpose(1, 2))
-        return self.query(found) * self.key(found)
-
-
-class Residual(nn.Module):
-    """See the contract."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(1, 8, 3, padding=1)
-        self.second = nn.Conv2d(8, 8, 3, padding=1)
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        found = torch.relu(self.first(image))
-        return self.second(found) + found
-
-
-class TwoOutputs(Residual):
-    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        found = torch.relu(self.first(image))
-        return self.second(found), found
-
-
-class Normed(nn.Module):
-    """See the contract."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.dense = nn.LayerNorm(8), nn.Linear(8, 16)
-        with torch.no_grad():
-            self.norm.bias.normal_()
-            self.norm.weight[5] *= FACTOR
-            self.norm.bias[5] *= FACTOR
-            self.dense.weight[:, 5] /= FACTOR
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        return self.dense(self.norm(image[:, 0]))
-
-
-def seeded(kind: type[nn.Module]) -> nn.Module:
-    torch.manual_seed(0)
-    return kind().eval()
 
 
 class TestRepairs(RepairContract):
