@@ -31,6 +31,12 @@ settings.register_profile("dev", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
+def pytest_collection_modifyitems(items):
+    """Slow files come first, so that no process is left alone with one in the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path, monkeypatch):
     """Workspaces and outputs of a test stay in its own folder; nothing is forced on."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+from neural_mp.adaptors.common.kernel_trials import ONEDNN_LIMIT
 from neural_mp.adaptors.registry import installed_products
 from neural_mp.core.byte_products import (
     FULL_RANGE,
@@ -10,17 +13,27 @@ from neural_mp.core.byte_products import (
     ByteProducts,
     KernelKind,
 )
-from neural_mp.core.hardware import NATIVE_FLAGS, Hardware, detect
 from neural_mp.core.precision import Precision
+from neural_mp.testing.machines import INTEGER_FLAGS, machine
+
+__all__ = [
+    "CONVOLUTION",
+    "DENSE",
+    "DEPTHWISE",
+    "INTEGER_FLAGS",
+    "examples",
+    "has_rewrite_pass",
+    "machine",
+    "products_here",
+    "weight_limit_here",
+]
 
 CONVOLUTION, DEPTHWISE, DENSE = KernelKind.CONVOLUTION, KernelKind.DEPTHWISE, KernelKind.DENSE
-#: The flags of this CPU that decide on INT8, and on nothing else.
-INTEGER_FLAGS = detect({}).flags & frozenset(NATIVE_FLAGS[Precision.INT8])
 
 
-def machine(*forced: Precision) -> Hardware:
-    """This machine without its 16-bit instructions, and with what is forced on."""
-    return Hardware("this machine", INTEGER_FLAGS, 2, forced=frozenset(forced))
+def examples(count: int) -> int:
+    """How many examples to draw; a third where this processor stands in for another one."""
+    return max(8, count // 3) if ONEDNN_LIMIT in os.environ else count
 
 
 def products_here(framework: str, kernel: KernelKind) -> ByteProducts:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from neural_mp import MixedPrecision
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_runs")]
 
 CONF = Path(__file__).parent.parent / "conf"
 FILES = sorted(file.name for file in CONF.glob("*.yaml"))

@@ -14,6 +14,8 @@ from machine import has_rewrite_pass
 from neural_mp.config import load_settings
 from neural_mp.core.plan import PrecisionPlan
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 RUN = ("guide.md", "plans.md", "extending.md", "pytorch.md", "tensorflow.md", "onnx.md", "amp.md")
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "conf" / "README.md", ROOT / "README.md"]

@@ -11,6 +11,8 @@ import pytest
 
 import neural_mp
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 PRODUCTS = ("pytorch/test_pytorch_products.py", "tf/test_tensorflow_products.py")
 KERNELS = (

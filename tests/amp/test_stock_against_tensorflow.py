@@ -14,6 +14,8 @@ from neural_mp.adaptors.tensorflow.runtime_lists import run_pass, runtime_lists
 from neural_mp.amp import graph_of, paint
 from neural_mp.core.precision import Precision
 
+pytestmark = pytest.mark.slow
+
 SIXTEEN = {Precision.BF16: tf.bfloat16, Precision.FP16: tf.half}
 WITH_A_PASS = [p for p in SIXTEEN if p is Precision.FP16 or has_rewrite_pass()]
 #: Ops of one and of two inputs that keep the shape, from all four lists and from none.

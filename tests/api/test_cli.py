@@ -14,7 +14,7 @@ import neural_mp
 from neural_mp import PrecisionPlan
 from neural_mp.api import cli
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_runs")]
 
 TESTS = Path(__file__).parent.parent
 

@@ -14,7 +14,7 @@ from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision, common
 from neural_mp.errors import DataError
 from neural_mp.testing import FaceContract
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_runs")]
 
 
 @pytest.fixture

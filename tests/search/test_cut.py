@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from neural_mp.search.cut import Assignment, Cut, SharedCost
 from neural_mp.search.front import front
 
+pytestmark = pytest.mark.slow
+
 
 def every(problem: Assignment) -> list[tuple[float, float]]:
     """The time and harm of all assignments that may be."""

@@ -27,6 +27,8 @@ from neural_mp.strategies import strategy_named
 from neural_mp.strategies.combinations import combinations
 from neural_mp.strategies.sampled import squashed, told
 
+pytestmark = pytest.mark.slow
+
 INT8_ONLY, BOTH = (Precision.INT8,), (Precision.INT8, Precision.BF16)
 SAMPLERS = ["random", "tpe", "bayesian"]
 CLASSICS = ["conservative", "mse", "mse_v2", "hawq_v2", "auto_mixed_precision", "exhaustive"]

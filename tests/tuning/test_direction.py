@@ -21,6 +21,8 @@ from neural_mp.api.metric_direction import directed, metric_label
 from neural_mp.errors import ConfigurationError
 from neural_mp.metrics import build_metric
 
+pytestmark = pytest.mark.slow
+
 #: Registered metric → the data it is for, and whether its larger value is better.
 REGISTERED = {
     "RMSE": ("numbers", False),

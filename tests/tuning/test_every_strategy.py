@@ -10,6 +10,8 @@ from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.core.precision import Precision
 from neural_mp.strategies import strategy_classes
 
+pytestmark = pytest.mark.slow
+
 #: Enough trials for every strategy to get beyond its first stage.
 MOST = 7
 STRATEGIES = sorted(strategy_classes())

@@ -14,6 +14,8 @@ import torch
 from neural_mp import AccuracyCriterion, MixedPrecision
 from neural_mp.errors import HistoryError
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parent.parent / "tuning_script.py"
 
 

@@ -17,6 +17,8 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.errors import ModelLoadError
 
+pytestmark = pytest.mark.slow
+
 #: The largest error that rounding may make, as a share of the largest number that comes out.
 TOLERANCES = {Precision.INT8: 0.05, Precision.BF16: 0.05, Precision.FP16: 0.004}
 #: What may be further off, and why.

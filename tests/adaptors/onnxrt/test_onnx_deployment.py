@@ -2,8 +2,11 @@
 
 import numpy as np
 import onnx
+import pytest
 from deployment_contract import DeploymentContract
 from onnx_nets import run
+
+pytestmark = pytest.mark.slow
 
 
 class TestOnnxDeployment(DeploymentContract):

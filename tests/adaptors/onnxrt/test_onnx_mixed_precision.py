@@ -13,7 +13,10 @@ from neural_mp import MixedPrecision, PrecisionPlan
 from neural_mp.core.hardware import Hardware
 from neural_mp.testing import FaceContract
 
+pytestmark = pytest.mark.slow
 
+
+@pytest.mark.usefixtures("quick_runs")
 class TestFace(FaceContract):
     framework = "onnxrt"
     native = onnx.ModelProto

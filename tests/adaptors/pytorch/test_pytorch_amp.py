@@ -8,6 +8,8 @@ from neural_mp import AutoMixedPrecisionOptions, MixedPrecision
 from neural_mp.errors import ConfigurationError, HistoryError
 from neural_mp.testing import AmpContract
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.usefixtures("quick_runs")
 class TestAmp(AmpContract):

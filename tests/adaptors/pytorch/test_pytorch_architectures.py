@@ -23,6 +23,8 @@ from neural_mp.errors import CaptureError
 from neural_mp.space import TuningSpace
 from neural_mp.testing import signal_to_noise
 
+pytestmark = pytest.mark.slow
+
 MACHINE = machine(Precision.BF16, Precision.FP16)
 #: Decibels that every output keeps under every plan.
 BOUND = 20

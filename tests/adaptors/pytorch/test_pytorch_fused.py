@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from integers import MACHINE, convolve, integer_weight, integers, lowered, parameters
-from machine import CONVOLUTION, DEPTHWISE
+from machine import CONVOLUTION, DEPTHWISE, examples
 from torch import nn
 from torch.nn import functional as F
 
@@ -17,6 +17,8 @@ from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.testing import uniform
+
+pytestmark = pytest.mark.slow
 
 INT8 = Precision.INT8
 
@@ -63,7 +65,7 @@ class Sum(nn.Module):
         return self.reader(F.relu(total) if self.activated else total)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from([1, 4, 16, 24]),
@@ -140,7 +142,7 @@ class DenseSum(nn.Module):
         return self.reader(total) if self.read else total * 2
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from([(1, 3), (8, 5), (64, 33), (17, 64)]),

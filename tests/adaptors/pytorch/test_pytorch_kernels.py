@@ -6,13 +6,15 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from integers import convolve, integer_weight, integers, lowered, parameters
-from machine import CONVOLUTION, DEPTHWISE
+from machine import CONVOLUTION, DEPTHWISE, examples
 from torch import nn
 from torch.nn import functional as F
 
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.kernel_ops import max_pool2d_uint8
 from neural_mp.core.precision import Precision
+
+pytestmark = pytest.mark.slow
 
 INT8 = Precision.INT8
 
@@ -28,7 +30,7 @@ def assert_exact_to_one_step(result, expected, x, scale, weight, weight_scale):
     assert close.mean() > 0.95
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from([(1, 1), (3, 8), (16, 16), (5, 7)]),
@@ -83,7 +85,7 @@ def test_what_is_made_of_padding_alone_is_not_left_to_the_kernel(kernel, padding
     assert np.abs(result - exact).max() < 0.05 * np.abs(exact).max()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from([(1, 1), (7, 5), (64, 10), (33, 128)]),
@@ -179,7 +181,7 @@ def test_a_residual_sum_never_overwrites_what_is_read_later():
     assert len(space.decided) == 7
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.sampled_from([(1, 8), (16, 16)]),
     st.sampled_from([([3, 3], [1, 1]), ([2], [0]), ([3, 2], [1, 0]), ([5, 5], [2, 2])]),

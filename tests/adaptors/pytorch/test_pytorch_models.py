@@ -14,6 +14,8 @@ from neural_mp.core.precision import Precision
 from neural_mp.errors import CaptureError, DataError, ModelLoadError
 from neural_mp.testing import signal_to_noise, uniform
 
+pytestmark = pytest.mark.slow
+
 INT8, BF16, FP16 = Precision.INT8, Precision.BF16, Precision.FP16
 
 

@@ -1,8 +1,11 @@
 """See `ProductsContract`."""
 
+import pytest
 import torch
 from products_contract import ProductsContract
 from torch import nn
+
+pytestmark = pytest.mark.slow
 
 
 class Net(nn.Module):

@@ -16,6 +16,8 @@ from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.precision import Precision
 from neural_mp.testing import signal_to_noise, uniform
 
+pytestmark = pytest.mark.slow
+
 INT8, BF16 = Precision.INT8, Precision.BF16
 
 

@@ -21,6 +21,8 @@ from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError, ModelLoadError
 from neural_mp.testing import uniform
 
+pytestmark = pytest.mark.slow
+
 INT8 = Precision.INT8
 
 #: Runs in a process that has never heard of the user's classes.

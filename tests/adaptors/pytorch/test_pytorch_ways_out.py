@@ -22,6 +22,8 @@ from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError, MissingFrameworkError
 from neural_mp.testing import signal_to_noise, uniform
 
+pytestmark = pytest.mark.slow
+
 INT8, BF16 = Precision.INT8, Precision.BF16
 
 onnxruntime = pytest.importorskip("onnxruntime")

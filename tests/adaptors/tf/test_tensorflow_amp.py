@@ -10,7 +10,10 @@ from neural_mp.amp import AmpList, canonical_lists
 from neural_mp.core.precision import Precision
 from neural_mp.testing import AmpContract
 
+pytestmark = pytest.mark.slow
 
+
+@pytest.mark.usefixtures("quick_runs")
 class TestAmp(AmpContract):
     average, softmax = "AvgPool", "Softmax"
     shape = (8, 8, 1)

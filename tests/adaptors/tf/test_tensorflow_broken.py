@@ -13,6 +13,8 @@ from neural_mp.core.precision import Precision
 from neural_mp.errors import DataError, ModelLoadError, NeuralMPError
 from neural_mp.testing import signal_to_noise, uniform
 
+pytestmark = pytest.mark.slow
+
 BF16, INT8 = Precision.BF16, Precision.INT8
 
 

@@ -6,6 +6,8 @@ from deployment_contract import DeploymentContract
 from neural_mp.adaptors.tensorflow.integer_kernels import ZERO_POINT
 from neural_mp.errors import ConversionError
 
+pytestmark = pytest.mark.slow
+
 
 class TestTensorFlowDeployment(DeploymentContract):
     def test_kernels_of_an_earlier_version_are_refused_by_name(self, made_for):

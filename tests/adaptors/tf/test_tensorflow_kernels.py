@@ -12,7 +12,7 @@ from integer_reference import (
     padding_of,
     quantized_weight,
 )
-from machine import CONVOLUTION, DENSE, DEPTHWISE, machine, weight_limit_here
+from machine import CONVOLUTION, DENSE, DEPTHWISE, examples, machine, weight_limit_here
 from scipy import special
 from tensorflow.python.util import _pywrap_util_port
 
@@ -22,6 +22,8 @@ from neural_mp.adaptors.tensorflow.runtime import Runner, imported
 from neural_mp.core.byte_products import KernelKind
 from neural_mp.core.precision import Precision
 from neural_mp.testing import signal_to_noise, uniform
+
+pytestmark = pytest.mark.slow
 
 INT8 = Precision.INT8
 
@@ -150,7 +152,7 @@ def check(converted, exact: np.ndarray, output: Scale) -> None:
 
 
 @given(case=geometry)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_convolutions(case):
     draw = np.random.default_rng(case["seed"])
     outputs = int(draw.integers(1, 20))
@@ -186,7 +188,7 @@ def tail(converted) -> str:
 
 
 @given(case=geometry)
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_depthwise_convolutions(case):
     draw = np.random.default_rng(case["seed"])
     kernel, stride = case["kernel"][0], case["stride"]
@@ -217,7 +219,7 @@ def test_depthwise_convolutions(case):
 
 
 @given(case=geometry)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_residual_sums(case):
     """The summand is a convolution of the same input; with and without an activation behind."""
     draw = np.random.default_rng(case["seed"])

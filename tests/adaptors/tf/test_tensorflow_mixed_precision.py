@@ -10,6 +10,8 @@ from tensorflow.python.framework.convert_to_constants import convert_variables_t
 from neural_mp import MixedPrecision
 from neural_mp.testing import FaceContract
 
+pytestmark = pytest.mark.slow
+
 
 def as_pb(net, folder):
     function = tf.function(lambda image: net(image, training=False))
@@ -24,6 +26,7 @@ def as_saved_model(net, folder):
     return str(folder / "net")
 
 
+@pytest.mark.usefixtures("quick_runs")
 class TestFace(ChannelsLast, FaceContract):
     framework = "tensorflow"
     native = tf.Module

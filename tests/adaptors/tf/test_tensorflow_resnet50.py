@@ -10,6 +10,8 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.testing import signal_to_noise, uniform
 
+pytestmark = pytest.mark.slow
+
 BF16, INT8 = Precision.BF16, Precision.INT8
 
 

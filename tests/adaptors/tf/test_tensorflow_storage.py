@@ -18,6 +18,8 @@ from neural_mp.core.precision import Precision
 from neural_mp.errors import ModelLoadError
 from neural_mp.testing import uniform
 
+pytestmark = pytest.mark.slow
+
 INT8 = Precision.INT8
 
 ALONE = """

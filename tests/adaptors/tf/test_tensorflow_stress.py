@@ -17,6 +17,8 @@ from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.core.precision import Precision
 from neural_mp.testing import signal_to_noise, uniform
 
+pytestmark = pytest.mark.slow
+
 INT8 = Precision.INT8
 
 MACHINE = machine()

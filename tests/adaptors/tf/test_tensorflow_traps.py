@@ -11,6 +11,8 @@ from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.core.precision import Precision
 from neural_mp.testing import signal_to_noise, uniform
 
+pytestmark = pytest.mark.slow
+
 BF16, FP16, INT8 = Precision.BF16, Precision.FP16, Precision.INT8
 
 
