@@ -78,6 +78,7 @@ def test_the_formatter_is_content():
     assert result.returncode == 0, result.stdout
 
 
+@pytest.mark.slow
 def test_the_types_fit():
     result = run(sys.executable, "-m", "mypy")
     assert result.returncode == 0, result.stdout

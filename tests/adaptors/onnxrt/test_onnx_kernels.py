@@ -119,8 +119,9 @@ def test_a_product_with_a_matrix(seed, rows, biased, fixed):
     if biased:
         expected = expected + bias
     difference = np.abs(converted.result - expected)
-    # Not to a step, to a rounding error of float32; but an input may lie between two steps.
-    assert (difference < 1e-5).mean() > 0.9
+    # Not to a step, to a rounding error of float32; but an input may lie between two steps, and
+    # puts the outputs of its row off.
+    assert (difference >= 1e-5).any(-1).sum() <= 1
     assert difference.max() < 3 * scale
 
 
