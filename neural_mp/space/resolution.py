@@ -53,10 +53,9 @@ def resolved(space: TuningSpace, plan: PrecisionPlan) -> ResolvedPlan:
         PlanError: it asks for a precision that an op cannot run in here.
     """
     checked = _checked(space, plan)
-    flow = _followed(space, checked)
-    if set(flow.effective.values()) <= {Precision.FP32}:
-        checked = PrecisionPlan()  # nothing comes of what it says
-    return ResolvedPlan(_filled_in(space, checked, flow.effective), flow)
+    said = ResolvedPlan(checked, _followed(space, checked))
+    meant = checked if said.lowers else PrecisionPlan()  # nothing comes of what it says
+    return replace(said, plan=_filled_in(space, meant, said.effective))
 
 
 def _filled_in(

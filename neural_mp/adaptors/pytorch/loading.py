@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,19 +44,26 @@ def load(source: Any, wanted: GivenInputs, how: Capture) -> TorchModel:
             f"inputs names {unknown[0]!r}, which {type(source).__name__}.forward does not take; "
             f"it takes {', '.join(convention.parameters)}"
         )
-    warnings: list[str] = []
-    if wanted.example is not None:
-        call = convention.call(wanted.example)
-    else:
-        call = capture.guess_call(source)
-        warnings.append(
-            f"no data was given, so the model was captured with an inferred input, {call}; "
-            f"set inputs to an example tensor to be sure"
-        )
+    call, inferred = _example_call(source, convention, wanted.example)
     if how == Capture.MODULES:
-        return _in_modules(source, call, convention, warnings)
-    program = capture.capture(source, call)
-    return _assemble(program, call, convention, source, warnings)
+        model = _in_modules(source, call, convention)
+    else:
+        model = _assemble(capture.capture(source, call), call, convention, source)
+    return replace(model, warnings=(*inferred, *model.warnings))
+
+
+def _example_call(
+    source: nn.Module, convention: Convention, example: Any
+) -> tuple[Call, tuple[str, ...]]:
+    """What the model is captured with, and a warning where that had to be inferred."""
+    if example is not None:
+        return convention.call(example), ()
+    call = capture.guess_call(source)
+    words = (
+        f"no data was given, so the model was captured with an inferred input, {call}; "
+        f"set inputs to an example tensor to be sure"
+    )
+    return call, (words,)
 
 
 def _refuse_unsuitable(source: Any) -> None:
@@ -65,14 +73,13 @@ def _refuse_unsuitable(source: Any) -> None:
         raise ModelLoadError("this model was already converted; give the original one")
 
 
-def _in_modules(
-    source: nn.Module, call: Call, convention: Convention, warnings: list[str]
-) -> TorchModel:
+def _in_modules(source: nn.Module, call: Call, convention: Convention) -> TorchModel:
     call = capture.at_least_two(call)
-    shell, parts = private(source), {}
+    shell, parts, warnings = private(source), {}, []
     for path, (program, example) in capture_modules(shell, call).items():
-        module = _prepared(program, warnings, path)
+        module, dropped = _prepared(program, path)
         parts[path] = Part(module, module, example)
+        warnings += dropped
     warnings.append(
         f"{type(source).__name__} is converted module by module ({', '.join(parts)}); what runs "
         f"between them stays as it is"
@@ -80,10 +87,11 @@ def _in_modules(
     return TorchModel(parts, call, convention, shell, source, tuple(warnings))
 
 
-def _prepared(program: ExportedProgram, warnings: list[str], path: str = WHOLE) -> GraphModule:
+def _prepared(program: ExportedProgram, path: str = WHOLE) -> tuple[GraphModule, list[str]]:
+    """The graph of a program, and a warning for every update of its own state that it loses."""
     module = capture.graph_of(program)
-    warnings.extend(drop_updates(module))
-    return prepare(module, path)
+    dropped = list(drop_updates(module))
+    return prepare(module, path), dropped
 
 
 def _assemble(
@@ -91,9 +99,8 @@ def _assemble(
     call: Call,
     convention: Convention,
     original: nn.Module | None,
-    warnings: list[str],
 ) -> TorchModel:
-    module = _prepared(program, warnings)
+    module, warnings = _prepared(program)
     fixed = fixed_batch_sizes(module.meta[SIZES])
     if fixed:
         sizes = ", ".join(map(str, fixed))
@@ -112,7 +119,7 @@ def _from_program(program: ExportedProgram) -> TorchModel:
     call = storage.example_of(program)
     program = capture.functional(program)
     convention = convention_of(program.module(check_guards=False))
-    return _assemble(program, call, convention, None, [])
+    return _assemble(program, call, convention, None)
 
 
 def _read(path: Path) -> ExportedProgram:
