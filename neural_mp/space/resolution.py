@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from neural_mp.amp import FourLists, Painting
+from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quantization_flow import QuantizationFlow, trace_quantization
 from neural_mp.core.words import Approach
 from neural_mp.errors import PlanError, UnknownOperatorError, did_you_mean
+from neural_mp.space.capability import Capability
 from neural_mp.space.plan_painting import explain_plan, paint_plan
 
-if TYPE_CHECKING:
-    from neural_mp.space.space import TuningSpace
+#: The ways of INT8 in which an op reads and writes real numbers.
+_QUANTIZED_INSIDE = (Approach.DYNAMIC, Approach.WEIGHT_ONLY)
 
 
 @dataclass(frozen=True)
@@ -45,66 +46,113 @@ class ResolvedPlan:
         return any(precision is not Precision.FP32 for precision in self.effective.values())
 
 
-def resolved(space: TuningSpace, plan: PrecisionPlan) -> ResolvedPlan:
-    """A plan, checked and filled in for a space, with its flow.
+@dataclass(frozen=True)
+class Resolver:
+    """What plans of a model are resolved by.
 
-    Raises:
-        UnknownOperatorError: the plan names an op the model does not have.
-        PlanError: it asks for a precision that an op cannot run in here.
+    Attributes:
+        graph: the model.
+        capabilities: op → what it can run in.
+        lists: 16-bit precision → the four lists by which ops follow those that a plan has in it.
+        named: the ops that a resolved plan always names.
     """
-    checked = _checked(space, plan)
-    said = ResolvedPlan(checked, _followed(space, checked))
-    meant = checked if said.lowers else PrecisionPlan()  # nothing comes of what it says
-    return replace(said, plan=_filled_in(space, meant, said.effective))
 
+    graph: OpGraph
+    capabilities: Mapping[str, Capability]
+    lists: Mapping[Precision, FourLists]
+    named: frozenset[str]
 
-def _filled_in(
-    space: TuningSpace, checked: PrecisionPlan, effective: Mapping[str, Precision]
-) -> PrecisionPlan:
-    """A plan that also says what follows from it."""
-    named = {*space.decided, *(op.name for op in space.graph if space.is_product(op))}
-    sixteen = _occurring_16_bits(effective)
-    configs = {}
-    for op in space.graph:
-        precision = effective[op.name]
-        said = checked.get(op.name)
-        if said is not None and (said.precision is precision or not sixteen):
-            configs[op.name] = said
-        elif precision.is_16_bit:
-            configs[op.name] = OpConfig(precision)
-        elif precision is Precision.FP32 and (
-            op.name in named
-            or any(space.capabilities[op.name].config(p) is not None for p in sixteen)
-        ):
-            configs[op.name] = FP32
-    return PrecisionPlan(configs)
+    def resolve(self, plan: PrecisionPlan) -> ResolvedPlan:
+        """A plan, checked and filled in, with its flow.
 
+        Raises:
+            UnknownOperatorError: the plan names an op the model does not have.
+            PlanError: it asks for a precision that an op cannot run in here.
+        """
+        checked = self._checked(plan)
+        said = ResolvedPlan(checked, self._followed(checked))
+        meant = checked if said.lowers else PrecisionPlan()  # nothing comes of what it says
+        return replace(said, plan=self._filled_in(meant, said.effective))
 
-def _checked(space: TuningSpace, plan: PrecisionPlan) -> PrecisionPlan:
-    """The plan, with what it says in shorthand written out."""
-    configs: dict[str, OpConfig] = {}
-    for name, config in plan.items():
-        if name not in space.graph:
-            names = [op.name for op in space.graph]
-            raise UnknownOperatorError(
-                f"the plan names {name!r}, which the model does not have{did_you_mean(name, names)}"
+    def painting(self, plan: ResolvedPlan, precision: Precision) -> Painting:
+        """Why every op runs in a 16-bit precision, or does not, under a plan."""
+        return explain_plan(
+            self.graph,
+            self.lists.get(precision, FourLists()),
+            precision,
+            plan.effective,
+            self._obstacles(precision),
+        )
+
+    def _filled_in(
+        self, checked: PrecisionPlan, effective: Mapping[str, Precision]
+    ) -> PrecisionPlan:
+        """A plan that also says what follows from it."""
+        sixteen = _occurring_16_bits(effective)
+        configs = {}
+        for op in self.graph:
+            precision = effective[op.name]
+            said = checked.get(op.name)
+            if said is not None and (said.precision is precision or not sixteen):
+                configs[op.name] = said
+            elif precision.is_16_bit:
+                configs[op.name] = OpConfig(precision)
+            elif precision is Precision.FP32 and (
+                op.name in self.named
+                or any(self.capabilities[op.name].config(p) is not None for p in sixteen)
+            ):
+                configs[op.name] = FP32
+        return PrecisionPlan(configs)
+
+    def _checked(self, plan: PrecisionPlan) -> PrecisionPlan:
+        """The plan, with what it says in shorthand written out."""
+        configs: dict[str, OpConfig] = {}
+        for name, config in plan.items():
+            if name not in self.graph:
+                names = [op.name for op in self.graph]
+                raise UnknownOperatorError(
+                    f"the plan names {name!r}, which the model does not have"
+                    f"{did_you_mean(name, names)}"
+                )
+            configs[name] = _written_out(self.graph[name], self.capabilities[name], config)
+        return PrecisionPlan(configs)
+
+    def _followed(self, plan: PrecisionPlan) -> QuantizationFlow:
+        """INT8 is decided first; then ops that the plan leaves open follow its 16-bit ops."""
+        alone = frozenset(op for op, item in plan.items() if item.approach in _QUANTIZED_INSIDE)
+        flow = trace_quantization(self.graph, plan.precisions, alone)
+        for precision in _occurring_16_bits(flow.effective):
+            painting = paint_plan(
+                self.graph,
+                self.lists.get(precision, FourLists()),
+                precision,
+                plan.precisions,
+                flow.effective,
+                self._obstacles(precision),
             )
-        configs[name] = _written_out(space, name, config)
-    return PrecisionPlan(configs)
+            followers = dict.fromkeys(painting.allowed, precision)
+            flow = replace(flow, effective={**flow.effective, **followers})
+        return flow
+
+    def _obstacles(self, precision: Precision) -> dict[str, str]:
+        """Op → why it cannot run in a precision."""
+        return {
+            name: item.reasons.get(precision, "your constraints exclude it")
+            for name, item in self.capabilities.items()
+            if item.config(precision) is None
+        }
 
 
-def _written_out(space: TuningSpace, name: str, config: OpConfig) -> OpConfig:
-    capability = space.capabilities[name]
+def _written_out(op: Op, capability: Capability, config: OpConfig) -> OpConfig:
     if capability.takes(config):
         return config
     best = capability.config(config.precision)
-    op = space.graph[name]
     if best is None:
         if config.precision is Precision.INT8 and (op.fusion_group or op.quantize_agnostic):
             return config  # runs along with the INT8 ops around it
         reason = capability.reasons.get(config.precision, "your constraints exclude it")
         raise PlanError(
-            f"op {name!r} ({op.type}) cannot run in {config.precision} here: {reason}; "
+            f"op {op.name!r} ({op.type}) cannot run in {config.precision} here: {reason}; "
             f"it can run in {', '.join(map(str, capability.precisions))}"
         )
     if config.precision is not Precision.INT8:
@@ -114,7 +162,7 @@ def _written_out(space: TuningSpace, name: str, config: OpConfig) -> OpConfig:
     filled = replace(config, weight=config.weight or best.weight)
     if not capability.takes(filled):
         raise PlanError(
-            f"op {name!r} ({op.type}) has no INT8 form with {_words(filled)}; "
+            f"op {op.name!r} ({op.type}) has no INT8 form with {_words(filled)}; "
             f"the nearest is {_words(best)}"
         )
     return filled
@@ -125,48 +173,6 @@ def _words(config: OpConfig) -> str:
     return f"{words}, activation '{config.activation}'" if config.activation else f"{words} only"
 
 
-def _followed(space: TuningSpace, plan: PrecisionPlan) -> QuantizationFlow:
-    """INT8 is decided first; then ops that the plan leaves open follow its 16-bit ops."""
-    alone = frozenset(op for op, item in plan.items() if item.approach in _QUANTIZED_INSIDE)
-    flow = trace_quantization(space.graph, plan.precisions, alone)
-    for precision in _occurring_16_bits(flow.effective):
-        painting = paint_plan(
-            space.graph,
-            space.lists.get(precision, FourLists()),
-            precision,
-            plan.precisions,
-            flow.effective,
-            _obstacles(space, precision),
-        )
-        followers = dict.fromkeys(painting.allowed, precision)
-        flow = replace(flow, effective={**flow.effective, **followers})
-    return flow
-
-
-#: The ways of INT8 in which an op reads and writes real numbers.
-_QUANTIZED_INSIDE = (Approach.DYNAMIC, Approach.WEIGHT_ONLY)
-
-
-def painting_of(space: TuningSpace, plan: ResolvedPlan, precision: Precision) -> Painting:
-    """Why every op runs in a 16-bit precision, or does not, under a plan."""
-    return explain_plan(
-        space.graph,
-        space.lists.get(precision, FourLists()),
-        precision,
-        plan.effective,
-        _obstacles(space, precision),
-    )
-
-
 def _occurring_16_bits(effective: Mapping[str, Precision]) -> list[Precision]:
     found = set(effective.values())
     return [precision for precision in Precision if precision.is_16_bit and precision in found]
-
-
-def _obstacles(space: TuningSpace, precision: Precision) -> dict[str, str]:
-    """Op → why it cannot run in a precision."""
-    return {
-        name: item.reasons.get(precision, "your constraints exclude it")
-        for name, item in space.capabilities.items()
-        if item.config(precision) is None
-    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any
 
 from neural_mp.amp import AmpList, FourLists, Painting
@@ -17,7 +17,7 @@ from neural_mp.core.words import Approach
 from neural_mp.errors import UnknownOperatorError, did_you_mean
 from neural_mp.space.capability import Capability
 from neural_mp.space.constraints import Constraints, OpConstraint
-from neural_mp.space.resolution import ResolvedPlan, painting_of, resolved
+from neural_mp.space.resolution import ResolvedPlan, Resolver
 
 #: Plans whose resolved form is kept.
 _KEPT = 32
@@ -54,7 +54,7 @@ class TuningSpace:
         """The best of an op's choices in a precision; None if it has none there."""
         return next((c for c in self.choices(name) if c.precision is precision), None)
 
-    def is_product(self, op: Op) -> bool:
+    def _is_product(self, op: Op) -> bool:
         """Whether a plan names an op even if the op has no choice but FP32."""
         return any(lists.of(op.type) is AmpList.ALLOW for lists in self.lists.values())
 
@@ -191,9 +191,15 @@ class TuningSpace:
         return self._resolve(plan)
 
     @cached_property
+    def _resolver(self) -> Resolver:
+        products = (op.name for op in self.graph if self._is_product(op))
+        named = frozenset({*self.decided, *products})
+        return Resolver(self.graph, self.capabilities, self.lists, named)
+
+    @cached_property
     def _resolve(self) -> Callable[[PrecisionPlan], ResolvedPlan]:
         # Strategies and the tuner ask for the same plans in turn.
-        return lru_cache(maxsize=_KEPT)(partial(resolved, self))
+        return lru_cache(maxsize=_KEPT)(self._resolver.resolve)
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields without what was computed from them, which another process computes anew."""
@@ -201,7 +207,7 @@ class TuningSpace:
 
     def painting(self, plan: ResolvedPlan, precision: Precision) -> Painting:
         """Why every op runs in a 16-bit precision, or does not, under a plan."""
-        return painting_of(self, plan, precision)
+        return self._resolver.painting(plan, precision)
 
     def with_right_weights(self, plan: PrecisionPlan) -> PrecisionPlan:
         """A plan of another machine, its weights in the ranges that are right on this one."""

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from neural_mp.adaptors.common.calibration import TensorStatistics, summarize
+from neural_mp.adaptors.common.framework import Framework
 from neural_mp.adaptors.common.quantized_ranges import quantized_ranges
 from neural_mp.adaptors.common.repair import repaired
 from neural_mp.core.nested import count_samples
 from neural_mp.core.observations import Observations
 from neural_mp.core.quantization_flow import observable_tensors
 from neural_mp.space import ResolvedPlan, TuningSpace
-
-if TYPE_CHECKING:
-    from neural_mp.adaptors.contract import Adaptor
 
 M = TypeVar("M")
 
@@ -27,7 +25,7 @@ TIMED_RUNS, WARM_UP_RUNS = 5, 2
 
 
 def convert(
-    adaptor: Adaptor[M],
+    adaptor: Framework[M],
     model: M,
     plan: ResolvedPlan,
     observations: Observations,
@@ -47,7 +45,7 @@ def convert(
 
 
 def observe(
-    adaptor: Adaptor[M], model: M, batches: Iterable[Any], space: TuningSpace
+    adaptor: Framework[M], model: M, batches: Iterable[Any], space: TuningSpace
 ) -> Observations:
     """What one pass over calibration inputs sees of every tensor that may be quantized.
 
@@ -69,7 +67,7 @@ def observe(
     return summarize(found, samples)
 
 
-def profile(adaptor: Adaptor[M], model: M, inputs: Any) -> dict[str, float]:
+def profile(adaptor: Framework[M], model: M, inputs: Any) -> dict[str, float]:
     """Op, or conversion by a name of its own → median seconds of a run, after a few to warm up."""
     taken = adaptor.time_ops(model, inputs, WARM_UP_RUNS + TIMED_RUNS)
     return {op: statistics.median(seconds[-TIMED_RUNS:]) for op, seconds in taken.items()}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from neural_mp.adaptors.common.channel_scaling import Array, rounded_weight
+from neural_mp.adaptors.common.framework import Framework
 from neural_mp.adaptors.common.integer_encoding import weight_limit_of
 from neural_mp.space import TuningSpace
-
-if TYPE_CHECKING:
-    from neural_mp.adaptors.contract import Adaptor
 
 M = TypeVar("M")
 
@@ -24,7 +22,7 @@ _SIGNS = np.array([-1, 1], np.float32)
 
 
 def weight_sensitivity(
-    adaptor: Adaptor[M], model: M, batches: Iterable[Any], space: TuningSpace
+    adaptor: Framework[M], model: M, batches: Iterable[Any], space: TuningSpace
 ) -> dict[str, float]:
     """Op with an INT8 weight → harm of rounding it.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from neural_mp.adaptors.common.channel_scaling import (
     is_homogeneous,
     rounded_weight,
 )
+from neural_mp.adaptors.common.framework import Framework
 from neural_mp.adaptors.common.integer_encoding import weight_limit_of
 from neural_mp.core.byte_products import weight_limit
 from neural_mp.core.graph import OpGraph
@@ -30,9 +31,6 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import RANGE_ALGORITHMS, REPAIRS, OpConfig
 from neural_mp.errors import PlanError
 from neural_mp.space import TuningSpace
-
-if TYPE_CHECKING:
-    from neural_mp.adaptors.contract import Adaptor
 
 M = TypeVar("M")
 
@@ -59,7 +57,7 @@ class _Network:
     passing: frozenset[str]
 
     @classmethod
-    def of(cls, adaptor: Adaptor[Any], model: Any, graph: OpGraph) -> _Network:
+    def of(cls, adaptor: Framework[Any], model: Any, graph: OpGraph) -> _Network:
         kinds = {name: kind for kind, names in adaptor.kinds().items() for name in names}
         layers, keepers = adaptor.layers(model), frozenset(adaptor.channel_keepers(model))
         found = find_links(graph, kinds, layers, keepers)
@@ -99,7 +97,7 @@ class _Network:
 
 
 def scored_repairs(
-    adaptor: Adaptor[M], model: M, space: TuningSpace, observations: Observations
+    adaptor: Framework[M], model: M, space: TuningSpace, observations: Observations
 ) -> Observations:
     """Observations that say of every noisy tensor what repairs would make of its noise."""
     if not observations.channels:
@@ -157,7 +155,7 @@ def _weight_noise(layer: Layer, factors: Array, power: Array, limit: int) -> flo
 
 
 def repaired(
-    adaptor: Adaptor[M],
+    adaptor: Framework[M],
     model: M,
     plan: PrecisionPlan,
     observations: Observations,

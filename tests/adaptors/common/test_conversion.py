@@ -33,19 +33,19 @@ def test_one_trial_resolves_its_plan_once_and_follows_it_through_the_graph_once(
     monkeypatch, net, digits, accuracy
 ):
     followed, checked = [], []
-    follow, check = resolution.trace_quantization, resolution._checked
+    follow, check = resolution.trace_quantization, resolution.Resolver._checked
 
     def following(graph, chosen, alone=frozenset()):
         followed.append(dict(chosen))
         return follow(graph, chosen, alone)
 
-    def checking(space, plan):
+    def checking(resolver, plan):
         checked.append(plan)
-        return check(space, plan)
+        return check(resolver, plan)
 
     monkeypatch.setattr(resolution, "trace_quantization", following)
     monkeypatch.setattr(quantization_flow, "trace_quantization", None)
-    monkeypatch.setattr(resolution, "_checked", checking)
+    monkeypatch.setattr(resolution.Resolver, "_checked", checking)
     monkeypatch.setattr("neural_mp.api.mixed_precision.strategy_named", lambda name: Once())
     converter = MixedPrecision()
     converter.model, converter.precisions, converter.metric = net, "int8", accuracy
