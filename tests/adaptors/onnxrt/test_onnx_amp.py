@@ -14,7 +14,8 @@ class TestAmp(AmpContract):
     average, softmax = "AveragePool", "Softmax"
 
     @pytest.fixture(scope="class")
-    def net(self):
+    @classmethod
+    def net(cls):
         torch.manual_seed(0)
         return as_onnx(EveryKind())
 
