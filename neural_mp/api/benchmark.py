@@ -36,7 +36,7 @@ def benchmark_models(
     """
     held = [_load_any(source, inputs) for source in sources]
     # All run the same batch; what a file holds is more to be trusted than a guess.
-    known = [pair for pair, source in zip(held, sources, strict=True) if Path(source).exists()]
+    known = [one for one, source in zip(held, sources, strict=True) if Path(source).exists()]
     model = held[0] if inputs is not None or not known else known[0]
     batch = model.example_inputs(batch_size)
     runs = [partial(model, batch) for model in held]

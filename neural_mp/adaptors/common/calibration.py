@@ -155,11 +155,6 @@ class TensorStatistics:
         self._batches += 1
 
     @property
-    def seen(self) -> bool:
-        """Whether there was anything to take in."""
-        return self._batches > 0
-
-    @property
     def noise(self) -> float:
         """Noise-to-signal ratio of full-range 8-bit quantization, averaged over channels.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from neural_mp.core.hardware import Hardware
+from neural_mp.core.hardware import Hardware, Support
 from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
 from neural_mp.core.words import Algorithm, Granularity, Scheme, StoredType
 from neural_mp.space import Capability
@@ -22,8 +22,8 @@ AGNOSTIC = "moves INT8 values where the ops around it run in INT8, computes noth
 NO_FLOATS = "its result holds no floating-point numbers"
 SEVERAL_RESULTS = "it has several results"
 
-#: The precisions that a framework says of whether it has a kernel in them.
-LOWER = tuple(precision for precision in Precision if precision is not Precision.FP32)
+#: The precisions of which a framework says why it has no kernel in them.
+SIXTEEN_BITS = tuple(precision for precision in Precision if precision.is_16_bit)
 
 
 def activation_spec(algorithm: Algorithm) -> QuantSpec:
@@ -75,37 +75,34 @@ class OpKernels:
     @classmethod
     def none(cls, reason: str) -> OpKernels:
         """No kernels but those of FP32, for one reason."""
-        return cls(reason, {precision: reason for precision in LOWER if precision.is_16_bit})
+        return cls(reason, dict.fromkeys(SIXTEEN_BITS, reason))
 
 
 def built_capabilities(
     kernels: Mapping[str, OpKernels], hardware: Hardware
 ) -> dict[str, Capability]:
     """Op → what it can run in: what the framework has a kernel for and the hardware can compute."""
-    return {op: _capability(found, hardware) for op, found in kernels.items()}
+    supports = {precision: hardware.support(precision) for precision in SIXTEEN_BITS}
+    return {op: _capability(found, supports) for op, found in kernels.items()}
 
 
-def _capability(kernels: OpKernels, hardware: Hardware) -> Capability:
+def _capability(kernels: OpKernels, supports: Mapping[Precision, Support]) -> Capability:
     configs: list[OpConfig] = []
     reasons: dict[Precision, str] = {}
     emulated = set()
-    for precision in LOWER:
-        support = hardware.support(precision)
-        if precision is Precision.INT8:
-            reason = kernels.int8 if isinstance(kernels.int8, str) else None
-        else:
-            reason = kernels.missing.get(precision)
-            reason = reason if support.available else support.reason
-        if reason is None and not support.available:
-            reason = support.reason
+    other_weights: tuple[QuantSpec, ...] = ()
+    # Every CPU computes in INT8, so that the hardware is asked for the 16 bits only.
+    if isinstance(kernels.int8, str):
+        reasons[Precision.INT8] = kernels.int8
+    else:
+        configs += kernels.int8.configs()
+        other_weights = kernels.int8.other_weights
+    for precision, support in supports.items():
+        reason = kernels.missing.get(precision) if support.available else support.reason
         if reason is not None:
             reasons[precision] = reason
-        elif isinstance(kernels.int8, IntegerKernel) and precision is Precision.INT8:
-            configs += kernels.int8.configs()
-        else:
-            configs.append(OpConfig(precision))
-            if precision in kernels.emulated or not support.native:
-                emulated.add(precision)
-    int8 = kernels.int8 if Precision.INT8 not in reasons else None
-    weights = int8.other_weights if isinstance(int8, IntegerKernel) else ()
-    return Capability((*configs, FP32), reasons, frozenset(emulated), weights)
+            continue
+        configs.append(OpConfig(precision))
+        if precision in kernels.emulated or not support.native:
+            emulated.add(precision)
+    return Capability((*configs, FP32), reasons, frozenset(emulated), other_weights)

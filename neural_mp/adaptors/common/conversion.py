@@ -1,11 +1,12 @@
-"""The road of a plan, the same for every framework: resolve, repair, flow, ranges, write.
+"""The road of a resolved plan, the same for every framework: repair, ranges, write.
 
-Beside it stand the two shorter roads: what calibration sees, and what every op can run in.
+Beside it stand the two shorter roads: what calibration sees, and how long every op takes.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -61,9 +62,9 @@ def observe(
             yield batch
 
     tensors = observable_tensors(space.graph, space.int8_ops)
-    found: dict[str, TensorStatistics] = {}
+    found: defaultdict[str, TensorStatistics] = defaultdict(TensorStatistics)
     for name, summary in adaptor.watch(model, counted(), tensors):
-        found.setdefault(name, TensorStatistics()).take(summary)
+        found[name].take(summary)
     return summarize(found, samples)
 
 

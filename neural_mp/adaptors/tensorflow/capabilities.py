@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common import capability_builder as reasons
-from neural_mp.adaptors.common.capability_builder import LOWER, IntegerKernel, OpKernels
+from neural_mp.adaptors.common.capability_builder import SIXTEEN_BITS, IntegerKernel, OpKernels
 from neural_mp.adaptors.common.kernel_products import Products
 from neural_mp.adaptors.common.tensor_forms import FORM_OF
 from neural_mp.adaptors.tensorflow.fold import LAYERS
@@ -61,7 +61,7 @@ class _Kernels:
         self.several = {node_of(tensor) for tensor in read_or_returned if output_of(tensor)}
 
     def of(self, node: NodeDef) -> OpKernels:
-        missing = {p: self.missing_16_bit(node, p) for p in LOWER if p.is_16_bit}
+        missing = {p: self.missing_16_bit(node, p) for p in SIXTEEN_BITS}
         return OpKernels(
             self.missing_int8(node) or self.integer_kernel(node),
             {precision: reason for precision, reason in missing.items() if reason is not None},
