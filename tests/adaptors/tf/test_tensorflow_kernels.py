@@ -92,6 +92,13 @@ def data_for(shape, seed) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
+def inputs_of(case) -> np.ndarray:
+    """Numbers that float32 and float64 round to the same step."""
+    data = data_for((case["batch"], *case["size"], case["channels"]), case["seed"])
+    read = data if case["signed"] else np.abs(data)
+    return np.copysign(Scale.of(read.min(), read.max()).off_ties(read), data)
+
+
 geometry = st.fixed_dictionaries(
     {
         "size": st.tuples(st.integers(3, 9), st.integers(3, 9)),
@@ -143,12 +150,12 @@ def explicit(case, x):
     return tf.pad(x, [[0, 0], [1, 1], [0, 2], [0, 0]]), "VALID"
 
 
-def check(converted, exact: np.ndarray, output: Scale) -> None:
-    """Within one step, and for almost all within a rounding error of half a step."""
+def check(converted, exact: np.ndarray, output: Scale, doubtful: np.ndarray | bool = False) -> None:
+    """The very step; one beside it where the number lies between two, or was made of such a one."""
     expected = output.real(np.clip(np.rint(exact / output.step) + output.zero, 0, 255))
     error = np.abs(converted.result - expected) / output.step
     assert error.max() <= 1.001
-    assert (error > 0.01).mean() < 0.02
+    assert error[~(output.near_tie(exact) | doubtful)].max(initial=0) < 0.01
 
 
 @given(case=geometry)
@@ -164,7 +171,7 @@ def test_convolutions(case):
         y = tf.nn.conv2d(x, weight, case["stride"], padding)
         return tf.nn.bias_add(y, bias) if case["bias"] else y
 
-    data = data_for((case["batch"], *case["size"], case["channels"]), case["seed"])
+    data = inputs_of(case)
     converted = Converted(conv_graph(case, build), data)
     assert converted.ops.count("_FusedQuantizedConv2D") == 1
     assert not {"Conv2D", "BiasAdd", "Relu", "Relu6"} & set(converted.ops)
@@ -204,7 +211,7 @@ def test_depthwise_convolutions(case):
         y = tf.nn.depthwise_conv2d(x, weight, [1, stride, stride, 1], case["padding"])
         return tf.nn.bias_add(y, bias) if case["bias"] else y
 
-    data = data_for((case["batch"], *case["size"], case["channels"]), case["seed"])
+    data = inputs_of(case)
     converted = Converted(conv_graph(case, build), data)
     assert converted.ops.count("_FusedQuantizedDepthwiseConv2D") == 1
 
@@ -233,7 +240,7 @@ def test_residual_sums(case):
         y = tf.nn.conv2d(x, weights[name], case["stride"], "SAME")
         return tf.nn.bias_add(y, biases[name], name=f"bias_{name}")
 
-    data = data_for((case["batch"], *case["size"], case["channels"]), case["seed"])
+    data = inputs_of(case)
     converted = Converted(conv_graph(case, build, residual=True), data)
     assert converted.ops.count("_FusedQuantizedConv2D") == 2
     assert not {"Conv2D", "AddV2", "Relu"} & set(converted.ops)
@@ -257,7 +264,8 @@ def test_residual_sums(case):
     (second,) = set(weights) - {first}
     added = stored.real(stored.quantized(exact[first]))
     result = ACTIVATIONS[case["activation"]](exact[second] + added)
-    check(converted, result, Scale.of(*converted.range(tail(converted))))
+    doubtful = stored.near_tie(exact[first])
+    check(converted, result, Scale.of(*converted.range(tail(converted))), doubtful)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
