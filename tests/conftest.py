@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 # One thread, here and in child processes: on a busy machine, threads that wait for each other at
@@ -29,6 +30,19 @@ from neural_mp.testing import digits as load_digits
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("dev", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+# Each of the many graphs that torch captures makes Python look through all that is there, again and
+# again: a fifth of the time of such tests. What is in cycles is still found, less often.
+gc.set_threshold(50_000, 20, 100)
+
+
+def pytest_configure(config):
+    """Files are shared out in the order in which they were collected, not by their tests' number.
+
+    (An option of pytest-xdist, where that is installed.)
+    """
+    config.option.loadscopereorder = False
 
 
 def pytest_collection_modifyitems(items):

@@ -26,15 +26,6 @@ class Scale:
     def real(self, q: np.ndarray) -> np.ndarray:
         return self.step * (q - self.zero)
 
-    def near_tie(self, real: np.ndarray, within: float = 0.01) -> np.ndarray:
-        """Where a number lies so near the middle of two steps that float32 may round either way."""
-        steps = real / self.step
-        return np.abs(steps - np.floor(steps) - 0.5) < within
-
-    def off_ties(self, real: np.ndarray) -> np.ndarray:
-        """The numbers, those near a tie moved a little."""
-        return np.where(self.near_tie(real), real + self.step / 8, real).astype(real.dtype)
-
 
 def quantized_weight(
     weight: np.ndarray, axes: tuple[int, ...], limit: int

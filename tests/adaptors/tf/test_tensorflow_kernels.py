@@ -15,6 +15,7 @@ from integer_reference import (
 from machine import CONVOLUTION, DENSE, DEPTHWISE, examples, machine, weight_limit_here
 from scipy import special
 from tensorflow.python.util import _pywrap_util_port
+from ties import near_tie, off_ties
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.adaptors.tensorflow.nodes import make_node
@@ -96,7 +97,7 @@ def inputs_of(case) -> np.ndarray:
     """Numbers that float32 and float64 round to the same step."""
     data = data_for((case["batch"], *case["size"], case["channels"]), case["seed"])
     read = data if case["signed"] else np.abs(data)
-    return np.copysign(Scale.of(read.min(), read.max()).off_ties(read), data)
+    return np.copysign(off_ties(read, Scale.of(read.min(), read.max()).step), data)
 
 
 geometry = st.fixed_dictionaries(
@@ -155,7 +156,7 @@ def check(converted, exact: np.ndarray, output: Scale, doubtful: np.ndarray | bo
     expected = output.real(np.clip(np.rint(exact / output.step) + output.zero, 0, 255))
     error = np.abs(converted.result - expected) / output.step
     assert error.max() <= 1.001
-    assert error[~(output.near_tie(exact) | doubtful)].max(initial=0) < 0.01
+    assert error[~(near_tie(exact, output.step) | doubtful)].max(initial=0) < 0.01
 
 
 @given(case=geometry)
@@ -264,7 +265,7 @@ def test_residual_sums(case):
     (second,) = set(weights) - {first}
     added = stored.real(stored.quantized(exact[first]))
     result = ACTIVATIONS[case["activation"]](exact[second] + added)
-    doubtful = stored.near_tie(exact[first])
+    doubtful = near_tie(exact[first], stored.step)
     check(converted, result, Scale.of(*converted.range(tail(converted))), doubtful)
 
 
