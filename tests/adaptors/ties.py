@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 
-def near_tie(real: np.ndarray, step: float, within: float = 0.01) -> np.ndarray:
-    """Where a number lies so near the middle of two steps that it may be rounded either way."""
+def near_tie(real: np.ndarray, step: float, within: float = 0.03) -> np.ndarray:
+    """Where a number lies so near the middle of two steps that it may be rounded either way.
+
+    Biases are rounded, too, and move what they are added to by a hundredth of a step.
+    """
     steps = real / step
     return np.abs(steps - np.floor(steps) - 0.5) < within
 

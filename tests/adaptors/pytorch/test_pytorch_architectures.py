@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import pytest
@@ -45,7 +45,7 @@ def floats(result: Any) -> list[torch.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
 
 
-@lru_cache(maxsize=1)
+@cache
 def case(name: str) -> Case:
     architecture, module = ARCHITECTURES[name], build(name)
     inputs, adaptor = architecture.inputs(4), PyTorchAdaptor()

@@ -6,6 +6,7 @@ import copy
 import pickle
 import shutil
 import sys
+from functools import cache
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
+@cache
 def all_int8(name):
     """The named architecture with every op that can in INT8, and what it is called with."""
     adaptor, inputs = PyTorchAdaptor(), ARCHITECTURES[name].inputs(4)
@@ -89,13 +91,20 @@ def run_onnx(path, inputs):
     return dict(zip(outputs, session.run(None, fed), strict=True))
 
 
-@pytest.mark.parametrize("name", ["bert", "resnet", "unet", "lstm_tagger"])
-def test_onnx_runtime_computes_the_same_from_the_exported_file(name, tmp_path):
+@pytest.fixture(scope="module", params=["bert", "resnet", "unet", "lstm_tagger"])
+def exported(request, tmp_path_factory):
+    """An architecture in INT8, and the file it was exported to."""
+    adaptor, converted, _ = all_int8(request.param)
+    path = tmp_path_factory.mktemp(request.param) / "model.onnx"
+    adaptor.export_onnx(converted, path, {"neural_mp.plan": "ops: {}"})
+    return request.param, path
+
+
+def test_onnx_runtime_computes_the_same_from_the_exported_file(exported):
     import onnx
 
+    name, path = exported
     adaptor, converted, _ = all_int8(name)
-    path = tmp_path / "model.onnx"
-    adaptor.export_onnx(converted, path, {"neural_mp.plan": "ops: {}"})
     model = onnx.load(path)
     onnx.checker.check_model(model)
     assert {item.key: item.value for item in model.metadata_props}["neural_mp.plan"] == "ops: {}"
@@ -110,10 +119,11 @@ def test_onnx_runtime_computes_the_same_from_the_exported_file(name, tmp_path):
             assert signal_to_noise(wanted.numpy(), result) > 25
 
 
-def test_outputs_bear_the_names_that_the_model_gives_them(tmp_path):
-    adaptor, converted, inputs = all_int8("bert")
-    adaptor.export_onnx(converted, tmp_path / "model.onnx", {})
-    assert set(run_onnx(tmp_path / "model.onnx", inputs)) == {"last_hidden_state", "pooler_output"}
+@pytest.mark.parametrize("exported", ["bert"], indirect=True)
+def test_outputs_bear_the_names_that_the_model_gives_them(exported):
+    name, path = exported
+    found = run_onnx(path, ARCHITECTURES[name].inputs(4))
+    assert set(found) == {"last_hidden_state", "pooler_output"}
 
 
 @pytest.mark.parametrize("approach", ["dynamic", "weight_only"])
