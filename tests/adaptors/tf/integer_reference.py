@@ -31,8 +31,10 @@ def quantized_weight(
     weight: np.ndarray, axes: tuple[int, ...], limit: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Whole numbers in -limit…limit and the step of every output channel."""
-    steps = np.abs(weight).max(axis=axes) / limit
-    return np.rint(weight / steps).astype(np.int64), steps.reshape(-1)
+    # In float32, as steps are stored: in more digits, what lies between two steps goes elsewhere.
+    weight = weight.astype(np.float32)
+    steps = (np.abs(weight).max(axis=axes) / limit).astype(np.float32)
+    return np.rint(weight / steps).astype(np.int64), steps.reshape(-1).astype(np.float64)
 
 
 def padding_of(size: int, window: int, stride: int, dilation: int, padding: str) -> tuple[int, int]:
