@@ -32,8 +32,8 @@ CONVOLUTION, DEPTHWISE, DENSE = KernelKind.CONVOLUTION, KernelKind.DEPTHWISE, Ke
 
 
 def examples(count: int) -> int:
-    """How many examples to draw; a third where this processor stands in for another one."""
-    return max(8, count // 3) if ONEDNN_LIMIT in os.environ else count
+    """How many examples to draw; a fourth where this processor stands in for another one."""
+    return max(8, count // 4) if ONEDNN_LIMIT in os.environ else count
 
 
 def products_here(framework: str, kernel: KernelKind) -> ByteProducts:

@@ -40,10 +40,12 @@ def _rounds(self: Measurement, models: Sequence[AnyModel], longer: int = 1) -> l
 
 
 def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Capture a net once a session, and measure latencies no longer than their number needs.
-
-    Where speed is no objective, three rounds are enough.
-    """
+    """Capture a net once a session, and measure latencies no longer than their number needs."""
     monkeypatch.setattr(mixed_precision, "load_source", load_once)
+    measure_briefly(monkeypatch)
+
+
+def measure_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure latencies no longer than their number needs; thrice if speed is no objective."""
     monkeypatch.setattr(objectives, "_LEAST_SECONDS", 0.01)
     monkeypatch.setattr(Measurement, "rounds", _rounds)

@@ -10,8 +10,10 @@ import sys
 import time
 
 import numpy as np
+import pytest
 import torch
 from nets import deep_net
+from quick_runs import measure_briefly
 
 from neural_mp import ExitPolicy, MixedPrecision
 
@@ -41,6 +43,7 @@ class CountingAccuracy:
 
 
 def main() -> None:
+    measure_briefly(pytest.MonkeyPatch())
     weights, data, pause, mode, strategy = sys.argv[1:6]
     model = deep_net()
     model.load_state_dict(torch.load(weights, weights_only=True))
