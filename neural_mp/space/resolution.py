@@ -93,12 +93,13 @@ class Resolver:
         for op in self.graph:
             precision = effective[op.name]
             said = checked.get(op.name)
-            if said is not None and (said.precision is precision or not sixteen):
+            if said is not None and said.precision is precision:
                 configs[op.name] = said
             elif precision.is_16_bit:
                 configs[op.name] = OpConfig(precision)
             elif precision is Precision.FP32 and (
                 op.name in self.named
+                or said is not None
                 or any(self.capabilities[op.name].config(p) is not None for p in sixteen)
             ):
                 configs[op.name] = FP32

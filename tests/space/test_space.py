@@ -104,3 +104,20 @@ def test_limits_on_what_is_not_there_are_refused(space):
 
 def test_the_fp32_plan_names_no_lower_precision(space):
     assert set(space.fp32_plan().counts()) == {Precision.FP32}
+
+
+def test_a_resolved_plan_says_int8_only_of_what_runs_so():
+    """An op that joins integers runs in INT8 only where integers are around it."""
+    graph = OpGraph(
+        [
+            Op("a", "linear", ("x",)),
+            Op("add", "add", ("a", "x"), joins_int8=True),
+            Op("b", "softmax", ("add",)),
+        ],
+        ["x"],
+    )
+    joins = Capability((OpConfig(Precision.INT8, None, int8("minmax").activation), FP32))
+    space = TuningSpace(graph, {"a": LAYER, "add": joins, "b": Capability()})
+    resolved = space.resolve(space.fastest_plan())
+    assert resolved.plan.precisions == {"a": Precision.INT8, "add": Precision.FP32}
+    assert space.resolve(resolved.plan) == resolved
