@@ -141,6 +141,8 @@ class _Kernels:
         if node.name in self.structure.agnostic_ops:
             return reasons.AGNOSTIC
         if node.op in ("BatchMatMul", "BatchMatMulV2", "Einsum"):
+            if any(map(self.model.graph.is_constant, data_inputs(node))):
+                return "it is no product of its last axes with a matrix"
             return reasons.BOTH_FACTORS_COMPUTED
         if not has_kernel(node.op):
             return "TensorFlow has no kernel for it on the CPU at all"

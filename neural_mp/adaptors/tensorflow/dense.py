@@ -75,7 +75,8 @@ def _from_batches(graph: TensorGraph, node: NodeDef, known: Shapes) -> None:
     if axes is None or len(axes) < max(3, weight.ndim):
         return
     weight = weight.reshape(weight.shape[-2:])
-    _put_product(graph, node, weight.T if node.attr["adj_y"].b else weight, known)
+    weight = weight.T if node.attr["adj_y"].b else weight
+    _put_product(graph, node, weight, weight.shape[1:], known)
 
 
 def _from_einsum(graph: TensorGraph, node: NodeDef, known: Shapes) -> None:
@@ -101,15 +102,25 @@ def _from_einsum(graph: TensorGraph, node: NodeDef, known: Shapes) -> None:
     proper = len(set(left)) == len(left) and len(set(right)) == len(right) and summed and kept
     if not proper or list(left) != outer + summed or list(result) != outer + kept:
         return
-    order = [right.index(label) for label in (*summed, *kept)]
-    inner = int(np.prod([weight.shape[right.index(label)] for label in summed]))
-    _put_product(graph, node, weight.transpose(order).reshape(inner, -1), known)
+    ordered = weight.transpose([right.index(label) for label in (*summed, *kept)])
+    columns = ordered.shape[len(summed) :]
+    _put_product(graph, node, ordered.reshape(-1, int(np.prod(columns))), columns, known)
 
 
-def _put_product(graph: TensorGraph, node: NodeDef, weight: Array, known: Shapes) -> None:
-    """Reshape, MatMul, Reshape in the place of a node; the last takes its name."""
-    shape = _constant_shape(known[node.name])
-    if shape is None:
+def _put_product(
+    graph: TensorGraph, node: NodeDef, weight: Array, columns: tuple[int, ...], known: Shapes
+) -> None:
+    """Reshape, MatMul, Reshape in the place of a node; the last takes its name.
+
+    Args:
+        graph: the graph.
+        node: a product over the last axes of its input.
+        weight: the matrix.
+        columns: the sizes of the last axes of the result, those that the matrix makes.
+        known: the shapes in the graph.
+    """
+    shape = known[node.name]
+    if shape is None or 0 in shape:
         return
     name, rows = node.name, np.array([-1, weight.shape[0]], np.int32)
     sizes = {"T": tf.float32, "Tshape": tf.int32}
@@ -118,8 +129,25 @@ def _put_product(graph: TensorGraph, node: NodeDef, weight: Array, known: Shapes
     factor = graph.put_constant(f"{name}/weight", np.ascontiguousarray(weight, np.float32))
     plainly = {"T": tf.float32, "transpose_a": False, "transpose_b": False}
     product = graph.put("MatMul", f"{name}/MatMul", [matrix, factor], **plainly)
-    told = graph.put_constant(f"{name}/sizes", shape)
+    fixed = _constant_shape(shape)
+    if fixed is not None:
+        told = graph.put_constant(f"{name}/sizes", fixed)
+    else:
+        told = _computed_sizes(graph, node, len(shape) - len(columns), columns)
     graph.add(make_node("Reshape", name, [product, told], **sizes))
+
+
+def _computed_sizes(graph: TensorGraph, node: NodeDef, outer: int, columns: tuple[int, ...]) -> str:
+    """The shape of a product where several sizes are known only when it runs: a new tensor."""
+    name, whole = node.name, {"Index": tf.int32, "T": tf.int32}
+    read = graph.put("Shape", f"{name}/shape", [node.input[0]], T=tf.float32, out_type=tf.int32)
+    begin = graph.put_constant(f"{name}/first", np.array([0], np.int32))
+    count = graph.put_constant(f"{name}/outer", np.array([outer], np.int32))
+    kept = graph.put("Slice", f"{name}/outer_sizes", [read, begin, count], **whole)
+    made = graph.put_constant(f"{name}/columns", np.array(columns, np.int32))
+    axis = graph.put_constant(f"{name}/axis", np.int32(0))
+    joined = {"N": 2, "T": tf.int32, "Tidx": tf.int32}
+    return graph.put("ConcatV2", f"{name}/sizes", [kept, made, axis], **joined)
 
 
 def _constant_shape(shape: Shape) -> Array | None:
@@ -157,11 +185,8 @@ def _sink_reshapes(graph: TensorGraph, outputs: frozenset[str], known: Shapes) -
         if None in origins or len(origins) != 1 or dtype_attribute(node) is not tf.float32:
             continue
         shape, width = now[reshapes[0].name], _width(bases, now)
-        sizes = [graph.constant(reshape.input[1]) for reshape in reshapes]
-        told = {None if array is None else tuple(array) for array in sizes}
-        if shape is None or width is None or now[node.name] != shape:
-            continue
-        if None in told or len(told) != 1:
+        told = {_sizes_told(graph, reshape) for reshape in reshapes}
+        if shape is None or width is None or now[node.name] != shape or len(told) != 1:
             continue
         inputs = [_flat_input(graph, t, shape, width) for t in sources]
         if None in inputs or (node.op == "BiasAdd" and shape[-1] != width):
@@ -179,6 +204,12 @@ def _sink_reshapes(graph: TensorGraph, outputs: frozenset[str], known: Shapes) -
         now[behind], now[node.name] = shape, (None, width)
         flat[node.name] = flat[bases.pop()]
     graph.redirect(moved, unless={*moved, *moved.values()})
+
+
+def _sizes_told(graph: TensorGraph, reshape: NodeDef) -> tuple[int, ...] | str:
+    """What a Reshape is told: the sizes, or the tensor that they are read from."""
+    sizes = graph.constant(reshape.input[1])
+    return plain(reshape.input[1]) if sizes is None else tuple(map(int, sizes))
 
 
 def _width(bases: set[str], now: Mapping[str, Shape]) -> int | None:

@@ -7,8 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import Input, Model, layers, ops
+from machine import machine
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
+from neural_mp.core.precision import Precision
+from neural_mp.testing import signal_to_noise, uniform
+
+INT8 = Precision.INT8
 
 
 def with_lively_norms(net):
@@ -145,3 +150,22 @@ def test_constants_are_computed_beforehand():
     assert kinds(model) == {"Placeholder": 1, "MatMul": 1, "Identity": 1}
     data = np.ones((2, 30), np.float32)
     np.testing.assert_allclose(adaptor.predict(model, data), run(data).numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [None, 12])
+def test_the_layers_of_attention_are_dense_layers_for_any_number_of_tokens(tokens):
+    x = Input((tokens, 32))
+    attended = layers.MultiHeadAttention(4, 8)(x, x)
+    net = Model(x, layers.Dense(16, activation="gelu")(attended))
+    adaptor = TensorFlowAdaptor()
+    model = adaptor.load(net)
+    space = adaptor.space(model, machine())
+    assert sum(adaptor.graph(model)[op].type == "MatMul" for op in space.int8_ops) == 5
+    data = [np.random.default_rng(i).normal(size=(3, 12, 32)).astype(np.float32) for i in (0, 1)]
+    observed = adaptor.observe(model, data, space)
+    converted = adaptor.convert(model, space.resolve(uniform(space, INT8)), observed, space)
+    for length in (12,) if tokens else (5, 12, 24):
+        given = np.concatenate(data, axis=1)[:, :length]
+        wanted = net(given).numpy()
+        np.testing.assert_allclose(adaptor.predict(model, given), wanted, atol=1e-5)
+        assert signal_to_noise(wanted, adaptor.predict(converted, given)) > 25
