@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from neural_mp.adaptors.common.given_inputs import GivenInputs
 from neural_mp.adaptors.common.signature import Port
-from neural_mp.adaptors.tensorflow import graph_files, keras_models
+from neural_mp.adaptors.tensorflow import graph_files, keras_models, v1_saved_models
 from neural_mp.adaptors.tensorflow.freeze import frozen_graph
 from neural_mp.adaptors.tensorflow.nodes import GraphDef, TensorGraph, plain
 from neural_mp.adaptors.tensorflow.served_signature import DEFAULT_KEY, ServedSignature
@@ -85,13 +85,15 @@ def _read_saved_model(path: Path) -> Taken:
         raise ModelLoadError(f"{str(path)!r} is no SavedModel: it holds no saved_model.pb")
     try:
         loaded = tf.saved_model.load(str(path))
-    except Exception as error:
+    except Exception:
         # The loader raises whatever its parsers and restore ops raise.
-        logger.debug("reading %s failed", path, exc_info=True)
-        raise ModelLoadError(
-            f"the SavedModel {str(path)!r} cannot be read: {in_one_line(error)}"
-        ) from error
-    return _from_signatures(loaded, f"the SavedModel {str(path)!r}")
+        logger.debug("reading the objects of %s failed", path, exc_info=True)
+        return Taken(*v1_saved_models.read(path))
+    try:
+        return _from_signatures(loaded, f"the SavedModel {str(path)!r}")
+    except CaptureError:
+        # What its signature takes are no inputs of the functions that the loader made of it.
+        return Taken(*v1_saved_models.read(path))
 
 
 def _from_keras(model: Any, wanted: GivenInputs) -> Taken:

@@ -1,0 +1,148 @@
+"""SavedModels of TensorFlow 1, and those of TensorFlow 2 whose objects cannot be made again.
+
+Such a folder is read as a plain graph with its variables, by a session. What a signature names as
+an input is one, whatever op computes it: a placeholder takes its place, as feeding would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from google.protobuf import text_format
+from google.protobuf.message import DecodeError
+from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
+
+from neural_mp.adaptors.common.signature import Port
+from neural_mp.adaptors.tensorflow.nodes import (
+    GraphDef,
+    TensorGraph,
+    make_node,
+    node_of,
+    output_of,
+    plain,
+)
+from neural_mp.adaptors.tensorflow.served_signature import DEFAULT_KEY, ServedSignature
+from neural_mp.core.nested import Structure
+from neural_mp.errors import ModelLoadError, in_one_line
+
+#: The tag of what is meant for inference.
+SERVE = "serve"
+
+
+def read(path: Path) -> tuple[TensorGraph, ServedSignature]:
+    """The frozen graph of a SavedModel, and its signature.
+
+    Raises:
+        ModelLoadError: there are several graphs or signatures and none is the usual one, or the
+            variables cannot be restored.
+    """
+    meta = _chosen_graph(path, _parsed(path).meta_graphs)
+    key = _chosen_signature(path, meta.signature_def)
+    signature = meta.signature_def[key]
+    with tf.Graph().as_default() as graph, tf.compat.v1.Session(graph=graph) as session:
+        try:
+            tf.compat.v1.saved_model.loader.load(session, list(meta.meta_info_def.tags), str(path))
+            frozen = _frozen(session, graph, signature)
+        except Exception as error:
+            # Parsers, restore ops and initialisers of tables raise types of their own.
+            raise ModelLoadError(
+                f"the SavedModel {str(path)!r} cannot be read: {in_one_line(error)}; freeze it "
+                f"where it was made (tf.compat.v1.graph_util.convert_variables_to_constants) and "
+                f"give the .pb file, its inputs and outputs"
+            ) from error
+        inputs = tuple(_port(graph, name, info) for name, info in _sorted(signature.inputs))
+        outputs = tuple(_port(graph, name, info) for name, info in _sorted(signature.outputs))
+    returns: Structure = {port.name: i for i, port in enumerate(outputs)}
+    return (
+        TensorGraph.from_graph_def(frozen),
+        ServedSignature(inputs, outputs, 0 if len(outputs) == 1 else returns, (key,)),
+    )
+
+
+def _parsed(path: Path) -> saved_model_pb2.SavedModel:
+    found = saved_model_pb2.SavedModel()
+    binary, text = path / "saved_model.pb", path / "saved_model.pbtxt"
+    try:
+        if binary.is_file():
+            found.ParseFromString(binary.read_bytes())
+        else:
+            text_format.Parse(text.read_text(encoding="utf-8"), found)
+    except (DecodeError, text_format.ParseError, UnicodeDecodeError, OSError) as error:
+        raise ModelLoadError(
+            f"the SavedModel {str(path)!r} cannot be read: {in_one_line(error)}"
+        ) from error
+    return found
+
+
+def _chosen_graph(
+    path: Path, graphs: Sequence[meta_graph_pb2.MetaGraphDef]
+) -> meta_graph_pb2.MetaGraphDef:
+    if not graphs:
+        raise ModelLoadError(f"the SavedModel {str(path)!r} cannot be read: it holds no graph")
+    by_tags = {tuple(sorted(graph.meta_info_def.tags)): graph for graph in graphs}
+    if (SERVE,) in by_tags:
+        return by_tags[SERVE,]
+    if len(graphs) == 1:
+        return graphs[0]
+    tags = "; ".join(", ".join(found) or "none" for found in by_tags)
+    raise ModelLoadError(
+        f"the SavedModel {str(path)!r} holds {len(graphs)} graphs, by their tags: {tags}; none is "
+        f"tagged {SERVE!r} alone, so which one is meant is not known: save it by itself"
+    )
+
+
+def _chosen_signature(path: Path, signatures: Any) -> str:
+    # Of what initialises a graph, the names begin so.
+    known = [key for key in signatures if not key.startswith("__") and signatures[key].outputs]
+    if DEFAULT_KEY in known:
+        return DEFAULT_KEY
+    if len(known) == 1:
+        return known[0]
+    said = f"several, none of them {DEFAULT_KEY!r}: {', '.join(known)}" if known else "none"
+    raise ModelLoadError(f"of signatures, the SavedModel {str(path)!r} has {said}")
+
+
+def _frozen(session: Any, graph: tf.Graph, signature: meta_graph_pb2.SignatureDef) -> GraphDef:
+    """The part of a graph between the ports of a signature, its variables made constants."""
+    nodes = TensorGraph.from_graph_def(graph.as_graph_def())
+    for _, info in _sorted(signature.inputs):
+        _feed(nodes, graph, info)
+    outputs = [node_of(info.name) for info in signature.outputs.values()]
+    needed = nodes.pruned(outputs, [node_of(info.name) for info in signature.inputs.values()])
+    return tf.compat.v1.graph_util.convert_variables_to_constants(
+        session, needed.to_graph_def(), sorted(set(outputs))
+    )
+
+
+def _feed(nodes: TensorGraph, graph: tf.Graph, info: meta_graph_pb2.TensorInfo) -> None:
+    """Put a placeholder in the place of a tensor; of a variable, in that of its value."""
+    name, tensor = node_of(info.name), graph.get_tensor_by_name(info.name)
+    if output_of(info.name) or len(tensor.op.outputs) > 1:
+        raise ModelLoadError(
+            f"the input {info.name!r} is one of several results of an op; only ops with one "
+            f"result can be fed from outside"
+        )
+    fed = make_node("Placeholder", name, dtype=tf.as_dtype(info.dtype).base_dtype)
+    fed.attr["shape"].shape.CopyFrom(info.tensor_shape)
+    nodes.add(fed)
+    if tensor.dtype is tf.resource:
+        for reader in tensor.consumers():
+            if reader.type == "ReadVariableOp":
+                nodes.add(make_node("Identity", reader.name, [name], T=fed.attr["dtype"].type))
+
+
+def _sorted(ports: Any) -> list[tuple[str, Any]]:
+    return sorted(ports.items())
+
+
+def _port(graph: tf.Graph, name: str, info: meta_graph_pb2.TensorInfo) -> Port:
+    dtype = tf.as_dtype(info.dtype).base_dtype
+    shape = tf.TensorShape(info.tensor_shape)
+    if not info.HasField("tensor_shape"):
+        shape = graph.get_tensor_by_name(info.name).shape
+    sizes = None if shape.rank is None else tuple(shape.as_list())
+    return Port(name, plain(info.name), np.dtype(dtype.as_numpy_dtype), sizes)

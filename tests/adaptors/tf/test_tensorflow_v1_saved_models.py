@@ -1,0 +1,102 @@
+"""SavedModels of TensorFlow 1, and those that its loader for TensorFlow 2 cannot make again."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+
+from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
+from neural_mp.errors import ModelLoadError
+
+v1 = tf.compat.v1
+WEIGHT = np.random.default_rng(0).normal(size=(3, 3, 3, 4)).astype(np.float32)
+IMAGE = np.random.default_rng(1).normal(size=(2, 8, 8, 3)).astype(np.float32)
+
+
+def saved(folder, *parts, variable_input=False):
+    """A SavedModel of one graph for every part: `(tags, signature keys)`."""
+    builder = v1.saved_model.Builder(str(folder))
+    for index, (tags, keys) in enumerate(parts):
+        with tf.Graph().as_default(), v1.Session() as session:
+            if variable_input:
+                image = v1.get_variable(
+                    "image", initializer=IMAGE, use_resource=variable_input == 2
+                )
+            else:
+                image = v1.placeholder(tf.float32, [None, 8, 8, 3], name="image")
+            weight = v1.get_variable("weight", initializer=WEIGHT * (index + 1))
+            result = tf.nn.relu(tf.nn.conv2d(image, weight, 1, "SAME"), name="result")
+            session.run(v1.global_variables_initializer())
+            signature = v1.saved_model.predict_signature_def({"x": image}, {"y": result})
+            add = builder.add_meta_graph if index else builder.add_meta_graph_and_variables
+            given = {"signature_def_map": dict.fromkeys(keys, signature)}
+            add(*([list(tags)] if index else [session, list(tags)]), **given)
+    builder.save()
+    return folder
+
+
+def expected(image=IMAGE):
+    return np.maximum(tf.nn.conv2d(image, WEIGHT, 1, "SAME").numpy(), 0)
+
+
+@pytest.mark.parametrize("kind", [1, 2])
+def test_the_value_of_a_variable_may_be_an_input(tmp_path, kind):
+    """As the signature `predict` of a graph that was built around variables names it."""
+    path = saved(tmp_path / "model", (("myTag",), ("predict",)), variable_input=kind)
+    adaptor = TensorFlowAdaptor()
+    model = adaptor.load(path)
+    (port,) = model.signature.inputs
+    assert (port.name, port.dtype.name) == ("x", "float32")
+    assert model.signature.keys == ("predict",)
+    for image in (IMAGE, 2 * IMAGE):
+        np.testing.assert_allclose(adaptor.predict(model, image), expected(image), atol=1e-5)
+
+
+def test_of_several_graphs_the_one_to_serve_is_taken(tmp_path):
+    path = saved(
+        tmp_path / "model", (("serve",), ("serving_default",)), (("train",), ("serving_default",))
+    )
+    adaptor = TensorFlowAdaptor()
+    model = adaptor.load(path)
+    np.testing.assert_allclose(adaptor.predict(model, IMAGE), expected(), atol=1e-5)
+
+
+def test_several_graphs_without_one_to_serve_are_named(tmp_path):
+    path = saved(tmp_path / "model", (("gpu",), ("predict",)), (("train",), ("predict",)))
+    with pytest.raises(ModelLoadError, match=r"2 graphs, by their tags: gpu; train"):
+        TensorFlowAdaptor().load(path)
+
+
+def test_a_model_whose_objects_cannot_be_made_again_is_read_as_a_graph(tmp_path):
+    """As one that was saved with an optimizer that this TensorFlow no longer knows."""
+    module = tf.Module()
+    module.weight, module.zero = tf.Variable(WEIGHT), tf.Variable(0 * WEIGHT)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 8, 8, 3], name="x")])
+    def serve(x):
+        return {"y": tf.nn.relu(tf.nn.conv2d(x, module.weight, 1, "SAME"))}
+
+    path = tmp_path / "model"
+    tf.saved_model.save(module, str(path), signatures=serve)
+    message = saved_model_pb2.SavedModel()
+    message.ParseFromString((path / "saved_model.pb").read_bytes())
+    nodes = message.meta_graphs[0].object_graph_def.nodes
+    weight, moment = (i for i, node in enumerate(nodes) if node.HasField("variable"))
+    nodes[0].slot_variables.add(
+        original_variable_node_id=weight, slot_variable_node_id=moment, slot_name="m"
+    )
+    (path / "saved_model.pb").write_bytes(message.SerializeToString())
+    with pytest.raises(AttributeError, match="add_slot"):
+        tf.saved_model.load(str(path))
+
+    adaptor = TensorFlowAdaptor()
+    model = adaptor.load(path)
+    np.testing.assert_allclose(adaptor.predict(model, IMAGE), expected(), atol=1e-5)
+
+
+def test_what_nothing_reads_is_refused_with_the_mend(tmp_path):
+    path = saved(tmp_path / "model", (("serve",), ("serving_default",)))
+    for file in (path / "variables").iterdir():
+        file.unlink()
+    with pytest.raises(ModelLoadError, match=r"cannot be read.*freeze it.*\.pb file"):
+        TensorFlowAdaptor().load(path)
