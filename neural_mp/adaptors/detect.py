@@ -76,7 +76,8 @@ FRAMEWORKS: Mapping[str, Framework] = {
         "PyTorchAdaptor",
         "neural_mp.adaptors.pytorch",
         Marks(
-            suffixes=(".pt2", ".pt", ".pth"),
+            suffixes=(".pt2", ".pt", ".pth", ".jit", ".safetensors"),
+            members=("config.json",),
             packages=("torch",),
             classes=("Module", "ExportedProgram"),
         ),

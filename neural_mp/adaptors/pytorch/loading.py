@@ -12,16 +12,20 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from neural_mp.adaptors.common.given_inputs import GivenInputs
-from neural_mp.adaptors.pytorch import capture, storage
+from neural_mp.adaptors.common.left_alone import stays_in_fp32
+from neural_mp.adaptors.pytorch import capture, files, storage
 from neural_mp.adaptors.pytorch.capture_check import free_sequences, other_ways, result_of
 from neural_mp.adaptors.pytorch.convention import Call, Convention, convention_of, resized
 from neural_mp.adaptors.pytorch.converted import ConvertedModule
 from neural_mp.adaptors.pytorch.input_sizes import SIZES, fixed_batch_sizes
-from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel
+from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel, op_nodes, op_type
 from neural_mp.adaptors.pytorch.prepare import drop_updates, prepare
 from neural_mp.adaptors.pytorch.submodules import capture_modules, private
 from neural_mp.core.words import Capture
 from neural_mp.errors import ConfigurationError, ModelLoadError
+
+#: Recurrent layers, each of which torch runs as one op.
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 def load(source: Any, wanted: GivenInputs, how: Capture) -> TorchModel:
@@ -33,7 +37,7 @@ def load(source: Any, wanted: GivenInputs, how: Capture) -> TorchModel:
         how: whether modules are captured one by one.
     """
     if isinstance(source, str | Path):
-        source = _read(Path(source))
+        source = files.read(Path(source))
     if isinstance(source, ExportedProgram):
         return _from_program(source)
     _refuse_unsuitable(source)
@@ -88,10 +92,16 @@ def _in_modules(source: nn.Module, call: Call, convention: Convention) -> TorchM
 
 
 def _prepared(program: ExportedProgram, path: str = WHOLE) -> tuple[GraphModule, list[str]]:
-    """The graph of a program, and a warning for every update of its own state that it loses."""
+    """The graph of a program, and what to say of it.
+
+    That is every update of its own state that it loses, and what stays in FP32 in any case.
+    """
     module = capture.graph_of(program)
-    dropped = list(drop_updates(module))
-    return prepare(module, path), dropped
+    said = list(drop_updates(module))
+    prepared = prepare(module, path)
+    recurrent = (kind for kind in map(op_type, op_nodes(prepared).values()) if kind in _RECURRENT)
+    said += stays_in_fp32(recurrent, "", "torch has no integer kernel for it that lasts")
+    return prepared, said
 
 
 def _assemble(
@@ -120,14 +130,3 @@ def _from_program(program: ExportedProgram) -> TorchModel:
     program = capture.functional(program)
     convention = convention_of(program.module(check_guards=False))
     return _assemble(program, call, convention, None)
-
-
-def _read(path: Path) -> ExportedProgram:
-    if not path.exists():
-        raise ModelLoadError(f"there is no model file {str(path)!r}")
-    if path.suffix != ".pt2":
-        raise ModelLoadError(
-            f"{str(path)!r} is a pickle, and reading a pickle runs code from it; give the module "
-            f"itself, or save it with torch.export.save(torch.export.export(…), 'model.pt2')"
-        )
-    return storage.load_program(path)
