@@ -19,7 +19,7 @@ from neural_mp.api.deployment import EVERYWHERE, made_right_here, where_right
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.trial import Trial
-from neural_mp.errors import ModelLoadError, NeuralMPError
+from neural_mp.errors import DataError, ModelLoadError, NeuralMPError
 from neural_mp.tuning.report import Report
 
 logger = logging.getLogger(__name__)
@@ -82,9 +82,22 @@ class OptimizedModel:
         """The framework's own object."""
         return self.loaded.native
 
-    def __call__(self, inputs: Any) -> Any:
-        """Run one batch; outputs come as numpy arrays where the inputs were numpy arrays."""
-        return self.loaded(inputs)
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """Run one batch, given as the model takes it: its inputs one by one, or all in one object.
+
+        Returns:
+            The outputs, as numpy arrays where the inputs were numpy arrays.
+
+        Raises:
+            DataError: they are not what the model takes.
+        """
+        if named and inputs:
+            raise DataError(
+                "inputs are given either by position or by name; give all of them in one way"
+            )
+        if named:
+            return self.loaded(named)
+        return self.loaded(inputs[0] if len(inputs) == 1 else inputs)
 
     def __repr__(self) -> str:
         words = {True: "target met", False: "target not met: FP32", None: "accuracy not checked"}

@@ -289,3 +289,35 @@ def test_a_regression_metric_where_lower_is_better(digits):
     result = converter()
     assert result.met
     assert result.report.accuracy <= result.report.baseline_accuracy * 1.05
+
+
+class TwoImages(nn.Module):
+    """Takes two images, and names the second."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 10), nn.Linear(64, 10)
+
+    def forward(self, image, other):
+        return self.first(image.flatten(1)) - self.second(other.flatten(1))
+
+
+def test_the_result_is_called_as_the_model_is(digits, accuracy):
+    torch.manual_seed(0)
+    images = digits[1].images[:60]
+    pairs = [
+        ((images[i : i + 20], images[i : i + 20] / 2), digits[1].labels[i : i + 20])
+        for i in (0, 20, 40)
+    ]
+    converter = MixedPrecision()
+    converter.model = TwoImages().eval()
+    converter.precisions = "int8"
+    converter.metric, converter.eval_dataloader = accuracy, pairs
+    converter.exit_policy = ExitPolicy(performance_only=True)
+    result = converter()
+    a, b = images[:5], images[5:10]
+    expected = result((a, b))
+    np.testing.assert_array_equal(result(a, b), expected)
+    np.testing.assert_array_equal(result(image=a, other=b), expected)
+    with pytest.raises(DataError, match="either by position or by name"):
+        result(a, other=b)

@@ -128,7 +128,8 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
 
     def predict(self, model: TorchModel, inputs: Any) -> Any:
         """Outputs as tensors, or as arrays where the inputs were arrays."""
-        result = run_call(model, model.module, model.convention.call(inputs))
+        call = model.convention.call(inputs, like=model.example)
+        result = run_call(model, model.module, call)
         arrays = any(is_array(leaf) for leaf in pytree.tree_leaves(inputs))
         return to_arrays(result) if arrays else result
 

@@ -69,15 +69,31 @@ class Convention:
     dtype: torch.dtype = torch.float32
     open: bool = False
 
-    def call(self, inputs: Any) -> Call:
+    def call(self, inputs: Any, like: Call | None = None) -> Call:
         """How the model is called with the inputs of one batch.
 
         A dict whose keys are parameters is passed by keyword, a tuple or list by position (or to
         the parameters the user named), anything else as the only argument.
 
+        Args:
+            inputs: the inputs.
+            like: a call that the model was captured with; the same parameters are then passed by
+                position or by keyword as they are there, however they were given.
+
         Raises:
             DataError: the inputs hold something that is no number, or are not as many as named.
         """
+        call = self._as_given(inputs)
+        return call if like is None or self.open else self._arranged(call, like)
+
+    def _arranged(self, call: Call, like: Call) -> Call:
+        given = {**dict(zip(self.parameters, call.args, strict=False)), **call.kwargs}
+        positional = self.parameters[: len(like.args)]
+        if set(given) != {*positional, *like.kwargs}:
+            return call
+        return Call(tuple(given[n] for n in positional), {n: given[n] for n in like.kwargs})
+
+    def _as_given(self, inputs: Any) -> Call:
         tensors = pytree.tree_map(self._tensor, inputs)
         if isinstance(tensors, Mapping) and (self.open or set(tensors) <= set(self.parameters)):
             return Call((), dict(tensors))
