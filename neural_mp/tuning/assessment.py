@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.trial import Outcome
 from neural_mp.errors import MetricError
@@ -106,8 +108,21 @@ class Assessor:
         return partial(is_lost, self.running, criterion=self.criterion, best=best)
 
     def _origin_of_nan(self, model: AnyModel | None) -> str | None:
-        """Where NaN or Inf begins in a candidate, if it does and FP32 has none, as a clause."""
-        op = None if model is None else model.first_non_finite(self.inputs)
-        if op is None or self.model.first_non_finite(self.inputs) is not None:
+        """Where NaN or Inf in what a candidate gives begins, if FP32 gives none, as a clause.
+
+        Inside, both have their uses: an attention mask is made of -Inf.
+        """
+        if (
+            model is None
+            or _is_finite(model, self.inputs)
+            or not _is_finite(self.model, self.inputs)
+        ):
             return None
+        op = model.first_non_finite(self.inputs)
+        if op is None or self.model.first_non_finite(self.inputs) is not None:
+            return "its outputs hold NaN or Inf"
         return f"NaN or Inf begins at op {op!r}"
+
+
+def _is_finite(model: AnyModel, inputs: Any) -> bool:
+    return all(np.isfinite(array).all() for array in model.float_outputs(inputs))

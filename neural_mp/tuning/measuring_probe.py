@@ -39,7 +39,8 @@ class MeasuringProbe(Probe):
     """Measures with the job's model: noise on calibration data, times on the batch for latency.
 
     What was measured, and what was not for want of time, is kept in the run's history, so that a
-    run taken up again finds the same.
+    run taken up again finds the same. A measurement that would not end in time, by what the
+    longest so far took, is not begun.
 
     Attributes:
         job: the run.
@@ -54,13 +55,13 @@ class MeasuringProbe(Probe):
     history: History
     allowance: float
     spent: float = 0.0
-    _conversion: float = 0.0
+    _longest: float = 0.0
     _reference: list[Any] | None = field(default=None, repr=False)
 
     def output_noise(self, plan: PrecisionPlan) -> float | None:
         """See the contract."""
         resolved = self.job.space.resolve(plan)
-        return self._kept(f"noise {_digest([resolved])}", lambda: self._noise(resolved), 1)
+        return self._kept(f"noise {_digest([resolved])}", lambda: self._noise(resolved))
 
     def _noise(self, plan: ResolvedPlan) -> float:
         data = self.job.calibration
@@ -76,7 +77,7 @@ class MeasuringProbe(Probe):
         """See the contract."""
         if Objective.PERFORMANCE not in self.job.objectives:
             return Times()
-        stored = self._kept("times", self._times, 1)
+        stored = self._kept("times", self._times)
         if stored is None:
             return Times()
         ops = {
@@ -96,9 +97,11 @@ class MeasuringProbe(Probe):
         try:
             with self.model.adaptor.threads(job.measurement.threads):
                 for precision in dict.fromkeys((Precision.FP32, *job.space.usable_precisions)):
+                    if not self._has_time(started):
+                        break
                     plan = self._all_in(precision)
                     full = precision is Precision.FP32
-                    model = self.model if full else self._converted(plan)
+                    model = self.model if full else self.model.converted(plan)
                     profile = model.profile(inputs)
                     for op, found in self._seconds_by_op(plan, profile).items():
                         ops.setdefault(op, {})[precision.value] = found
@@ -144,8 +147,12 @@ class MeasuringProbe(Probe):
         found = self._kept(key, lambda: self._latencies(resolved), len(resolved))
         return None if found is None else [float("inf") if s is None else s for s in found]
 
-    def _latencies(self, plans: Sequence[ResolvedPlan]) -> list[float | None]:
-        models = [self._converted_or_none(plan) for plan in plans]
+    def _latencies(self, plans: Sequence[ResolvedPlan]) -> list[float | None] | None:
+        started, models = time.perf_counter(), []
+        for plan in plans:
+            if not self._has_time(started):
+                return None
+            models.append(self._converted_or_none(plan))
         sound = [model for model in models if model is not None]
         seconds = iter(self.job.measurement.side_by_side(sound) if sound else [])
         return [None if model is None else next(seconds) for model in models]
@@ -169,16 +176,10 @@ class MeasuringProbe(Probe):
             self.history.remember(key, found)
         return dict(found)
 
-    def _converted(self, plan: ResolvedPlan) -> AnyModel:
-        started = time.perf_counter()
-        model = self.model.converted(plan)
-        self._conversion = time.perf_counter() - started
-        return model
-
     def _converted_or_none(self, plan: ResolvedPlan) -> AnyModel | None:
         """A model that runs; None where there is none: the plan's trial will say why."""
         try:
-            model = self._converted(plan)
+            model = self.model.converted(plan)
             model(self.job.measurement.inputs)
         except Exception:
             # Whatever a framework raises.
@@ -186,16 +187,22 @@ class MeasuringProbe(Probe):
             return None
         return model
 
-    def _kept(self, key: str, measure: Callable[[], Any], conversions: int) -> Any:
-        """What is known from before, or is measured now if there is time for the conversions."""
+    def _kept(self, key: str, measure: Callable[[], Any], plans: int = 1) -> Any:
+        """What is known from before, or is measured now if there is time for so many plans."""
         known, value = self.history.recall(key)
         if known:
             return value
-        started, expected = time.perf_counter(), self.spent + conversions * self._conversion
-        value = measure() if expected < self.allowance else None
-        self.spent += time.perf_counter() - started
+        started = time.perf_counter()
+        value = measure() if self._has_time(started, plans) else None
+        taken = time.perf_counter() - started
+        self.spent, self._longest = self.spent + taken, max(self._longest, taken / plans)
         self.history.remember(key, value)
         return value
+
+    def _has_time(self, started: float, plans: int = 1) -> bool:
+        """Whether so many more plans can be measured, some time after a measurement started."""
+        passed = self.spent + time.perf_counter() - started
+        return passed + plans * self._longest < self.allowance
 
 
 def _digest(plans: Sequence[ResolvedPlan]) -> str:

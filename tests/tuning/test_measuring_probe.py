@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from neural_mp import MixedPrecision
 from neural_mp.core.observations import Observations
 from neural_mp.core.precision import Precision
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
-from neural_mp.tuning.measuring_probe import relative_noise
+from neural_mp.tuning.measuring_probe import MeasuringProbe, relative_noise
 
 SEEN: dict[str, object] = {}
 
@@ -76,10 +78,11 @@ def test_every_weight_has_a_score(converter):
 def test_what_was_measured_is_kept_with_the_run(converter, monkeypatch):
     converter()
     before = dict(SEEN)
-    monkeypatch.setattr(
-        "neural_mp.tuning.measuring_probe.MeasuringProbe._converted",
-        lambda *_: pytest.fail("measured again"),
-    )
+    for measured in ("_noise", "_times", "_latencies"):
+        monkeypatch.setattr(
+            f"neural_mp.tuning.measuring_probe.MeasuringProbe.{measured}",
+            lambda *_: pytest.fail("measured again"),
+        )
     converter.resume = True
     converter()
     for what in ("noise", "times", "latencies", "sensitivity"):
@@ -92,6 +95,21 @@ def test_once_the_time_is_spent_nothing_is_measured(converter, monkeypatch):
     assert SEEN["noise"] is None
     assert SEEN["latencies"] is None
     assert not SEEN["times"].ops
+
+
+def test_no_more_than_one_measurement_ends_late(converter, monkeypatch):
+    """The first may take what it takes; by its length it is known that the next will not end."""
+    taken = []
+
+    def slow(self, plan):
+        time.sleep(0.3)
+        taken.append(plan)
+
+    monkeypatch.setattr("neural_mp.tuning.tuner.allowance", lambda baseline: 0.5)
+    monkeypatch.setattr(MeasuringProbe, "_converted_or_none", slow)
+    converter()
+    assert len(taken) == 1
+    assert SEEN["latencies"] is None
 
 
 def test_relative_noise_counts_every_output_alike_and_nan_as_useless():
