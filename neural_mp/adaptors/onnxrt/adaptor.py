@@ -23,9 +23,10 @@ from neural_mp.adaptors.onnxrt.graph import build_graph
 from neural_mp.adaptors.onnxrt.kernel_products import kernel_products
 from neural_mp.adaptors.onnxrt.kernel_registry import every_op_type
 from neural_mp.adaptors.onnxrt.model import OnnxModel
+from neural_mp.adaptors.onnxrt.nodes import tensor_bytes, tensors_in
 from neural_mp.adaptors.onnxrt.op_kinds import TYPES
 from neural_mp.adaptors.onnxrt.profile import time_ops
-from neural_mp.adaptors.onnxrt.sessions import CPU, bytes_of
+from neural_mp.adaptors.onnxrt.sessions import CPU
 from neural_mp.adaptors.onnxrt.write import write
 from neural_mp.core.byte_products import ByteProducts, KernelKind
 from neural_mp.core.graph import OpGraph
@@ -141,7 +142,7 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
 
     def size(self, model: OnnxModel) -> int:
         """Bytes of the constants."""
-        return sum(map(bytes_of, model.runs.graph.initializers.values()))
+        return sum(map(tensor_bytes, tensors_in(model.runs)))
 
     def fingerprint(self, model: OnnxModel) -> str:
         """Of all nodes in order, weights included."""

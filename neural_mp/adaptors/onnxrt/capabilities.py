@@ -21,7 +21,7 @@ from neural_mp.adaptors.common.capability_builder import (
     OpKernels,
 )
 from neural_mp.adaptors.common.kernel_products import Products
-from neural_mp.adaptors.onnxrt.fusion import JOINERS, LAYERS, confuses
+from neural_mp.adaptors.onnxrt.fusion import JOINERS, LAYERS, confuses, is_recurrent, is_table
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, has_kernel, runs_natively
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.nodes import (
@@ -29,13 +29,15 @@ from neural_mp.adaptors.onnxrt.nodes import (
     graphs_in,
     input_of,
     is_float32,
+    known_array,
     used_outputs,
 )
 from neural_mp.adaptors.onnxrt.op_kinds import TYPES
 from neural_mp.adaptors.onnxrt.schemas import is_function, takes, typed_inputs
 from neural_mp.adaptors.onnxrt.sessions import CPU
 from neural_mp.adaptors.onnxrt.weight_range import kernel_of
-from neural_mp.core.byte_products import REDUCED_WEIGHT, weight_spec
+from neural_mp.adaptors.onnxrt.write_alone import RECURRENT_KERNEL
+from neural_mp.core.byte_products import REDUCED_WEIGHT, ByteProducts, KernelKind, weight_spec
 from neural_mp.core.precision import RANGE_ALGORITHMS, Precision, QuantSpec
 from neural_mp.core.words import Algorithm, Granularity, Scheme, StoredType
 
@@ -44,6 +46,9 @@ _SCATTERS = ("ScatterElements", "ScatterND")
 _SIXTEEN = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 #: The integer kernel of products of matrices, in the domain of ONNX Runtime's own ops.
 _PRODUCT = "MatMulIntegerToFloat"
+_RUNS_GRAPHS = "it runs a graph of its own, of which nothing is converted"
+#: Rows of fewer numbers than these take about as much with a scale each.
+_SHORT = 8
 
 
 def kernels(model: OnnxModel, products: Products) -> dict[str, OpKernels]:
@@ -88,6 +93,12 @@ class _Judge:
         with AVX2, and at less than half with VNNI.
         """
         ways: tuple[Algorithm, ...] = RANGE_ALGORITHMS
+        if is_table(node):
+            # Its numbers are not multiplied as bytes, so that all of them may be used.
+            return IntegerKernel(weight_alone=weight_spec(ByteProducts.EXACT))
+        if is_recurrent(node):
+            weight = weight_spec(self.products[KernelKind.DENSE])
+            return IntegerKernel(weight, (Algorithm.DYNAMIC,), other_weights=(REDUCED_WEIGHT,))
         if node.op_type not in LAYERS:
             return IntegerKernel(algorithms=ways)
         if node.op_type != "Conv" and self.model.provider == CPU:
@@ -107,7 +118,7 @@ class _Judge:
         if not typed_inputs(node, opset):
             return "its result does not have the type of what it reads"
         if list(graphs_in(node)):
-            return "it runs a graph of its own"
+            return _RUNS_GRAPHS
         if node.op_type in _SCATTERS and "reduction" in node.attributes:
             return "its kernels reduce in FP32 only"
         if precision is Precision.FP16 and not takes(node, opset, "float16"):
@@ -133,6 +144,8 @@ class _Judge:
 
     def int8_obstacle(self, name: str, node: ir.Node) -> str | None:
         """Why an op has no INT8 form of its own; None if it has one."""
+        if name in self.model.structure.alone:
+            return self._table_obstacle(node) if is_table(node) else self._recurrent_obstacle(node)
         if name not in self.model.structure.fusion_groups:
             return self._no_kernel(name, node)
         provider = self.model.provider
@@ -143,6 +156,28 @@ class _Judge:
         if not all(is_float32(v) for v in node.inputs if v is not None):
             return "it reads what is not known to be float32"
         return self._weight_obstacle(node) if node.op_type in LAYERS else None
+
+    def _table_obstacle(self, node: ir.Node) -> str | None:
+        table = known_array(node.inputs[0])
+        if not table.size or not np.isfinite(table).all():
+            return UNUSABLE_WEIGHT
+        return "its rows are so short that it would grow" if table.shape[1] < _SHORT else None
+
+    def _recurrent_obstacle(self, node: ir.Node) -> str | None:
+        if self.model.provider != CPU or not has_kernel(CPU, RECURRENT_KERNEL, CONTRIB):
+            return f"{self.model.provider} has no integer kernel for {node.op_type}"
+        if node.attributes.get_int("layout", 0):
+            return "the integer kernel takes the steps of a sequence first"
+        for value in (*node.inputs[:4], *node.inputs[5:]):
+            if value is not None and not is_float32(value):
+                return "it reads what is not known to be float32"
+        for value in node.inputs[1:3]:
+            weight = array_of(value)
+            if weight is None:
+                return COMPUTED_WEIGHT
+            if not weight.size or not np.isfinite(weight).all():
+                return UNUSABLE_WEIGHT
+        return None
 
     def _weight_obstacle(self, node: ir.Node) -> str | None:
         weight = array_of(node.inputs[1])
@@ -169,6 +204,8 @@ class _Judge:
             return RUNS_ALONG
         if name in self.model.structure.agnostic_ops:
             return AGNOSTIC
+        if list(graphs_in(node)):
+            return _RUNS_GRAPHS
         if node.op_type in (*LAYERS, *JOINERS) and not node.domain:
             return "its result is not known to be float32, or one of its inputs is constant"
         return NO_INTEGER_KERNEL

@@ -37,6 +37,8 @@ class GraphStructure:
         fusion_groups: layer or joining op → its fusion group.
         layer_of: op that may run along with another → that one.
         agnostic_ops: the ops that pass integers on.
+        alone: the ops that read and write real numbers and yet have an INT8 form: rows of constant
+            tables, as embeddings read them, and recurrent layers.
         values: tensor → value. A tensor is called by the op or input it is the result of; further
             results of an op stand under names of their own (`split:1`).
         names: value → tensor.
@@ -47,6 +49,7 @@ class GraphStructure:
     fusion_groups: Mapping[str, FusionGroup]
     layer_of: Mapping[str, str]
     agnostic_ops: frozenset[str]
+    alone: frozenset[str]
     values: Mapping[str, ir.Value]
     names: Mapping[ir.Value, str]
     parts: Mapping[str, str]
@@ -72,10 +75,28 @@ def structure(program: ir.Model) -> GraphStructure:
         {str(head.name): group for head, group in groups.items()},
         {str(op.name): str(head.name) for op, head in fused_into(groups.values()).items()},
         frozenset(name for name, node in nodes.items() if _moves(node)),
+        frozenset(name for name, node in nodes.items() if is_table(node) or is_recurrent(node)),
         values,
         {value: tensor for tensor, value in values.items()},
         parts,
     )
+
+
+def is_table(node: ir.Node) -> bool:
+    """Whether an op reads rows of a constant table of float32, as an embedding does."""
+    if node.domain or node.op_type != "Gather":
+        return False
+    (table, rows), axis = node.inputs, node.attributes.get_int("axis", 0)
+    if axis or rows is None or rows.const_value is not None or not is_float32(table):
+        return False
+    if table is None or table.const_value is None:
+        return False
+    return table.shape is not None and len(table.shape) == 2
+
+
+def is_recurrent(node: ir.Node) -> bool:
+    """Whether an op is a recurrent layer of which ONNX Runtime has an integer kernel."""
+    return not node.domain and node.op_type == "LSTM"
 
 
 def confuses(node: ir.Node) -> bool:

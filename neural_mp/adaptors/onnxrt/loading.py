@@ -16,8 +16,9 @@ from google.protobuf.message import DecodeError
 from neural_mp.adaptors.common.given_inputs import GivenInputs
 from neural_mp.adaptors.common.signature import Array, Port, Signature
 from neural_mp.adaptors.onnxrt.external_weights import read_without_weights
+from neural_mp.adaptors.onnxrt.left_alone import left_alone
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
-from neural_mp.adaptors.onnxrt.nodes import name_nodes
+from neural_mp.adaptors.onnxrt.nodes import forget_negative_sizes, name_nodes
 from neural_mp.adaptors.onnxrt.opset import LEAST_OPSET, opset_of
 from neural_mp.adaptors.onnxrt.prepare import prepare
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
@@ -65,6 +66,7 @@ def load(source: Any, wanted: GivenInputs, provider: str) -> OnnxModel:
     obstacle = None
     try:
         warnings = _prepared(program, given, signature, feeds, folder, provider)
+        warnings += left_alone(program)
         if opset_of(program) < LEAST_OPSET:
             obstacle = "it uses no operators of ai.onnx"
     except ConversionError as error:
@@ -211,6 +213,7 @@ def program_of(read: _Read) -> ir.Model:
     for value in program.graph.initializers.values():
         if isinstance(value.const_value, ir.ExternalTensor):
             value.const_value.base_dir = read.folder
+    forget_negative_sizes(program)
     return program
 
 

@@ -51,6 +51,23 @@ def array_of(value: ir.Value | None) -> Array | None:
     return np.frombuffer(raw_bytes(tensor), tensor.dtype.numpy()).reshape(tensor.shape.numpy())
 
 
+def tensors_in(program: ir.Model) -> Iterator[ir.TensorProtocol]:
+    """All constants, in initializers and in nodes of their own, those of inner graphs included."""
+    graph = program.graph
+    for part in (graph, *graph.subgraphs()):
+        for value in part.initializers.values():
+            if value.const_value is not None:
+                yield value.const_value
+        for node in part:
+            if node.op_type == "Constant" and "value" in node.attributes:
+                yield node.attributes["value"].as_tensor()
+
+
+def tensor_bytes(tensor: ir.TensorProtocol) -> int:
+    """Bytes that a tensor takes; those of strings are not counted."""
+    return 0 if tensor.dtype is ir.DataType.STRING else int(tensor.nbytes)
+
+
 def known_array(value: ir.Value | None) -> Array:
     """The value of what is a constant for certain."""
     array = array_of(value)
@@ -101,6 +118,16 @@ def forget_types(graph: ir.Graph) -> None:
         for value in node.outputs:
             if not value.is_graph_output():
                 value.type = value.shape = None
+
+
+def forget_negative_sizes(program: ir.Model) -> None:
+    """Take a size of -1, which some exporters write, for what it stands for: one not known."""
+    graph = program.graph
+    for part in (graph, *graph.subgraphs()):
+        for value in (*part.inputs, *(result for node in part for result in node.outputs)):
+            if value.shape is not None and any(isinstance(s, int) and s < 0 for s in value.shape):
+                known = [None if isinstance(s, int) and s < 0 else s for s in value.shape]
+                value.shape = ir.Shape(known)
 
 
 class GraphNames:

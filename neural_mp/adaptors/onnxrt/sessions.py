@@ -15,6 +15,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.onnxrt.nodes import tensor_bytes, tensors_in
 from neural_mp.errors import ConversionError, in_one_line
 
 logger = logging.getLogger(__name__)
@@ -139,16 +140,13 @@ def _taken(value: ort.OrtValue) -> Any:
 
 def bytes_of(value: ir.Value | None) -> int:
     """Bytes that a constant takes; those of strings are not counted."""
-    if value is None or value.const_value is None:
-        return 0
-    tensor = value.const_value
-    return 0 if tensor.dtype is ir.DataType.STRING else int(tensor.nbytes)
+    return 0 if value is None or value.const_value is None else tensor_bytes(value.const_value)
 
 
 def _inline_bytes(program: ir.Model) -> int:
     """Bytes of the weights that lie in memory, and so in the message."""
     return sum(
-        bytes_of(value)
-        for value in program.graph.initializers.values()
-        if not isinstance(value.const_value, ir.ExternalTensor)
+        tensor_bytes(tensor)
+        for tensor in tensors_in(program)
+        if not isinstance(tensor, ir.ExternalTensor)
     )

@@ -114,13 +114,15 @@ class Forms(TensorForms[ir.Value]):
         if _DEQUANTIZED not in found:
             inputs = [stored, *self.parameters(tensor)]
             name = f"{tensor.name}/{_DEQUANTIZED}"
-            found[_DEQUANTIZED] = self._add("DequantizeLinear", inputs, name, FP32)
+            found[_DEQUANTIZED] = self.add("DequantizeLinear", inputs, name, DTYPES[FP32])
         return found[_DEQUANTIZED]
 
     def quantize(self, tensor: ir.Value, real: ir.Value, behind: ir.Node | None = None) -> ir.Value:
         """Store a real value with the scale of a tensor."""
         inputs = [real, *self.parameters(tensor)]
-        return self._add("QuantizeLinear", inputs, f"{tensor.name}/{UINT8}", UINT8, behind=behind)
+        return self.add(
+            "QuantizeLinear", inputs, f"{tensor.name}/{UINT8}", DTYPES[UINT8], behind=behind
+        )
 
     def dynamic(self, tensor: ir.Value) -> tuple[ir.Value, ...]:
         """A tensor in uint8 with the range it has on this run: stored, scale, zero point."""
@@ -155,7 +157,7 @@ class Forms(TensorForms[ir.Value]):
             self.names.constant(f"{stem}/zero_point", stored.zero_points),
         ]
         name = f"{stem}/{_DEQUANTIZED}"
-        return self._add("DequantizeLinear", inputs, name, FP32, {"axis": stored.axis})
+        return self.add("DequantizeLinear", inputs, name, DTYPES[FP32], {"axis": stored.axis})
 
     def replace(self, node: ir.Node, op: str, inputs: list[ir.Value], result: ir.Value) -> None:
         """Put an op of ONNX Runtime's own in the place of a node, its result in that of another."""
@@ -192,20 +194,22 @@ class Forms(TensorForms[ir.Value]):
         else:
             self._graph.insert_before(self.place, node)
 
-    def _add(
+    def add(
         self,
         op: str,
         inputs: list[ir.Value],
         name: str,
-        form: str,
+        dtype: ir.DataType,
         attributes: Mapping[str, int] | None = None,
         behind: ir.Node | None = None,
     ) -> ir.Value:
-        result = ir.val(self.names.new(name), DTYPES[form])
+        """Put in a new node of one result (see `insert`); returns that."""
+        result = ir.val(self.names.new(name), dtype)
         self.insert(ir.node(op, inputs, attributes, outputs=[result]), f"{name}/{op}", behind)
         return result
 
     def _cast(
         self, value: ir.Value, name: str, form: str, behind: ir.Node | None = None
     ) -> ir.Value:
-        return self._add("Cast", [value], name, form, {"to": int(DTYPES[form])}, behind)
+        dtype = DTYPES[form]
+        return self.add("Cast", [value], name, dtype, {"to": int(dtype)}, behind)

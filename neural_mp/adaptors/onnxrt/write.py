@@ -15,12 +15,13 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.tensor_forms import BF16, FORM_OF, UINT8
-from neural_mp.adaptors.onnxrt.fusion import FusionGroup, GraphStructure, structure
+from neural_mp.adaptors.onnxrt.fusion import FusionGroup, GraphStructure, is_table, structure
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, runs_natively
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.nodes import forget_types, read_by, redirect
 from neural_mp.adaptors.onnxrt.schemas import typed_inputs
 from neural_mp.adaptors.onnxrt.tensor_forms import Forms
+from neural_mp.adaptors.onnxrt.write_alone import write_recurrent, write_table
 from neural_mp.adaptors.onnxrt.write_int8 import write_kernel, write_mover, write_product
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import Precision
@@ -64,7 +65,10 @@ class _Writer:
         self.forms.place, self.forms.owner = node, name
         precision = self.plan.effective.get(name, Precision.FP32)
         fusion_group = self.structure.fusion_groups.get(name)
-        if precision is Precision.INT8 and fusion_group is not None:
+        if precision is Precision.INT8 and name in self.structure.alone:
+            config = self.plan.plan[name]
+            (write_table if is_table(node) else write_recurrent)(self.forms, node, config)
+        elif precision is Precision.INT8 and fusion_group is not None:
             self._write_int8(name, node, fusion_group)
         elif name in self.structure.agnostic_ops and name in self.plan.flow.int8_outputs:
             write_mover(self.forms, node)

@@ -9,6 +9,7 @@ import tensorflow as tf
 from neural_mp.adaptors.common.given_inputs import GivenInputs
 from neural_mp.adaptors.tensorflow import sources
 from neural_mp.adaptors.tensorflow.freeze import no_constant
+from neural_mp.adaptors.tensorflow.left_alone import left_alone
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import PLACEHOLDERS, TensorGraph, node_of
 from neural_mp.adaptors.tensorflow.prepare import prepare
@@ -33,7 +34,7 @@ def load(source: Any, wanted: GivenInputs) -> TensorFlowModel:
     _refuse_state(taken.graph, signature)
     prepared, warnings = prepare(taken.graph, signature)
     feeds, unsure = wanted.feeds(signature)
-    warnings = [*taken.warnings, *warnings, *unsure]
+    warnings = [*taken.warnings, *warnings, *left_alone(prepared), *unsure]
     return TensorFlowModel(prepared, signature, feeds, {}, taken.original, tuple(warnings))
 
 

@@ -1,5 +1,7 @@
 """Models that once came out wrong, crashed, or were refused without need; each stays right."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -137,7 +139,11 @@ def test_recurrent_layers_stay_and_what_is_around_them_need_not(layer, adaptor, 
     net = Model(inputs, layers.Dense(6)(layer(layers.Dense(4)(inputs))))
     data = values(7, 5, 4)
     loaded = adaptor.load(net)
-    assert not loaded.warnings
+    if getattr(layer, "unroll", False):
+        assert not loaded.warnings  # it is no loop
+    else:
+        (warning,) = loaded.warnings
+        assert re.match(r"\d MatMul in loops .* recurrent layers, stay in FP32", warning)
     near(net(data), adaptor.predict(loaded, data), 100)
     for precision, decibels in ((INT8, 25), (BF16, 35)):
         near(net(data), adaptor.predict(converted(net, data, precision), data), decibels)

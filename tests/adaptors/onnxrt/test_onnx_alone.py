@@ -1,0 +1,102 @@
+"""Tables of embeddings and recurrent layers: floats outside, bytes inside."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx_nets import Converted, graph, op, run
+
+from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
+from neural_mp.core.precision import Precision
+from neural_mp.testing import signal_to_noise
+
+INT8 = Precision.INT8
+ROWS, WIDTH, HIDDEN = 50, 16, 24
+
+
+def draw(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def embedding(table, *behind, output="y"):
+    """A model that reads rows of a table by number."""
+    model = graph([op("Gather", "table i", "rows"), *behind], {}, [output], {"table": table})
+    model.graph.input.append(
+        onnx.helper.make_tensor_value_info("i", onnx.TensorProto.INT64, ["n", "m"])
+    )
+    return model
+
+
+NUMBERS = {"i": np.random.default_rng(0).integers(0, ROWS, (3, 7))}
+
+
+def test_rows_of_a_table_are_exact_to_half_a_step_of_their_own():
+    table = draw(ROWS, WIDTH) * np.logspace(-3, 3, ROWS, dtype=np.float32)[:, None]
+    converted = Converted(embedding(table, op("Identity", "rows", "y")), NUMBERS)
+    step = np.abs(table).max(axis=1, keepdims=True) / 127
+    error = np.abs(converted.result - table[NUMBERS["i"]]) / step[NUMBERS["i"]]
+    assert 0 < error.max() <= 0.5001
+    assert converted.space.resolve(converted.space.fastest_plan()).plan.counts() == {INT8: 1}
+
+
+def test_a_table_takes_a_quarter_and_four_bytes_a_row():
+    table = draw(ROWS, WIDTH)
+    converted = Converted(embedding(table, op("Relu", "rows", "y")), NUMBERS)
+    adaptor = OnnxRuntimeAdaptor()
+    assert adaptor.size(converted.float) == table.nbytes
+    assert adaptor.size(converted.model) == ROWS * (WIDTH + 4)
+
+
+def test_what_is_behind_a_table_reads_it_in_its_own_precision():
+    table, weight = draw(ROWS, WIDTH), draw(WIDTH, 8, seed=1)
+    model = embedding(table, op("MatMul", "rows weight", "y"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "weight"))
+    for precision in (Precision.INT8, Precision.BF16):
+        converted = Converted(model, NUMBERS, y=precision, rows=INT8)
+        assert signal_to_noise(converted.reference, converted.result) > 30
+
+
+def test_short_rows_would_grow_and_stay():
+    converted = Converted(embedding(draw(ROWS, 4), op("Relu", "rows", "y")), NUMBERS)
+    reason = converted.space.capabilities["rows"].reasons[INT8]
+    assert "grow" in reason
+    np.testing.assert_array_equal(converted.result, converted.reference)
+
+
+def recurrent(kind="LSTM", directions=1, **attributes):
+    gates = {"LSTM": 4, "GRU": 3}[kind]
+    constants = {
+        "w": draw(directions, gates * HIDDEN, WIDTH, seed=1) / 4,
+        "r": draw(directions, gates * HIDDEN, HIDDEN, seed=2) / 4,
+        "b": draw(directions, 2 * gates * HIDDEN, seed=3) / 4,
+    }
+    if directions == 2:
+        attributes["direction"] = "bidirectional"
+    layer = op(kind, "x w r b", "all last", hidden_size=HIDDEN, **attributes)
+    return graph(
+        [layer, op("Relu", "all", "y"), op("Neg", "last", "z")],
+        {"x": ["steps", "batch", WIDTH]},
+        ["y", "z"],
+        constants,
+    )
+
+
+STEPS = {"x": draw(12, 5, WIDTH)}
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+def test_an_lstm_runs_in_the_kernel_that_finds_its_ranges(directions):
+    model = recurrent(directions=directions)
+    converted = Converted(model, STEPS)
+    assert converted.kernels["DynamicQuantizeLSTM"] == 1
+    assert converted.space.capabilities["all"].config(INT8).approach == "dynamic"
+    expected = run(model, **STEPS)
+    for wanted, given in zip(expected, converted.result, strict=True):
+        assert signal_to_noise(wanted, given) > 30
+    assert converted.adaptor.size(converted.model) < 0.4 * converted.adaptor.size(converted.float)
+
+
+def test_a_gru_stays_and_that_is_said():
+    converted = Converted(recurrent("GRU"), STEPS)
+    assert "no integer kernel" in converted.space.capabilities["all"].reasons[INT8]
+    (warning,) = (line for line in converted.float.warnings if "GRU" in line)
+    assert warning.startswith("1 GRU stays in FP32")
