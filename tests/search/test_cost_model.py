@@ -1,6 +1,7 @@
 """From what is known of a model to the costs that a cut weighs; figures worked out by hand."""
 
 import sys
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
@@ -10,9 +11,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "strategies"))
 from made_up import chain
 
 from neural_mp.core.observations import Times
-from neural_mp.core.precision import Precision
+from neural_mp.core.precision import OpConfig, Precision, QuantSpec
 from neural_mp.search.cost_model import Figures, cost_model
 from neural_mp.search.cut import Cut
+from neural_mp.space import Capability
 
 INT8, FP32 = Precision.INT8, Precision.FP32
 
@@ -80,3 +82,15 @@ def test_a_tensors_harm_is_paid_once_however_large_the_weight_of_harm():
     model = cost_model(chain(3), Figures({"op0": 0.5, "op1": 1e-7}))
     plan = model.plan(Cut(model.assignment).best(inf))
     assert plan["op1"].precision is FP32
+
+
+@pytest.mark.parametrize(("share", "taken"), [(0.004, True), (0.04, False)])
+def test_a_table_in_bytes_is_taken_for_its_size_where_it_costs_next_to_nothing(share, taken):
+    """It is read at half the speed, which is a small part of the whole or a larger one."""
+    alone = OpConfig(INT8, QuantSpec("int8", "symmetric", "per_channel"))
+    space = chain(3)
+    tables = {**space.capabilities, "op0": Capability((alone, OpConfig(FP32)))}
+    measured = times((share, 2 * share), (0.5, 0.1), (0.5, 0.1), conversion=0.0)
+    model = cost_model(replace(space, capabilities=tables), Figures({}, times=measured))
+    plan = model.plan(Cut(model.assignment).best(0.0))
+    assert (plan["op0"].precision is INT8) == taken
