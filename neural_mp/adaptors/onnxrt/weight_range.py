@@ -20,17 +20,19 @@ from neural_mp.adaptors.onnxrt.nodes import (
     known_array,
     put_input,
 )
+from neural_mp.adaptors.onnxrt.write_alone import RECURRENT_KERNEL, RECURRENT_WEIGHTS
 from neural_mp.core.byte_products import KernelKind
 
-#: Op that multiplies bytes → the places of its weight and of that one's zero point.
-_KERNELS: Mapping[str, tuple[int, int]] = {
-    "QLinearConv": (3, 5),
-    "ConvInteger": (1, 3),
-    "QLinearMatMul": (3, 5),
-    "MatMulInteger": (1, 3),
-    "MatMulIntegerToFloat": (1, 5),
-    "DynamicQuantizeMatMul": (1, 3),
-    "QGemm": (3, 5),
+#: Op that multiplies bytes → the places of its weights, each with that of its zero point.
+_KERNELS: Mapping[str, tuple[tuple[int, int], ...]] = {
+    "QLinearConv": ((3, 5),),
+    "ConvInteger": ((1, 3),),
+    "QLinearMatMul": ((3, 5),),
+    "MatMulInteger": ((1, 3),),
+    "MatMulIntegerToFloat": ((1, 5),),
+    "DynamicQuantizeMatMul": ((1, 3),),
+    "QGemm": ((3, 5),),
+    RECURRENT_KERNEL: RECURRENT_WEIGHTS,
 }
 #: Ops that ONNX Runtime makes integer kernels of, together with what dequantizes their inputs.
 _FUSED = ("Conv", "MatMul", "Gemm")
@@ -83,18 +85,19 @@ def _weights(graph: ir.Graph) -> Iterator[IntegerWeight[_Read]]:
     """The signed weights that bytes are multiplied by, each once for a node that reads it."""
     for node in graph:
         multiplying: ir.Node | None = node
-        if node.op_type in _KERNELS:
-            read = _Read(node, *_KERNELS[node.op_type])
-        elif node.op_type == "DequantizeLinear":
+        places = _KERNELS.get(node.op_type, ())
+        if node.op_type == "DequantizeLinear":
             users = (user for user, position in node.outputs[0].uses() if position == 1)
             found = (user for user in users if user.op_type in _FUSED and _reads_bytes(user))
-            read, multiplying = _Read(node, 0, 2), next(found, None)
-        else:
+            places, multiplying = ((0, 2),), next(found, None)
+        if multiplying is None:
             continue
-        value = input_of(node, read.weight)
-        integers = array_of(value)
-        if multiplying is not None and integers is not None and integers.dtype == np.int8:
-            yield IntegerWeight(read, kernel_of(multiplying, value), integers)
+        for weight, zero_point in places:
+            value = input_of(node, weight)
+            integers = array_of(value)
+            if integers is not None and integers.dtype == np.int8:
+                read = _Read(node, weight, zero_point)
+                yield IntegerWeight(read, kernel_of(multiplying, value), integers)
 
 
 def _reads_bytes(node: ir.Node) -> bool:

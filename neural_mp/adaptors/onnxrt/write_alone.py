@@ -14,8 +14,9 @@ from neural_mp.core.precision import OpConfig
 
 #: ONNX Runtime's LSTM that multiplies bytes, in its `ContribOperators.md`.
 RECURRENT_KERNEL = "DynamicQuantizeLSTM"
-#: Where an LSTM has its two weights, and where that kernel has the scales and zero points.
-_WEIGHTS = {1: ("W", 8, 9), 2: ("R", 10, 11)}
+#: The places of its weights, which an LSTM has in the same, and of their zero points; each has its
+#: scales in the place before.
+RECURRENT_WEIGHTS = ((1, 9), (2, 11))
 
 
 def write_table(forms: Forms, node: ir.Node, config: OpConfig) -> None:
@@ -45,21 +46,22 @@ def write_recurrent(forms: Forms, node: ir.Node, config: OpConfig) -> None:
     """Write an LSTM as the kernel that finds the range of what it multiplies on every run."""
     assert config.weight is not None
     for position, value in enumerate(node.inputs):
-        if value is not None and position not in _WEIGHTS:
+        if value is not None and position not in dict(RECURRENT_WEIGHTS):
             node.replace_input_with(position, forms.real(value))
     stem = str(node.name)
-    for position, (word, scale, zero) in _WEIGHTS.items():
+    for position, zero in RECURRENT_WEIGHTS:
+        word = f"{stem}.weight_{position}"
         # [directions, rows, inputs], of which the kernel wants the last two turned round.
         turned = np.ascontiguousarray(known_array(node.inputs[position]).transpose(0, 2, 1))
         directions, _, columns = turned.shape
         stored = [store_weight(matrix, 1, config.weight) for matrix in turned]
         integers = np.stack([one.integers for one in stored])
-        put_input(node, position, forms.names.constant(f"{stem}.{word}/integers", integers))
+        put_input(node, position, forms.names.constant(f"{word}/{integers.dtype}", integers))
         for place, name, parts in (
-            (scale, "scale", [one.scales for one in stored]),
+            (zero - 1, "scale", [one.scales for one in stored]),
             (zero, "zero_point", [one.zero_points for one in stored]),
         ):
             values = np.stack(parts).reshape(directions, columns)
-            put_input(node, place, forms.names.constant(f"{stem}.{word}/{name}", values))
+            put_input(node, place, forms.names.constant(f"{word}/{name}", values))
     node.op_type, node.domain, node.version = RECURRENT_KERNEL, CONTRIB, None
     node.attributes.pop("layout", None)

@@ -1,12 +1,15 @@
 """Tables of embeddings and recurrent layers: floats outside, bytes inside."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
-from onnx_nets import Converted, graph, op, run
+from onnx_nets import MACHINE, Converted, graph, op, run
 
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
-from neural_mp.core.precision import Precision
+from neural_mp.core.byte_products import KernelKind
+from neural_mp.core.precision import Precision, QuantSpec
 from neural_mp.testing import signal_to_noise
 
 INT8 = Precision.INT8
@@ -93,6 +96,21 @@ def test_an_lstm_runs_in_the_kernel_that_finds_its_ranges(directions):
     for wanted, given in zip(expected, converted.result, strict=True):
         assert signal_to_noise(wanted, given) > 30
     assert converted.adaptor.size(converted.model) < 0.4 * converted.adaptor.size(converted.float)
+
+
+def test_an_lstm_is_right_wherever_it_is_loaded():
+    """Weights of ±127 are right where products of bytes are exact; unsigned ones everywhere."""
+    weight = QuantSpec("int8", "symmetric", "per_channel")
+    model = recurrent()
+    adaptor = OnnxRuntimeAdaptor()
+    exact = replace(MACHINE, flags=frozenset({"avx2", "avx512f", "avx512_vnni"}))
+    converted = Converted(model, STEPS, machine=exact.converting_for("vnni"), weight=weight)
+    assert adaptor.wide_kernels(converted.model) == {KernelKind.DENSE}
+    right = adaptor.right_everywhere(converted.model)
+    assert not adaptor.wide_kernels(right)
+    expected = run(model, **STEPS)
+    for wanted, given in zip(expected, adaptor.predict(right, STEPS), strict=True):
+        assert signal_to_noise(wanted, given) > 30
 
 
 def test_a_gru_stays_and_that_is_said():
