@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+from optimized import optimized_graph
 from rich.console import Console
 from rich.table import Table
 
@@ -163,15 +164,7 @@ def child(*arguments: Any) -> dict[str, float]:
 
 def conversions(path: Path) -> str:
     """What is left of casts and quantizations when ONNX Runtime has made its kernels."""
-    import onnx
-
-    with tempfile.TemporaryDirectory() as folder:
-        options = ort.SessionOptions()
-        options.log_severity_level = 4
-        options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
-        ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        graph = onnx.load(options.optimized_model_filepath, load_external_data=False).graph
-    kinds = Counter(node.op_type for node in graph.node)
+    kinds = Counter(node.op_type for node in optimized_graph(path).node)
     return " / ".join(str(kinds[op]) for op in ("Cast", "QuantizeLinear", "DequantizeLinear"))
 
 

@@ -36,6 +36,7 @@ from rich.progress import Progress
 from rich.table import Table
 from search_peer import peer_rows
 from search_run import Case, Row, int8_ops
+from tables import markdown_table, sectioned_table, shown
 
 from neural_mp.strategies import strategy_classes
 
@@ -71,10 +72,6 @@ def strategies_for(framework: str, asked: list[str], precisions: str) -> list[st
 
 def cells(row: Row) -> list[str]:
     """A row as it is shown; of one that failed, the reason in place of accuracy."""
-
-    def shown(value: float | None, form: str) -> str:
-        return "" if value is None else format(value, form)
-
     accuracy = f"{shown(row.baseline, '.4f')} → {shown(row.accuracy, '.4f')}"
     if row.met is False:
         accuracy = f"{shown(row.baseline, '.4f')}, target not met"
@@ -95,22 +92,12 @@ def cells(row: Row) -> list[str]:
 
 
 def table_of(rows: Iterable[Row]) -> Table:
-    table = Table(title="Search strategies")
-    for index, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="left" if index < 3 else "right")
-    before = None
-    for row in rows:
-        if before is not None and (row.framework, row.model) != before:
-            table.add_section()
-        before = row.framework, row.model
-        table.add_row(*cells(row))
-    return table
+    lines = (((row.framework, row.model), cells(row)) for row in rows)
+    return sectioned_table("Search strategies", HEADINGS, lines)
 
 
 def markdown(rows: Iterable[Row]) -> str:
-    rules = ["---" if index < 3 else "---:" for index in range(len(HEADINGS))]
-    lines = [HEADINGS, rules, *map(cells, rows)]
-    return "".join("| " + " | ".join(line).replace("\n", " ") + " |\n" for line in lines)
+    return markdown_table(HEADINGS, map(cells, rows))
 
 
 def write(rows: list[Row], target: Path) -> None:

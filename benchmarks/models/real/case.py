@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -51,7 +51,6 @@ class Case:
         metric: makes the metric of its users; higher is better.
         peers: the tools beside ours, by the names in `peers`.
         relative: the share of the accuracy that may be lost.
-        settings: further fields of `MixedPrecision`.
     """
 
     framework: str
@@ -60,7 +59,6 @@ class Case:
     metric: Callable[[], Metric]
     peers: tuple[str, ...]
     relative: float = 0.01
-    settings: dict[str, Any] = field(default_factory=dict)
 
 
 def shipped(package: str, *place: str) -> Path:

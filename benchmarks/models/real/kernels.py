@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any
+
+from optimized import optimized_graph
 
 
 def integer_kernels(framework: str, model: Any) -> int:
@@ -14,24 +14,11 @@ def integer_kernels(framework: str, model: Any) -> int:
     of the graph that runs, which their runtimes leave as it is.
     """
     if framework == "onnxrt":
-        return _in_onnx(model)
+        return sum(map(_is_integer, _nodes(optimized_graph(model))))
     if framework == "pytorch":
         graphs = [part.runnable.graph for part in model.parts.values()]
         return sum("onednn" in str(node.target) for graph in graphs for node in graph.nodes)
     return sum("Quantized" in node.op for node in model.graph.nodes.values())
-
-
-def _in_onnx(file: Path) -> int:
-    import onnx
-    import onnxruntime
-
-    with tempfile.TemporaryDirectory() as folder:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
-        onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-        graph = onnx.load(options.optimized_model_filepath, load_external_data=False).graph
-        return sum(map(_is_integer, _nodes(graph)))
 
 
 def _nodes(graph: Any) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 
-class Accuracy:
-    """The share of samples whose highest score is at the label."""
+class Share:
+    """The share of answers that are right; a metric says which in `update`."""
 
     def __init__(self) -> None:
         self.reset()
@@ -14,9 +14,17 @@ class Accuracy:
     def reset(self) -> None:
         self.right = self.all = 0
 
-    def update(self, preds: np.ndarray, labels: np.ndarray) -> None:
-        self.right += int((np.asarray(preds).argmax(1) == labels).sum())
-        self.all += len(labels)
+    def count(self, right: np.ndarray) -> None:
+        """Take in some answers: whether each is right."""
+        self.right += int(np.sum(right))
+        self.all += len(right)
 
     def result(self) -> float:
         return self.right / self.all
+
+
+class Accuracy(Share):
+    """The share of samples whose highest score is at the label."""
+
+    def update(self, preds: np.ndarray, labels: np.ndarray) -> None:
+        self.count(np.asarray(preds).argmax(1) == labels)

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 
 from real.case import Batches, Case, Split, shipped
+from real.metrics import Share
 from real.rendered import line, phrases
 
 HEIGHT, WIDTH, BATCH = 48, 320, 8
@@ -39,25 +40,19 @@ def batches(split: Split) -> Batches:
     return Batches(made, BATCH)
 
 
-class WholeLines:
+class WholeLines(Share):
     """The share of lines of which every character is right, spaces aside."""
 
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self.right = self.all = 0
-
     def update(self, preds: np.ndarray, labels: np.ndarray) -> None:
-        for scores, text in zip(preds, labels, strict=True):
-            best = scores.argmax(1)
-            kept = best[np.diff(best, prepend=-1) != 0]
-            read = "".join(characters()[index] for index in kept)
-            self.right += read.replace(" ", "") == str(text).replace(" ", "")
-            self.all += 1
+        read = (_text_of(scores) for scores in preds)
+        pairs = zip(read, labels, strict=True)
+        self.count(np.array([one.replace(" ", "") == str(b).replace(" ", "") for one, b in pairs]))
 
-    def result(self) -> float:
-        return self.right / self.all
+
+def _text_of(scores: np.ndarray) -> str:
+    """The characters that scores [steps, classes] say: repeated ones count once."""
+    best = scores.argmax(1)
+    return "".join(characters()[index] for index in best[np.diff(best, prepend=-1) != 0])
 
 
 CASE = Case(

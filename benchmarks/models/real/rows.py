@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rich.table import Table
+from tables import markdown_table, sectioned_table, shown
 
 FP32, OURS = "FP32", "neural-mp"
 HEADINGS = (
@@ -57,10 +58,6 @@ class Row:
 
     def cells(self) -> list[str]:
         """As they are shown; of what failed, the reason in place of the accuracy."""
-
-        def shown(value: float | None, form: str) -> str:
-            return "" if value is None else format(value, form)
-
         accuracy = shown(self.accuracy, ".4f")
         if self.met is False:
             accuracy += ", below the target"
@@ -82,20 +79,10 @@ class Row:
 
 def table_of(rows: Iterable[Row]) -> Table:
     """For a terminal."""
-    table = Table(title="Pretrained models")
-    for index, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="left" if index < 3 else "right")
-    before = None
-    for row in rows:
-        if before not in (None, row.case):
-            table.add_section()
-        before = row.case
-        table.add_row(*row.cells())
-    return table
+    lines = ((row.case, row.cells()) for row in rows)
+    return sectioned_table("Pretrained models", HEADINGS, lines)
 
 
 def markdown(rows: Iterable[Row]) -> str:
     """For a page."""
-    rules = ["---" if index < 3 else "---:" for index in range(len(HEADINGS))]
-    lines = [list(HEADINGS), rules, *(row.cells() for row in rows)]
-    return "".join("| " + " | ".join(line).replace("\n", " ") + " |\n" for line in lines)
+    return markdown_table(HEADINGS, (row.cells() for row in rows))

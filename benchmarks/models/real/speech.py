@@ -11,6 +11,7 @@ import numpy as np
 from scipy import signal
 
 from real.case import MissingPartError
+from real.metrics import Share
 from real.texts import sentences
 
 RATE = 16_000
@@ -82,19 +83,8 @@ def frames(sound: np.ndarray) -> np.ndarray:
     return np.stack([padded[i * CHUNK : (i + 1) * CHUNK + CONTEXT] for i in range(count)])
 
 
-class RightChunks:
+class RightChunks(Share):
     """The share of chunks that are taken for speech, or not, rightly."""
 
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self.right = self.all = 0
-
     def update(self, preds: list[np.ndarray], labels: np.ndarray) -> None:
-        said = np.asarray(preds[0]).reshape(-1) > 0.5
-        self.right += int((said == labels).sum())
-        self.all += len(labels)
-
-    def result(self) -> float:
-        return self.right / self.all
+        self.count((np.asarray(preds[0]).reshape(-1) > 0.5) == labels)

@@ -159,7 +159,7 @@ class _Judge:
 
     def _table_obstacle(self, node: ir.Node) -> str | None:
         table = known_array(node.inputs[0])
-        if not table.size or not np.isfinite(table).all():
+        if not _is_usable(table):
             return UNUSABLE_WEIGHT
         return "its rows are so short that it would grow" if table.shape[1] < _SHORT else None
 
@@ -175,7 +175,7 @@ class _Judge:
             weight = array_of(value)
             if weight is None:
                 return COMPUTED_WEIGHT
-            if not weight.size or not np.isfinite(weight).all():
+            if not _is_usable(weight):
                 return UNUSABLE_WEIGHT
         return None
 
@@ -185,7 +185,7 @@ class _Judge:
             return COMPUTED_WEIGHT
         if node.inputs[0] is None or node.inputs[0].const_value is not None:
             return CONSTANT_INPUT
-        if not weight.size or not np.isfinite(weight).all():
+        if not _is_usable(weight):
             return UNUSABLE_WEIGHT
         if node.op_type == "MatMul":
             return None if weight.ndim == 2 else "its weight is no matrix"
@@ -209,6 +209,10 @@ class _Judge:
         if node.op_type in (*LAYERS, *JOINERS) and not node.domain:
             return "its result is not known to be float32, or one of its inputs is constant"
         return NO_INTEGER_KERNEL
+
+
+def _is_usable(weight: np.ndarray) -> bool:
+    return bool(weight.size and np.isfinite(weight).all())
 
 
 def _gemm_obstacle(node: ir.Node, weight: np.ndarray, bias: np.ndarray | None) -> str | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tensorflow as tf
 from google.protobuf import text_format
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from neural_mp.adaptors.tensorflow.nodes import (
     CONSTANT,
@@ -25,6 +25,8 @@ from neural_mp.errors import ConfigurationError, ModelLoadError, did_you_mean
 
 #: Files of a graph alone.
 SUFFIXES = (".pb", ".pbtxt")
+#: What is raised of a file that is damaged, or holds something else.
+UNREADABLE = (DecodeError, text_format.ParseError, UnicodeDecodeError, OSError)
 #: Ops whose results nobody reads, and that are yet no outputs.
 _NO_OUTPUTS = (
     *(CONSTANT, *PLACEHOLDERS, "NoOp", "Assert", "CheckNumerics"),
@@ -45,11 +47,8 @@ def read(path: Path) -> tuple[GraphDef, list[str]]:
         )
     graph = GraphDef()
     try:
-        if path.suffix == ".pb":
-            graph.ParseFromString(path.read_bytes())
-        else:
-            text_format.Parse(path.read_text(encoding="utf-8"), graph)
-    except (DecodeError, text_format.ParseError, UnicodeDecodeError, OSError) as error:
+        parse(path, graph)
+    except UNREADABLE as error:
         raise ModelLoadError(
             f"{str(path)!r} is no graph, or is damaged: {str(error).splitlines()[0]}"
         ) from error
@@ -62,6 +61,18 @@ def read(path: Path) -> tuple[GraphDef, list[str]]:
         f"{str(path)!r} does not say which version of TensorFlow wrote it, as a file that was cut "
         f"off would; check that the outputs are the right ones"
     ]
+
+
+def parse(path: Path, message: Message) -> None:
+    """Read a file into a message: binary if it ends in `.pb`, else text.
+
+    Raises:
+        Exception: one of `UNREADABLE`.
+    """
+    if path.suffix == ".pb":
+        message.ParseFromString(path.read_bytes())
+    else:
+        text_format.Parse(path.read_text(encoding="utf-8"), message)
 
 
 def write(graph: GraphDef, path: Path) -> None:

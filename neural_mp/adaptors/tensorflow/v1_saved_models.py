@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from google.protobuf import text_format
-from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from neural_mp.adaptors.common.signature import Port
+from neural_mp.adaptors.tensorflow.graph_files import UNREADABLE, parse
 from neural_mp.adaptors.tensorflow.nodes import (
     GraphDef,
     TensorGraph,
@@ -65,13 +64,10 @@ def read(path: Path) -> tuple[TensorGraph, ServedSignature]:
 
 def _parsed(path: Path) -> saved_model_pb2.SavedModel:
     found = saved_model_pb2.SavedModel()
-    binary, text = path / "saved_model.pb", path / "saved_model.pbtxt"
+    binary = path / "saved_model.pb"
     try:
-        if binary.is_file():
-            found.ParseFromString(binary.read_bytes())
-        else:
-            text_format.Parse(text.read_text(encoding="utf-8"), found)
-    except (DecodeError, text_format.ParseError, UnicodeDecodeError, OSError) as error:
+        parse(binary if binary.is_file() else binary.with_suffix(".pbtxt"), found)
+    except UNREADABLE as error:
         raise ModelLoadError(
             f"the SavedModel {str(path)!r} cannot be read: {in_one_line(error)}"
         ) from error

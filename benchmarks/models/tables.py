@@ -1,0 +1,38 @@
+"""Tables of figures, for a terminal and for a page; the first columns are words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.table import Table
+
+#: Columns of words, on the left.
+WORDS = 3
+
+
+def shown(value: float | None, form: str) -> str:
+    """A figure in a format; nothing where it is not known."""
+    return "" if value is None else format(value, form)
+
+
+def sectioned_table(
+    title: str, headings: Sequence[str], lines: Iterable[tuple[object, list[str]]]
+) -> Table:
+    """For a terminal: a line between those of one section, which comes first in each pair."""
+    table = Table(title=title)
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if index < WORDS else "right")
+    before = None
+    for section, cells in lines:
+        if before not in (None, section):
+            table.add_section()
+        before = section
+        table.add_row(*cells)
+    return table
+
+
+def markdown_table(headings: Sequence[str], lines: Iterable[list[str]]) -> str:
+    """For a page."""
+    rules = ["---" if index < WORDS else "---:" for index in range(len(headings))]
+    rows = [list(headings), rules, *lines]
+    return "".join("| " + " | ".join(cells).replace("\n", " ") + " |\n" for cells in rows)
