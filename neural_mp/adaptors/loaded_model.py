@@ -120,11 +120,6 @@ class TunableModel(LoadedModel[M]):
         held = self.adaptor.convert(self.held, plan, self.observations, self.space)
         return self if held is self.held else LoadedModel(self.adaptor, held)
 
-    def weight_elements(self) -> dict[str, int]:
-        """Op with a weight → how many numbers that holds."""
-        layers = self.adaptor.layers(self.held)
-        return {op: int(layer.weight().size) for op, layer in layers.items()}
-
     def weight_sensitivity(self, batches: Iterable[Any]) -> dict[str, float]:
         """Op with an INT8 weight → harm of rounding it, by second derivatives.
 

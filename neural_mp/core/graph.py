@@ -30,6 +30,7 @@ class Op:
             integers only (addition, average pooling). The kernel runs where some input is written
             in INT8 and the result (of the op, or of the last op of its fusion group) is read in
             INT8; or where none of its inputs can be written in another precision.
+        weights: how many numbers the constants hold that it reads.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Op:
     quantize_agnostic: bool = False
     writes_int8: bool = False
     joins_int8: bool = False
+    weights: int = 0
 
 
 class OpGraph:

@@ -11,7 +11,7 @@ from neural_mp.core.observations import Times
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizedTensor
-from neural_mp.core.words import Approach, Objective
+from neural_mp.core.words import Objective
 from neural_mp.search.cut import Assignment, Cost, Node, SharedCost
 from neural_mp.search.front import Point
 from neural_mp.space import Capability, TuningSpace
@@ -29,12 +29,14 @@ _OWN_NOISE: Mapping[Precision, float] = {
 _CONVERSION = 0.05
 #: An emulated precision is taken to take more than FP32's time, unless its time was measured.
 _EMULATED = 1.1
-#: A precision is taken to lose only where it is this much slower: single ops are timed roughly.
+#: INT8 is taken to lose only where it is this much slower: single ops are timed roughly, and of a
+#: kernel for integers a part of the time is conversions that its neighbours may spare.
 _LOSES = 1.2
 #: What it takes of FP32's time at most where it does not.
 _WINS = 0.95
-#: A weight alone in INT8 saves memory, and loses only where it costs this share of FP32's time.
-_NEGLIGIBLE = 0.01
+#: What the bytes of all weights are worth where speed is wanted, as a share of FP32's time: of two
+#: plans that are as fast, it is the smaller one.
+_SMALLER = 0.05
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Figures:
         harms: quantized tensor → the harm of storing it in INT8.
         objectives: what is made small → its weight: `performance`, `footprint`, `modelsize`.
         times: what was measured.
-        weights: op → numbers in its weight.
+        weights: op → numbers in its weights.
         values: tensor → numbers it holds for one sample.
     """
 
@@ -58,10 +60,12 @@ class Figures:
     values: Mapping[str, float] = field(default_factory=dict)
 
     def shares(self, ops: Iterable[str]) -> dict[str, tuple[float, float]]:
-        """Op → its shares of the time and of the weights of all in FP32."""
+        """Op → its shares of the time and of the weights of all in FP32; equal ones if unknown."""
         ops = list(ops)
         times = _shares(self.seconds(ops))
-        weights = _shares([self.weights.get(op, 0) for op in ops])
+        sizes = [self.weights.get(op, 0) for op in ops]
+        whole = sum(sizes)
+        weights = [size / whole if whole else 1 / len(ops) for size in sizes]
         return dict(zip(ops, zip(times, weights, strict=True), strict=True))
 
     def seconds(self, ops: Iterable[str]) -> list[float]:
@@ -75,7 +79,8 @@ class Figures:
         if unknown or precision is Precision.FP32:
             return _EMULATED if emulated else precision.bits / 32
         found = measured[precision] / measured[Precision.FP32]
-        return found if found > _LOSES else min(found, _WINS)
+        doubtful = precision is Precision.INT8 and found <= _LOSES
+        return min(found, _WINS) if doubtful else found
 
 
 def _shares(amounts: Sequence[float]) -> list[float]:
@@ -155,14 +160,9 @@ def _cost(
     if config is None:
         return inf, 0.0
     time, weight = shares
-    speed = figures.speed(op, precision, precision in capability.emulated)
-    if config.approach is Approach.WEIGHT_ONLY and time * (speed - 1) < _NEGLIGIBLE:
-        speed = min(speed, _WINS)
-    time *= speed
-    cost = sum(
-        importance * (time if name == Objective.PERFORMANCE else weight * precision.bits / 32)
-        for name, importance in figures.objectives.items()
-    )
+    time *= figures.speed(op, precision, precision in capability.emulated)
+    speed = figures.objectives.get(Objective.PERFORMANCE, 0.0)
+    cost = speed * time + max(1 - speed, _SMALLER) * weight * precision.bits / 32
     return cost, _OWN_NOISE[precision]
 
 

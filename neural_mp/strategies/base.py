@@ -44,10 +44,6 @@ class Probe:
         """
         return None
 
-    def weight_elements(self) -> Mapping[str, int]:
-        """Op → numbers in its weight; may be empty."""
-        return {}
-
     def weight_sensitivity(self) -> Mapping[str, float]:
         """Op → harm of rounding its weight to INT8, by second derivatives (HAWQ-V2).
 

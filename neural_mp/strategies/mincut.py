@@ -105,7 +105,7 @@ class _Run:
             harms,
             self.problem.objectives,
             times,
-            self.problem.probe.weight_elements(),
+            {op.name: op.weights for op in self.problem.space.graph},
             self.problem.observations.values,
         )
         return cost_model(self.problem.space, figures)

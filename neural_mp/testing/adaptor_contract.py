@@ -187,6 +187,10 @@ class AdaptorContract(OnDigits):
             assert adaptor.size(convert(uniform(space, BF16))) < 0.55 * full
         assert adaptor.size(convert(uniform(space, INT8))) < 0.35 * full
 
+    def test_ops_say_how_many_weights_they_read(self, adaptor, model, space):
+        told = 4 * sum(op.weights for op in space.graph)  # bytes in float32
+        assert told == 0 or told == pytest.approx(adaptor.size(model), rel=0.05)
+
     def test_int8_without_observations_names_the_tensor(self, adaptor, model, space):
         with pytest.raises(ConversionError, match="tensor '.*' must be quantized"):
             adaptor.convert(model, space.resolve(uniform(space, INT8)), Observations(), space)

@@ -157,12 +157,6 @@ class MeasuringProbe(Probe):
         seconds = iter(self.job.measurement.side_by_side(sound) if sound else [])
         return [None if model is None else next(seconds) for model in models]
 
-    def weight_elements(self) -> Mapping[str, int]:
-        """See the contract."""
-        if set(self.job.objectives) == {Objective.PERFORMANCE}:
-            return {}
-        return self.model.weight_elements()
-
     def weight_sensitivity(self) -> Mapping[str, float]:
         """See the contract."""
         data = self.job.calibration

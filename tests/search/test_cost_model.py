@@ -16,7 +16,7 @@ from neural_mp.search.cost_model import Figures, cost_model
 from neural_mp.search.cut import Cut
 from neural_mp.space import Capability
 
-INT8, FP32 = Precision.INT8, Precision.FP32
+INT8, BF16, FP32 = Precision.INT8, Precision.BF16, Precision.FP32
 
 
 def fastest(figures: Figures, length: int = 3) -> set[str]:
@@ -82,6 +82,30 @@ def test_a_tensors_harm_is_paid_once_however_large_the_weight_of_harm():
     model = cost_model(chain(3), Figures({"op0": 0.5, "op1": 1e-7}))
     plan = model.plan(Cut(model.assignment).best(inf))
     assert plan["op1"].precision is FP32
+
+
+@pytest.mark.parametrize(("bf16", "taken"), [(0.9, True), (1.1, False)])
+def test_16_bits_are_worth_what_they_were_measured_to_be(bf16, taken):
+    measured = Times({f"op{i}": {FP32: 1.0, BF16: bf16} for i in range(2)}, conversion=0.0)
+    space = chain(2)
+    both = dict.fromkeys(space.decided, Capability((OpConfig(BF16), OpConfig(FP32))))
+    model = cost_model(replace(space, capabilities=both), Figures({}, times=measured))
+    plan = model.plan(Cut(model.assignment).best(0.0))
+    assert (plan["op0"].precision is BF16) == taken
+
+
+@pytest.mark.parametrize("harm", [1e-6, 1e-3])
+def test_of_two_plans_that_are_as_fast_it_is_the_smaller_one(harm):
+    """Nine tenths of all bytes are in a table, which takes a thousandth of the time."""
+    alone = OpConfig(INT8, QuantSpec("int8", "symmetric", "per_channel"))
+    space = chain(3)
+    tables = {**space.capabilities, "op0": Capability((alone, OpConfig(FP32)))}
+    measured = times((0.001, 0.001), (0.5, 0.1), (0.5, 0.1), conversion=0.0)
+    sizes = {"op0": 900, "op1": 50, "op2": 50}
+    figures = Figures({"op1": harm}, times=measured, weights=sizes)
+    model = cost_model(replace(space, capabilities=tables), figures)
+    plan = model.plan(Cut(model.assignment).best(100.0))
+    assert plan["op0"].precision is INT8
 
 
 @pytest.mark.parametrize(("share", "taken"), [(0.004, True), (0.04, False)])

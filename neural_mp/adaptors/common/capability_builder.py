@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from neural_mp.core.byte_products import ByteProducts, weight_spec
 from neural_mp.core.hardware import Hardware, Support
+from neural_mp.core.nested import Array
 from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
 from neural_mp.core.words import Algorithm, Granularity, Scheme, StoredType
 from neural_mp.space import Capability
@@ -24,6 +28,22 @@ SEVERAL_RESULTS = "it has several results"
 
 #: The precisions of which a framework says why it has no kernel in them.
 SIXTEEN_BITS = tuple(precision for precision in Precision if precision.is_16_bit)
+
+
+#: A row of fewer numbers than these takes about as much in bytes, with a scale of its own.
+_SHORT = 8
+
+
+def is_usable(weight: Array) -> bool:
+    """Whether a weight holds numbers that can be rounded."""
+    return bool(weight.size and np.isfinite(weight).all())
+
+
+def table_obstacle(table: Array) -> str | None:
+    """Why the rows of a table are not stored in bytes; None if they can be."""
+    if not is_usable(table):
+        return UNUSABLE_WEIGHT
+    return "its rows are so short that it would grow" if table.shape[1] < _SHORT else None
 
 
 def activation_spec(algorithm: Algorithm) -> QuantSpec:
@@ -56,6 +76,11 @@ class IntegerKernel:
         if self.weight_alone is not None:
             found.append(OpConfig(Precision.INT8, self.weight_alone))
         return found
+
+
+def table_in_bytes() -> IntegerKernel:
+    """The INT8 form of a table whose rows are read; of no products of bytes, so in full range."""
+    return IntegerKernel(weight_alone=weight_spec(ByteProducts.EXACT))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,9 @@ from neural_mp.adaptors.common.capability_builder import (
     UNUSABLE_WEIGHT,
     IntegerKernel,
     OpKernels,
+    is_usable,
+    table_in_bytes,
+    table_obstacle,
 )
 from neural_mp.adaptors.common.kernel_products import Products
 from neural_mp.adaptors.onnxrt.fusion import JOINERS, LAYERS, confuses, is_recurrent, is_table
@@ -37,7 +40,7 @@ from neural_mp.adaptors.onnxrt.schemas import is_function, takes, typed_inputs
 from neural_mp.adaptors.onnxrt.sessions import CPU
 from neural_mp.adaptors.onnxrt.weight_range import kernel_of
 from neural_mp.adaptors.onnxrt.write_alone import RECURRENT_KERNEL
-from neural_mp.core.byte_products import REDUCED_WEIGHT, ByteProducts, KernelKind, weight_spec
+from neural_mp.core.byte_products import REDUCED_WEIGHT, KernelKind, weight_spec
 from neural_mp.core.precision import RANGE_ALGORITHMS, Precision, QuantSpec
 from neural_mp.core.words import Algorithm, Granularity, Scheme, StoredType
 
@@ -47,8 +50,6 @@ _SIXTEEN = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 #: The integer kernel of products of matrices, in the domain of ONNX Runtime's own ops.
 _PRODUCT = "MatMulIntegerToFloat"
 _RUNS_GRAPHS = "it runs a graph of its own, of which nothing is converted"
-#: Rows of fewer numbers than these take about as much with a scale each.
-_SHORT = 8
 
 
 def kernels(model: OnnxModel, products: Products) -> dict[str, OpKernels]:
@@ -94,8 +95,7 @@ class _Judge:
         """
         ways: tuple[Algorithm, ...] = RANGE_ALGORITHMS
         if is_table(node):
-            # Its numbers are not multiplied as bytes, so that all of them may be used.
-            return IntegerKernel(weight_alone=weight_spec(ByteProducts.EXACT))
+            return table_in_bytes()
         if is_recurrent(node):
             weight = weight_spec(self.products[KernelKind.DENSE])
             return IntegerKernel(weight, (Algorithm.DYNAMIC,), other_weights=(REDUCED_WEIGHT,))
@@ -145,7 +145,9 @@ class _Judge:
     def int8_obstacle(self, name: str, node: ir.Node) -> str | None:
         """Why an op has no INT8 form of its own; None if it has one."""
         if name in self.model.structure.alone:
-            return self._table_obstacle(node) if is_table(node) else self._recurrent_obstacle(node)
+            if is_table(node):
+                return table_obstacle(known_array(node.inputs[0]))
+            return self._recurrent_obstacle(node)
         if name not in self.model.structure.fusion_groups:
             return self._no_kernel(name, node)
         provider = self.model.provider
@@ -156,12 +158,6 @@ class _Judge:
         if not all(is_float32(v) for v in node.inputs if v is not None):
             return "it reads what is not known to be float32"
         return self._weight_obstacle(node) if node.op_type in LAYERS else None
-
-    def _table_obstacle(self, node: ir.Node) -> str | None:
-        table = known_array(node.inputs[0])
-        if not _is_usable(table):
-            return UNUSABLE_WEIGHT
-        return "its rows are so short that it would grow" if table.shape[1] < _SHORT else None
 
     def _recurrent_obstacle(self, node: ir.Node) -> str | None:
         if self.model.provider != CPU or not has_kernel(CPU, RECURRENT_KERNEL, CONTRIB):
@@ -175,7 +171,7 @@ class _Judge:
             weight = array_of(value)
             if weight is None:
                 return COMPUTED_WEIGHT
-            if not _is_usable(weight):
+            if not is_usable(weight):
                 return UNUSABLE_WEIGHT
         return None
 
@@ -185,7 +181,7 @@ class _Judge:
             return COMPUTED_WEIGHT
         if node.inputs[0] is None or node.inputs[0].const_value is not None:
             return CONSTANT_INPUT
-        if not _is_usable(weight):
+        if not is_usable(weight):
             return UNUSABLE_WEIGHT
         if node.op_type == "MatMul":
             return None if weight.ndim == 2 else "its weight is no matrix"
@@ -209,10 +205,6 @@ class _Judge:
         if node.op_type in (*LAYERS, *JOINERS) and not node.domain:
             return "its result is not known to be float32, or one of its inputs is constant"
         return NO_INTEGER_KERNEL
-
-
-def _is_usable(weight: np.ndarray) -> bool:
-    return bool(weight.size and np.isfinite(weight).all())
 
 
 def _gemm_obstacle(node: ir.Node, weight: np.ndarray, bias: np.ndarray | None) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from neural_mp.adaptors.onnxrt.fusion import JOINERS
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.nodes import read_by
+from neural_mp.adaptors.onnxrt.nodes import constants_of, read_by
 from neural_mp.core.graph import Op, OpGraph
 
 
@@ -23,6 +23,7 @@ def build_graph(model: OnnxModel) -> OpGraph:
                 quantize_agnostic=name in structure.agnostic_ops,
                 writes_int8=node.op_type == "Conv" and name in structure.fusion_groups,
                 joins_int8=node.op_type in JOINERS and name in structure.fusion_groups,
+                weights=sum(constant.size for constant in constants_of(node)),
             )
         )
     for part, op in structure.parts.items():

@@ -51,6 +51,13 @@ def array_of(value: ir.Value | None) -> Array | None:
     return np.frombuffer(raw_bytes(tensor), tensor.dtype.numpy()).reshape(tensor.shape.numpy())
 
 
+def constants_of(node: ir.Node) -> Iterator[ir.TensorProtocol]:
+    """The constants that a node reads."""
+    for value in node.inputs:
+        if value is not None and value.const_value is not None:
+            yield value.const_value
+
+
 def tensors_in(program: ir.Model) -> Iterator[ir.TensorProtocol]:
     """All constants, in initializers and in nodes of their own, those of inner graphs included."""
     graph = program.graph

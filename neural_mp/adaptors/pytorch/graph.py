@@ -8,7 +8,14 @@ from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.pytorch.fusion import fused_layers
 from neural_mp.adaptors.pytorch.layers import quantize_agnostic
-from neural_mp.adaptors.pytorch.model import OP_NAME, has_tensors, op_nodes, op_type, tensor_name
+from neural_mp.adaptors.pytorch.model import (
+    OP_NAME,
+    constants_of,
+    has_tensors,
+    op_nodes,
+    op_type,
+    tensor_name,
+)
 from neural_mp.core.graph import Op, OpGraph
 
 
@@ -21,7 +28,9 @@ def build_graph(modules: Iterable[GraphModule]) -> OpGraph:
         heads = fused_layers(module)
         for name, node in op_nodes(module).items():
             agnostic = quantize_agnostic(node)
-            ops.append(Op(name, op_type(node), _sources(node), heads.get(name), agnostic))
+            weights = sum(tensor.numel() for tensor in constants_of(module, node))
+            sources, head = _sources(node), heads.get(name)
+            ops.append(Op(name, op_type(node), sources, head, agnostic, weights=weights))
         for node in module.graph.nodes:
             if node.op == "placeholder" and has_tensors(node):
                 inputs.append(tensor_name(node))

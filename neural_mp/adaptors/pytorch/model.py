@@ -124,6 +124,14 @@ def constant(module: GraphModule, node: Any) -> torch.Tensor | None:
     return None
 
 
+def constants_of(module: GraphModule, node: Node) -> Iterator[torch.Tensor]:
+    """The constants that a node reads."""
+    for source in node.all_input_nodes:
+        value = constant(module, source)
+        if value is not None:
+            yield value
+
+
 def op_nodes(module: GraphModule) -> dict[str, Node]:
     """Op name → node, in the graph's order."""
     return {n.meta[OP_NAME]: n for n in module.graph.nodes if OP_NAME in n.meta}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common import capability_builder as reasons
@@ -68,7 +67,9 @@ class _Kernels:
         )
 
     def integer_kernel(self, node: NodeDef) -> IntegerKernel:
-        """The integer kernel of a layer."""
+        """The integer kernel of a layer, or the form of a table in bytes."""
+        if node.name in self.structure.tables:
+            return reasons.table_in_bytes()
         kind = KINDS[node.op]
         if kind is KernelKind.DEPTHWISE and constant_shape(self.model.graph[node.input[1]])[3] > 1:
             kind = KernelKind.CONVOLUTION
@@ -95,6 +96,8 @@ class _Kernels:
 
     def missing_int8(self, node: NodeDef) -> str | None:
         """Why an op has no integer kernel of its own; None if it has one."""
+        if node.name in self.structure.tables:
+            return self._table_obstacle(node)
         if node.op not in LAYERS:
             return self._no_layer(node)
         if dtype_attribute(node) is not tf.float32:
@@ -104,7 +107,7 @@ class _Kernels:
         weight = self.model.graph.constant(node.input[1])
         if weight is None:
             return reasons.COMPUTED_WEIGHT
-        if not weight.size or not np.isfinite(weight).all():
+        if not reasons.is_usable(weight):
             return reasons.UNUSABLE_WEIGHT
         if self.model.graph.is_constant(node.input[0]):
             return reasons.CONSTANT_INPUT
@@ -117,6 +120,11 @@ class _Kernels:
         if missing:
             return f"the integer kernel does not work here: {', '.join(sorted(missing))}"
         return None
+
+    def _table_obstacle(self, node: NodeDef) -> str | None:
+        if node.name in self.loops:
+            return _IN_LOOP
+        return reasons.table_obstacle(self.model.graph.value(node.input[0]))
 
     def _geometry_obstacle(self, node: NodeDef, weight: Array) -> str | None:
         if node.op == "MatMul":

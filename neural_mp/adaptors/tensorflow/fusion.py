@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import tensorflow as tf
 
 from neural_mp.adaptors.common import fusion
 from neural_mp.adaptors.common.fusion import BIAS, SUM, FusionRules, find_fusion_groups, fused_into
@@ -17,6 +18,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     NodeDef,
     TensorGraph,
     channels_first,
+    constant_shape,
     data_inputs,
     integers_attribute,
     node_of,
@@ -64,12 +66,14 @@ class GraphStructure:
         layer_of: node that a layer's kernel can run along → that layer.
         agnostic_ops: ops that pass INT8 on → the tensors they move.
         non_negative: nodes whose results are never negative, whatever the data.
+        tables: ops that read rows of a constant table of float32, as an embedding does.
     """
 
     fusion_groups: Mapping[str, FusionGroup]
     layer_of: Mapping[str, str]
     agnostic_ops: Mapping[str, tuple[str, ...]]
     non_negative: frozenset[str]
+    tables: frozenset[str]
 
 
 def structure(graph: TensorGraph, outputs: frozenset[str], shapes: Shapes) -> GraphStructure:
@@ -85,7 +89,13 @@ def structure(graph: TensorGraph, outputs: frozenset[str], shapes: Shapes) -> Gr
         for name, node in graph.nodes.items()
         if (moved := _moved(graph, node)) and shapes[name] is not None
     }
-    return GraphStructure(groups, fused_into(groups.values()), agnostic_ops, _non_negative(graph))
+    return GraphStructure(
+        groups,
+        fused_into(groups.values()),
+        agnostic_ops,
+        _non_negative(graph),
+        frozenset(name for name, node in graph.nodes.items() if _is_table(graph, node)),
+    )
 
 
 class _Kernels(FusionRules[str, str]):
@@ -169,6 +179,17 @@ def _moved(graph: TensorGraph, node: NodeDef) -> tuple[str, ...]:
         if window[0] != 1 or window[3] != 1 or not plain_padding or too_wide:
             return ()
     return tuple(moved)
+
+
+def _is_table(graph: TensorGraph, node: NodeDef) -> bool:
+    if node.op != "GatherV2" or node.attr["batch_dims"].i:
+        return False
+    table, rows, axis = data_inputs(node)
+    if not graph.is_constant(table) or graph.is_constant(rows):
+        return False
+    if node.attr["Tparams"].type != tf.float32.as_datatype_enum:
+        return False
+    return len(constant_shape(graph[table])) == 2 and graph.constant(axis) == 0
 
 
 def _non_negative(graph: TensorGraph) -> frozenset[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from neural_mp.adaptors.tensorflow.fold import CONVOLUTIONS
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.nodes import data_inputs, node_of
+from neural_mp.adaptors.tensorflow.nodes import constant_size, data_inputs, node_of
 from neural_mp.core.graph import Op, OpGraph
 
 
@@ -24,6 +24,7 @@ def build_graph(model: TensorFlowModel) -> OpGraph:
                 fusion_group=fusion_group_of.get(node.name),
                 quantize_agnostic=node.name in model.structure.agnostic_ops,
                 writes_int8=node.op in CONVOLUTIONS,  # whose integer kernel cannot write floats
+                weights=sum(map(constant_size, model.graph.constants_of(node))),
             )
         )
     return OpGraph(ops, fed, [name for name in model.output_nodes if name in known])

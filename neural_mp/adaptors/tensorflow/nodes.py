@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -233,6 +234,10 @@ class TensorGraph:
         node = self.nodes.get(node_of(tensor))
         return node is not None and node.op == CONSTANT
 
+    def constants_of(self, node: NodeDef) -> Iterator[NodeDef]:
+        """The constants that a node reads."""
+        return (self[tensor] for tensor in data_inputs(node) if self.is_constant(tensor))
+
     def constant(self, tensor: str) -> Array | None:
         """The value of a constant; None where the tensor is computed."""
         return self.value(tensor) if self.is_constant(tensor) else None
@@ -285,14 +290,17 @@ def constant_shape(node: NodeDef) -> list[int]:
     return [dimension.size for dimension in node.attr["value"].tensor.tensor_shape.dim]
 
 
+def constant_size(node: NodeDef) -> int:
+    """How many numbers the value of a constant holds, without reading it."""
+    return math.prod(constant_shape(node))
+
+
 def constant_bytes(node: NodeDef) -> int:
     """Bytes of the value of a constant; 0 of other nodes."""
     if node.op != CONSTANT:
         return 0
-    proto = node.attr["value"].tensor
-    elements = int(np.prod(constant_shape(node)))
-    size: int = elements * tf.as_dtype(proto.dtype).size
-    return size
+    dtype = tf.as_dtype(node.attr["value"].tensor.dtype)
+    return constant_size(node) * int(dtype.size)
 
 
 def stand_in(constant: NodeDef) -> NodeDef:

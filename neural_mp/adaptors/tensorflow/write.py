@@ -25,6 +25,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
 )
 from neural_mp.adaptors.tensorflow.tensor_forms import DTYPES, Forms
 from neural_mp.adaptors.tensorflow.write_agnostic import write_agnostic
+from neural_mp.adaptors.tensorflow.write_alone import write_table
 from neural_mp.adaptors.tensorflow.write_int8 import Layer, write_layer
 from neural_mp.core.byte_products import weight_limit
 from neural_mp.core.observations import Range
@@ -86,6 +87,8 @@ class _Writer:
             moved = self.model.structure.agnostic_ops[name]
             encoding = self.forms.encoding_of(name)
             written = write_agnostic(self.forms, self.model, node, moved, encoding)
+        elif name in self.model.structure.tables and precision is Precision.INT8:
+            written = write_table(self.forms, node, weight_limit(self.plan.plan[name].weight))
         elif precision.is_16_bit:
             written = self._write_16_bit(node, FORM_OF[precision])
         else:
