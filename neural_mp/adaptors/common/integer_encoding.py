@@ -60,7 +60,9 @@ def weight_scales(weight: Array, axes: tuple[int, ...], limit: int) -> Array:
         Float32 with the axes of the weight, of length 1 where they are in `axes`. A channel that
         is zero everywhere may have any step, and has 1.
     """
-    largest = np.abs(weight).max(axis=axes, keepdims=True, initial=0)
+    # Without a copy of all magnitudes, for weights of hundreds of megabytes.
+    highest = weight.max(axis=axes, keepdims=True, initial=0)
+    largest = np.maximum(highest, -weight.min(axis=axes, keepdims=True, initial=0))
     return np.where(largest > LEAST_SPAN, largest / limit, 1).astype(np.float32)
 
 
@@ -72,5 +74,6 @@ def weight_limit_of(space: TuningSpace, op: str) -> int:
 
 def rounded_to_int8(weight: Array, scales: Array, limit: int) -> NDArray[np.int8]:
     """A weight in steps of `scales`, cut off at ±`limit`."""
-    steps = np.rint(weight / scales)
+    steps = weight / scales
+    np.rint(steps, out=steps)
     return np.clip(steps, -limit, limit, out=steps).astype(np.int8)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from neural_mp.adaptors.common.hessian import Squares, summed_traces
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import Array, indexed, plain
-from neural_mp.adaptors.tensorflow.runtime import Runner, imported
+from neural_mp.adaptors.tensorflow.runtime import Runner
 from neural_mp.errors import ConversionError
 
 
@@ -22,7 +22,7 @@ def hessian_traces(
     Raises:
         ConversionError: an op of the model has no gradient.
     """
-    graph = imported(model.graph.to_graph_def())
+    graph, constants = model.without_weights()
     outputs = [
         tensor
         for port in model.signature.outputs
@@ -41,7 +41,7 @@ def hessian_traces(
             for op, gradient in zip(weights, gradients, strict=True)
             if gradient is not None
         }
-    runner = Runner(graph, optimized=False)
+    runner = Runner(graph, constants, optimized=False)
 
     def outputs_of(feeds: dict[str, Array]) -> tuple[list[tuple[int, ...]], Squares]:
         def squared(directions: list[Array]) -> dict[str, float]:

@@ -7,14 +7,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import tensorflow as tf
+
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.tensorflow.fusion import GraphStructure, structure
 from neural_mp.adaptors.tensorflow.nodes import (
     CONSTANT,
+    LARGE,
     Array,
     NodeDef,
     TensorGraph,
+    constant_bytes,
     node_of,
+    without,
+    without_large,
 )
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported
 from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
@@ -47,7 +53,25 @@ class TensorFlowModel:
     @cached_property
     def runner(self) -> Runner:
         """A session with the graph in it, made when it is first needed."""
-        return Runner(imported(self.graph.to_graph_def()))
+        tables = self._large_tables()
+        return Runner(
+            imported(without(self.graph, tables)),
+            {name: self.graph.value(name) for name in tables},
+        )
+
+    def _large_tables(self) -> frozenset[str]:
+        """Constants of which ops read single rows: no kernel runs faster for knowing them."""
+        read: dict[str, set[bool]] = {}
+        for node in self.graph.nodes.values():
+            for position, tensor in enumerate(node.input):
+                read.setdefault(tensor, set()).add(node.op == "GatherV2" and position == 0)
+        large = (name for name, node in self.graph.nodes.items() if constant_bytes(node) > LARGE)
+        return frozenset(name for name in large if read.get(name) == {True}) - self.output_nodes
+
+    def without_weights(self) -> tuple[tf.Graph, dict[str, Array]]:
+        """The graph with placeholders for its large constants, and what these hold."""
+        light, large = without_large(self.graph)
+        return imported(light), {name: self.graph.value(name) for name in large}
 
     @cached_property
     def shapes(self) -> Shapes:

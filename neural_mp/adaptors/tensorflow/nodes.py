@@ -317,6 +317,12 @@ def without_large(
     """A copy of a graph with placeholders for constants of more bytes, and these constants."""
     nodes = graph.nodes.values() if isinstance(graph, TensorGraph) else graph.node
     large = {node.name: node for node in nodes if constant_bytes(node) > most}
+    return without(graph, large), large
+
+
+def without(graph: TensorGraph | GraphDef, constants: Collection[str]) -> GraphDef:
+    """A copy of a graph with placeholders for some of its constants."""
+    nodes = graph.nodes.values() if isinstance(graph, TensorGraph) else graph.node
     light = GraphDef(versions=graph.versions, library=graph.library)
-    light.node.extend(stand_in(node) if node.name in large else node for node in nodes)
-    return light, large
+    light.node.extend(stand_in(node) if node.name in constants else node for node in nodes)
+    return light

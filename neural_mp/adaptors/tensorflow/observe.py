@@ -11,20 +11,18 @@ import tensorflow as tf
 from neural_mp.adaptors.common.calibration import TensorSummary, sample_shares
 from neural_mp.adaptors.common.signature import in_parts
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.nodes import Array, TensorGraph, indexed, without_large
-from neural_mp.adaptors.tensorflow.runtime import Runner, imported
+from neural_mp.adaptors.tensorflow.nodes import Array, indexed
+from neural_mp.adaptors.tensorflow.runtime import Runner
 
 #: Bytes of input run at once: what a batch needs on its way grows with it.
 _INPUT_BYTES = 8 << 20
-#: Where the runtime takes fed memory without copying it.
-_ALIGNMENT = 64
 
 
 def watch(
     model: TensorFlowModel, batches: Iterable[dict[str, Array]], tensors: Collection[str]
 ) -> Iterator[tuple[str, TensorSummary]]:
     """Run batches (tensor → array), and say what the named tensors held."""
-    graph, weights = _without_weights(model.graph)
+    graph, weights = model.without_weights()
     with graph.as_default():
         drawn = tf.constant(sample_shares())
         reduced = {
@@ -32,10 +30,10 @@ def watch(
             for name in sorted(tensors)
         }
     fetches = [tensor.name for results in reduced.values() for tensor in results]
-    runner = Runner(graph, optimized=False)
+    runner = Runner(graph, weights, optimized=False)
     for feeds in batches:
         for part in _parts(model, feeds):
-            found = map(np.asarray, runner({**part, **weights}, fetches))
+            found = map(np.asarray, runner(part, fetches))
             for name, results in reduced.items():
                 size, sample, *rest = (next(found) for _ in results)
                 if not size.size or not size:  # it lies in a branch not taken, or is empty
@@ -68,23 +66,6 @@ def _reduced(tensor: tf.Tensor, drawn: tf.Tensor) -> tuple[tf.Tensor, ...]:
     )
 
 
-def _without_weights(graph: TensorGraph) -> tuple[tf.Graph, dict[str, Array]]:
-    """The graph with placeholders for its large constants, and the constants to feed.
-
-    A session copies the constants of its graph half a dozen times; what is fed is copied once.
-    """
-    light, large = without_large(graph)
-    return imported(light), {name: _aligned(graph.value(name)) for name in large}
-
-
-def _aligned(value: Array) -> Array:
-    room = np.empty(value.nbytes + _ALIGNMENT, np.uint8)
-    start = -room.ctypes.data % _ALIGNMENT
-    aligned = room[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
-    aligned[...] = value
-    return aligned
-
-
 def _parts(model: TensorFlowModel, feeds: dict[str, Array]) -> Iterator[dict[str, Array]]:
     """A batch in parts small enough."""
     samples, total = model.signature.samples(feeds), sum(a.nbytes for a in feeds.values())
@@ -93,7 +74,7 @@ def _parts(model: TensorFlowModel, feeds: dict[str, Array]) -> Iterator[dict[str
 
 def first_non_finite(model: TensorFlowModel, feeds: dict[str, Array]) -> str | None:
     """The first op whose result holds NaN or Inf."""
-    graph, weights = _without_weights(model.graph)
+    graph, weights = model.without_weights()
     names, checks = [], []
     with graph.as_default():
         for node in model.op_nodes:
@@ -102,5 +83,5 @@ def first_non_finite(model: TensorFlowModel, feeds: dict[str, Array]) -> str | N
                 finite = tf.reduce_all(tf.math.is_finite(operation.outputs[0]))
                 names.append(model.counted_for.get(node.name, node.name))
                 checks.append(finite.name)
-    results = Runner(graph, optimized=False)({**feeds, **weights}, checks)
+    results = Runner(graph, weights, optimized=False)(feeds, checks)
     return next((name for name, fine in zip(names, results, strict=True) if not fine), None)

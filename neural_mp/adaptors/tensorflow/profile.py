@@ -16,9 +16,9 @@ def time_ops(model: TensorFlowModel, feeds: dict[str, Array], runs: int) -> dict
     """
     outputs = [tensor for tensor in model.signature.output_tensors if tensor not in feeds]
     taken: dict[str, list[float]] = defaultdict(list)
-    for _ in range(runs):
+    for run in model.runner.traced(feeds, outputs, runs):
         seconds: dict[str, float] = defaultdict(float)
-        for device in model.runner.traced(feeds, outputs).dev_stats:
+        for device in run.dev_stats:
             for node in device.node_stats:
                 if node.node_name in model.graph:
                     name = model.counted_for.get(node.node_name, node.node_name)
