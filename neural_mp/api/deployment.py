@@ -95,14 +95,11 @@ def not_native(here: Hardware) -> frozenset[Precision]:
     return frozenset(precision for precision in Precision if not here.support(precision).native)
 
 
-def without_kernels(space: TuningSpace, hardware: Hardware, framework: str) -> list[str]:
-    """One warning for every precision that the machine has and the framework does not."""
-    found = []
-    for precision in space.usable_precisions:
+def without_kernels(space: TuningSpace, hardware: Hardware) -> tuple[Precision, ...]:
+    """The precisions that the machine has and the framework does not: it emulates them."""
+
+    def is_emulated(precision: Precision) -> bool:
         able = [c for c in space.capabilities.values() if precision in c.precisions]
-        if hardware.support(precision).native and all(precision in c.emulated for c in able):
-            found.append(
-                f"{framework} has no {precision} kernels here: {precision} is emulated, for its "
-                f"numbers"
-            )
-    return found
+        return hardware.support(precision).native and all(precision in c.emulated for c in able)
+
+    return tuple(filter(is_emulated, space.usable_precisions))

@@ -29,12 +29,13 @@ from neural_mp.config import Settings, load_settings
 from neural_mp.core import hardware as machine
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import Precision, parse_precisions
-from neural_mp.core.words import Approach, Capture
+from neural_mp.core.words import Approach, Capture, Objective
 from neural_mp.data import build_dataloader, build_transforms
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.reporting import LiveListener
 from neural_mp.space import TuningSpace
 from neural_mp.strategies import DEFAULT, strategy_named
+from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
 from neural_mp.tuning.batches import Batches, Calibration
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.tuning.evaluator import Evaluator
@@ -220,7 +221,7 @@ class MixedPrecision:
         if self.approach in (None, Approach.STATIC):
             precisions, told = without_int8_if_no_data(precisions, calibration)
             log.warnings += told
-        space = self._space(loaded, hardware, precisions, amp, log)
+        space, precisions = self._space(loaded, hardware, precisions, amp, log)
         label = metric_label(metrics, self.eval_func)
         evaluator = Evaluator(evaluation, metrics, self.eval_func, self._postprocess(), label)
         evaluator.on_batch = log.listener.step
@@ -327,18 +328,35 @@ class MixedPrecision:
         precisions: tuple[Precision, ...],
         amp: AmpSettings,
         log: RunLog,
-    ) -> TuningSpace:
+    ) -> tuple[TuningSpace, tuple[Precision, ...]]:
+        """What every op may run in, and the precisions that are tried."""
         adaptor = model.adaptor
         lists, told = edited_lists(adaptor, amp, precisions)
         space = forced(adaptor.space(model.held, hardware, lists), amp).restricted_to(precisions)
-        log.warnings += (*told, *without_kernels(space, hardware, adaptor.framework))
+        log.warnings += told
+        emulated = without_kernels(space, hardware)
+        if self._wants_speed_alone(amp) and Precision.INT8 in space.usable_precisions:
+            precisions = tuple(p for p in precisions if p not in emulated or p in hardware.forced)
+            space = space.restricted_to(precisions)
+        else:
+            log.warnings += tuple(
+                f"{adaptor.framework} has no {precision} kernels here: {precision} is emulated, "
+                f"for its numbers"
+                for precision in emulated
+            )
         space = space.constrained(self._settings.constraints)
         if self.approach is not None:
             space = space.with_int8([Approach(self.approach)])
         for precision in precisions:
             if precision not in (*space.usable_precisions, Precision.FP32):
                 log.warn(f"no op of this model may run in {precision}; it stays out")
-        return space
+        return space, precisions
+
+    def _wants_speed_alone(self, amp: AmpSettings) -> bool:
+        """Whether nobody asked for 16 bits, which may be wanted for their numbers or their size."""
+        asked = self._precisions is not None or amp != AmpSettings()
+        only_speed = set(parse_objectives(self.objective)) == {Objective.PERFORMANCE}
+        return only_speed and not asked and self.strategy != AutoMixedPrecision.name
 
     def _measurement(self, model: AnyModel, data: Batches | None) -> Measurement:
         performance = self._settings.evaluation.performance

@@ -36,7 +36,7 @@ _LOSES = 1.2
 _WINS = 0.95
 #: What the bytes of all weights are worth where speed is wanted, as a share of FP32's time: of two
 #: plans that are as fast, it is the smaller one.
-_SMALLER = 0.05
+_SMALLER = 0.02
 
 
 @dataclass(frozen=True)

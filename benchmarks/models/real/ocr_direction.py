@@ -6,7 +6,7 @@ import numpy as np
 
 from real.case import Batches, Case, Split, shipped
 from real.metrics import Accuracy
-from real.rendered import line, phrases
+from real.rendered import line, normalized, phrases
 
 HEIGHT, WIDTH, BATCH = 48, 192, 16
 LINES = {"calibration": 64, "test": 480}
@@ -18,7 +18,7 @@ def batches(split: Split) -> Batches:
     for index, text in enumerate(phrases(LINES[split], start)):
         upright = line(text, start + index, HEIGHT, WIDTH)
         shown.append(upright[::-1, ::-1] if turned[index] else upright)
-    pixels = np.stack(shown).transpose(0, 3, 1, 2).astype(np.float32) / 127.5 - 1
+    pixels = normalized(shown, WIDTH)
     parts = (slice(i, i + BATCH) for i in range(0, len(pixels), BATCH))
     return Batches([(pixels[part], turned[part]) for part in parts], BATCH)
 

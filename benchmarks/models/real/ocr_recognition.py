@@ -10,7 +10,7 @@ import onnx
 
 from real.case import Batches, Case, Split, shipped
 from real.metrics import Share
-from real.rendered import line, phrases
+from real.rendered import line, normalized, phrases
 
 HEIGHT, WIDTH, BATCH = 48, 320, 8
 LINES = {"calibration": 64, "test": 240}
@@ -35,8 +35,7 @@ def batches(split: Split) -> Batches:
     for first in range(0, len(texts), BATCH):
         some = texts[first : first + BATCH]
         shown = [line(text, start + first + i, HEIGHT, WIDTH) for i, text in enumerate(some)]
-        pixels = np.stack(shown).transpose(0, 3, 1, 2).astype(np.float32)
-        made.append((pixels / 127.5 - 1, np.array(some)))
+        made.append((normalized(shown, WIDTH), np.array(some)))
     return Batches(made, BATCH)
 
 

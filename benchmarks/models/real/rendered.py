@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -24,10 +24,7 @@ def phrases(count: int, seed: int) -> Iterator[str]:
 
 
 def line(text: str, seed: int, height: int, width: int) -> np.ndarray:
-    """One line, dark on light or light on dark, with noise: uint8 [height, width, 3].
-
-    It fills the height; what is left of the width is blank.
-    """
+    """One line, dark on light or light on dark, with noise: uint8 [height, at most width, 3]."""
     draw = np.random.default_rng(seed)
     font = ImageFont.load_default(int(draw.integers(26, 42)))
     left, top, right, bottom = font.getbbox(text)
@@ -39,10 +36,20 @@ def line(text: str, seed: int, height: int, width: int) -> np.ndarray:
     ImageDraw.Draw(page).text((margin - left, margin - top), text, font=font, fill=ink)
     page = page.rotate(float(draw.uniform(-1.5, 1.5)), fillcolor=paper, resample=Image.BILINEAR)
     shown = page.resize((min(width, max(1, size[0] * height // size[1])), height), Image.BILINEAR)
-    result = np.full((height, width), paper, np.float32)
-    result[:, : shown.width] = np.asarray(shown)
-    result += draw.normal(0, draw.uniform(2, 22), result.shape)
-    return np.repeat(np.clip(result, 0, 255).astype(np.uint8)[..., None], 3, axis=2)
+    noise = draw.normal(0, draw.uniform(2, 22), (height, shown.width))
+    result = np.clip(np.asarray(shown) + noise, 0, 255)
+    return np.repeat(result.astype(np.uint8)[..., None], 3, axis=2)
+
+
+def normalized(lines: Sequence[np.ndarray], width: int) -> np.ndarray:
+    """Lines as RapidOCR gives them to its models: float32 [lines, 3, height, width].
+
+    Colours lie between -1 and 1; what a line leaves of the width is 0.
+    """
+    found = np.zeros((len(lines), 3, len(lines[0]), width), np.float32)
+    for room, shown in zip(found, lines, strict=True):
+        room[..., : shown.shape[1]] = shown.transpose(2, 0, 1) / np.float32(127.5) - 1
+    return found
 
 
 def page(seed: int, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:

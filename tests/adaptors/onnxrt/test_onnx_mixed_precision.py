@@ -10,6 +10,7 @@ from onnx_nets import kernels, run
 
 import neural_mp
 from neural_mp import MixedPrecision, PrecisionPlan
+from neural_mp.amp import AutoMixedPrecisionOptions
 from neural_mp.core.hardware import Hardware
 from neural_mp.testing import FaceContract
 
@@ -137,3 +138,26 @@ def test_16_bits_that_only_the_machine_has_come_with_a_warning(net):
     converter.model = net
     result = converter()
     assert any("onnxrt has no bf16 kernels" in warning for warning in result.report.warnings)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "tried"),
+    [
+        ("objective", "performance", False),
+        ("objective", "modelsize", True),
+        ("strategy", "auto_mixed_precision", True),
+        ("amp", {"data_type": "BFLOAT16"}, True),
+        ("precisions", "int8,bf16", True),
+    ],
+)
+def test_without_being_asked_nothing_is_tried_for_speed_that_is_only_emulated(
+    net, digits, option, value, tried
+):
+    converter = MixedPrecision()
+    converter.hardware = Hardware("with BF16", INTEGER_FLAGS | {"avx512_bf16"}, 2)
+    converter.model, converter.calib_dataloader = net, digits[0].loader()
+    if option == "amp":
+        value = AutoMixedPrecisionOptions(**value)
+    setattr(converter, option, value)
+    warnings = converter().report.warnings
+    assert any("onnxrt has no bf16 kernels" in warning for warning in warnings) == tried
