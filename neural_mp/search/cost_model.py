@@ -11,7 +11,7 @@ from neural_mp.core.observations import Times
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizedTensor
-from neural_mp.core.words import Objective
+from neural_mp.core.words import Approach, Objective
 from neural_mp.search.cut import Assignment, Cost, Node, SharedCost
 from neural_mp.search.front import Point
 from neural_mp.space import Capability, TuningSpace
@@ -67,6 +67,21 @@ class Figures:
         whole = sum(sizes)
         weights = [size / whole if whole else 1 / len(ops) for size in sizes]
         return dict(zip(ops, zip(times, weights, strict=True), strict=True))
+
+    def for_size_alone(self, plan: PrecisionPlan) -> frozenset[str]:
+        """Ops of which a plan stores the weight in INT8, and which gain next to no time by it.
+
+        None where anything but time counts.
+        """
+        if set(self.objectives) != {Objective.PERFORMANCE}:
+            return frozenset()
+        alone = [op for op, config in plan.items() if config.approach is Approach.WEIGHT_ONLY]
+        whole = sum(self.seconds(self.times.ops))
+        return frozenset(
+            op
+            for op, seconds in zip(alone, self.seconds(alone), strict=True)
+            if seconds * (1 - self.speed(op, Precision.INT8, False)) <= _SMALLER * whole
+        )
 
     def seconds(self, ops: Iterable[str]) -> list[float]:
         """What each op takes in FP32; 0 where that was not measured."""
@@ -194,10 +209,11 @@ def without_tensors(
     space: TuningSpace, plan: PrecisionPlan, tensors: Iterable[QuantizedTensor]
 ) -> PrecisionPlan:
     """A plan with what stores any of these tensors in INT8 in the best of its other choices."""
-    raised = {op for tensor in tensors for op in tensor.keepers}
+    return without_int8(space, plan, {op for tensor in tensors for op in tensor.keepers})
+
+
+def without_int8(space: TuningSpace, plan: PrecisionPlan, ops: Iterable[str]) -> PrecisionPlan:
+    """A plan with these ops in the best of their other choices."""
     return plan.replacing(
-        {
-            op: next(c for c in space.choices(op) if c.precision is not Precision.INT8)
-            for op in raised
-        }
+        {op: next(c for c in space.choices(op) if c.precision is not Precision.INT8) for op in ops}
     )

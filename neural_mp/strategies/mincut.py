@@ -11,7 +11,13 @@ from neural_mp.core.precision import FP32, RANGE_ALGORITHMS, Precision
 from neural_mp.core.quantization_flow import QuantizedTensor
 from neural_mp.core.trial import Trial
 from neural_mp.core.words import Algorithm, Approach, Objective
-from neural_mp.search.cost_model import CostModel, Figures, cost_model, without_tensors
+from neural_mp.search.cost_model import (
+    CostModel,
+    Figures,
+    cost_model,
+    without_int8,
+    without_tensors,
+)
 from neural_mp.search.cut import Cut
 from neural_mp.search.front import Point, chord
 from neural_mp.search.sensitivity import (
@@ -52,9 +58,10 @@ class MinimumCut(Strategy):
 
     1. The fastest plan by measured times, noisy tensors repaired where that is free: by scaling
        channels. Most models pass at once.
-    2. Another calibration algorithm or corrected biases, where a few samples show far less noise.
-    3. The tensors with more than 5 % of noise out of INT8.
-    4. Between the slowest plan that missed the target and the fastest that met it, the front is
+    2. Where that missed the target: the tables out of INT8 that are in it for their size alone.
+    3. Another calibration algorithm or corrected biases, where a few samples show far less noise.
+    4. The tensors with more than 5 % of noise out of INT8.
+    5. Between the slowest plan that missed the target and the fastest that met it, the front is
        halved, until nothing lies between or four plans were tried. Where none met it by then, the
        worst tensors go back, one, two, four and so on, up to eight plans in all.
 
@@ -79,6 +86,7 @@ class _Run:
     problem: TuningProblem
     repairs: dict[str, str] = field(init=False)
     noise: dict[str, float] = field(init=False)
+    figures: Figures = field(init=False)
     model: CostModel = field(init=False)
     cut: Cut = field(init=False)
     tried: dict[ResolvedPlan, Trial] = field(default_factory=dict)
@@ -101,14 +109,14 @@ class _Run:
         if times.conversion is not None:
             each = times.conversion * conversions
             times = replace(times, conversion=each, value=times.value * conversions)
-        figures = Figures(
+        self.figures = Figures(
             harms,
             self.problem.objectives,
             times,
             {op.name: op.weights for op in self.problem.space.graph},
             self.problem.observations.values,
         )
-        return cost_model(self.problem.space, figures)
+        return cost_model(self.problem.space, self.figures)
 
     def search(self) -> Steps:
         fastest = self._fastest()
@@ -117,7 +125,10 @@ class _Run:
         if first is None:
             return  # nothing runs in a lower precision, whatever the plan says
         if not first.accurate:
-            yield from self._mend(fastest)
+            for_size = self.figures.for_size_alone(fastest)
+            yield from self._try(without_int8(self.problem.space, fastest, for_size))
+            if not self._has_met():
+                yield from self._mend(fastest)
             if not self._has_met():
                 yield from self._bisect(fastest)
         if not self._has_met():

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from made_up import BF16, INT8, MadeUpProbe, chain, hostile_tensor, int8_ops, run
+from made_up import BF16, INT8, WEIGHT, MadeUpProbe, chain, hostile_tensor, int8_ops, run
 
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.observations import Times
-from neural_mp.core.precision import FP32, Precision
-from neural_mp.space import TuningSpace
+from neural_mp.core.precision import FP32, OpConfig, Precision
+from neural_mp.space import Capability, TuningSpace
 
 NOISE = {f"op{i}": 1e-4 for i in range(12)}
 
@@ -173,6 +173,35 @@ def test_the_whole_that_is_clearly_faster_is_tried_first(without_op3, in_int8):
     probe.whole = (1.0, without_op3)  # all low, and all low but op3
     (trial,) = tried(chain(6), lambda plan: 0.0, {}, probe=probe)
     assert len(int8_ops(trial.plan)) == in_int8
+
+
+class Reading(MadeUpProbe):
+    """op0 reads a table, which takes a thousandth of the time in FP32 and in INT8."""
+
+    def times(self):
+        ops = {f"op{i}": {Precision.FP32: 4.0, Precision.INT8: 1.0} for i in range(6)}
+        return Times({**ops, "op0": {Precision.FP32: 0.02, Precision.INT8: 0.02}}, 0.0)
+
+
+def with_a_table(space: TuningSpace) -> TuningSpace:
+    ops = [replace(op, weights=9000 if op.name == "op0" else 100) for op in space.graph]
+    table = Capability((OpConfig(Precision.INT8, WEIGHT), FP32))
+    capabilities = {**space.capabilities, "op0": table}
+    return replace(space, graph=OpGraph(ops, ["x"]), capabilities=capabilities)
+
+
+def test_a_table_that_is_in_int8_for_its_size_alone_goes_back_before_what_gains_speed():
+    def harm(plan):
+        return 0.02 * ("op0" in int8_ops(plan))
+
+    space = with_a_table(chain(6))
+    first, second = tried(space, harm, {"op2": 0.9}, probe=Reading())
+    assert "op0" in int8_ops(first.plan)
+    assert int8_ops(second.plan) == {f"op{i}" for i in range(1, 6)}
+    assert second.met
+    where_size_counts = {"performance": 0.5, "modelsize": 0.5}
+    _, second, *_ = tried(space, harm, {"op2": 0.9}, probe=Reading(), objectives=where_size_counts)
+    assert "op0" in int8_ops(second.plan)
 
 
 def test_a_plan_slower_than_fp32_is_followed_by_what_gains_most_and_then_the_search_ends():
