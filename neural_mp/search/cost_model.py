@@ -34,9 +34,10 @@ _EMULATED = 1.1
 _LOSES = 1.2
 #: What it takes of FP32's time at most where it does not.
 _WINS = 0.95
-#: What the bytes of all weights are worth where speed is wanted, as a share of FP32's time: of two
-#: plans that are as fast, it is the smaller one.
-_SMALLER = 0.02
+#: What the bytes of all weights are worth where speed is wanted, as a share of FP32's time. They
+#: count for weights that are stored in INT8 and not multiplied so, which gains next to no time: of
+#: two plans that are about as fast, it is the smaller one.
+_SMALLER = 0.05
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,10 @@ def _cost(
     time, weight = shares
     time *= figures.speed(op, precision, precision in capability.emulated)
     speed = figures.objectives.get(Objective.PERFORMANCE, 0.0)
-    cost = speed * time + max(1 - speed, _SMALLER) * weight * precision.bits / 32
+    low = capability.config(Precision.INT8)
+    alone = low is not None and low.approach is Approach.WEIGHT_ONLY
+    size = max(1 - speed, _SMALLER if alone else 0.0)
+    cost = speed * time + size * weight * precision.bits / 32
     return cost, _OWN_NOISE[precision]
 
 
