@@ -70,18 +70,24 @@ class Figures:
         return dict(zip(ops, zip(times, weights, strict=True), strict=True))
 
     def for_size_alone(self, plan: PrecisionPlan) -> frozenset[str]:
-        """Ops of which a plan stores the weight in INT8, and which gain next to no time by it.
+        """Ops of which a plan stores the weight in INT8, and which gain less time than bytes.
 
-        None where anything but time counts.
+        None where times are not known, or where anything but time counts.
         """
-        if set(self.objectives) != {Objective.PERFORMANCE}:
+        bytes_of_all, seconds_of_all = sum(self.weights.values()), sum(self.seconds(self.times.ops))
+        only_speed = set(self.objectives) == {Objective.PERFORMANCE}
+        if not only_speed or not bytes_of_all or not seconds_of_all:
             return frozenset()
         alone = [op for op, config in plan.items() if config.approach is Approach.WEIGHT_ONLY]
-        whole = sum(self.seconds(self.times.ops))
+
+        def gain(op: str, seconds: float) -> float:
+            saved = seconds * (1 - self.speed(op, Precision.INT8, False)) / seconds_of_all
+            return saved - _SMALLER * self.weights.get(op, 0) / bytes_of_all
+
         return frozenset(
             op
             for op, seconds in zip(alone, self.seconds(alone), strict=True)
-            if seconds * (1 - self.speed(op, Precision.INT8, False)) <= _SMALLER * whole
+            if gain(op, seconds) <= 0
         )
 
     def seconds(self, ops: Iterable[str]) -> list[float]:
