@@ -52,3 +52,23 @@ def test_a_model_is_recognised_without_importing_its_framework():
         "assert set(framework_names()) >= set(FRAMEWORKS)"
     )
     assert not imported(report) & set(FRAMEWORKS)
+
+
+def test_what_trains_imports_its_own_framework_when_it_is_asked_for():
+    assert not imported(run("from neural_mp.training import LossScale")) & set(FRAMEWORKS)
+    assert "tensorflow" not in imported(run("from neural_mp.training import GradScaler"))
+
+
+def test_what_trains_names_the_framework_that_is_missing():
+    code = (
+        "import sys\n"
+        "sys.modules['torch'] = None  # as if it were not installed\n"
+        "from neural_mp.errors import MissingFrameworkError\n"
+        "try:\n"
+        "    from neural_mp.training import GradScaler\n"
+        "except MissingFrameworkError as error:\n"
+        "    assert 'GradScaler' in str(error) and 'neural-mp[torch]' in str(error), error\n"
+        "else:\n"
+        "    raise SystemExit('nothing was said')\n"
+    )
+    run(code)

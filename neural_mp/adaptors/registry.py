@@ -87,12 +87,26 @@ def adaptor_named(name: str) -> AnyAdaptor:
     ours = FRAMEWORKS.get(name)
     if ours is None:
         return _third_party()[name]()
+    require_framework(name, f"models of {name}")
+    return _loaded(f"{ours.home}.adaptor:{ours.adaptor}")()
+
+
+def require_framework(name: str, what: str) -> None:
+    """Make sure that one of our frameworks is installed.
+
+    Args:
+        name: its name.
+        what: what needs it, in words, more than one thing.
+
+    Raises:
+        MissingFrameworkError: it is not.
+    """
+    ours = FRAMEWORKS[name]
     if importlib.util.find_spec(ours.package) is None:
         raise MissingFrameworkError(
-            f"models of {name} need the package {ours.package}, which is not installed; "
-            f"install it with: pip install 'neural-mp[{ours.extra}]'"
+            f"{what} need the package {ours.package}, which is not installed; install it with: "
+            f"pip install 'neural-mp[{ours.extra}]'"
         )
-    return _loaded(f"{ours.home}.adaptor:{ours.adaptor}")()
 
 
 def _third_party() -> dict[str, type[AnyAdaptor]]:

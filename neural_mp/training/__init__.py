@@ -1,9 +1,51 @@
 """Mixed precision while a model is trained, and in programs that are not converted."""
 
-from neural_mp.training.graph_rewrite import (
-    disable_graph_rewrite,
-    enable_graph_rewrite,
-    graph_rewrite,
-)
+from __future__ import annotations
 
-__all__ = ["disable_graph_rewrite", "enable_graph_rewrite", "graph_rewrite"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from neural_mp.adaptors import registry
+
+if TYPE_CHECKING:
+    from neural_mp.adaptors.pytorch.grad_scaler import GradScaler
+    from neural_mp.adaptors.tensorflow.loss_scale_optimizer import LossScaleOptimizer
+    from neural_mp.core.loss_scale import LossScale
+    from neural_mp.training.tensorflow_rewrite import (
+        disable_graph_rewrite,
+        enable_graph_rewrite,
+        graph_rewrite,
+    )
+
+#: Public name → the framework it needs, if any, and the module it lives in, which is imported when
+#: it is first asked for.
+_LAZY = {
+    "GradScaler": ("pytorch", "neural_mp.adaptors.pytorch.grad_scaler"),
+    "LossScale": (None, "neural_mp.core.loss_scale"),
+    "LossScaleOptimizer": ("tensorflow", "neural_mp.adaptors.tensorflow.loss_scale_optimizer"),
+    "disable_graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
+    "enable_graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
+    "graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
+}
+
+__all__ = [
+    "GradScaler",
+    "LossScale",
+    "LossScaleOptimizer",
+    "disable_graph_rewrite",
+    "enable_graph_rewrite",
+    "graph_rewrite",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        framework, home = _LAZY[name]
+        if framework is not None:
+            registry.require_framework(framework, f"users of {name}")
+        return getattr(importlib.import_module(home), name)
+    raise AttributeError(f"module 'neural_mp.training' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
