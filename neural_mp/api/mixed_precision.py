@@ -29,7 +29,7 @@ from neural_mp.config import Settings, load_settings
 from neural_mp.core import hardware as machine
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import Precision, parse_precisions
-from neural_mp.core.words import Approach, Capture, Objective
+from neural_mp.core.words import Approach, Capture, is_speed_alone
 from neural_mp.data import build_dataloader, build_transforms
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.reporting import LiveListener
@@ -355,7 +355,7 @@ class MixedPrecision:
     def _wants_speed_alone(self, amp: AmpSettings) -> bool:
         """Whether nobody asked for 16 bits, which may be wanted for their numbers or their size."""
         asked = self._precisions is not None or amp != AmpSettings()
-        only_speed = set(parse_objectives(self.objective)) == {Objective.PERFORMANCE}
+        only_speed = is_speed_alone(parse_objectives(self.objective))
         return only_speed and not asked and self.strategy != AutoMixedPrecision.name
 
     def _measurement(self, model: AnyModel, data: Batches | None) -> Measurement:

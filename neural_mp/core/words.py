@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -112,3 +112,8 @@ class Objective(Word):
     PERFORMANCE = "performance"
     FOOTPRINT = "footprint"
     MODELSIZE = "modelsize"
+
+
+def is_speed_alone(objectives: Iterable[Objective]) -> bool:
+    """Whether nothing but time is to be made small."""
+    return set(objectives) == {Objective.PERFORMANCE}

@@ -11,7 +11,7 @@ from neural_mp.core.observations import Times
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizedTensor
-from neural_mp.core.words import Approach, Objective
+from neural_mp.core.words import Approach, Objective, is_speed_alone
 from neural_mp.search.cut import Assignment, Cost, Node, SharedCost
 from neural_mp.search.front import Point
 from neural_mp.space import Capability, TuningSpace
@@ -75,8 +75,7 @@ class Figures:
         None where times are not known, or where anything but time counts.
         """
         bytes_of_all, seconds_of_all = sum(self.weights.values()), sum(self.seconds(self.times.ops))
-        only_speed = set(self.objectives) == {Objective.PERFORMANCE}
-        if not only_speed or not bytes_of_all or not seconds_of_all:
+        if not is_speed_alone(self.objectives) or not bytes_of_all or not seconds_of_all:
             return frozenset()
         alone = [op for op, config in plan.items() if config.approach is Approach.WEIGHT_ONLY]
 

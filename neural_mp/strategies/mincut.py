@@ -86,7 +86,6 @@ class _Run:
     problem: TuningProblem
     repairs: dict[str, str] = field(init=False)
     noise: dict[str, float] = field(init=False)
-    figures: Figures = field(init=False)
     model: CostModel = field(init=False)
     cut: Cut = field(init=False)
     tried: dict[ResolvedPlan, Trial] = field(default_factory=dict)
@@ -105,18 +104,20 @@ class _Run:
         self.cut = Cut(self.model.assignment)
 
     def _cost_model(self, harms: Mapping[str, float], conversions: float = 1.0) -> CostModel:
+        return cost_model(self.problem.space, self._figures(harms, conversions))
+
+    def _figures(self, harms: Mapping[str, float], conversions: float = 1.0) -> Figures:
         times = self.problem.probe.times()
         if times.conversion is not None:
             each = times.conversion * conversions
             times = replace(times, conversion=each, value=times.value * conversions)
-        self.figures = Figures(
+        return Figures(
             harms,
             self.problem.objectives,
             times,
             {op.name: op.weights for op in self.problem.space.graph},
             self.problem.observations.values,
         )
-        return cost_model(self.problem.space, self.figures)
 
     def search(self) -> Steps:
         fastest = self._fastest()
@@ -125,7 +126,7 @@ class _Run:
         if first is None:
             return  # nothing runs in a lower precision, whatever the plan says
         if not first.accurate:
-            for_size = self.figures.for_size_alone(fastest)
+            for_size = self._figures(self.noise).for_size_alone(fastest)
             yield from self._try(without_int8(self.problem.space, fastest, for_size))
             if not self._has_met():
                 yield from self._mend(fastest)

@@ -9,7 +9,7 @@ from typing import Any
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.core.words import Objective
+from neural_mp.core.words import Objective, is_speed_alone
 from neural_mp.profiling import Ratio, ratio, undisturbed
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.job import TuningJob
@@ -121,8 +121,7 @@ def _measured(
     """
     figures = {**trial.objectives, **latency_figures(before, seconds)}
     measured = job.judged(replace(trial, objectives=figures))
-    only_speed = set(job.objectives) == {Objective.PERFORMANCE}
-    slower = only_speed and figures["relative_latency"] > 1
+    slower = is_speed_alone(job.objectives) and figures["relative_latency"] > 1
     if slower and job.claims_speed(job.space.resolve(trial.plan)):
         return replace(measured, outcome=Outcome.SLOW)
     return measured

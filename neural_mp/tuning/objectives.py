@@ -13,7 +13,7 @@ from typing import Any
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.core.nested import count_samples
 from neural_mp.core.trial import Trial
-from neural_mp.core.words import Objective
+from neural_mp.core.words import Objective, is_speed_alone
 from neural_mp.errors import ConfigurationError
 from neural_mp.profiling import interleaved_rounds, peak_growth, ratio, undisturbed
 
@@ -131,7 +131,7 @@ def is_slow(objectives: Mapping[Objective, float], figures: Mapping[str, float])
     A difference within the spread of the measurement is none.
     """
     slowest = figures.get("relative_latency_low", figures.get("relative_latency", 0.0))
-    return set(objectives) == {Objective.PERFORMANCE} and slowest > 1
+    return is_speed_alone(objectives) and slowest > 1
 
 
 def finalists(

@@ -58,10 +58,14 @@ def constants_of(node: ir.Node) -> Iterator[ir.TensorProtocol]:
             yield value.const_value
 
 
+def parts_of(graph: ir.Graph) -> tuple[ir.Graph, ...]:
+    """A graph, and all graphs that its nodes run."""
+    return (graph, *graph.subgraphs())
+
+
 def tensors_in(program: ir.Model) -> Iterator[ir.TensorProtocol]:
     """All constants, in initializers and in nodes of their own, those of inner graphs included."""
-    graph = program.graph
-    for part in (graph, *graph.subgraphs()):
+    for part in parts_of(program.graph):
         for value in part.initializers.values():
             if value.const_value is not None:
                 yield value.const_value
@@ -129,8 +133,7 @@ def forget_types(graph: ir.Graph) -> None:
 
 def forget_negative_sizes(program: ir.Model) -> None:
     """Take a size of -1, which some exporters write, for what it stands for: one not known."""
-    graph = program.graph
-    for part in (graph, *graph.subgraphs()):
+    for part in parts_of(program.graph):
         for value in (*part.inputs, *(result for node in part for result in node.outputs)):
             if value.shape is not None and any(isinstance(s, int) and s < 0 for s in value.shape):
                 known = [None if isinstance(s, int) and s < 0 else s for s in value.shape]
@@ -143,7 +146,7 @@ class GraphNames:
     def __init__(self, graph: ir.Graph) -> None:
         self._graph = graph
         self._taken: set[str] = set()
-        for part in (graph, *graph.subgraphs()):
+        for part in parts_of(graph):
             results = (value for node in part for value in node.outputs)
             self._taken.update(part.initializers)
             self._taken.update(str(named.name) for named in (*part.inputs, *part, *results))

@@ -118,7 +118,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """Gradients of a loss of `get_scaled_loss`, divided by the scale; `apply` takes them so."""
         self._gradients_are_unscaled, self._awaits_unscaling = True, False
         scale = self.dynamic_scale if self.built else self.initial_scale
-        return [None if grad is None else _divided(grad, scale) for grad in grads]
+        return [None if grad is None else ops.divide(grad, scale) for grad in grads]
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         """Change the weights if all gradients are finite, and the scale by the rule.
@@ -158,7 +158,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             grads = [
                 grad
                 if grad is None or self._overwrite_variable_with_gradient(variable)
-                else _divided(grad, self.dynamic_scale)
+                else ops.divide(grad, self.dynamic_scale)
                 for grad, variable in zip(grads, variables, strict=True)
             ]
         self.inner_optimizer.apply(grads, trainable_variables=trainable_variables)
@@ -204,11 +204,3 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 def _number(variable: Any) -> Any:
     """The value of a variable; of one that several devices hold, that of the first."""
     return tf.convert_to_tensor(variable.value).numpy()
-
-
-def _divided(grad: Any, scale: Any) -> Any:
-    """A gradient divided by the scale; of one that says rows only, the rows."""
-    if isinstance(grad, tf.IndexedSlices):
-        values = ops.divide(grad.values, scale)
-        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
-    return ops.divide(grad, scale)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,7 +20,6 @@ from neural_mp.adaptors.tensorflow.nodes import (
     constant_bytes,
     node_of,
     without,
-    without_large,
 )
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported
 from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
@@ -53,25 +52,27 @@ class TensorFlowModel:
     @cached_property
     def runner(self) -> Runner:
         """A session with the graph in it, made when it is first needed."""
-        tables = self._large_tables()
-        return Runner(
-            imported(without(self.graph, tables)),
-            {name: self.graph.value(name) for name in tables},
-        )
+        return Runner(*self._without(self._tables(self._large())))
 
-    def _large_tables(self) -> frozenset[str]:
+    def without_weights(self) -> tuple[tf.Graph, dict[str, Array]]:
+        """The graph with placeholders for its large constants, and what these hold."""
+        return self._without(self._large())
+
+    def _without(self, constants: Collection[str]) -> tuple[tf.Graph, dict[str, Array]]:
+        held = {name: self.graph.value(name) for name in constants}
+        return imported(without(self.graph, constants)), held
+
+    def _large(self) -> list[str]:
+        return [name for name, node in self.graph.nodes.items() if constant_bytes(node) > LARGE]
+
+    def _tables(self, constants: Iterable[str]) -> list[str]:
         """Constants of which ops read single rows: no kernel runs faster for knowing them."""
         read: dict[str, set[bool]] = {}
         for node in self.graph.nodes.values():
             for position, tensor in enumerate(node.input):
                 read.setdefault(tensor, set()).add(node.op == "GatherV2" and position == 0)
-        large = (name for name, node in self.graph.nodes.items() if constant_bytes(node) > LARGE)
-        return frozenset(name for name in large if read.get(name) == {True}) - self.output_nodes
-
-    def without_weights(self) -> tuple[tf.Graph, dict[str, Array]]:
-        """The graph with placeholders for its large constants, and what these hold."""
-        light, large = without_large(self.graph)
-        return imported(light), {name: self.graph.value(name) for name in large}
+        kept = self.output_nodes
+        return [name for name in constants if read.get(name) == {True} and name not in kept]
 
     @cached_property
     def shapes(self) -> Shapes:
