@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from neural_mp.adaptors import registry
 
 if TYPE_CHECKING:
-    from neural_mp.adaptors.pytorch.grad_scaler import GradScaler
-    from neural_mp.adaptors.tensorflow.loss_scale_optimizer import LossScaleOptimizer
+    from neural_mp.adaptors.pytorch.training.grad_scaler import GradScaler
+    from neural_mp.adaptors.tensorflow.training.loss_scale_optimizer import LossScaleOptimizer
     from neural_mp.core.loss_scale import LossScale
     from neural_mp.training.tensorflow_rewrite import (
         disable_graph_rewrite,
@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 #: Public name → the framework it needs, if any, and the module it lives in, which is imported when
 #: it is first asked for.
 _LAZY = {
-    "GradScaler": ("pytorch", "neural_mp.adaptors.pytorch.grad_scaler"),
+    "GradScaler": ("pytorch", "neural_mp.adaptors.pytorch.training.grad_scaler"),
     "LossScale": (None, "neural_mp.core.loss_scale"),
-    "LossScaleOptimizer": ("tensorflow", "neural_mp.adaptors.tensorflow.loss_scale_optimizer"),
+    "LossScaleOptimizer": (
+        "tensorflow",
+        "neural_mp.adaptors.tensorflow.training.loss_scale_optimizer",
+    ),
     "disable_graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
     "enable_graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
     "graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),

@@ -1,0 +1,1 @@
+"""Mixed precision while a torch model is trained."""

@@ -1,0 +1,1 @@
+"""Mixed precision while a Keras or TensorFlow model is trained."""
