@@ -17,15 +17,15 @@ if TYPE_CHECKING:
         graph_rewrite,
     )
 
+_PYTORCH = "neural_mp.adaptors.pytorch.training"
+_TENSORFLOW = "neural_mp.adaptors.tensorflow.training"
+
 #: Public name → the framework it needs, if any, and the module it lives in, which is imported when
 #: it is first asked for.
 _LAZY = {
-    "GradScaler": ("pytorch", "neural_mp.adaptors.pytorch.training.grad_scaler"),
+    "GradScaler": ("pytorch", f"{_PYTORCH}.grad_scaler"),
     "LossScale": (None, "neural_mp.core.loss_scale"),
-    "LossScaleOptimizer": (
-        "tensorflow",
-        "neural_mp.adaptors.tensorflow.training.loss_scale_optimizer",
-    ),
+    "LossScaleOptimizer": ("tensorflow", f"{_TENSORFLOW}.loss_scale_optimizer"),
     "disable_graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
     "enable_graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
     "graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
