@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from neural_mp.adaptors.pytorch.training.grad_scaler import GradScaler
     from neural_mp.adaptors.tensorflow.training.loss_scale_optimizer import LossScaleOptimizer
     from neural_mp.core.loss_scale import LossScale
+    from neural_mp.training.device_list import devices, is_gpu_available
+    from neural_mp.training.policies import kept_layers, set_policy, supported_policies
     from neural_mp.training.tensorflow_rewrite import (
         disable_graph_rewrite,
         enable_graph_rewrite,
@@ -26,18 +28,28 @@ _LAZY = {
     "GradScaler": ("pytorch", f"{_PYTORCH}.grad_scaler"),
     "LossScale": (None, "neural_mp.core.loss_scale"),
     "LossScaleOptimizer": ("tensorflow", f"{_TENSORFLOW}.loss_scale_optimizer"),
+    "devices": (None, "neural_mp.training.device_list"),
     "disable_graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
     "enable_graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
     "graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
+    "is_gpu_available": (None, "neural_mp.training.device_list"),
+    "kept_layers": (None, "neural_mp.training.policies"),
+    "set_policy": (None, "neural_mp.training.policies"),
+    "supported_policies": (None, "neural_mp.training.policies"),
 }
 
 __all__ = [
     "GradScaler",
     "LossScale",
     "LossScaleOptimizer",
+    "devices",
     "disable_graph_rewrite",
     "enable_graph_rewrite",
     "graph_rewrite",
+    "is_gpu_available",
+    "kept_layers",
+    "set_policy",
+    "supported_policies",
 ]
 
 

@@ -1,0 +1,18 @@
+"""The devices that TensorFlow reaches."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from neural_mp.core.devices import Device
+
+
+def devices() -> list[Device]:
+    """The CPU, GPUs, and what plug-ins of TensorFlow's bring, such as Intel's XPU."""
+    found = []
+    for device in tf.config.list_physical_devices():
+        kind = device.device_type.lower()
+        details = tf.config.experimental.get_device_details(device) if kind != "cpu" else {}
+        name = "CPU" if kind == "cpu" else details.get("device_name", device.name)
+        found.append(Device("tensorflow", kind, name))
+    return found

@@ -1,0 +1,127 @@
+"""The dtype policies of Keras: which this machine is made for, and the one that counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from neural_mp.adaptors import registry
+from neural_mp.core.hardware import FORCE_VARIABLES, Support, detect
+from neural_mp.core.precision import Precision
+from neural_mp.errors import (
+    ConfigurationError,
+    UnsupportedPrecisionError,
+    did_you_mean,
+)
+from neural_mp.training.device_list import devices
+
+FLOAT32 = "float32"
+#: The policies that keep weights in float32 and compute in 16 bits.
+MIXED_POLICIES: Mapping[str, Precision] = {
+    "mixed_bfloat16": Precision.BF16,
+    "mixed_float16": Precision.FP16,
+}
+#: What it can be asked of.
+DEVICES = ("cpu", "gpu")
+_SLOW = "training in emulated 16 bits is slower than in float32"
+
+
+def supported_policies(device: str | None = None) -> Mapping[str, Support]:
+    """Which mixed policies may be used, whether they are fast, and why.
+
+    `mixed_bfloat16` is for CPUs and GPUs, `mixed_float16` for GPUs. What the hardware lacks runs
+    emulated where `FORCE_BF16=1` or `FORCE_FP16=1` asks for it.
+
+    Args:
+        device: `cpu` or `gpu`; by default the GPU, where a framework reaches one, else the CPU.
+
+    Returns:
+        Policy → `Support`, with `available`, `native` and `reason`.
+
+    Raises:
+        ConfigurationError: there is no such device.
+    """
+    if device is not None and device not in DEVICES:
+        raise ConfigurationError(f"device cannot be {device!r}{did_you_mean(device, DEVICES)}")
+    names = [found.name for found in devices() if found.is_accelerator] if device != "cpu" else []
+    if device is None:
+        device = "gpu" if names else "cpu"
+    return {policy: _support(p, device, names) for policy, p in MIXED_POLICIES.items()}
+
+
+def set_policy(name: str, keep: Sequence[str] | str = ()) -> None:
+    """Set the policy of all Keras layers that are made from now on.
+
+    Where a layer computes in float16, `compile` wraps the optimizer in a `LossScaleOptimizer`.
+    Layers with a `dtype` of their own keep it.
+
+    Args:
+        name: `mixed_bfloat16`, `mixed_float16`, or `float32`, which undoes the other two.
+        keep: layers to keep in float32: names, paths such as `encoder/dense`, or regular
+            expressions that match the whole of one. A layer that is kept is kept with all
+            layers in it. `compile` raises an error where a name fits no layer.
+
+    Raises:
+        ConfigurationError: there is no such policy; `keep` is no list of names; the graph rewrite
+            is enabled.
+        UnsupportedPrecisionError: the hardware lacks the 16-bit type, and it is not forced.
+    """
+    known = (*MIXED_POLICIES, FLOAT32)
+    if name not in known:
+        raise ConfigurationError(f"there is no policy {name!r}{did_you_mean(name, known)}")
+    names = (keep,) if isinstance(keep, str) else keep
+    if not isinstance(names, list | tuple | set) or not all(isinstance(n, str) for n in names):
+        raise ConfigurationError(
+            f"keep must be the names of layers, as in keep=('predictions',); got {keep!r}"
+        )
+    if name == FLOAT32 and names:
+        raise ConfigurationError("keep has no meaning with float32, which keeps all layers so")
+    if name != FLOAT32:
+        support = supported_policies()[name]
+        if not support.available:
+            variable = FORCE_VARIABLES[MIXED_POLICIES[name]]
+            raise UnsupportedPrecisionError(
+                f"{name} is not for this machine: {support.reason}. Set {variable}=1 to use it "
+                f"all the same; {_SLOW}"
+            )
+    _keras_policies().set_policy(name, tuple(names))
+
+
+def kept_layers(model: Any) -> tuple[str, ...]:
+    """The layers of a Keras model that the names of `set_policy(keep=…)` keep in float32.
+
+    `compile` asks this by itself. A loop without `compile` can ask it once the model is built.
+
+    Args:
+        model: a Keras model.
+
+    Returns:
+        The paths of the layers.
+
+    Raises:
+        ConfigurationError: a name fits no layer of this model, nor of one that was asked before.
+    """
+    found: tuple[str, ...] = _keras_policies().kept_layers(model)
+    return found
+
+
+def _keras_policies() -> Any:
+    registry.require_framework("tensorflow", "Keras policies")
+    from neural_mp.adaptors.tensorflow.training import policies
+
+    return policies
+
+
+def _support(precision: Precision, device: str, gpus: Sequence[str]) -> Support:
+    machine = detect()
+    if device == "gpu" and not gpus:
+        return Support(False, False, "no framework in use reaches a GPU")
+    if device == "gpu" and not machine.gpus:
+        return Support(True, True, f"{gpus[0]} is reached")
+    found = machine.support(precision, device)
+    if device == "gpu" or precision is Precision.BF16:
+        return found
+    why = "float16 is for GPUs; on a CPU it is emulated"
+    if precision in machine.forced:
+        return Support(True, False, f"forced by {FORCE_VARIABLES[precision]}=1; {why}")
+    return Support(False, False, why)
