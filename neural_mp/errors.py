@@ -66,6 +66,10 @@ class TuningError(NeuralMPError):
     """A tuning run that cannot go on, such as when every plan fails with the same error."""
 
 
+class TrainingError(NeuralMPError):
+    """A training that cannot go on, such as when no step changes the weights any more."""
+
+
 def in_one_line(error: BaseException) -> str:
     """Somebody else's error by its class and the first line of its message."""
     lines = str(error).strip().splitlines()

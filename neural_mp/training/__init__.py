@@ -10,8 +10,11 @@ from neural_mp.adaptors import registry
 if TYPE_CHECKING:
     from neural_mp.adaptors.pytorch.training.grad_scaler import GradScaler
     from neural_mp.adaptors.tensorflow.training.loss_scale_optimizer import LossScaleOptimizer
+    from neural_mp.adaptors.tensorflow.training.watch import Watch
     from neural_mp.core.loss_scale import LossScale
+    from neural_mp.training.advice import advise
     from neural_mp.training.device_list import devices, is_gpu_available
+    from neural_mp.training.nonfinite import first_nonfinite
     from neural_mp.training.policies import kept_layers, set_policy, supported_policies
     from neural_mp.training.tensorflow_rewrite import (
         disable_graph_rewrite,
@@ -28,9 +31,12 @@ _LAZY = {
     "GradScaler": ("pytorch", f"{_PYTORCH}.grad_scaler"),
     "LossScale": (None, "neural_mp.core.loss_scale"),
     "LossScaleOptimizer": ("tensorflow", f"{_TENSORFLOW}.loss_scale_optimizer"),
+    "Watch": ("tensorflow", f"{_TENSORFLOW}.watch"),
+    "advise": (None, "neural_mp.training.advice"),
     "devices": (None, "neural_mp.training.device_list"),
     "disable_graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
     "enable_graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
+    "first_nonfinite": (None, "neural_mp.training.nonfinite"),
     "graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
     "is_gpu_available": (None, "neural_mp.training.device_list"),
     "kept_layers": (None, "neural_mp.training.policies"),
@@ -42,9 +48,12 @@ __all__ = [
     "GradScaler",
     "LossScale",
     "LossScaleOptimizer",
+    "Watch",
+    "advise",
     "devices",
     "disable_graph_rewrite",
     "enable_graph_rewrite",
+    "first_nonfinite",
     "graph_rewrite",
     "is_gpu_available",
     "kept_layers",

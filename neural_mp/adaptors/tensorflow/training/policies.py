@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -174,3 +175,39 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         raise ConfigurationError(
             f"keep names {pattern!r}, which is neither a name nor a regular expression: {error}"
         ) from None
+
+
+def unit_layers(model: Any) -> dict[str, list[Any]]:
+    """The layers that can be put into 16 bits by themselves: path → layers, mostly one.
+
+    A layer with layers in it is one of them, as a whole: its own code adds up what those give.
+    Models in a model are looked into.
+    """
+    found: dict[str, list[Any]] = {}
+    for layer in model._flatten_layers(include_self=False, recursive=False):
+        if isinstance(layer, keras.Model):
+            for name, layers in unit_layers(layer).items():
+                found.setdefault(name, []).extend(layers)
+        elif not isinstance(layer, keras.layers.InputLayer):
+            found.setdefault(path_of(layer), []).append(layer)
+    return found
+
+
+@contextmanager
+def policies_of(model: Any) -> Iterator[Callable[[Collection[Any], str], None]]:
+    """A function that sets the policy of layers, with those in them, until the context ends."""
+    before = [(layer, layer._dtype_policy) for layer in layers_of(model)]
+    try:
+        yield put_policy
+    finally:
+        for layer, policy in before:
+            layer._dtype_policy = policy
+
+
+def put_policy(layers: Collection[Any], name: str) -> None:
+    """Set the policy of layers that may be built already, and of all layers in them."""
+    policy = keras.DTypePolicy(name)
+    for layer in layers:
+        for inner in layer._flatten_layers():
+            # Not by the public setter: it writes into a map of policies that other models share.
+            inner._dtype_policy = policy

@@ -1,0 +1,190 @@
+"""A torch model that shows its gradients with some modules in 16 bits, for advice on training."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from neural_mp.adaptors.pytorch.training import passes
+from neural_mp.adaptors.pytorch.training.modules import RunsIn, cast_floats, unit_modules
+from neural_mp.adaptors.trainee import Gradients, TrainedLayer
+from neural_mp.core.layer_pass import ModelPass
+from neural_mp.core.precision import Precision
+from neural_mp.errors import ConfigurationError, DataError
+
+_DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+
+
+@contextmanager
+def opened(
+    model: Any, batch: Any, loss: Any, precision: Precision, optimizer: Any
+) -> Iterator[ModuleTrainee]:
+    """A model to be advised on, in training mode; afterwards it is as it was.
+
+    Args:
+        model: a torch module.
+        batch: a first batch.
+        loss: as `neural_mp.training.advise` takes it.
+        precision: BF16 or FP16.
+        optimizer: as `neural_mp.training.advise` takes it.
+
+    Raises:
+        ConfigurationError: it is no torch module; loss or optimizer are none.
+        DataError: the batch has no targets, or does not fit the model.
+    """
+    passes.check_module(model)
+    call, targets = passes.call_of(model, batch)
+    if targets is None:
+        raise DataError("batches must be (inputs, targets); the first holds inputs alone")
+    if loss is None:
+        raise ConfigurationError(
+            "give the loss that is trained for, such as loss=torch.nn.functional.cross_entropy"
+        )
+    with passes.untouched(model), torch.enable_grad():
+        passes.loss_value(loss, passes.run(model, call), targets)
+        yield ModuleTrainee(model, batch, loss, precision, optimizer)
+
+
+class ModuleTrainee:
+    """See `neural_mp.adaptors.trainee.Trainee`."""
+
+    def __init__(
+        self, model: nn.Module, batch: Any, loss: Any, precision: Precision, optimizer: Any
+    ) -> None:
+        self._model, self._loss = model, loss
+        self._dtype = _DTYPES[precision]
+        self._units = unit_modules(model)
+        self._optimizer = _optimizer(model, optimizer)
+        outputs = _making_outputs(model, self._units, batch)
+        fixed = "it gives the model's outputs, which stay in float32"
+        self._layers = [
+            TrainedLayer(name, type(module).__name__, fixed if name in outputs else "")
+            for name, module in self._units.items()
+        ]
+
+    @property
+    def layers(self) -> Sequence[TrainedLayer]:
+        """The modules, in the model's order."""
+        return self._layers
+
+    def gradients(self, batch: Any, low: Collection[str], scale: float) -> Gradients:
+        """The gradients of a batch with some modules in 16 bits."""
+        with passes.untouched(self._model), _WithoutChance(), _without_chance(self._model):
+            try:
+                with self._in_16_bits(low):
+                    return self._taken(batch, scale)
+            except (DataError, ConfigurationError):
+                if not low:
+                    raise
+            # The model's own code multiplies two types: what is in 16 bits is cast back.
+            with self._in_16_bits(low, cast_outputs=True):
+                return self._taken(batch, scale)
+
+    def seen(self, batch: Any, low: Collection[str], scale: float) -> ModelPass:
+        """The same pass, as it went through the modules."""
+        with self._in_16_bits(low), _WithoutChance(), _without_chance(self._model):
+            return passes.model_pass(self._model, batch, self._loss, scale)
+
+    def step(self, batch: Any) -> float:
+        """One step of training in float32; the loss before it."""
+        call, targets = passes.call_of(self._model, batch)
+        loss = passes.loss_value(self._loss, passes.run(self._model, call), targets)
+        found = passes.gradients(self._model, loss)
+        mine = {parameter: parameter.grad for parameter in self._model.parameters()}
+        for parameter in mine:
+            parameter.grad = found.get(parameter)
+        self._optimizer.step()
+        for parameter, grad in mine.items():
+            parameter.grad = grad
+        return float(loss.detach())
+
+    def _taken(self, batch: Any, scale: float) -> Gradients:
+        call, targets = passes.call_of(self._model, batch)
+        outputs = cast_floats(passes.run(self._model, call), torch.float32)
+        loss = passes.loss_value(self._loss, outputs, targets)
+        found = passes.gradients(self._model, loss * scale)
+        arrays = [
+            found[p].float().cpu().numpy() / np.float32(scale)
+            if p in found
+            else np.zeros(tuple(p.shape), np.float32)
+            for p in self._model.parameters()
+        ]
+        return Gradients(float(loss.detach()), arrays)
+
+    @contextmanager
+    def _in_16_bits(self, low: Collection[str], cast_outputs: bool = False) -> Iterator[None]:
+        """As `apply_plan` would have it, if most are in 16 bits; else those alone."""
+        alone = len(low) == 1
+        with ExitStack() as undo:
+            if low and not alone:
+                around = RunsIn(self._dtype, cast_inputs=False)
+                undo.callback(around.on(self._model))
+            for name, module in self._units.items():
+                if name not in low:
+                    undo.callback(RunsIn(torch.float32).on(module))
+                elif alone or cast_outputs:
+                    inside = RunsIn(self._dtype, cast_inputs=alone, cast_outputs=cast_outputs)
+                    undo.callback(inside.on(module))
+            yield
+
+
+def _optimizer(model: nn.Module, given: Any) -> torch.optim.Optimizer:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    made = torch.optim.Adam(trained, 1e-3) if given is None else None
+    if made is None and callable(given):
+        made = given(trained)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ConfigurationError(
+            f"optimizer must be a function that makes an optimizer of parameters, such as "
+            f"torch.optim.SGD or lambda p: torch.optim.SGD(p, 0.1); got {given!r}"
+        )
+    return made
+
+
+def _making_outputs(model: nn.Module, units: dict[str, nn.Module], batch: Any) -> set[str]:
+    """The modules whose outputs are the model's."""
+    made: dict[int, str] = {}
+    kept: list[Any] = []  # a tensor that is gone may leave its id to another
+
+    def noting(name: str) -> Any:
+        def note(module: nn.Module, args: Any, outputs: Any) -> None:
+            for tensor in passes.floating(outputs):
+                kept.append(tensor)
+                made[id(tensor)] = name
+
+        return note
+
+    call, _ = passes.call_of(model, batch)
+    with passes.untouched(model), ExitStack() as undo:
+        for name, module in units.items():
+            undo.callback(module.register_forward_hook(noting(name)).remove)
+        outputs = passes.run(model, call)
+    return {made[id(tensor)] for tensor in passes.floating(outputs) if id(tensor) in made}
+
+
+@contextmanager
+def _without_chance(model: nn.Module) -> Iterator[None]:
+    """Let no module drop anything: 16 bits would drop something else, and look like noise."""
+    with ExitStack() as undo:
+        for module in model.modules():
+            name = "p" if isinstance(module, nn.modules.dropout._DropoutNd) else "dropout"
+            value = vars(module).get(name)
+            if isinstance(value, float) and value:
+                undo.callback(setattr, module, name, value)
+                setattr(module, name, 0.0)
+        yield
+
+
+class _WithoutChance(TorchFunctionMode):
+    """Let no function of `torch.nn.functional` drop anything."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "").rstrip("_123d").endswith("dropout"):
+            return args[0] if args else (kwargs or {})["input"]
+        return func(*args, **(kwargs or {}))

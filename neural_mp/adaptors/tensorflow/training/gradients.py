@@ -1,0 +1,217 @@
+"""A Keras model that shows its gradients with some layers in 16 bits, for advice on training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from neural_mp.adaptors.tensorflow.training.passes import (
+    calls_wrapped,
+    ensure_built,
+    floating,
+    loss_value,
+    model_pass,
+    unpacked,
+    untouched,
+)
+from neural_mp.adaptors.tensorflow.training.policies import FLOAT32, policies_of, unit_layers
+from neural_mp.adaptors.trainee import Gradients, TrainedLayer
+from neural_mp.core.layer_pass import ModelPass
+from neural_mp.core.precision import Precision
+from neural_mp.errors import ConfigurationError, DataError
+
+#: What Keras's layers call how much of a signal they drop, or how much noise they add.
+_RANDOM = ("rate", "stddev", "dropout", "recurrent_dropout")
+#: What TensorFlow raises where a model adds or multiplies numbers of two types.
+_TYPE_ERRORS = (tf.errors.InvalidArgumentError, TypeError, ValueError)
+
+
+@contextmanager
+def opened(
+    model: Any, batch: Any, loss: Any, precision: Precision, optimizer: Any
+) -> Iterator[KerasTrainee]:
+    """A model to be advised on, in float32; afterwards it is as it was.
+
+    Args:
+        model: a Keras model.
+        batch: a first batch, to build the model with.
+        loss: as `neural_mp.training.advise` takes it.
+        precision: BF16 or FP16.
+        optimizer: as `neural_mp.training.advise` takes it.
+
+    Raises:
+        ConfigurationError: it is no Keras model; loss or optimizer are none.
+        DataError: the batch has no targets, or does not fit the model.
+    """
+    inputs, targets, _ = unpacked(batch)
+    if targets is None:
+        raise DataError("batches must be (inputs, targets); the first holds inputs alone")
+    ensure_built(model, inputs)
+    with untouched(model), policies_of(model) as put:
+        yield KerasTrainee(model, inputs, loss, precision, optimizer, put)
+
+
+class KerasTrainee:
+    """See `neural_mp.adaptors.trainee.Trainee`."""
+
+    def __init__(
+        self,
+        model: Any,
+        inputs: Any,
+        loss: Any,
+        precision: Precision,
+        optimizer: Any,
+        put: Callable[[Collection[Any], str], None],
+    ) -> None:
+        self._model, self._loss, self._put = model, loss, put
+        self._policy = f"mixed_{'bfloat16' if precision is Precision.BF16 else 'float16'}"
+        self._units = unit_layers(model)
+        self._optimizer = _optimizer(model, optimizer)
+        own = _in_float32_by_themselves(self._units)
+        for layers in self._units.values():
+            self._put(layers, FLOAT32)
+        outputs = _making_outputs(model, self._units, inputs)
+        self._layers = [
+            TrainedLayer(name, type(layers[0]).__name__, _fixed(name, outputs, own))
+            for name, layers in self._units.items()
+        ]
+        self._step: Any = None
+
+    @property
+    def layers(self) -> Sequence[TrainedLayer]:
+        """The layers, in the model's order."""
+        return self._layers
+
+    def gradients(self, batch: Any, low: Collection[str], scale: float) -> Gradients:
+        """The gradients of a batch with some layers in 16 bits."""
+        inputs, targets, weights = unpacked(batch)
+        with self._in_16_bits(low), untouched(self._model), _without_chance(self._model):
+            try:
+                return self._taken(inputs, targets, weights, scale)
+            except _TYPE_ERRORS:
+                if not low:
+                    raise
+            # The model's own code adds numbers of two types: those of 16 bits are cast back.
+            layers = [layer for name in low for layer in self._units[name]]
+            with calls_wrapped(layers, _cast_back):
+                return self._taken(inputs, targets, weights, scale)
+
+    def seen(self, batch: Any, low: Collection[str], scale: float) -> ModelPass:
+        """The same pass, as it went through the layers."""
+        with self._in_16_bits(low), _without_chance(self._model):
+            return model_pass(self._model, batch, self._loss, scale)
+
+    def step(self, batch: Any) -> float:
+        """One step of training in float32; the loss before it."""
+        if self._step is None:
+            self._step = tf.function(self._one_step, reduce_retracing=True)
+        inputs, targets, weights = unpacked(batch)
+        return float(self._step(inputs, targets, weights))
+
+    def _one_step(self, inputs: Any, targets: Any, weights: Any) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            outputs = self._model(inputs, training=True)
+            loss = loss_value(self._model, self._loss, inputs, targets, outputs, weights)
+        variables = self._model.trainable_variables
+        self._optimizer.apply(tape.gradient(loss, variables), variables)
+        return loss
+
+    def _taken(self, inputs: Any, targets: Any, weights: Any, scale: float) -> Gradients:
+        variables = self._model.trainable_variables
+        with tf.GradientTape() as tape:
+            outputs = self._model(inputs, training=True)
+            outputs = tf.nest.map_structure(_as_float32, outputs)
+            loss = loss_value(self._model, self._loss, inputs, targets, outputs, weights)
+            scaled = loss * scale
+        found = tape.gradient(scaled, [variable.value for variable in variables])
+        arrays = [
+            np.zeros(variable.shape, np.float32)
+            if grad is None
+            else tf.cast(tf.convert_to_tensor(grad), tf.float32).numpy() / np.float32(scale)
+            for variable, grad in zip(variables, found, strict=True)
+        ]
+        return Gradients(float(loss), arrays)
+
+    @contextmanager
+    def _in_16_bits(self, low: Collection[str]) -> Iterator[None]:
+        layers = [layer for name in low for layer in self._units[name]]
+        self._put(layers, self._policy)
+        try:
+            yield
+        finally:
+            self._put(layers, FLOAT32)
+
+
+def _fixed(name: str, outputs: Collection[str], own: Collection[str]) -> str:
+    if name in outputs:
+        return "it gives the model's outputs, which stay in float32"
+    return "it has a dtype of its own, float32" if name in own else ""
+
+
+def _optimizer(model: Any, given: Any) -> Any:
+    """An optimizer for the run: of the kind that is given, or that the model is compiled with."""
+    if given is None:
+        given = getattr(model, "optimizer", None) or "adam"
+    try:
+        found = keras.optimizers.get(given)
+    except ValueError:
+        raise ConfigurationError(
+            f"optimizer must be one of Keras's or its name, got {given!r}"
+        ) from None
+    if isinstance(found, keras.optimizers.LossScaleOptimizer):
+        found = found.inner_optimizer
+    return type(found).from_config(found.get_config())
+
+
+def _in_float32_by_themselves(units: Mapping[str, Sequence[Any]]) -> set[str]:
+    """The layers in float32 of a model that has others in 16 bits: the user wants them so."""
+    high = {name for name, layers in units.items() if layers[0].compute_dtype == FLOAT32}
+    return high if len(high) < len(units) else set()
+
+
+def _making_outputs(model: Any, units: Mapping[str, Sequence[Any]], inputs: Any) -> set[str]:
+    """The layers whose outputs are the model's."""
+    made: dict[int, str] = {}
+    kept: list[Any] = []  # a tensor that is gone may leave its id to another
+    names = {id(layer): name for name, layers in units.items() for layer in layers}
+
+    def note(layer: Any, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        outputs = plain(*args, **kwargs)
+        for tensor in floating(outputs):
+            kept.append(tensor)
+            made[id(tensor)] = names[id(layer)]
+        return outputs
+
+    layers = [layer for group in units.values() for layer in group]
+    with untouched(model), calls_wrapped(layers, note):
+        outputs = model(inputs, training=True)
+    return {made[id(tensor)] for tensor in floating(outputs) if id(tensor) in made}
+
+
+@contextmanager
+def _without_chance(model: Any) -> Iterator[None]:
+    """Let nothing be dropped: 16 bits would drop something else, and look like noise."""
+    with ExitStack() as undo:
+        for layer in model._flatten_layers():
+            if not type(layer).__module__.startswith("keras."):
+                continue
+            for name in _RANDOM:
+                value = vars(layer).get(name)
+                if isinstance(value, float) and value:
+                    undo.callback(object.__setattr__, layer, name, value)
+                    object.__setattr__(layer, name, 0.0)
+        yield
+
+
+def _cast_back(layer: Any, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    return tf.nest.map_structure(_as_float32, plain(*args, **kwargs))
+
+
+def _as_float32(value: Any) -> Any:
+    is_float = tf.is_tensor(value) and value.dtype.is_floating
+    return tf.cast(value, tf.float32) if is_float else value

@@ -1,0 +1,146 @@
+"""A callback that stops a training which learns nothing any more, and names the layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from neural_mp.adaptors.tensorflow.training.loss_scale_optimizer import LossScaleOptimizer
+from neural_mp.adaptors.tensorflow.training.passes import model_pass
+from neural_mp.core.layer_pass import NonFinite, first_trouble
+from neural_mp.errors import ConfigurationError, TrainingError
+
+
+class Watch(keras.callbacks.Callback):
+    """Stops `fit` once too many steps in a row were of no use, and says which layer is to blame.
+
+    Such are steps that loss scaling skips, because their gradients are not finite; and where the
+    loss is not scaled, steps after which the mean loss of the epoch is not finite. Keras goes on
+    for ever with both.
+
+    Args:
+        patience: how many of them in a row.
+        sample: a batch, `(inputs, targets)`, to look for the layer with; by default the next one
+            of the training.
+
+    Attributes:
+        finding: what was found; None before.
+
+    Raises:
+        ConfigurationError: patience is no whole number of 1 or more.
+        TrainingError: out of `fit`, when it stops.
+    """
+
+    def __init__(self, patience: int = 20, sample: Any = None) -> None:
+        super().__init__()
+        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
+            raise ConfigurationError(
+                f"patience must be a whole number of steps, 1 or more, got {patience!r}"
+            )
+        self.patience = patience
+        self.sample = sample
+        self.finding: NonFinite | None = None
+        self._lost = 0
+        self._seen = 0
+        self._steps = 0
+        self._iterator: Any = None
+        self._weights: list[np.ndarray] = []
+        self._plain: Callable[[Any], Any] | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begin to count, and note where batches come from."""
+        self.finding, self._lost, self._seen = None, 0, 0
+        self._steps = int(self.model.optimizer.iterations)
+        self._plain = plain = self.model.train_function
+
+        def noting(iterator: Any) -> Any:
+            self._iterator = iterator
+            return plain(iterator)
+
+        self.model.train_function = noting
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Batches are numbered anew, and weights noted where nothing keeps them from harm."""
+        self._seen = 0
+        if self._lost == 0 and not self._is_scaled:
+            self._weights = self.model.get_weights()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count, and stop where it was enough."""
+        steps, self._seen = batch + 1 - self._seen, batch + 1
+        self._lost = self._lost_in_a_row(steps, logs or {})
+        if self._lost < self.patience:
+            return
+        found = self._batch()
+        if found is not None:  # else the next epoch brings one
+            self._stop(found)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Leave the model as it was; the last steps of all may have been too many, too."""
+        if self._lost >= self.patience:
+            self._stop(None)
+        self._restore()
+        self._weights = []
+
+    def _lost_in_a_row(self, steps: int, logs: Any) -> int:
+        optimizer = self.model.optimizer
+        if isinstance(optimizer, LossScaleOptimizer):
+            return optimizer.skipped_in_a_row
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            before, self._steps = self._steps, int(optimizer.iterations)
+            return 0 if self._steps > before else self._lost + steps
+        return 0 if np.isfinite(logs.get("loss", 0.0)) else self._lost + steps
+
+    def _batch(self) -> Any:
+        """A batch to look with; None where the epoch has no more."""
+        if self.sample is not None:
+            return self.sample
+        try:
+            batch = next(self._iterator)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            return None
+        first = self.model.distribute_strategy.experimental_local_results
+        return tf.nest.map_structure(lambda value: first(value)[0], batch)
+
+    @property
+    def _is_scaled(self) -> bool:
+        return isinstance(self.model.optimizer, keras.optimizers.LossScaleOptimizer)
+
+    def _stop(self, batch: Any) -> None:
+        words, scale = "the loss is not finite", 1.0
+        if self._is_scaled:
+            scale = float(tf.convert_to_tensor(self.model.optimizer.dynamic_scale.value))
+            words = f"gradients were not finite, with a loss scale down to {scale:.3g}"
+        self._restore()
+        advice = self._advice(batch, scale) if batch is not None else ""
+        raise TrainingError(f"{self._lost} steps in a row were of no use: {words}{advice}")
+
+    def _advice(self, batch: Any, scale: float) -> str:
+        """What a pass through a batch shows; through the weights before they were ruined."""
+        found = self._look(batch, scale)
+        if found is None:
+            return ". A pass through the next batch is finite; look for NaN or Inf in the data"
+        words = f". {found.words[0].upper()}{found.words[1:]}"
+        if not found.keep:
+            return words
+        return f"{words}. Keep it in float32: set_policy(…, keep=({found.layer!r},))"
+
+    def _look(self, batch: Any, scale: float) -> NonFinite | None:
+        if self._weights:
+            ruined = self.model.get_weights()
+            self.model.set_weights(self._weights)
+        try:
+            self.finding = first_trouble(model_pass(self.model, batch, loss_scale=scale))
+        finally:
+            if self._weights:
+                self.model.set_weights(ruined)
+        return self.finding
+
+    def _restore(self) -> None:
+        if self._plain is not None:
+            self.model.train_function, self._plain = self._plain, None
+        self._iterator = None

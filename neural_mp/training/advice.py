@@ -1,0 +1,340 @@
+"""Which layers must stay in float32 while the rest is trained in 16 bits."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from neural_mp.adaptors.trainee import Gradients, TrainedLayer, Trainee
+from neural_mp.core.hardware import detect
+from neural_mp.core.layer_pass import first_trouble
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import OpConfig, Precision, parse_precisions
+from neural_mp.errors import ConfigurationError, TrainingError
+from neural_mp.training.device_list import is_gpu_available
+from neural_mp.training.nonfinite import training_home
+from neural_mp.tuning.batches import Batches
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+#: How often the gradients are looked at along a run. Weights as they are at first lie: some
+#: dangers show only after a while, and some are gone by then.
+_POINTS = 10
+#: The loss scales that a pass is tried with, until its gradients are finite: loss scaling would
+#: find one of them. Those of BF16 need none.
+_SCALES = {Precision.FP16: (2.0**10, 1.0, 2.0**-7), Precision.BF16: (1.0,)}
+
+
+@dataclass(frozen=True)
+class LayerAdvice:
+    """What is advised for a layer.
+
+    Attributes:
+        name, kind: what it is called, and its class.
+        keep: whether it must stay in float32.
+        reason: why, in words.
+        noise: ‖g₁₆ − g₃₂‖² / ‖g₃₂‖² of the model's gradients with this layer alone in 16 bits,
+            the worst that was seen; infinite where they were not finite, NaN where nothing
+            called for a look at the layer by itself.
+        step: the step of the run at which that was.
+    """
+
+    name: str
+    kind: str
+    keep: bool = False
+    reason: str = ""
+    noise: float = math.nan
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Which layers must stay in float32.
+
+    Attributes:
+        precision: BF16 or FP16, which the others are trained in.
+        layers: layer → what is advised for it, in the model's order.
+        noise: the worst noise of the gradients with the advice followed.
+        steps: how many steps in float32 it was looked at along.
+        passes: how many forward and backward passes that took, those steps included.
+        framework: `tensorflow` or `pytorch`.
+        warnings: what else should be known.
+    """
+
+    precision: Precision
+    layers: Mapping[str, LayerAdvice]
+    noise: float
+    steps: int
+    passes: int
+    framework: str = ""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def keep(self) -> tuple[str, ...]:
+        """The layers that must stay in float32."""
+        return tuple(layer.name for layer in self.layers.values() if layer.keep)
+
+    @property
+    def plan(self) -> PrecisionPlan:
+        """The same as a plan, for `apply_plan` and for a YAML file."""
+        low, high = OpConfig(self.precision), OpConfig(Precision.FP32)
+        return PrecisionPlan(
+            {layer.name: high if layer.keep else low for layer in self.layers.values()}
+        )
+
+    def save_plan(self, path: Any) -> None:
+        """Write the plan to a YAML file.
+
+        Raises:
+            PlanError: the file cannot be written.
+        """
+        self.plan.save(path, framework=self.framework)
+
+    @property
+    def table(self) -> Table:
+        """A row for every layer: what it is trained in, and why."""
+        from neural_mp.reporting.tables import advice_table
+
+        return advice_table(self)
+
+    def __str__(self) -> str:
+        kept = ", ".join(self.keep) or "no layer"
+        return f"{self.precision}: keep {kept} of {len(self.layers)} in float32"
+
+
+def advise(
+    model: Any,
+    batches: Any,
+    loss: Any = None,
+    precision: str | Precision = Precision.BF16,
+    *,
+    steps: int = 100,
+    limit: float = 0.01,
+    optimizer: Any = None,
+    progress: bool = True,
+) -> Advice:
+    """Find the layers that must stay in float32 while the others are trained in 16 bits.
+
+    The model is trained in float32 for some steps. At the first step, and again along the way, the
+    gradients with all layers in 16 bits are compared with those in float32. Where they differ by
+    more than `limit`, every layer is put into 16 bits alone, and those that do most harm are kept
+    out until the rest is within the limit. Layers that give the model's outputs are always kept.
+    The model is left as it was.
+
+    It costs `steps` steps, and two passes at each of eleven points where all is well; where not,
+    one pass more for every layer, and a few.
+
+    Args:
+        model: a Keras model or a torch module.
+        batches: a loader, list or generator of `(inputs, targets)`; it is begun again where it
+            ends before the steps do.
+        loss: what is trained for. Keras: a loss, its name, or a function of targets and outputs;
+            by default what the model was compiled with. torch: a function of outputs and targets.
+        precision: `bf16` or `fp16`.
+        steps: how long the run in float32 is; 0 looks at the weights as they are, no more.
+        limit: how much noise the gradients may have, as ‖g₁₆ − g₃₂‖² / ‖g₃₂‖².
+        optimizer: what the run is made with. Keras: an optimizer; by default one like that which
+            the model was compiled with, else Adam. torch: a function that makes an optimizer of
+            parameters; by default Adam with a learning rate of 0.001.
+        progress: whether a bar is shown.
+
+    Raises:
+        UnknownFrameworkError: it is a model of neither.
+        ConfigurationError: an option is out of bounds, or the loss gives more than one number.
+        DataError: the data hold nothing, or do not fit the model.
+        TrainingError: in float32 itself the gradients are not finite.
+    """
+    chosen = _checked(precision, steps, limit)
+    home = training_home(model)
+    stream = _endless(batches, steps)
+    first = next(stream)
+    stream = itertools.chain([first], stream)
+    opened = importlib.import_module(f"{home}.gradients").opened
+    with opened(model, first, loss, chosen, optimizer) as trainee:
+        search = _Search(trainee, chosen, limit)
+        console = Console(stderr=True)
+        hidden = not (progress and console.is_terminal)
+        with Progress(console=console, transient=True, disable=hidden) as bar:
+            task = bar.add_task("looking for layers to keep in float32", total=steps + 1)
+            for step, batch in zip(range(steps + 1), stream, strict=False):
+                if step * _POINTS % max(steps, 1) < _POINTS:
+                    search.look(batch, step)
+                if step < steps:
+                    search.train(batch, step)
+                bar.advance(task)
+    framework = home.split(".")[2]
+    return search.advice(steps, framework, _warnings(chosen))
+
+
+@dataclass
+class _Search:
+    """What was found so far.
+
+    Attributes:
+        trainee: the model.
+        precision: the 16-bit precision.
+        limit: how much noise is let pass.
+        layers: layer → what is advised.
+        passes: how many passes it took.
+        noise: the worst noise of what was settled on.
+    """
+
+    trainee: Trainee
+    precision: Precision
+    limit: float
+    layers: dict[str, LayerAdvice] = field(default_factory=dict)
+    passes: int = 0
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.layers = {layer.name: _begun(layer) for layer in self.trainee.layers}
+        if not self.layers:
+            raise ConfigurationError("the model has no layers that could be put into 16 bits")
+
+    @property
+    def low(self) -> set[str]:
+        """The layers that are not kept."""
+        return {name for name, layer in self.layers.items() if not layer.keep}
+
+    def train(self, batch: Any, step: int) -> None:
+        """One step in float32."""
+        self.passes += 1
+        loss = self.trainee.step(batch)
+        if not math.isfinite(loss):
+            raise TrainingError(f"in float32 itself, the loss is {loss:g} at step {step}")
+
+    def look(self, batch: Any, step: int) -> None:
+        """Compare gradients, and keep what must be kept."""
+        reference = self.trainee.gradients(batch, (), 1.0)
+        self.passes += 1
+        if not reference.finite:
+            found = first_trouble(self.trainee.seen(batch, (), 1.0))
+            raise TrainingError(
+                f"in float32 itself, gradients are not finite at step {step}"
+                + (f": {found}" if found else "")
+            )
+
+        def noise_of(low: Collection[str]) -> float:
+            return self._gradients(batch, low).noise(reference)
+
+        total = noise_of(self.low)
+        if total > self.limit:
+            total = self._settle(noise_of, batch, step)
+        self.noise = max(self.noise, total)
+
+    def _settle(self, noise_of: Any, batch: Any, step: int) -> float:
+        """Keep layers until the rest is within the limit; the noise that is left."""
+        alone = {name: noise_of({name}) for name in sorted(self.low)}
+        for name, noise in alone.items():
+            before = self.layers[name]
+            if not noise <= before.noise:
+                self.layers[name] = replace(before, noise=noise, step=step)
+        for name, noise in alone.items():
+            if math.isinf(noise):
+                self._keep(name, self._why_not_finite(name, batch))
+        worst = sorted(self.low, key=lambda name: -alone[name])
+        kept = self._fewest(noise_of, worst)
+        for name in kept:
+            self._keep(name, self._why_noisy(alone[name]))
+        return float(noise_of(self.low))
+
+    def _fewest(self, noise_of: Any, worst: list[str]) -> list[str]:
+        """The layers, of those that do most harm, that are enough to keep."""
+        low = self.low
+
+        def enough(kept: Collection[str]) -> bool:
+            return bool(noise_of(low.difference(kept)) <= self.limit)
+
+        least, most = 0, len(worst)
+        while least < most:
+            middle = (least + most) // 2
+            if enough(worst[:middle]):
+                most = middle
+            else:
+                least = middle + 1
+        kept = worst[:most]
+        for name in reversed(kept[:-1]):  # some only stood between two that matter
+            rest = [other for other in kept if other != name]
+            if enough(rest):
+                kept = rest
+        return kept
+
+    def _gradients(self, batch: Any, low: Collection[str]) -> Gradients:
+        """The gradients with a loss scale at which they are finite, if there is one."""
+        for scale in _SCALES[self.precision]:
+            found = self.trainee.gradients(batch, low, scale)
+            self.passes += 1
+            if found.finite or not math.isfinite(found.loss):
+                break
+        return found
+
+    def _keep(self, name: str, reason: str) -> None:
+        self.layers[name] = replace(self.layers[name], keep=True, reason=reason)
+
+    def _why_not_finite(self, name: str, batch: Any) -> str:
+        scale = _SCALES[self.precision][-1]
+        self.passes += 1
+        found = first_trouble(self.trainee.seen(batch, {name}, scale))
+        words = f"gradients are not finite with it in {self.precision}"
+        return words if found is None else found.words
+
+    def _why_noisy(self, noise: float) -> str:
+        share = math.sqrt(noise)
+        words = f"in {self.precision}, it changes the gradients by {share:.2g} of their size"
+        return words if noise > self.limit else f"{words}, and the whole is above the limit"
+
+    def advice(self, steps: int, framework: str, warnings: tuple[str, ...]) -> Advice:
+        """All that was found."""
+        layers = {
+            name: layer if layer.reason else replace(layer, reason=self._why_low(layer))
+            for name, layer in self.layers.items()
+        }
+        return Advice(self.precision, layers, self.noise, steps, self.passes, framework, warnings)
+
+    def _why_low(self, layer: LayerAdvice) -> str:
+        if math.isnan(layer.noise):
+            return "the whole model is within the limit"
+        return f"alone, it changes the gradients by {math.sqrt(layer.noise):.2g} of their size"
+
+
+def _begun(layer: TrainedLayer) -> LayerAdvice:
+    return LayerAdvice(layer.name, layer.kind, bool(layer.fixed), layer.fixed)
+
+
+def _checked(precision: str | Precision, steps: Any, limit: Any) -> Precision:
+    found = parse_precisions(precision)
+    if len(found) != 1 or found[0] not in _SCALES:
+        raise ConfigurationError(f"precision must be bf16 or fp16, got {precision!r}")
+    if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 0:
+        raise ConfigurationError(f"steps must be a whole number, 0 or more, got {steps!r}")
+    if isinstance(limit, bool) or not isinstance(limit, Real) or not 0 < float(limit) < math.inf:
+        raise ConfigurationError(f"limit must be a number above 0, got {limit!r}")
+    return found[0]
+
+
+def _endless(batches: Any, steps: int) -> Iterator[Any]:
+    """The batches, begun again where they end; of what can be walked once, as many as needed."""
+    if isinstance(batches, Iterator):
+        batches = list(itertools.islice(batches, steps + 1))
+    source = Batches(batches, "batches")
+    while True:
+        yield from source
+
+
+def _warnings(precision: Precision) -> tuple[str, ...]:
+    support = detect().support(precision, "gpu" if is_gpu_available() else "cpu")
+    if support.native:
+        return ()
+    return (
+        f"{precision} is emulated here ({support.reason}): training in float32 is faster on this "
+        f"machine",
+    )
