@@ -179,6 +179,33 @@ def benchmark(
 
 
 @app.command()
+def advise(
+    conf: Annotated[Path, typer.Argument(help="A tuning YAML, with calibration data.")],
+    model: Annotated[
+        str | None, typer.Option(help="A Keras file or module:attribute; model: name by default.")
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(help="A Keras loss or module:attribute; by default the model's own."),
+    ] = None,
+    precision: Annotated[str, typer.Option(help="bf16 or fp16.")] = "bf16",
+    steps: Annotated[int, typer.Option(min=0, help="Steps of the run in float32.")] = 100,
+    limit: Annotated[float, typer.Option(help="How much noise gradients may have.")] = 0.01,
+    output: Annotated[Path | None, typer.Option(help="A plan file for apply_plan.")] = None,
+) -> None:
+    """Say which layers must stay in float32 while a model is trained in 16 bits."""
+    from neural_mp.api.advise import advise_from_file
+
+    found = advise_from_file(conf, model, loss, precision, steps=steps, limit=limit)
+    _console.print(found.table)
+    for warning in found.warnings:
+        _errors.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
+    if output is not None:
+        found.save_plan(output)
+        _console.print(f"saved to {output}", soft_wrap=True)
+
+
+@app.command()
 def hardware(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:

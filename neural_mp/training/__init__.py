@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from neural_mp.adaptors.tensorflow.training.watch import Watch
     from neural_mp.core.loss_scale import LossScale
     from neural_mp.training.advice import advise
+    from neural_mp.training.application import apply_plan
     from neural_mp.training.device_list import devices, is_gpu_available
     from neural_mp.training.nonfinite import first_nonfinite
     from neural_mp.training.policies import kept_layers, set_policy, supported_policies
@@ -33,6 +34,7 @@ _LAZY = {
     "LossScaleOptimizer": ("tensorflow", f"{_TENSORFLOW}.loss_scale_optimizer"),
     "Watch": ("tensorflow", f"{_TENSORFLOW}.watch"),
     "advise": (None, "neural_mp.training.advice"),
+    "apply_plan": (None, "neural_mp.training.application"),
     "devices": (None, "neural_mp.training.device_list"),
     "disable_graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
     "enable_graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
@@ -50,6 +52,7 @@ __all__ = [
     "LossScaleOptimizer",
     "Watch",
     "advise",
+    "apply_plan",
     "devices",
     "disable_graph_rewrite",
     "enable_graph_rewrite",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,12 @@ def is_keras(source: Any) -> bool:
     )
 
 
-def load(path: Path) -> Any:
+def load(path: Path, *, compiled: bool = False) -> Any:
     """Read a `.keras` or `.h5` file; code in it (Lambda layers) is never run.
+
+    Args:
+        path: the file.
+        compiled: whether loss and optimizer are read, too, where it holds them.
 
     Raises:
         ModelLoadError: it is damaged, holds weights only, or needs classes it does not hold.
@@ -40,7 +45,10 @@ def load(path: Path) -> Any:
             f"Keras runs on the {keras.config.backend()} backend here; set KERAS_BACKEND=tensorflow"
         )
     try:
-        return keras.models.load_model(path, compile=False, safe_mode=True)
+        with warnings.catch_warnings():
+            # Of an optimizer whose state does not fit. Nobody goes on with it here.
+            warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+            return keras.models.load_model(path, compile=compiled, safe_mode=True)
     except Exception as error:
         # The loader raises whatever its parsers and the layers' constructors raise.
         logger.debug("reading %s failed", path, exc_info=True)

@@ -12,13 +12,12 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from neural_mp.adaptors.pytorch.training import passes
+from neural_mp.adaptors.pytorch.training.application import dtype_of
 from neural_mp.adaptors.pytorch.training.modules import RunsIn, cast_floats, unit_modules
 from neural_mp.adaptors.trainee import Gradients, TrainedLayer
 from neural_mp.core.layer_pass import ModelPass
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, DataError
-
-_DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
 
 @contextmanager
@@ -58,7 +57,7 @@ class ModuleTrainee:
         self, model: nn.Module, batch: Any, loss: Any, precision: Precision, optimizer: Any
     ) -> None:
         self._model, self._loss = model, loss
-        self._dtype = _DTYPES[precision]
+        self._dtype = dtype_of(precision)
         self._units = unit_modules(model)
         self._optimizer = _optimizer(model, optimizer)
         outputs = _making_outputs(model, self._units, batch)

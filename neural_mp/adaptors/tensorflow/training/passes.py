@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from neural_mp.adaptors.tensorflow.training.policies import layers_of, path_of
+from neural_mp.adaptors.tensorflow.training.policies import layers_of, name_in
 from neural_mp.core.layer_pass import Extent, LayerPass, ModelPass
 from neural_mp.core.nested import leaves
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean, in_one_line
@@ -55,7 +55,7 @@ def model_pass(model: Any, batch: Any, loss: Any = None, loss_scale: float = 1.0
                 scaled = value * loss_scale
         grads = [] if value is None else _gradients(tape, scaled, calls)
     passes = [
-        _as_pass(call, *(grads[index] if grads else (None, None)))
+        _as_pass(model, call, *(grads[index] if grads else (None, None)))
         for index, call in enumerate(calls)
     ]
     number = None if value is None else float(value)
@@ -214,10 +214,10 @@ def _extent(gradients: Sequence[Any]) -> Extent:
     return Extent.of(dense)
 
 
-def _as_pass(call: _Call, above: Extent | None, below: Extent | None) -> LayerPass:
+def _as_pass(model: Any, call: _Call, above: Extent | None, below: Extent | None) -> LayerPass:
     layer = call.layer
     return LayerPass(
-        name=path_of(layer),
+        name=name_in(model, layer),
         kind=type(layer).__name__,
         dtype=layer.compute_dtype,
         inputs=Extent.of(call.inputs),

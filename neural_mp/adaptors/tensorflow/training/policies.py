@@ -89,6 +89,11 @@ def path_of(layer: Any) -> str:
     return str(layer.path or layer.name)
 
 
+def name_in(model: Any, layer: Any) -> str:
+    """The path of a layer in a model, without the name of the model, which Keras numbers."""
+    return path_of(layer).removeprefix(f"{model.name}/")
+
+
 def computes_in_float16(model: Any) -> bool:
     """Whether a layer of the model computes in float16."""
     return any(layer.compute_dtype == FLOAT16 for layer in layers_of(model))
@@ -178,19 +183,23 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def unit_layers(model: Any) -> dict[str, list[Any]]:
-    """The layers that can be put into 16 bits by themselves: path → layers, mostly one.
+    """The layers that can be put into 16 bits by themselves: name in the model → layers.
 
     A layer with layers in it is one of them, as a whole: its own code adds up what those give.
-    Models in a model are looked into.
+    Models in a model are looked into. Layers of one name, which are rare, go together.
     """
     found: dict[str, list[Any]] = {}
+    for layer in _units(model):
+        found.setdefault(name_in(model, layer), []).append(layer)
+    return found
+
+
+def _units(model: Any) -> Iterator[Any]:
     for layer in model._flatten_layers(include_self=False, recursive=False):
         if isinstance(layer, keras.Model):
-            for name, layers in unit_layers(layer).items():
-                found.setdefault(name, []).extend(layers)
+            yield from _units(layer)
         elif not isinstance(layer, keras.layers.InputLayer):
-            found.setdefault(path_of(layer), []).append(layer)
-    return found
+            yield layer
 
 
 @contextmanager

@@ -1,0 +1,72 @@
+"""A plan put on a torch module: hooks that enter autocast, and leave it for single modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from neural_mp.adaptors.pytorch.casts import DTYPES
+from neural_mp.adaptors.pytorch.training.modules import RunsIn
+from neural_mp.adaptors.pytorch.training.passes import check_module
+from neural_mp.core.precision import Precision
+from neural_mp.errors import UnknownOperatorError, did_you_mean
+
+
+def apply(model: nn.Module, plan: Mapping[str, Precision]) -> nn.Module:
+    """Let modules run as a plan says.
+
+    Args:
+        model: the module.
+        plan: name of a module in it → precision; one without an entry goes with what it is in.
+
+    Raises:
+        UnknownOperatorError: the model has no module of such a name.
+    """
+    check_module(model)
+    modules = dict(model.named_modules())
+    for name in plan:
+        if name not in modules:
+            raise UnknownOperatorError(
+                f"the plan names {name!r}, which is no module of the model"
+                f"{did_you_mean(name, modules)}"
+            )
+    for module in modules.values():
+        _end_earlier(module)
+    low = next((p for p in plan.values() if p.is_16_bit), Precision.FP32)
+    RunsIn(dtype_of(low), cast_inputs=False, cast_outputs=True).on(model)
+    for name, precision in plan.items():
+        around = _around(name, plan, low)
+        if name and precision is not around:
+            kept = precision is Precision.FP32
+            RunsIn(dtype_of(precision), cast_inputs=kept).on(modules[name])
+    return model
+
+
+def dtype_of(precision: Precision) -> torch.dtype:
+    """BF16, FP16 or FP32 in torch's words."""
+    return DTYPES.get(precision, torch.float32)
+
+
+def _around(name: str, plan: Mapping[str, Precision], low: Precision) -> Precision:
+    """What a module would run in without an entry of its own."""
+    while name:
+        name = name.rpartition(".")[0]
+        if name in plan:
+            return plan[name]
+    return low
+
+
+def _end_earlier(module: nn.Module) -> None:
+    """Take away the hooks of a plan that was put on before."""
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for key, hook in list(hooks.items()):
+            if isinstance(getattr(hook, "__self__", None), RunsIn):
+                del hooks[key]
+                for flags in (
+                    module._forward_pre_hooks_with_kwargs,
+                    module._forward_hooks_with_kwargs,
+                    module._forward_hooks_always_called,
+                ):
+                    flags.pop(key, None)

@@ -1,0 +1,58 @@
+"""A plan put on a Keras model: policies of layers that may be built already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from neural_mp.adaptors.tensorflow.training.policies import (
+    FLOAT32,
+    computes_in_float16,
+    layers_of,
+    name_in,
+    path_of,
+    put_policy,
+    scaled,
+    watch_compile,
+)
+from neural_mp.core.precision import Precision
+from neural_mp.errors import UnknownOperatorError, did_you_mean
+
+_POLICIES = {
+    Precision.BF16: "mixed_bfloat16",
+    Precision.FP16: "mixed_float16",
+    Precision.FP32: FLOAT32,
+}
+#: The functions that Keras has compiled for a model, with the policies of that time.
+_COMPILED = ("train_function", "test_function", "predict_function")
+
+
+def apply(model: Any, plan: Mapping[str, Precision]) -> Any:
+    """Set the policies of layers.
+
+    Args:
+        model: a Keras model.
+        plan: name of a layer, or its path → precision.
+
+    Raises:
+        UnknownOperatorError: the model has no layer of such a name.
+    """
+    layers: dict[str, list[Any]] = {}
+    for layer in layers_of(model):
+        for name in {name_in(model, layer), path_of(layer), layer.name}:
+            layers.setdefault(name, []).append(layer)
+    for name in plan:
+        if name not in layers:
+            raise UnknownOperatorError(
+                f"the plan names {name!r}, which is no layer of model {model.name!r}"
+                f"{did_you_mean(name, layers)}"
+            )
+    # From the outside in: what is said of a layer counts for those in it that nothing is said of.
+    for name in sorted(plan, key=lambda name: -len(layers[name][0]._flatten_layers())):
+        put_policy(layers[name], _POLICIES[plan[name]])
+    for name in _COMPILED:
+        setattr(model, name, None)
+    watch_compile()
+    if getattr(model, "compiled", False) and computes_in_float16(model):
+        model.optimizer = scaled(model.optimizer)
+    return model

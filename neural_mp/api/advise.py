@@ -1,0 +1,75 @@
+"""Advice on training, for a model and data that a YAML file names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from neural_mp.adaptors.registry import require_framework
+from neural_mp.api.loading import resolve_source
+from neural_mp.config import load_settings
+from neural_mp.data import build_dataloader
+from neural_mp.data.user_code import load_user_object
+from neural_mp.errors import ConfigurationError
+from neural_mp.training.advice import Advice, advise
+
+_KERAS_FILES = (".keras", ".h5", ".hdf5")
+
+
+def advise_from_file(
+    conf: Path,
+    model: str | None = None,
+    loss: str | None = None,
+    precision: str = "bf16",
+    *,
+    steps: int = 100,
+    limit: float = 0.01,
+) -> Advice:
+    """What `neural_mp.training.advise` says of the model and the data of a tuning file.
+
+    Args:
+        conf: the file; its calibration data, else its evaluation data, are trained on.
+        model: in place of `model.name`: a Keras file, or `module:attribute`.
+        loss: the name of a Keras loss, or `module:attribute`; by default what the model was
+            compiled with.
+        precision: `bf16` or `fp16`.
+        steps: how long the run in float32 is.
+        limit: how much noise the gradients may have.
+
+    Raises:
+        NeuralMPError: the file, the model, the loss or the data are not what they should be.
+    """
+    settings = load_settings(conf)
+    loader = settings.calibration.dataloader or settings.evaluation.dataloader
+    if loader is None:
+        raise ConfigurationError(
+            f"{conf} names no data; add quantization.calibration.dataloader, whose samples are "
+            f"trained on"
+        )
+    source = model or settings.model.name
+    if source is None:
+        raise ConfigurationError(f"{conf} names no model; add model.name, or give --model")
+    return advise(
+        _trained(source),
+        build_dataloader(loader),
+        load_user_object(loss) if loss is not None and ":" in loss else loss,
+        precision,
+        steps=steps,
+        limit=limit,
+    )
+
+
+def _trained(source: str) -> Any:
+    """A model that can be trained, of a file or of `module:attribute`."""
+    found = resolve_source(source)
+    if not isinstance(found, str):
+        return found
+    if Path(found).suffix not in _KERAS_FILES:
+        raise ConfigurationError(
+            f"{found!r} is no model that can be trained: give a Keras file "
+            f"({', '.join(_KERAS_FILES)}) or module:attribute of your own"
+        )
+    require_framework("tensorflow", "Keras files")
+    from neural_mp.adaptors.tensorflow.keras_models import load
+
+    return load(Path(found), compiled=True)

@@ -1,0 +1,256 @@
+"""Advice on a Keras model: the layers that 16 bits break are found, and no others."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from keras_dangers import batches, digits_net
+
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import Precision
+from neural_mp.errors import (
+    ConfigurationError,
+    DataError,
+    NeuralMPError,
+    TrainingError,
+    UnknownFrameworkError,
+    UnknownOperatorError,
+)
+from neural_mp.training import LossScaleOptimizer, advise, apply_plan, set_policy
+
+LOSS = "sparse_categorical_crossentropy"
+
+
+@pytest.fixture(autouse=True)
+def _float32_again():
+    yield
+    set_policy("float32")
+
+
+@pytest.fixture(scope="module")
+def data(digits):
+    return batches(digits[0])
+
+
+def state_of(model):
+    values = [np.array(variable) for variable in model.variables]
+    return values, {layer.name: layer.dtype_policy.name for layer in model.layers}
+
+
+def last_loss(model, data, precision):
+    """The loss after four epochs."""
+    optimizer = keras.optimizers.Adam(1e-3)
+    scaled = LossScaleOptimizer(optimizer) if precision == "fp16" else optimizer
+    model.compile(scaled, LOSS, jit_compile=False)
+    images = np.concatenate([inputs for inputs, _ in data])
+    labels = np.concatenate([targets for _, targets in data])
+    keras.utils.set_random_seed(1)
+    return model.fit(images, labels, batch_size=64, epochs=4, verbose=0).history["loss"][-1]
+
+
+def test_both_dangers_are_found_in_fp16_and_the_training_is_saved(data):
+    found = advise(digits_net(dangerous=True), data, LOSS, "fp16")
+    assert set(found.keep) == {"energy", "offset", "softmax"}
+    reasons = {name: layer.reason for name, layer in found.layers.items()}
+    assert "turns float16 inputs of at most 0.4" in reasons["energy"]
+    assert reasons["energy"].endswith("into Inf")
+    assert "changes the gradients by" in reasons["offset"]
+    assert reasons["softmax"] == "it gives the model's outputs, which stay in float32"
+    wanted = last_loss(digits_net(dangerous=True), data, "fp32")
+    everything = PrecisionPlan.from_dict(dict.fromkeys(found.plan, "fp16"))
+    assert math.isnan(last_loss(apply_plan(digits_net(dangerous=True), everything), data, "fp16"))
+    advised = last_loss(apply_plan(digits_net(dangerous=True), found), data, "fp16")
+    assert advised == pytest.approx(wanted, rel=0.05)
+
+
+def test_bf16_has_the_range_but_not_the_digits(data):
+    found = advise(digits_net(dangerous=True), data, LOSS, "bf16")
+    assert {"offset", "softmax"} <= set(found.keep)
+    assert "energy" not in found.keep
+    assert found.noise <= 0.01
+    wanted = last_loss(digits_net(dangerous=True), data, "fp32")
+    advised = last_loss(apply_plan(digits_net(dangerous=True), found.plan), data, "bf16")
+    assert advised == pytest.approx(wanted, rel=0.05)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_healthy_net_keeps_its_outputs_only_and_costs_little(data, precision):
+    model = digits_net(dangerous=False)
+    found = advise(model, data, LOSS, precision, steps=20)
+    assert found.keep == ("softmax",)
+    points = 11
+    assert found.passes == 20 + 2 * points
+    assert found.plan["conv1"].precision is Precision(precision)
+    assert found.plan["softmax"].precision is Precision.FP32
+
+
+def test_the_model_is_left_as_it_was(data):
+    model = digits_net(dangerous=True)
+    model.compile("adam", LOSS)
+    values, policies = state_of(model)
+    steps = int(model.optimizer.iterations)
+    advise(model, data, precision="fp16", steps=4)
+    after, same_policies = state_of(model)
+    for before, value in zip(values, after, strict=True):
+        np.testing.assert_array_equal(before, value)
+    assert same_policies == policies
+    assert int(model.optimizer.iterations) == steps
+    assert not any("call" in vars(layer) for layer in model.layers)
+
+
+def test_what_dropout_drops_is_no_noise(data):
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((8, 8, 1))
+    x = layers.Dense(64, "relu", name="fc")(layers.Flatten(name="flat")(inputs))
+    x = layers.Dropout(0.5, name="drop")(x)
+    model = keras.Model(inputs, layers.Dense(10, "softmax", name="out")(x))
+    assert advise(model, data, LOSS, "bf16", steps=5).keep == ("out",)
+    assert model.get_layer("drop").rate == 0.5
+
+
+class Residual(keras.Model):
+    """Adds with plain `+`, which TensorFlow refuses for two types of numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.flat = layers.Flatten(name="flat")
+        self.first = layers.Dense(32, "relu", name="first")
+        self.second = layers.Dense(32, "relu", name="second")
+        self.out = layers.Dense(10, "softmax", name="out")
+
+    def call(self, x):
+        x = self.first(self.flat(x))
+        return self.out(x + self.second(x))
+
+
+def test_a_model_whose_own_code_adds_can_be_advised_on(data):
+    keras.utils.set_random_seed(0)
+    found = advise(Residual(), data, LOSS, "bf16", steps=3, limit=1e-9)
+    assert set(found.layers) == {"flat", "first", "second", "out"}
+    assert "out" in found.keep
+    assert len(found.keep) > 1
+
+
+def test_a_layer_with_a_dtype_of_its_own_keeps_it(monkeypatch, data):
+    monkeypatch.setenv("FORCE_BF16", "1")
+    set_policy("mixed_bfloat16", keep=("fc1", "softmax"))
+    found = advise(digits_net(dangerous=False), data, LOSS, "bf16", steps=2)
+    assert found.keep == ("fc1", "softmax")
+    assert found.layers["fc1"].reason == "it has a dtype of its own, float32"
+
+
+def test_data_that_end_are_begun_again(data):
+    one = advise(digits_net(dangerous=False), data[:1], LOSS, "bf16", steps=3)
+    assert one.keep == ("softmax",)
+    assert advise(digits_net(False), iter(data[:2]), LOSS, steps=3).keep == ("softmax",)
+
+    def for_ever():
+        while True:
+            yield data[0]
+
+    assert advise(digits_net(False), for_ever(), LOSS, steps=3).keep == ("softmax",)
+
+
+def test_what_breaks_in_float32_is_said_to(data):
+    class Root(layers.Layer):
+        def call(self, x):
+            return keras.ops.sqrt(x - 1000.0)
+
+    inputs = keras.Input((8, 8, 1))
+    x = Root(name="root")(layers.Flatten()(inputs))
+    model = keras.Model(inputs, layers.Dense(10, "softmax")(x))
+    with pytest.raises(TrainingError, match=r"in float32 itself.*'root' \(Root\) turns float32"):
+        advise(model, data, LOSS, "bf16")
+
+
+def vector_loss(targets, outputs):
+    return keras.losses.sparse_categorical_crossentropy(targets, outputs)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({"model": 3}, UnknownFrameworkError, "expected a Keras model or a torch module, got 3"),
+        ({"model": keras.Model}, UnknownFrameworkError, "Model is a class; give an instance"),
+        ({"loss": vector_loss}, ConfigurationError, r"array of shape \(64,\); take its mean"),
+        ({"loss": None}, ConfigurationError, "is not compiled; give a loss"),
+        (
+            {"loss": "sparse_categorical_crossentropie"},
+            ConfigurationError,
+            "did you mean 'sparse_categorical_crossentropy'",
+        ),
+        ({"precision": "bf15"}, NeuralMPError, "did you mean 'bf16'"),
+        ({"precision": "int8"}, ConfigurationError, "precision must be bf16 or fp16"),
+        ({"steps": -1}, ConfigurationError, "steps must be a whole number"),
+        ({"limit": 0}, ConfigurationError, "limit must be a number above 0"),
+        ({"batches": []}, DataError, "batches yields nothing"),
+        ({"batches": iter([])}, DataError, "batches yields nothing"),
+        ({"batches": 3}, DataError, "batches must be a dataloader"),
+        ({"batches": [np.zeros((4, 8, 8, 1), np.float32)]}, DataError, "inputs alone"),
+        (
+            {"batches": [(np.zeros((4, 3), np.float32), np.zeros(4))]},
+            DataError,
+            "does not take the inputs of the batch",
+        ),
+        ({"optimizer": "adamm"}, ConfigurationError, "optimizer must be one of Keras's"),
+    ],
+)
+def test_bad_input_is_one_error_that_names_it(data, change, error, said):
+    given = {"model": digits_net(False), "batches": data, "loss": LOSS, "steps": 2} | change
+    with pytest.raises(error, match=said):
+        advise(**given)
+
+
+def test_a_plan_of_a_file_is_put_on_a_compiled_model(data, tmp_path):
+    found = advise(digits_net(dangerous=True), data, LOSS, "fp16", steps=2)
+    found.save_plan(tmp_path / "plan.yaml")
+    model = digits_net(dangerous=True)
+    model.compile(keras.optimizers.Adam(1e-3), LOSS, jit_compile=False)
+    model.fit(*data[0], verbose=0)
+    assert model.train_function is not None
+    assert apply_plan(model, tmp_path / "plan.yaml") is model
+    assert model.get_layer("conv1").compute_dtype == "float16"
+    assert model.get_layer("energy").compute_dtype == "float32"
+    assert isinstance(model.optimizer, LossScaleOptimizer)
+    losses = [model.fit(*data[1], verbose=0).history["loss"][0] for _ in range(5)]
+    assert losses[-1] < losses[0]
+    assert int(model.optimizer.inner_optimizer.iterations) > 1  # it went on from where it was
+    model.save(tmp_path / "net.keras")
+    again = keras.saving.load_model(tmp_path / "net.keras")
+    np.testing.assert_array_equal(
+        again.predict(data[0][0], verbose=0), model.predict(data[0][0], verbose=0)
+    )
+
+
+def test_a_plan_names_layers_within_layers(data):
+    inputs = keras.Input((4, 8))
+    attended = layers.MultiHeadAttention(2, 4, name="attention")(inputs, inputs)
+    model = keras.Model(inputs, layers.Dense(1, name="out")(attended))
+    apply_plan(model, PrecisionPlan.from_dict({"attention": "bf16", "attention/query": "fp32"}))
+    dtypes = {layer.name: layer.compute_dtype for layer in model._flatten_layers()}
+    assert (dtypes["query"], dtypes["key"], dtypes["softmax"]) == (
+        *("float32", "bfloat16", "bfloat16"),
+    )
+    assert dtypes["out"] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("plan", "error", "said"),
+    [
+        ({"conv": "bf16"}, UnknownOperatorError, "'conv', .*did you mean 'conv"),
+        ({"conv1": "int8"}, ConfigurationError, "says int8 of 'conv1'"),
+        ({"conv1": "bf16", "conv2": "fp16"}, ConfigurationError, "bf16 of some layers and fp16"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused(plan, error, said):
+    model = digits_net(False)
+    with pytest.raises(error, match=said):
+        apply_plan(model, PrecisionPlan.from_dict(plan))
+    assert {layer.compute_dtype for layer in model.layers} == {"float32"}
+
+
+def test_a_plan_is_a_plan_or_a_file():
+    with pytest.raises(ConfigurationError, match="plan must be what advise gives"):
+        apply_plan(digits_net(False), {"conv1": "bf16"})
