@@ -1,0 +1,156 @@
+"""Training that learns nothing any more is stopped, and the layer named."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+from keras_dangers import batches, digits_net
+
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.errors import ConfigurationError, DataError, TrainingError
+from neural_mp.training import LossScaleOptimizer, Watch, apply_plan, first_nonfinite
+
+LOSS = "sparse_categorical_crossentropy"
+LOW = ("conv1", "conv2", "flat", "energy", "fc1", "offset", "norm", "fc2", "logits")
+
+
+@pytest.fixture(scope="module")
+def data(digits):
+    return batches(digits[0])
+
+
+def broken(optimizer, **options):
+    plan = PrecisionPlan.from_dict(dict.fromkeys(LOW, "fp16"))
+    model = apply_plan(digits_net(dangerous=True), plan)
+    options = {"jit_compile": False, "auto_scale_loss": False} | options
+    model.compile(optimizer, LOSS, **options)
+    return model
+
+
+def fit(model, data, watch, **options):
+    images = np.concatenate([inputs for inputs, _ in data])
+    labels = np.concatenate([targets for _, targets in data])
+    options = {"batch_size": 64, "epochs": 3, "verbose": 0} | options
+    return model.fit(images, labels, callbacks=[watch], **options)
+
+
+@pytest.mark.parametrize("around", [LossScaleOptimizer, keras.optimizers.LossScaleOptimizer, None])
+def test_it_stops_within_its_patience_and_names_the_layer(data, around):
+    inner = keras.optimizers.Adam(1e-3)
+    model = broken(inner if around is None else around(inner))
+    model.make_train_function()
+    plain = model.train_function
+    watch = Watch(patience=7)
+    with pytest.raises(TrainingError, match=r"^7 steps in a row .*'energy' \(Energy\) turns") as e:
+        fit(model, data, watch)
+    assert watch.finding.layer == "energy"
+    assert "keep=('energy',)" in str(e.value)
+    assert model.train_function is plain
+    if around is None:
+        assert int(inner.iterations) == 7  # every step ruined weights
+    else:
+        assert int(inner.iterations) == 0
+        assert all(np.isfinite(weight).all() for weight in model.get_weights())
+
+
+def test_steps_that_keras_takes_together_are_counted_one_by_one(data):
+    model = broken(LossScaleOptimizer(keras.optimizers.Adam()), steps_per_execution=5)
+    with pytest.raises(TrainingError, match="^10 steps in a row"):
+        fit(model, data, Watch(patience=7))
+
+
+def test_an_epoch_that_ends_is_waited_for_and_a_last_one_is_not(data):
+    model = broken(LossScaleOptimizer(keras.optimizers.Adam()))
+    with pytest.raises(TrainingError, match=r"^4 steps in a row .*'energy'"):
+        fit(model, data[:3], Watch(patience=3))
+    model = broken(LossScaleOptimizer(keras.optimizers.Adam()))
+    with pytest.raises(TrainingError, match=r"^3 steps in a row .*scale down to 4.1e\+03$"):
+        fit(model, data[:3], Watch(patience=3), epochs=1)
+    model = broken(LossScaleOptimizer(keras.optimizers.Adam()))
+    with pytest.raises(TrainingError, match=r"^3 steps in a row .*'energy'"):
+        fit(model, data[:3], Watch(patience=3, sample=data[5]), epochs=1)
+
+
+def test_a_training_that_learns_is_left_alone(data):
+    model = digits_net(dangerous=False)
+    model.compile("adam", LOSS, jit_compile=False)
+    model.make_train_function()
+    plain = model.train_function
+    watch = Watch(patience=2)
+    losses = fit(model, data, watch).history["loss"]
+    assert losses[-1] < losses[0]
+    assert watch.finding is None
+    assert model.train_function is plain
+
+
+def test_one_bad_batch_now_and_then_is_no_reason_to_stop(data):
+    spoiled = [(x * np.nan if i % 3 == 0 else x, y) for i, (x, y) in enumerate(data)]
+    model = digits_net(dangerous=False)
+    optimizer = LossScaleOptimizer(keras.optimizers.Adam())
+    model.compile(optimizer, LOSS, jit_compile=False)
+    fit(model, spoiled, Watch(patience=2), shuffle=False, epochs=1)
+    assert optimizer.skipped_steps == len(data[::3])
+
+
+def test_bad_data_are_told_from_bad_layers(data):
+    model = digits_net(dangerous=False)
+    model.compile(LossScaleOptimizer(keras.optimizers.Adam()), LOSS, jit_compile=False)
+    spoiled = [(x * np.nan, y) for x, y in data]
+    with pytest.raises(TrainingError, match="The batch itself holds NaN"):
+        fit(model, spoiled, Watch(patience=3))
+
+
+@pytest.mark.parametrize("patience", [0, -1, 2.5, True, "20"])
+def test_patience_is_a_number_of_steps(patience):
+    with pytest.raises(ConfigurationError, match="patience must be a whole number of steps"):
+        Watch(patience)
+
+
+def in_fp16(model):
+    names = [layer.name for layer in model.layers[1:-1]]
+    return apply_plan(model, PrecisionPlan.from_dict(dict.fromkeys(names, "fp16")))
+
+
+def test_a_loop_of_ones_own_can_ask_for_the_layer(data):
+    model = in_fp16(digits_net(dangerous=True))
+    before = model.get_weights()
+    found = first_nonfinite(model, data[0], LOSS)
+    assert (found.layer, found.keep) == ("energy", True)
+    assert first_nonfinite(model, data[0][0]).layer == "energy"
+    assert first_nonfinite(in_fp16(digits_net(False)), data[0], LOSS) is None
+    for value, same in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(value, same)
+
+
+def test_numbers_beyond_the_range_are_told_from_a_layer_that_makes_them(data):
+    model = in_fp16(digits_net(dangerous=False))
+    found = first_nonfinite(model, (data[0][0] * 100_000, data[0][1]), LOSS)
+    assert found.layer == "conv1"
+    assert "reads numbers of up to 1e+05, which float16 cannot hold" in found.words
+
+
+def test_weights_that_are_ruined_already_are_named(data):
+    model = digits_net(dangerous=False)
+    kernel = model.get_layer("fc1").kernel
+    kernel.assign(kernel * np.nan)
+    found = first_nonfinite(model, data[0], LOSS)
+    assert found.words == "weights of 'fc1' (Dense) hold NaN"
+
+
+def test_the_layer_that_ruins_gradients_is_named(data):
+    class Root(layers.Layer):
+        def call(self, x):
+            return x + tf.sqrt(tf.reduce_sum(x - x, -1, keepdims=True))
+
+    inputs = keras.Input((8, 8, 1))
+    x = Root(name="root")(layers.Dense(10, name="logits")(layers.Flatten()(inputs)))
+    model = keras.Model(inputs, layers.Softmax()(x))
+    found = first_nonfinite(model, data[0], LOSS)
+    assert found.layer == "root"
+    assert found.words.startswith("backwards, 'root' (Root) turns float32 gradients")
+
+
+def test_a_batch_has_at_most_three_parts(data):
+    with pytest.raises(DataError, match=r"inputs, targets or|got 4 items"):
+        first_nonfinite(digits_net(False), (1, 2, 3, 4), LOSS)

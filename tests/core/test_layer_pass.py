@@ -1,0 +1,71 @@
+"""Where numbers stop being finite is told from what went through the layers."""
+
+import numpy as np
+import pytest
+
+from neural_mp.core.layer_pass import Extent, LayerPass, ModelPass, first_trouble
+
+FINE = Extent(1.0)
+BAD = Extent(2.0, inf=True)
+NAN = Extent(2.0, nan=True, inf=True)
+
+
+def layer(name, inputs=FINE, outputs=FINE, **more):
+    return LayerPass(name, "Dense", more.pop("dtype", "float16"), inputs, outputs, **more)
+
+
+def trouble(*layers, batch=FINE, outputs=None, loss=None):
+    outputs = layers[-1].outputs if outputs is None else outputs
+    return first_trouble(ModelPass(batch, outputs, layers, loss))
+
+
+def test_the_extent_of_nested_arrays():
+    arrays = {"a": np.array([1.0, -3.0]), "b": [np.array([2], np.int64), np.zeros((0,))]}
+    assert Extent.of(arrays) == Extent(3.0)
+    assert Extent.of([]) == Extent()
+    assert Extent.of(np.array([np.inf, 5.0])) == Extent(5.0, inf=True)
+    assert Extent.of(np.array([np.nan, -np.inf])) == Extent(0.0, nan=True, inf=True)
+
+
+def test_all_is_well():
+    assert trouble(layer("a"), layer("b"), loss=1.0) is None
+
+
+def test_what_is_infinite_on_purpose_is_no_trouble():
+    assert trouble(layer("mask", outputs=BAD), layer("softmax", inputs=BAD)) is None
+
+
+def test_the_first_layer_that_turns_finite_numbers_into_others():
+    found = trouble(layer("a"), layer("b", outputs=BAD), layer("c", BAD, NAN))
+    assert found.layer == "b"
+    assert found.words == "'b' (Dense) turns float16 inputs of at most 1 into Inf"
+    assert found.keep
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_layer_in_float32_is_not_kept_there_once_more(dtype):
+    assert not trouble(layer("a", outputs=NAN, dtype=dtype)).keep
+
+
+def test_numbers_that_do_not_fit_where_they_are_read():
+    found = trouble(layer("a", outputs=Extent(1e6), dtype="float32"), layer("b", BAD, BAD))
+    assert found.layer == "b"
+    assert "reads numbers of up to 1e+06, which float16 cannot hold" in found.words
+
+
+def test_batch_weights_loss_and_the_models_own_code():
+    assert "batch itself holds NaN" in trouble(layer("a", NAN, NAN), batch=NAN).words
+    assert "weights of 'a' (Dense) hold Inf" in trouble(layer("a", outputs=NAN, weights=BAD)).words
+    assert "the loss is nan, though all" in trouble(layer("a"), loss=float("nan")).words
+    assert "outputs hold Inf, though no layer" in trouble(layer("a"), outputs=BAD).words
+
+
+def test_backwards_an_inner_layer_is_named_rather_than_the_one_around_it():
+    found = trouble(
+        layer("block/a", gradients_above=FINE, gradients_below=BAD),
+        layer("block", gradients_above=FINE, gradients_below=BAD, holds_layers=True),
+        layer("b", gradients_above=FINE, gradients_below=FINE),
+        loss=1.0,
+    )
+    assert found.layer == "block/a"
+    assert found.words.startswith("backwards, 'block/a' (Dense) turns float16 gradients")
