@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from neural_mp.adaptors.pytorch.training.grad_scaler import GradScaler
     from neural_mp.adaptors.tensorflow.training.loss_scale_optimizer import LossScaleOptimizer
     from neural_mp.core.loss_scale import LossScale
+    from neural_mp.training.optimizer_rewrite import (
+        disable_mixed_precision_graph_rewrite,
+        enable_mixed_precision_graph_rewrite,
+    )
     from neural_mp.training.tensorflow_rewrite import (
         disable_graph_rewrite,
         enable_graph_rewrite,
@@ -27,7 +31,9 @@ _LAZY = {
     "LossScale": (None, "neural_mp.core.loss_scale"),
     "LossScaleOptimizer": ("tensorflow", f"{_TENSORFLOW}.loss_scale_optimizer"),
     "disable_graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
+    "disable_mixed_precision_graph_rewrite": (None, "neural_mp.training.optimizer_rewrite"),
     "enable_graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
+    "enable_mixed_precision_graph_rewrite": (None, "neural_mp.training.optimizer_rewrite"),
     "graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
 }
 
@@ -36,7 +42,9 @@ __all__ = [
     "LossScale",
     "LossScaleOptimizer",
     "disable_graph_rewrite",
+    "disable_mixed_precision_graph_rewrite",
     "enable_graph_rewrite",
+    "enable_mixed_precision_graph_rewrite",
     "graph_rewrite",
 ]
 

@@ -10,8 +10,10 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from neural_mp.adaptors.tensorflow.training.rewrite_policy import refuse_mixed_policy
 from neural_mp.core.loss_scale import DYNAMIC, LossScale
 from neural_mp.errors import ConfigurationError
+from neural_mp.training.optimizer_rewrite import rewrite_is_enabled
 
 #: For a scale that stays: the base class counts up to this.
 _NEVER = 2**30
@@ -74,7 +76,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self._awaits_unscaling = False
 
     def build(self, var_list: Sequence[Any]) -> None:
-        """Make the variables."""
+        """Make the variables.
+
+        Raises:
+            ConfigurationError: a mixed Keras policy was set after the graph rewrite was enabled.
+        """
+        if rewrite_is_enabled():
+            refuse_mixed_policy()
         if self.built:
             return
         super().build(var_list)
@@ -125,8 +133,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
         Raises:
             ConfigurationError: the loss comes from `get_scaled_loss`, and the gradients did not go
-                through `get_unscaled_gradients`.
+                through `get_unscaled_gradients`; a mixed Keras policy was set after the graph
+                rewrite was enabled.
         """
+        if rewrite_is_enabled():
+            refuse_mixed_policy()
         if self._awaits_unscaling:
             raise ConfigurationError(
                 "gradients of a loss from get_scaled_loss are scaled; put them through "
