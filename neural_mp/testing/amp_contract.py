@@ -234,7 +234,7 @@ class AmpContract(OnDigits):
         low = sum(by.get("bf16", 0) for by in report.op_counts.values())
         assert low == 7 + len(self.outputs)  # as COLOURS has it
         assert report.converted == (
-            f"converted {low} of {nodes} nodes to bfloat16 using {report.casts} casts",
+            f"Converted {low}/{nodes} nodes to bfloat16 using {report.casts} casts",
         )
         assert replace(report, op_counts={}).converted == ()
 
