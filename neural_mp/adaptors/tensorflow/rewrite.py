@@ -13,7 +13,14 @@ from tensorflow.python.util import _pywrap_util_port
 from neural_mp.adaptors.tensorflow.kernel_products import bf16_obstacle
 from neural_mp.adaptors.tensorflow.kernel_registry import every_op_type
 from neural_mp.adaptors.tensorflow.runtime_lists import PASSES, PREFIX, runtime_lists
-from neural_mp.amp import EDIT_OPTIONS, AmpSettings, check_known
+from neural_mp.amp import (
+    EDIT_OPTIONS,
+    FORCE_ALL,
+    INFER_AS_DENY,
+    LEVEL,
+    AmpSettings,
+    check_known,
+)
 from neural_mp.core.environment import restore_users, set_own
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError
@@ -104,7 +111,9 @@ def _variables(precision: Precision, amp: AmpSettings) -> dict[str, str]:
                 f"{amp.origins['unsafe_force_all']} is set, which TensorFlow's pass for bf16 does "
                 f"not take; put the op types on the allow list instead"
             )
-        found[f"{PREFIX}LEVEL"] = "UNSAFE_FORCE_ALL"
+        found[LEVEL] = FORCE_ALL
+    elif amp.infer_as_deny:
+        found[LEVEL] = INFER_AS_DENY
     if amp.log_path is not None:
         found[f"{PREFIX}LOG_PATH"] = _made(amp.log_path)
     return {key: value for key, value in found.items() if value}
