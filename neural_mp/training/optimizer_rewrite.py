@@ -38,7 +38,8 @@ def enable_mixed_precision_graph_rewrite(
 
     TensorFlow puts ops into 16 bits in every `tf.function`, in `fit` and `predict`, and in every
     `tf.compat.v1.Session` made from now on, unless the config of a session has the pass off.
-    Weights stay in float32. Refusals come before anything is switched on.
+    Weights stay in float32. Refusals come before anything is switched on. Steps that XLA compiles
+    are out of its reach, of which they warn: on a GPU, `compile` needs `jit_compile=False`.
 
     Args:
         opt: the optimizer to train with: one of Keras 3, or of `tf.compat.v1.train`.
@@ -63,10 +64,10 @@ def enable_mixed_precision_graph_rewrite(
     """
     global _undo
     registry.require_framework("tensorflow", "users of the graph rewrite")
-    from neural_mp.adaptors.tensorflow.training import rewrite_policy, rewrite_sessions
+    from neural_mp.adaptors.tensorflow.training import rewrite_guards, rewrite_sessions
     from neural_mp.adaptors.tensorflow.training.optimizer_wrapping import with_loss_scaling
 
-    rewrite_policy.refuse_mixed_policy()
+    rewrite_guards.refuse_mixed_policy()
     wrapped = with_loss_scaling(opt, loss_scale)
     with ExitStack() as switched_on:
         chosen = switched_on.enter_context(graph_rewrite(_chosen(precision, amp), amp))

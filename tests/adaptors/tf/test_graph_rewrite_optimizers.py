@@ -196,6 +196,29 @@ def test_a_mixed_policy_set_later_is_refused_by_an_optimizer_of_tensorflow_1():
         wrapped.minimize(lambda: tf.reduce_sum(weight), var_list=[weight])
 
 
+@needs_pass
+@pytest.mark.parametrize("make", [keras.optimizers.SGD, v1.train.GradientDescentOptimizer])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_step_that_xla_compiles_warns_that_the_rewrite_does_not_see_it(make, compiled):
+    wrapped = enable_mixed_precision_graph_rewrite(make(0.1))
+    weight = keras.Variable(np.ones(3, np.float32)) if make is keras.optimizers.SGD else None
+    plain = tf.Variable([1.0, 2.0])
+
+    @tf.function(jit_compile=compiled)
+    def step():
+        if weight is not None:
+            wrapped.apply([tf.ones(3)], [weight])
+        else:
+            wrapped.minimize(lambda: tf.reduce_sum(plain), var_list=[plain])
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        step()
+    told = [str(found.message) for found in told if "XLA compiles it" in str(found.message)]
+    assert bool(told) == compiled
+    disable_mixed_precision_graph_rewrite()
+
+
 def test_optimizers_beside_the_rewrite_take_any_policy(digits):
     keras.config.set_dtype_policy("mixed_bfloat16")
     trained(LossScaleOptimizer(keras.optimizers.SGD()), digits)

@@ -10,10 +10,9 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from neural_mp.adaptors.tensorflow.training.rewrite_policy import refuse_mixed_policy
+from neural_mp.adaptors.tensorflow.training.rewrite_guards import check_step
 from neural_mp.core.loss_scale import DYNAMIC, LossScale
 from neural_mp.errors import ConfigurationError
-from neural_mp.training.optimizer_rewrite import rewrite_is_enabled
 
 #: For a scale that stays: the base class counts up to this.
 _NEVER = 2**30
@@ -81,8 +80,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         Raises:
             ConfigurationError: a mixed Keras policy was set after the graph rewrite was enabled.
         """
-        if rewrite_is_enabled():
-            refuse_mixed_policy()
+        check_step()
         if self.built:
             return
         super().build(var_list)
@@ -136,8 +134,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 through `get_unscaled_gradients`; a mixed Keras policy was set after the graph
                 rewrite was enabled.
         """
-        if rewrite_is_enabled():
-            refuse_mixed_policy()
+        check_step()
         if self._awaits_unscaling:
             raise ConfigurationError(
                 "gradients of a loss from get_scaled_loss are scaled; put them through "

@@ -15,10 +15,9 @@ from tensorflow.python.training.experimental.loss_scale_optimizer import (
     MixedPrecisionLossScaleOptimizer,
 )
 
-from neural_mp.adaptors.tensorflow.training.rewrite_policy import refuse_mixed_policy
+from neural_mp.adaptors.tensorflow.training.rewrite_guards import check_step
 from neural_mp.core.loss_scale import LossScale
 from neural_mp.errors import ConfigurationError
-from neural_mp.training.optimizer_rewrite import rewrite_is_enabled
 
 
 class RuleLossScale(DynamicLossScale):
@@ -122,8 +121,7 @@ class V1LossScaleOptimizer(MixedPrecisionLossScaleOptimizer):
         Raises:
             ConfigurationError: a mixed Keras policy has been set while the rewrite is enabled.
         """
-        if rewrite_is_enabled():
-            refuse_mixed_policy()
+        check_step()
         return super().compute_gradients(*args, **options)
 
 

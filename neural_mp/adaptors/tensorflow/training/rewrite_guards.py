@@ -1,12 +1,35 @@
-"""Keras policies and the graph rewrite: of the two, one may put ops into 16 bits."""
+"""What does not go together with the graph rewrite: Keras policies, and XLA."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import keras
+from tensorflow.python.framework import ops
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from neural_mp.errors import ConfigurationError
+from neural_mp.training.optimizer_rewrite import rewrite_is_enabled
+
+
+def check_step() -> None:
+    """Make sure that a step of training is one that the rewrite reaches, where it is enabled.
+
+    Optimizers call it where a step begins: in a graph, that is when it is traced.
+
+    Raises:
+        ConfigurationError: a mixed Keras policy was set after the rewrite was enabled.
+    """
+    if not rewrite_is_enabled():
+        return
+    refuse_mixed_policy()
+    if GraphOrParentsInXlaContext(ops.get_default_graph()):
+        warnings.warn(
+            "the graph rewrite is enabled, and has no effect on this step: XLA compiles it. Use "
+            "jit_compile=False in compile() or tf.function",
+            stacklevel=2,
+        )
 
 
 def mixed_policy() -> str | None:
