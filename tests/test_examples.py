@@ -41,7 +41,7 @@ def test_a_saved_model_in_bf16(copies):
     folder = copies / "saved_model_bf16"
     printed = run(folder, sys.executable, "convert.py")
     converted, nodes, casts = re.search(
-        r"converted (\d+) of (\d+) nodes to bfloat16 using (\d+) casts", printed
+        r"Converted (\d+)/(\d+) nodes to bfloat16 using (\d+) casts", printed
     ).groups()
     assert (converted, casts) == (nodes, "2")
     assert "outputs are float32, and within" in printed
@@ -51,13 +51,13 @@ def test_a_saved_model_in_bf16(copies):
 def test_moving_ops_between_lists_changes_what_the_readme_says(copies):
     folder = copies / "tune_lists"
     printed = run(folder, sys.executable, "tune_lists.py")
-    casts = re.findall(r"converted (\d+) of 15 nodes to bfloat16 using (\d+) casts", printed)
+    casts = re.findall(r"Converted (\d+)/15 nodes to bfloat16 using (\d+) casts", printed)
     assert casts == [("10", "4"), ("12", "8"), ("15", "2")]
     assert "INFER, denied: downstream of Pow" in printed
     assert re.search(r"AvgPool and Softmax allowed .* AvgPool, Softmax ", printed)
     command = Path(sys.executable).parent / "neural-mp"
     printed = run(folder, command, "tune", "conf.yaml")
-    assert "converted 12 of 15 nodes to bfloat16 using 8 casts" in printed
+    assert "Converted 12/15 nodes to bfloat16 using 8 casts" in printed
     assert (folder / "out" / "log" / "from_yaml" / "after.pb").is_file()
     printed = run(folder, command, "explain", "net:trained", "Identity", "--precision", "bf16")
     assert "CLEAR, allowed: downstream of MatMul" in printed

@@ -9,8 +9,12 @@ from neural_mp.amp.lists import (
     check_known,
 )
 from neural_mp.amp.options import (
+    FORCE_ALL,
+    INFER_AS_DENY,
+    LEVEL,
     OPTIONS,
     PREFIXES,
+    SWITCH,
     TENSORFLOW_PREFIXES,
     AmpDataType,
     AmpSettings,
@@ -21,9 +25,13 @@ from neural_mp.amp.painting import Colour, Paint, Painting, graph_of, paint
 
 __all__ = [
     "EDIT_OPTIONS",
+    "FORCE_ALL",
+    "INFER_AS_DENY",
     "KINDS",
+    "LEVEL",
     "OPTIONS",
     "PREFIXES",
+    "SWITCH",
     "TENSORFLOW_PREFIXES",
     "AmpDataType",
     "AmpList",

@@ -64,6 +64,10 @@ class FourLists:
             self.allow | moved, self.deny - moved, self.infer - moved, self.clear - moved
         )
 
+    def denying_infer(self) -> FourLists:
+        """Every type on the INFER list moved to DENY."""
+        return FourLists(self.allow, self.deny | self.infer, frozenset(), self.clear)
+
     def edited(self, edits: Iterable[ListEdit]) -> FourLists:
         """The lists with edits made: first everything that is removed, then what is added.
 

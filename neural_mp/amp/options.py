@@ -19,6 +19,11 @@ PREFIXES = (
 )
 #: Those of them that are TensorFlow's and its extension's own.
 TENSORFLOW_PREFIXES = PREFIXES[1:]
+#: The variable that switches the extension's mixed precision on as a whole.
+SWITCH = "ITEX_AUTO_MIXED_PRECISION"
+#: How far TensorFlow's pass goes: a variable of its own, and what it may be (in any case).
+LEVEL = f"{PREFIXES[2]}LEVEL"
+FORCE_ALL, INFER_AS_DENY = LEVELS = ("UNSAFE_FORCE_ALL", "TREAT_INFER_AS_DENY")
 
 
 class AmpDataType(str, Enum):
@@ -42,7 +47,8 @@ class AutoMixedPrecisionOptions:
 
     What is not given is looked up in the environment: option `allowlist_add` as
     `NEURAL_MP_AUTO_MIXED_PRECISION_ALLOWLIST_ADD`, then with the prefixes
-    `ITEX_AUTO_MIXED_PRECISION_` and `TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_`.
+    `ITEX_AUTO_MIXED_PRECISION_` and `TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_`. Two variables are
+    not called as an option: `ITEX_AUTO_MIXED_PRECISION`, and of TensorFlow's those with `LEVEL`.
 
     Attributes:
         data_type: `FLOAT16`, `BFLOAT16` or `DEFAULT_DATA_TYPE`.
@@ -74,6 +80,8 @@ class AutoMixedPrecisionOptions:
         super().__setattr__(name, value)
 
 
+#: What is said of whole lists, not of single types.
+_WHOLE_LISTS = ("unsafe_force_all", "treat_infer_as_deny")
 #: The options by name.
 OPTIONS = tuple(item.name for item in fields(AutoMixedPrecisionOptions))
 
@@ -87,6 +95,8 @@ class AmpSettings:
         force_all: whether every op is put into 16 bits.
         edits: what is moved between lists.
         log_path: where to write what was decided; None for nowhere.
+        infer_as_deny: whether types on INFER count as if they were on DENY.
+        switched_on: whether mixed precision was asked for as a whole, of whatever type.
         origins: option → where it was said.
     """
 
@@ -94,13 +104,15 @@ class AmpSettings:
     force_all: bool = False
     edits: tuple[ListEdit, ...] = ()
     log_path: str | None = None
+    infer_as_deny: bool = False
+    switched_on: bool = False
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def list_words(self) -> tuple[str, ...]:
         """What was said of the lists, wherever it was said."""
         changed = [option for option in self.origins if option in EDIT_OPTIONS]
-        forced = ("unsafe_force_all",) if self.force_all else ()
-        return tuple(f"{option}: {_words_of(self, option)}" for option in (*changed, *forced))
+        whole = [option for option in _WHOLE_LISTS if _words_of(self, option) == "True"]
+        return tuple(f"{option}: {_words_of(self, option)}" for option in (*changed, *whole))
 
     def words(self) -> tuple[str, ...]:
         """One line for every option that was given: what it says, and where."""
@@ -116,7 +128,13 @@ def _words_of(settings: AmpSettings, option: str) -> str:
         return ", ".join(e.op_type for e in settings.edits if (e.list, e.adds) == which) or "none"
     if option == "data_type":
         return "default" if settings.data_type is None else str(settings.data_type)
-    return str(settings.force_all if option == "unsafe_force_all" else settings.log_path)
+    others = {
+        "unsafe_force_all": settings.force_all,
+        "treat_infer_as_deny": settings.infer_as_deny,
+        "auto_mixed_precision": "on" if settings.switched_on else "off",
+        "log_path": settings.log_path,
+    }
+    return str(others[option])
 
 
 def settle(
@@ -144,6 +162,9 @@ def settle(
         found = _first(option, sources, environment)
         if found is not None:
             origins[option], values[option] = found
+    for option, (origin, value) in _in_own_words(environment).items():
+        if option not in values:
+            origins[option], values[option] = origin, value
     edits = tuple(
         ListEdit(adds, name, op_type, origins[option])
         for option, (name, adds) in EDIT_OPTIONS.items()
@@ -156,7 +177,9 @@ def settle(
         _switch(origins.get("unsafe_force_all", ""), values.get("unsafe_force_all")),
         edits,
         str(path) if path not in (None, "") else None,
-        origins,
+        infer_as_deny="treat_infer_as_deny" in values,
+        switched_on=_switch(SWITCH, values.get("auto_mixed_precision")),
+        origins=origins,
     )
 
 
@@ -175,6 +198,23 @@ def _first(
         if environment.get(variable, "").strip():
             return variable, environment[variable]
     return None
+
+
+def _in_own_words(environment: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
+    """What is said by the variables that are not called as an option: option → where, and what."""
+    found: dict[str, tuple[str, Any]] = {}
+    if environment.get(SWITCH, "").strip():
+        found["auto_mixed_precision"] = SWITCH, environment[SWITCH]
+    level = environment.get(LEVEL, "").strip().upper()
+    if level and level not in LEVELS:
+        raise ConfigurationError(
+            f"{LEVEL} has no word {environment[LEVEL]!r}{did_you_mean(level, LEVELS)}"
+        )
+    if level == FORCE_ALL:
+        found["unsafe_force_all"] = LEVEL, True
+    elif level == INFER_AS_DENY:
+        found["treat_infer_as_deny"] = LEVEL, True
+    return found
 
 
 def op_types(origin: str, value: Any) -> tuple[str, ...]:

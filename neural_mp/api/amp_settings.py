@@ -9,6 +9,7 @@ from typing import Any
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.amp import (
     PREFIXES,
+    SWITCH,
     TENSORFLOW_PREFIXES,
     AmpSettings,
     AutoMixedPrecisionOptions,
@@ -52,7 +53,7 @@ def with_data_type(
     """
     wanted = amp.data_type
     if wanted is None:
-        return explicit or default, ()
+        return _switched_on(explicit, default) if amp.switched_on else (explicit or default, ())
     origin = amp.origins["data_type"]
     if explicit is not None and wanted not in explicit:
         words = ",".join(map(str, explicit))
@@ -66,6 +67,21 @@ def with_data_type(
         )
     kept = [p for p in explicit or default if not p.is_16_bit]
     return tuple(p for p in Precision if p in (*kept, wanted)), ()
+
+
+def _switched_on(
+    explicit: tuple[Precision, ...] | None, default: tuple[Precision, ...]
+) -> tuple[tuple[Precision, ...], tuple[str, ...]]:
+    """The precisions where mixed precision is wanted as a whole: one of 16 bits is among them."""
+    chosen = explicit or default
+    if any(precision.is_16_bit for precision in chosen):
+        return chosen, ()
+    if explicit is not None:  # a variable counts less than what is said of precisions
+        words = ",".join(map(str, explicit))
+        return explicit, (
+            f"{SWITCH} asks for a 16-bit precision, but precisions are {words}; it is left",
+        )
+    return tuple(p for p in Precision if p in (*chosen, Precision.BF16)), ()
 
 
 def edited_lists(
@@ -89,6 +105,8 @@ def edited_lists(
     lists = {p: adaptor.amp_lists(p) for p in Precision if p.is_16_bit}
     before = [lists[p] for p in used]
     edited = {p: lists[p].edited(_meant_for(lists[p], edits, before)) for p in used}
+    if amp.infer_as_deny:
+        edited = {p: found.denying_infer() for p, found in edited.items()}
     return lists | edited, warnings
 
 

@@ -285,7 +285,7 @@ class MixedPrecision:
             log.warn(f"device {self._settings.device!r} is not built yet; the CPU is used")
         wanted, told = with_data_type(self._precisions, DEFAULT_PRECISIONS, amp)
         usable, found = machine.require_any(hardware, wanted)
-        log.warnings += (*told, *(found if self._precisions is not None else ()))
+        log.warnings += (*told, *(found if self._precisions or amp.switched_on else ()))
         for precision in usable:
             support = hardware.support(precision)
             if not support.native:

@@ -91,7 +91,7 @@ class LossScale:
         """
         if isinstance(given, cls):
             return given
-        if given == DYNAMIC:
+        if isinstance(given, str) and given == DYNAMIC:
             return cls()
         if _is_number(given):
             return cls.fixed(float(given))

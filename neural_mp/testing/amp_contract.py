@@ -12,7 +12,7 @@ import pytest
 
 from neural_mp import AutoMixedPrecisionOptions, MixedPrecision
 from neural_mp.adaptors.registry import adaptor_for
-from neural_mp.amp import PREFIXES, canonical_lists
+from neural_mp.amp import LEVEL, PREFIXES, SWITCH, canonical_lists
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnknownOperatorError
 from neural_mp.testing.fixtures import OnDigits
@@ -67,7 +67,7 @@ class AmpContract(OnDigits):
     @pytest.fixture(autouse=True)
     def _sixteen_bits(self, monkeypatch):
         for name in list(os.environ):
-            if name.startswith(PREFIXES):
+            if name.startswith((*PREFIXES, SWITCH)):
                 monkeypatch.delenv(name)
         monkeypatch.setenv("FORCE_BF16", "1")
         monkeypatch.setenv("FORCE_FP16", "1")
@@ -185,6 +185,43 @@ class AmpContract(OnDigits):
         # A dozen roundings to 8 bits; the exponential is of numbers of magnitude 1.
         assert difference.max() < 0.1
 
+    def test_the_level_of_tensorflows_own_pass_means_here_what_it_means_there(
+        self, net, monkeypatch
+    ):
+        monkeypatch.setenv(LEVEL, "unsafe_force_all")
+        result = self.tuned(net)
+        assert set(self.precisions(result).values()) == {"bf16"}
+        assert result.report.amp == (f"unsafe_force_all: True (from {LEVEL})",)
+        monkeypatch.setenv(LEVEL, "TREAT_INFER_AS_DENY")
+        result = self.tuned(net)
+        monkeypatch.delenv(LEVEL)
+        infer = adaptor_for(net).amp_lists(Precision.BF16).infer & set(result.report.op_counts)
+        moved = self.tuned(net, inferlist_remove=list(infer), denylist_add=list(infer))
+        assert self.precisions(result) == self.precisions(moved)
+        assert self.precisions(result) != self.precisions(self.tuned(net))
+        monkeypatch.setenv(LEVEL, "FORCE_ALL")
+        with pytest.raises(ConfigurationError, match=r"did you mean 'UNSAFE_FORCE_ALL'"):
+            self.tuned(net)
+
+    def test_the_switch_of_tensorflows_extension_asks_for_a_16_bit_precision(
+        self, net, monkeypatch
+    ):
+        monkeypatch.setenv(SWITCH, "1")
+        result = self.tuned(net, precisions=None)
+        assert result.plan.counts()["bf16"] >= 2
+        assert result.report.amp == (f"auto_mixed_precision: on (from {SWITCH})",)
+        asks = f"{SWITCH} asks for a 16-bit precision, but precisions are fp32; it is left"
+        kept = self.tuned(net, precisions="fp32")
+        assert set(kept.plan.counts()) == {"fp32"}
+        assert asks in kept.report.warnings
+        assert not any(
+            SWITCH in told for told in self.tuned(net, precisions="fp16").report.warnings
+        )
+        monkeypatch.setenv(f"{PREFIXES[1]}DATA_TYPE", "FLOAT16")
+        assert self.tuned(net, precisions=None).plan.counts()["fp16"] >= 2
+        monkeypatch.setenv(SWITCH, "0")
+        assert asks not in self.tuned(net, precisions="fp32").report.warnings
+
     def test_the_data_type_is_the_16_bit_precision(self, net, monkeypatch):
         found = self.tuned(net, precisions=None, data_type="FLOAT16").plan.counts()
         assert "bf16" not in found
@@ -234,7 +271,7 @@ class AmpContract(OnDigits):
         low = sum(by.get("bf16", 0) for by in report.op_counts.values())
         assert low == 7 + len(self.outputs)  # as COLOURS has it
         assert report.converted == (
-            f"converted {low} of {nodes} nodes to bfloat16 using {report.casts} casts",
+            f"Converted {low}/{nodes} nodes to bfloat16 using {report.casts} casts",
         )
         assert replace(report, op_counts={}).converted == ()
 

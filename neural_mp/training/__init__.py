@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from neural_mp.training.application import apply_plan
     from neural_mp.training.device_list import devices, is_gpu_available
     from neural_mp.training.nonfinite import first_nonfinite
+    from neural_mp.training.optimizer_rewrite import (
+        disable_mixed_precision_graph_rewrite,
+        enable_mixed_precision_graph_rewrite,
+    )
     from neural_mp.training.policies import kept_layers, set_policy, supported_policies
     from neural_mp.training.tensorflow_rewrite import (
         disable_graph_rewrite,
@@ -37,8 +41,10 @@ _LAZY = {
     "apply_plan": (None, "neural_mp.training.application"),
     "devices": (None, "neural_mp.training.device_list"),
     "disable_graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
+    "disable_mixed_precision_graph_rewrite": (None, "neural_mp.training.optimizer_rewrite"),
     "enable_graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
     "first_nonfinite": (None, "neural_mp.training.nonfinite"),
+    "enable_mixed_precision_graph_rewrite": (None, "neural_mp.training.optimizer_rewrite"),
     "graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
     "is_gpu_available": (None, "neural_mp.training.device_list"),
     "kept_layers": (None, "neural_mp.training.policies"),
@@ -55,7 +61,9 @@ __all__ = [
     "apply_plan",
     "devices",
     "disable_graph_rewrite",
+    "disable_mixed_precision_graph_rewrite",
     "enable_graph_rewrite",
+    "enable_mixed_precision_graph_rewrite",
     "first_nonfinite",
     "graph_rewrite",
     "is_gpu_available",

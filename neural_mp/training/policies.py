@@ -8,12 +8,9 @@ from typing import Any
 from neural_mp.adaptors import registry
 from neural_mp.core.hardware import FORCE_VARIABLES, Support, detect
 from neural_mp.core.precision import Precision
-from neural_mp.errors import (
-    ConfigurationError,
-    UnsupportedPrecisionError,
-    did_you_mean,
-)
+from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError, did_you_mean
 from neural_mp.training.device_list import devices
+from neural_mp.training.optimizer_rewrite import rewrite_is_enabled
 
 FLOAT32 = "float32"
 #: The policies that keep weights in float32 and compute in 16 bits.
@@ -77,6 +74,11 @@ def set_policy(name: str, keep: Sequence[str] | str = ()) -> None:
     if name == FLOAT32 and names:
         raise ConfigurationError("keep has no meaning with float32, which keeps all layers so")
     if name != FLOAT32:
+        if rewrite_is_enabled():
+            raise ConfigurationError(
+                f"the graph rewrite is enabled, and {name} cannot be used with it: both put ops "
+                f"into 16 bits. Call disable_mixed_precision_graph_rewrite() first"
+            )
         support = supported_policies()[name]
         if not support.available:
             variable = FORCE_VARIABLES[MIXED_POLICIES[name]]

@@ -56,11 +56,15 @@ def disable_graph_rewrite() -> None:
 @contextmanager
 def graph_rewrite(
     precision: str | Precision | None = None, amp: AutoMixedPrecisionOptions | None = None
-) -> Iterator[None]:
-    """`enable_graph_rewrite` for a while; what counted before counts again afterwards."""
+) -> Iterator[Precision]:
+    """`enable_graph_rewrite` for a while; what counted before counts again afterwards.
+
+    Yields:
+        The precision that counts.
+    """
     made = _requested(precision, amp)
     try:
-        yield
+        yield made.precision
     finally:
         _withdraw(made)
 

@@ -73,12 +73,12 @@ class Report:
 
     @property
     def converted(self) -> tuple[str, ...]:
-        """`converted 53 of 159 nodes to bfloat16 using 2 casts`, for every 16-bit type."""
+        """`Converted 53/159 nodes to bfloat16 using 2 casts`, for every 16-bit type."""
         counts = self.op_counts.values()
         nodes = sum(sum(by.values()) for by in counts)
         found = {p: sum(by.get(p.value, 0) for by in counts) for p in Precision if p.is_16_bit}
         return tuple(
-            f"converted {low} of {nodes} nodes to {_LONG[precision]} using {self.casts} casts"
+            f"Converted {low}/{nodes} nodes to {_LONG[precision]} using {self.casts} casts"
             for precision, low in found.items()
             if low
         )

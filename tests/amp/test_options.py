@@ -3,7 +3,7 @@
 import pytest
 
 from neural_mp import AutoMixedPrecisionOptions
-from neural_mp.amp import PREFIXES, AmpDataType, AmpList, settle
+from neural_mp.amp import LEVEL, PREFIXES, SWITCH, AmpDataType, AmpList, settle
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError
 
@@ -77,6 +77,47 @@ def test_the_default_data_type_hides_what_the_environment_says():
 @pytest.mark.parametrize(("value", "forced"), [("1", True), ("on", True), ("0", False)])
 def test_forcing_by_a_variable(value, forced):
     assert said(environment={f"{ITEX}UNSAFE_FORCE_ALL": value}).force_all is forced
+
+
+@pytest.mark.parametrize("word", ["UNSAFE_FORCE_ALL", "unsafe_force_all", " Unsafe_Force_All "])
+def test_forcing_by_the_level_of_tensorflows_pass(word):
+    settled = said(environment={LEVEL: word})
+    assert settled.force_all
+    assert settled.origins == {"unsafe_force_all": "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_LEVEL"}
+    assert not said({"unsafe_force_all": False}, environment={LEVEL: word}).force_all
+    assert not said(environment={LEVEL: word, f"{NEURAL}UNSAFE_FORCE_ALL": "0"}).force_all
+
+
+def test_the_other_level_of_tensorflows_pass():
+    settled = said(environment={LEVEL: "TREAT_INFER_AS_DENY"})
+    assert (settled.infer_as_deny, settled.force_all) == (True, False)
+    assert settled.list_words() == ("treat_infer_as_deny: True",)
+    assert not said(environment={LEVEL: ""}).infer_as_deny
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("FORCE_ALL", "did you mean 'UNSAFE_FORCE_ALL'"),
+        ("1", "known are TREAT_INFER_AS_DENY, UNSAFE_FORCE_ALL"),
+    ],
+)
+def test_a_level_that_tensorflow_would_leave_without_a_word_is_refused(word, hint):
+    with pytest.raises(ConfigurationError, match=f"{LEVEL} has no word '{word}'; {hint}"):
+        said(environment={LEVEL: word})
+
+
+@pytest.mark.parametrize(("word", "on"), [("1", True), ("true", True), ("0", False), ("", False)])
+def test_the_switch_of_tensorflows_extension(word, on):
+    settled = said(environment={SWITCH: word})
+    assert settled.switched_on is on
+    assert settled.data_type is None  # what precisions and defaults say
+    assert settled.list_words() == ()
+
+
+def test_a_switch_that_is_neither_on_nor_off():
+    with pytest.raises(ConfigurationError, match=f"{SWITCH} must be on or off, got 'perhaps'"):
+        said(environment={SWITCH: "perhaps"})
 
 
 def test_the_report_says_what_was_said_where():

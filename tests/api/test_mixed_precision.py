@@ -64,6 +64,20 @@ def test_bf16_beside_int8_without_hardware_is_left_out(net, plain_machine, digit
     assert "bf16" not in {config.precision for config in result.plan.values()}
 
 
+@pytest.mark.parametrize("word", ["1", "0"])
+def test_bf16_that_a_variable_asks_for_is_told_of_where_there_is_no_hardware(
+    net, plain_machine, digits, accuracy, monkeypatch, word
+):
+    monkeypatch.setenv("ITEX_AUTO_MIXED_PRECISION", word)
+    converter = MixedPrecision()
+    converter.hardware = plain_machine
+    converter.model = net
+    converter.metric = accuracy
+    converter.eval_dataloader = digits[1].loader()
+    told = " ".join(converter.fit().report.warnings)
+    assert ("bf16 is not supported" in told) == (word == "1")
+
+
 def test_int8_alone_without_data_is_refused(net):
     converter = MixedPrecision()
     converter.precisions = "int8"

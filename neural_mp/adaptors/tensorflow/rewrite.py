@@ -8,11 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tensorflow as tf
+from tensorflow.python.util import _pywrap_util_port
 
 from neural_mp.adaptors.tensorflow.kernel_products import bf16_obstacle
 from neural_mp.adaptors.tensorflow.kernel_registry import every_op_type
 from neural_mp.adaptors.tensorflow.runtime_lists import PASSES, PREFIX, runtime_lists
-from neural_mp.amp import EDIT_OPTIONS, AmpSettings, check_known
+from neural_mp.amp import (
+    EDIT_OPTIONS,
+    FORCE_ALL,
+    INFER_AS_DENY,
+    LEVEL,
+    AmpSettings,
+    check_known,
+)
 from neural_mp.core.environment import restore_users, set_own
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError
@@ -89,7 +97,7 @@ def _variables(precision: Precision, amp: AmpSettings) -> dict[str, str]:
     check_known(amp.edits, every_op_type())
     lists = runtime_lists(precision)
     if lists is None:
-        raise UnsupportedPrecisionError(f"this TensorFlow has no working pass for {precision}")
+        raise UnsupportedPrecisionError(_no_pass(precision))
     lists.edited(amp.edits)  # of a type on two lists, the pass itself would fail without a word
     found = {
         f"{PREFIX}{option.upper()}": ",".join(
@@ -103,10 +111,22 @@ def _variables(precision: Precision, amp: AmpSettings) -> dict[str, str]:
                 f"{amp.origins['unsafe_force_all']} is set, which TensorFlow's pass for bf16 does "
                 f"not take; put the op types on the allow list instead"
             )
-        found[f"{PREFIX}LEVEL"] = "UNSAFE_FORCE_ALL"
+        found[LEVEL] = FORCE_ALL
+    elif amp.infer_as_deny:
+        found[LEVEL] = INFER_AS_DENY
     if amp.log_path is not None:
         found[f"{PREFIX}LOG_PATH"] = _made(amp.log_path)
     return {key: value for key, value in found.items() if value}
+
+
+def _no_pass(precision: Precision) -> str:
+    """Why TensorFlow's pass does nothing here."""
+    if precision is Precision.BF16 and not _pywrap_util_port.IsMklEnabled():
+        return (
+            "TensorFlow's pass for bf16 is a part of oneDNN, which is off here; set the "
+            "environment variable TF_ENABLE_ONEDNN_OPTS=1 before TensorFlow is imported"
+        )
+    return f"this TensorFlow has no working pass for {precision}"
 
 
 def _made(folder: str) -> str:

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 #: The files of a SavedModel, one of which lies in its folder.
 _SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt")
+#: Variables of TensorFlow 1 that are no resources.
+_REFERENCES = ("Variable", "VariableV2")
 
 
 @dataclass(frozen=True)
@@ -90,10 +92,25 @@ def _read_saved_model(path: Path) -> Taken:
         logger.debug("reading the objects of %s failed", path, exc_info=True)
         return Taken(*v1_saved_models.read(path))
     try:
-        return _from_signatures(loaded, f"the SavedModel {str(path)!r}")
+        taken = _from_signatures(loaded, f"the SavedModel {str(path)!r}")
     except CaptureError:
         # What its signature takes are no inputs of the functions that the loader made of it.
         return Taken(*v1_saved_models.read(path))
+    if hasattr(loaded, "prune") and _lacks_what_a_session_has(taken):
+        return Taken(*v1_saved_models.read(path))
+    return taken
+
+
+def _lacks_what_a_session_has(taken: Taken) -> bool:
+    """Whether the loader for TensorFlow 2 made too little of a SavedModel of TensorFlow 1.
+
+    It leaves variables of the old kind as they are, without values. An input that nothing reads may
+    be the value of a variable, which the graph reads anew.
+    """
+    readers = taken.graph.consumers()
+    return any(node.op in _REFERENCES for node in taken.graph.nodes.values()) or not all(
+        readers.get(port.tensor) for port in taken.signature.inputs
+    )
 
 
 def _from_keras(model: Any, wanted: GivenInputs) -> Taken:

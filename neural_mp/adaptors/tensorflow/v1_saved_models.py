@@ -30,6 +30,8 @@ from neural_mp.errors import ModelLoadError, in_one_line
 
 #: The tag of what is meant for inference.
 SERVE = "serve"
+#: The op that gives the value of a resource variable.
+READ = "ReadVariableOp"
 
 
 def read(path: Path) -> tuple[TensorGraph, ServedSignature]:
@@ -105,30 +107,41 @@ def _chosen_signature(path: Path, signatures: Any) -> str:
 def _frozen(session: Any, graph: tf.Graph, signature: meta_graph_pb2.SignatureDef) -> GraphDef:
     """The part of a graph between the ports of a signature, its variables made constants."""
     nodes = TensorGraph.from_graph_def(graph.as_graph_def())
-    for _, info in _sorted(signature.inputs):
-        _feed(nodes, graph, info)
     outputs = [node_of(info.name) for info in signature.outputs.values()]
+    for _, info in _sorted(signature.inputs):
+        _feed(nodes, graph, info, outputs)
     needed = nodes.pruned(outputs, [node_of(info.name) for info in signature.inputs.values()])
     return tf.compat.v1.graph_util.convert_variables_to_constants(
         session, needed.to_graph_def(), sorted(set(outputs))
     )
 
 
-def _feed(nodes: TensorGraph, graph: tf.Graph, info: meta_graph_pb2.TensorInfo) -> None:
-    """Put a placeholder in the place of a tensor; of a variable, in that of its value."""
+def _feed(
+    nodes: TensorGraph, graph: tf.Graph, info: meta_graph_pb2.TensorInfo, outputs: Sequence[str]
+) -> None:
+    """Put a placeholder in the place of a tensor; of a variable, in that of its value.
+
+    Resource variables are read anew wherever their value is used. So a signature may name a read
+    that no output needs; what is meant is the value of the variable, and all reads give what is
+    fed.
+    """
     name, tensor = node_of(info.name), graph.get_tensor_by_name(info.name)
     if output_of(info.name) or len(tensor.op.outputs) > 1:
         raise ModelLoadError(
             f"the input {info.name!r} is one of several results of an op; only ops with one "
             f"result can be fed from outside"
         )
-    fed = make_node("Placeholder", name, dtype=tf.as_dtype(info.dtype).base_dtype)
+    dtype = tf.as_dtype(info.dtype).base_dtype
+    fed = make_node("Placeholder", name, dtype=dtype)
     fed.attr["shape"].shape.CopyFrom(info.tensor_shape)
     nodes.add(fed)
-    if tensor.dtype is tf.resource:
-        for reader in tensor.consumers():
-            if reader.type == "ReadVariableOp":
-                nodes.add(make_node("Identity", reader.name, [name], T=fed.attr["dtype"].type))
+    variable = tensor if tensor.dtype is tf.resource else None
+    if tensor.op.type == READ and name not in nodes.pruned(outputs):
+        (variable,) = tensor.op.inputs
+    if variable is not None:
+        for reader in variable.consumers():
+            if reader.type == READ and reader.name != name:
+                nodes.add(make_node("Identity", reader.name, [name], T=dtype))
 
 
 def _sorted(ports: Any) -> list[tuple[str, Any]]:

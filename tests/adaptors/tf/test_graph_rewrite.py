@@ -97,6 +97,25 @@ def test_lists_are_handed_to_it(two_layers):
         assert not is_bf16(two_layers(DATA))
 
 
+def test_the_level_that_the_environment_names_is_handed_to_it(monkeypatch):
+    def product_and_sum(x):
+        return tf.identity(tf.matmul(x, WEIGHT) + 0.001)
+
+    level = f"{PREFIX}LEVEL"
+    with graph_rewrite("bf16"):
+        assert is_bf16(tf.function(product_and_sum)(DATA))
+    monkeypatch.setenv(level, "treat_infer_as_deny")
+    with graph_rewrite("bf16"):
+        assert os.environ[level] == "TREAT_INFER_AS_DENY"
+        low = tf.function(product_and_sum)(DATA)
+    assert not is_bf16(low)  # the addition, on INFER, is in float32; the product is not
+    assert not np.array_equal(low, product_and_sum(DATA))
+    for word, message in (("UNSAFE_FORCE_ALL", f"{level} is set, which"), ("ALL", "has no word")):
+        monkeypatch.setenv(level, word)
+        with pytest.raises(ConfigurationError, match=message):
+            enable_graph_rewrite("bf16")
+
+
 def test_it_says_what_it_did_where_asked(two_layers, tmp_path):
     with graph_rewrite("bf16", AutoMixedPrecisionOptions(log_path=tmp_path / "new" / "log")):
         two_layers(DATA)

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from neural_mp.adaptors.tensorflow.training.rewrite_guards import check_step
 from neural_mp.core.loss_scale import DYNAMIC, LossScale
 from neural_mp.errors import ConfigurationError
 
@@ -74,7 +75,12 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self._awaits_unscaling = False
 
     def build(self, var_list: Sequence[Any]) -> None:
-        """Make the variables."""
+        """Make the variables.
+
+        Raises:
+            ConfigurationError: a mixed Keras policy was set after the graph rewrite was enabled.
+        """
+        check_step()
         if self.built:
             return
         super().build(var_list)
@@ -125,8 +131,10 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
         Raises:
             ConfigurationError: the loss comes from `get_scaled_loss`, and the gradients did not go
-                through `get_unscaled_gradients`.
+                through `get_unscaled_gradients`; a mixed Keras policy was set after the graph
+                rewrite was enabled.
         """
+        check_step()
         if self._awaits_unscaling:
             raise ConfigurationError(
                 "gradients of a loss from get_scaled_loss are scaled; put them through "

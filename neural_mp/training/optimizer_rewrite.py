@@ -1,0 +1,114 @@
+"""TensorFlow's graph rewrite with the loss scaling it needs, switched on by one call.
+
+As `tf.compat.v1.mixed_precision.enable_mixed_precision_graph_rewrite`, which takes no optimizer of
+Keras 3 and knows FP16 alone.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import ExitStack
+from enum import Enum
+from typing import Any
+
+from neural_mp.adaptors import registry
+from neural_mp.amp import AmpDataType, AutoMixedPrecisionOptions, settle
+from neural_mp.core.environment import users_environment
+from neural_mp.core.loss_scale import DYNAMIC
+from neural_mp.core.precision import Precision
+from neural_mp.training.tensorflow_rewrite import graph_rewrite
+
+#: Undoes all that is switched on; None while nothing is.
+_undo: ExitStack | None = None
+
+
+def rewrite_is_enabled() -> bool:
+    """Whether `enable_mixed_precision_graph_rewrite` counts now."""
+    return _undo is not None
+
+
+def enable_mixed_precision_graph_rewrite(
+    opt: Any,
+    loss_scale: Any = DYNAMIC,
+    *,
+    precision: str | Precision | AmpDataType | None = None,
+    amp: AutoMixedPrecisionOptions | None = None,
+) -> Any:
+    """Train in mixed precision: ops run in 16 bits, and the loss is scaled.
+
+    TensorFlow puts ops into 16 bits in every `tf.function`, in `fit` and `predict`, and in every
+    `tf.compat.v1.Session` made from now on, unless the config of a session has the pass off.
+    Weights stay in float32. Refusals come before anything is switched on. Steps that XLA compiles
+    are out of its reach, of which they warn: on a GPU, `compile` needs `jit_compile=False`.
+
+    Args:
+        opt: the optimizer to train with: one of Keras 3, or of `tf.compat.v1.train`.
+        loss_scale: `"dynamic"`, a number, which stays, a `LossScale`, or a `FixedLossScale` or
+            `DynamicLossScale` of `tf.compat.v1.mixed_precision`.
+        precision: `bf16` or `BFLOAT16`; on a GPU also `fp16` or `FLOAT16`. By default what
+            `amp.data_type` says, else FP16 where there is a GPU and BF16 where there is none.
+        amp: edits of TensorFlow's lists, and where it is to write what it did; what is not given
+            is looked up in the environment, as everywhere.
+
+    Returns:
+        The optimizer to use in place of `opt`: a `LossScaleOptimizer`, or for one of TensorFlow 1 a
+        `tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer`. Both go by the same rule.
+
+    Raises:
+        ConfigurationError: `opt` scales the loss already, or is no optimizer; the loss scale is
+            none; a mixed Keras policy is set; an edit does not fit TensorFlow's lists. If such a
+            policy is set later, the first step of the optimizer raises it.
+        UnsupportedPrecisionError: TensorFlow has no pass for the precision, or none that works
+            here; where oneDNN is off, the message says how to turn it on.
+        UnknownOperatorError: an edit names an op type that TensorFlow does not have.
+    """
+    global _undo
+    registry.require_framework("tensorflow", "users of the graph rewrite")
+    from neural_mp.adaptors.tensorflow.training import rewrite_guards, rewrite_sessions
+    from neural_mp.adaptors.tensorflow.training.optimizer_wrapping import with_loss_scaling
+
+    rewrite_guards.refuse_mixed_policy()
+    wrapped = with_loss_scaling(opt, loss_scale)
+    with ExitStack() as switched_on:
+        chosen = switched_on.enter_context(graph_rewrite(_chosen(precision, amp), amp))
+        if _undo is not None:
+            _undo.close()
+        elif count := rewrite_sessions.sessions_without_rewrite():
+            warnings.warn(
+                f"sessions that are open and go on without the graph rewrite: {count}. They were "
+                f"made before; make sessions after enable_mixed_precision_graph_rewrite",
+                stacklevel=2,
+            )
+        switched_on.enter_context(rewrite_sessions.sessions_follow(chosen))
+        _undo = switched_on.pop_all()
+    return wrapped
+
+
+def disable_mixed_precision_graph_rewrite() -> None:
+    """Undo `enable_mixed_precision_graph_rewrite`; warn where nothing is enabled.
+
+    Sessions that were made meanwhile keep the rewrite. Optimizers go on to scale the loss, which
+    does no harm.
+    """
+    global _undo
+    if _undo is None:
+        warnings.warn(
+            "disable_mixed_precision_graph_rewrite() has no effect: the graph rewrite is not "
+            "enabled, or was disabled before",
+            stacklevel=2,
+        )
+        return
+    _undo.close()
+    _undo = None
+
+
+def _chosen(precision: Any, amp: AutoMixedPrecisionOptions | None) -> Any:
+    """The precision, or what is said in its place; None where `amp` or a variable names it."""
+    words = {kind.value: kind.precision for kind in AmpDataType}
+    word = str(precision.value if isinstance(precision, Enum) else precision).lower()
+    chosen = words.get(word, precision)
+    if chosen is not None or settle({"amp.{option}": amp}, users_environment()).data_type:
+        return chosen
+    import tensorflow as tf
+
+    return Precision.FP16 if tf.config.list_physical_devices("GPU") else Precision.BF16
