@@ -14,7 +14,7 @@ from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.amp import AmpSettings, AutoMixedPrecisionOptions
 from neural_mp.api.amp_settings import edited_lists, forced, gather_amp, with_data_type
 from neural_mp.api.deployment import hardware_for, not_native, without_kernels
-from neural_mp.api.explain import prepared_folder, write_log
+from neural_mp.api.explain import write_log
 from neural_mp.api.loading import (
     WeightedMetrics,
     gather_metrics,
@@ -28,6 +28,7 @@ from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.config import Settings, load_settings
 from neural_mp.core import hardware as machine
 from neural_mp.core.hardware import Hardware
+from neural_mp.core.log_folder import prepared_folder
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.core.words import Approach, Capture, is_speed_alone
 from neural_mp.data import build_dataloader, build_transforms

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from neural_mp.adaptors import registry
 
 if TYPE_CHECKING:
+    from neural_mp.adaptors.pytorch.training.autocast import autocast
     from neural_mp.adaptors.pytorch.training.grad_scaler import GradScaler
     from neural_mp.adaptors.tensorflow.training.loss_scale_optimizer import LossScaleOptimizer
     from neural_mp.core.loss_scale import LossScale
@@ -26,6 +27,7 @@ _LAZY = {
     "GradScaler": ("pytorch", f"{_PYTORCH}.grad_scaler"),
     "LossScale": (None, "neural_mp.core.loss_scale"),
     "LossScaleOptimizer": ("tensorflow", f"{_TENSORFLOW}.loss_scale_optimizer"),
+    "autocast": ("pytorch", f"{_PYTORCH}.autocast"),
     "disable_graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
     "enable_graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
     "graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
@@ -35,6 +37,7 @@ __all__ = [
     "GradScaler",
     "LossScale",
     "LossScaleOptimizer",
+    "autocast",
     "disable_graph_rewrite",
     "enable_graph_rewrite",
     "graph_rewrite",
