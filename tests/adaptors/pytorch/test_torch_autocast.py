@@ -413,6 +413,15 @@ def test_one_object_serves_again_inside_itself_after_an_error_and_as_a_decorator
     assert (square @ square).dtype is FP32
 
 
+def test_what_makes_a_tensor_of_a_tensor_keeps_its_type(square):
+    with autocast("bf16"):
+        low = square @ square
+        made = [torch.as_tensor(low), torch.zeros_like(low), low.new_zeros(2), nn.Parameter(low)]
+        made += [low.detach(), low.clone(), low.data, low.T, low[0], low.cpu()]
+        assert low.detach().data_ptr() == low.data_ptr()
+    assert {tensor.dtype for tensor in made} == {BF16}
+
+
 def test_other_threads_are_not_touched(square):
     found = []
     with autocast("bf16"):
@@ -502,6 +511,22 @@ def test_attention_is_one_op_with_its_masks_kept():
     assert torch.equal(seen[0, :3], unseen[0, :3])
     with autocast("bf16", amp(allowlist_remove="scaled_dot_product_attention")):
         assert attention(SEQUENCE).dtype is FP32
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_row_that_is_masked_altogether_by_the_lowest_number_stays_finite(precision):
+    queries = SEQUENCE[:, None]
+    mask = torch.zeros(5, 5)
+    mask[0], mask[1, 3:] = torch.finfo(FP32).min, -torch.inf
+    exact = F.scaled_dot_product_attention(queries, queries, queries, mask)
+    with autocast(precision):
+        for arguments, named in (((mask,), {}), ((), {"attn_mask": mask})):
+            ours = F.scaled_dot_product_attention(queries, queries, queries, *arguments, **named)
+            assert ours.dtype in (BF16, FP16)
+            assert bool(ours.isfinite().all())
+            torch.testing.assert_close(
+                ours[:, :, 1:].float(), exact[:, :, 1:], rtol=0.05, atol=0.05
+            )
 
 
 def test_inference_keeps_the_weights_casts(net, batch):

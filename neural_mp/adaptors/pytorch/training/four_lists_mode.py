@@ -13,7 +13,13 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from neural_mp.adaptors.pytorch.training.functions import Function, Handling, function_of
+from neural_mp.adaptors.pytorch.training.functions import (
+    MASK_AT,
+    MASKS,
+    Function,
+    Handling,
+    function_of,
+)
 from neural_mp.amp import AmpList, FourLists
 
 #: What may be cast. Whoever uses float64 or complex numbers wants them.
@@ -143,8 +149,10 @@ class FourListsMode(TorchFunctionMode):
         if written is None:
             target = policy.target(rule, floats, dangerous)
         else:
-            target = next(_tensors(written)).dtype
+            target = getattr(next(_tensors(written), None), "dtype", None)
         moved = [t for t in floats if t.dtype is not target] if target in _CASTABLE else []
+        if function.takes_masks and target is policy.dtype:
+            args, kwargs = _with_finite_masks(args, kwargs, target)
         try:
             if moved:
                 result = self._cast_and_run(func, args, kwargs, target, moved, written)
@@ -238,6 +246,25 @@ def _gather(values: Iterable[Any], floats: list[Any]) -> bool:
         elif isinstance(value, list | tuple) and not _gather(value, floats):
             return False
     return True
+
+
+def _with_finite_masks(
+    args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of attention with its masks in 16 bits, where finite numbers stay finite.
+
+    Masks are often made of the lowest float32. As minus infinity, it would make a row of NaN out
+    of a row that is masked altogether.
+    """
+    bounds = torch.finfo(dtype)
+
+    def cast(mask: Any) -> Any:
+        if not isinstance(mask, torch.Tensor) or mask.dtype is not torch.float32:
+            return mask
+        return torch.where(mask.isinf(), mask, mask.clamp(bounds.min, bounds.max)).to(dtype)
+
+    named = {name: cast(value) if name in MASKS else value for name, value in kwargs.items()}
+    return (*args[:MASK_AT], *map(cast, args[MASK_AT : MASK_AT + 1]), *args[MASK_AT + 1 :]), named
 
 
 def _tensors(value: Any) -> Iterator[Any]:

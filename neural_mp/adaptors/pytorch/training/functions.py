@@ -39,6 +39,7 @@ class Function:
         first_only: whether its first argument alone decides and may be cast. The others are
             statistics in FP32, which every kernel takes beside 16 bits, or give a shape.
         numbers_differ: whether tensors without dimensions take part as numbers, in any type.
+        takes_masks: whether it is attention, with `MASKS` among its arguments.
         variant: tells apart what the arguments choose between; returns an op type.
     """
 
@@ -48,6 +49,7 @@ class Function:
     inplace_at: int | None = None
     first_only: bool = False
     numbers_differ: bool = False
+    takes_masks: bool = False
     variant: Callable[[tuple[Any, ...], Mapping[str, Any]], str] | None = None
 
     def deciding(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
@@ -114,6 +116,7 @@ _IN_NN_FUNCTIONAL = {"unfold": "im2col", "fold": "col2im"}
 
 #: They pass numbers on. `contiguous` and `clone` may be cast: they are another tensor anyway.
 _PASSING = _words(
+    "tensor as_tensor asarray",
     "to float half bfloat16 double type type_as cpu cuda xpu ipu mtia pin_memory detach alias data",
     "copy_ real imag positive pos resolve_conj resolve_neg view_as_real view_as_complex",
     "atleast_1d atleast_2d atleast_3d meshgrid values _values coalesce to_dense to_sparse",
@@ -139,6 +142,11 @@ _WITHOUT_NUMBERS = _words(
 )
 #: Modules whose functions do their work on the tensors themselves.
 _OUTSIDE = ("torch.nn.init", "torch.autograd", "torch.optim", "torch.utils", "torch.distributed")
+
+_ATTENTION = "scaled_dot_product_attention"
+#: What the masks of attention are called, and where one stands in `_ATTENTION`.
+MASKS = ("attn_mask", "key_padding_mask")
+MASK_AT = 3
 
 _FIRST_ONLY = _words(
     *TYPES["batch_norm"], *TYPES["instance_norm"], "expand_as view_as reshape_as sum_to_size"
@@ -195,7 +203,10 @@ def _computing(name: str) -> Function:
 
 def _with_ways(op_type: str) -> Function:
     return Function(
-        op_type, first_only=op_type in _FIRST_ONLY, numbers_differ=op_type in _ARITHMETIC
+        op_type,
+        first_only=op_type in _FIRST_ONLY,
+        numbers_differ=op_type in _ARITHMETIC,
+        takes_masks=op_type == _ATTENTION,
     )
 
 
