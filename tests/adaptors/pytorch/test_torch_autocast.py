@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import logging
+import pickle
 import subprocess
 import sys
 import threading
@@ -614,6 +615,17 @@ def test_the_log_has_what_was_decided(square, tmp_path):
     lines = (tmp_path / "log" / "autocast_bf16.tsv").read_text().splitlines()
     assert lines[0].split("\t") == ["op type", "list", "dtype of the result", "times"]
     assert sorted(lines[1:]) == ["exp\tdeny\tfloat32\t2", "matmul\tallow\tbfloat16\t2"]
+
+
+def test_a_model_that_holds_one_can_be_copied_and_saved(square):
+    layer = nn.Linear(4, 4)
+    layer.context = autocast("fp16", amp(allowlist_remove="linear"))
+    with layer.context:
+        layer(square)
+    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        with twin.context:
+            assert (square @ square).dtype is FP16
+            assert twin(square).dtype is FP32
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,7 @@ class autocast(ContextDecorator):  # noqa: N801  # the word that torch users kno
                 f"autocast takes a 16-bit precision, bf16 or fp16, got {str(chosen)!r}"
             )
         self.precision = chosen
+        self._given = (precision, amp)
         self.lists, rules = _edited(chosen, settings.edits, settings.force_all)
         folder = prepared_folder(settings.log_path)
         self._log = None if folder is None else folder.resolve() / f"autocast_{chosen}.tsv"
@@ -157,8 +158,15 @@ class autocast(ContextDecorator):  # noqa: N801  # the word that torch users kno
             _thread.mode = None
             _thread.leave.close()
         if self._log is not None and self._policy.counts:
-            with _lock:
-                self._log.write_text(table(self._policy.counts), encoding="utf-8")
+            try:
+                with _lock:
+                    self._log.write_text(table(self._policy.counts), encoding="utf-8")
+            except OSError as problem:
+                logger.warning("what was decided was not written to %s: %s", self._log, problem)
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        """A copy, also in another process, is made of what was given."""
+        return type(self), self._given
 
 
 class _Thread(threading.local):

@@ -192,19 +192,24 @@ class FourListsMode(TorchFunctionMode):
         ids = {id(tensor) for tensor in moved}
         if written is not None:
             ids.difference_update(id(tensor) for tensor in _tensors(written))
-        read = [self._recast(value, dtype, ids) for value in args]
+        read = self._recast(args, dtype, ids)
         if not kwargs:
             return func(*read)
-        named = {name: self._recast(value, dtype, ids) for name, value in kwargs.items()}
-        return func(*read, **named)
+        return func(
+            *read, **dict(zip(kwargs, self._recast(kwargs.values(), dtype, ids), strict=True))
+        )
 
-    def _recast(self, value: Any, dtype: torch.dtype, ids: set[int]) -> Any:
-        if isinstance(value, torch.Tensor):
-            return self._cast(value, dtype) if id(value) in ids else value
-        if isinstance(value, list | tuple):
-            made = [self._recast(item, dtype, ids) for item in value]
-            return made if isinstance(value, list) else tuple(made)
-        return value
+    def _recast(self, values: Iterable[Any], dtype: torch.dtype, ids: set[int]) -> list[Any]:
+        """Values, and what is in lists of them, with the tensors of these ids cast."""
+        made: list[Any] = []
+        for value in values:
+            if id(value) in ids:
+                value = self._cast(value, dtype)
+            elif isinstance(value, list | tuple):
+                items = self._recast(value, dtype, ids)
+                value = items if isinstance(value, list) else tuple(items)
+            made.append(value)
+        return made
 
     def _cast(self, tensor: Any, dtype: torch.dtype) -> Any:
         """A tensor in another type; of a weight, the cast that was made before."""
