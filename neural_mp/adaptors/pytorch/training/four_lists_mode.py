@@ -13,13 +13,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from neural_mp.adaptors.pytorch.training.functions import (
-    MASK_AT,
-    MASKS,
-    Function,
-    Handling,
-    function_of,
-)
+from neural_mp.adaptors.pytorch.training.functions import Function, Handling, function_of
 from neural_mp.amp import AmpList, FourLists
 
 #: What may be cast. Whoever uses float64 or complex numbers wants them.
@@ -151,18 +145,16 @@ class FourListsMode(TorchFunctionMode):
         else:
             target = getattr(next(_tensors(written), None), "dtype", None)
         moved = [t for t in floats if t.dtype is not target] if target in _CASTABLE else []
-        if function.takes_masks and target is policy.dtype:
-            args, kwargs = _with_finite_masks(args, kwargs, target)
         try:
             if moved:
-                result = self._cast_and_run(func, args, kwargs, target, moved, written)
+                result = self._cast_and_run(rule, func, args, kwargs, target, moved, written)
             else:
                 result = func(*args, **kwargs)
         except RuntimeError as error:
             if written is not None or not _NO_KERNEL.search(str(error)):
                 raise
             everything = [t for t in _tensors((args, *kwargs.values())) if t.dtype in _CASTABLE]
-            result = self._cast_and_run(func, args, kwargs, torch.float32, everything, None)
+            result = self._cast_and_run(rule, func, args, kwargs, torch.float32, everything, None)
             rule.without_kernel.add(everything[0].device.type)
         outcome = result if written is None else written
         if rule.list is AmpList.DENY or (
@@ -181,6 +173,7 @@ class FourListsMode(TorchFunctionMode):
 
     def _cast_and_run(
         self,
+        rule: Rule,
         func: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
@@ -192,27 +185,31 @@ class FourListsMode(TorchFunctionMode):
         ids = {id(tensor) for tensor in moved}
         if written is not None:
             ids.difference_update(id(tensor) for tensor in _tensors(written))
-        read = self._recast(args, dtype, ids)
+        finite = rule.list is not AmpList.ALLOW or rule.function.takes_masks
+        read = self._recast(args, dtype, ids, finite)
         if not kwargs:
             return func(*read)
-        return func(
-            *read, **dict(zip(kwargs, self._recast(kwargs.values(), dtype, ids), strict=True))
-        )
+        named = self._recast(kwargs.values(), dtype, ids, finite)
+        return func(*read, **dict(zip(kwargs, named, strict=True)))
 
-    def _recast(self, values: Iterable[Any], dtype: torch.dtype, ids: set[int]) -> list[Any]:
+    def _recast(
+        self, values: Iterable[Any], dtype: torch.dtype, ids: set[int], finite: bool
+    ) -> list[Any]:
         """Values, and what is in lists of them, with the tensors of these ids cast."""
         made: list[Any] = []
         for value in values:
             if id(value) in ids:
-                value = self._cast(value, dtype)
+                value = self._cast(value, dtype, finite)
             elif isinstance(value, list | tuple):
-                items = self._recast(value, dtype, ids)
+                items = self._recast(value, dtype, ids, finite)
                 value = items if isinstance(value, list) else tuple(items)
             made.append(value)
         return made
 
-    def _cast(self, tensor: Any, dtype: torch.dtype) -> Any:
+    def _cast(self, tensor: Any, dtype: torch.dtype, finite: bool) -> Any:
         """A tensor in another type; of a weight, the cast that was made before."""
+        if not tensor.requires_grad and finite and dtype is not torch.float32:
+            return _kept_finite(tensor, dtype)
         if not (tensor.requires_grad and tensor.is_leaf) or tensor.is_inference():
             return tensor.to(dtype)
         # A cast that was made without gradients would cut the weight off: it is kept apart.
@@ -253,23 +250,14 @@ def _gather(values: Iterable[Any], floats: list[Any]) -> bool:
     return True
 
 
-def _with_finite_masks(
-    args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of attention with its masks in 16 bits, where finite numbers stay finite.
+def _kept_finite(tensor: Any, dtype: torch.dtype) -> Any:
+    """A tensor in 16 bits, where what was finite is finite.
 
-    Masks are often made of the lowest float32. As minus infinity, it would make a row of NaN out
-    of a row that is masked altogether.
+    Masks are often made of the lowest float32, which 16 bits round to minus infinity; softmax then
+    makes NaN of a row that is masked altogether.
     """
     bounds = torch.finfo(dtype)
-
-    def cast(mask: Any) -> Any:
-        if not isinstance(mask, torch.Tensor) or mask.dtype is not torch.float32:
-            return mask
-        return torch.where(mask.isinf(), mask, mask.clamp(bounds.min, bounds.max)).to(dtype)
-
-    named = {name: cast(value) if name in MASKS else value for name, value in kwargs.items()}
-    return (*args[:MASK_AT], *map(cast, args[MASK_AT : MASK_AT + 1]), *args[MASK_AT + 1 :]), named
+    return torch.where(tensor.isinf(), tensor, tensor.clamp(bounds.min, bounds.max)).to(dtype)
 
 
 def _tensors(value: Any) -> Iterator[Any]:

@@ -39,7 +39,7 @@ class Function:
         first_only: whether its first argument alone decides and may be cast. The others are
             statistics in FP32, which every kernel takes beside 16 bits, or give a shape.
         numbers_differ: whether tensors without dimensions take part as numbers, in any type.
-        takes_masks: whether it is attention, with `MASKS` among its arguments.
+        takes_masks: whether masks are among its arguments, as those of attention are.
         variant: tells apart what the arguments choose between; returns an op type.
     """
 
@@ -144,9 +144,6 @@ _WITHOUT_NUMBERS = _words(
 _OUTSIDE = ("torch.nn.init", "torch.autograd", "torch.optim", "torch.utils", "torch.distributed")
 
 _ATTENTION = "scaled_dot_product_attention"
-#: What the masks of attention are called, and where one stands in `_ATTENTION`.
-MASKS = ("attn_mask", "key_padding_mask")
-MASK_AT = 3
 
 _FIRST_ONLY = _words(
     *TYPES["batch_norm"], *TYPES["instance_norm"], "expand_as view_as reshape_as sum_to_size"
