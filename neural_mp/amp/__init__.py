@@ -22,6 +22,7 @@ from neural_mp.amp.options import (
     settle,
 )
 from neural_mp.amp.painting import Colour, Paint, Painting, graph_of, paint
+from neural_mp.amp.requested import known_edits, requested
 
 __all__ = [
     "EDIT_OPTIONS",
@@ -46,6 +47,8 @@ __all__ = [
     "canonical_lists",
     "check_known",
     "graph_of",
+    "known_edits",
     "paint",
+    "requested",
     "settle",
 ]

@@ -10,12 +10,11 @@ from neural_mp.adaptors.contract import Adaptor
 from neural_mp.amp import (
     PREFIXES,
     SWITCH,
-    TENSORFLOW_PREFIXES,
     AmpSettings,
     AutoMixedPrecisionOptions,
     FourLists,
     ListEdit,
-    check_known,
+    known_edits,
     settle,
 )
 from neural_mp.core.environment import users_environment
@@ -95,7 +94,7 @@ def edited_lists(
         UnknownOperatorError: an edit names a type that the framework does not have.
         ConfigurationError: an edit does not fit the lists.
     """
-    edits, warnings = _known(adaptor, amp.edits)
+    edits, warnings = known_edits(amp.edits, adaptor.framework, adaptor.op_types)
     used = [p for p in precisions if p.is_16_bit]
     if edits and not used:
         warnings = (
@@ -108,32 +107,6 @@ def edited_lists(
     if amp.infer_as_deny:
         edited = {p: found.denying_infer() for p, found in edited.items()}
     return lists | edited, warnings
-
-
-def _known(
-    adaptor: Adaptor[Any], edits: tuple[ListEdit, ...]
-) -> tuple[tuple[ListEdit, ...], tuple[str, ...]]:
-    """The edits of types that the framework has, and a warning for every edit that is left.
-
-    Variables that were made for TensorFlow may be set for it, and another framework be at work.
-    """
-    if not edits:
-        return (), ()  # to list all op types takes a framework a while
-    known = adaptor.op_types()
-    foreign = [
-        edit
-        for edit in edits
-        if adaptor.framework != "tensorflow"
-        and edit.origin.startswith(TENSORFLOW_PREFIXES)
-        and edit.op_type not in known
-    ]
-    warnings = tuple(
-        f"{edit.origin} names {edit.op_type!r}, which {adaptor.framework} does not have; it is left"
-        for edit in foreign
-    )
-    kept = tuple(edit for edit in edits if edit not in foreign)
-    check_known(kept, known)
-    return kept, warnings
 
 
 def _meant_for(

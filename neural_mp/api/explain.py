@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,25 +13,8 @@ from neural_mp.api.amp_settings import edited_lists, forced, gather_amp
 from neural_mp.core import hardware
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.precision import Precision
-from neural_mp.errors import ConfigurationError, NeuralMPError, UnsupportedPrecisionError
+from neural_mp.errors import NeuralMPError, UnsupportedPrecisionError
 from neural_mp.space import ResolvedPlan, TuningSpace
-
-
-def prepared_folder(log_path: str | None) -> Path | None:
-    """The folder to log to, made and found to be writable before anything is computed.
-
-    Raises:
-        ConfigurationError: it cannot be written to.
-    """
-    if log_path is None:
-        return None
-    try:
-        folder = Path(log_path).expanduser()
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ConfigurationError(f"log_path {log_path!r} cannot be written to: {error}") from error
 
 
 def write_log(

@@ -14,7 +14,7 @@ from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.amp import AmpSettings, AutoMixedPrecisionOptions
 from neural_mp.api.amp_settings import edited_lists, forced, gather_amp, with_data_type
 from neural_mp.api.deployment import hardware_for, not_native, without_kernels
-from neural_mp.api.explain import prepared_folder, write_log
+from neural_mp.api.explain import write_log
 from neural_mp.api.loading import (
     WeightedMetrics,
     gather_metrics,
@@ -27,7 +27,7 @@ from neural_mp.api.metric_direction import directed, metric_label
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.config import Settings, load_settings
 from neural_mp.core import hardware as machine
-from neural_mp.core.hardware import Hardware
+from neural_mp.core.log_folder import prepared_folder
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.core.words import Approach, Capture, is_speed_alone
 from neural_mp.data import build_dataloader, build_transforms
@@ -61,7 +61,7 @@ _OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
     "resume": (bool,),
     "early_stopping": (bool,),
     "workers": (int,),
-    "hardware": (Hardware, type(None)),
+    "hardware": (machine.Hardware, type(None)),
     "target": (str,),
     "listener": (Listener, type(None)),
 }
@@ -151,7 +151,7 @@ class MixedPrecision:
         self.early_stopping: bool = tuning.early_stopping
         self.workers: int = tuning.workers
         self.target: str = settings.target
-        self.hardware: Hardware | None = None
+        self.hardware: machine.Hardware | None = None
         self.listener: Listener | None = None
         self._complete = True
 
@@ -279,7 +279,7 @@ class MixedPrecision:
             )
 
     def _usable_precisions(
-        self, hardware: Hardware, amp: AmpSettings, log: RunLog
+        self, hardware: machine.Hardware, amp: AmpSettings, log: RunLog
     ) -> tuple[Precision, ...]:
         if self._settings.device != "cpu":
             log.warn(f"device {self._settings.device!r} is not built yet; the CPU is used")
@@ -324,7 +324,7 @@ class MixedPrecision:
     def _space(
         self,
         model: AnyModel,
-        hardware: Hardware,
+        hardware: machine.Hardware,
         precisions: tuple[Precision, ...],
         amp: AmpSettings,
         log: RunLog,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from neural_mp.adaptors import registry
 
 if TYPE_CHECKING:
+    from neural_mp.adaptors.pytorch.training.autocast import autocast
     from neural_mp.adaptors.pytorch.training.grad_scaler import GradScaler
     from neural_mp.adaptors.tensorflow.training.loss_scale_optimizer import LossScaleOptimizer
     from neural_mp.adaptors.tensorflow.training.watch import Watch
@@ -40,6 +41,7 @@ _LAZY = {
     "advise": (None, "neural_mp.training.advice"),
     "apply_plan": (None, "neural_mp.training.application"),
     "devices": (None, "neural_mp.training.device_list"),
+    "autocast": ("pytorch", f"{_PYTORCH}.autocast"),
     "disable_graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
     "disable_mixed_precision_graph_rewrite": (None, "neural_mp.training.optimizer_rewrite"),
     "enable_graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
@@ -59,6 +61,7 @@ __all__ = [
     "Watch",
     "advise",
     "apply_plan",
+    "autocast",
     "devices",
     "disable_graph_rewrite",
     "disable_mixed_precision_graph_rewrite",

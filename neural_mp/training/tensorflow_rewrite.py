@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from neural_mp.amp import AutoMixedPrecisionOptions, settle
+from neural_mp.amp import AutoMixedPrecisionOptions, requested
 from neural_mp.core.environment import users_environment
-from neural_mp.core.precision import Precision, parse_precisions
-from neural_mp.errors import ConfigurationError
+from neural_mp.core.precision import Precision
 
 if TYPE_CHECKING:
     from neural_mp.adaptors.tensorflow.rewrite import Request
@@ -72,16 +71,7 @@ def graph_rewrite(
 def _requested(precision: str | Precision | None, amp: Any) -> Request:
     from neural_mp.adaptors.tensorflow import rewrite
 
-    settings = settle({"amp.{option}": amp}, users_environment())
-    chosen = settings.data_type or Precision.BF16
-    if precision is not None:
-        (chosen, *others) = parse_precisions(precision)
-        said = settings.data_type if settings.origins.get("data_type") == "amp.data_type" else None
-        if others or said not in (None, chosen):
-            raise ConfigurationError(
-                f"the rewrite takes one 16-bit precision, got {precision!r}"
-                + (f" and amp.data_type {said}" if said else "")
-            )
+    chosen, settings = requested("the rewrite", precision, amp, users_environment())
     return rewrite.request(chosen, settings)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import tensorflow as tf
 from tensorflow.python.util import _pywrap_util_port
@@ -22,6 +21,7 @@ from neural_mp.amp import (
     check_known,
 )
 from neural_mp.core.environment import restore_users, set_own
+from neural_mp.core.log_folder import prepared_folder
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError
 
@@ -114,8 +114,9 @@ def _variables(precision: Precision, amp: AmpSettings) -> dict[str, str]:
         found[LEVEL] = FORCE_ALL
     elif amp.infer_as_deny:
         found[LEVEL] = INFER_AS_DENY
-    if amp.log_path is not None:
-        found[f"{PREFIX}LOG_PATH"] = _made(amp.log_path)
+    folder = prepared_folder(amp.log_path)
+    if folder is not None:
+        found[f"{PREFIX}LOG_PATH"] = str(folder)
     return {key: value for key, value in found.items() if value}
 
 
@@ -127,12 +128,3 @@ def _no_pass(precision: Precision) -> str:
             "environment variable TF_ENABLE_ONEDNN_OPTS=1 before TensorFlow is imported"
         )
     return f"this TensorFlow has no working pass for {precision}"
-
-
-def _made(folder: str) -> str:
-    path = Path(folder).expanduser()
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(f"log_path {folder!r} cannot be made: {error}") from error
-    return str(path)
