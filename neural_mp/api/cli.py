@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from neural_mp.errors import NeuralMPError
+from neural_mp.errors import ConfigurationError, NeuralMPError
 
 if TYPE_CHECKING:
     from neural_mp.adaptors.loaded_model import AnyModel
@@ -196,6 +196,8 @@ def advise(
     """Say which layers must stay in float32 while a model is trained in 16 bits."""
     from neural_mp.api.advise import advise_from_file
 
+    if output is not None:
+        _check_folder(output)  # now, not after a training
     found = advise_from_file(conf, model, loss, precision, steps=steps, limit=limit)
     _console.print(found.table)
     for warning in found.warnings:
@@ -223,6 +225,11 @@ def hardware(
         typer.echo(json.dumps({**described, "byte_products": products}, indent=1))
         return
     _console.print(hardware_table(found, products))
+
+
+def _check_folder(file: Path) -> None:
+    if not file.parent.is_dir():
+        raise ConfigurationError(f"--output {file}: there is no folder {str(file.parent)!r}")
 
 
 def _save(result: OptimizedModel, output: Path) -> None:

@@ -288,8 +288,7 @@ class _Search:
         return words if found is None else found.words
 
     def _why_noisy(self, noise: float) -> str:
-        share = math.sqrt(noise)
-        words = f"in {self.precision}, it changes the gradients by {share:.2g} of their size"
+        words = f"in {self.precision}, {_change(noise)}"
         return words if noise > self.limit else f"{words}, and the whole is above the limit"
 
     def advice(self, steps: int, framework: str, warnings: tuple[str, ...]) -> Advice:
@@ -303,7 +302,12 @@ class _Search:
     def _why_low(self, layer: LayerAdvice) -> str:
         if math.isnan(layer.noise):
             return "the whole model is within the limit"
-        return f"alone, it changes the gradients by {math.sqrt(layer.noise):.2g} of their size"
+        return f"alone, {_change(layer.noise)}"
+
+
+def _change(noise: float) -> str:
+    """What noise does, in words: its root is the share of the gradients' size."""
+    return f"it changes the gradients by {100 * math.sqrt(noise):.2g}%"
 
 
 def _begun(layer: TrainedLayer) -> LayerAdvice:
