@@ -11,7 +11,8 @@ from neural_mp.config import load_settings
 from neural_mp.data import build_dataloader
 from neural_mp.data.user_code import load_user_object
 from neural_mp.errors import ConfigurationError
-from neural_mp.training.advice import Advice, advise
+from neural_mp.training.advice import advise
+from neural_mp.training.advised import Advice
 
 _KERAS_FILES = (".keras", ".h5", ".hdf5")
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -22,9 +20,6 @@ from neural_mp.profiling import Ratio
 from neural_mp.reporting import words
 from neural_mp.space import TuningSpace
 from neural_mp.tuning.report import Report
-
-if TYPE_CHECKING:
-    from neural_mp.training.advice import Advice
 
 #: Settings of the environment by which oneDNN leaves instructions unused.
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
@@ -70,18 +65,6 @@ def _products_table(products: Mapping[str, Mapping[KernelKind, ByteProducts]]) -
         words = (found[kernel].value for kernel in KernelKind)
         styles = {ByteProducts.EXACT.value: "green", ByteProducts.SATURATING.value: "yellow"}
         table.add_row(framework, *(Text(word, styles[word]) for word in words))
-    return table
-
-
-def advice_table(advice: Advice) -> Table:
-    """A row for every layer of a model that is to be trained: what in, and why."""
-    table = Table(title=str(advice), title_justify="left")
-    for heading in ("layer", "class", "trained in", "noise", "because"):
-        table.add_column(heading, overflow="fold")
-    for layer in advice.layers.values():
-        runs = Text("fp32", "yellow") if layer.keep else Text(advice.precision.value, "green")
-        noise = "" if math.isnan(layer.noise) else f"{layer.noise:.2g}"
-        table.add_row(layer.name, layer.kind, runs, noise, layer.reason)
     return table
 
 

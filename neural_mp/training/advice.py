@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -16,15 +16,12 @@ from rich.progress import Progress
 from neural_mp.adaptors.trainee import Gradients, TrainedLayer, Trainee
 from neural_mp.core.hardware import detect
 from neural_mp.core.layer_pass import first_trouble
-from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import OpConfig, Precision, parse_precisions
+from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.errors import ConfigurationError, TrainingError
+from neural_mp.training.advised import Advice, LayerAdvice
 from neural_mp.training.device_list import is_gpu_available
 from neural_mp.training.nonfinite import training_home
 from neural_mp.tuning.batches import Batches
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 #: How often the gradients are looked at along a run. Weights as they are at first lie: some
 #: dangers show only after a while, and some are gone by then.
@@ -32,83 +29,6 @@ _POINTS = 10
 #: The loss scales that a pass is tried with, until its gradients are finite: loss scaling would
 #: find one of them. Those of BF16 need none.
 _SCALES = {Precision.FP16: (2.0**10, 1.0, 2.0**-7), Precision.BF16: (1.0,)}
-
-
-@dataclass(frozen=True)
-class LayerAdvice:
-    """What is advised for a layer.
-
-    Attributes:
-        name, kind: what it is called, and its class.
-        keep: whether it must stay in float32.
-        reason: why, in words.
-        noise: ‖g₁₆ − g₃₂‖² / ‖g₃₂‖² of the model's gradients with this layer alone in 16 bits,
-            the worst that was seen; infinite where they were not finite, NaN where nothing
-            called for a look at the layer by itself.
-        step: the step of the run at which that was.
-    """
-
-    name: str
-    kind: str
-    keep: bool = False
-    reason: str = ""
-    noise: float = math.nan
-    step: int = 0
-
-
-@dataclass(frozen=True)
-class Advice:
-    """Which layers must stay in float32.
-
-    Attributes:
-        precision: BF16 or FP16, which the others are trained in.
-        layers: layer → what is advised for it, in the model's order.
-        noise: the worst noise of the gradients with the advice followed.
-        steps: how many steps in float32 it was looked at along.
-        passes: how many forward and backward passes that took, those steps included.
-        framework: `tensorflow` or `pytorch`.
-        warnings: what else should be known.
-    """
-
-    precision: Precision
-    layers: Mapping[str, LayerAdvice]
-    noise: float
-    steps: int
-    passes: int
-    framework: str = ""
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def keep(self) -> tuple[str, ...]:
-        """The layers that must stay in float32."""
-        return tuple(layer.name for layer in self.layers.values() if layer.keep)
-
-    @property
-    def plan(self) -> PrecisionPlan:
-        """The same as a plan, for `apply_plan` and for a YAML file."""
-        low, high = OpConfig(self.precision), OpConfig(Precision.FP32)
-        return PrecisionPlan(
-            {layer.name: high if layer.keep else low for layer in self.layers.values()}
-        )
-
-    def save_plan(self, path: Any) -> None:
-        """Write the plan to a YAML file.
-
-        Raises:
-            PlanError: the file cannot be written.
-        """
-        self.plan.save(path, framework=self.framework)
-
-    @property
-    def table(self) -> Table:
-        """A row for every layer: what it is trained in, and why."""
-        from neural_mp.reporting.tables import advice_table
-
-        return advice_table(self)
-
-    def __str__(self) -> str:
-        kept = ", ".join(self.keep) or "no layer"
-        return f"{self.precision}: keep {kept} of {len(self.layers)} in float32"
 
 
 def advise(

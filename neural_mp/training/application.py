@@ -9,7 +9,7 @@ from typing import Any
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError
-from neural_mp.training.advice import Advice
+from neural_mp.training.advised import Advice
 from neural_mp.training.nonfinite import training_home
 
 

@@ -12,19 +12,12 @@ from enum import Enum
 from typing import Any
 
 from neural_mp.adaptors import registry
+from neural_mp.adaptors.tensorflow.training import rewrite_switch
 from neural_mp.amp import AmpDataType, AutoMixedPrecisionOptions, settle
 from neural_mp.core.environment import users_environment
 from neural_mp.core.loss_scale import DYNAMIC
 from neural_mp.core.precision import Precision
 from neural_mp.training.tensorflow_rewrite import graph_rewrite
-
-#: Undoes all that is switched on; None while nothing is.
-_undo: ExitStack | None = None
-
-
-def rewrite_is_enabled() -> bool:
-    """Whether `enable_mixed_precision_graph_rewrite` counts now."""
-    return _undo is not None
 
 
 def enable_mixed_precision_graph_rewrite(
@@ -62,7 +55,6 @@ def enable_mixed_precision_graph_rewrite(
             here; where oneDNN is off, the message says how to turn it on.
         UnknownOperatorError: an edit names an op type that TensorFlow does not have.
     """
-    global _undo
     registry.require_framework("tensorflow", "users of the graph rewrite")
     from neural_mp.adaptors.tensorflow.training import rewrite_guards, rewrite_sessions
     from neural_mp.adaptors.tensorflow.training.optimizer_wrapping import with_loss_scaling
@@ -71,8 +63,8 @@ def enable_mixed_precision_graph_rewrite(
     wrapped = with_loss_scaling(opt, loss_scale)
     with ExitStack() as switched_on:
         chosen = switched_on.enter_context(graph_rewrite(_chosen(precision, amp), amp))
-        if _undo is not None:
-            _undo.close()
+        if rewrite_switch.rewrite_is_enabled():
+            rewrite_switch.switch_off()
         elif count := rewrite_sessions.sessions_without_rewrite():
             warnings.warn(
                 f"sessions that are open and go on without the graph rewrite: {count}. They were "
@@ -80,7 +72,7 @@ def enable_mixed_precision_graph_rewrite(
                 stacklevel=2,
             )
         switched_on.enter_context(rewrite_sessions.sessions_follow(chosen))
-        _undo = switched_on.pop_all()
+        rewrite_switch.switch_on(switched_on.pop_all())
     return wrapped
 
 
@@ -90,16 +82,14 @@ def disable_mixed_precision_graph_rewrite() -> None:
     Sessions that were made meanwhile keep the rewrite. Optimizers go on to scale the loss, which
     does no harm.
     """
-    global _undo
-    if _undo is None:
+    if not rewrite_switch.rewrite_is_enabled():
         warnings.warn(
             "disable_mixed_precision_graph_rewrite() has no effect: the graph rewrite is not "
             "enabled, or was disabled before",
             stacklevel=2,
         )
         return
-    _undo.close()
-    _undo = None
+    rewrite_switch.switch_off()
 
 
 def _chosen(precision: Any, amp: AutoMixedPrecisionOptions | None) -> Any:

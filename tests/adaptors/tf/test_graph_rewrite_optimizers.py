@@ -17,6 +17,7 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 from neural_mp import AutoMixedPrecisionOptions
 from neural_mp.adaptors.common.kernel_trials import ONEDNN_LIMIT
 from neural_mp.adaptors.tensorflow.training import rewrite_sessions
+from neural_mp.adaptors.tensorflow.training.rewrite_switch import rewrite_is_enabled
 from neural_mp.adaptors.tensorflow.training.v1_loss_scale import V1LossScaleOptimizer
 from neural_mp.core.loss_scale import LossScale
 from neural_mp.core.precision import Precision
@@ -27,7 +28,6 @@ from neural_mp.training import (
     enable_mixed_precision_graph_rewrite,
     set_policy,
 )
-from neural_mp.training.optimizer_rewrite import rewrite_is_enabled
 
 v1 = tf.compat.v1
 BF16, FP16 = "auto_mixed_precision_onednn_bfloat16", "auto_mixed_precision"

@@ -9,8 +9,8 @@ import keras
 from tensorflow.python.framework import ops
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
+from neural_mp.adaptors.tensorflow.training.rewrite_switch import rewrite_is_enabled
 from neural_mp.errors import ConfigurationError
-from neural_mp.training.optimizer_rewrite import rewrite_is_enabled
 
 
 def check_step() -> None:
