@@ -205,6 +205,17 @@ def test_the_loss_is_scaled_only_where_a_layer_needs_it(everything_forced, digit
     assert type(model.optimizer) is keras.optimizers.Adam
 
 
+def test_a_compiled_model_is_read_from_its_file_as_before(everything_forced, tmp_path):
+    set_policy("mixed_float16", keep="out")
+    model = one_layer_in_float16()
+    model.compile("adam", "mse")
+    model.save(tmp_path / "net.keras")
+    again = keras.saving.load_model(tmp_path / "net.keras")
+    assert again.compiled
+    assert again.loss == "mse"
+    assert isinstance(again.optimizer, LossScaleOptimizer)
+
+
 def test_an_optimizer_that_scales_already_is_left(everything_forced):
     set_policy("mixed_float16", keep="out")
     model = one_layer_in_float16()

@@ -126,7 +126,10 @@ def watch_compile() -> None:
     Keras scales the loss only where the policy of the model itself is named `mixed_float16`: not
     where policies belong to layers, or come from a map.
     """
-    plain = keras.Model.compile
+    # Where it is defined: Keras does not compile a model that it loads from a file if the `compile`
+    # of the model's class is another.
+    owner = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
+    plain = owner.compile
     if hasattr(plain, "keras_compile"):
         return
     signature = inspect.signature(plain)
@@ -145,7 +148,7 @@ def watch_compile() -> None:
         plain(*bound.args, **bound.kwargs)
 
     compile_with_loss_scale.keras_compile = plain  # type: ignore[attr-defined]
-    keras.Model.compile = compile_with_loss_scale
+    owner.compile = compile_with_loss_scale
 
 
 def scaled(optimizer: Any) -> Any:
