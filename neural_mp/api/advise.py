@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.adaptors.registry import require_framework
+from neural_mp.api import configured
 from neural_mp.api.loading import resolve_source
 from neural_mp.config import load_settings
-from neural_mp.data import build_dataloader
 from neural_mp.data.user_code import load_user_object
 from neural_mp.errors import ConfigurationError
 from neural_mp.training.advice import advise
@@ -41,7 +41,9 @@ def advise_from_file(
         NeuralMPError: the file, the model, the loss or the data are not what they should be.
     """
     settings = load_settings(conf)
-    loader = settings.calibration.dataloader or settings.evaluation.dataloader
+    loader = configured.loader(settings, configured.CALIBRATION)
+    if loader is None:
+        loader = configured.loader(settings, configured.ACCURACY)
     if loader is None:
         raise ConfigurationError(
             f"{conf} names no data; add quantization.calibration.dataloader, whose samples are "
@@ -52,7 +54,7 @@ def advise_from_file(
         raise ConfigurationError(f"{conf} names no model; add model.name, or give --model")
     return advise(
         _trained(source),
-        build_dataloader(loader),
+        loader,
         load_user_object(loss) if loss is not None and ":" in loss else loss,
         precision,
         steps=steps,

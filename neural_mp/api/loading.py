@@ -8,14 +8,14 @@ from typing import Any
 
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.api import configured
 from neural_mp.api.optimized_model import is_saved_model
 from neural_mp.common import Metric, missing_methods
-from neural_mp.config import MetricSettings
+from neural_mp.config import Settings
 from neural_mp.core.precision import Precision
 from neural_mp.core.words import Capture
 from neural_mp.data.user_code import load_user_object
 from neural_mp.errors import ConfigurationError, DataError, MetricError
-from neural_mp.metrics import build_metric
 from neural_mp.tuning.batches import Batches
 
 #: Metrics with their weights; the accuracy is the weighted sum.
@@ -61,7 +61,7 @@ def load_source(
 
 def gather_metrics(
     given: Any,
-    configured: Sequence[MetricSettings],
+    settings: Settings,
     evaluation: Batches | None,
     eval_func: EvalFunc | None,
 ) -> WeightedMetrics:
@@ -75,7 +75,7 @@ def gather_metrics(
         several = given if isinstance(given, list | tuple) else [given]
         metrics = [(_checked(metric), 1.0 / len(several)) for metric in several]
     else:
-        metrics = [(build_metric(item.name, item.options), item.weight) for item in configured]
+        metrics = configured.metrics(settings)
     if metrics and eval_func is None:
         if evaluation is None:
             raise DataError(

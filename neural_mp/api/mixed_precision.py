@@ -12,6 +12,7 @@ from typing import Any
 
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.amp import AmpSettings, AutoMixedPrecisionOptions
+from neural_mp.api import configured
 from neural_mp.api.amp_settings import edited_lists, forced, gather_amp, with_data_type
 from neural_mp.api.deployment import hardware_for, not_native, without_kernels
 from neural_mp.api.explain import write_log
@@ -30,7 +31,6 @@ from neural_mp.core import hardware as machine
 from neural_mp.core.log_folder import prepared_folder
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.core.words import Approach, Capture, is_speed_alone
-from neural_mp.data import build_dataloader, build_transforms
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.reporting import LiveListener
 from neural_mp.space import TuningSpace
@@ -210,9 +210,7 @@ class MixedPrecision:
         log_folder = prepared_folder(amp.log_path)
         precisions = self._usable_precisions(here.converting_for(self.target), amp, log)
         evaluation, calibration = self._data()
-        metrics = gather_metrics(
-            self.metric, self._settings.evaluation.metrics, evaluation, self.eval_func
-        )
+        metrics = gather_metrics(self.metric, self._settings, evaluation, self.eval_func)
         criterion = self._criterion(metrics)
         load = self._loading(calibration)
         loaded = load()
@@ -223,7 +221,9 @@ class MixedPrecision:
             log.warnings += told
         space, precisions = self._space(loaded, hardware, precisions, amp, log)
         label = metric_label(metrics, self.eval_func)
-        evaluator = Evaluator(evaluation, metrics, self.eval_func, self._postprocess(), label)
+        evaluator = Evaluator(
+            evaluation, metrics, self.eval_func, configured.postprocess(self._settings), label
+        )
         evaluator.on_batch = log.listener.step
         job = TuningJob(
             model=loaded.in_space(space),
@@ -254,8 +254,8 @@ class MixedPrecision:
         """The criterion, with the direction of what measures the accuracy."""
         if self.exit_policy.performance_only:
             return self.accuracy_criterion
-        configured = self._settings.evaluation.metrics if self.metric is None else ()
-        return directed(self.accuracy_criterion, metrics, self.eval_func, configured)
+        named = self._settings.evaluation.metrics if self.metric is None else ()
+        return directed(self.accuracy_criterion, metrics, self.eval_func, named)
 
     def _check_options(self) -> None:
         if self.model is None:
@@ -296,18 +296,14 @@ class MixedPrecision:
         """Evaluation and calibration batches, from Python or YAML; the first serves as second."""
         settings = self._settings
         loader = self.eval_dataloader
-        if loader is None and settings.evaluation.dataloader is not None:
-            loader = build_dataloader(settings.evaluation.dataloader)
+        if loader is None:
+            loader = configured.loader(settings, configured.ACCURACY)
         evaluation = None if loader is None else Batches(loader, "eval_dataloader")
         loader = self.calib_dataloader
-        if loader is None and settings.calibration.dataloader is not None:
-            loader = build_dataloader(settings.calibration.dataloader)
+        if loader is None:
+            loader = configured.loader(settings, configured.CALIBRATION)
         calibration = evaluation if loader is None else Batches(loader, "calib_dataloader")
         return evaluation, calibration
-
-    def _postprocess(self) -> Callable[[Any], Any] | None:
-        spec = self._settings.evaluation.postprocess
-        return None if spec is None else build_transforms(spec)
 
     def _loading(self, calibration: Batches | None) -> Callable[[], AnyModel]:
         """Loads the model; can be sent to another process."""
@@ -360,8 +356,9 @@ class MixedPrecision:
 
     def _measurement(self, model: AnyModel, data: Batches | None) -> Measurement:
         performance = self._settings.evaluation.performance
-        if performance.dataloader is not None:
-            data = Batches(build_dataloader(performance.dataloader), "performance.dataloader")
+        loader = configured.loader(self._settings, configured.PERFORMANCE)
+        if loader is not None:
+            data = Batches(loader, "performance.dataloader")
         return Measurement(
             data.first_inputs if data is not None else model.example_inputs(),
             parse_objectives(self.objective),

@@ -13,6 +13,7 @@ from neural_mp.config.inc import (
     IGNORED_APPROACHES,
     IGNORED_OBJECTIVES,
     INT8_APPROACHES,
+    ONLY_THEIRS,
 )
 from neural_mp.config.limits import constraints, precisions
 from neural_mp.config.schema import validated
@@ -24,6 +25,7 @@ from neural_mp.config.settings import (
 )
 from neural_mp.config.source import KeyPath, Source
 from neural_mp.core.precision import Precision
+from neural_mp.core.words import Dialect
 from neural_mp.errors import did_you_mean
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 
@@ -50,7 +52,16 @@ def build(source: Source) -> Settings:
         calibration=CalibrationSettings(**calibration),
         tuning=_tuning(source, data.get("tuning", {})),
         evaluation=evaluation(source, data.get("evaluation", {})),
+        dialect=_dialect(data),
+        source=source,
     )
+
+
+def _dialect(data: Mapping[str, Any]) -> Dialect:
+    """Theirs, where the file has a `version`, as their templates do, or a framework of theirs."""
+    framework = str(data.get("model", {}).get("framework", "")).lower()
+    theirs = "version" in data or framework in ONLY_THEIRS
+    return Dialect.INC if theirs else Dialect.OWN
 
 
 def _model(source: Source, data: Mapping[str, Any]) -> ModelSettings:

@@ -29,7 +29,6 @@ _ONE_PROCESS = "measurements run in one process; only cores_per_instance sets it
 
 #: Key path, `*` standing for any one key → what happens instead.
 IGNORED: Mapping[str, str] = {
-    "version": "there is one version of this format",
     "optimization_level": _FITTED,
     "reduce_range": "the range of INT8 follows from what this machine runs",
     "pruning": _TRAINING,
@@ -94,6 +93,9 @@ FRAMEWORKS: Mapping[str, str | None] = {
     "onnxrt_qoperator": "onnxrt",
     "na": None,
 }
+
+#: Their names of frameworks that we do not have ourselves: a file with one of these is theirs.
+ONLY_THEIRS = frozenset(FRAMEWORKS) - {"pytorch", "tensorflow", "onnxrt"}
 
 #: Their word for the way of INT8 → ours; None leaves it open.
 INT8_APPROACHES: Mapping[str, str | None] = {

@@ -28,6 +28,7 @@ from neural_mp.config.values import (
     SIZES,
     TEXT,
     TRANSFORMS,
+    VERSION,
     one_of,
     quant_words,
     whole_from,
@@ -65,6 +66,7 @@ _DATALOADER = {
 }
 
 SECTIONS: dict[Any, Any] = _section(
+    version=VERSION,
     model=_section(
         name=TEXT,
         framework=TEXT,

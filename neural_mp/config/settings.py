@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neural_mp.amp import AutoMixedPrecisionOptions
+from neural_mp.config.source import Source
 from neural_mp.core.hardware import THIS
 from neural_mp.core.precision import Precision
-from neural_mp.core.words import Capture, Objective
+from neural_mp.core.words import Capture, Dialect, Objective
 from neural_mp.space.constraints import Constraints
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 
@@ -141,6 +142,8 @@ class Settings:
         calibration: the data that ranges are measured on.
         tuning: the search.
         evaluation: accuracy and latency.
+        dialect: whose names datasets, transforms and metrics go by.
+        source: the file, to say where in it a mistake is.
     """
 
     model: ModelSettings = ModelSettings()
@@ -153,3 +156,5 @@ class Settings:
     calibration: CalibrationSettings = CalibrationSettings()
     tuning: TuningSettings = field(default_factory=TuningSettings)
     evaluation: EvaluationSettings = EvaluationSettings()
+    dialect: Dialect = Dialect.OWN
+    source: Source = field(default_factory=lambda: Source("the settings"), compare=False)

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from neural_mp.errors import ConfigurationError
+from neural_mp.errors import ConfigurationError, NeuralMPError
 
 KeyPath = tuple[str | int, ...]
 
@@ -61,14 +61,14 @@ class Source:
 
     @contextmanager
     def at(self, path: KeyPath) -> Iterator[None]:
-        """Say in every `ConfigurationError` raised inside where in the file it comes from.
+        """Say in every error of ours raised inside where in the file it comes from.
 
         Raises:
-            ConfigurationError: the error raised inside, of the same class.
+            NeuralMPError: the error raised inside, of the same class.
         """
         try:
             yield
-        except ConfigurationError as error:
+        except NeuralMPError as error:
             raise type(error)(f"{self.where(path)}: {error}") from error
 
     def ignored(self, path: KeyPath, reason: str) -> None:

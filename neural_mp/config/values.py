@@ -126,6 +126,7 @@ def one_of(*words: str) -> And:
 
 
 TEXT = value_of("a word", lambda value: isinstance(value, str) or _is_number(value), Use(str))
+VERSION = value_of("a version such as 1.0", lambda value: isinstance(value, str | int | float))
 NAMES = value_of("a list of names, or names separated by commas", _is_words, Use(split))
 BOOL = value_of("true or false", bool)
 SHARE = value_of("a number from 0, or a percentage such as 1%", _is_share, Use(_share))

@@ -12,7 +12,7 @@ from neural_mp.config.schema import ANY
 from neural_mp.config.settings import EvaluationSettings, Settings, TuningSettings
 from neural_mp.config.source import FLOAT_STARTS, FLOAT_TAG, PLAIN_FLOAT
 from neural_mp.core.precision import Precision
-from neural_mp.core.words import Word
+from neural_mp.core.words import Dialect, Word
 from neural_mp.errors import ConfigurationError
 from neural_mp.space.constraints import Constraints, OpConstraint, QuantConstraint
 
@@ -53,6 +53,7 @@ def settings_to_yaml(settings: Settings) -> str:
             cannot be told apart by name.
     """
     data = {
+        **({"version": 1.0} if settings.dialect is Dialect.INC else {}),
         "model": _given(vars(settings.model)) or None,
         "device": settings.device,
         "target": settings.target,

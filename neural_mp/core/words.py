@@ -114,6 +114,13 @@ class Objective(Word):
     MODELSIZE = "modelsize"
 
 
+class Dialect(Word):
+    """Whose words a tuning file is written in: ours, or those of Intel Neural Compressor."""
+
+    OWN = "own"
+    INC = "inc"
+
+
 def is_speed_alone(objectives: Iterable[Objective]) -> bool:
     """Whether nothing but time is to be made small."""
     return set(objectives) == {Objective.PERFORMANCE}

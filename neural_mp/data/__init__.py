@@ -5,15 +5,18 @@ from neural_mp.data.datasets import DATASETS, ArrayDataset, DummyDataset
 from neural_mp.data.loader import build_dataloader, build_dataset, build_transforms
 from neural_mp.data.registry import Registry
 from neural_mp.data.transforms import TRANSFORMS, InputTransform, Transform
+from neural_mp.data.vocabulary import OWN, Vocabulary
 
 __all__ = [
     "DATASETS",
+    "OWN",
     "TRANSFORMS",
     "ArrayDataset",
     "DummyDataset",
     "InputTransform",
     "Registry",
     "Transform",
+    "Vocabulary",
     "build_dataloader",
     "build_dataset",
     "build_transforms",

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from neural_mp.common import DataLoader
-from neural_mp.data.datasets import DATASETS
 from neural_mp.data.options import whole_number
-from neural_mp.data.transforms import TRANSFORMS, Transform
+from neural_mp.data.transforms import Transform
+from neural_mp.data.vocabulary import OWN, Vocabulary
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 
 LOADER_KEYS = ("batch_size", "last_batch", "shuffle", "seed", "dataset", "transform")
@@ -53,12 +53,13 @@ class TransformedIterable:
         return map(self.transform, self.dataset)
 
 
-def build_dataset(spec: Mapping[str, Any]) -> Any:
+def build_dataset(spec: Mapping[str, Any], names: Vocabulary = OWN) -> Any:
     """Make the one dataset of `{NAME: {option: value}}`.
 
     Args:
         spec: NAME is a registered dataset or the user's own `module:attribute`, a class or
             function that is called with the options as keyword arguments.
+        names: what names stand for.
 
     Returns:
         A dataset with `__getitem__` and `__len__`, or (the user's own only) an iterable; its
@@ -69,13 +70,13 @@ def build_dataset(spec: Mapping[str, Any]) -> Any:
         DataError: the data is missing, empty or of the wrong form.
     """
     if not isinstance(spec, Mapping) or len(spec) != 1:
-        names = ", ".join(map(str, spec)) if isinstance(spec, Mapping) else repr(spec)
+        found = ", ".join(map(str, spec)) if isinstance(spec, Mapping) else repr(spec)
         raise ConfigurationError(
             f"dataset must hold exactly one name with its options, such as "
-            f"{{ImageFolder: {{root: images}}}}, got {names or 'none'}"
+            f"{{ImageFolder: {{root: images}}}}, got {found or 'none'}"
         )
     ((name, options),) = spec.items()
-    dataset = DATASETS.build(name, options)
+    dataset = names.datasets.build(name, options)
     indexable = _is_indexable(dataset)
     if not indexable and not isinstance(dataset, Iterable):
         raise DataError(
@@ -87,12 +88,13 @@ def build_dataset(spec: Mapping[str, Any]) -> Any:
     return dataset
 
 
-def build_transforms(spec: Mapping[str, Any] | None) -> Transform | None:
+def build_transforms(spec: Mapping[str, Any] | None, names: Vocabulary = OWN) -> Transform | None:
     """Make one transform of all in `{NAME: {option: value}, …}`, applied in the order written.
 
     Args:
         spec: NAMEs are registered transforms or the user's own `module:attribute`, a class or
             function that is called with the options and gives a callable sample → sample.
+        names: what names stand for.
 
     Returns:
         A callable `(inputs, label)` → `(inputs, label)`, or None where nothing is named.
@@ -106,7 +108,7 @@ def build_transforms(spec: Mapping[str, Any] | None) -> Transform | None:
         raise ConfigurationError(
             f"transform must hold names with their options, such as {{Rescale: {{}}}}, got {spec!r}"
         )
-    transforms = tuple(TRANSFORMS.build(name, options) for name, options in spec.items())
+    transforms = tuple(names.transforms.build(name, options) for name, options in spec.items())
     for name, transform in zip(spec, transforms, strict=True):
         if not callable(transform):
             raise ConfigurationError(
@@ -116,13 +118,14 @@ def build_transforms(spec: Mapping[str, Any] | None) -> Transform | None:
     return transforms[0] if len(transforms) == 1 else Pipeline(transforms)
 
 
-def build_dataloader(spec: Mapping[str, Any]) -> DataLoader:
+def build_dataloader(spec: Mapping[str, Any], names: Vocabulary = OWN) -> DataLoader:
     """Make the loader that YAML describes under `dataloader:`.
 
     Args:
         spec: `dataset` (see `build_dataset`) and, each optional, `transform` (see
             `build_transforms`), `batch_size` (1), `last_batch` (`rollover` or `discard`),
             `shuffle` (false) and `seed` (0).
+        names: what names stand for.
 
     Raises:
         ConfigurationError: a key, name or option is unknown, missing or of the wrong type.
@@ -141,8 +144,8 @@ def build_dataloader(spec: Mapping[str, Any]) -> DataLoader:
     if not isinstance(shuffle, bool):
         raise ConfigurationError(f"dataloader: shuffle must be true or false, got {shuffle!r}")
     seed = whole_number("dataloader: seed", spec.get("seed", 0), minimum=0)
-    transform = build_transforms(spec.get("transform"))
-    dataset = build_dataset(spec["dataset"])
+    transform = build_transforms(spec.get("transform"), names)
+    dataset = build_dataset(spec["dataset"], names)
     if transform is not None and _is_indexable(dataset):
         dataset = TransformedDataset(dataset, transform)
     elif transform is not None:

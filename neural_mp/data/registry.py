@@ -20,10 +20,12 @@ class Registry:
 
     Args:
         kind: what is registered, for messages: `"dataset"`.
+        beyond: where a name is looked for that is not registered here.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, beyond: Registry | None = None) -> None:
         self.kind = kind
+        self._beyond = beyond
         self._factories: dict[str, Callable[..., Any]] = {}
         self._names: list[str] = []
 
@@ -45,13 +47,16 @@ class Registry:
         return add
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        yield from self._names
+        if self._beyond is not None:
+            yield from (name for name in self._beyond if _plain(name) not in self._factories)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and _plain(name) in self._factories
+        here = isinstance(name, str) and _plain(name) in self._factories
+        return here or (self._beyond is not None and name in self._beyond)
 
     def find(self, name: str) -> Callable[..., Any]:
         """The factory that `name`, a known name or `module:attribute`, stands for.
@@ -59,8 +64,10 @@ class Registry:
         Raises:
             ConfigurationError: nothing of that name is known or can be imported.
         """
-        if name in self:
+        if isinstance(name, str) and _plain(name) in self._factories:
             return self._factories[_plain(name)]
+        if self._beyond is not None and name in self._beyond:
+            return self._beyond.find(name)
         if not isinstance(name, str) or ":" not in name:
             raise ConfigurationError(
                 f"unknown {self.kind} {name!r}{did_you_mean(name, self)} "

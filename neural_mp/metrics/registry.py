@@ -14,13 +14,16 @@ from neural_mp.errors import ConfigurationError, MetricError
 METRICS = Registry("metric")
 
 
-def build_metric(name: str, options: Mapping[str, Any] | int | None = None) -> Metric:
+def build_metric(
+    name: str, options: Mapping[str, Any] | int | None = None, metrics: Registry = METRICS
+) -> Metric:
     """Make the metric that `name` stands for.
 
     Args:
         name: a registered metric, or the user's own `module:attribute`: a class or function
             that is called with the options and gives an object with update, reset and result.
         options: by name; for `topk` the number k alone will do.
+        metrics: what names stand for.
 
     Returns:
         The metric, with nothing taken in. Ours have `higher_is_better`; where one of the
@@ -31,13 +34,13 @@ def build_metric(name: str, options: Mapping[str, Any] | int | None = None) -> M
         ConfigurationError: the name or an option is unknown, missing or of the wrong type.
         MetricError: the user's own metric lacks a method.
     """
-    if isinstance(options, int) and name in METRICS and METRICS.find(name) is METRICS.find("topk"):
+    if isinstance(options, int) and name in metrics and metrics.find(name) is metrics.find("topk"):
         options = {"k": options}
     if options is not None and not isinstance(options, Mapping):
         raise ConfigurationError(
             f"the options of metric {name!r} must be written as option: value, got {options!r}"
         )
-    metric = METRICS.build(name, options)
+    metric = metrics.build(name, options)
     missing = missing_methods(metric)
     if missing:
         raise MetricError(

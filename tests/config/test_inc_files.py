@@ -204,7 +204,6 @@ def test_a_tensorflow_file():
         "tuning.strategy.sigopt_api_token",
         "tuning.tensorboard",
         "tuning.workspace.path",
-        "version",
     ]
     assert settings.model.framework == "tensorflow"
     assert settings.model.inputs == ("image_tensor",)
@@ -277,7 +276,6 @@ def test_an_onnx_file():
         "quantization.optimization_level",
         "quantization.train",
         "tuning.objective.accuracy",
-        "version",
     ]
     assert settings.model.framework == "onnxrt"
     assert settings.precisions == (INT8,)
@@ -324,6 +322,24 @@ def test_their_frameworks(written, framework):
 
 def test_a_warning_names_file_and_line(tmp_path):
     path = tmp_path / "conf.yaml"
-    path.write_text("device: cpu\nversion: 1.0\n")
-    with pytest.warns(IgnoredSettingWarning, match=r"conf\.yaml, line 2: version is ignored: "):
+    path.write_text("device: cpu\noptimization_level: 1\n")
+    with pytest.warns(
+        IgnoredSettingWarning, match=r"conf\.yaml, line 2: optimization_level is ignored: "
+    ):
         load_settings(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "dialect"),
+    [
+        ("version: 1.0\n", "inc"),
+        ("model: {name: a, framework: onnxrt_qdq}\n", "inc"),
+        ("model: {name: a, framework: pytorch_fx}\n", "inc"),
+        ("model: {name: a, framework: pytorch}\n", "own"),
+        ("device: cpu\n", "own"),
+    ],
+)
+def test_whose_words_a_file_is_written_in(text, dialect):
+    settings = parse_settings(text)
+    assert settings.dialect == dialect
+    assert parse_settings(settings_to_yaml(settings)).dialect == dialect

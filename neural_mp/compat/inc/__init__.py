@@ -1,0 +1,1 @@
+"""What scripts and files for Intel Neural Compressor say, in this package."""
