@@ -86,6 +86,7 @@ class MixedPrecision:
         metric: an object with `update(preds, labels)`, `reset()` and `result()`, or a list of them.
         eval_dataloader: batches of `(inputs, labels)` the metric is computed over.
         eval_func: model → accuracy, instead of `metric` and `eval_dataloader`.
+        postprocess: applied to `(predictions, labels)` before the metric sees them.
         calib_dataloader: batches to calibrate INT8 with; `eval_dataloader` by default.
         approach: the way of INT8: `static` with calibrated ranges; `dynamic` with ranges found on
             every run and `weight_only`, both for dense layers, need no calibration. None leaves
@@ -133,6 +134,7 @@ class MixedPrecision:
         self.metric: Any = None
         self.eval_dataloader: Any = None
         self.eval_func: Callable[[Any], float] | None = None
+        self.postprocess: Callable[[Any], Any] | None = None
         self.calib_dataloader: Any = None
         self.approach: str | None = settings.approach
         self.sampling_size: int = settings.calibration.sampling_size
@@ -221,9 +223,8 @@ class MixedPrecision:
             log.warnings += told
         space, precisions = self._space(loaded, hardware, precisions, amp, log)
         label = metric_label(metrics, self.eval_func)
-        evaluator = Evaluator(
-            evaluation, metrics, self.eval_func, configured.postprocess(self._settings), label
-        )
+        postprocess = self.postprocess or configured.postprocess(self._settings)
+        evaluator = Evaluator(evaluation, metrics, self.eval_func, postprocess, label)
         evaluator.on_batch = log.listener.step
         job = TuningJob(
             model=loaded.in_space(space),

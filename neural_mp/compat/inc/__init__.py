@@ -1,1 +1,47 @@
-"""What scripts and files for Intel Neural Compressor say, in this package."""
+"""Scripts for Intel Neural Compressor run with this package in its place.
+
+After one changed import, `from neural_mp.compat.inc.experimental import Quantization, common`, or
+without any, by `python -m neural_mp.compat.inc script.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from neural_mp.compat.inc.absent import looked_up
+
+_HERE = "neural_mp.compat.inc"
+#: Name → the module that it lives in; a module itself, where the name is empty.
+_NAMES = {
+    "AccuracyCriterion": "config",
+    "BenchmarkConfig": "config",
+    "MixedPrecisionConfig": "config",
+    "PostTrainingQuantConfig": "config",
+    "TuningCriterion": "config",
+    "METRICS": "metric",
+    "Metric": "metric",
+    "BaseMetric": "metric",
+    "Model": "model",
+    "conf": "dotted",
+    "options": "toolbox",
+    "set_random_seed": "toolbox",
+    "set_workspace": "toolbox",
+    "Quantization": "experimental",
+    "MixedPrecision": "experimental",
+    "Benchmark": "experimental",
+}
+_MODULES = (
+    *("benchmark", "config", "data", "experimental", "metric", "mix_precision", "model"),
+    "quantization",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        return getattr(importlib.import_module(f"{_HERE}.{_NAMES[name]}"), name)
+    if name in _MODULES:
+        return importlib.import_module(f"{_HERE}.{name}")
+    if name == "utils":
+        return importlib.import_module(f"{_HERE}.toolbox")
+    return looked_up(__name__, name, _NAMES)

@@ -1,0 +1,85 @@
+"""What their package has and this one has not, and what one gets who asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from neural_mp.errors import ConfigurationError, NeuralMPError, did_you_mean
+
+_TRAINED = "this package converts models that are trained; it does not train, prune or distil"
+_QAT = "training in INT8 is not here; tune the trained model with post-training quantization"
+
+#: Name → what to do instead.
+ABSENT: Mapping[str, str] = {
+    "Pruning": _TRAINED,
+    "Distillation": _TRAINED,
+    "Scheduler": _TRAINED,
+    "Component": _TRAINED,
+    "NAS": _TRAINED,
+    "DyNAS": _TRAINED,
+    "prepare_pruning": _TRAINED,
+    "prepare_compression": _TRAINED,
+    "WeightPruningConfig": _TRAINED,
+    "DistillationConfig": _TRAINED,
+    "KnowledgeDistillationLossConfig": _TRAINED,
+    "IntermediateLayersKnowledgeDistillationLossConfig": _TRAINED,
+    "SelfKnowledgeDistillationLossConfig": _TRAINED,
+    "PyTorchKnowledgeDistillationLoss": _TRAINED,
+    "QuantizationAwareTrainingConfig": _QAT,
+    "TensorflowQATModel": _QAT,
+    "ModelConversion": "a QAT model of TensorFlow is read as it is; give it to Quantization",
+    "TFSlimNetsFactory": "freeze a slim checkpoint into a .pb file first",
+}
+
+
+class NotHereError(NeuralMPError):
+    """Something of Intel Neural Compressor's that this package does not have was used."""
+
+
+class Absent:
+    """Stands for a class or function that is not here, and says so when it is used.
+
+    Args:
+        name: what it is called there.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Refused.
+
+        Raises:
+            NotHereError: always.
+        """
+        raise NotHereError(
+            f"{self._name} of Intel Neural Compressor is not here: {ABSENT[self._name]}"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self()
+
+
+def looked_up(module: str, name: str, here: Mapping[str, Any]) -> Any:
+    """What a name of a module stands for, that is not defined in it.
+
+    Raises:
+        AttributeError: nothing.
+    """
+    if name in ABSENT:
+        return Absent(name)
+    raise AttributeError(f"module {module!r} has no attribute {name!r}{did_you_mean(name, here)}")
+
+
+def one_of(what: str, value: Any, known: Any) -> Any:
+    """A value that must be one of some words.
+
+    Raises:
+        ConfigurationError: it is none of them.
+    """
+    if value not in known:
+        raise ConfigurationError(f"{what} cannot be {value!r}{did_you_mean(value, known)}")
+    return value

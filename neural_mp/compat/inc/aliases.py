@@ -1,0 +1,70 @@
+"""Their module names, each with the module that has its names here."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+
+from neural_mp.compat.inc.dotted import conf
+
+HERE = "neural_mp.compat.inc"
+THEIRS = "neural_compressor"
+
+_TOOLBOX = f"{HERE}.toolbox"
+_DATA = f"{HERE}.data"
+#: Module of theirs, without the package's name → module here.
+ALIASES: Mapping[str, str] = {
+    "experimental": f"{HERE}.experimental",
+    "experimental.common": f"{HERE}.experimental.common",
+    "experimental.common.criterion": f"{HERE}.experimental",
+    "experimental.scheduler": f"{HERE}.experimental",
+    "experimental.metric": f"{HERE}.metric",
+    "experimental.metric.metric": f"{HERE}.metric",
+    "experimental.data": _DATA,
+    "experimental.compression": f"{HERE}.experimental",
+    "config": f"{HERE}.config",
+    "quantization": f"{HERE}.quantization",
+    "mix_precision": f"{HERE}.mix_precision",
+    "benchmark": f"{HERE}.benchmark",
+    "training": f"{HERE}.config",
+    "model": f"{HERE}.model",
+    "model.model": f"{HERE}.model",
+    "metric": f"{HERE}.metric",
+    "metric.metric": f"{HERE}.metric",
+    "data": _DATA,
+    **{
+        f"{package}{part}": _DATA
+        for package in ("data.", "experimental.data.")
+        for part in (
+            *("datasets", "datasets.dataset", "datasets.dummy_dataset", "datasets.coco_dataset"),
+            *("datasets.bert_dataset", "dataloaders", "dataloaders.dataloader"),
+            *("dataloaders.default_dataloader", "dataloaders.onnxrt_dataloader"),
+            *("dataloaders.tensorflow_dataloader", "transforms", "transforms.transform"),
+            *("transforms.imagenet_transform", "filters"),
+        )
+    },
+    "utils": _TOOLBOX,
+    "utils.logger": _TOOLBOX,
+    "utils.options": _TOOLBOX,
+    "utils.pytorch": _TOOLBOX,
+    "utils.utility": _TOOLBOX,
+    "utils.constant": _TOOLBOX,
+    "utils.load_huggingface": _TOOLBOX,
+    "utils.create_obj_from_config": _DATA,
+    "conf.config": _TOOLBOX,
+    "conf.dotdict": _TOOLBOX,
+}
+
+
+def register(package: str) -> None:
+    """Let `import package.x.y` find what stands for a module of theirs.
+
+    Args:
+        package: `neural_compressor`, or the package here.
+    """
+    sys.modules.setdefault(package, importlib.import_module(HERE))
+    for theirs, ours in ALIASES.items():
+        sys.modules.setdefault(f"{package}.{theirs}", importlib.import_module(ours))
+    # Both a package and an object of settings there.
+    sys.modules[f"{package}.conf"] = conf  # type: ignore[assignment]

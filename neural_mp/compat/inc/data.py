@@ -1,0 +1,145 @@
+"""`data`: datasets, transforms and loaders by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from neural_mp.compat.inc.absent import looked_up
+from neural_mp.compat.inc.given import DataLoader as CommonDataLoader
+from neural_mp.compat.inc.given import Postprocess
+from neural_mp.compat.inc.metric import Names, framework_of
+from neural_mp.compat.inc.names import vocabulary
+from neural_mp.data.loader import (
+    Pipeline,
+    TransformedDataset,
+    TransformedIterable,
+    build_dataloader,
+)
+
+#: Names of classes of theirs → framework, and the name of the transform.
+_TRANSFORMS: Mapping[str, tuple[str, str]] = {
+    "LabelShift": ("onnxrt", "LabelShift"),
+    "BilinearImagenetTransform": ("tensorflow", "BilinearImagenet"),
+    "TensorflowResizeCropImagenetTransform": ("tensorflow", "ResizeCropImagenet"),
+    "TensorflowResizeWithRatio": ("tensorflow", "ResizeWithRatio"),
+    "ResizeTFTransform": ("tensorflow", "Resize"),
+    "RescaleTFTransform": ("tensorflow", "Rescale"),
+    "NormalizeTFTransform": ("tensorflow", "Normalize"),
+    "ParseDecodeCocoTransform": ("tensorflow", "ParseDecodeCoco"),
+    "TFSquadV1PostTransform": ("tensorflow", "SquadV1"),
+    "TFSquadV1ModelZooPostTransform": ("tensorflow", "SquadV1ModelZoo"),
+}
+#: The same for datasets, which take a transform, too.
+_DATASETS: Mapping[str, tuple[str, str]] = {
+    "TensorflowImageRecord": ("tensorflow", "ImageRecord"),
+    "COCORecordDataset": ("tensorflow", "COCORecord"),
+    "COCONpy": ("pytorch", "COCONpy"),
+    "DummyDataset": ("onnxrt", "dummy"),
+    "TensorflowModelZooBertDataset": ("tensorflow", "mzbert"),
+}
+
+
+class ComposeTransform(Pipeline):
+    """Transforms one after the other.
+
+    Args:
+        transform_list: callables sample → sample.
+    """
+
+    def __init__(self, transform_list: Sequence[Any]) -> None:
+        super().__init__(tuple(transform_list))
+
+
+def Datasets(framework: str) -> Names:  # noqa: N802  # their name
+    """The datasets of a framework."""
+    return Names(vocabulary(framework_of(framework)).datasets)
+
+
+def TRANSFORMS(framework: str, process: str = "preprocess") -> Names:  # noqa: N802  # their name
+    """The transforms of a framework, for samples and for results."""
+    return Names(vocabulary(framework_of(framework)).transforms)
+
+
+def DataLoader(framework: str, dataset: Any, **options: Any) -> CommonDataLoader:  # noqa: N802
+    """Batches of a dataset.
+
+    Args:
+        framework: taken for their sake.
+        dataset: what is read.
+        **options: see `experimental.common.DataLoader`.
+    """
+    return CommonDataLoader(dataset, **options)
+
+
+class _Loaders(Mapping[str, Any]):
+    """`DATALOADERS["onnxrt_qdq"](dataset, batch_size=1)`."""
+
+    def __getitem__(self, framework: str) -> Any:
+        return CommonDataLoader
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+DATALOADERS = _Loaders()
+DATASETS = Datasets
+DefaultDataLoader = TensorflowDataLoader = ONNXRTDataLoader = CommonDataLoader
+
+
+def create_dataloader(framework: str, dataloader_cfg: Mapping[str, Any]) -> Any:
+    """The loader that settings describe, as a tuning file does under `dataloader`.
+
+    Raises:
+        ConfigurationError: a name or an option is wrong.
+    """
+    given = {key: value for key, value in dataloader_cfg.items() if value is not None}
+    without = ("filter", "distributed", "num_workers", "pin_memory", "sampler")
+    kept = {key: value for key, value in given.items() if key not in without}
+    return build_dataloader(kept, vocabulary(framework_of(framework)))
+
+
+def _dataset_class(framework: str, name: str) -> Any:
+    def made(*positional: Any, transform: Any = None, filter: Any = None, **options: Any) -> Any:
+        dataset = vocabulary(framework).datasets.find(name)(*positional, **options)
+        if transform is None:
+            return dataset
+        indexable = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+        return (TransformedDataset if indexable else TransformedIterable)(dataset, transform)
+
+    return made
+
+
+class LabelBalanceCOCORecordFilter:
+    """Taken for their sake: all samples are used."""
+
+    def __init__(self, size: int = 1) -> None:
+        self.size = size
+
+
+__all__ = [
+    "DATALOADERS",
+    "DATASETS",
+    "TRANSFORMS",
+    "ComposeTransform",
+    "DataLoader",
+    "Datasets",
+    "DefaultDataLoader",
+    "LabelBalanceCOCORecordFilter",
+    "ONNXRTDataLoader",
+    "Postprocess",
+    "TensorflowDataLoader",
+    "create_dataloader",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _TRANSFORMS:
+        framework, known = _TRANSFORMS[name]
+        return vocabulary(framework).transforms.find(known)
+    if name in _DATASETS:
+        return _dataset_class(*_DATASETS[name])
+    return looked_up(__name__, name, globals())

@@ -1,0 +1,154 @@
+"""`Model`: a model under their names, whatever framework it is of."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.api.loading import load_source
+from neural_mp.errors import ConfigurationError
+
+
+def native(model: Any) -> Any:
+    """What a `Model` or a `Result` holds; anything else as it is."""
+    from neural_mp.compat.inc.result import Result
+
+    if isinstance(model, Model):
+        return model.root
+    return model.model if isinstance(model, Result) else model
+
+
+def runnable(model: Any) -> Any:
+    """What is measured: of a `Result` all that it holds, of a `Model` what it was made of."""
+    from neural_mp.compat.inc.result import Result
+
+    return model.optimized if isinstance(model, Result) else native(model)
+
+
+class Model:
+    """A model by path or as an object; what is not here is looked up in the object.
+
+    Args:
+        root: the object, or the path of a model.
+        **options: taken for their sake; a model says itself what it is.
+
+    Attributes:
+        root: what was given.
+        input_tensor_names, output_tensor_names: of a TensorFlow model; found by themselves.
+    """
+
+    def __init__(self, root: Any, **options: Any) -> None:
+        self.root = native(root)
+        self.name = options.get("name", "")
+        self._input_names: list[str] | None = None
+        self._output_names: list[str] | None = None
+
+    @cached_property
+    def loaded(self) -> AnyModel:
+        """The model, with the adaptor of its framework.
+
+        Raises:
+            ModelLoadError: it cannot be read.
+        """
+        return load_source(self.root, None, self._input_names, outputs=self._output_names)
+
+    @property
+    def model(self) -> Any:
+        """The framework's own object."""
+        return self.loaded.native if isinstance(self.root, str) else self.root
+
+    def framework(self) -> str:
+        """The framework's name."""
+        return self.loaded.adaptor.framework
+
+    @property
+    def graph_def(self) -> Any:
+        """The graph of a TensorFlow model, frozen."""
+        return graph_def_of(self.loaded)
+
+    @cached_property
+    def sess(self) -> Any:
+        """A session of TensorFlow 1 with the graph in it."""
+        import tensorflow as tf
+
+        graph = tf.Graph()
+        with graph.as_default():
+            tf.graph_util.import_graph_def(self.graph_def, name="")
+        return tf.compat.v1.Session(graph=graph)
+
+    @property
+    def graph(self) -> Any:
+        """The graph of that session; of an ONNX model its own."""
+        return self.sess.graph if self.framework() == "tensorflow" else self.model.graph
+
+    @property
+    def input_tensor_names(self) -> list[str]:
+        """The inputs of a TensorFlow model."""
+        return self._input_names or list(self.loaded.held.signature.input_tensors)
+
+    @input_tensor_names.setter
+    def input_tensor_names(self, names: Any) -> None:
+        self._input_names = _as_list(names)
+        self._forget()
+
+    @property
+    def output_tensor_names(self) -> list[str]:
+        """Its outputs."""
+        return self._output_names or list(self.loaded.held.signature.output_tensors)
+
+    @output_tensor_names.setter
+    def output_tensor_names(self, names: Any) -> None:
+        self._output_names = _as_list(names)
+        self._forget()
+
+    @property
+    def input_tensor(self) -> list[Any]:
+        """The tensors that are fed, in the graph of `sess`."""
+        return [self.sess.graph.get_tensor_by_name(_tensor(n)) for n in self.input_tensor_names]
+
+    @property
+    def output_tensor(self) -> list[Any]:
+        """The tensors that are fetched."""
+        return [self.sess.graph.get_tensor_by_name(_tensor(n)) for n in self.output_tensor_names]
+
+    def _forget(self) -> None:
+        for name in ("loaded", "sess"):
+            vars(self).pop(name, None)
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """Run the model, as its framework does."""
+        return self.model(*inputs, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "root":
+            raise AttributeError(name)
+        return getattr(self.model, name)
+
+
+def graph_def_of(model: Any) -> Any:
+    """The graph of a TensorFlow model, frozen.
+
+    Args:
+        model: a model of TensorFlow's, converted or not, or one that is loaded.
+
+    Raises:
+        ConfigurationError: it is a model of another framework.
+    """
+    if hasattr(model, "graph_def"):
+        return model.graph_def
+    loaded = model if hasattr(model, "adaptor") else load_source(model, None, None)
+    if loaded.adaptor.framework != "tensorflow":
+        raise ConfigurationError(
+            f"graph_def is for TensorFlow models; this is one of {loaded.adaptor.framework}"
+        )
+    return loaded.held.graph.to_graph_def()
+
+
+def _as_list(names: Any) -> list[str]:
+    words = names.split(",") if isinstance(names, str) else list(names)
+    return [word.strip() for word in words]
+
+
+def _tensor(name: str) -> str:
+    return name if ":" in name else f"{name}:0"

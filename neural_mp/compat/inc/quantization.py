@@ -1,0 +1,73 @@
+"""`quantization.fit` of their version 2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from neural_mp.api.mixed_precision import MixedPrecision
+from neural_mp.compat.inc.absent import NotHereError
+from neural_mp.compat.inc.config import PostTrainingQuantConfig
+from neural_mp.compat.inc.given import metric_of
+from neural_mp.compat.inc.model import native
+from neural_mp.compat.inc.result import Result
+from neural_mp.config import Settings
+from neural_mp.errors import ConfigurationError
+
+
+def fit(
+    model: Any,
+    conf: PostTrainingQuantConfig | None = None,
+    calib_dataloader: Any = None,
+    calib_func: Callable[[Any], Any] | None = None,
+    eval_func: Callable[[Any], float] | None = None,
+    eval_dataloader: Any = None,
+    eval_metric: Any = None,
+    **ignored: Any,
+) -> Result:
+    """Quantize a trained model.
+
+    Args:
+        model: the framework's object, a path, or a `Model`.
+        conf: how; INT8 with calibration by default.
+        calib_dataloader: batches to calibrate with.
+        calib_func: what runs the model over data of its own, which is not here.
+        eval_func: native model → accuracy.
+        eval_dataloader: batches of `(inputs, labels)`.
+        eval_metric: an object with update, reset and result, a `Metric`, or a dict of names.
+        **ignored: what their `fit` takes for other purposes.
+
+    Returns:
+        A usable model, always; where theirs would be None, it is the FP32 one, and a logged
+        warning says so.
+
+    Raises:
+        NotHereError: `calib_func` is given, and no `calib_dataloader`.
+        NeuralMPError: something asked for does not exist or does not fit.
+    """
+    conf = conf or PostTrainingQuantConfig()
+    if not isinstance(conf, PostTrainingQuantConfig):
+        raise ConfigurationError(
+            f"quantization.fit takes a PostTrainingQuantConfig, got {type(conf).__name__}"
+        )
+    if calib_func is not None and calib_dataloader is None:
+        raise NotHereError("calib_func is not here: give calib_dataloader, batches of inputs")
+    return tuned(model, conf.settings(), calib_dataloader, eval_func, eval_dataloader, eval_metric)
+
+
+def tuned(
+    model: Any,
+    settings: Settings,
+    calib_dataloader: Any,
+    eval_func: Callable[[Any], float] | None,
+    eval_dataloader: Any,
+    eval_metric: Any,
+) -> Result:
+    """The tuning loop with what their `fit` is given; see there."""
+    tuning = MixedPrecision(settings)
+    tuning.model = native(model)
+    tuning.calib_dataloader = calib_dataloader
+    tuning.eval_dataloader = eval_dataloader
+    tuning.eval_func = eval_func
+    tuning.metric = metric_of(eval_metric)
+    return Result(tuning.fit())

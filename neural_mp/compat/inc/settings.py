@@ -1,0 +1,62 @@
+"""What a script gives as its configuration, as `Settings`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from neural_mp.compat.inc.dotted import Dotted
+from neural_mp.config import Settings, load_settings, parse_settings
+from neural_mp.core.words import Dialect
+from neural_mp.errors import ConfigurationError
+
+
+def settings_of(conf: Any) -> Settings:
+    """The settings of a configuration.
+
+    Args:
+        conf: None; the path of a YAML file; settings by attribute or as a dict; or an object of
+            `neural_compressor.conf.config`, which holds one of these.
+
+    Raises:
+        ConfigurationError: it is none of these, or its content is not as it should be.
+    """
+    conf = getattr(conf, "conf", conf) if not isinstance(conf, Dotted) else conf
+    if conf is None:
+        return _theirs(Settings())
+    if isinstance(conf, str | os.PathLike):
+        return _theirs(load_settings(Path(conf)))
+    if isinstance(conf, Dotted):
+        return of_mapping(conf.plain())
+    if isinstance(conf, Mapping):
+        return of_mapping(Dotted(conf).plain())
+    raise ConfigurationError(
+        f"expected the path of a YAML file or a configuration, got {conf!r} of type "
+        f"{type(conf).__name__}"
+    )
+
+
+def of_mapping(content: Mapping[str, Any]) -> Settings:
+    """The settings of plain data, as a YAML file holds them.
+
+    Raises:
+        ConfigurationError: a key or a value is not as it should be.
+    """
+    text = yaml.safe_dump({"version": 1.0, **content}, sort_keys=False)
+    return _theirs(parse_settings(text, "the configuration"))
+
+
+def _theirs(settings: Settings) -> Settings:
+    """Settings with the names of datasets, transforms and metrics as theirs, and no model's label.
+
+    There, `model: name` is a label as a rule; the model is given in Python.
+    """
+    name = settings.model.name
+    if name is not None and not Path(name).exists() and ":" not in name:
+        settings = replace(settings, model=replace(settings.model, name=None))
+    return replace(settings, dialect=Dialect.INC)

@@ -1,0 +1,119 @@
+"""What lies about in their `utils`: seeds, loading, logging."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neural_mp.api.optimized_model import load as load_saved
+from neural_mp.compat.inc.absent import looked_up
+from neural_mp.compat.inc.dotted import Dotted
+from neural_mp.compat.inc.model import Model
+
+logger = logging.getLogger("neural_compressor")
+debug, info, warning, error, log = (
+    *(logger.debug, logger.info, logger.warning, logger.error, logger.log),
+)
+
+#: Limits of an op that keep it in float, as scripts write them.
+FP32 = {"weight": {"dtype": ["fp32"]}, "activation": {"dtype": ["fp32"]}}
+#: What scripts set for all runs.
+options = Dotted({"random_seed": 1978, "workspace": "./nc_workspace", "resume_from": None})
+
+
+def set_random_seed(seed: int) -> None:
+    """Seed Python's and numpy's random numbers."""
+    options.random_seed = seed
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def set_workspace(workspace: str) -> None:
+    """Note where scripts want their files; what is tuned keeps its trials in its own."""
+    options.workspace = workspace
+
+
+def load(
+    checkpoint_dir: str | Path | None = None, model: Any = None, *others: Any, **ignored: Any
+) -> Any:
+    """A torch model that a result's `save` wrote: the module itself.
+
+    Args:
+        checkpoint_dir: the folder it was saved in; `nc_workspace/saved` by default.
+        model: taken for their sake: the folder holds the whole model.
+        *others: taken for their sake.
+        **ignored: the same.
+
+    Raises:
+        ModelLoadError: nothing of ours is there, or it is damaged.
+    """
+    return load_saved(checkpoint_dir or Path("nc_workspace") / "saved").model
+
+
+class OptimizedModel:
+    """`utils.load_huggingface.OptimizedModel`."""
+
+    @classmethod
+    def from_pretrained(cls, folder: str, **ignored: Any) -> Any:
+        """A torch model that a result's `save` wrote."""
+        return load(folder)
+
+
+def dump_elapsed_time(customized_msg: str = "") -> Callable[[Callable[..., Any]], Any]:
+    """A decorator that logs how long a function takes."""
+
+    def around(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def timed(*arguments: Any, **named: Any) -> Any:
+            start = time.perf_counter()
+            found = function(*arguments, **named)
+            taken = 1000 * (time.perf_counter() - start)
+            logger.info("%s takes %.2f ms", customized_msg or function.__qualname__, taken)
+            return found
+
+        return timed
+
+    return around
+
+
+class LazyImport:
+    """A module that is imported when it is first used.
+
+    Args:
+        module_name: its name.
+    """
+
+    def __init__(self, module_name: str) -> None:
+        self._module_name = module_name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._module_name), name)
+
+
+class Configured:
+    """The classes of `conf.config`: hold what a `Quantization` or a `Benchmark` is made with.
+
+    Args:
+        conf: the path of a YAML file, or settings by attribute.
+    """
+
+    def __init__(self, conf: Any = None) -> None:
+        self.conf = conf
+
+
+Quantization_Conf = MixedPrecision_Conf = Benchmark_Conf = Graph_Optimization_Conf = Configured
+QuantConf = BenchmarkConf = Conf = Configured
+DotDict = Dotted
+BaseModel = Model
+
+
+def __getattr__(name: str) -> Any:
+    return looked_up(__name__, name, globals())

@@ -1,0 +1,276 @@
+"""Scripts for Intel Neural Compressor, in their two dialects, on models of three frameworks."""
+
+import logging
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import neural_mp
+from neural_mp.compat.inc import (
+    Metric,
+    PostTrainingQuantConfig,
+    benchmark,
+    conf,
+    mix_precision,
+    quantization,
+)
+from neural_mp.compat.inc.absent import NotHereError
+from neural_mp.compat.inc.config import (
+    AccuracyCriterion,
+    BenchmarkConfig,
+    MixedPrecisionConfig,
+    TuningCriterion,
+)
+from neural_mp.compat.inc.experimental import Benchmark, MixedPrecision, Quantization, common
+from neural_mp.errors import ConfigurationError, DataError
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield
+    conf.clear()
+
+
+class Pairs:
+    """A dataset: images and labels."""
+
+    def __init__(self, split, count=256):
+        self.images, self.labels = split.images[:count], split.labels[:count]
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return self.images[index], self.labels[index]
+
+
+class Hits:
+    """A metric as their scripts write one."""
+
+    def __init__(self, scale=1.0):
+        self.scale = scale
+        self.reset()
+
+    def reset(self):
+        self.right = self.all = 0
+
+    def update(self, preds, labels):
+        self.right += int((np.asarray(preds).argmax(1) == np.asarray(labels)).sum())
+        self.all += len(labels)
+
+    def result(self):
+        return self.scale * self.right / self.all
+
+
+@pytest.fixture
+def loader(digits):
+    return common.DataLoader(Pairs(digits[1]), batch_size=64)
+
+
+def accuracy_of(model, split):
+    with torch.no_grad():
+        predicted = model(torch.from_numpy(split.images[:256])).argmax(1)
+    return float((predicted.numpy() == split.labels[:256]).mean())
+
+
+YAML = """
+version: 1.0
+model: {name: digits, framework: pytorch_fx}
+quantization:
+  approach: post_training_static_quant
+  calibration: {sampling_size: 100}
+evaluation:
+  accuracy: {metric: {topk: 1}}
+tuning:
+  accuracy_criterion: {relative: 0.01}
+  exit_policy: {timeout: 0, max_trials: 5}
+  random_seed: 9527
+"""
+
+
+def test_quantization_by_yaml(net, digits, loader, tmp_path):
+    (tmp_path / "conf.yaml").write_text(YAML)
+    quantizer = Quantization("conf.yaml")
+    quantizer.model = common.Model(net)
+    quantizer.calib_dataloader = loader
+    quantizer.eval_dataloader = loader
+    q_model = quantizer.fit()
+    assert q_model.plan.counts()["int8"] > 0
+    assert accuracy_of(q_model, digits[1]) > accuracy_of(net, digits[1]) - 0.02
+    q_model.save("saved_results")
+    again = neural_mp.compat.inc.utils.load("saved_results", net)
+    assert accuracy_of(again, digits[1]) == accuracy_of(q_model.model, digits[1])
+
+
+def test_mixed_precision_by_settings_in_python(net, digits, monkeypatch):
+    monkeypatch.setenv("FORCE_BF16", "1")
+    conf.model.framework = "pytorch"
+    conf.tuning.exit_policy.max_trials = 3
+    converter = MixedPrecision(conf)
+    assert str(converter) == "MixedPrecision"
+    converter.precisions = "fp32, bf16"
+    assert converter.precisions == ["bf16", "fp32"]
+    converter.model = net
+    seen = []
+
+    def evaluate(model):
+        seen.append(model)
+        return accuracy_of(model, digits[1])
+
+    converter.eval_func = evaluate
+    output_model = converter()
+    assert output_model.plan.counts().get("bf16", 0) > 0
+    assert all(isinstance(model, torch.nn.Module) for model in seen)
+
+
+def test_a_metric_by_its_class_and_a_postprocess(net, loader):
+    class Doubled:
+        def __call__(self, sample):
+            preds, labels = sample
+            return 2 * preds, labels
+
+    quantizer = Quantization(conf)
+    quantizer.model = net
+    quantizer.calib_dataloader = quantizer.eval_dataloader = loader
+    quantizer.metric = common.Metric(Hits, name="hits", scale=100.0)
+    quantizer.postprocess = common.Postprocess(Doubled)
+    found = quantizer.fit()
+    assert 90 < found.report.accuracy <= 100
+
+
+def test_a_target_that_is_missed_gives_the_model_back_and_says_so(net, loader, caplog):
+    results = iter([0.9, *[0.1] * 50])
+    quantizer = Quantization(conf)
+    quantizer.model = net
+    quantizer.calib_dataloader = loader
+    quantizer.eval_func = lambda model: next(results)
+    with caplog.at_level(logging.WARNING):
+        found = quantizer.fit()
+    assert "where theirs would be None" in caplog.text
+    assert found.model is net
+
+
+def test_version_2_quantization(net, digits, loader):
+    config = PostTrainingQuantConfig(
+        approach="static",
+        calibration_sampling_size=[64],
+        accuracy_criterion=AccuracyCriterion(tolerable_loss=0.02),
+        tuning_criterion=TuningCriterion(max_trials=4, strategy="basic"),
+        op_name_dict={"head": {"weight": {"dtype": ["fp32"]}, "activation": {"dtype": ["fp32"]}}},
+    )
+    q_model = quantization.fit(
+        net,
+        config,
+        calib_dataloader=loader,
+        eval_dataloader=loader,
+        eval_metric=Metric(name="topk", k=1),
+    )
+    assert q_model.plan.counts()["int8"] > 0
+    assert accuracy_of(q_model.model, digits[1]) > 0.9
+
+
+def test_version_2_mixed_precision(net, digits, monkeypatch):
+    monkeypatch.setenv("FORCE_BF16", "1")
+    found = mix_precision.fit(
+        net, MixedPrecisionConfig(), eval_func=lambda model: accuracy_of(model, digits[1])
+    )
+    assert set(found.plan.counts()) <= {"bf16", "fp32"}
+
+
+def test_options_without_meaning_are_named(caplog):
+    config = PostTrainingQuantConfig(backend="ipex", recipes={"smooth_quant": True})
+    with caplog.at_level(logging.WARNING):
+        config.settings()
+    assert "backend='ipex' has no effect" in caplog.text
+    assert "recipes={'smooth_quant': True} has no effect" in caplog.text
+
+
+def test_a_criterion_is_relative_or_absolute():
+    criterion = AccuracyCriterion(criterion="absolute", tolerable_loss=0.5)
+    assert (criterion.relative, criterion.absolute) == (None, 0.5)
+    criterion.relative = 0.01
+    assert (criterion.relative, criterion.absolute) == (0.01, None)
+    with pytest.raises(ConfigurationError, match="did you mean 'relative'"):
+        AccuracyCriterion(criterion="relativ")
+
+
+def test_speed_in_one_process_and_in_two(net, loader):
+    alone = benchmark.fit(net, BenchmarkConfig(warmup=1, iteration=4), b_dataloader=loader)
+    assert (len(alone.seconds), len(alone.seconds[0]), alone.batch_size) == (1, 4, 64)
+    assert alone.throughput == pytest.approx(64 * 4 / sum(alone.seconds[0]))
+    config = BenchmarkConfig(warmup=1, iteration=3, cores_per_instance=1, num_of_instance=1)
+    pinned = benchmark.fit(net, config, b_dataloader=loader)
+    assert len(pinned.cores[0]) == 1
+
+
+@pytest.mark.slow
+def test_instances_run_on_cores_of_their_own(net, loader):
+    import os
+
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one core is no two")
+    config = BenchmarkConfig(warmup=1, iteration=3, cores_per_instance=1, num_of_instance=2)
+    found = benchmark.fit(net, config, b_dataloader=loader)
+    assert len(set(found.cores)) == 2
+    assert found.throughput == pytest.approx(sum(64 * 3 / sum(taken) for taken in found.seconds))
+    assert "2 instances, 1 cores each" in found.words()[-1]
+
+
+def test_more_cores_than_there_are_is_an_error(net, loader):
+    config = BenchmarkConfig(cores_per_instance=1000, num_of_instance=2)
+    with pytest.raises(ConfigurationError, match="num_of_instance is 2 with 1000 cores each"):
+        benchmark.fit(net, config, b_dataloader=loader)
+    with pytest.raises(DataError, match="needs b_dataloader"):
+        benchmark.fit(net, BenchmarkConfig())
+
+
+def test_benchmark_of_version_1(net, loader, tmp_path):
+    (tmp_path / "conf.yaml").write_text(YAML)
+    evaluator = Benchmark("conf.yaml")
+    evaluator.model = net
+    evaluator.b_dataloader = loader
+    assert evaluator("accuracy")["accuracy"] > 0.9
+    assert evaluator("performance")["performance"].throughput > 0
+    with pytest.raises(ConfigurationError, match="mode must be performance or accuracy"):
+        evaluator("speed")
+
+
+def test_what_is_not_here_says_so_when_it_is_used():
+    from neural_mp.compat.inc.config import QuantizationAwareTrainingConfig
+    from neural_mp.compat.inc.experimental import Pruning
+
+    with pytest.raises(NotHereError, match="Pruning .* is not here: .* does not train"):
+        Pruning("conf.yaml")
+    with pytest.raises(NotHereError, match="training in INT8 is not here"):
+        QuantizationAwareTrainingConfig()
+    with pytest.raises(ImportError, match="Quantisation"):
+        from neural_mp.compat.inc.experimental import Quantisation  # noqa: F401
+
+
+def test_a_script_runs_untouched(tmp_path):
+    (tmp_path / "helper.py").write_text("VALUE = 3\n")
+    (tmp_path / "script.py").write_text(
+        "import sys\n"
+        "from helper import VALUE\n"
+        "from neural_compressor.experimental import Quantization, common\n"
+        "from neural_compressor.conf.config import QuantConf\n"
+        "from neural_compressor.utils import logger\n"
+        "from neural_compressor import conf, options, quantization\n"
+        "conf.model.framework = 'pytorch'\n"
+        "print(Quantization(conf), VALUE, sys.argv[1:])\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-m", "neural_mp.compat.inc", "script.py", "--tune"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert run.stdout == "Quantization 3 ['--tune']\n"
+    run = subprocess.run(
+        [sys.executable, "-m", "neural_mp.compat.inc", "nix.py"], capture_output=True, text=True
+    )
+    assert (run.returncode, "give the script to run" in run.stderr) == (2, True)
