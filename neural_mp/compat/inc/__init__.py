@@ -37,6 +37,10 @@ _MODULES = (
 )
 
 
+#: The last version of theirs whose interface is here.
+__version__ = "2.2"
+
+
 def __getattr__(name: str) -> Any:
     if name in _NAMES:
         return getattr(importlib.import_module(f"{_HERE}.{_NAMES[name]}"), name)

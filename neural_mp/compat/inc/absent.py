@@ -10,6 +10,9 @@ from neural_mp.errors import ConfigurationError, NeuralMPError, did_you_mean
 _TRAINED = "this package converts models that are trained; it does not train, prune or distil"
 _QAT = "training in INT8 is not here; tune the trained model with post-training quantization"
 
+_MXNET = "there is no adaptor for MXNet"
+_INSIDE = "it belongs to the inside of that package"
+
 #: Name → what to do instead.
 ABSENT: Mapping[str, str] = {
     "Pruning": _TRAINED,
@@ -29,6 +32,15 @@ ABSENT: Mapping[str, str] = {
     "QuantizationAwareTrainingConfig": _QAT,
     "TensorflowQATModel": _QAT,
     "ModelConversion": "a QAT model of TensorFlow is read as it is; give it to Quantization",
+    "NASConfig": _TRAINED,
+    "model_slim": _TRAINED,
+    "parse_auto_slim_config": _TRAINED,
+    "check_mx_version": _MXNET,
+    "get_backend_name": _MXNET,
+    "FRAMEWORKS": _INSIDE,
+    "Objective": _INSIDE,
+    "get_estimator_graph": "estimators are gone from TensorFlow; export a SavedModel",
+    "_parse_ckpt_bn_input": _INSIDE,
     "TFSlimNetsFactory": "freeze a slim checkpoint into a .pb file first",
 }
 

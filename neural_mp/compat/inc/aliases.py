@@ -13,6 +13,7 @@ THEIRS = "neural_compressor"
 
 _TOOLBOX = f"{HERE}.toolbox"
 _DATA = f"{HERE}.data"
+_INTERNALS = f"{HERE}.internals"
 #: Module of theirs, without the package's name → module here.
 ALIASES: Mapping[str, str] = {
     "experimental": f"{HERE}.experimental",
@@ -52,6 +53,15 @@ ALIASES: Mapping[str, str] = {
     "utils.constant": _TOOLBOX,
     "utils.load_huggingface": _TOOLBOX,
     "utils.create_obj_from_config": _DATA,
+    "adaptor": _INTERNALS,
+    "adaptor.pytorch": _INTERNALS,
+    "adaptor.tf_utils.util": _INTERNALS,
+    "adaptor.mxnet_utils.util": _INTERNALS,
+    "objective": _INTERNALS,
+    "experimental.metric.coco_label_map": _INTERNALS,
+    "model.nets_factory": _INTERNALS,
+    "model.tensorflow_model": _INTERNALS,
+    "compression.pruner": _INTERNALS,
     "conf.config": _TOOLBOX,
     "conf.dotdict": _TOOLBOX,
 }

@@ -238,5 +238,19 @@ class BenchmarkConfig:
     diagnosis: bool = False
 
 
+class ExportConfig:
+    """How a model is written as ONNX: taken for their sake; the file holds the model as it is.
+
+    Args:
+        **options: `dtype`, `opset_version`, `quant_format`, `example_inputs`, names and axes.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+
+TF2ONNXConfig = Torch2ONNXConfig = ExportConfig
+
+
 def __getattr__(name: str) -> Any:
     return looked_up(__name__, name, globals())

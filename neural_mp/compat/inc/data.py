@@ -137,8 +137,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _TRANSFORMS:
-        framework, known = _TRANSFORMS[name]
+    framework, known = _TRANSFORMS.get(name, (None, ""))
+    if known in vocabulary(framework).transforms:
         return vocabulary(framework).transforms.find(known)
     if name in _DATASETS:
         return _dataset_class(*_DATASETS[name])

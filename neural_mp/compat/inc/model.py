@@ -152,3 +152,6 @@ def _as_list(names: Any) -> list[str]:
 
 def _tensor(name: str) -> str:
     return name if ":" in name else f"{name}:0"
+
+
+BaseModel = Model

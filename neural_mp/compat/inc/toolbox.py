@@ -67,6 +67,12 @@ class OptimizedModel:
         return load(folder)
 
 
+def save_for_huggingface_upstream(model: Any, tokenizer: Any, output_dir: str | Path) -> None:
+    """Save a tokenizer, and beside it, in the folder `model`, a result."""
+    tokenizer.save_pretrained(output_dir)
+    model.save(Path(output_dir) / "model")
+
+
 def dump_elapsed_time(customized_msg: str = "") -> Callable[[Callable[..., Any]], Any]:
     """A decorator that logs how long a function takes."""
 
