@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from neural_mp.adaptors.pytorch.casts import DTYPES
-from neural_mp.adaptors.pytorch.training.modules import RunsIn
+from neural_mp.adaptors.pytorch.training.modules import RunsIn, plan_taken_off
 from neural_mp.adaptors.pytorch.training.passes import check_module
 from neural_mp.core.precision import Precision
 from neural_mp.errors import UnknownOperatorError, did_you_mean
@@ -33,7 +33,7 @@ def apply(model: nn.Module, plan: Mapping[str, Precision]) -> nn.Module:
                 f"{did_you_mean(name, modules)}"
             )
     for module in modules.values():
-        _end_earlier(module)
+        plan_taken_off(module)
     low = next((p for p in plan.values() if p.is_16_bit), Precision.FP32)
     RunsIn(dtype_of(low), cast_inputs=False, cast_outputs=True).on(model)
     for name, precision in plan.items():
@@ -56,17 +56,3 @@ def _around(name: str, plan: Mapping[str, Precision], low: Precision) -> Precisi
         if name in plan:
             return plan[name]
     return low
-
-
-def _end_earlier(module: nn.Module) -> None:
-    """Take away the hooks of a plan that was put on before."""
-    for hooks in (module._forward_pre_hooks, module._forward_hooks):
-        for key, hook in list(hooks.items()):
-            if isinstance(getattr(hook, "__self__", None), RunsIn):
-                del hooks[key]
-                for flags in (
-                    module._forward_pre_hooks_with_kwargs,
-                    module._forward_hooks_with_kwargs,
-                    module._forward_hooks_always_called,
-                ):
-                    flags.pop(key, None)
