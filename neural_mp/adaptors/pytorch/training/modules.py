@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MethodType
@@ -9,21 +11,28 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.utils import _pytree as pytree
 
-#: Modules whose own children never run: they hand the weights of these to one op.
+#: Modules whose own children never run: they hand the weights of these to one op. The children of
+#: parametrized modules make weights, and no outputs.
 _FUSED = (nn.MultiheadAttention, nn.RNNBase)
 
 
 def unit_modules(model: nn.Module) -> dict[str, nn.Module]:
     """The modules that can be put into 16 bits by themselves: those without modules in them."""
     found: dict[str, nn.Module] = {}
+    seen: set[nn.Module] = set()  # a module that is used in several places is one unit
 
     def visit(module: nn.Module, name: str) -> None:
-        if isinstance(module, _FUSED) or not any(True for _ in module.children()):
+        if module in seen:
+            return
+        seen.add(module)
+        parts = dict(module.named_children())
+        if isinstance(module, _FUSED) or is_parametrized(module) or not parts:
             found[name] = module
             return
-        for part, child in module.named_children():
+        for part, child in parts.items():
             visit(child, f"{name}.{part}" if name else part)
 
     visit(model, "")
@@ -155,6 +164,29 @@ def cast_floats(values: Any, dtype: torch.dtype) -> Any:
     floats = (torch.float32, torch.bfloat16, torch.float16)
 
     def cast(leaf: Any) -> Any:
+        if _is_record(leaf):
+            made = copy.copy(leaf)
+            for part in dataclasses.fields(leaf):
+                value = getattr(leaf, part.name, None)
+                object.__setattr__(made, part.name, pytree.tree_map(cast, value))
+            return made
         return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.dtype in floats else leaf
 
     return pytree.tree_map(cast, values)
+
+
+def tree_leaves(values: Any) -> list[Any]:
+    """The leaves of nested values, also of dataclasses in them."""
+    found: list[Any] = []
+    for leaf in pytree.tree_leaves(values):
+        if _is_record(leaf):
+            parts = [getattr(leaf, part.name, None) for part in dataclasses.fields(leaf)]
+            found.extend(tree_leaves(parts))
+        else:
+            found.append(leaf)
+    return found
+
+
+def _is_record(value: Any) -> bool:
+    """Whether a value is of a dataclass that torch does not look into by itself."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)

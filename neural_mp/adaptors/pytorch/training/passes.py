@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch.convention import Call, convention_of, is_array
+from neural_mp.adaptors.pytorch.training.modules import tree_leaves
 from neural_mp.core.layer_pass import Extent, LayerPass, ModelPass
 from neural_mp.errors import ConfigurationError, DataError, in_one_line
 
@@ -55,7 +56,7 @@ def model_pass(model: Any, batch: Any, loss: Any = None, loss_scale: float = 1.0
         grads = {} if value is None else gradients(model, value * loss_scale)
     passes = [_as_pass(call, grads, value is not None) for call in calls]
     number = None if value is None else float(value.detach())
-    return ModelPass(Extent.of(call.leaves()), Extent.of(_leaves(outputs)), passes, number)
+    return ModelPass(Extent.of(call.leaves()), Extent.of(tree_leaves(outputs)), passes, number)
 
 
 def check_module(model: Any) -> None:
@@ -200,13 +201,9 @@ def floating(values: Any) -> list[torch.Tensor]:
     """The tensors of floats in nested values."""
     return [
         leaf
-        for leaf in _leaves(values)
+        for leaf in tree_leaves(values)
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
     ]
-
-
-def _leaves(values: Any) -> list[Any]:
-    return list(pytree.tree_leaves(values))
 
 
 def _as_pass(
