@@ -23,9 +23,10 @@ def apply(model: nn.Module, plan: Mapping[str, Precision]) -> nn.Module:
 
     Raises:
         UnknownOperatorError: the model has no module of such a name.
-        ConfigurationError: the plan says two things of one module.
+        ConfigurationError: the plan says two things of one module, or no weights are in float32.
     """
     check_module(model)
+    check_weights(model)
     modules = dict(model.named_modules(remove_duplicate=False))
     for name in plan:
         if name not in modules:
@@ -62,6 +63,21 @@ def _of_modules(
                 f"and {precision} of the other; give it one precision"
             )
     return chosen
+
+
+def check_weights(model: nn.Module) -> None:
+    """Refuse a model that holds floats, but none of 32 bits: nothing there is mixed.
+
+    Raises:
+        ConfigurationError: it is such a model.
+    """
+    floats = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    if floats and torch.float32 not in floats:
+        found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in floats))
+        raise ConfigurationError(
+            f"the weights of the model are in {found}; in mixed precision, weights stay in "
+            f"float32: call model.float() first"
+        )
 
 
 def dtype_of(precision: Precision) -> torch.dtype:

@@ -180,6 +180,11 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
+def is_open() -> bool:
+    """Whether an `autocast` counts in this thread."""
+    return _thread.mode is not None
+
+
 def _torchs_own_off(undone: ExitStack) -> None:
     """Switch off what would stand between the lists and the kernels."""
     for device in _DEVICES:
