@@ -96,21 +96,6 @@ def test_a_module_that_writes_into_its_inputs_spoils_no_batch():
     assert found.keep == ("1.2",)
 
 
-def test_what_attention_drops_is_no_noise():
-    class Attends(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc1, self.fc2 = nn.Linear(8, 8), nn.Linear(8, 4)
-
-        def forward(self, x):
-            x = self.fc1(x)[None]
-            x = F.scaled_dot_product_attention(x, x, x, None, 0.5)
-            return self.fc2(F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)[0])
-
-    torch.manual_seed(0)
-    assert advise(Attends(), DATA, F.cross_entropy, steps=3).keep == ("fc2",)
-
-
 def test_advice_does_not_depend_on_a_plan_or_a_compiler_before_it():
     wanted = advise(net(), DATA, F.cross_entropy, steps=2)
     model = apply_plan(net(), PrecisionPlan.from_dict({"0": "bf16", "2": "bf16"}))

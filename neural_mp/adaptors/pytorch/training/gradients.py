@@ -212,12 +212,6 @@ class _WithoutChance(TorchFunctionMode):
     """Let no function of `torch.nn.functional` drop anything."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "").rstrip("_123d")
-        if name.endswith("dropout") and name != "native_dropout":
-            return args[0] if args else kwargs["input"]
-        if kwargs.get("dropout_p"):  # that of attention
-            kwargs = {**kwargs, "dropout_p": 0.0}
-        elif name == "scaled_dot_product_attention" and len(args) > 4:
-            args = (*args[:4], 0.0, *args[5:])
-        return func(*args, **kwargs)
+        if getattr(func, "__name__", "").rstrip("_123d").endswith("dropout"):
+            return args[0] if args else (kwargs or {})["input"]
+        return func(*args, **(kwargs or {}))

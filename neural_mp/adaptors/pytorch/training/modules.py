@@ -153,6 +153,12 @@ def plan_taken_off(module: nn.Module) -> Callable[[], None]:
     return put_back
 
 
+def planned_dtype(module: nn.Module) -> torch.dtype | None:
+    """What a module was said to run in; None where nothing was said of it."""
+    forward = vars(module).get("forward")
+    return forward.way.dtype if isinstance(forward, _Forward) else None
+
+
 def device_of(module: nn.Module) -> str:
     """The type of device that the weights of a module are on; `cpu` where it has none."""
     tensor = next(module.parameters(), next(module.buffers(), torch.empty(0)))

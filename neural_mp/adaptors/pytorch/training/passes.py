@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch.convention import Call, convention_of, is_array
-from neural_mp.adaptors.pytorch.training.modules import tree_leaves
+from neural_mp.adaptors.pytorch.training.modules import planned_dtype, tree_leaves
 from neural_mp.core.layer_pass import Extent, LayerPass, ModelPass
 from neural_mp.errors import ConfigurationError, DataError, in_one_line
 
@@ -194,7 +194,10 @@ def _noting(model: nn.Module, calls: list[_ModuleCall]) -> Iterator[None]:
         call = started.pop()
         tensors = floating(outputs)
         call.outputs = Extent.of(tensors)
-        call.dtype = tensors[0].dtype if tensors else call.dtype
+        found = tensors[0].dtype if tensors else call.dtype
+        call.dtype = planned_dtype(module) or found
+        if call.inputs.peak > torch.finfo(call.dtype).max:  # autocast casts them in the module
+            call.inputs = replace(call.inputs, inf=True)
         _listen(tensors, call.above)
         calls.append(call)
 
