@@ -67,6 +67,9 @@ class Trainee(Protocol):
             batch: inputs and targets.
             low: the layers in 16 bits; all others are in float32.
             scale: what the loss is multiplied by.
+
+        Returns:
+            The gradients; a loss of NaN and none where the model does not run in 16 bits.
         """
 
     def seen(self, batch: Any, low: Collection[str], scale: float) -> ModelPass:

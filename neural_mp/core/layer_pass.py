@@ -144,6 +144,10 @@ def _forwards(layer: LayerPass, peak: float) -> NonFinite:
         return NonFinite(layer.name, f"weights of {layer.title} hold {layer.weights.trouble}")
     if layer.inputs.finite:
         return NonFinite(layer.name, _turns(layer, layer.inputs, layer.outputs), _is_16(layer))
+    if not _is_16(layer):  # what it is given is what it reads
+        trouble = layer.inputs.trouble
+        words = f"code outside of the layers turns numbers of up to {peak:.3g} into {trouble}"
+        return NonFinite(None, f"{words}, which {layer.title} is given")
     words = f"{layer.title} reads numbers of up to {peak:.3g}, which {layer.dtype} cannot hold"
     return NonFinite(layer.name, words, _is_16(layer))
 
@@ -155,6 +159,14 @@ def _first_backwards(layers: Sequence[LayerPass]) -> NonFinite | None:
         if above is not None and below is not None and above.finite and not below.finite:
             words = f"backwards, {_turns(layer, above, below, 'gradients')}"
             return NonFinite(layer.name, words, _is_16(layer))
+    for layer in reversed(layers):
+        above = layer.gradients_above
+        if above is not None and not above.finite:
+            words = (
+                f"backwards, gradients are {above.trouble} already where they come to "
+                f"{layer.title}: lower the loss scale, or look at the code behind this layer"
+            )
+            return NonFinite(None, words)
     return None
 
 

@@ -17,7 +17,7 @@ from neural_mp.adaptors.trainee import Gradients, TrainedLayer, Trainee
 from neural_mp.core.hardware import detect
 from neural_mp.core.layer_pass import first_trouble
 from neural_mp.core.precision import Precision, parse_precisions
-from neural_mp.errors import ConfigurationError, TrainingError
+from neural_mp.errors import ConfigurationError, DataError, TrainingError
 from neural_mp.training.advised import Advice, LayerAdvice
 from neural_mp.training.device_list import is_gpu_available
 from neural_mp.training.nonfinite import training_home
@@ -203,7 +203,10 @@ class _Search:
     def _why_not_finite(self, name: str, batch: Any) -> str:
         scale = _SCALES[self.precision][-1]
         self.passes += 1
-        found = first_trouble(self.trainee.seen(batch, {name}, scale))
+        try:
+            found = first_trouble(self.trainee.seen(batch, {name}, scale))
+        except (DataError, ConfigurationError) as error:
+            return f"with it in {self.precision}, {error}"
         words = f"gradients are not finite with it in {self.precision}"
         return words if found is None else found.words
 

@@ -185,16 +185,6 @@ def test_a_plan_replaces_the_one_before(data):
     assert set(seen.values()) == {torch.float32}
 
 
-def test_a_plan_says_something_of_modules_within_modules(data):
-    model = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 8)))
-    model.append(nn.Linear(8, 10))
-    apply_plan(model, PrecisionPlan.from_dict({"1": "fp32", "1.1": "bf16", "2": "bf16"}))
-    seen, _ = dtypes_seen(model, data[0][0])
-    assert (seen["1.0"], seen["1.1"], seen["2"]) == (
-        *(torch.float32, torch.bfloat16, torch.bfloat16),
-    )
-
-
 def test_a_planned_model_can_be_copied_and_pickled(data):
     model = apply_plan(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), everything_plain())
     wanted = model(data[0][0])

@@ -152,3 +152,13 @@ def test_an_update_without_a_step_says_so():
     scaler.scale(torch.ones(()))
     with pytest.raises(ConfigurationError, match="without a step"):
         scaler.update()
+
+
+@pytest.mark.parametrize("scale", [0, -1.0, float("nan"), float("inf"), "high"])
+def test_a_new_scale_that_would_ruin_weights_is_refused(scale):
+    training = Training(GradScaler("cpu"))
+    training.step()
+    before = training.scaler.loss_scale
+    with pytest.raises(ConfigurationError, match="new_scale must be a finite number above 0"):
+        training.scaler.update(scale)
+    assert training.scaler.loss_scale == before

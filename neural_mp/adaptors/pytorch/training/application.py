@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from neural_mp.adaptors.pytorch.casts import DTYPES
-from neural_mp.adaptors.pytorch.training.modules import RunsIn
+from neural_mp.adaptors.pytorch.training.modules import RunsIn, plan_taken_off
 from neural_mp.adaptors.pytorch.training.passes import check_module
 from neural_mp.core.precision import Precision
-from neural_mp.errors import UnknownOperatorError, did_you_mean
+from neural_mp.errors import ConfigurationError, UnknownOperatorError, did_you_mean
 
 
 def apply(model: nn.Module, plan: Mapping[str, Precision]) -> nn.Module:
@@ -23,25 +23,61 @@ def apply(model: nn.Module, plan: Mapping[str, Precision]) -> nn.Module:
 
     Raises:
         UnknownOperatorError: the model has no module of such a name.
+        ConfigurationError: the plan says two things of one module, or no weights are in float32.
     """
     check_module(model)
-    modules = dict(model.named_modules())
+    check_weights(model)
+    modules = dict(model.named_modules(remove_duplicate=False))
     for name in plan:
         if name not in modules:
             raise UnknownOperatorError(
                 f"the plan names {name!r}, which is no module of the model"
-                f"{did_you_mean(name, modules)}"
+                f"{did_you_mean(name, filter(None, modules))}"
             )
+    chosen = _of_modules(modules, plan)
     for module in modules.values():
-        _end_earlier(module)
+        plan_taken_off(module)
     low = next((p for p in plan.values() if p.is_16_bit), Precision.FP32)
-    RunsIn(dtype_of(low), cast_inputs=False, cast_outputs=True).on(model)
-    for name, precision in plan.items():
-        around = _around(name, plan, low)
-        if name and precision is not around:
+    whole = plan.get("", low)
+    RunsIn(dtype_of(whole), cast_inputs=False, cast_outputs=True).on(model)
+    for module, name in chosen.items():
+        precision = plan[name]
+        if name and precision is not _around(name, plan, whole):
             kept = precision is Precision.FP32
-            RunsIn(dtype_of(precision), cast_inputs=kept).on(modules[name])
+            # What is around a kept module may multiply its outputs with whatever autocast likes;
+            # what is around a module in 16 bits is in float32, and may take nothing else.
+            RunsIn(dtype_of(precision), cast_inputs=kept, cast_outputs=not kept).on(module)
     return model
+
+
+def _of_modules(
+    modules: Mapping[str, nn.Module], plan: Mapping[str, Precision]
+) -> dict[nn.Module, str]:
+    """Module → the name that the plan has for it; a module may be in several places."""
+    chosen: dict[nn.Module, str] = {}
+    for name, precision in plan.items():
+        other = chosen.setdefault(modules[name], name)
+        if plan[other] is not precision:
+            raise ConfigurationError(
+                f"{other!r} and {name!r} are one module, but the plan says {plan[other]} of one "
+                f"and {precision} of the other; give it one precision"
+            )
+    return chosen
+
+
+def check_weights(model: nn.Module) -> None:
+    """Refuse a model that holds floats, but none of 32 bits: nothing there is mixed.
+
+    Raises:
+        ConfigurationError: it is such a model.
+    """
+    floats = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    if floats and torch.float32 not in floats:
+        found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in floats))
+        raise ConfigurationError(
+            f"the weights of the model are in {found}; in mixed precision, weights stay in "
+            f"float32: call model.float() first"
+        )
 
 
 def dtype_of(precision: Precision) -> torch.dtype:
@@ -56,17 +92,3 @@ def _around(name: str, plan: Mapping[str, Precision], low: Precision) -> Precisi
         if name in plan:
             return plan[name]
     return low
-
-
-def _end_earlier(module: nn.Module) -> None:
-    """Take away the hooks of a plan that was put on before."""
-    for hooks in (module._forward_pre_hooks, module._forward_hooks):
-        for key, hook in list(hooks.items()):
-            if isinstance(getattr(hook, "__self__", None), RunsIn):
-                del hooks[key]
-                for flags in (
-                    module._forward_pre_hooks_with_kwargs,
-                    module._forward_hooks_with_kwargs,
-                    module._forward_hooks_always_called,
-                ):
-                    flags.pop(key, None)

@@ -87,11 +87,12 @@ class autocast(ContextDecorator):  # noqa: N801  # the word that torch users kno
     What is written into, by `add_`, `x[0] = y` or `out=`, keeps its type. Tensors in float64, and
     complex ones, are left alone with all that is computed from them. A mask of the lowest float32
     becomes the lowest number in 16 bits, not minus infinity. An op that has no kernel for 16 bits
-    on a device runs in float32. A function composed in Python is one op: all of
-    `F.multi_head_attention_forward`, which `nn.MultiheadAttention` calls, is of the type
-    `scaled_dot_product_attention`. Casts of weights are kept until the outermost context ends, so
-    do the optimizer's step behind it. Of nested contexts the innermost counts, and torch's own
-    autocast, if it is on, is off inside. It counts in the thread that entered it.
+    on a device runs in float32, and so does one with a number that they cannot hold. A function
+    composed in Python is one op: all of `F.multi_head_attention_forward`, which
+    `nn.MultiheadAttention` calls, is of the type `scaled_dot_product_attention`. Casts of weights
+    are kept until the outermost context ends, so do the optimizer's step behind it. Of nested
+    contexts the innermost counts, and torch's own autocast, if it is on, is off inside. It counts
+    in the thread that entered it.
 
     What `torch.compile` has made runs uncompiled while a context is open, in all threads. Functions
     of `torch.jit` are not seen into. A block that `torch.utils.checkpoint` computes again must be
@@ -178,6 +179,11 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+
+
+def is_open() -> bool:
+    """Whether an `autocast` counts in this thread."""
+    return _thread.mode is not None
 
 
 def _torchs_own_off(undone: ExitStack) -> None:

@@ -20,6 +20,8 @@ from neural_mp.amp import AmpList, FourLists
 _CASTABLE = frozenset({torch.float32, torch.bfloat16, torch.float16})
 #: What torch says of an op that has no kernel for a type.
 _NO_KERNEL = re.compile(r"not implemented for|unsupported dtype|does(n't| not) support", re.I)
+#: What torch says of a number in Python that a type cannot hold, such as -1e9 for float16 in masks.
+_TOO_LARGE = "cannot be converted to type"
 #: How often an op ran: its type, its list and the dtype of its result → times.
 Counts = Counter[tuple[str, str, str]]
 
@@ -151,11 +153,13 @@ class FourListsMode(TorchFunctionMode):
             else:
                 result = func(*args, **kwargs)
         except RuntimeError as error:
-            if written is not None or not _NO_KERNEL.search(str(error)):
+            lacks_kernel = _NO_KERNEL.search(str(error)) is not None
+            if written is not None or not (lacks_kernel or _TOO_LARGE in str(error)):
                 raise
             everything = [t for t in _tensors((args, *kwargs.values())) if t.dtype in _CASTABLE]
             result = self._cast_and_run(rule, func, args, kwargs, torch.float32, everything, None)
-            rule.without_kernel.add(everything[0].device.type)
+            if lacks_kernel:
+                rule.without_kernel.add(everything[0].device.type)
         outcome = result if written is None else written
         if rule.list is AmpList.DENY or (
             dangerous and (rule.list is AmpList.INFER or rule.list is AmpList.CLEAR)

@@ -92,6 +92,7 @@ _IN_PLACE = _REFLECTED | {"sub"}
 _ALIASES = {
     **{"absolute": "abs", "negative": "neg", "fix": "trunc", "special_expit": "sigmoid"},
     **{"arccos": "acos", "arcsin": "asin", "multiply": "mul", "subtract": "sub", "divide": "div"},
+    **{"_sparse_mm": "mm"},
     **{"outer": "mul", "ger": "mul", "inner": "tensordot", "vdot": "dot"},
     **{"linalg_matmul": "matmul", "linalg_norm": "norm", "frobenius_norm": "norm"},
     **{"nuclear_norm": "norm", "native_norm": "norm", "normalize": "linalg_vector_norm"},
@@ -229,7 +230,9 @@ def _of_property(access: str, name: str) -> Function:
 
 def _is_internal(name: str) -> bool:
     """Whether torch keeps this for itself: an optimizer's loops, questions, packing."""
-    return name.startswith(("_", "sym_")) and name.removesuffix("_") not in _LISTED | _PASSING
+    return name.startswith(("_", "sym_")) and name.removesuffix("_") not in (
+        _LISTED | _PASSING | _ALIASES.keys()
+    )
 
 
 def _is_mutable(func: Callable[..., Any], name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -77,7 +78,8 @@ class GradScaler(torch.amp.GradScaler):
             new_scale: sets the scale, whatever the gradients were.
 
         Raises:
-            ConfigurationError: no optimizer had a step since the last update.
+            ConfigurationError: no optimizer had a step since the last update, or the new scale is
+                no number above 0.
         """
         if not self.is_enabled():
             return
@@ -87,7 +89,7 @@ class GradScaler(torch.amp.GradScaler):
             for value in state["found_inf_per_device"].values()
         ]
         if new_scale is not None:
-            self.state = replace(self.state, scale=float(new_scale))
+            self.state = replace(self.state, scale=_checked_scale(new_scale))
         elif found:
             self.state = self.rule.after(self.state, not any(found))
         else:
@@ -120,6 +122,16 @@ class GradScaler(torch.amp.GradScaler):
         self.set_growth_factor(self.rule.factor)
         self.set_backoff_factor(1 / self.rule.factor)
         self.set_growth_interval(self.rule.growth_interval or 1)
+
+
+def _checked_scale(new_scale: float | torch.Tensor) -> float:
+    try:
+        scale = float(new_scale)
+    except (TypeError, ValueError, RuntimeError):
+        scale = math.nan
+    if not 0 < scale < math.inf:
+        raise ConfigurationError(f"new_scale must be a finite number above 0, got {new_scale!r}")
+    return scale
 
 
 def _device_type(device: str | torch.device) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -12,12 +13,19 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from neural_mp.adaptors.pytorch.training import passes
-from neural_mp.adaptors.pytorch.training.application import dtype_of
-from neural_mp.adaptors.pytorch.training.modules import RunsIn, cast_floats, unit_modules
+from neural_mp.adaptors.pytorch.training.application import check_weights, dtype_of
+from neural_mp.adaptors.pytorch.training.autocast import is_open
+from neural_mp.adaptors.pytorch.training.modules import (
+    RunsIn,
+    cast_floats,
+    device_of,
+    plan_taken_off,
+    unit_modules,
+)
 from neural_mp.adaptors.trainee import Gradients, TrainedLayer
 from neural_mp.core.layer_pass import ModelPass
 from neural_mp.core.precision import Precision
-from neural_mp.errors import ConfigurationError, DataError
+from neural_mp.errors import ConfigurationError, DataError, in_one_line
 
 
 @contextmanager
@@ -34,10 +42,16 @@ def opened(
         optimizer: as `neural_mp.training.advise` takes it.
 
     Raises:
-        ConfigurationError: it is no torch module; loss or optimizer are none.
+        ConfigurationError: it is no torch module, or has no weights in float32; loss or optimizer
+            are none; autocast is on.
         DataError: the batch has no targets, or does not fit the model.
     """
     passes.check_module(model)
+    check_weights(model)
+    if is_open() or torch.is_autocast_enabled(device_of(model)):
+        raise ConfigurationError(
+            "advise compares 16 bits with float32 by itself; call it outside of autocast"
+        )
     call, targets = passes.call_of(model, batch)
     if targets is None:
         raise DataError("batches must be (inputs, targets); the first holds inputs alone")
@@ -45,7 +59,12 @@ def opened(
         raise ConfigurationError(
             "give the loss that is trained for, such as loss=torch.nn.functional.cross_entropy"
         )
-    with passes.untouched(model), torch.enable_grad():
+    with ExitStack() as undo:
+        for module in model.modules():
+            undo.callback(plan_taken_off(module))
+        undo.enter_context(passes.uncompiled())
+        undo.enter_context(passes.untouched(model))
+        undo.enter_context(torch.enable_grad())
         passes.loss_value(loss, passes.run(model, call), targets)
         yield ModuleTrainee(model, batch, loss, precision, optimizer)
 
@@ -81,9 +100,7 @@ class ModuleTrainee:
             except (DataError, ConfigurationError):
                 if not low:
                     raise
-            # The model's own code multiplies two types: what is in 16 bits is cast back.
-            with self._in_16_bits(low, cast_outputs=True):
-                return self._taken(batch, scale)
+                return Gradients(math.nan, [])  # some code takes no 16 bits
 
     def seen(self, batch: Any, low: Collection[str], scale: float) -> ModelPass:
         """The same pass, as it went through the modules."""
@@ -96,11 +113,18 @@ class ModuleTrainee:
         loss = passes.loss_value(self._loss, passes.run(self._model, call), targets)
         found = passes.gradients(self._model, loss)
         mine = {parameter: parameter.grad for parameter in self._model.parameters()}
-        for parameter in mine:
-            parameter.grad = found.get(parameter)
-        self._optimizer.step()
-        for parameter, grad in mine.items():
-            parameter.grad = grad
+        try:
+            for parameter in mine:
+                parameter.grad = found.get(parameter)
+            self._optimizer.step()
+        except TypeError as error:
+            raise ConfigurationError(
+                f"optimizer {type(self._optimizer).__name__} makes no step without arguments "
+                f"({in_one_line(error)}); give another one, such as torch.optim.SGD"
+            ) from error
+        finally:
+            for parameter, grad in mine.items():
+                parameter.grad = grad
         return float(loss.detach())
 
     def _taken(self, batch: Any, scale: float) -> Gradients:
@@ -109,28 +133,32 @@ class ModuleTrainee:
         loss = passes.loss_value(self._loss, outputs, targets)
         found = passes.gradients(self._model, loss * scale)
         arrays = [
-            found[p].float().cpu().numpy() / np.float32(scale)
-            if p in found
-            else np.zeros(tuple(p.shape), np.float32)
+            _array(found[p]) / np.float32(scale) if p in found else _array(torch.zeros_like(p))
             for p in self._model.parameters()
         ]
         return Gradients(float(loss.detach()), arrays)
 
     @contextmanager
-    def _in_16_bits(self, low: Collection[str], cast_outputs: bool = False) -> Iterator[None]:
-        """As `apply_plan` would have it, if most are in 16 bits; else those alone."""
-        alone = len(low) == 1
+    def _in_16_bits(self, low: Collection[str]) -> Iterator[None]:
+        """As `apply_plan` would have it; of a single one, the inputs are in 16 bits, too."""
         with ExitStack() as undo:
-            if low and not alone:
-                around = RunsIn(self._dtype, cast_inputs=False)
-                undo.callback(around.on(self._model))
+            if low:
+                undo.callback(RunsIn(self._dtype, cast_inputs=False).on(self._model))
             for name, module in self._units.items():
                 if name not in low:
                     undo.callback(RunsIn(torch.float32).on(module))
-                elif alone or cast_outputs:
-                    inside = RunsIn(self._dtype, cast_inputs=alone, cast_outputs=cast_outputs)
-                    undo.callback(inside.on(module))
+                elif len(low) == 1:
+                    undo.callback(RunsIn(self._dtype).on(module))
             yield
+
+
+def _array(gradient: torch.Tensor) -> np.ndarray:
+    """A gradient as float32."""
+    if gradient.is_sparse:
+        gradient = gradient.to_dense()
+    if gradient.is_complex():
+        gradient = torch.view_as_real(gradient.resolve_conj())
+    return gradient.float().cpu().numpy()
 
 
 def _optimizer(model: nn.Module, given: Any) -> torch.optim.Optimizer:

@@ -2,83 +2,161 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.utils import _pytree as pytree
 
-#: Modules whose own children never run: they hand the weights of these to one op.
+#: Modules whose own children never run: they hand the weights of these to one op. The children of
+#: parametrized modules make weights, and no outputs.
 _FUSED = (nn.MultiheadAttention, nn.RNNBase)
 
 
 def unit_modules(model: nn.Module) -> dict[str, nn.Module]:
     """The modules that can be put into 16 bits by themselves: those without modules in them."""
     found: dict[str, nn.Module] = {}
+    seen: set[nn.Module] = set()  # a module that is used in several places is one unit
 
     def visit(module: nn.Module, name: str) -> None:
-        if isinstance(module, _FUSED) or not any(True for _ in module.children()):
+        if module in seen:
+            return
+        seen.add(module)
+        parts = dict(module.named_children())
+        if isinstance(module, _FUSED) or is_parametrized(module) or not parts:
             found[name] = module
             return
-        for part, child in module.named_children():
+        for part, child in parts.items():
             visit(child, f"{name}.{part}" if name else part)
 
     visit(model, "")
     return found
 
 
+@dataclass(frozen=True)
 class RunsIn:
     """Lets calls of a module run in 16 bits, or in float32, whatever is around it.
 
-    A class, and no closure, so that the module can still be copied and pickled.
-
-    Args:
+    Attributes:
         dtype: bfloat16, float16 or float32.
         cast_inputs: whether its inputs are cast to that; else autocast does it where it sees fit.
         cast_outputs: whether its outputs are cast to float32.
     """
 
-    def __init__(
-        self, dtype: torch.dtype, *, cast_inputs: bool = True, cast_outputs: bool = False
-    ) -> None:
-        self.dtype = dtype
-        self.cast_inputs = cast_inputs
-        self.cast_outputs = cast_outputs
-        self._entered: list[Any] = []
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_entered": []}
+    dtype: torch.dtype
+    cast_inputs: bool = True
+    cast_outputs: bool = False
 
     def before(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any, Any]:
-        """Enter autocast, or leave it, and cast the inputs."""
-        low = self.dtype is not torch.float32
-        context = torch.autocast(device_of(module), self.dtype if low else None, enabled=low)
-        context.__enter__()
-        self._entered.append(context)
-        if not self.cast_inputs:
-            return args, kwargs
-        return cast_floats((args, dict(kwargs)), self.dtype)
-
-    def after(self, module: nn.Module, args: Any, kwargs: Any, outputs: Any) -> Any:
-        """Undo `before`, also where the module failed, and cast the outputs."""
-        self._entered.pop().__exit__(None, None, None)
-        return cast_floats(outputs, torch.float32) if self.cast_outputs else outputs
+        """The inputs, cast where they shall be; a hook, so that later hooks see them so."""
+        # It is there also where nothing is cast: torch's fused encoders, which would pass over
+        # the modules in them, look for hooks.
+        return cast_floats((args, dict(kwargs)), self.dtype) if self.cast_inputs else (args, kwargs)
 
     def on(self, module: nn.Module) -> Callable[[], None]:
         """Begin with a module; what ends it is returned."""
-        handles = (
-            module.register_forward_pre_hook(self.before, with_kwargs=True),
-            module.register_forward_hook(self.after, with_kwargs=True, always_call=True),
-        )
+        hook = module.register_forward_pre_hook(self.before, with_kwargs=True)
+        own = vars(module)
+        before = {name: own[name] for name in _REPLACED if name in own}
+        around = _Forward(self, module, before.get("forward"))
+        own.update(zip(_REPLACED, (around, around.replica), strict=True))
 
         def end() -> None:
-            for handle in handles:
-                handle.remove()
+            hook.remove()
+            for name in _REPLACED:
+                own.pop(name, None)
+            own.update(before)
 
         return end
+
+
+#: What of a module `RunsIn` puts something in front of.
+_REPLACED = ("forward", "_replicate_for_data_parallel")
+
+
+class _Forward:
+    """The forward of a module, within autocast or without it.
+
+    Hooks would leave autocast on where the user interrupts the module, and `torch.compile` cannot
+    see into hooks that enter it. A class, and no closure, so that the module can still be copied
+    and pickled.
+    """
+
+    def __init__(self, way: RunsIn, module: nn.Module, earlier: Any) -> None:
+        self.way, self.module, self.earlier = way, module, earlier
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        low = self.way.dtype is not torch.float32
+        dtype = self.way.dtype if low else None
+        with torch.autocast(device_of(self.module), dtype, enabled=low):
+            if self.earlier is None:
+                outputs = type(self.module).forward(self.module, *args, **kwargs)
+            else:
+                outputs = self.earlier(*args, **kwargs)
+        return cast_floats(outputs, torch.float32) if self.way.cast_outputs else outputs
+
+    @property
+    def __wrapped__(self) -> Any:
+        """The forward itself; here `inspect.signature` looks for it."""
+        return self.earlier or MethodType(type(self.module).forward, self.module)
+
+    @property
+    def __code__(self) -> Any:
+        """Where `torch.export` says that the graph comes from."""
+        return self.__wrapped__.__code__
+
+    def replica(self) -> nn.Module:
+        """What `nn.DataParallel` makes of the module for another device."""
+        made = type(self.module)._replicate_for_data_parallel(self.module)
+        vars(made)["forward"] = self._of(made)
+        return made
+
+    def _of(self, module: nn.Module) -> _Forward:
+        earlier = self.earlier
+        return _Forward(
+            self.way, module, earlier._of(module) if isinstance(earlier, _Forward) else earlier
+        )
+
+
+def plan_taken_off(module: nn.Module) -> Callable[[], None]:
+    """Take from a module what `RunsIn` put on it; what puts it back is returned."""
+    own = vars(module)
+    tables: list[Any] = [module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs]
+    before = [(table, dict(table)) for table in tables]
+    replaced = {name: own[name] for name in _REPLACED if name in own}
+    while isinstance(own.get("forward"), _Forward):
+        earlier = own.pop("forward").earlier
+        own.pop("_replicate_for_data_parallel", None)
+        if earlier is not None:
+            own["forward"] = earlier
+    for key, hook in list(module._forward_pre_hooks.items()):
+        if isinstance(getattr(hook, "__self__", None), RunsIn):
+            for table in tables:
+                table.pop(key, None)
+
+    def put_back() -> None:
+        for table, entries in before:
+            table.clear()
+            table.update(entries)
+        for name in _REPLACED:
+            own.pop(name, None)
+        own.update(replaced)
+
+    return put_back
+
+
+def planned_dtype(module: nn.Module) -> torch.dtype | None:
+    """What a module was said to run in; None where nothing was said of it."""
+    forward = vars(module).get("forward")
+    return forward.way.dtype if isinstance(forward, _Forward) else None
 
 
 def device_of(module: nn.Module) -> str:
@@ -92,6 +170,29 @@ def cast_floats(values: Any, dtype: torch.dtype) -> Any:
     floats = (torch.float32, torch.bfloat16, torch.float16)
 
     def cast(leaf: Any) -> Any:
+        if _is_record(leaf):
+            made = copy.copy(leaf)
+            for part in dataclasses.fields(leaf):
+                value = getattr(leaf, part.name, None)
+                object.__setattr__(made, part.name, pytree.tree_map(cast, value))
+            return made
         return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.dtype in floats else leaf
 
     return pytree.tree_map(cast, values)
+
+
+def tree_leaves(values: Any) -> list[Any]:
+    """The leaves of nested values, also of dataclasses in them."""
+    found: list[Any] = []
+    for leaf in pytree.tree_leaves(values):
+        if _is_record(leaf):
+            parts = [getattr(leaf, part.name, None) for part in dataclasses.fields(leaf)]
+            found.extend(tree_leaves(parts))
+        else:
+            found.append(leaf)
+    return found
+
+
+def _is_record(value: Any) -> bool:
+    """Whether a value is of a dataclass that torch does not look into by itself."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch.convention import Call, convention_of, is_array
+from neural_mp.adaptors.pytorch.training.modules import planned_dtype, tree_leaves
 from neural_mp.core.layer_pass import Extent, LayerPass, ModelPass
 from neural_mp.errors import ConfigurationError, DataError, in_one_line
 
@@ -49,23 +52,26 @@ def model_pass(model: Any, batch: Any, loss: Any = None, loss_scale: float = 1.0
     check_module(model)
     call, targets = call_of(model, batch)
     calls: list[_ModuleCall] = []
-    with untouched(model), torch.enable_grad(), _noting(model, calls):
+    with uncompiled(), untouched(model), torch.enable_grad(), _noting(model, calls):
         outputs = run(model, call)
         value = None if loss is None else loss_value(loss, outputs, targets)
         grads = {} if value is None else gradients(model, value * loss_scale)
     passes = [_as_pass(call, grads, value is not None) for call in calls]
     number = None if value is None else float(value.detach())
-    return ModelPass(Extent.of(call.leaves()), Extent.of(_leaves(outputs)), passes, number)
+    return ModelPass(Extent.of(call.leaves()), Extent.of(tree_leaves(outputs)), passes, number)
 
 
 def check_module(model: Any) -> None:
     """Refuse what is no torch module.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: it is none, or one of its weights has no shape yet.
     """
     if not isinstance(model, nn.Module):
         raise ConfigurationError(f"expected a torch module, got {model!r}")
+    lazy = next((name for name, p in model.named_parameters() if is_lazy(p)), None)
+    if lazy is not None:
+        raise ConfigurationError(f"{lazy!r} has no shape yet; run a batch through the model before")
 
 
 def call_of(model: nn.Module, batch: Any) -> tuple[Call, Any]:
@@ -82,7 +88,8 @@ def call_of(model: nn.Module, batch: Any) -> tuple[Call, Any]:
     def placed(leaf: Any) -> Any:
         if is_array(leaf):
             leaf = torch.as_tensor(leaf)
-        return leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf
+        # A copy: the model may write to its inputs, and the batch is used again.
+        return leaf.to(device, copy=True) if isinstance(leaf, torch.Tensor) else leaf
 
     return call.map(placed), pytree.tree_map(placed, targets)
 
@@ -95,7 +102,7 @@ def run(model: nn.Module, call: Call) -> Any:
     """
     try:
         return model(*call.args, **call.kwargs)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+    except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
         raise DataError(
             f"the model does not take the inputs of the batch ({call}): {in_one_line(error)}"
         ) from error
@@ -134,6 +141,16 @@ def gradients(model: nn.Module, loss: torch.Tensor) -> dict[nn.Parameter, torch.
 
 
 @contextmanager
+def uncompiled() -> Iterator[None]:
+    """Let modules run as they are: compiled code knows nothing of hooks that came later."""
+    if "torch._dynamo" in sys.modules:  # to import it takes seconds, and is no use here
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    else:
+        yield
+
+
+@contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Put a model back afterwards: weights, statistics, modes, and the random generator.
 
@@ -142,12 +159,16 @@ def untouched(model: nn.Module) -> Iterator[None]:
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     before = {name: tensor.detach().clone() for name, tensor in state.items()}
     modes = {module: module.training for module in model.modules()}
+    buffers = {module: dict(module._buffers) for module in modes}
     if not model.training:
         model.train()
     try:
         with torch.random.fork_rng():
             yield
     finally:
+        for module, held in buffers.items():  # a forward may have put others in their place
+            module._buffers.clear()
+            module._buffers.update(held)
         with torch.no_grad():
             for name, tensor in state.items():
                 tensor.copy_(before[name])
@@ -173,7 +194,10 @@ def _noting(model: nn.Module, calls: list[_ModuleCall]) -> Iterator[None]:
         call = started.pop()
         tensors = floating(outputs)
         call.outputs = Extent.of(tensors)
-        call.dtype = tensors[0].dtype if tensors else call.dtype
+        found = tensors[0].dtype if tensors else call.dtype
+        call.dtype = planned_dtype(module) or found
+        if call.inputs.peak > torch.finfo(call.dtype).max:  # autocast casts them in the module
+            call.inputs = replace(call.inputs, inf=True)
         _listen(tensors, call.above)
         calls.append(call)
 
@@ -200,13 +224,9 @@ def floating(values: Any) -> list[torch.Tensor]:
     """The tensors of floats in nested values."""
     return [
         leaf
-        for leaf in _leaves(values)
+        for leaf in tree_leaves(values)
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
     ]
-
-
-def _leaves(values: Any) -> list[Any]:
-    return list(pytree.tree_leaves(values))
 
 
 def _as_pass(

@@ -1,0 +1,55 @@
+"""What is said of the first number that is not finite in a torch module is true."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.training import apply_plan, autocast, first_nonfinite
+
+INPUTS = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+BATCH = INPUTS, torch.arange(16) % 4
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(4, 4))
+
+
+@pytest.mark.parametrize(
+    "plan", [{"0": "fp32", "1": "fp16"}, {"": "fp32", "1": "fp16"}, {"0": "fp32", "2": "fp16"}]
+)
+def test_a_module_that_cannot_hold_its_inputs_is_said_to(plan):
+    model = net()
+    with torch.no_grad():
+        model[0].weight.mul_(1e6)
+    found = first_nonfinite(apply_plan(model, PrecisionPlan.from_dict(plan)), BATCH)
+    assert found.words.startswith("'1' (Linear) reads numbers of up to ")
+    assert found.words.endswith("which float16 cannot hold")
+    assert (found.layer, found.keep) == ("1", True)
+
+
+def test_a_loss_scale_too_large_for_the_outputs_is_said_to():
+    model = net()
+    with autocast("fp16"):
+        assert first_nonfinite(model, BATCH, F.cross_entropy, loss_scale=2.0**10) is None
+        found = first_nonfinite(model, BATCH, F.cross_entropy, loss_scale=2.0**24)
+    assert found.layer is None
+    assert found.words.startswith("backwards, gradients are Inf already where they come to '2'")
+    assert "lower the loss scale" in found.words
+
+
+def test_code_between_the_layers_is_said_to_make_inf():
+    class Divides(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc1, self.fc2 = nn.Linear(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.fc2(self.fc1(x).abs() / 0)
+
+    found = first_nonfinite(Divides(), BATCH, F.cross_entropy)
+    assert found.layer is None
+    assert "code outside of the layers turns numbers of up to" in found.words
+    assert found.words.endswith("into Inf, which 'fc2' (Linear) is given")
