@@ -20,9 +20,10 @@ ROOT = Path(__file__).parent.parent
 RUN = (
     *("guide.md", "plans.md", "extending.md", "pytorch.md", "tensorflow.md", "onnx.md", "amp.md"),
     "training.md",
+    "from_neural_compressor.md",
 )
 #: Pages that tune nothing, and assert within their code what they show.
-WITHOUT_TUNING = ("training.md",)
+WITHOUT_TUNING = ("training.md", "from_neural_compressor.md")
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "conf" / "README.md", ROOT / "README.md"]
 
 

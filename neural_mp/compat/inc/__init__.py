@@ -49,3 +49,12 @@ def __getattr__(name: str) -> Any:
     if name == "utils":
         return importlib.import_module(f"{_HERE}.toolbox")
     return looked_up(__name__, name, _NAMES)
+
+
+def _with_their_paths() -> None:
+    from neural_mp.compat.inc.aliases import HERE, register
+
+    register(HERE)
+
+
+_with_their_paths()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
 
 from neural_mp.compat.inc.dotted import conf
 
@@ -62,9 +64,28 @@ ALIASES: Mapping[str, str] = {
     "model.nets_factory": _INTERNALS,
     "model.tensorflow_model": _INTERNALS,
     "compression.pruner": _INTERNALS,
+    "adaptor.tf_utils": _INTERNALS,
+    "adaptor.mxnet_utils": _INTERNALS,
+    "compression": _INTERNALS,
     "conf.config": _TOOLBOX,
     "conf.dotdict": _TOOLBOX,
 }
+
+
+class _Alias(ModuleType):
+    """A module of theirs: has its parts, and the names of the module here."""
+
+    def __init__(self, name: str, target: Any) -> None:
+        super().__init__(name)
+        vars(self)["_target"] = target
+        vars(self)["__path__"] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("__file__", "__all__"):  # asked for by whoever looks through all modules
+            raise AttributeError(name)
+        # `conf` is both a name and a part of theirs; who asks for it wants the name.
+        part = sys.modules.get(f"{self.__name__}.{name}")
+        return part if part is not None and name != "conf" else getattr(self._target, name)
 
 
 def register(package: str) -> None:
@@ -73,8 +94,11 @@ def register(package: str) -> None:
     Args:
         package: `neural_compressor`, or the package here.
     """
-    sys.modules.setdefault(package, importlib.import_module(HERE))
+    here = importlib.import_module(HERE)
+    if package != HERE:
+        sys.modules.setdefault(package, _Alias(package, here))
     for theirs, ours in ALIASES.items():
-        sys.modules.setdefault(f"{package}.{theirs}", importlib.import_module(ours))
-    # Both a package and an object of settings there.
-    sys.modules[f"{package}.conf"] = conf  # type: ignore[assignment]
+        name = f"{package}.{theirs}"
+        if name != ours:  # else it is that module itself
+            sys.modules.setdefault(name, _Alias(name, importlib.import_module(ours)))
+    sys.modules.setdefault(f"{package}.conf", _Alias(f"{package}.conf", conf))

@@ -109,9 +109,9 @@ def iterator_sess_run(
 
 
 def get_torch_version() -> Any:
-    """The version of torch, which can be compared."""
+    """The version of torch, as `packaging` has it, which scripts compare it with."""
     import torch
-    from torch.torch_version import Version
+    from packaging.version import Version
 
     return Version(str(torch.__version__))
 

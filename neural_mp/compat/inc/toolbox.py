@@ -17,6 +17,9 @@ from neural_mp.api.optimized_model import load as load_saved
 from neural_mp.compat.inc.absent import looked_up
 from neural_mp.compat.inc.dotted import Dotted
 from neural_mp.compat.inc.model import Model
+from neural_mp.core.byte_products import ByteProducts
+from neural_mp.core.hardware import detect
+from neural_mp.core.precision import Precision
 
 logger = logging.getLogger("neural_compressor")
 debug, info, warning, error, log = (
@@ -91,17 +94,42 @@ def dump_elapsed_time(customized_msg: str = "") -> Callable[[Callable[..., Any]]
 
 
 class LazyImport:
-    """A module that is imported when it is first used.
+    """A module, or a function or class of one, that is imported when it is first used.
 
     Args:
-        module_name: its name.
+        module_name: its dotted name.
     """
 
     def __init__(self, module_name: str) -> None:
         self._module_name = module_name
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self._module_name), name)
+        return getattr(self._imported(), name)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Call what the name stands for."""
+        return self._imported()(*arguments, **options)
+
+    def _imported(self) -> Any:
+        try:
+            return importlib.import_module(self._module_name)
+        except ModuleNotFoundError:
+            module, _, name = self._module_name.rpartition(".")
+            return getattr(importlib.import_module(module), name)
+
+
+class CpuInfo:
+    """What the CPU runs natively."""
+
+    @property
+    def bf16(self) -> bool:
+        """Whether it has BF16."""
+        return detect().support(Precision.BF16).native
+
+    @property
+    def vnni(self) -> bool:
+        """Whether sums of products of bytes are exact."""
+        return detect().byte_products is ByteProducts.EXACT
 
 
 class Configured:
