@@ -212,7 +212,7 @@ def _units(model: Any) -> Iterator[Any]:
 @contextmanager
 def policies_of(model: Any) -> Iterator[Callable[[Collection[Any], str], None]]:
     """A function that sets the policy of layers, with those in them, until the context ends."""
-    before = [(layer, layer._dtype_policy) for layer in layers_of(model)]
+    before = [(layer, layer._dtype_policy) for layer in model._flatten_layers()]
     try:
         yield put_policy
     finally:
