@@ -154,3 +154,64 @@ def test_the_layer_that_ruins_gradients_is_named(data):
 def test_a_batch_has_at_most_three_parts(data):
     with pytest.raises(DataError, match=r"inputs, targets or|got 4 items"):
         first_nonfinite(digits_net(False), (1, 2, 3, 4), LOSS)
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Ends a training as Ctrl+C does."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        raise KeyboardInterrupt
+
+
+def test_a_training_that_was_interrupted_can_go_on(data):
+    model = digits_net(dangerous=False)
+    model.compile("adam", LOSS, jit_compile=False)
+    model.make_train_function()
+    plain = model.train_function
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(*data[0], verbose=0, callbacks=[Watch(), Interrupt()])
+    fit(model, data, Watch(), epochs=1)
+    assert model.train_function is plain
+
+
+class OwnStep(keras.Model):
+    """A model that computes its loss in a train step of its own."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def call(self, x):
+        return self.net(x)
+
+    def train_step(self, batch):
+        images, labels = batch
+        with tf.GradientTape() as tape:
+            chances = self.net(images, training=True)
+            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(labels, chances))
+        self.optimizer.apply(
+            tape.gradient(loss, self.net.trainable_variables), self.net.trainable_variables
+        )
+        return {"loss": loss}
+
+
+def test_a_train_step_of_ones_own_is_watched(data):
+    model = OwnStep(in_fp16(digits_net(dangerous=True)))
+    model.compile("adam", jit_compile=False)
+    with pytest.raises(TrainingError, match=r"^2 steps in a row .*'energy' \(Energy\) turns"):
+        fit(model, data, Watch(patience=2))
+
+
+class OnlyParts(OwnStep):
+    """A model that is never called as a whole."""
+
+    def call(self, x):
+        raise NotImplementedError("call the net in it")
+
+
+def test_a_model_that_cannot_be_called_is_stopped_all_the_same(data):
+    model = OnlyParts(in_fp16(digits_net(dangerous=True)))
+    model.compile("adam", jit_compile=False)
+    with pytest.raises(TrainingError, match=r"^2 steps in a row .*No layer can be named: .*call"):
+        fit(model, data, Watch(patience=2))
