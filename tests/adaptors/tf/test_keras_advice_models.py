@@ -7,7 +7,12 @@ import tensorflow as tf
 from keras import layers
 
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.errors import ConfigurationError, DataError
+from neural_mp.errors import (
+    ConfigurationError,
+    DataError,
+    TrainingError,
+    UnknownOperatorError,
+)
 from neural_mp.training import advise, apply_plan, first_nonfinite, set_policy
 
 
@@ -233,3 +238,37 @@ def strict():
 def test_what_a_user_can_mend_is_said(batch, make, loss, targets, error, said):
     with pytest.raises(error, match=said):
         advise(make(), [(batch[0], np.repeat(batch[1], targets, 1))], loss, steps=1)
+
+
+class Shaken(layers.Layer):
+    """Draws numbers that no seed of the model's fixes."""
+
+    def call(self, x):
+        return x * tf.random.uniform(tf.shape(x), dtype=x.dtype)
+
+
+def test_numbers_drawn_at_random_are_not_taken_for_noise_of_16_bits(batch):
+    model = keras.Sequential([keras.Input((64,)), Shaken(), layers.Dense(8), layers.Dense(1)])
+    with pytest.raises(TrainingError, match="differ by .* draws random numbers"):
+        advise(model, [batch], "mse", steps=0)
+
+
+class Within(Plain):
+    """A model with a model in it, whose layers have no path before they are built."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.Sequential([layers.Dense(64, name="deep")], name="inner")
+
+    def call(self, x):
+        return super().call(self.inner(x))
+
+
+def test_a_plan_for_layers_that_are_not_built_yet_says_to_build_them(batch):
+    found = advise(Within(), [batch], "mse", steps=0)
+    model = Within()
+    with pytest.raises(UnknownOperatorError, match="'inner/deep'.*call it on a batch first"):
+        apply_plan(model, found)
+    model(batch[0])
+    apply_plan(model, found)
+    assert model.inner.layers[0].compute_dtype == "bfloat16"

@@ -46,9 +46,11 @@ def apply(model: Any, plan: Mapping[str, Precision]) -> Any:
             layers.setdefault(name, []).append(layer)
     for name in plan:
         if name not in layers:
+            hint = did_you_mean(name, layers)
+            if not all(layer.built for group in layers.values() for layer in group):
+                hint = "; not all of its layers are built: call it on a batch first"
             raise UnknownOperatorError(
-                f"the plan names {name!r}, which is no layer of model {model.name!r}"
-                f"{did_you_mean(name, layers)}"
+                f"the plan names {name!r}, which is no layer of model {model.name!r}{hint}"
             )
     # From the outside in: what is said of a layer counts for those in it that nothing is said of.
     for name in sorted(plan, key=lambda name: -len(layers[name][0]._flatten_layers())):

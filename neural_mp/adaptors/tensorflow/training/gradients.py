@@ -45,13 +45,19 @@ def opened(
         optimizer: as `neural_mp.training.advise` takes it.
 
     Raises:
-        ConfigurationError: it is no Keras model; loss or optimizer are none.
+        ConfigurationError: it is no Keras model, or is on several devices; loss or optimizer are
+            none.
         DataError: the batch has no targets, or does not fit the model.
     """
     inputs, targets, _ = unpacked(batch)
     if targets is None:
         raise DataError("batches must be (inputs, targets); the first holds inputs alone")
     ensure_built(model, inputs)
+    if model.distribute_strategy.num_replicas_in_sync > 1:
+        raise ConfigurationError(
+            f"model {model.name!r} is on several devices; advice is taken on one. Make the model "
+            f"outside of the strategy's scope, set the same weights, and put the plan on both"
+        )
     with untouched(model), policies_of(model) as put:
         yield KerasTrainee(model, inputs, loss, precision, optimizer, put)
 

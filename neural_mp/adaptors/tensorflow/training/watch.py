@@ -54,7 +54,7 @@ class Watch(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin to count, and note where batches come from."""
         self.finding, self._lost, self._seen = None, 0, 0
-        self._steps = int(self.model.optimizer.iterations) if self._is_scaled else 0
+        self._steps = self._steps_made() if self._is_scaled else 0
         # A `fit` that an error ended left the function of a watch behind.
         function = self.model.train_function
         self._plain = plain = getattr(function, "watched", function)
@@ -94,9 +94,13 @@ class Watch(keras.callbacks.Callback):
         if isinstance(optimizer, LossScaleOptimizer):
             return optimizer.skipped_in_a_row
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            before, self._steps = self._steps, int(optimizer.iterations)
+            before, self._steps = self._steps, self._steps_made()
             return 0 if self._steps > before else self._lost + steps
         return 0 if np.isfinite(logs.get("loss", 0.0)) else self._lost + steps
+
+    def _steps_made(self) -> int:
+        """The steps that changed weights; of a counter on several devices, that of the first."""
+        return int(tf.convert_to_tensor(self.model.optimizer.iterations.value))
 
     def _batch(self) -> Any:
         """A batch to look with; None where the epoch has no more."""
