@@ -1,5 +1,8 @@
 """Advice on Keras models of many kinds: it is right, the model stays as it was, errors say why."""
 
+import operator
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -272,3 +275,24 @@ def test_a_plan_for_layers_that_are_not_built_yet_says_to_build_them(batch):
     model(batch[0])
     apply_plan(model, found)
     assert model.inner.layers[0].compute_dtype == "bfloat16"
+
+
+class Sum(Plain):
+    """Adds what a layer in float32 gives, by a plain `+` or by Keras's function."""
+
+    def __init__(self, add):
+        super().__init__()
+        self.penalty, self.add = Penalty(name="penalty"), add
+
+    def call(self, x):
+        x = self.first(x)
+        return self.out(self.add(x, self.penalty(x)))
+
+
+def test_code_that_adds_two_types_is_told_of_before_a_plan_breaks_it(batch):
+    with pytest.warns(UserWarning, match="puts numbers of 16 bits and of float32 together"):
+        found = advise(Sum(operator.add), [batch], "mse", steps=0)
+    assert set(found.keep) == {"penalty", "out"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        advise(Sum(keras.ops.add), [batch], "mse", steps=0)

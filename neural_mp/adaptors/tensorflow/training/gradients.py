@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -59,11 +60,23 @@ def opened(
             f"outside of the strategy's scope, set the same weights, and put the plan on both"
         )
     with untouched(model), policies_of(model) as put:
-        yield KerasTrainee(model, inputs, loss, precision, optimizer, put)
+        trainee = KerasTrainee(model, inputs, loss, precision, optimizer, put)
+        yield trainee
+    if trainee.refused:
+        warnings.warn(
+            f"the code of model {model.name!r} puts numbers of 16 bits and of float32 together, "
+            f"which TensorFlow refuses once the plan is put on it ({trainee.refused}); use "
+            f"keras.ops there, such as keras.ops.add, which casts",
+            stacklevel=4,
+        )
 
 
 class KerasTrainee:
-    """See `neural_mp.adaptors.trainee.Trainee`."""
+    """See `neural_mp.adaptors.trainee.Trainee`.
+
+    Attributes:
+        refused: what TensorFlow said of two types in the last pass; empty where it took them.
+    """
 
     def __init__(
         self,
@@ -86,6 +99,7 @@ class KerasTrainee:
             for name, layers in self._units.items()
         ]
         self._step: Any = None
+        self.refused = ""
 
     @property
     def layers(self) -> Sequence[TrainedLayer]:
@@ -96,11 +110,13 @@ class KerasTrainee:
         """The gradients of a batch with some layers in 16 bits."""
         inputs, targets, weights = unpacked(batch)
         with self._in_16_bits(low), untouched(self._model), _without_chance(self._model):
+            self.refused = ""
             try:
                 return self._taken(inputs, targets, weights, scale)
-            except _TYPE_ERRORS:
+            except _TYPE_ERRORS as error:
                 if not low:
                     raise
+                self.refused = in_one_line(error)
             # The model's own code adds numbers of two types: those of 16 bits are cast back.
             layers = [layer for name in low for layer in self._units[name]]
             with calls_wrapped(layers, _cast_back):
