@@ -71,7 +71,7 @@ def advise(
         UnknownFrameworkError: it is a model of neither.
         ConfigurationError: an option is out of bounds, or the loss gives more than one number.
         DataError: the data hold nothing, or do not fit the model.
-        TrainingError: in float32 itself the gradients are not finite.
+        TrainingError: in float32 itself the gradients are not finite, or random.
     """
     chosen = _checked(precision, steps, limit)
     home = training_home(model)
@@ -148,8 +148,20 @@ class _Search:
 
         total = noise_of(self.low)
         if total > self.limit:
+            self._check_chance(reference, batch)
             total = self._settle(noise_of, batch, step)
         self.noise = max(self.noise, total)
+
+    def _check_chance(self, reference: Gradients, batch: Any) -> None:
+        """Refuse gradients that differ from one pass to the next as they are."""
+        again = self.trainee.gradients(batch, (), 1.0).noise(reference)
+        self.passes += 1
+        if again > self.limit:
+            raise TrainingError(
+                f"in float32 itself, the gradients of one batch differ by {math.sqrt(again):.2g} "
+                f"of their size from one pass to the next: a layer of the model's own draws random "
+                f"numbers. Let it draw the same ones in every pass, or none, while it is looked at"
+            )
 
     def _settle(self, noise_of: Any, batch: Any, step: int) -> float:
         """Keep layers until the rest is within the limit; the noise that is left."""

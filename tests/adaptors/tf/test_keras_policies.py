@@ -264,3 +264,26 @@ def test_bad_options_are_named(everything_forced, given, said):
 def test_only_keras_models_have_layers_to_keep():
     with pytest.raises(ConfigurationError, match="expected a Keras model, got 3"):
         kept_layers(3)
+
+
+def test_a_model_that_is_loaded_is_compiled_as_it_was(everything_forced, digits, tmp_path):
+    set_policy("mixed_float16", keep="out")
+    model = one_layer_in_float16()
+    fit(model, digits)
+    model.save(tmp_path / "net.keras")
+    again = keras.saving.load_model(tmp_path / "net.keras")
+    assert isinstance(again.optimizer, LossScaleOptimizer)
+    assert int(again.optimizer.iterations) == int(model.optimizer.iterations)
+    images = digits[0].images.reshape(-1, 64)[:64]
+    assert np.isfinite(again.fit(images, digits[0].labels[:64], verbose=0).history["loss"][0])
+
+
+@pytest.mark.parametrize(
+    "change", [lambda: keras.config.set_dtype_policy("float32"), keras.utils.clear_session]
+)
+def test_names_count_no_more_once_keras_has_another_policy(everything_forced, change):
+    set_policy("mixed_bfloat16", keep="out")
+    change()
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+    model.compile("adam", "mse")
+    assert kept_layers(model) == ()

@@ -1,5 +1,8 @@
 """Training that learns nothing any more is stopped, and the layer named."""
 
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -154,3 +157,105 @@ def test_the_layer_that_ruins_gradients_is_named(data):
 def test_a_batch_has_at_most_three_parts(data):
     with pytest.raises(DataError, match=r"inputs, targets or|got 4 items"):
         first_nonfinite(digits_net(False), (1, 2, 3, 4), LOSS)
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Ends a training as Ctrl+C does."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        raise KeyboardInterrupt
+
+
+def test_a_training_that_was_interrupted_can_go_on(data):
+    model = digits_net(dangerous=False)
+    model.compile("adam", LOSS, jit_compile=False)
+    model.make_train_function()
+    plain = model.train_function
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(*data[0], verbose=0, callbacks=[Watch(), Interrupt()])
+    fit(model, data, Watch(), epochs=1)
+    assert model.train_function is plain
+
+
+class OwnStep(keras.Model):
+    """A model that computes its loss in a train step of its own."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def call(self, x):
+        return self.net(x)
+
+    def train_step(self, batch):
+        images, labels = batch
+        with tf.GradientTape() as tape:
+            chances = self.net(images, training=True)
+            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(labels, chances))
+        self.optimizer.apply(
+            tape.gradient(loss, self.net.trainable_variables), self.net.trainable_variables
+        )
+        return {"loss": loss}
+
+
+def test_a_train_step_of_ones_own_is_watched(data):
+    model = OwnStep(in_fp16(digits_net(dangerous=True)))
+    model.compile("adam", jit_compile=False)
+    with pytest.raises(TrainingError, match=r"^2 steps in a row .*'energy' \(Energy\) turns"):
+        fit(model, data, Watch(patience=2))
+
+
+class OnlyParts(OwnStep):
+    """A model that is never called as a whole."""
+
+    def call(self, x):
+        raise NotImplementedError("call the net in it")
+
+
+def test_a_model_that_cannot_be_called_is_stopped_all_the_same(data):
+    model = OnlyParts(in_fp16(digits_net(dangerous=True)))
+    model.compile("adam", jit_compile=False)
+    with pytest.raises(TrainingError, match=r"^2 steps in a row .*No layer can be named: .*call"):
+        fit(model, data, Watch(patience=2))
+
+
+ON_TWO_DEVICES = """
+import keras
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+from neural_mp.errors import ConfigurationError, TrainingError
+from neural_mp.training import LossScaleOptimizer, Watch, advise
+
+halves = [tf.config.LogicalDeviceConfiguration()] * 2
+tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], halves)
+digits = load_digits()
+images, labels = digits.data[:256].astype(np.float32), digits.target[:256]
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+with strategy.scope():
+    net = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10, activation="softmax")])
+for around in (LossScaleOptimizer, keras.optimizers.LossScaleOptimizer):
+    with strategy.scope():
+        net.compile(around(keras.optimizers.Adam()), "sparse_categorical_crossentropy")
+    try:
+        net.fit(images * np.nan, labels, verbose=0, callbacks=[Watch(patience=3)])
+    except TrainingError as error:
+        assert "The batch itself holds NaN" in str(error)
+    else:
+        raise AssertionError("it was not stopped")
+try:
+    advise(net, [(images, labels)])
+except ConfigurationError as error:
+    assert "on several devices" in str(error)
+else:
+    raise AssertionError("it was not refused")
+"""
+
+
+def test_a_training_on_two_devices_is_watched_and_advice_is_for_one():
+    done = subprocess.run(
+        [sys.executable, "-c", ON_TWO_DEVICES], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import keras
+
 from neural_mp.adaptors.tensorflow.training.policies import (
     FLOAT32,
     computes_in_float16,
@@ -13,6 +15,7 @@ from neural_mp.adaptors.tensorflow.training.policies import (
     path_of,
     put_policy,
     scaled,
+    unit_layers,
     watch_compile,
 )
 from neural_mp.core.precision import Precision
@@ -43,13 +46,21 @@ def apply(model: Any, plan: Mapping[str, Precision]) -> Any:
             layers.setdefault(name, []).append(layer)
     for name in plan:
         if name not in layers:
+            hint = did_you_mean(name, layers)
+            if not all(layer.built for group in layers.values() for layer in group):
+                hint = "; not all of its layers are built: call it on a batch first"
             raise UnknownOperatorError(
-                f"the plan names {name!r}, which is no layer of model {model.name!r}"
-                f"{did_you_mean(name, layers)}"
+                f"the plan names {name!r}, which is no layer of model {model.name!r}{hint}"
             )
     # From the outside in: what is said of a layer counts for those in it that nothing is said of.
     for name in sorted(plan, key=lambda name: -len(layers[name][0]._flatten_layers())):
         put_policy(layers[name], _POLICIES[plan[name]])
+    named = {id(layer) for name in plan for layer in layers[name]}
+    if all(id(layer) in named for group in unit_layers(model).values() for layer in group):
+        # A model in 16 bits casts its inputs, also those of a layer that is to be in float32.
+        for holder in model._flatten_layers():
+            if isinstance(holder, keras.Model):
+                holder._dtype_policy = keras.DTypePolicy(FLOAT32)
     for name in _COMPILED:
         setattr(model, name, None)
     watch_compile()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -23,12 +24,12 @@ from neural_mp.adaptors.tensorflow.training.policies import FLOAT32, policies_of
 from neural_mp.adaptors.trainee import Gradients, TrainedLayer
 from neural_mp.core.layer_pass import ModelPass
 from neural_mp.core.precision import Precision
-from neural_mp.errors import ConfigurationError, DataError
+from neural_mp.errors import ConfigurationError, DataError, in_one_line
 
 #: What Keras's layers call how much of a signal they drop, or how much noise they add.
 _RANDOM = ("rate", "stddev", "dropout", "recurrent_dropout")
 #: What TensorFlow raises where a model adds or multiplies numbers of two types.
-_TYPE_ERRORS = (tf.errors.InvalidArgumentError, TypeError, ValueError)
+_TYPE_ERRORS = (tf.errors.InvalidArgumentError, TypeError, ValueError, ConfigurationError)
 
 
 @contextmanager
@@ -45,19 +46,37 @@ def opened(
         optimizer: as `neural_mp.training.advise` takes it.
 
     Raises:
-        ConfigurationError: it is no Keras model; loss or optimizer are none.
+        ConfigurationError: it is no Keras model, or is on several devices; loss or optimizer are
+            none.
         DataError: the batch has no targets, or does not fit the model.
     """
     inputs, targets, _ = unpacked(batch)
     if targets is None:
         raise DataError("batches must be (inputs, targets); the first holds inputs alone")
     ensure_built(model, inputs)
+    if model.distribute_strategy.num_replicas_in_sync > 1:
+        raise ConfigurationError(
+            f"model {model.name!r} is on several devices; advice is taken on one. Make the model "
+            f"outside of the strategy's scope, set the same weights, and put the plan on both"
+        )
     with untouched(model), policies_of(model) as put:
-        yield KerasTrainee(model, inputs, loss, precision, optimizer, put)
+        trainee = KerasTrainee(model, inputs, loss, precision, optimizer, put)
+        yield trainee
+    if trainee.refused:
+        warnings.warn(
+            f"the code of model {model.name!r} puts numbers of 16 bits and of float32 together, "
+            f"which TensorFlow refuses once the plan is put on it ({trainee.refused}); use "
+            f"keras.ops there, such as keras.ops.add, which casts",
+            stacklevel=4,
+        )
 
 
 class KerasTrainee:
-    """See `neural_mp.adaptors.trainee.Trainee`."""
+    """See `neural_mp.adaptors.trainee.Trainee`.
+
+    Attributes:
+        refused: what TensorFlow said of two types in the last pass; empty where it took them.
+    """
 
     def __init__(
         self,
@@ -73,14 +92,14 @@ class KerasTrainee:
         self._units = unit_layers(model)
         self._optimizer = _optimizer(model, optimizer)
         own = _in_float32_by_themselves(self._units)
-        for layers in self._units.values():
-            self._put(layers, FLOAT32)
+        self._put([model], FLOAT32)
         outputs = _making_outputs(model, self._units, inputs)
         self._layers = [
-            TrainedLayer(name, type(layers[0]).__name__, _fixed(name, outputs, own))
+            TrainedLayer(name, type(layers[0]).__name__, _fixed(name, layers, outputs, own))
             for name, layers in self._units.items()
         ]
         self._step: Any = None
+        self.refused = ""
 
     @property
     def layers(self) -> Sequence[TrainedLayer]:
@@ -91,11 +110,13 @@ class KerasTrainee:
         """The gradients of a batch with some layers in 16 bits."""
         inputs, targets, weights = unpacked(batch)
         with self._in_16_bits(low), untouched(self._model), _without_chance(self._model):
+            self.refused = ""
             try:
                 return self._taken(inputs, targets, weights, scale)
-            except _TYPE_ERRORS:
+            except _TYPE_ERRORS as error:
                 if not low:
                     raise
+                self.refused = in_one_line(error)
             # The model's own code adds numbers of two types: those of 16 bits are cast back.
             layers = [layer for name in low for layer in self._units[name]]
             with calls_wrapped(layers, _cast_back):
@@ -147,9 +168,13 @@ class KerasTrainee:
             self._put(layers, FLOAT32)
 
 
-def _fixed(name: str, outputs: Collection[str], own: Collection[str]) -> str:
+def _fixed(
+    name: str, layers: Collection[Any], outputs: Collection[str], own: Collection[str]
+) -> str:
     if name in outputs:
         return "it gives the model's outputs, which stay in float32"
+    if any(inner._losses for layer in layers for inner in layer._flatten_layers()):
+        return "it adds to the loss, which stays in float32"
     return "it has a dtype of its own, float32" if name in own else ""
 
 
@@ -165,19 +190,40 @@ def _optimizer(model: Any, given: Any) -> Any:
         ) from None
     if isinstance(found, keras.optimizers.LossScaleOptimizer):
         found = found.inner_optimizer
-    return type(found).from_config(found.get_config())
+    try:
+        return _anew(found)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise ConfigurationError(
+            f"{type(found).__name__} cannot be made anew from its config ({in_one_line(error)}); "
+            f"give an optimizer of Keras's, as in optimizer='adam'"
+        ) from error
+
+
+def _anew(optimizer: Any) -> Any:
+    """Another optimizer of the kind; both share a schedule, which Keras cannot always copy."""
+    rate = optimizer._learning_rate
+    if isinstance(rate, keras.Variable):
+        return type(optimizer).from_config(optimizer.get_config())
+    without = object.__new__(type(optimizer))
+    vars(without).update(vars(optimizer), _learning_rate=None)
+    made = type(optimizer).from_config(without.get_config())
+    made.learning_rate = rate
+    return made
 
 
 def _in_float32_by_themselves(units: Mapping[str, Sequence[Any]]) -> set[str]:
     """The layers in float32 of a model that has others in 16 bits: the user wants them so."""
-    high = {name for name, layers in units.items() if layers[0].compute_dtype == FLOAT32}
-    return high if len(high) < len(units) else set()
+    dtypes = {name: layers[0].compute_dtype for name, layers in units.items()}
+    if not {"float16", "bfloat16"}.intersection(dtypes.values()):
+        return set()
+    return {name for name, dtype in dtypes.items() if dtype == FLOAT32}
 
 
 def _making_outputs(model: Any, units: Mapping[str, Sequence[Any]], inputs: Any) -> set[str]:
-    """The layers whose outputs are the model's."""
+    """The layers whose outputs are the model's; the last one, where they went through ops since."""
     made: dict[int, str] = {}
     kept: list[Any] = []  # a tensor that is gone may leave its id to another
+    called: list[str] = []
     names = {id(layer): name for name, layers in units.items() for layer in layers}
 
     def note(layer: Any, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -185,12 +231,13 @@ def _making_outputs(model: Any, units: Mapping[str, Sequence[Any]], inputs: Any)
         for tensor in floating(outputs):
             kept.append(tensor)
             made[id(tensor)] = names[id(layer)]
+        called.append(names[id(layer)])
         return outputs
 
     layers = [layer for group in units.values() for layer in group]
     with untouched(model), calls_wrapped(layers, note):
         outputs = model(inputs, training=True)
-    return {made[id(tensor)] for tensor in floating(outputs) if id(tensor) in made}
+    return {made.get(id(tensor), called[-1]) for tensor in floating(outputs) if called}
 
 
 @contextmanager

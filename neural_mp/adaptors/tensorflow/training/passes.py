@@ -86,8 +86,9 @@ def ensure_built(model: Any, inputs: Any) -> None:
     """
     list(layers_of(model))  # refuses what is no model
     try:
-        model(inputs, training=False)
-    except (ValueError, TypeError, tf.errors.OpError) as error:
+        with untouched(model):
+            model(inputs, training=False)
+    except (ValueError, TypeError, NotImplementedError, tf.errors.OpError) as error:
         raise DataError(
             f"model {model.name!r} does not take the inputs of the batch: {in_one_line(error)}"
         ) from error
@@ -108,14 +109,22 @@ def loss_value(
                 f"model {model.name!r} is not compiled; give a loss, such as "
                 f"loss='sparse_categorical_crossentropy'"
             )
-        found = model.compute_loss(inputs, targets, outputs, weights, training=True)
+        try:
+            # Not the public method: one of a user's own may not know of `training`.
+            found = model._compute_loss(inputs, targets, outputs, weights, training=True)
+        except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
+            raise ConfigurationError(
+                f"model {model.name!r}, as it is compiled, gives no loss for the batch "
+                f"({in_one_line(error)}); mend the targets, or give a loss, such as loss='mse'"
+            ) from error
         return tf.cast(found, tf.float32)
+    function = loss_function(loss)
+    weighted = isinstance(function, keras.losses.Loss) and weights is not None
+    options = {"sample_weight": weights} if weighted else {}
     try:
-        found = tf.convert_to_tensor(loss_function(loss)(targets, outputs))
+        found = tf.convert_to_tensor(function(targets, outputs, **options))
     except (ValueError, TypeError, tf.errors.OpError) as error:
         raise ConfigurationError(f"the loss {loss!r} fails: {in_one_line(error)}") from error
-    if isinstance(loss, str):
-        found = tf.reduce_mean(found)
     if found.shape.rank != 0:
         raise ConfigurationError(
             f"the loss must give one number, and gives an array of shape {tuple(found.shape)}; "
@@ -138,8 +147,7 @@ def loss_function(loss: Any) -> Callable[..., Any]:
             raise ConfigurationError(
                 f"Keras has no loss {loss!r}{did_you_mean(loss, known)}"
             ) from None
-        if isinstance(loss, type):
-            loss = loss()
+        loss = loss() if isinstance(loss, type) else _NamedLoss(loss)
     if not callable(loss):
         raise ConfigurationError(
             f"loss must be a loss of Keras's, its name or a function of targets and outputs, got "
@@ -149,18 +157,35 @@ def loss_function(loss: Any) -> Callable[..., Any]:
     return found
 
 
+class _NamedLoss(keras.losses.Loss):
+    """A function of Keras's as a loss, with the mean and the weights that `compile` gives it."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(name=function.__name__)
+        self._function = function
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """The loss of every sample."""
+        return self._function(y_true, y_pred)
+
+
 _NO_LOSSES = ("deserialize", "serialize", "get", "Loss")
 
 
 @contextmanager
 def untouched(model: Any) -> Iterator[None]:
     """Put all variables of a model back afterwards: weights, statistics, seeds, metrics."""
-    values = [(variable, tf.identity(variable.value)) for variable in model.variables]
+    metrics = list(model.metrics)
+    variables = [*model.variables, *model.metrics_variables]
+    values = [(variable, tf.identity(variable.value)) for variable in variables]
     try:
         yield
     finally:
         for variable, value in values:
             variable.assign(value)
+        for metric in model.metrics:  # a loss makes its own when it is first asked
+            if not any(metric is other for other in metrics):
+                metric.reset_state()
 
 
 @contextmanager
@@ -183,8 +208,10 @@ def _wrap(layer: Any, around: Around, undo: ExitStack) -> None:
 
 
 def floating(values: Any) -> list[tf.Tensor]:
-    """The tensors of floats in nested values."""
-    return [leaf for leaf in leaves(values) if tf.is_tensor(leaf) and leaf.dtype.is_floating]
+    """The tensors of floats in nested values, those of ragged ones and Keras's variables, too."""
+    found = [leaf for leaf in leaves(values) if tf.is_tensor(leaf)]
+    tensors = map(tf.convert_to_tensor, tf.nest.flatten(found, expand_composites=True))
+    return [tensor for tensor in tensors if tensor.dtype.is_floating]
 
 
 def _noting(calls: list[_Call]) -> Around:

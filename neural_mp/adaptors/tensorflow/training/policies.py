@@ -61,7 +61,7 @@ def kept_layers(model: Any) -> tuple[str, ...]:
     for layer in kept:
         if layer.path is None:  # it has no entry in the map
             layer.dtype_policy = FLOAT32
-    missing = [name for name in _keep if name not in _fitted]
+    missing = [name for name in _names_in_force() if name not in _fitted]
     if missing:
         known = {word for layer in found for word in (layer.name, path_of(layer))}
         raise ConfigurationError(
@@ -112,8 +112,8 @@ def watch_layers() -> None:
     @functools.wraps(plain)
     def init_and_keep(self: Any, **kwargs: Any) -> None:
         plain(self, **kwargs)
-        counts = _keep and keras.config.dtype_policy() is _policy and kwargs.get("dtype") is None
-        if counts and _compiled(_path_expression(_keep)).fullmatch(self.name):
+        names = _names_in_force() if kwargs.get("dtype") is None else ()
+        if names and _compiled(_path_expression(names)).fullmatch(self.name):
             self.dtype_policy = FLOAT32
 
     init_and_keep.keras_init = plain  # type: ignore[attr-defined]
@@ -159,10 +159,15 @@ def scaled(optimizer: Any) -> Any:
     return LossScaleOptimizer(made)
 
 
+def _names_in_force() -> tuple[str, ...]:
+    """The names to keep; none once the global policy is another, which Keras itself can set."""
+    return _keep if keras.config.dtype_policy() is _policy else ()
+
+
 def _fitting(layers: Collection[Any]) -> list[Any]:
     """The layers that the names of `set_policy` fit."""
     found: dict[int, Any] = {}
-    for name in _keep:
+    for name in _names_in_force():
         expression = _compiled(_path_expression([name]))
         fits = {id(layer): layer for layer in layers if expression.fullmatch(path_of(layer))}
         found.update(fits)
@@ -208,7 +213,7 @@ def _units(model: Any) -> Iterator[Any]:
 @contextmanager
 def policies_of(model: Any) -> Iterator[Callable[[Collection[Any], str], None]]:
     """A function that sets the policy of layers, with those in them, until the context ends."""
-    before = [(layer, layer._dtype_policy) for layer in layers_of(model)]
+    before = [(layer, layer._dtype_policy) for layer in model._flatten_layers()]
     try:
         yield put_policy
     finally:

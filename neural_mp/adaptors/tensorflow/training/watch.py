@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.tensorflow.training.loss_scale_optimizer import LossScaleOptimizer
-from neural_mp.adaptors.tensorflow.training.passes import model_pass
-from neural_mp.core.layer_pass import NonFinite, first_trouble
-from neural_mp.errors import ConfigurationError, TrainingError
+from neural_mp.adaptors.tensorflow.training.passes import model_pass, unpacked
+from neural_mp.core.layer_pass import ModelPass, NonFinite, first_trouble
+from neural_mp.errors import ConfigurationError, NeuralMPError, TrainingError
 
 
 class Watch(keras.callbacks.Callback):
@@ -54,13 +54,16 @@ class Watch(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin to count, and note where batches come from."""
         self.finding, self._lost, self._seen = None, 0, 0
-        self._steps = int(self.model.optimizer.iterations)
-        self._plain = plain = self.model.train_function
+        self._steps = self._steps_made() if self._is_scaled else 0
+        # A `fit` that an error ended left the function of a watch behind.
+        function = self.model.train_function
+        self._plain = plain = getattr(function, "watched", function)
 
         def noting(iterator: Any) -> Any:
             self._iterator = iterator
             return plain(iterator)
 
+        noting.watched = plain  # type: ignore[attr-defined]
         self.model.train_function = noting
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -91,9 +94,13 @@ class Watch(keras.callbacks.Callback):
         if isinstance(optimizer, LossScaleOptimizer):
             return optimizer.skipped_in_a_row
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            before, self._steps = self._steps, int(optimizer.iterations)
+            before, self._steps = self._steps, self._steps_made()
             return 0 if self._steps > before else self._lost + steps
         return 0 if np.isfinite(logs.get("loss", 0.0)) else self._lost + steps
+
+    def _steps_made(self) -> int:
+        """The steps that changed weights; of a counter on several devices, that of the first."""
+        return int(tf.convert_to_tensor(self.model.optimizer.iterations.value))
 
     def _batch(self) -> Any:
         """A batch to look with; None where the epoch has no more."""
@@ -121,7 +128,10 @@ class Watch(keras.callbacks.Callback):
 
     def _advice(self, batch: Any, scale: float) -> str:
         """What a pass through a batch shows; through the weights before they were ruined."""
-        found = self._look(batch, scale)
+        try:
+            found = self._look(batch, scale)
+        except NeuralMPError as error:
+            return f". No layer can be named: {error}"
         if found is None:
             return ". A pass through the next batch is finite; look for NaN or Inf in the data"
         words = f". {found.words[0].upper()}{found.words[1:]}"
@@ -134,11 +144,17 @@ class Watch(keras.callbacks.Callback):
             ruined = self.model.get_weights()
             self.model.set_weights(self._weights)
         try:
-            self.finding = first_trouble(model_pass(self.model, batch, loss_scale=scale))
+            self.finding = first_trouble(self._pass(batch, scale))
         finally:
             if self._weights:
                 self.model.set_weights(ruined)
         return self.finding
+
+    def _pass(self, batch: Any, scale: float) -> ModelPass:
+        try:
+            return model_pass(self.model, batch, loss_scale=scale)
+        except ConfigurationError:  # a train step of its own knows the loss, and it alone
+            return model_pass(self.model, unpacked(batch)[0])
 
     def _restore(self) -> None:
         if self._plain is not None:
