@@ -60,20 +60,24 @@ class Trainee(Protocol):
     def layers(self) -> Sequence[TrainedLayer]:
         """The layers, in the model's order."""
 
-    def gradients(self, batch: Any, low: Collection[str], scale: float) -> Gradients:
+    def gradients(
+        self, batch: Any, low: Collection[str], scale: float, *, singly: bool = False
+    ) -> Gradients:
         """The gradients of a batch, without dropout.
 
         Args:
             batch: inputs and targets.
             low: the layers in 16 bits; all others are in float32.
             scale: what the loss is multiplied by.
+            singly: whether each of them is looked at for itself: what it reads is in 16 bits, too,
+                whatever it comes from.
 
         Returns:
             The gradients; a loss of NaN and none where the model does not run in 16 bits.
         """
 
     def seen(self, batch: Any, low: Collection[str], scale: float) -> ModelPass:
-        """The same pass, as it went through the layers."""
+        """The same pass, singly, as it went through the layers."""
 
     def step(self, batch: Any) -> float:
         """One step of training in float32; the loss before it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any
@@ -26,6 +26,11 @@ from neural_mp.tuning.batches import Batches
 #: How often the gradients are looked at along a run. Weights as they are at first lie: some
 #: dangers show only after a while, and some are gone by then.
 _POINTS = 10
+#: How many times below the limit the noise of layers is that are harmless together.
+_HARMLESS = 10
+#: Of how many kept layers each is tried once more, whether it must be.
+_PRUNED = 16
+_TASK = "looking for layers to keep in float32"
 #: The loss scales that a pass is tried with, until its gradients are finite: loss scaling would
 #: find one of them. Those of BF16 need none.
 _SCALES = {Precision.FP16: (2.0**10, 1.0, 2.0**-7), Precision.BF16: (1.0,)}
@@ -51,7 +56,7 @@ def advise(
     The model is left as it was.
 
     It costs `steps` steps, and two passes at each of eleven points where all is well; where not,
-    one pass more for every layer, and a few.
+    some passes more for every layer that does harm.
 
     Args:
         model: a Keras model or a torch module.
@@ -80,11 +85,16 @@ def advise(
     stream = itertools.chain([first], stream)
     opened = importlib.import_module(f"{home}.gradients").opened
     with opened(model, first, loss, chosen, optimizer) as trainee:
-        search = _Search(trainee, chosen, limit)
         console = Console(stderr=True)
         hidden = not (progress and console.is_terminal)
         with Progress(console=console, transient=True, disable=hidden) as bar:
-            task = bar.add_task("looking for layers to keep in float32", total=steps + 1)
+            task = bar.add_task(_TASK, total=steps + 1)
+            search = _Search(
+                trainee,
+                chosen,
+                limit,
+                lambda count: bar.update(task, description=f"{_TASK}, pass {count}"),
+            )
             for step, batch in zip(range(steps + 1), stream, strict=False):
                 if step * _POINTS % max(steps, 1) < _POINTS:
                     search.look(batch, step)
@@ -106,11 +116,13 @@ class _Search:
         layers: layer → what is advised.
         passes: how many passes it took.
         noise: the worst noise of what was settled on.
+        on_pass: told of every pass that compares, with their number so far.
     """
 
     trainee: Trainee
     precision: Precision
     limit: float
+    on_pass: Callable[[int], None]
     layers: dict[str, LayerAdvice] = field(default_factory=dict)
     passes: int = 0
     noise: float = 0.0
@@ -143,8 +155,8 @@ class _Search:
                 + (f": {found}" if found else "")
             )
 
-        def noise_of(low: Collection[str]) -> float:
-            return self._gradients(batch, low).noise(reference)
+        def noise_of(low: Collection[str], singly: bool = False) -> float:
+            return self._gradients(batch, low, singly).noise(reference)
 
         total = noise_of(self.low)
         if total > self.limit:
@@ -165,7 +177,8 @@ class _Search:
 
     def _settle(self, noise_of: Any, batch: Any, step: int) -> float:
         """Keep layers until the rest is within the limit; the noise that is left."""
-        alone = {name: noise_of({name}) for name in sorted(self.low)}
+        alone: dict[str, float] = {}
+        self._examine(noise_of, [name for name in self.layers if name in self.low], alone)
         for name, noise in alone.items():
             before = self.layers[name]
             if not noise <= before.noise:
@@ -173,11 +186,27 @@ class _Search:
         for name, noise in alone.items():
             if math.isinf(noise):
                 self._keep(name, self._why_not_finite(name, batch))
-        worst = sorted(self.low, key=lambda name: -alone[name])
+        worst = sorted(self.low, key=lambda name: -alone.get(name, 0.0))
         kept = self._fewest(noise_of, worst)
         for name in kept:
-            self._keep(name, self._why_noisy(alone[name]))
+            self._keep(name, self._why_noisy(alone.get(name, 0.0)))
         return float(noise_of(self.low))
+
+    def _examine(self, noise_of: Any, names: list[str], alone: dict[str, float]) -> None:
+        """Put layers into 16 bits alone: all but those that are harmless together.
+
+        Few layers of a net do harm as a rule. So halves are tried, and halves of those that are
+        not harmless: a few passes for every layer that does harm, in place of one for every layer.
+        """
+        if not names:
+            return
+        noise = noise_of(set(names), singly=True)
+        if len(names) == 1:
+            alone[names[0]] = noise
+        elif noise > self.limit / _HARMLESS:
+            middle = len(names) // 2
+            self._examine(noise_of, names[:middle], alone)
+            self._examine(noise_of, names[middle:], alone)
 
     def _fewest(self, noise_of: Any, worst: list[str]) -> list[str]:
         """The layers, of those that do most harm, that are enough to keep."""
@@ -194,17 +223,20 @@ class _Search:
             else:
                 least = middle + 1
         kept = worst[:most]
+        if len(kept) > _PRUNED:
+            return kept
         for name in reversed(kept[:-1]):  # some only stood between two that matter
             rest = [other for other in kept if other != name]
             if enough(rest):
                 kept = rest
         return kept
 
-    def _gradients(self, batch: Any, low: Collection[str]) -> Gradients:
+    def _gradients(self, batch: Any, low: Collection[str], singly: bool) -> Gradients:
         """The gradients with a loss scale at which they are finite, if there is one."""
         for scale in _SCALES[self.precision]:
-            found = self.trainee.gradients(batch, low, scale)
+            found = self.trainee.gradients(batch, low, scale, singly=singly)
             self.passes += 1
+            self.on_pass(self.passes)
             if found.finite or not math.isfinite(found.loss):
                 break
         return found
@@ -236,7 +268,7 @@ class _Search:
 
     def _why_low(self, layer: LayerAdvice) -> str:
         if math.isnan(layer.noise):
-            return "the whole model is within the limit"
+            return "together with others, it changes the gradients by next to nothing"
         return f"alone, {_change(layer.noise)}"
 
 

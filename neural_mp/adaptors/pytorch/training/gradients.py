@@ -91,11 +91,13 @@ class ModuleTrainee:
         """The modules, in the model's order."""
         return self._layers
 
-    def gradients(self, batch: Any, low: Collection[str], scale: float) -> Gradients:
+    def gradients(
+        self, batch: Any, low: Collection[str], scale: float, *, singly: bool = False
+    ) -> Gradients:
         """The gradients of a batch with some modules in 16 bits."""
         with passes.untouched(self._model), _WithoutChance(), _without_chance(self._model):
             try:
-                with self._in_16_bits(low):
+                with self._in_16_bits(low, singly):
                     return self._taken(batch, scale)
             except (DataError, ConfigurationError):
                 if not low:
@@ -104,7 +106,7 @@ class ModuleTrainee:
 
     def seen(self, batch: Any, low: Collection[str], scale: float) -> ModelPass:
         """The same pass, as it went through the modules."""
-        with self._in_16_bits(low), _WithoutChance(), _without_chance(self._model):
+        with self._in_16_bits(low, True), _WithoutChance(), _without_chance(self._model):
             return passes.model_pass(self._model, batch, self._loss, scale)
 
     def step(self, batch: Any) -> float:
@@ -139,15 +141,15 @@ class ModuleTrainee:
         return Gradients(float(loss.detach()), arrays)
 
     @contextmanager
-    def _in_16_bits(self, low: Collection[str]) -> Iterator[None]:
-        """As `apply_plan` would have it; of a single one, the inputs are in 16 bits, too."""
+    def _in_16_bits(self, low: Collection[str], singly: bool) -> Iterator[None]:
+        """As `apply_plan` would have it; singly, what the modules read is in 16 bits, too."""
         with ExitStack() as undo:
             if low:
                 undo.callback(RunsIn(self._dtype, cast_inputs=False).on(self._model))
             for name, module in self._units.items():
                 if name not in low:
                     undo.callback(RunsIn(torch.float32).on(module))
-                elif len(low) == 1:
+                elif singly:
                     undo.callback(RunsIn(self._dtype).on(module))
             yield
 

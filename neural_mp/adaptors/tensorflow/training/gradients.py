@@ -106,8 +106,10 @@ class KerasTrainee:
         """The layers, in the model's order."""
         return self._layers
 
-    def gradients(self, batch: Any, low: Collection[str], scale: float) -> Gradients:
-        """The gradients of a batch with some layers in 16 bits."""
+    def gradients(
+        self, batch: Any, low: Collection[str], scale: float, *, singly: bool = False
+    ) -> Gradients:
+        """The gradients of a batch with some layers in 16 bits; a policy casts what they read."""
         inputs, targets, weights = unpacked(batch)
         with self._in_16_bits(low), untouched(self._model), _without_chance(self._model):
             self.refused = ""
