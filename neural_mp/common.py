@@ -55,6 +55,12 @@ def stack(samples: Sequence[Any]) -> Any:
     if isinstance(first, Mapping):
         return {key: stack([sample[key] for sample in samples]) for key in first}
     if isinstance(first, tuple | list):
+        lengths = sorted({len(sample) for sample in samples})
+        if len(lengths) > 1:
+            raise DataError(
+                f"samples that hold lists of different lengths cannot be stacked: "
+                f"{', '.join(map(str, lengths[:4]))}; set batch_size to 1 or give a collate_fn"
+            )
         return tuple(stack([sample[i] for sample in samples]) for i in range(len(first)))
     arrays = [np.asarray(sample) for sample in samples]
     shapes = sorted({array.shape for array in arrays})

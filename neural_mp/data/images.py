@@ -32,6 +32,28 @@ def pillow(needed_by: str) -> ModuleType:
     return PIL.Image
 
 
+def read_pixels(path: Path, mode: str | None, needed_by: str) -> np.ndarray:
+    """The pixels of an image file.
+
+    Args:
+        path: the file.
+        mode: Pillow's name of how to hold them, such as `RGB`; None for how the file holds them.
+        needed_by: what reads it, for a message.
+
+    Returns:
+        `[height, width, channels]`, or `[height, width]` for one channel; uint8 for `RGB` and `L`.
+
+    Raises:
+        DataError: the file is missing or broken.
+        MissingFrameworkError: Pillow is not installed.
+    """
+    try:
+        with pillow(needed_by).open(path) as image:
+            return np.array(image if mode is None else image.convert(mode))
+    except (OSError, SyntaxError, ValueError) as error:  # Pillow: a broken PNG, SyntaxError
+        raise DataError(f"{path} cannot be read as an image: {error}") from error
+
+
 @DATASETS.register("ImageFolder")
 @dataclass(frozen=True)
 class ImageFolder:
@@ -80,11 +102,7 @@ class ImageFolder:
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         path, label = self.files[index]
-        try:
-            with pillow("dataset 'ImageFolder'").open(path) as image:
-                pixels = np.array(image.convert(self.mode), dtype=np.uint8)
-        except (OSError, SyntaxError, ValueError) as error:  # Pillow: a broken PNG, SyntaxError
-            raise DataError(f"{path} cannot be read as an image: {error}") from error
+        pixels = read_pixels(path, self.mode, "dataset 'ImageFolder'")
         return (pixels if pixels.ndim == 3 else pixels[:, :, np.newaxis]), label
 
 

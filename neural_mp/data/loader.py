@@ -62,8 +62,9 @@ def build_dataset(spec: Mapping[str, Any], names: Vocabulary = OWN) -> Any:
         names: what names stand for.
 
     Returns:
-        A dataset with `__getitem__` and `__len__`, or (the user's own only) an iterable; its
-        items are `(inputs, label)`.
+        A dataset with `__getitem__` and `__len__`, or an iterable; its items are
+        `(inputs, label)`. One whose samples cannot simply be stacked also has the method
+        `collate_samples`: list of samples → batch.
 
     Raises:
         ConfigurationError: a name or option is unknown, missing or of the wrong type.
@@ -146,6 +147,7 @@ def build_dataloader(spec: Mapping[str, Any], names: Vocabulary = OWN) -> DataLo
     seed = whole_number("dataloader: seed", spec.get("seed", 0), minimum=0)
     transform = build_transforms(spec.get("transform"), names)
     dataset = build_dataset(spec["dataset"], names)
+    collate = getattr(dataset, "collate_samples", None)
     if transform is not None and _is_indexable(dataset):
         dataset = TransformedDataset(dataset, transform)
     elif transform is not None:
@@ -153,6 +155,7 @@ def build_dataloader(spec: Mapping[str, Any], names: Vocabulary = OWN) -> DataLo
     return DataLoader(
         dataset,
         batch_size=spec.get("batch_size", 1),
+        collate_fn=collate,
         shuffle=shuffle,
         last_batch=spec.get("last_batch", "rollover"),
         seed=seed,

@@ -9,10 +9,19 @@ from __future__ import annotations
 
 from functools import cache
 
+from neural_mp.compat.inc.names import (  # imported to be registered
+    bert,
+    coco,
+    dummy,
+    glue,
+    imagenet,
+    mnist,
+    records,
+)
 from neural_mp.compat.inc.names.registries import DATASETS, METRICS, TRANSFORMS
 from neural_mp.data import Vocabulary
 
-__all__ = ["vocabulary"]
+__all__ = ["bert", "coco", "dummy", "glue", "imagenet", "mnist", "records", "vocabulary"]
 
 
 @cache
