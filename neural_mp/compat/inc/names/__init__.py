@@ -9,6 +9,12 @@ from __future__ import annotations
 
 from functools import cache
 
+from neural_mp.compat.inc.names import (  # noqa: F401  (they register what they define)
+    metrics_classes,
+    metrics_detection,
+    metrics_numbers,
+    metrics_text,
+)
 from neural_mp.compat.inc.names.registries import DATASETS, METRICS, TRANSFORMS
 from neural_mp.data import Vocabulary
 
