@@ -141,7 +141,7 @@ class _Precision:
         found = as_numpy(ids)
         if found.size or not len(names):
             return found
-        words = [text(name) for name in as_numpy(names).reshape(-1)]
+        words = [text(name) for name in _by_image(names)]
         for word in words:
             if word not in self._ids:
                 raise MetricError(
