@@ -31,6 +31,9 @@ class Metric(Protocol):
 
     A metric that has the attribute `running = True` is asked for its result every now and then, so
     that an evaluation that is lost can be stopped.
+
+    A metric that has the attribute `compare_label = False` needs no labels: in their place it is
+    given what the FP32 model predicts, both before any postprocess.
     """
 
     def update(self, preds: Any, labels: Any) -> None:

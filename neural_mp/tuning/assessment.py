@@ -84,7 +84,7 @@ class Assessor:
 
         try:
             model = self.model.converted(plan)
-            accuracy = self.evaluator(model, deadline, self._stops_when())
+            accuracy = self.evaluator(model, deadline, self._stops_when(), self.model)
         except LostError as lost:
             return assessed(Outcome.PRUNED, lost.accuracy, self._origin_of_nan(model)), model
         except (TimeUpError, UserCodeError, MetricError):

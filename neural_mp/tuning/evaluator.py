@@ -111,6 +111,7 @@ class Evaluator:
         model: AnyModel,
         deadline: Deadline,
         is_lost: Callable[[RunningValues], bool] | None = None,
+        reference: AnyModel | None = None,
     ) -> float:
         """The accuracy of a model; may be NaN.
 
@@ -118,6 +119,8 @@ class Evaluator:
             model: what to evaluate.
             deadline: checked after every batch.
             is_lost: asked on the way whether to go on.
+            reference: the FP32 model, with which metrics compare that take no labels; None where
+                that is `model` itself.
 
         Raises:
             LostError: `is_lost` said so.
@@ -130,12 +133,21 @@ class Evaluator:
             value = self._users(self.eval_func, model.native)
             result = _number(value, "eval_func")
         else:
-            result = self._over_batches(model, deadline, is_lost or (lambda running: False))
+            result = self._over_batches(
+                model,
+                deadline,
+                is_lost or (lambda running: False),
+                model if reference is None else reference,
+            )
         self.evaluations += 1
         return result
 
     def _over_batches(
-        self, model: AnyModel, deadline: Deadline, is_lost: Callable[[RunningValues], bool]
+        self,
+        model: AnyModel,
+        deadline: Deadline,
+        is_lost: Callable[[RunningValues], bool],
+        reference: AnyModel,
     ) -> float:
         assert self.batches is not None
         for metric, _ in self.metrics:
@@ -150,10 +162,14 @@ class Evaluator:
             inputs, labels = pair
             unseen += count_samples(inputs)
             predictions = model(inputs)
+            judged = predictions, labels
             if self.postprocess is not None:
-                predictions, labels = self._users(self.postprocess, (predictions, labels))
+                judged = self._users(self.postprocess, judged)
             for metric, _ in self.metrics:
-                self._users(metric.update, predictions, labels)
+                if getattr(metric, "compare_label", True) is False:
+                    self._users(metric.update, predictions, reference(inputs))
+                else:
+                    self._users(metric.update, *judged)
             self.on_batch()
             deadline.check()
             if looks and self._is_time_to_look(number):

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 from functools import cache
 
-from neural_mp.compat.inc.names import (  # imported to be registered
+from neural_mp.compat.inc.names import (  # noqa: F401  (they register what they define)
     bert,
     coco,
     dummy,
     glue,
     imagenet,
+    metrics_classes,
+    metrics_detection,
+    metrics_numbers,
+    metrics_text,
     mnist,
     records,
 )
 from neural_mp.compat.inc.names.registries import DATASETS, METRICS, TRANSFORMS
 from neural_mp.data import Vocabulary
 
-__all__ = ["bert", "coco", "dummy", "glue", "imagenet", "mnist", "records", "vocabulary"]
+__all__ = ["vocabulary"]
 
 
 @cache
