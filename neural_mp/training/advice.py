@@ -116,6 +116,7 @@ class _Search:
         layers: layer → what is advised.
         passes: how many passes it took.
         noise: the worst noise of what was settled on.
+        unsettled: the worst noise before layers were kept; infinite ones do not count.
         on_pass: told of every pass that compares, with their number so far.
     """
 
@@ -126,6 +127,7 @@ class _Search:
     layers: dict[str, LayerAdvice] = field(default_factory=dict)
     passes: int = 0
     noise: float = 0.0
+    unsettled: float = 0.0
 
     def __post_init__(self) -> None:
         self.layers = {layer.name: _begun(layer) for layer in self.trainee.layers}
@@ -161,6 +163,8 @@ class _Search:
         total = noise_of(self.low)
         if total > self.limit:
             self._check_chance(reference, batch)
+            if math.isfinite(total):
+                self.unsettled = max(self.unsettled, total)
             total = self._settle(noise_of, batch, step)
         self.noise = max(self.noise, total)
 
@@ -264,7 +268,19 @@ class _Search:
             name: layer if layer.reason else replace(layer, reason=self._why_low(layer))
             for name, layer in self.layers.items()
         }
+        warnings += self._many_are_kept()
         return Advice(self.precision, layers, self.noise, steps, self.passes, framework, warnings)
+
+    def _many_are_kept(self) -> tuple[str, ...]:
+        """What to know where most layers are kept, though none of them breaks anything."""
+        kept = [layer for layer in self.layers.values() if layer.keep]
+        if len(kept) * 2 < len(self.layers) or self.unsettled == 0:
+            return ()
+        return (
+            f"many layers are kept, {len(kept)} of {len(self.layers)}: none stands out, all together "
+            f"{_change(self.unsettled).removeprefix('it ')}. Many nets bear that: try "
+            f"limit={_rounded_up(self.unsettled):g}, which keeps only what breaks",
+        )
 
     def _why_low(self, layer: LayerAdvice) -> str:
         if math.isnan(layer.noise):
@@ -275,6 +291,12 @@ class _Search:
 def _change(noise: float) -> str:
     """What noise does, in words: its root is the share of the gradients' size."""
     return f"it changes the gradients by {100 * math.sqrt(noise):.2g}%"
+
+
+def _rounded_up(noise: float) -> float:
+    """A number a little above, with one digit."""
+    step = 10 ** math.floor(math.log10(noise))
+    return (math.floor(noise / step) + 1) * step
 
 
 def _begun(layer: TrainedLayer) -> LayerAdvice:

@@ -67,6 +67,16 @@ def test_bf16_has_the_range_but_not_the_digits(data):
     assert lost > 2 * wanted
 
 
+def test_where_all_layers_add_a_little_it_says_which_limit_keeps_what_breaks(data):
+    strict = advise(digits_net(False), data, F.cross_entropy, "bf16", steps=0, limit=1e-9)
+    assert len(strict.keep) > len(strict.layers) / 2
+    (said,) = [warning for warning in strict.warnings if "many layers are kept" in warning]
+    limit = float(said.split("limit=")[1].split(",")[0])
+    wide = advise(digits_net(False), data, F.cross_entropy, "bf16", steps=0, limit=limit)
+    assert wide.keep == ("logits",)
+    assert not any("many layers" in warning for warning in wide.warnings)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_healthy_net_keeps_its_outputs_only_and_costs_little(data, precision):
     found = advise(digits_net(False), data, F.cross_entropy, precision, steps=20)
