@@ -30,6 +30,8 @@ _POINTS = 10
 _HARMLESS = 10
 #: Of how many kept layers each is tried once more, whether it must be.
 _PRUNED = 16
+#: How many kept layers are many, if they are a third of all.
+_MANY = 4
 _TASK = "looking for layers to keep in float32"
 #: The loss scales that a pass is tried with, until its gradients are finite: loss scaling would
 #: find one of them. Those of BF16 need none.
@@ -272,14 +274,15 @@ class _Search:
         return Advice(self.precision, layers, self.noise, steps, self.passes, framework, warnings)
 
     def _many_are_kept(self) -> tuple[str, ...]:
-        """What to know where most layers are kept, though none of them breaks anything."""
-        kept = [layer for layer in self.layers.values() if layer.keep]
-        if len(kept) * 2 < len(self.layers) or self.unsettled == 0:
+        """What to know where many layers are kept, and even all together do not break the whole."""
+        kept = sum(layer.keep for layer in self.layers.values())
+        if kept < _MANY or kept * 3 < len(self.layers) or self.unsettled == 0:
             return ()
+        share = 100 * math.sqrt(self.unsettled)
         return (
-            f"many layers are kept, {len(kept)} of {len(self.layers)}: none stands out, all together "
-            f"{_change(self.unsettled).removeprefix('it ')}. Many nets bear that: try "
-            f"limit={_rounded_up(self.unsettled):g}, which keeps only what breaks",
+            f"many layers are kept, {kept} of {len(self.layers)}: all together change the gradients "
+            f"by {share:.2g}%, which many nets bear. With limit={_rounded_up(self.unsettled):g}, "
+            f"only those are kept that break the whole",
         )
 
     def _why_low(self, layer: LayerAdvice) -> str:

@@ -69,7 +69,7 @@ def test_bf16_has_the_range_but_not_the_digits(data):
 
 def test_where_all_layers_add_a_little_it_says_which_limit_keeps_what_breaks(data):
     strict = advise(digits_net(False), data, F.cross_entropy, "bf16", steps=0, limit=1e-9)
-    assert len(strict.keep) > len(strict.layers) / 2
+    assert len(strict.keep) > 3
     (said,) = [warning for warning in strict.warnings if "many layers are kept" in warning]
     limit = float(said.split("limit=")[1].split(",")[0])
     wide = advise(digits_net(False), data, F.cross_entropy, "bf16", steps=0, limit=limit)
