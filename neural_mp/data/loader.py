@@ -10,7 +10,7 @@ from neural_mp.common import DataLoader
 from neural_mp.data.options import whole_number
 from neural_mp.data.transforms import Transform
 from neural_mp.data.vocabulary import OWN, Vocabulary
-from neural_mp.errors import ConfigurationError, DataError, did_you_mean
+from neural_mp.errors import ConfigurationError, DataError, did_you_mean, inside
 
 LOADER_KEYS = ("batch_size", "last_batch", "shuffle", "seed", "dataset", "transform")
 
@@ -144,8 +144,10 @@ def build_dataloader(spec: Mapping[str, Any], names: Vocabulary = OWN) -> DataLo
     if not isinstance(shuffle, bool):
         raise ConfigurationError(f"dataloader: shuffle must be true or false, got {shuffle!r}")
     seed = whole_number("dataloader: seed", spec.get("seed", 0), minimum=0)
-    transform = build_transforms(spec.get("transform"), names)
-    dataset = build_dataset(spec["dataset"], names)
+    with inside("transform"):
+        transform = build_transforms(spec.get("transform"), names)
+    with inside("dataset"):
+        dataset = build_dataset(spec["dataset"], names)
     if transform is not None and _is_indexable(dataset):
         dataset = TransformedDataset(dataset, transform)
     elif transform is not None:
