@@ -30,7 +30,7 @@ from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.config import Settings, load_settings
 from neural_mp.core import hardware as machine
 from neural_mp.core.log_folder import prepared_folder
-from neural_mp.core.precision import Precision, parse_precisions
+from neural_mp.core.precision import Precision, Precisions, parse_precisions
 from neural_mp.core.words import Approach, Capture, is_speed_alone
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.reporting import LiveListener
@@ -67,7 +67,7 @@ _OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
     "listener": (Listener, type(None)),
 }
 #: What is tried unless the user says otherwise.
-DEFAULT_PRECISIONS = (Precision.INT8, Precision.BF16)
+DEFAULT_PRECISIONS = Precisions((Precision.INT8, Precision.BF16))
 
 
 class MixedPrecision:

@@ -102,6 +102,13 @@ def test_sigopt_is_said_to_be_replaced():
     assert "conf.yaml, line 4: tuning.strategy.name.sigopt is ignored" in ignored[0]
 
 
+def test_precisions_compare_with_what_they_were_set_to():
+    converter = MixedPrecision()
+    converter.precisions = ["bf16", "fp32"]
+    assert converter.precisions == ["bf16", "fp32"]
+    assert theirs("mixed_precision: {precisions: [bf16, fp32]}")[0].precisions == ["bf16", "fp32"]
+
+
 @pytest.mark.parametrize("section", ["model_conversion", "automixedprecision"])
 def test_a_section_for_something_else_is_passed_over(section):
     settings, ignored = theirs(f"{section}:\n  source: QAT\n  destination: default")
