@@ -57,7 +57,7 @@ def postprocess(settings: Settings) -> Transform | None:
     Raises:
         ConfigurationError: a name or an option is wrong.
     """
-    with settings.source.at((*ACCURACY, "postprocess", "transform")):
+    with settings.source.at((*ACCURACY, "postprocess")):
         return build_transforms(settings.evaluation.postprocess, vocabulary_of(settings))
 
 

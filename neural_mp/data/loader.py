@@ -76,7 +76,8 @@ def build_dataset(spec: Mapping[str, Any], names: Vocabulary = OWN) -> Any:
             f"{{ImageFolder: {{root: images}}}}, got {found or 'none'}"
         )
     ((name, options),) = spec.items()
-    dataset = names.datasets.build(name, options)
+    with inside("dataset"):
+        dataset = names.datasets.build(name, options)
     indexable = _is_indexable(dataset)
     if not indexable and not isinstance(dataset, Iterable):
         raise DataError(
@@ -108,7 +109,8 @@ def build_transforms(spec: Mapping[str, Any] | None, names: Vocabulary = OWN) ->
         raise ConfigurationError(
             f"transform must hold names with their options, such as {{Rescale: {{}}}}, got {spec!r}"
         )
-    transforms = tuple(names.transforms.build(name, options) for name, options in spec.items())
+    with inside("transform"):
+        transforms = tuple(names.transforms.build(name, options) for name, options in spec.items())
     for name, transform in zip(spec, transforms, strict=True):
         if not callable(transform):
             raise ConfigurationError(
@@ -144,10 +146,8 @@ def build_dataloader(spec: Mapping[str, Any], names: Vocabulary = OWN) -> DataLo
     if not isinstance(shuffle, bool):
         raise ConfigurationError(f"dataloader: shuffle must be true or false, got {shuffle!r}")
     seed = whole_number("dataloader: seed", spec.get("seed", 0), minimum=0)
-    with inside("transform"):
-        transform = build_transforms(spec.get("transform"), names)
-    with inside("dataset"):
-        dataset = build_dataset(spec["dataset"], names)
+    transform = build_transforms(spec.get("transform"), names)
+    dataset = build_dataset(spec["dataset"], names)
     if transform is not None and _is_indexable(dataset):
         dataset = TransformedDataset(dataset, transform)
     elif transform is not None:
