@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class NeuralMPError(Exception):
-    """Base of every error raised on purpose: names the thing, what was expected, how to mend it."""
+    """Base of every error raised on purpose: names the thing, what was expected, how to mend it.
+
+    Attributes:
+        keys: where in the settings at hand the mistake is, the outermost key first.
+    """
+
+    keys: tuple[str | int, ...] = ()
+
+
+@contextmanager
+def inside(*keys: str | int) -> Iterator[None]:
+    """Note in every error of ours raised inside which settings it comes from.
+
+    Raises:
+        NeuralMPError: the error raised inside, with these keys before those that it has.
+    """
+    try:
+        yield
+    except NeuralMPError as error:
+        error.keys = (*keys, *error.keys)
+        raise
 
 
 class ConfigurationError(NeuralMPError):

@@ -51,7 +51,7 @@ def tune(
 ) -> None:
     """Tune a model as a YAML file says; exit with 1 if the target was not met."""
     from neural_mp.api.mixed_precision import MixedPrecision
-    from neural_mp.api.optimized_model import check_destination
+    from neural_mp.api.saved_folder import check_destination
     from neural_mp.reporting import LiveListener, result_tables
 
     if output is not None:
@@ -82,7 +82,8 @@ def inspect(
 ) -> None:
     """Show every op, its type, and what it can run in here; of a saved result, its plan."""
     from neural_mp.api.deployment import where_right
-    from neural_mp.api.optimized_model import is_saved_model, load
+    from neural_mp.api.optimized_model import load
+    from neural_mp.api.saved_folder import is_saved_model
     from neural_mp.core import hardware
     from neural_mp.reporting import capability_table, plan_table
 

@@ -1,17 +1,23 @@
-"""Data and metrics that a tuning file names, made; a mistake is said with its place in the file."""
+"""What a tuning file names, made or found; a mistake is said with its place in the file."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from neural_mp.common import DataLoader, Metric
 from neural_mp.config import Settings
 from neural_mp.config.source import KeyPath
 from neural_mp.core.words import Dialect
 from neural_mp.data import OWN, Transform, Vocabulary, build_dataloader, build_transforms
+from neural_mp.errors import NeuralMPError
 from neural_mp.metrics import METRICS, build_metric
+from neural_mp.strategies import Strategy, strategy_named
 
 ACCURACY: KeyPath = ("evaluation", "accuracy")
 PERFORMANCE: KeyPath = ("evaluation", "performance")
 CALIBRATION: KeyPath = ("quantization", "calibration")
+_METRICS: tuple[KeyPath, ...] = ((*ACCURACY, "metric"), (*ACCURACY, "multi_metrics"))
 
 
 def vocabulary_of(settings: Settings) -> Vocabulary:
@@ -51,7 +57,7 @@ def postprocess(settings: Settings) -> Transform | None:
     Raises:
         ConfigurationError: a name or an option is wrong.
     """
-    with settings.source.at((*ACCURACY, "postprocess", "transform")):
+    with settings.source.at((*ACCURACY, "postprocess")):
         return build_transforms(settings.evaluation.postprocess, vocabulary_of(settings))
 
 
@@ -64,7 +70,34 @@ def metrics(settings: Settings) -> list[tuple[Metric, float]]:
     """
     names = vocabulary_of(settings).metrics or METRICS
     found = []
+    lines = settings.source.lines
+    path = next((path for path in _METRICS if path in lines), _METRICS[0])
+    written = [str(keys[-1]) for keys in lines if keys[:-1] == path]
     for item in settings.evaluation.metrics:
-        with settings.source.at((*ACCURACY, "metric")):
+        with settings.source.at(path), _as_written(written):
             found.append((build_metric(item.name, item.options, names), item.weight))
     return found
+
+
+@contextmanager
+def _as_written(names: Iterable[str]) -> Iterator[None]:
+    """Say the name of a metric in errors as the file has it, by which its line is found."""
+    try:
+        yield
+    except NeuralMPError as error:
+        written: dict[str | int, str] = {name.strip().lower(): name for name in names}
+        error.keys = (*(written.get(key, key) for key in error.keys[:1]), *error.keys[1:])
+        raise
+
+
+def strategy(settings: Settings, name: str) -> Strategy:
+    """A strategy by its name.
+
+    Raises:
+        ConfigurationError: there is none of that name; where it comes from the file, with its
+            place.
+    """
+    if name != settings.tuning.strategy:
+        return strategy_named(name)
+    with settings.source.at(("tuning", "strategy", "name")):
+        return strategy_named(name)

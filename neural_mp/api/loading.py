@@ -9,7 +9,7 @@ from typing import Any
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api import configured
-from neural_mp.api.optimized_model import is_saved_model
+from neural_mp.api.saved_folder import is_saved_model
 from neural_mp.common import Metric, missing_methods
 from neural_mp.config import Settings
 from neural_mp.core.precision import Precision

@@ -16,6 +16,7 @@ from neural_mp.api import configured
 from neural_mp.api.amp_settings import edited_lists, forced, gather_amp, with_data_type
 from neural_mp.api.deployment import hardware_for, not_native, without_kernels
 from neural_mp.api.explain import write_log
+from neural_mp.api.limits import constrained
 from neural_mp.api.loading import (
     WeightedMetrics,
     gather_metrics,
@@ -29,12 +30,12 @@ from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.config import Settings, load_settings
 from neural_mp.core import hardware as machine
 from neural_mp.core.log_folder import prepared_folder
-from neural_mp.core.precision import Precision, parse_precisions
+from neural_mp.core.precision import Precision, Precisions, parse_precisions
 from neural_mp.core.words import Approach, Capture, is_speed_alone
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.reporting import LiveListener
 from neural_mp.space import TuningSpace
-from neural_mp.strategies import DEFAULT, strategy_named
+from neural_mp.strategies import DEFAULT
 from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
 from neural_mp.tuning.batches import Batches, Calibration
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
@@ -66,7 +67,7 @@ _OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
     "listener": (Listener, type(None)),
 }
 #: What is tried unless the user says otherwise.
-DEFAULT_PRECISIONS = (Precision.INT8, Precision.BF16)
+DEFAULT_PRECISIONS = Precisions((Precision.INT8, Precision.BF16))
 
 
 class MixedPrecision:
@@ -206,7 +207,7 @@ class MixedPrecision:
     def _job(self, log: RunLog) -> tuple[TuningJob, Path | None]:
         """All that the options come to, and the folder to log to, where there is to be one."""
         self._check_options()
-        strategy = strategy_named(self.strategy)
+        strategy = configured.strategy(self._settings, self.strategy)
         here = self.hardware or machine.detect()
         amp = gather_amp(self.amp, self._settings.amp)
         log_folder = prepared_folder(amp.log_path)
@@ -341,7 +342,8 @@ class MixedPrecision:
                 f"for its numbers"
                 for precision in emulated
             )
-        space = space.constrained(self._settings.constraints)
+        space, told = constrained(space, self._settings)
+        log.warnings += told
         if self.approach is not None:
             space = space.with_int8([Approach(self.approach)])
         for precision in precisions:

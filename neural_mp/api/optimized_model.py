@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +14,12 @@ from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.deployment import EVERYWHERE, made_right_here, where_right
+from neural_mp.api.saved_folder import (
+    MANIFEST,
+    PLAN_FILE,
+    check_destination,
+    put_in_place,
+)
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.trial import Trial
@@ -24,8 +28,6 @@ from neural_mp.tuning.report import Report
 
 logger = logging.getLogger(__name__)
 
-MANIFEST = "neural_mp.json"
-PLAN_FILE = "plan.yaml"
 FORMAT_VERSION = 1
 
 
@@ -133,12 +135,14 @@ class OptimizedModel:
     def save(self, path: str | Path) -> None:
         """Write the model, its plan and its report into the folder `path`.
 
+        An earlier result there is replaced; other files in the folder stay as they are.
+
         A path that ends as the framework's own single files do (`.pb`, `.pbtxt`, `.onnx`) gets the
         model alone, for use without this package; in ONNX with the plan among its properties.
         Where the numbers are not right on every CPU, a logged warning says on which they are.
 
         Raises:
-            NeuralMPError: something else is there already, or it cannot be written.
+            NeuralMPError: a model of somebody else's is there already, or it cannot be written.
         """
         if isinstance(path, str | Path) and Path(path).suffix in self.adaptor.file_suffixes:
             self._save_file(Path(path))
@@ -154,9 +158,7 @@ class OptimizedModel:
                 complete = Path(scratch) / "model"
                 complete.mkdir()
                 self._write(complete)
-                if target.exists():
-                    shutil.rmtree(target)
-                complete.rename(target)
+                put_in_place(complete, target)
         except OSError as error:
             raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
 
@@ -195,27 +197,6 @@ class OptimizedModel:
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
-def check_destination(path: str | Path) -> Path:
-    """A folder that a model can be saved in; what it lies in is made.
-
-    Raises:
-        NeuralMPError: something else is there already, or it cannot be written.
-    """
-    if not isinstance(path, str | Path):
-        raise NeuralMPError(f"a model is saved in a folder; got {path!r} for its path")
-    target = Path(path)
-    free = not target.exists() or (target.is_dir() and not any(target.iterdir()))
-    if not free and not is_saved_model(target):
-        raise NeuralMPError(f"{str(target)!r} exists and is no saved model; choose another folder")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
-    if not os.access(target.parent, os.W_OK):
-        raise NeuralMPError(f"{str(target)!r} cannot be written: no permission")
-    return target
-
-
 def load(path: str | Path) -> OptimizedModel:
     """Bring back a model that `OptimizedModel.save` wrote; never runs code from a file.
 
@@ -247,11 +228,6 @@ def load(path: str | Path) -> OptimizedModel:
         manifest["met"],
         observations=observations,
     )
-
-
-def is_saved_model(path: Any) -> bool:
-    """Whether a path is a folder that `OptimizedModel.save` wrote."""
-    return isinstance(path, str | Path) and (Path(path) / MANIFEST).is_file()
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

@@ -7,13 +7,15 @@ from importlib import metadata
 from typing import Any
 
 from neural_mp.amp import OPTIONS, AutoMixedPrecisionOptions
+from neural_mp.config.dialect import dialect_of
 from neural_mp.config.evaluation import evaluation
 from neural_mp.config.inc import (
     FRAMEWORKS,
     IGNORED_APPROACHES,
     IGNORED_OBJECTIVES,
     INT8_APPROACHES,
-    ONLY_THEIRS,
+    OTHER_STRATEGIES,
+    STRATEGIES,
 )
 from neural_mp.config.limits import constraints, precisions
 from neural_mp.config.schema import validated
@@ -39,7 +41,9 @@ def build(source: Source) -> Settings:
         ConfigurationError: a key is unknown, a value is of the wrong type or out of range, or
             two keys contradict each other.
     """
-    data = validated(source)
+    dialect = dialect_of(source.data)
+    source.check_repeated(dialect)
+    data = validated(source, dialect)
     calibration = data.get("quantization", {}).get("calibration", {})
     return Settings(
         model=_model(source, data.get("model", {})),
@@ -50,18 +54,11 @@ def build(source: Source) -> Settings:
         amp=_amp(data.get("mixed_precision", {})),
         approach=_approach(source, data.get("quantization", {})),
         calibration=CalibrationSettings(**calibration),
-        tuning=_tuning(source, data.get("tuning", {})),
+        tuning=_tuning(source, data.get("tuning", {}), dialect),
         evaluation=evaluation(source, data.get("evaluation", {})),
-        dialect=_dialect(data),
+        dialect=dialect,
         source=source,
     )
-
-
-def _dialect(data: Mapping[str, Any]) -> Dialect:
-    """Theirs, where the file has a `version`, as their templates do, or a framework of theirs."""
-    framework = str(data.get("model", {}).get("framework", "")).lower()
-    theirs = "version" in data or framework in ONLY_THEIRS
-    return Dialect.INC if theirs else Dialect.OWN
 
 
 def _model(source: Source, data: Mapping[str, Any]) -> ModelSettings:
@@ -127,7 +124,7 @@ def _bf16_key(data: Mapping[str, Any]) -> KeyPath:
     return ("quantization", "use_bf16") if data.get("quantization", {}).get("use_bf16") else ()
 
 
-def _tuning(source: Source, data: Mapping[str, Any]) -> TuningSettings:
+def _tuning(source: Source, data: Mapping[str, Any], dialect: Dialect) -> TuningSettings:
     objective = data.get("objective", TuningSettings.objective)
     if isinstance(objective, str) and objective in IGNORED_OBJECTIVES:
         source.ignored(("tuning", "objective", objective), IGNORED_OBJECTIVES[objective])
@@ -136,8 +133,8 @@ def _tuning(source: Source, data: Mapping[str, Any]) -> TuningSettings:
     with source.at(("tuning", "exit_policy")):
         exit_policy = ExitPolicy(**data.get("exit_policy", {}))
     return TuningSettings(
-        strategy=data.get("strategy", {}).get("name"),
-        criterion=_criterion(source, data.get("accuracy_criterion", {})),
+        strategy=_strategy(source, data.get("strategy", {}), dialect),
+        criterion=_criterion(source, data.get("accuracy_criterion", {}), dialect),
         objective=objective,
         exit_policy=exit_policy,
         random_seed=data.get("random_seed", TuningSettings.random_seed),
@@ -149,7 +146,17 @@ def _tuning(source: Source, data: Mapping[str, Any]) -> TuningSettings:
     )
 
 
-def _criterion(source: Source, data: Mapping[str, Any]) -> AccuracyCriterion:
+def _strategy(source: Source, data: Mapping[str, Any], dialect: Dialect) -> str | None:
+    name: str | None = data.get("name")
+    if name is None or dialect is Dialect.OWN:
+        return name
+    word = name.lower()
+    if word in OTHER_STRATEGIES:
+        source.ignored(("tuning", "strategy", "name", name), OTHER_STRATEGIES[word])
+    return STRATEGIES.get(word, word)
+
+
+def _criterion(source: Source, data: Mapping[str, Any], dialect: Dialect) -> AccuracyCriterion:
     path: KeyPath = ("tuning", "accuracy_criterion")
     if "relative" in data and "absolute" in data:
         raise source.error(
@@ -163,6 +170,7 @@ def _criterion(source: Source, data: Mapping[str, Any]) -> AccuracyCriterion:
             tolerance=data.get("relative", data.get("absolute", default)),
             relative="absolute" not in data,
             higher_is_better=data.get("higher_is_better"),
+            any_tolerance=dialect is Dialect.INC,
         )
 
 

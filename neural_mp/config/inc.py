@@ -31,6 +31,8 @@ _ONE_PROCESS = "measurements run in one process; only cores_per_instance sets it
 IGNORED: Mapping[str, str] = {
     "optimization_level": _FITTED,
     "reduce_range": "the range of INT8 follows from what this machine runs",
+    "model_conversion": "a model is read in the form it has; its own framework converts others",
+    "automixedprecision": "what may run in 16 bits is said in mixed_precision",
     "pruning": _TRAINING,
     "distillation": _TRAINING,
     "auto_distillation": _TRAINING,
@@ -96,6 +98,29 @@ FRAMEWORKS: Mapping[str, str | None] = {
 
 #: Their names of frameworks that we do not have ourselves: a file with one of these is theirs.
 ONLY_THEIRS = frozenset(FRAMEWORKS) - {"pytorch", "tensorflow", "onnxrt"}
+
+_NAMES = """
+    cifar10 cifar100 mnist fashionmnist tfrecorddataset imagerecord imagenet imagenetraw dummyv2
+    sparsedummyv2 bert mzbert vocrecord cocorecord cocoraw coconpy styletransfer glue
+    resizewithratio resizewithaspectratio resizecropimagenet bilinearimagenet croptoboundingbox
+    cropresize paddedcentercrop alignimagechannel quantizedinput randomverticalflip toarray
+    tondarray topilimage totensor parsedecodeimagenet parsedecodecoco parsedecodevoc kerasrescale
+    labelshift collect squadv1 squadv1modelzoo
+    map cocomap cocomapv2 vocmap squadf1 bleu miou
+"""
+#: Datasets, transforms and metrics that we do not have ourselves, in small letters without `_`: a
+#: file with one of these is theirs.
+ONLY_THEIR_NAMES = frozenset(_NAMES.split())
+
+#: Their names of strategies that are called otherwise here; None takes the default one.
+STRATEGIES: Mapping[str, str | None] = {
+    "auto": None,
+    "automixedprecision": "auto_mixed_precision",
+    "sigopt": "bayesian",
+}
+
+#: Strategies that have no meaning here → what happens instead.
+OTHER_STRATEGIES: Mapping[str, str] = {"sigopt": f"{_SIGOPT}; the strategy is bayesian"}
 
 #: Their word for the way of INT8 → ours; None leaves it open.
 INT8_APPROACHES: Mapping[str, str | None] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from schema import Optional, Schema, SchemaError
@@ -11,6 +12,8 @@ from neural_mp.amp import EDIT_OPTIONS
 from neural_mp.config.inc import why_ignored
 from neural_mp.config.source import KeyPath, Source
 from neural_mp.config.values import (
+    ANY_SECONDS,
+    ANY_SHARE,
     APPROACH,
     BOOL,
     CAPTURE,
@@ -31,10 +34,12 @@ from neural_mp.config.values import (
     VERSION,
     one_of,
     quant_words,
+    raised_to,
     whole_from,
 )
 from neural_mp.core.hardware import TARGETS
 from neural_mp.core.precision import QUANT_CHOICES
+from neural_mp.core.words import Dialect
 from neural_mp.errors import did_you_mean
 
 #: In place of precisions: no limit.
@@ -65,55 +70,64 @@ _DATALOADER = {
     ),
 }
 
-SECTIONS: dict[Any, Any] = _section(
-    version=VERSION,
-    model=_section(
-        name=TEXT,
-        framework=TEXT,
-        inputs=NAMES,
-        outputs=NAMES,
-        capture=CAPTURE,
-    ),
-    device=one_of("cpu", "gpu"),
-    target=one_of(*TARGETS),
-    use_bf16=BOOL,
-    mixed_precision={**_CONVERSION, **_AMP},
-    graph_optimization=_CONVERSION,
-    quantization=_section(
-        approach=APPROACH,
+
+def _sections(share: Any, seconds: Any, trials: Any, seed: Any) -> dict[Any, Any]:
+    return _section(
+        version=VERSION,
+        model=_section(
+            name=TEXT,
+            framework=TEXT,
+            inputs=NAMES,
+            outputs=NAMES,
+            capture=CAPTURE,
+        ),
+        device=one_of("cpu", "gpu"),
+        target=one_of(*TARGETS),
         use_bf16=BOOL,
-        calibration=_section(sampling_size=SIZES, dataloader=_DATALOADER),
-        model_wise=_LIMITS,
-        optype_wise={Optional(str): _LIMITS},
-        op_wise={Optional(str): _LIMITS},
-    ),
-    tuning=_section(
-        strategy=_section(name=TEXT),
-        accuracy_criterion=_section(relative=SHARE, absolute=SHARE, higher_is_better=BOOL),
-        objective=OBJECTIVE,
-        exit_policy=_section(timeout=SECONDS, max_trials=whole_from(1), performance_only=BOOL),
-        random_seed=whole_from(0),
-        workspace=_section(path=TEXT, resume=RESUME),
-        storage=TEXT,
-        early_stopping=BOOL,
-        workers=whole_from(1),
-    ),
-    evaluation=_section(
-        accuracy=_section(
-            metric=METRIC,
-            multi_metrics=METRICS,
-            dataloader=_DATALOADER,
-            postprocess=_section(transform=TRANSFORMS),
+        mixed_precision={**_CONVERSION, **_AMP},
+        graph_optimization=_CONVERSION,
+        quantization=_section(
+            approach=APPROACH,
+            use_bf16=BOOL,
+            calibration=_section(sampling_size=SIZES, dataloader=_DATALOADER),
+            model_wise=_LIMITS,
+            optype_wise={Optional(str): _LIMITS},
+            op_wise={Optional(str): _LIMITS},
         ),
-        performance=_section(
-            warmup=whole_from(0),
-            iteration=ITERATIONS,
-            cores_per_instance=whole_from(1),
-            configs=_section(cores_per_instance=whole_from(1)),
-            dataloader=_DATALOADER,
+        tuning=_section(
+            strategy=_section(name=TEXT),
+            accuracy_criterion=_section(relative=share, absolute=share, higher_is_better=BOOL),
+            objective=OBJECTIVE,
+            exit_policy=_section(timeout=seconds, max_trials=trials, performance_only=BOOL),
+            random_seed=seed,
+            workspace=_section(path=TEXT, resume=RESUME),
+            storage=TEXT,
+            early_stopping=BOOL,
+            workers=whole_from(1),
         ),
-    ),
-)
+        evaluation=_section(
+            accuracy=_section(
+                metric=METRIC,
+                multi_metrics=METRICS,
+                dataloader=_DATALOADER,
+                postprocess=_section(transform=TRANSFORMS),
+            ),
+            performance=_section(
+                warmup=whole_from(0),
+                iteration=ITERATIONS,
+                cores_per_instance=whole_from(1),
+                configs=_section(cores_per_instance=whole_from(1)),
+                dataloader=_DATALOADER,
+            ),
+        ),
+    )
+
+
+#: What the files of whose words may hold: theirs may go below what has a meaning, as it does there.
+_SECTIONS: Mapping[Dialect, dict[Any, Any]] = {
+    Dialect.OWN: _sections(SHARE, SECONDS, whole_from(1), whole_from(0)),
+    Dialect.INC: _sections(ANY_SHARE, ANY_SECONDS, raised_to(1), raised_to(0)),
+}
 
 #: Sections that a single word may stand for → the key that the word then is.
 _SHORT = {("tuning", "strategy"): "name", ("tuning", "workspace"): "path"}
@@ -121,7 +135,7 @@ _SHORT = {("tuning", "strategy"): "name", ("tuning", "workspace"): "path"}
 _WHOLE_MODEL = [("mixed_precision", "op_wise"), ("graph_optimization", "op_wise")]
 
 
-def validated(source: Source) -> dict[str, Any]:
+def validated(source: Source, dialect: Dialect) -> dict[str, Any]:
     """The content of a file with every value checked and in one form.
 
     Keys of Intel Neural Compressor without effect are taken out with a warning; a key without a
@@ -130,11 +144,12 @@ def validated(source: Source) -> dict[str, Any]:
     Raises:
         ConfigurationError: a key is unknown, or a value is of the wrong type or out of range.
     """
-    sifted = _sifted(source, source.data, SECTIONS, ())
+    sections = _SECTIONS[dialect]
+    sifted = _sifted(source, source.data, sections, ())
     try:
-        return dict(Schema(SECTIONS).validate(sifted))
+        return dict(Schema(sections).validate(sifted))
     except SchemaError as error:
-        raise source.error(*_explained(error, sifted)) from error
+        raise source.error(*_explained(error, sifted, sections)) from error
 
 
 def _sifted(source: Source, data: Any, level: Any, path: KeyPath) -> Any:
@@ -170,10 +185,9 @@ def _known(level: dict[Any, Any]) -> dict[Any, Any]:
     return {getattr(key, "schema", key): value for key, value in level.items()}
 
 
-def _explained(error: SchemaError, data: Any) -> tuple[KeyPath, str]:
+def _explained(error: SchemaError, data: Any, level: Any) -> tuple[KeyPath, str]:
     """Where a value is wrong, and what was expected there."""
     path: KeyPath = ()
-    level: Any = SECTIONS
     for auto in error.autos:
         match = re.fullmatch(r"Key '(.*)' error:", auto or "", re.DOTALL)
         if match and isinstance(level, dict):

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from neural_mp.core.words import Dialect
 from neural_mp.errors import ConfigurationError, NeuralMPError
 
 KeyPath = tuple[str | int, ...]
@@ -38,11 +39,14 @@ class Source:
         origin: its path, or what to call the text in messages.
         data: its content.
         lines: key path → line, counted from 1.
+        repeated: key path → the line it stands on first, of keys that are given again; the last
+            value counts.
     """
 
     origin: str
     data: dict[str, Any] = field(default_factory=dict)
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
+    repeated: Mapping[KeyPath, int] = field(default_factory=dict)
 
     def line(self, path: KeyPath) -> int:
         """The line of a key, or of the nearest key above it that was written."""
@@ -51,9 +55,10 @@ class Source:
         return self.lines.get(path, 1)
 
     def where(self, path: KeyPath) -> str:
-        """File, line and dotted path, to start a message with."""
+        """File, line and dotted path, to start a message with; no line where nothing was read."""
         dotted = ".".join(str(key) for key in path)
-        return f"{self.origin}, line {self.line(path)}: {dotted}"
+        line = f", line {self.line(path)}" if self.lines else ""
+        return f"{self.origin}{line}: {dotted}"
 
     def error(self, path: KeyPath, message: str) -> ConfigurationError:
         """An error that says where in the file it comes from."""
@@ -69,12 +74,25 @@ class Source:
         try:
             yield
         except NeuralMPError as error:
-            raise type(error)(f"{self.where(path)}: {error}") from error
+            raise type(error)(f"{self.where((*path, *error.keys))}: {error}") from error
 
     def ignored(self, path: KeyPath, reason: str) -> None:
         """Warn once that a setting has no effect."""
         message = f"{self.where(path)} is ignored: {reason}"
         warnings.warn(message, IgnoredSettingWarning, stacklevel=2)
+
+    def check_repeated(self, dialect: Dialect) -> None:
+        """Warn of keys that are given twice in a file of theirs; the last value counts, as there.
+
+        Raises:
+            ConfigurationError: a file of ours gives a key twice.
+        """
+        for path, first in self.repeated.items():
+            if dialect is Dialect.OWN:
+                raise self.error(path, f"given twice, first on line {first}")
+            before = f"{self.origin}, line {first}: {'.'.join(map(str, path))}"
+            message = f"{before} is ignored: it is given again on line {self.line(path)}"
+            warnings.warn(message, IgnoredSettingWarning, stacklevel=2)
 
 
 class _Loader(yaml.SafeLoader):
@@ -88,7 +106,7 @@ def read_text(text: str, origin: str) -> Source:
     """Read YAML text whose top level is a mapping.
 
     Raises:
-        ConfigurationError: it is no YAML, gives a key twice, or holds anything but a mapping.
+        ConfigurationError: it is no YAML, or holds anything but a mapping.
     """
     try:
         return _compose(text, origin)
@@ -120,7 +138,8 @@ def _compose(text: str, origin: str) -> Source:
                 f"sections such as model or tuning, found {_kind(node)}"
             )
         reader = _Reader(loader, origin)
-        return Source(origin, reader.plain(node, ()), reader.lines)
+        data = reader.plain(node, ())
+        return Source(origin, data, reader.lines, reader.repeated)
     finally:
         loader.dispose()
 
@@ -138,6 +157,7 @@ class _Reader:
         self._open: set[int] = set()
         self._count = 0
         self.lines: dict[KeyPath, int] = {}
+        self.repeated: dict[KeyPath, int] = {}
 
     def plain(self, node: yaml.Node, path: KeyPath) -> Any:
         """The value of a node; every key of a mapping is the text it was written as."""
@@ -174,8 +194,7 @@ class _Reader:
                 continue
             key = self._key(key_node, path)
             if key in own:
-                message = f"given twice, first on line {self.lines[(*path, key)]}"
-                raise self._error(key_node, (*path, key), message)
+                self.repeated.setdefault((*path, key), self.lines[(*path, key)])
             self.lines[(*path, key)] = key_node.start_mark.line + 1
             own[key] = self.plain(value_node, (*path, key))
         return {**merged, **own}

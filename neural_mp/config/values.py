@@ -36,9 +36,13 @@ def _is_number(value: Any) -> bool:
     return real and math.isfinite(value)
 
 
+def _is_any_share(value: Any) -> bool:
+    percent = isinstance(value, str) and re.fullmatch(r"-?\d+(\.\d+)?\s*%", value.strip())
+    return bool(percent) or _is_number(value)
+
+
 def _is_share(value: Any) -> bool:
-    percent = isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?\s*%", value.strip())
-    return bool(percent) or (_is_number(value) and value >= 0)
+    return _is_any_share(value) and not str(value).strip().startswith("-")
 
 
 def _share(value: Any) -> float:
@@ -120,6 +124,11 @@ def whole_from(least: int) -> And:
     )
 
 
+def raised_to(least: int) -> And:
+    """A whole number; this where it is lower."""
+    return value_of("a whole number", _is_whole, Use(lambda value: max(value, least)))
+
+
 def one_of(*words: str) -> And:
     """One of these words."""
     return value_of(f"one of {', '.join(words)}", str, lambda value: value in words)
@@ -130,10 +139,13 @@ VERSION = value_of("a version such as 1.0", lambda value: isinstance(value, str 
 NAMES = value_of("a list of names, or names separated by commas", _is_words, Use(split))
 BOOL = value_of("true or false", bool)
 SHARE = value_of("a number from 0, or a percentage such as 1%", _is_share, Use(_share))
+ANY_SHARE = value_of("a number, or a percentage such as 1%", _is_any_share, Use(_share))
 SIZES = value_of("a whole number from 1, or several", _is_sizes, Use(_largest))
 SECONDS = value_of(
     "a number of seconds from 0", lambda value: _is_number(value) and value >= 0, Use(float)
 )
+#: -1 sets no limit in files of Intel Neural Compressor, as 0 does here.
+ANY_SECONDS = value_of("a number of seconds", _is_number, Use(lambda value: max(float(value), 0.0)))
 DATA_TYPE = value_of(
     f"one of {', '.join(kind.name for kind in AmpDataType)}",
     str,

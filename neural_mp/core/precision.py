@@ -37,7 +37,20 @@ class Precision(Word):
         return self.bits == 16
 
 
-def parse_precisions(value: str | Precision | Iterable[str | Precision]) -> tuple[Precision, ...]:
+class Precisions(tuple[Precision, ...]):
+    """Several precisions; equal to a list of their names, too: `precisions == ["bf16", "fp32"]`."""
+
+    __slots__ = ()
+    __hash__ = tuple.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return tuple.__eq__(self, tuple(other) if isinstance(other, list) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
+def parse_precisions(value: str | Precision | Iterable[str | Precision]) -> Precisions:
     """Read `"int8,bf16"`, `["int8", "bf16"]`, `"fp16"` or `Precision.BF16`.
 
     Returns:
@@ -47,7 +60,7 @@ def parse_precisions(value: str | Precision | Iterable[str | Precision]) -> tupl
         UnknownPrecisionError: a word names no precision, or none was given.
     """
     if isinstance(value, Precision):
-        return (value,)
+        return Precisions((value,))
     if not isinstance(value, str) and not isinstance(value, Iterable):
         raise UnknownPrecisionError(
             f"precisions must be a string such as 'int8,bf16' or a list of such words, "
@@ -65,7 +78,7 @@ def parse_precisions(value: str | Precision | Iterable[str | Precision]) -> tupl
         found.add(known[key])
     if not found:
         raise UnknownPrecisionError("precisions is empty; give at least one, such as 'int8,bf16'")
-    return tuple(precision for precision in Precision if precision in found)
+    return Precisions(precision for precision in Precision if precision in found)
 
 
 #: What may choose the range of a tensor from what calibration saw of it, best known first.

@@ -10,7 +10,7 @@ from neural_mp.common import DataLoader
 from neural_mp.data.options import whole_number
 from neural_mp.data.transforms import Transform
 from neural_mp.data.vocabulary import OWN, Vocabulary
-from neural_mp.errors import ConfigurationError, DataError, did_you_mean
+from neural_mp.errors import ConfigurationError, DataError, did_you_mean, inside
 
 LOADER_KEYS = ("batch_size", "last_batch", "shuffle", "seed", "dataset", "transform")
 
@@ -77,7 +77,8 @@ def build_dataset(spec: Mapping[str, Any], names: Vocabulary = OWN) -> Any:
             f"{{ImageFolder: {{root: images}}}}, got {found or 'none'}"
         )
     ((name, options),) = spec.items()
-    dataset = names.datasets.build(name, options)
+    with inside("dataset"):
+        dataset = names.datasets.build(name, options)
     indexable = _is_indexable(dataset)
     if not indexable and not isinstance(dataset, Iterable):
         raise DataError(
@@ -109,7 +110,8 @@ def build_transforms(spec: Mapping[str, Any] | None, names: Vocabulary = OWN) ->
         raise ConfigurationError(
             f"transform must hold names with their options, such as {{Rescale: {{}}}}, got {spec!r}"
         )
-    transforms = tuple(names.transforms.build(name, options) for name, options in spec.items())
+    with inside("transform"):
+        transforms = tuple(names.transforms.build(name, options) for name, options in spec.items())
     for name, transform in zip(spec, transforms, strict=True):
         if not callable(transform):
             raise ConfigurationError(

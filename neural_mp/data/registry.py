@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from neural_mp.data.user_code import load_user_object
-from neural_mp.errors import ConfigurationError, did_you_mean
+from neural_mp.errors import ConfigurationError, NeuralMPError, did_you_mean, inside
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
@@ -87,20 +88,33 @@ class Registry:
         Raises:
             ConfigurationError: the name or an option is not known, or an option is missing.
         """
+        with inside(name):
+            return self._built(name, {} if options is None else options)
+
+    def _built(self, name: str, options: Mapping[str, Any]) -> Any:
         factory = self.find(name)
-        if options is None:
-            options = {}
         if not isinstance(options, Mapping):
             raise ConfigurationError(
                 f"the options of {self.kind} {name!r} must be written as option: value, "
                 f"got {options!r}"
             )
         _check_options(f"{self.kind} {name!r}", factory, options)
-        return factory(**options)
+        try:
+            return factory(**options)
+        except NeuralMPError as error:
+            error.keys = error.keys or _culprit(str(error), options)
+            raise
 
 
 def _plain(name: str) -> str:
     return name.casefold().replace("_", "").replace("-", "")
+
+
+def _culprit(message: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The one of the options that a message speaks of first; empty where it speaks of none."""
+    names = "|".join(re.escape(str(option)) for option in options)
+    found = re.search(rf"\b({names})\b", message) if names else None
+    return (found[1],) if found else ()
 
 
 def _check_options(what: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -115,7 +129,8 @@ def _check_options(what: str, factory: Callable[..., Any], options: Mapping[str,
     for option in options:
         if not isinstance(option, str) or (option not in known and not takes_any):
             hint = did_you_mean(option, known) or "; it takes no options"
-            raise ConfigurationError(f"{what} has no option {option!r}{hint}")
+            with inside(option):
+                raise ConfigurationError(f"{what} has no option {option!r}{hint}")
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for parameter in parameters:
         needed = parameter.default is parameter.empty and parameter.kind not in variable

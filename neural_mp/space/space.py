@@ -14,7 +14,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quantization_flow import QuantizedTensor, quantized_tensors
 from neural_mp.core.words import Approach
-from neural_mp.errors import UnknownOperatorError, did_you_mean
+from neural_mp.errors import UnknownOperatorError, did_you_mean, inside
 from neural_mp.space.capability import Capability
 from neural_mp.space.constraints import Constraints, OpConstraint
 from neural_mp.space.resolution import ResolvedPlan, Resolver
@@ -138,13 +138,16 @@ class TuningSpace:
         """
         for op_type in constraints.optype_wise:
             if op_type not in self.graph.types:
-                raise UnknownOperatorError(
-                    f"optype_wise names {op_type!r}, which no op of the model has"
-                    f"{did_you_mean(op_type, self.graph.types)}"
-                )
+                with inside("optype_wise", op_type):
+                    raise UnknownOperatorError(
+                        f"optype_wise names {op_type!r}, which no op of the model has"
+                        f"{did_you_mean(op_type, self.graph.types)}"
+                    )
         by_op: dict[str, list[OpConstraint]] = {}
         for pattern, limit in constraints.op_wise.items():
-            for name in self._matching(pattern):
+            with inside("op_wise", pattern):
+                matching = self._matching(pattern)
+            for name in matching:
                 by_op.setdefault(name, []).append(limit)
 
         def allowed(name: str, config: OpConfig) -> bool:

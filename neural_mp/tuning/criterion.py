@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from neural_mp.errors import ConfigurationError
 
@@ -21,14 +21,18 @@ class AccuracyCriterion:
         relative: which of the two.
         higher_is_better: False for errors and losses; None takes the direction that the metric
             (or `eval_func`) gives itself, and where it gives none, the larger value is better.
+        any_tolerance: whether a negative tolerance (a model has to be that much better than FP32)
+            and a share of one half and more are taken at their word.
 
     Raises:
-        ConfigurationError: the tolerance is negative, no number, or a share of one half and more.
+        ConfigurationError: the tolerance is no number; or it is negative or a share of one half and
+            more, and not `any_tolerance`.
     """
 
     tolerance: float = 0.01
     relative: bool = True
     higher_is_better: bool | None = None
+    any_tolerance: bool = field(default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.tolerance, int | float) or not math.isfinite(self.tolerance):
@@ -40,6 +44,10 @@ class AccuracyCriterion:
                 raise ConfigurationError(
                     f"accuracy_criterion: {name} must be True or False, got {getattr(self, name)!r}"
                 )
+        if not self.any_tolerance:
+            self._check_range()
+
+    def _check_range(self) -> None:
         if self.tolerance < 0:
             raise ConfigurationError(
                 f"accuracy_criterion: the tolerance cannot be negative, got {self.tolerance}"

@@ -201,6 +201,7 @@ def test_a_tensorflow_file():
         "quantization.calibration.dataloader.filter",
         "quantization.model_wise.weight.bit",
         "quantization.recipes",
+        "tuning.strategy.name.sigopt",
         "tuning.strategy.sigopt_api_token",
         "tuning.tensorboard",
         "tuning.workspace.path",
@@ -214,7 +215,7 @@ def test_a_tensorflow_file():
         "ParseDecodeCoco": {},
         "Resize": {"size": 300},
     }
-    assert settings.tuning.strategy == "sigopt"
+    assert settings.tuning.strategy == "bayesian"
     assert (settings.tuning.workspace, settings.tuning.resume) == ("./old/history.snapshot", True)
     metric = MetricSettings("cocomap", {"anno_path": "/data/label_map.yaml"})
     assert settings.evaluation.metrics == (metric,)

@@ -69,7 +69,7 @@ evaluation:
   accuracy:
     multi_metrics: {topk: 5, F1: , "my.metrics:Mine": {alpha: 2}, weight: [0.5, 0.3, 0.2]}
     dataloader: {batch_size: 4, dataset: "my.data:Dataset"}
-    postprocess: {transform: {LabelShift: 1}}
+    postprocess: {transform: {Cast: {dtype: int64}}}
   performance:
     warmup: 0
     iteration: 10
@@ -131,7 +131,7 @@ EXPECTED = Settings(
             MetricSettings("my.metrics:Mine", {"alpha": 2}, 0.2),
         ),
         dataloader={"batch_size": 4, "dataset": {"my.data:Dataset": {}}},
-        postprocess={"LabelShift": 1},
+        postprocess={"Cast": {"dtype": "int64"}},
         performance=PerformanceSettings(
             0, 10, 4, {"dataset": {"dummy": {"shape": [8, 3, 32, 32]}}}
         ),

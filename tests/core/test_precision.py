@@ -1,3 +1,5 @@
+import pickle
+
 import pytest
 
 from neural_mp.core.precision import OpConfig, Precision, QuantSpec, parse_precisions
@@ -39,6 +41,18 @@ def test_a_precision_that_does_not_exist_is_named(written, message):
 def test_a_precision_compares_equal_to_its_name():
     assert OpConfig(Precision.INT8).precision == "int8"
     assert f"{Precision.BF16}" == "bf16"
+
+
+def test_precisions_compare_equal_to_a_list_of_their_names():
+    found = parse_precisions("bf16,fp32")
+    assert found == ["bf16", "fp32"]
+    assert ["bf16", "fp32"] == found  # noqa: SIM300
+    assert found == ("bf16", "fp32")
+    assert found != ["bf16"]
+    assert (found != ["bf16", "fp32"]) is False
+    assert found != "bf16,fp32"
+    assert found in {(Precision.BF16, Precision.FP32)}
+    assert pickle.loads(pickle.dumps(found)) == found
 
 
 def test_a_quant_spec_reads_back_what_it_wrote():

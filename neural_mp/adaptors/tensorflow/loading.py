@@ -14,6 +14,7 @@ from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import PLACEHOLDERS, TensorGraph, node_of
 from neural_mp.adaptors.tensorflow.prepare import prepare
 from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
+from neural_mp.adaptors.tensorflow.unranked import check_made_up, with_told_ranks, with_told_shapes
 from neural_mp.errors import ModelLoadError
 
 
@@ -27,13 +28,17 @@ def load(source: Any, wanted: GivenInputs) -> TensorFlowModel:
     Raises:
         ModelLoadError: it cannot be read, is not whole or holds what cannot be frozen.
         ConfigurationError: it has no input or output of a name that was given.
-        DataError: the example does not fit it.
+        DataError: the example does not fit it; or there is none, and it does not say what it takes.
     """
     taken = sources.read(source, wanted)
     signature = taken.signature.choosing(wanted.names, wanted.outputs)
     _refuse_state(taken.graph, signature)
+    told = with_told_shapes(taken.graph, signature)
+    signature = with_told_ranks(signature, told)
     prepared, warnings = prepare(taken.graph, signature)
-    feeds, unsure = wanted.feeds(signature)
+    feeds, unsure = wanted.feeds(told if wanted.example is None else signature)
+    if wanted.example is None:
+        check_made_up(prepared, signature, feeds)
     warnings = [*taken.warnings, *warnings, *left_alone(prepared), *unsure]
     return TensorFlowModel(prepared, signature, feeds, {}, taken.original, tuple(warnings))
 

@@ -265,3 +265,72 @@ def test_weights_alone_are_no_model(adaptor, net, tmp_path):
     net.save_weights(tmp_path / "net.weights.h5")
     with pytest.raises(NeuralMPError, match="cannot be read as a Keras model"):
         adaptor.load(tmp_path / "net.weights.h5")
+
+
+def without_shape(build):
+    """A frozen graph whose input says nothing of its shape."""
+    graph = tf.Graph()
+    with graph.as_default():
+        build(tf.compat.v1.placeholder(tf.float32, name="image"))
+    return graph.as_graph_def()
+
+
+def weight(*sizes):
+    return tf.constant(np.random.default_rng(0).normal(size=sizes), tf.float32)
+
+
+TOLD = {
+    "convolution": (lambda x: tf.nn.conv2d(x, weight(3, 3, 3, 4), 1, "SAME"), [1, 1, 1, 3]),
+    "depthwise": (
+        lambda x: tf.nn.depthwise_conv2d(tf.nn.relu(x), weight(3, 3, 5, 1), [1] * 4, "SAME"),
+        [1, 1, 1, 5],
+    ),
+    "product": (lambda x: tf.raw_ops.MatMul(a=tf.identity(x), b=weight(6, 2)), [1, 6]),
+    "scalar": (lambda x: x * weight(7), []),
+}
+
+
+@pytest.mark.parametrize("told", TOLD)
+def test_an_input_without_a_shape_has_that_which_a_layer_asks_for(adaptor, told):
+    build, sizes = TOLD[told]
+    model = adaptor.load(without_shape(build))
+    (example,) = adaptor.example_inputs(model)
+    assert list(example.shape) == sizes
+    assert np.isfinite(adaptor.predict(model, example)).all()
+
+
+def test_data_of_another_rank_than_a_layer_asks_for_are_refused(adaptor):
+    model = adaptor.load(without_shape(TOLD["convolution"][0]))
+    with pytest.raises(DataError, match=r"shape \[8\] for the input image: float32\[\?, \?"):
+        adaptor.predict(model, np.zeros(8, np.float32))
+
+
+def test_a_convolution_in_groups_takes_more_channels_than_its_weight_has(adaptor):
+    graph = without_shape(lambda x: tf.nn.conv2d(x, weight(3, 3, 2, 4), 1, "SAME"))
+    images = np.ones((2, 5, 5, 4), np.float32)
+    model = adaptor.load(graph, inputs=images)
+    assert adaptor.predict(model, images).shape == (2, 5, 5, 4)
+
+
+def test_an_input_of_which_nothing_is_known_has_to_be_shown(adaptor, tmp_path):
+    def build(x):
+        padded = tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]])
+        tf.nn.conv2d(padded, weight(3, 3, 3, 4), 1, "VALID")
+
+    graph = without_shape(build)
+    (tmp_path / "net.pb").write_bytes(graph.SerializeToString())
+    with pytest.raises(DataError, match=r"shape its input 'image' has.*--input-shape 1,224,224,3"):
+        adaptor.load(tmp_path / "net.pb")
+    images = np.ones((2, 6, 6, 3), np.float32)
+    model = adaptor.load(tmp_path / "net.pb", inputs=images)
+    assert adaptor.predict(model, images).shape == (2, 6, 6, 4)
+
+
+def test_a_graph_without_shapes_is_converted_without_data(monkeypatch):
+    monkeypatch.setenv("FORCE_BF16", "1")
+    converter = MixedPrecision()
+    converter.model = without_shape(TOLD["convolution"][0])
+    converter.precisions = "bf16"
+    result = converter()
+    assert result.plan.counts()["bf16"] >= 1
+    assert result(np.ones((2, 5, 5, 3), np.float32)).shape == (2, 5, 5, 4)

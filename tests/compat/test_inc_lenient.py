@@ -1,0 +1,373 @@
+"""Files of Intel Neural Compressor are read as leniently as there, where that is harmless."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from neural_mp import MixedPrecision
+from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.api import configured
+from neural_mp.api.limits import constrained
+from neural_mp.compat.inc.op_types import in_words_of
+from neural_mp.config import (
+    IgnoredSettingWarning,
+    parse_settings,
+    settings_to_yaml,
+)
+from neural_mp.config.inc import ONLY_THEIR_NAMES
+from neural_mp.core.precision import Precision
+from neural_mp.core.words import Dialect
+from neural_mp.data import DATASETS, TRANSFORMS
+from neural_mp.errors import ConfigurationError, DataError, UnknownOperatorError
+from neural_mp.metrics import METRICS
+from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
+
+
+def theirs(text):
+    """A file of theirs, and what was said to be ignored."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        settings = parse_settings("version: 1.0\n" + text, origin="conf.yaml")
+    assert settings.dialect is Dialect.INC
+    assert {item.category for item in caught} <= {IgnoredSettingWarning}
+    return settings, [str(item.message) for item in caught]
+
+
+def test_a_negative_tolerance_asks_for_more_than_the_baseline():
+    criterion = theirs("tuning: {accuracy_criterion: {relative: -0.01}}")[0].tuning.criterion
+    assert criterion.target(0.9) == pytest.approx(0.909)
+    assert not criterion.met(0.9, 0.9)
+    assert criterion.met(0.9, 0.91)
+    absolute = theirs("tuning: {accuracy_criterion: {absolute: -2%}}")[0].tuning.criterion
+    assert absolute.target(0.9) == pytest.approx(0.92)
+    lower = theirs("tuning: {accuracy_criterion: {absolute: -1, higher_is_better: false}}")
+    assert lower[0].tuning.criterion.target(5.0) == 4.0
+
+
+def test_a_negative_tolerance_is_a_mistake_elsewhere():
+    with pytest.raises(ConfigurationError, match=r"line 1: tuning\.accuracy_criterion\.relative"):
+        parse_settings("tuning: {accuracy_criterion: {relative: -0.01}}")
+    with pytest.raises(ConfigurationError, match="cannot be negative"):
+        AccuracyCriterion(-0.01)
+
+
+def test_a_large_share_is_taken_at_its_word_in_a_file_of_theirs():
+    text = "tuning: {accuracy_criterion: {relative: 0.99}}"
+    assert theirs(text)[0].tuning.criterion.target(1.0) == pytest.approx(0.01)
+    with pytest.raises(ConfigurationError, match="did you mean 0.0099"):
+        parse_settings(text)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("timeout: -1", ExitPolicy(timeout=0.0)),
+        ("max_trials: 0", ExitPolicy(max_trials=1)),
+        ("max_trials: -3", ExitPolicy(max_trials=1)),
+        ("timeout: 7", ExitPolicy(timeout=7.0)),
+    ],
+)
+def test_a_limit_below_what_has_a_meaning_is_what_it_comes_to_there(written, meant):
+    assert theirs(f"tuning: {{exit_policy: {{{written}}}}}")[0].tuning.exit_policy == meant
+
+
+def test_a_negative_seed_is_the_first_one():
+    assert theirs("tuning: {random_seed: -1}")[0].tuning.random_seed == 0
+
+
+@pytest.mark.parametrize("written", ["max_trials: many", "max_trials: 1.5", "timeout: soon"])
+def test_what_is_no_number_is_a_mistake_in_their_files_too(written):
+    with pytest.raises(ConfigurationError, match=r"conf\.yaml, line 2: tuning\.exit_policy\."):
+        theirs(f"tuning: {{exit_policy: {{{written}}}}}")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("MSE", "mse"),
+        ("automixedprecision", "auto_mixed_precision"),
+        ("auto", None),
+        ("hawq_v2", "hawq_v2"),
+    ],
+)
+def test_a_strategy_by_its_name_there(written, meant):
+    settings, ignored = theirs(f"tuning: {{strategy: {{name: {written}}}}}")
+    assert (settings.tuning.strategy, ignored) == (meant, [])
+
+
+def test_sigopt_is_said_to_be_replaced():
+    settings, ignored = theirs("tuning:\n  strategy:\n    name: sigopt")
+    assert settings.tuning.strategy == "bayesian"
+    assert "conf.yaml, line 4: tuning.strategy.name.sigopt is ignored" in ignored[0]
+
+
+def test_precisions_compare_with_what_they_were_set_to():
+    converter = MixedPrecision()
+    converter.precisions = ["bf16", "fp32"]
+    assert converter.precisions == ["bf16", "fp32"]
+    assert theirs("mixed_precision: {precisions: [bf16, fp32]}")[0].precisions == ["bf16", "fp32"]
+
+
+@pytest.mark.parametrize("section", ["model_conversion", "automixedprecision"])
+def test_a_section_for_something_else_is_passed_over(section):
+    settings, ignored = theirs(f"{section}:\n  source: QAT\n  destination: default")
+    assert [line.startswith(f"conf.yaml, line 2: {section} is ignored") for line in ignored] == [
+        True
+    ]
+    assert settings == theirs("device: cpu")[0]
+
+
+def test_of_a_key_given_twice_the_last_counts():
+    text = "tuning:\n  random_seed: 1\n  strategy: {name: basic}\n  random_seed: 2"
+    settings, ignored = theirs(text)
+    assert settings.tuning.random_seed == 2
+    assert settings.tuning.strategy == "basic"
+    assert ignored == [
+        "conf.yaml, line 3: tuning.random_seed is ignored: it is given again on line 5"
+    ]
+    with pytest.raises(ConfigurationError, match=r"line 4: tuning\.random_seed: given twice"):
+        parse_settings(text)
+
+
+def test_a_section_given_twice_is_the_last_one_as_a_whole():
+    settings, ignored = theirs("tuning: {random_seed: 5}\ntuning: {early_stopping: false}")
+    assert (settings.tuning.random_seed, settings.tuning.early_stopping) == (0, False)
+    assert len(ignored) == 1
+
+
+def test_normalize_without_std_passes_into_the_settings():
+    settings, _ = theirs(
+        "evaluation: {accuracy: {dataloader: {dataset: {ImageRecord: {root: x}}, "
+        "transform: {Normalize: {mean: [1.0, 2.0, 3.0]}}}}}"
+    )
+    assert settings.evaluation.dataloader["transform"] == {"Normalize": {"mean": [1.0, 2.0, 3.0]}}
+
+
+def test_pruners_are_passed_over():
+    _, ignored = theirs(
+        "pruning:\n  approach:\n    weight_compression:\n      pruners:\n"
+        "        - !Pruner {start_epoch: 0, names: [a]}\n        - !Pruner\n            names: [b]"
+    )
+    assert len(ignored) == 1
+    assert "conf.yaml, line 2: pruning is ignored" in ignored[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "version: 1.0",
+        "model: {framework: pytorch_fx}",
+        "quantization: {approach: post_training_static_quant}",
+        "quantization: {recipes: {scale_propagation_concat: true}}",
+        "evaluation: {accuracy: {dataloader: {dataset: {ImageRecord: {root: x}}}}}",
+        "evaluation: {accuracy: {dataloader: {dataset: a, transform: {ToTensor: }}}}",
+        "evaluation: {accuracy: {metric: {COCOmAP: {anno_path: x}}}}",
+        "evaluation: {accuracy: {metric: SquadF1}}",
+    ],
+)
+def test_what_only_they_have_makes_a_file_theirs(text):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", IgnoredSettingWarning)
+        settings = parse_settings(text)
+        assert settings.dialect is Dialect.INC
+        assert parse_settings(settings_to_yaml(settings)) == settings
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model: {framework: pytorch, name: net}",
+        "quantization: {approach: static}",
+        "evaluation: {accuracy: {metric: {topk: 1}, dataloader: {dataset: {ImageFolder: {root: a}},"
+        " transform: {Resize: {size: 8}, Normalize: {mean: 0, std: 1}}}}}",
+    ],
+)
+def test_what_both_have_leaves_a_file_ours(text):
+    assert parse_settings(text).dialect is Dialect.OWN
+
+
+def test_names_that_make_a_file_theirs_are_none_of_ours():
+    for name in ONLY_THEIR_NAMES:
+        assert not [kind for kind in (DATASETS, TRANSFORMS, METRICS) if name in kind]
+
+
+PYTORCH = ("add", "batch_norm", "conv2d", "layer_norm", "linear", "relu")
+TENSORFLOW = ("BatchMatMulV2", "Conv2D", "DepthwiseConv2dNative", "MatMul", "MaxPool", "Relu")
+ONNX = ("Add", "Conv", "Gemm", "MatMul")
+
+
+@pytest.mark.parametrize(
+    ("word", "types", "meant"),
+    [
+        ("Conv2d", PYTORCH, {"conv2d"}),
+        ("ConvReLU2d", PYTORCH, {"conv2d"}),
+        ("Linear", PYTORCH, {"linear"}),
+        ("LayerNorm", PYTORCH, {"layer_norm"}),
+        ("BatchNorm2d", PYTORCH, {"batch_norm"}),
+        ("Embedding", PYTORCH, set()),
+        ("Conv2D", TENSORFLOW, {"Conv2D", "DepthwiseConv2dNative"}),
+        ("conv2d", TENSORFLOW, {"Conv2D", "DepthwiseConv2dNative"}),
+        ("DepthwiseConv2dNative", TENSORFLOW, {"DepthwiseConv2dNative"}),
+        ("matmul", TENSORFLOW, {"MatMul", "BatchMatMulV2"}),
+        ("pooling", TENSORFLOW, {"MaxPool"}),
+        ("MATMUL", ONNX, {"MatMul"}),
+        ("conv", ONNX, {"Conv"}),
+        ("EmbedLayerNormalization", ONNX, set()),
+    ],
+)
+def test_their_op_types_mean_those_of_the_model(word, types, meant):
+    assert set(in_words_of(types, word)) == meant
+
+
+def test_a_word_that_is_no_op_type_of_anybody_means_nothing():
+    assert in_words_of(PYTORCH, "Convolve") is None
+
+
+FP32 = "{weight: {dtype: fp32}, activation: {dtype: fp32}}"
+
+
+@pytest.fixture
+def converter(net, digits):
+    def made(text, **options):
+        settings, _ = theirs(text)
+        found = MixedPrecision(settings)
+        found.model, found.eval_dataloader = net, digits[1].loader()
+        found.precisions, found.strategy = "int8", "basic"
+        found.metric, found.objective = Accuracy(), "modelsize"
+        for name, value in options.items():
+            setattr(found, name, value)
+        return found
+
+    return made
+
+
+class Accuracy:
+    higher_is_better = True
+
+    def reset(self):
+        self.right, self.all = 0, 0
+
+    def update(self, preds, labels):
+        self.right += int((preds.argmax(1) == np.asarray(labels)).sum())
+        self.all += len(labels)
+
+    def result(self):
+        return self.right / self.all
+
+
+def test_a_limit_on_their_op_types_holds(net, digits, all_machine):
+    adaptor = adaptor_for(net)
+    model = adaptor.load(net, example=digits[1].images[:2])
+    space = adaptor.space(model, all_machine)
+    text = f"quantization: {{optype_wise: {{Conv2d: {FP32}, LSTM: {FP32}}}}}"
+    limited, told = constrained(space, theirs(text)[0])
+    convolutions = {op.name for op in space.graph if op.type == "conv2d"}
+    assert convolutions
+    for op in space.decided:
+        held_back = limited.capabilities[op].precisions == (Precision.FP32,)
+        assert held_back == (op in convolutions)
+    assert told == ("optype_wise limits LSTM; the model has no such op",)
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_a_target_that_cannot_be_met_makes_all_trials(converter):
+    result = converter(
+        "tuning: {accuracy_criterion: {relative: -0.5}, exit_policy: {max_trials: 4}}"
+    )()
+    assert not result.met
+    assert len(result.trials) == 4
+
+
+@pytest.mark.parametrize(
+    ("limit", "where"),
+    [
+        (f"optype_wise:\n    Convolve: {FP32}", r"line 4: quantization\.optype_wise\.Convolve: "),
+        (f"op_wise:\n    nowhere: {FP32}", r"line 4: quantization\.op_wise\.nowhere: "),
+    ],
+)
+def test_a_limit_on_what_the_model_lacks_is_said_with_its_line(converter, limit, where):
+    with pytest.raises(UnknownOperatorError, match=r"conf\.yaml, " + where):
+        converter(f"quantization:\n  {limit}")()
+
+
+def test_an_unknown_strategy_is_said_with_its_line(converter):
+    made = converter("tuning:\n  strategy:\n    name: basics", strategy="basics")
+    with pytest.raises(ConfigurationError, match=r"line 4: tuning\.strategy\.name: .*'basic'"):
+        made()
+
+
+LOADER = """\
+evaluation:
+  accuracy:
+    dataloader:
+      batch_size: 2
+      dataset:
+        dummy:
+          shape: [4]
+          size: 8
+      transform:
+        Rescale:
+        Cast:
+          dtype: int64
+    metric:
+      topk: 1
+"""
+
+
+@pytest.mark.parametrize("version", ["", "version: 1.0\n"])
+@pytest.mark.parametrize(
+    ("before", "after", "line", "path", "kind"),
+    [
+        ("dummy:", "dumy:", 6, "dataset.dumy", ConfigurationError),
+        ("size: 8", "size: 0", 8, "dataset.dummy.size", ConfigurationError),
+        ("size: 8", "sise: 8", 8, "dataset.dummy.sise", ConfigurationError),
+        ("          size: 8\n", "", 6, "dataset.dummy", ConfigurationError),
+        ("Rescale:", "Rescael:", 10, "transform.Rescael", ConfigurationError),
+        ("dtype: int64", "dtype: int63", 12, "transform.Cast.dtype", ConfigurationError),
+        ("dtype: int64", "type: int64", 12, "transform.Cast.type", ConfigurationError),
+        (
+            "dummy:\n          shape: [4]\n          size: 8",
+            "ImageFolder:\n          root: nowhere",
+            7,
+            "dataset.ImageFolder.root",
+            DataError,
+        ),
+    ],
+)
+def test_a_mistake_in_the_data_is_said_with_its_own_line(version, before, after, line, path, kind):
+    assert before in LOADER
+    text = version + LOADER.replace(before, after)
+    settings = parse_settings(text, origin="conf.yaml")
+    line += bool(version)
+    where = rf"^conf\.yaml, line {line}: evaluation\.accuracy\.dataloader\.{path}: "
+    with pytest.raises(kind, match=where):
+        configured.loader(settings, configured.ACCURACY)
+
+
+@pytest.mark.parametrize(
+    ("metric", "where"),
+    [
+        ("metric:\n      Acuracy:", r"line 4: evaluation\.accuracy\.metric\.Acuracy: unknown"),
+        (
+            "metric:\n      F1:\n        averge: 1",
+            r"line 5: evaluation\.accuracy\.metric\.F1\.averge",
+        ),
+        (
+            "multi_metrics:\n      MSE:\n      Topk: {k: -1}",
+            r"line 5: evaluation\.accuracy\.multi_metrics\.Topk\.k: ",
+        ),
+    ],
+)
+def test_a_mistake_in_a_metric_is_said_with_its_own_line(metric, where):
+    settings = parse_settings(f"evaluation:\n  accuracy:\n    {metric}\n", origin="conf.yaml")
+    with pytest.raises(ConfigurationError, match=r"^conf\.yaml, " + where):
+        configured.metrics(settings)
+
+
+def test_a_mistake_in_postprocessing_is_said_with_its_own_line():
+    text = "evaluation:\n  accuracy:\n    postprocess:\n      transform:\n        Cast: {dtype: x}"
+    settings = parse_settings(text, origin="conf.yaml")
+    where = r"line 5: evaluation\.accuracy\.postprocess\.transform\.Cast\.dtype: "
+    with pytest.raises(ConfigurationError, match=where):
+        configured.postprocess(settings)
