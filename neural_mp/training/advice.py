@@ -280,9 +280,9 @@ class _Search:
             return ()
         share = 100 * math.sqrt(self.unsettled)
         return (
-            f"many layers are kept, {kept} of {len(self.layers)}: all together change the gradients "
-            f"by {share:.2g}%, which many nets bear. With limit={_rounded_up(self.unsettled):g}, "
-            f"only those are kept that break the whole",
+            f"many layers are kept, {kept} of {len(self.layers)}: all together change the "
+            f"gradients by {share:.2g}%, which many nets bear. With "
+            f"limit={_rounded_up(self.unsettled):g}, only those are kept that break the whole",
         )
 
     def _why_low(self, layer: LayerAdvice) -> str:

@@ -17,7 +17,8 @@ from loky import ProcessPoolExecutor
 
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.api.loading import load_source
-from neural_mp.api.optimized_model import OptimizedModel, is_saved_model, load
+from neural_mp.api.optimized_model import OptimizedModel, load
+from neural_mp.api.saved_folder import is_saved_model
 from neural_mp.core.nested import count_samples
 from neural_mp.errors import TuningError
 
