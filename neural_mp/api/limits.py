@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,8 +31,22 @@ def constrained(space: TuningSpace, settings: Settings) -> tuple[TuningSpace, tu
                     told.append(f"optype_wise limits {word}; the model has no such op")
                 by_type = dict.fromkeys(types, limits.optype_wise[word])
                 space = space.constrained(Constraints(optype_wise=by_type))
-            limits = replace(limits, optype_wise={})
+            for pattern, limit in limits.op_wise.items():
+                names = _begin_with(pattern, space)
+                if not names:
+                    told.append(f"op_wise limits {pattern!r}; no op of the model has such a name")
+                space = space.constrained(Constraints(op_wise=dict.fromkeys(names, limit)))
+            limits = replace(limits, optype_wise={}, op_wise={})
         return space.constrained(limits), tuple(told)
+
+
+def _begin_with(pattern: str, space: TuningSpace) -> list[str]:
+    """The ops whose names begin with a pattern: theirs need not fit the whole name."""
+    try:
+        found = re.compile(pattern)
+    except re.error:
+        found = re.compile(re.escape(pattern))
+    return [op.name for op in space.graph if found.match(op.name)]
 
 
 def _their_types(space: TuningSpace, limits: Constraints) -> dict[str, tuple[str, ...]]:

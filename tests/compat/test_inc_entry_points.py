@@ -173,6 +173,19 @@ def test_version_2_quantization(net, digits, loader):
     assert accuracy_of(q_model.model, digits[1]) > 0.9
 
 
+FLOAT = {"weight": {"dtype": ["fp32"]}, "activation": {"dtype": ["fp32"]}}
+
+
+def test_names_of_ops_are_beginnings_and_one_that_is_missing_is_said(net, loader):
+    names = list(quantization.fit(net, calib_dataloader=loader).plan)
+    start = names[0][:3]
+    config = PostTrainingQuantConfig(op_name_dict={start: FLOAT, "no_such_op": FLOAT})
+    found = quantization.fit(net, config, calib_dataloader=loader)
+    limited = [name for name in names if name.startswith(start)]
+    assert {str(found.plan[name].precision) for name in limited} == {"fp32"}
+    assert any("'no_such_op'; no op of the model" in line for line in found.report.warnings)
+
+
 def test_version_2_mixed_precision(net, digits, monkeypatch):
     monkeypatch.setenv("FORCE_BF16", "1")
     found = mix_precision.fit(
