@@ -16,6 +16,7 @@ from neural_mp.config.settings import (
 )
 from neural_mp.config.source import IgnoredSettingWarning, read_text
 from neural_mp.config.writer import settings_to_yaml
+from neural_mp.core.words import Dialect
 from neural_mp.errors import ConfigurationError
 
 __all__ = [
@@ -33,8 +34,12 @@ __all__ = [
 ]
 
 
-def load_settings(path: str | Path) -> Settings:
+def load_settings(path: str | Path, dialect: Dialect | None = None) -> Settings:
     """Read a tuning file.
+
+    Args:
+        path: the file.
+        dialect: whose words it is written in; by default found by what it holds.
 
     Warns:
         IgnoredSettingWarning: a setting of Intel Neural Compressor has no effect here.
@@ -54,15 +59,16 @@ def load_settings(path: str | Path) -> Settings:
         raise ConfigurationError(
             f"{path}, line {line}: not readable YAML: the text is not UTF-8"
         ) from error
-    return parse_settings(text, origin=str(path))
+    return parse_settings(text, str(path), dialect)
 
 
-def parse_settings(text: str, origin: str = "<text>") -> Settings:
+def parse_settings(text: str, origin: str = "<text>", dialect: Dialect | None = None) -> Settings:
     """Read the text of a tuning file.
 
     Args:
         text: YAML.
         origin: what to call it in messages.
+        dialect: whose words it is written in; by default found by what it holds.
 
     Warns:
         IgnoredSettingWarning: a setting of Intel Neural Compressor has no effect here.
@@ -71,4 +77,4 @@ def parse_settings(text: str, origin: str = "<text>") -> Settings:
         ConfigurationError: the content is not as it should be; the message names the origin, the
             line and the key.
     """
-    return build(read_text(text, origin))
+    return build(read_text(text, origin), dialect)

@@ -34,14 +34,18 @@ from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 _CONVERSIONS = ("mixed_precision", "graph_optimization")
 
 
-def build(source: Source) -> Settings:
+def build(source: Source, dialect: Dialect | None = None) -> Settings:
     """The settings that a file holds.
+
+    Args:
+        source: the file as it was read.
+        dialect: whose words it is written in; by default found by what it holds.
 
     Raises:
         ConfigurationError: a key is unknown, a value is of the wrong type or out of range, or
             two keys contradict each other.
     """
-    dialect = dialect_of(source.data)
+    dialect = dialect or dialect_of(source.data)
     source.check_repeated(dialect)
     data = validated(source, dialect)
     calibration = data.get("quantization", {}).get("calibration", {})

@@ -28,9 +28,9 @@ def settings_of(conf: Any) -> Settings:
     """
     conf = getattr(conf, "conf", conf) if not isinstance(conf, Dotted) else conf
     if conf is None:
-        return _theirs(Settings())
+        return of_mapping({})
     if isinstance(conf, str | os.PathLike):
-        return _theirs(load_settings(Path(conf)))
+        return _theirs(load_settings(Path(conf), Dialect.INC))
     if isinstance(conf, Dotted):
         return of_mapping(conf.plain())
     if isinstance(conf, Mapping):
@@ -47,16 +47,13 @@ def of_mapping(content: Mapping[str, Any]) -> Settings:
     Raises:
         ConfigurationError: a key or a value is not as it should be.
     """
-    text = yaml.safe_dump({"version": 1.0, **content}, sort_keys=False)
-    return _theirs(parse_settings(text, "the configuration"))
+    text = yaml.safe_dump(dict(content) or {"version": 1.0}, sort_keys=False)
+    return _theirs(parse_settings(text, "the configuration", Dialect.INC))
 
 
 def _theirs(settings: Settings) -> Settings:
-    """Settings with the names of datasets, transforms and metrics as theirs, and no model's label.
-
-    There, `model: name` is a label as a rule; the model is given in Python.
-    """
+    """Settings without a name of the model that is a mere label, as it is there as a rule."""
     name = settings.model.name
-    if name is not None and not Path(name).exists() and ":" not in name:
-        settings = replace(settings, model=replace(settings.model, name=None))
-    return replace(settings, dialect=Dialect.INC)
+    if name is None or Path(name).exists() or ":" in name:
+        return settings
+    return replace(settings, model=replace(settings.model, name=None))
