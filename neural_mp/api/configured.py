@@ -25,8 +25,10 @@ def vocabulary_of(settings: Settings) -> Vocabulary:
     if settings.dialect is Dialect.OWN:
         return OWN
     from neural_mp.compat.inc.names import vocabulary
+    from neural_mp.compat.inc.names.registries import FRAMEWORKS
 
-    return vocabulary(settings.model.framework)
+    framework = settings.model.framework  # one that is plugged in has what all of them have
+    return vocabulary(framework if framework in FRAMEWORKS else None)
 
 
 def loader(settings: Settings, section: KeyPath) -> DataLoader | None:

@@ -1,6 +1,7 @@
 """Files of Intel Neural Compressor are read as leniently as there, where that is harmless."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from neural_mp.api.limits import constrained
 from neural_mp.compat.inc.op_types import in_words_of
 from neural_mp.config import (
     IgnoredSettingWarning,
+    ModelSettings,
     parse_settings,
     settings_to_yaml,
 )
@@ -222,6 +224,12 @@ def test_their_op_types_mean_those_of_the_model(word, types, meant):
 
 def test_a_word_that_is_no_op_type_of_anybody_means_nothing():
     assert in_words_of(PYTORCH, "Convolve") is None
+
+
+def test_a_plugged_in_framework_has_the_names_that_all_have():
+    settings = replace(theirs("model: {name: net}")[0], model=ModelSettings(framework="theirs"))
+    names = configured.vocabulary_of(settings)
+    assert names == configured.vocabulary_of(theirs("model: {framework: NA}")[0])
 
 
 FP32 = "{weight: {dtype: fp32}, activation: {dtype: fp32}}"
