@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from functools import cache
 
+from neural_mp.compat.inc.names import transforms  # imported to be registered
 from neural_mp.compat.inc.names.registries import DATASETS, METRICS, TRANSFORMS
 from neural_mp.data import Vocabulary
 
-__all__ = ["vocabulary"]
+__all__ = ["transforms", "vocabulary"]
 
 
 @cache
