@@ -83,10 +83,12 @@ def _area(old: int, new: int) -> Taps:
 
 
 def _kernel(curve: Callable[[np.ndarray], np.ndarray], radius: float, old: int, new: int) -> Taps:
-    positions = _positions(old, new)
-    first = np.ceil(positions - radius).astype(np.int64)
+    half = np.float32(0.5)
+    step = np.float32(1) / (np.float32(new) / np.float32(old))
+    middles = (np.arange(new, dtype=np.float32) + half) * step
+    first = np.ceil(middles - np.float32(radius) - half).astype(np.int64)
     indices = first[:, None] + np.arange(int(2 * radius) + 1)
-    distances = np.abs(indices - positions[:, None])
+    distances = np.abs(indices.astype(np.float32) + half - middles[:, None])
     return _inside(indices, np.where(distances < radius, curve(distances), 0.0), old)
 
 

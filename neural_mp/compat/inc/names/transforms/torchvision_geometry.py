@@ -19,6 +19,7 @@ from neural_mp.compat.inc.names.transforms.geometry import (
     central_part,
 )
 from neural_mp.compat.inc.names.transforms.image_transform import from_low_to_high, two_sizes
+from neural_mp.compat.inc.names.transforms.opencv_resize import opencv_resize
 from neural_mp.data.images import Resize as PillowResize
 from neural_mp.data.options import finite_number, finite_numbers, one_of, whole_number
 from neural_mp.data.transforms import InputTransform
@@ -80,12 +81,20 @@ def pad(
 
 
 def resized(image: np.ndarray, height: int, width: int, interpolation: str) -> np.ndarray:
-    """Scale as Pillow does: what becomes smaller is averaged."""
+    """Scale as Pillow does: what becomes smaller is averaged.
+
+    Raises:
+        ValueError: it is neither a picture nor `[C, H, W]`.
+    """
     if is_picture(image):
         return PillowResize([height, width], interpolation).apply(image)
-    channels_last = np.moveaxis(image.astype(np.float32), 0, -1) if image.ndim == 3 else image
+    if image.ndim != 3:
+        raise ValueError("uint8 [H, W, C], or floats [C, H, W] are expected")
+    if interpolation == "nearest":  # PyTorch takes the upper left one of the pixels, as OpenCV does
+        return np.stack([opencv_resize(channel, width, height, "nearest") for channel in image])
+    channels_last = np.moveaxis(image.astype(np.float32), 0, -1)
     scaled = PillowResize([height, width], interpolation).apply(channels_last)
-    return np.moveaxis(scaled, -1, 0) if image.ndim == 3 else scaled
+    return np.moveaxis(scaled, -1, 0)
 
 
 def _shorter_edge_or_both(option: str, value: Any) -> tuple[int, ...]:

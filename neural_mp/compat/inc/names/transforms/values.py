@@ -259,8 +259,7 @@ class AlignImageChannel(ImageTransform):
 
 def grey(image: np.ndarray) -> np.ndarray:
     """Luma of an RGB image `[H, W, 3]` by ITU-R BT.601; whole numbers are rounded as in OpenCV."""
-    weights = np.array([0.299, 0.587, 0.114])
     if image.dtype.kind == "f":
-        return image @ weights.astype(image.dtype)
-    fixed = np.rint(weights * (1 << 15)).astype(np.int64)
+        return image @ np.array([0.299, 0.587, 0.114], dtype=image.dtype)
+    fixed = np.array([9798, 19235, 3735])  # the same in 15 bits, made to sum up to 1
     return ((image.astype(np.int64) @ fixed + (1 << 14)) >> 15).astype(image.dtype)
