@@ -305,7 +305,7 @@ TRANSFORMS = (
               "data_format": "channels_first"}, PHOTO.transpose(2, 0, 1)),
             *(
                 ("ResizeCropImagenet",
-                 {"height": 60, "width": 50, "resize_side": 64, "resize_method": method}, LARGE)
+                 {"height": 60, "width": 50, "resize_side": 64, "resize_method": method}, FLOATS)
                 for method in ("nearest", "bicubic", "area", "lanczos3", "lanczos5", "gaussian",
                                "mitchellcubic")
             ),
