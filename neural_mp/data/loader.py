@@ -27,6 +27,13 @@ class Pipeline:
             sample = transform(sample)
         return sample
 
+    def reset(self) -> None:
+        """Forget what transforms hold back, of those that do."""
+        for transform in self.transforms:
+            reset = getattr(transform, "reset", None)
+            if callable(reset):
+                reset()
+
 
 @dataclass(frozen=True, eq=False)
 class TransformedDataset:

@@ -35,6 +35,10 @@ class InputTransform:
         """The changed inputs; raises ValueError, saying why, for inputs that do not fit."""
         raise NotImplementedError
 
+    def array_of(self, inputs: Any) -> np.ndarray:
+        """What `apply` is given for the inputs of a sample."""
+        return np.asarray(inputs)
+
     def __call__(self, sample: Any) -> tuple[np.ndarray, Any]:
         """Transform one sample `(inputs, label)`.
 
@@ -51,7 +55,7 @@ class InputTransform:
                 f"{type(self).__name__} changes inputs that are one array, got "
                 f"{type(inputs).__name__}; name a transform of your own as module:attribute"
             )
-        array = np.asarray(inputs)
+        array = self.array_of(inputs)
         try:
             return self.apply(array), label
         except ValueError as error:

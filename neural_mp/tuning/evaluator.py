@@ -68,7 +68,8 @@ class Evaluator:
         batches: the evaluation data; None where `eval_func` brings its own.
         metrics: metrics with their weights; the accuracy is their weighted sum.
         eval_func: native model → float; used instead of data and metrics.
-        postprocess: applied to `(predictions, labels)` before the metrics.
+        postprocess: applied to `(predictions, labels)` before the metrics; if it has `reset`, that
+            is called before each pass.
         label: what is measured, by name; empty where nothing is.
         on_batch: called after every batch, for progress.
         evaluations: full passes made so far.
@@ -152,6 +153,8 @@ class Evaluator:
         assert self.batches is not None
         for metric, _ in self.metrics:
             self._users(metric.reset)
+        if callable(reset := getattr(self.postprocess, "reset", None)):
+            self._users(reset)
         self.running, unseen = RunningValues(), 0
         looks = all(getattr(metric, "running", False) for metric, _ in self.metrics)
         pairs = self.batches.pairs()

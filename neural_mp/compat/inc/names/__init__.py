@@ -21,11 +21,12 @@ from neural_mp.compat.inc.names import (  # noqa: F401  (they register what they
     metrics_text,
     mnist,
     records,
+    transforms,
 )
 from neural_mp.compat.inc.names.registries import DATASETS, METRICS, TRANSFORMS
 from neural_mp.data import Vocabulary
 
-__all__ = ["vocabulary"]
+__all__ = ["transforms", "vocabulary"]
 
 
 @cache

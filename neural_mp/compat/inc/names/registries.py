@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -15,9 +16,25 @@ Factory = TypeVar("Factory", bound=Callable[..., Any])
 FRAMEWORKS = ("pytorch", "tensorflow", "onnxrt")
 
 
+class ShortRegistry(Registry):
+    """A registry where a value alone stands for the first option: `Resize: 256`."""
+
+    def build(self, name: str, options: Any = None) -> Any:
+        """Call the factory that `name` stands for with `options`, or with one value alone.
+
+        Raises:
+            ConfigurationError: the name or an option is not known, or an option is missing.
+        """
+        if options is not None and not isinstance(options, Mapping):
+            parameters = [*inspect.signature(self.find(name)).parameters]
+            if parameters:
+                options = {parameters[0]: options}
+        return super().build(name, options)
+
+
 def _registries(kind: str, ours: Registry) -> Mapping[str | None, Registry]:
-    shared = Registry(kind, beyond=ours)
-    return {None: shared, **{name: Registry(kind, beyond=shared) for name in FRAMEWORKS}}
+    shared = ShortRegistry(kind, beyond=ours)
+    return {None: shared, **{name: ShortRegistry(kind, beyond=shared) for name in FRAMEWORKS}}
 
 
 #: Framework → its names; None → those that all of them have.

@@ -1,0 +1,276 @@
+"""Questions on texts, cut into windows that a BERT model can read: SQuAD 1.1.
+
+The way is that of `run_squad.py` of https://github.com/google-research/bert.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from neural_mp.errors import DataError, MissingFrameworkError
+
+_LONGEST_WORD = 200  # in characters; a longer one is unknown
+_NARROW_SPACE = "\u202f"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question on a text.
+
+    Attributes:
+        identity: of the question, in the file.
+        text: the question.
+        words: the text that it is on, split at white space.
+    """
+
+    identity: str
+    text: str
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of a text, as the model sees it after the question.
+
+    Attributes:
+        question: its place in the list of questions.
+        pieces: all of what the model sees: `[CLS] question [SEP] stretch [SEP]`.
+        first: where the stretch begins in `pieces`.
+        words: of each piece of the stretch, its word in the text.
+        best_seen: of each piece of the stretch, whether no other window shows more around it.
+    """
+
+    question: int
+    pieces: tuple[str, ...]
+    first: int
+    words: tuple[int, ...]
+    best_seen: tuple[bool, ...]
+
+    def shows(self, place: int) -> bool:
+        """Whether a place in `pieces` is in the stretch."""
+        return self.first <= place < self.first + len(self.words)
+
+
+def read_questions(path: Path) -> list[Question]:
+    """The questions of a file of SQuAD 1.1, in its order.
+
+    Raises:
+        DataError: the file is of another form.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))["data"]
+        return [
+            Question(str(question["id"]), question["question"], words)
+            for article in data
+            for paragraph in article["paragraphs"]
+            for words in [_words(paragraph["context"])]
+            for question in paragraph["qas"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{path} is no file of SQuAD 1.1: data, paragraphs, context and qas are expected"
+        ) from error
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """Split at what BERT's way counts as white space, which is less than what Python does."""
+    for space in ("\t", "\r", "\n", _NARROW_SPACE):
+        text = text.replace(space, " ")
+    return tuple(word for word in text.split(" ") if word)
+
+
+class Tokenizer:
+    """BERT's tokenizer: words and punctuation, and their pieces in a vocabulary.
+
+    Args:
+        vocabulary: a file with one piece a line.
+        lower_case: whether to drop upper case and accents.
+
+    Raises:
+        DataError: the file is no vocabulary.
+        MissingFrameworkError: the tokenizers are not installed.
+    """
+
+    def __init__(self, vocabulary: Path, lower_case: bool) -> None:
+        try:
+            from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+        except ImportError as error:
+            raise MissingFrameworkError(
+                "SquadV1 needs tokenizers; install them with: pip install 'neural-mp[text]'"
+            ) from error
+        pieces = _numbered(vocabulary)
+        if "[UNK]" not in pieces:
+            raise DataError(f"{vocabulary} is no vocabulary of BERT: it has no line [UNK]")
+        self._normalizer = normalizers.BertNormalizer(lowercase=lower_case)
+        self._splitter = pre_tokenizers.BertPreTokenizer()
+        self._tokenizer = Tokenizer(
+            models.WordPiece(pieces, unk_token="[UNK]", max_input_chars_per_word=_LONGEST_WORD)
+        )
+        self._tokenizer.normalizer = self._normalizer
+        self._tokenizer.pre_tokenizer = self._splitter
+
+    def words(self, text: str) -> list[str]:
+        """Words and punctuation, not yet cut into pieces."""
+        normal = self._normalizer.normalize_str(text)
+        return [word for word, _ in self._splitter.pre_tokenize_str(normal)]
+
+    def pieces(self, texts: Sequence[str]) -> list[list[str]]:
+        """The pieces of each text."""
+        encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [found.tokens for found in encoded]
+
+
+def _numbered(vocabulary: Path) -> dict[str, int]:
+    try:
+        lines = vocabulary.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise DataError(f"{vocabulary} cannot be read as a vocabulary of BERT") from error
+    return {line.strip(): number for number, line in enumerate(lines)}
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How questions are cut into windows.
+
+    Attributes:
+        tokenizer: what makes pieces.
+        length: of a window with its question, in pieces.
+        question_length: of a question, at most; the rest is cut off.
+        stride: from one window of a text to the next, in pieces.
+    """
+
+    tokenizer: Tokenizer
+    length: int
+    question_length: int
+    stride: int
+
+    def of(self, questions: Sequence[Question]) -> list[Window]:
+        """The windows of all questions, one question after the other.
+
+        Raises:
+            DataError: a question leaves no room for its text.
+        """
+        asked = self.tokenizer.pieces([question.text for question in questions])
+        texts = dict.fromkeys(question.words for question in questions)
+        pieces = {words: self.tokenizer.pieces(words) for words in texts}
+        return [
+            window
+            for number, question in enumerate(questions)
+            for window in self._of_one(number, asked[number], pieces[question.words])
+        ]
+
+    def _of_one(self, number: int, asked: list[str], text: list[list[str]]) -> list[Window]:
+        asked = asked[: self.question_length]
+        room = self.length - len(asked) - 3  # [CLS], and [SEP] twice
+        if room < 1:
+            raise DataError(
+                f"a question of {len(asked)} pieces leaves no room for its text in {self.length}; "
+                f"give a larger max_seq_length, or a smaller max_query_length"
+            )
+        words = [word for word, found in enumerate(text) for _ in found]
+        pieces = [piece for found in text for piece in found]
+        spans = self._spans(len(pieces), room)
+        start = ["[CLS]", *asked, "[SEP]"]
+        return [
+            Window(
+                number,
+                (*start, *pieces[begin:end], "[SEP]"),
+                len(start),
+                tuple(words[begin:end]),
+                tuple(_best_span(spans, place) == span for place in range(begin, end)),
+            )
+            for span, (begin, end) in enumerate(spans)
+        ]
+
+    def _spans(self, count: int, room: int) -> list[tuple[int, int]]:
+        spans: list[tuple[int, int]] = []
+        begin = 0
+        while begin < count:
+            end = min(begin + room, count)
+            spans.append((begin, end))
+            if end == count:
+                break
+            begin += min(end - begin, self.stride)
+        return spans
+
+
+def _best_span(spans: Sequence[tuple[int, int]], place: int) -> int:
+    """The span that shows most on the poorer side of a place; a longer one wins a tie."""
+    if len(spans) == 1:
+        return 0
+    around = {
+        span: min(place - begin, end - 1 - place) + 0.01 * (end - begin)
+        for span, (begin, end) in enumerate(spans)
+        if begin <= place < end
+    }
+    return max(around, key=lambda span: around[span])
+
+
+@dataclass(frozen=True)
+class Answers:
+    """From pieces back to the words of the text."""
+
+    tokenizer: Tokenizer
+
+    def text(self, words: Sequence[str], pieces: Sequence[str]) -> str:
+        """What stands in the text where the model found these pieces.
+
+        Args:
+            words: of the text, those that the pieces are of.
+            pieces: of the answer.
+        """
+        original = " ".join(words)
+        found = " ".join(pieces).replace(" ##", "").replace("##", "")
+        found = " ".join(found.split())
+        split = " ".join(self.tokenizer.words(original))
+        start = split.find(found)
+        if start < 0:
+            return original
+        original_places = [place for place, letter in enumerate(original) if letter != " "]
+        split_places = [place for place, letter in enumerate(split) if letter != " "]
+        if len(original_places) != len(split_places):
+            return original
+        rank = {place: number for number, place in enumerate(split_places)}
+        ends = (rank.get(start), rank.get(start + len(found) - 1))
+        if ends[0] is None or ends[1] is None:
+            return original
+        return original[original_places[ends[0]] : original_places[ends[1]] + 1]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A file of questions, with all its windows.
+
+    Attributes:
+        label_file: of SQuAD 1.1.
+        windows: how to cut.
+    """
+
+    label_file: Path
+    cutting: Windows
+
+    @cached_property
+    def questions(self) -> list[Question]:
+        """In the order of the file."""
+        return read_questions(self.label_file)
+
+    @cached_property
+    def windows(self) -> list[Window]:
+        """The windows of all questions, as the model gets them, one by one."""
+        return self.cutting.of(self.questions)
+
+    @cached_property
+    def answers(self) -> Answers:
+        """From pieces to words."""
+        return Answers(self.cutting.tokenizer)
+
+    def of_question(self) -> list[list[tuple[int, Window]]]:
+        """For each question its windows, with their places among all."""
+        found: list[list[tuple[int, Window]]] = [[] for _ in self.questions]
+        for place, window in enumerate(self.windows):
+            found[window.question].append((place, window))
+        return found

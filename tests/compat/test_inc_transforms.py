@@ -1,0 +1,301 @@
+"""What the names of transforms mean in files for TensorFlow and ONNX Runtime."""
+
+import numpy as np
+import pytest
+
+from neural_mp.compat.inc.names import vocabulary
+from neural_mp.compat.inc.names.transforms.image_transform import TensorImage, as_tensor_image
+from neural_mp.data import OWN, build_transforms
+from neural_mp.errors import ConfigurationError, DataError
+
+DRAW = np.random.default_rng(0)
+PHOTO = DRAW.integers(0, 256, (40, 60, 3)).astype(np.uint8)
+ARRAYS = ("tensorflow", "onnxrt")
+
+
+def made(framework, **spec):
+    return build_transforms(spec, vocabulary(framework))
+
+
+def applied(framework, image, label=0, **spec):
+    return made(framework, **spec)((image, label))[0]
+
+
+def test_one_name_means_another_thing_in_each_framework():
+    tall = np.moveaxis(PHOTO, 0, 1)
+    assert applied("pytorch", tall, Resize=20).shape == (30, 20, 3)
+    assert applied("onnxrt", tall, Resize=20).shape == (20, 20, 3)
+    assert applied("onnxrt", tall, Resize={"size": [20, 30]}).shape == (30, 20, 3)
+    tensor = as_tensor_image(tall)
+    assert applied("tensorflow", tensor, Resize={"size": [20, 30]}).shape == (20, 30, 3)
+
+
+def test_in_our_own_files_nothing_changes():
+    scaled = build_transforms({"Resize": {"size": [20, 30]}}, OWN)((PHOTO, 0))[0]
+    assert scaled.shape == (20, 30, 3)
+    with pytest.raises(ConfigurationError, match="option: value"):
+        build_transforms({"Resize": 20}, OWN)
+
+
+def test_a_value_alone_is_the_first_option():
+    transform = made("tensorflow", LabelShift=-1)
+    assert transform((None, np.array([3])))[1].tolist() == [4]
+    with pytest.raises(ConfigurationError, match="must be a whole number"):
+        made("tensorflow", LabelShift="one")
+
+
+def test_images_of_records_are_scaled_by_tensorflow_and_arrays_by_opencv():
+    tf = pytest.importorskip("tensorflow")
+    expected = tf.image.resize(PHOTO, [20, 25]).numpy()
+    found = applied("tensorflow", as_tensor_image(PHOTO), Resize={"size": [20, 25]})
+    assert isinstance(found, TensorImage)
+    assert found == pytest.approx(expected, abs=1e-2)
+    from_tensor = applied("tensorflow", tf.constant(PHOTO), Resize={"size": [20, 25]})
+    assert from_tensor == pytest.approx(expected, abs=1e-2)
+    assert applied("tensorflow", PHOTO, Resize={"size": [20, 25]}).dtype == np.uint8
+
+
+def test_cast_scales_images_of_records_only():
+    found = applied("tensorflow", as_tensor_image(PHOTO), Cast={"dtype": "float32"})
+    assert found == pytest.approx(PHOTO / 255, abs=1e-6)
+    for framework in ("tensorflow", "onnxrt", "pytorch"):
+        plain = applied(framework, PHOTO, Cast={"dtype": "float32"})
+        assert plain.dtype == np.float32
+        assert (plain == PHOTO).all()
+
+
+@pytest.mark.parametrize("old", ["uint8", "int16", "int32", "float32", "float64"])
+@pytest.mark.parametrize("new", ["uint8", "uint16", "int32", "float16", "float32"])
+def test_images_of_records_are_cast_as_tensorflow_does_it(old, new):
+    tf = pytest.importorskip("tensorflow")
+    image = PHOTO / 256 if old.startswith("f") else PHOTO.astype(np.int64) // 2
+    image = image.astype(old)
+    expected = tf.image.convert_image_dtype(image, new).numpy()
+    found = applied("tensorflow", as_tensor_image(image), Cast=new)
+    assert found.dtype == expected.dtype
+    assert np.asarray(found).astype(float) == pytest.approx(expected.astype(float), rel=1e-3)
+
+
+@pytest.mark.parametrize("framework", ARRAYS)
+def test_normalize_takes_channels_last(framework):
+    options = {"mean": [10.0, 20.0, 30.0], "std": [2.0, 3.0, 4.0]}
+    expected = (PHOTO - np.array([10, 20, 30])) / np.array([2, 3, 4])
+    found = applied(framework, PHOTO, Normalize=options)
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert applied(framework, PHOTO, Normalize={}) == pytest.approx(PHOTO)
+    with pytest.raises(ConfigurationError, match="std must be"):
+        made(framework, Normalize={"std": [0.0]})
+
+
+def test_rescale_in_two_steps():
+    expected = PHOTO / 127.5 - 1
+    options = {"rescale": [127.5, 1.0]}
+    assert applied("tensorflow", PHOTO, KerasRescale=options) == pytest.approx(expected, abs=1e-6)
+    assert applied("tensorflow", PHOTO, Normalize=options) == pytest.approx(expected, abs=1e-6)
+    assert applied("tensorflow", PHOTO, Rescale={}) == pytest.approx(PHOTO / 255, abs=1e-6)
+
+
+@pytest.mark.parametrize("framework", ARRAYS)
+def test_cutting_out_the_middle(framework):
+    assert (applied(framework, PHOTO, CenterCrop=[21, 30]) == PHOTO[9:30, 15:45]).all()
+    with pytest.raises(DataError, match="smaller"):
+        applied(framework, PHOTO, CenterCrop=50)
+
+
+def test_padded_center_crop_keeps_a_share_of_the_shorter_edge():
+    found = applied("tensorflow", PHOTO, PaddedCenterCrop={"size": 224, "crop_padding": 32})
+    assert (found == PHOTO[3:38, 13:48]).all()  # 40 × 224 / 256 = 35
+
+
+def test_a_box_that_is_not_in_the_image_is_refused():
+    box = {"offset_height": 5, "offset_width": 10, "target_height": 20, "target_width": 30}
+    assert (applied("onnxrt", PHOTO, CropToBoundingBox=box) == PHOTO[5:25, 10:40]).all()
+    with pytest.raises(DataError, match="not all in it"):
+        applied("onnxrt", PHOTO, CropToBoundingBox={**box, "offset_height": 30})
+
+
+@pytest.mark.parametrize("framework", [*ARRAYS, "pytorch"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("RandomCrop", {"size": [20, 30]}),
+        ("RandomResizedCrop", {"size": [20, 30]}),
+        ("RandomHorizontalFlip", {}),
+        ("RandomVerticalFlip", {}),
+    ],
+)
+def test_the_same_seed_gives_the_same_images(framework, name, options):
+    def run(seed):
+        transform = made(framework, **{name: {**options, "seed": seed}})
+        return [transform((PHOTO, 0))[0] for _ in range(12)]
+
+    first, second, other = run(3), run(3), run(4)
+    assert all((one == two).all() for one, two in zip(first, second, strict=True))
+    assert any((one != two).any() for one, two in zip(first, other, strict=True))
+    assert len({image.tobytes() for image in first}) > 1
+
+
+def test_random_crops_are_parts_and_flips_are_mirror_images():
+    numbered = np.arange(40 * 60).reshape(40, 60, 1)
+    for _ in range(5):
+        part = applied("onnxrt", numbered, RandomCrop={"size": [7, 9]})
+        top, left = divmod(int(part[0, 0, 0]), 60)
+        assert (part == numbered[top : top + 7, left : left + 9]).all()
+    flip = made("onnxrt", RandomHorizontalFlip={})
+    seen = {int(flip((numbered, 0))[0][0, 0, 0]) for _ in range(20)}
+    assert seen == {0, 59}
+
+
+def test_images_of_records_are_cropped_in_the_middle():
+    found = applied("tensorflow", as_tensor_image(PHOTO), RandomCrop={"size": [20, 30]})
+    assert (found == PHOTO[10:30, 15:45]).all()
+
+
+def test_the_whole_way_of_inception_nets_is_that_of_tensorflow():
+    tf = pytest.importorskip("tensorflow")
+    image = tf.image.central_crop(tf.image.convert_image_dtype(PHOTO, tf.float32), 0.875)
+    expected = (tf.image.resize(image, [24, 28]).numpy() - 0.5) * 2
+    found = applied("tensorflow", PHOTO, BilinearImagenet={"height": 24, "width": 28})
+    assert found == pytest.approx(expected, abs=1e-5)
+    for_onnx = applied("onnxrt", PHOTO, BilinearImagenet={"height": 24, "width": 28})
+    assert for_onnx.dtype == np.float32
+    assert for_onnx == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_shorter_edge_is_scaled_and_the_middle_cut_out():
+    tf = pytest.importorskip("tensorflow")
+    options = {
+        "height": 24,
+        "width": 28,
+        "resize_side": 30,
+        "mean_value": "123.68 116.78 103.94",
+        "scale": 0.017,
+    }
+    scaled = tf.image.resize(PHOTO, [30, 45]).numpy()[3:27, 8:36]
+    expected = (scaled - np.array([123.68, 116.78, 103.94])) * 0.017
+    found = applied("tensorflow", PHOTO, ResizeCropImagenet=options)
+    assert found == pytest.approx(expected, abs=1e-3)
+    turned = applied("tensorflow", PHOTO, ResizeCropImagenet={**options, "mean_value": [0.0]})
+    swapped = {**options, "mean_value": [0.0], "subpixels": "BGR"}
+    assert (applied("tensorflow", PHOTO, ResizeCropImagenet=swapped) == turned[..., ::-1]).all()
+
+
+def test_for_onnx_the_result_has_channels_first_and_is_normalized():
+    square = DRAW.integers(0, 256, (30, 30, 3)).astype(np.uint8)
+    options = {"height": 24, "width": 20, "resize_side": 30}
+    found = applied("onnxrt", square, ResizeCropImagenet=options)
+    expected = square[3:27, 5:25] / 255 / np.array([0.229, 0.224, 0.225])
+    assert found == pytest.approx(expected.transpose(2, 0, 1), abs=1e-5)
+
+
+def test_an_image_too_small_to_cut_from_is_refused_with_the_option_to_change():
+    with pytest.raises(DataError, match="give a larger resize_side"):
+        applied("onnxrt", PHOTO, ResizeCropImagenet={"height": 224, "width": 224, "resize_side": 9})
+
+
+def test_the_shorter_edge_leaves_a_margin_for_what_is_cut_out():
+    found = applied("onnxrt", PHOTO, ResizeWithAspectRatio={"height": 14, "width": 14})
+    assert found.shape == (16, 24, 3)  # 14 / 87.5 %
+
+
+@pytest.mark.parametrize("framework", [*ARRAYS, "pytorch"])
+def test_boxes_move_with_the_padded_image(framework):
+    square = np.full((20, 20, 3), 9, dtype=np.uint8)
+    label = (np.array([[0.0, 0.0, 0.5, 1.0]]), ["cat"], [1], "1.jpg")
+    options = {"min_dim": 40, "max_dim": 80, "padding": True, "constant_value": 5}
+    image, found = made(framework, ResizeWithRatio=options)((square, label))
+    assert image.shape == (80, 80, 3)
+    assert (image[20:60, 20:60] == 9).all()
+    assert (image == 9).sum() == 40 * 40 * 3
+    assert set(np.unique(image)) == {5, 9}
+    assert found[0].tolist() == [[0.25, 0.25, 0.5, 0.75]]
+    assert found[1:] == label[1:]
+
+
+def test_labels_without_boxes_are_refused():
+    with pytest.raises(DataError, match="boxes"):
+        applied("onnxrt", PHOTO, ResizeWithRatio={})
+
+
+@pytest.mark.parametrize("framework", ARRAYS)
+def test_channels_are_aligned(framework):
+    assert applied(framework, PHOTO[..., 0], AlignImageChannel=3).shape == (40, 60, 3)
+    with_alpha = np.dstack([PHOTO, PHOTO[..., 0]])
+    assert (applied(framework, with_alpha, AlignImageChannel={"dim": 3}) == PHOTO).all()
+    grey = applied(framework, PHOTO, AlignImageChannel={"dim": 1})
+    assert grey.shape == (40, 60, 1)
+    assert np.abs(grey[..., 0] - PHOTO @ np.array([0.299, 0.587, 0.114])).max() <= 0.51
+    with pytest.raises(DataError, match="no rule"):
+        applied(framework, PHOTO[..., :2], AlignImageChannel={"dim": 3})
+
+
+def test_quantized_input_is_cut_off_and_stays_in_its_range():
+    image = np.array([[-400.0, -1.7, 0.0, 1.7, 400.0]], dtype=np.float32)
+    signed = applied("tensorflow", image, QuantizedInput={"dtype": "int8", "scale": 1.0})
+    assert signed.tolist() == [[-128, -1, 0, 1, 127]]
+    unsigned = applied("tensorflow", image, QuantizedInput={"dtype": "uint8", "scale": 1.0})
+    assert unsigned.tolist() == [[0, 126, 128, 129, 255]]
+    assert applied("tensorflow", image, QuantizedInput={"dtype": "int8"}) is not None
+    assert (applied("tensorflow", image, QuantizedInput={}) == image).all()
+
+
+def test_labels_are_shifted_in_the_kind_that_they_have():
+    shift = made("onnxrt", LabelShift=1)
+    assert shift((None, [1, 2]))[1] == [0, 1]
+    assert shift((None, [(1, 2), (3, 4)]))[1] == [(0, 1), (2, 3)]
+    assert shift((None, np.array([[5]])))[1].tolist() == [[4]]
+    with pytest.raises(DataError, match="labels that are numbers"):
+        shift((None, None))
+
+
+@pytest.mark.parametrize(
+    ("framework", "spec", "message"),
+    [
+        ("onnxrt", {"Resize": {"size": [1, 2, 3]}}, "one number or"),
+        ("onnxrt", {"Resize": {"size": 4, "interpolation": "cubic"}}, "did you mean"),
+        ("onnxrt", {"RandomResizedCrop": {"size": 4, "scale": [1.0, 0.5]}}, "lowest, highest"),
+        ("tensorflow", {"Normalize": {"rescale": [1.0]}}, "divisor"),
+        ("tensorflow", {"BilinearImagenet": {"height": 4, "width": 4, "central_fraction": 2.0}},
+         "central_fraction"),
+        ("tensorflow", {"ResizeCropImagenet": {"height": 4, "width": 4, "mean_value": "a b"}},
+         "must be numbers"),
+        ("tensorflow", {"PaddedCenterCrop": {"size": [3, 4]}}, "the same"),
+        ("pytorch", {"Cast": {"dtype": "bfloat16"}}, "bfloat16"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_said_with_its_option(framework, spec, message):
+    with pytest.raises(ConfigurationError, match=message):
+        made(framework, **spec)
+
+
+def test_a_tuning_file_of_theirs_runs_its_transforms(tmp_path):
+    from neural_mp.api import configured
+    from neural_mp.config import parse_settings
+
+    image = pytest.importorskip("PIL.Image")
+    (tmp_path / "cat").mkdir()
+    image.fromarray(PHOTO).save(tmp_path / "cat" / "1.png")
+    settings = parse_settings(f"""
+version: 1.0
+model: {{name: net, framework: onnxrt_integerops}}
+evaluation:
+  accuracy:
+    metric: {{topk: 1}}
+    dataloader:
+      batch_size: 1
+      dataset: {{ImageFolder: {{root: {tmp_path}}}}}
+      transform:
+        Rescale: {{}}
+        Resize: {{size: 30}}
+        CenterCrop: {{size: 20}}
+        Normalize: {{mean: [0.5, 0.5, 0.5], std: [0.25, 0.25, 0.25]}}
+        Transpose: {{perm: [2, 0, 1]}}
+        Cast: {{dtype: float32}}
+    postprocess:
+      transform:
+        LabelShift: 1
+""")
+    images, labels = next(iter(configured.loader(settings, configured.ACCURACY)))
+    assert images.shape == (1, 3, 20, 20)
+    assert images.dtype == np.float32
+    assert configured.postprocess(settings)((None, labels + 1))[1].tolist() == labels.tolist()
