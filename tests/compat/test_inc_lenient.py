@@ -330,7 +330,7 @@ evaluation:
         ("dummy:", "dumy:", 6, "dataset.dumy", ConfigurationError),
         ("size: 8", "size: 0", 8, "dataset.dummy.size", ConfigurationError),
         ("size: 8", "sise: 8", 8, "dataset.dummy.sise", ConfigurationError),
-        ("          size: 8\n", "", 6, "dataset.dummy", ConfigurationError),
+        ("          shape: [4]\n", "", 6, "dataset.dummy", ConfigurationError),
         ("Rescale:", "Rescael:", 10, "transform.Rescael", ConfigurationError),
         ("dtype: int64", "dtype: int63", 12, "transform.Cast.dtype", ConfigurationError),
         ("dtype: int64", "type: int64", 12, "transform.Cast.type", ConfigurationError),
