@@ -305,9 +305,8 @@ evaluation:
     dataloader:
       batch_size: 2
       dataset:
-        dummy:
-          shape: [4]
-          size: 8
+        ImageFolder:
+          root: nowhere
       transform:
         Rescale:
         Cast:
@@ -321,19 +320,14 @@ evaluation:
 @pytest.mark.parametrize(
     ("before", "after", "line", "path", "kind"),
     [
-        ("dummy:", "dumy:", 6, "dataset.dumy", ConfigurationError),
-        ("size: 8", "size: 0", 8, "dataset.dummy.size", ConfigurationError),
-        ("size: 8", "sise: 8", 8, "dataset.dummy.sise", ConfigurationError),
-        ("Rescale:", "Rescael:", 10, "transform.Rescael", ConfigurationError),
-        ("dtype: int64", "dtype: int63", 12, "transform.Cast.dtype", ConfigurationError),
-        ("dtype: int64", "type: int64", 12, "transform.Cast.type", ConfigurationError),
-        (
-            "dummy:\n          shape: [4]\n          size: 8",
-            "ImageFolder:\n          root: nowhere",
-            7,
-            "dataset.ImageFolder.root",
-            DataError,
-        ),
+        ("ImageFolder:", "ImageFoldr:", 6, "dataset.ImageFoldr", ConfigurationError),
+        ("root: nowhere", "rot: nowhere", 7, "dataset.ImageFolder.rot", ConfigurationError),
+        ("root: nowhere", "", 6, "dataset.ImageFolder", ConfigurationError),
+        ("root: nowhere", "root: [1]", 7, "dataset.ImageFolder.root", ConfigurationError),
+        ("root: nowhere", "root: nowhere", 7, "dataset.ImageFolder.root", DataError),
+        ("Rescale:", "Rescael:", 9, "transform.Rescael", ConfigurationError),
+        ("dtype: int64", "dtype: int63", 11, "transform.Cast.dtype", ConfigurationError),
+        ("dtype: int64", "type: int64", 11, "transform.Cast.type", ConfigurationError),
     ],
 )
 def test_a_mistake_in_the_data_is_said_with_its_own_line(version, before, after, line, path, kind):

@@ -20,6 +20,7 @@ from neural_mp.compat.inc.names.accepted import (
     say_ignored,
 )
 from neural_mp.compat.inc.names.registries import DATASETS, registered
+from neural_mp.compat.inc.names.transforms.image_transform import as_tensor_image
 from neural_mp.errors import ConfigurationError, DataError, in_one_line
 
 BOX_EDGES = ("ymin", "xmin", "ymax", "xmax")
@@ -177,7 +178,9 @@ def _decode_imagenet(serialized: bytes) -> tuple[np.ndarray, np.ndarray]:
     labels = record.integers("image/class/label")
     if len(labels) > 1:
         raise ValueError(f"image/class/label holds {len(labels)} values, expected one")
-    return image.numpy(), (labels if len(labels) else np.array([-1])).astype(np.int32)
+    return as_tensor_image(image.numpy()), (labels if len(labels) else np.array([-1])).astype(
+        np.int32
+    )
 
 
 @registered(DATASETS, "COCORecord", "tensorflow")
@@ -228,7 +231,7 @@ def _decode_coco(serialized: bytes) -> tuple[np.ndarray, tuple[np.ndarray, ...]]
         record.integers("image/object/class/label"),
         np.array(record.text("image/source_id"), dtype=object),
     )
-    return image.numpy(), label
+    return as_tensor_image(image.numpy()), label
 
 
 @registered(DATASETS, "VOCRecord", "tensorflow")
