@@ -86,6 +86,7 @@ quantization:
 evaluation:
   accuracy: {metric: {topk: 1}}
 tuning:
+  objective: modelsize
   accuracy_criterion: {relative: 0.01}
   exit_policy: {timeout: 0, max_trials: 5}
   random_seed: 9527
@@ -159,7 +160,7 @@ def test_version_2_quantization(net, digits, loader):
         approach="static",
         calibration_sampling_size=[64],
         accuracy_criterion=AccuracyCriterion(tolerable_loss=0.02),
-        tuning_criterion=TuningCriterion(max_trials=4, strategy="basic"),
+        tuning_criterion=TuningCriterion(max_trials=4, strategy="basic", objective="modelsize"),
         op_name_dict={"head": {"weight": {"dtype": ["fp32"]}, "activation": {"dtype": ["fp32"]}}},
     )
     q_model = quantization.fit(

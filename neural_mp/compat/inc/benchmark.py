@@ -133,8 +133,10 @@ def measured(
         raise ConfigurationError(f"mode must be {' or '.join(MODES)}, got {mode!r}")
     if function is not None:
         return function(model)
-    section = configured.PERFORMANCE if mode == "performance" else configured.ACCURACY
-    loader = loader if loader is not None else configured.loader(settings, section)
+    if loader is None and mode == "performance":
+        loader = configured.loader(settings, configured.PERFORMANCE)
+    if loader is None:
+        loader = configured.loader(settings, configured.ACCURACY)
     if loader is None:
         raise DataError(f"there is nothing to measure {mode} on: set b_dataloader")
     if mode == "performance":

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.api.loading import load_source
+from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.errors import ConfigurationError
+
+#: Framework's own object of a result → all that the result holds; scripts hand on the former.
+_results: WeakKeyDictionary[Any, OptimizedModel] = WeakKeyDictionary()
+
+
+def own_object(optimized: OptimizedModel) -> Any:
+    """The framework's own object of a result; what belongs to it is noted while it lives."""
+    found = optimized.model
+    # Not every object can be referred to weakly; such a one is loaded anew where it is needed.
+    with suppress(TypeError):
+        _results[found] = optimized
+    return found
 
 
 def native(model: Any) -> Any:
@@ -23,7 +38,12 @@ def runnable(model: Any) -> Any:
     """What is measured: of a `Result` all that it holds, of a `Model` what it was made of."""
     from neural_mp.compat.inc.result import Result
 
-    return model.optimized if isinstance(model, Result) else native(model)
+    if isinstance(model, Result):
+        return model.optimized
+    found = native(model)
+    with suppress(TypeError):
+        return _results.get(found, found)
+    return found
 
 
 class Model:

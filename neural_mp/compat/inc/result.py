@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from neural_mp.api.optimized_model import OptimizedModel
+from neural_mp.compat.inc.model import own_object
 from neural_mp.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -27,10 +29,10 @@ class Result:
                 "would be None"
             )
 
-    @property
+    @cached_property
     def model(self) -> Any:
         """The framework's own object."""
-        return self.optimized.model
+        return own_object(self.optimized)
 
     @property
     def graph_def(self) -> Any:
@@ -85,7 +87,7 @@ class Result:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "optimized":
             raise AttributeError(name)
-        for holder in (self.optimized, self.optimized.model):
+        for holder in (self.optimized, self.model):
             if hasattr(holder, name):
                 return getattr(holder, name)
         raise AttributeError(

@@ -16,7 +16,7 @@ import numpy as np
 from neural_mp.api.optimized_model import load as load_saved
 from neural_mp.compat.inc.absent import looked_up
 from neural_mp.compat.inc.dotted import Dotted
-from neural_mp.compat.inc.model import Model
+from neural_mp.compat.inc.model import Model, own_object
 from neural_mp.core.byte_products import ByteProducts
 from neural_mp.core.hardware import detect
 from neural_mp.core.precision import Precision
@@ -58,7 +58,7 @@ def load(
     Raises:
         ModelLoadError: nothing of ours is there, or it is damaged.
     """
-    return load_saved(checkpoint_dir or Path("nc_workspace") / "saved").model
+    return own_object(load_saved(checkpoint_dir or Path("nc_workspace") / "saved"))
 
 
 class OptimizedModel:
