@@ -25,20 +25,32 @@ def own_object(optimized: OptimizedModel) -> Any:
     return found
 
 
-def native(model: Any) -> Any:
-    """What a `Model` or a `Result` holds; anything else as it is."""
-    from neural_mp.compat.inc.result import Result
+class Tuned:
+    """A model that was tuned.
 
+    Attributes:
+        optimized: the `OptimizedModel`, with plan, report and trials.
+    """
+
+    def __init__(self, optimized: OptimizedModel) -> None:
+        self.optimized = optimized
+
+    @cached_property
+    def model(self) -> Any:
+        """The framework's own object."""
+        return own_object(self.optimized)
+
+
+def native(model: Any) -> Any:
+    """What a `Model` or a tuned one holds; anything else as it is."""
     if isinstance(model, Model):
         return model.root
-    return model.model if isinstance(model, Result) else model
+    return model.model if isinstance(model, Tuned) else model
 
 
 def runnable(model: Any) -> Any:
-    """What is measured: of a `Result` all that it holds, of a `Model` what it was made of."""
-    from neural_mp.compat.inc.result import Result
-
-    if isinstance(model, Result):
+    """What is measured: of a tuned model all that it holds, of a `Model` what it was made of."""
+    if isinstance(model, Tuned):
         return model.optimized
     found = native(model)
     with suppress(TypeError):

@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import logging
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from neural_mp.api.optimized_model import OptimizedModel
-from neural_mp.compat.inc.model import own_object
+from neural_mp.compat.inc.model import Tuned, graph_def_of
 from neural_mp.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
 
-class Result:
-    """An `OptimizedModel` under their names; all else is looked up in it, then in its model.
-
-    Attributes:
-        optimized: the `OptimizedModel`, with plan, report and trials.
-    """
+class Result(Tuned):
+    """An `OptimizedModel` under their names; all else is looked up in it, then in its model."""
 
     def __init__(self, optimized: OptimizedModel) -> None:
-        self.optimized = optimized
+        super().__init__(optimized)
         if optimized.met is False:
             logger.warning(
                 "no plan met the accuracy target; what comes back is the FP32 model, where theirs "
                 "would be None"
             )
-
-    @cached_property
-    def model(self) -> Any:
-        """The framework's own object."""
-        return own_object(self.optimized)
 
     @property
     def graph_def(self) -> Any:
@@ -41,8 +31,6 @@ class Result:
         Raises:
             ConfigurationError: it is a model of another framework.
         """
-        from neural_mp.compat.inc.model import graph_def_of
-
         return graph_def_of(self.model)
 
     def nodes(self) -> Any:
