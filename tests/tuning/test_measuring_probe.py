@@ -37,7 +37,7 @@ class Looking(Strategy):
 
 @pytest.fixture
 def converter(monkeypatch, net, digits, accuracy):
-    monkeypatch.setattr("neural_mp.api.mixed_precision.strategy_named", lambda name: Looking())
+    monkeypatch.setattr("neural_mp.api.configured.strategy_named", lambda name: Looking())
     SEEN.clear()
     made = MixedPrecision()
     made.model = net
