@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
 
 logger = logging.getLogger(__name__)
 
+#: What the runtime says of a model whose version it does not know.
+_NEWEST_VERSION = re.compile(r"max supported IR version: (\d+)")
 #: Weights of this many bytes, given in memory, are put aside in a file.
 _LARGE = 50_000_000
 
@@ -56,12 +59,9 @@ def load(source: Any, wanted: GivenInputs, provider: str) -> OnnxModel:
     given, program = program_of(read), program_of(read)
     origin = Origin.of(read.folder, given)
     signature = _signature(given).choosing(wanted.names, wanted.outputs)
-    try:
-        Runner(given, origin.folder if origin else None, provider, level=PLAIN)
-    except ConversionError as error:
-        raise ModelLoadError(str(error)) from error
-    _keep_outputs(program, signature)
     folder = origin.folder if origin else None
+    _check_runs(given, program, folder, provider)
+    _keep_outputs(program, signature)
     feeds, unsure = wanted.feeds(signature)
     obstacle = None
     try:
@@ -87,6 +87,26 @@ def load(source: Any, wanted: GivenInputs, provider: str) -> OnnxModel:
         provider=provider,
         held=read.held,
     )
+
+
+def _check_runs(given: ir.Model, program: ir.Model, folder: Path | None, provider: str) -> None:
+    """Make sure that ONNX Runtime takes a model.
+
+    The `onnx` package writes the number of its own newest version into every model that it makes,
+    which the runtime refuses before it looks at what is in it. So that number is lowered, in place,
+    to the newest that the runtime knows; what it then does not know, it refuses by name.
+
+    Raises:
+        ModelLoadError: it does not take the model.
+    """
+    try:
+        Runner(given, folder, provider, level=PLAIN)
+    except ConversionError as error:
+        newest = _NEWEST_VERSION.search(str(error))
+        if newest is None or given.ir_version <= int(newest[1]):
+            raise ModelLoadError(str(error)) from error
+        given.ir_version = program.ir_version = int(newest[1])
+        _check_runs(given, program, folder, provider)
 
 
 def _prepared(

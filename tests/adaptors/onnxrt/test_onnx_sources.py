@@ -68,6 +68,17 @@ def test_initializers_that_are_inputs_too_are_constants():
     assert converted.kernels["QLinearConv"] == 2
 
 
+@pytest.mark.parametrize("newer", [0, 1])
+def test_a_model_in_the_newest_version_of_the_format_runs(newer):
+    """The `onnx` package writes a version that ONNX Runtime does not know yet."""
+    model = two_convolutions(ir_version=onnx.IR_VERSION + newer)
+    converted = Converted(model, X)
+    assert converted.kernels["QLinearConv"] == 2
+    (plain,) = run(two_convolutions(), **X)
+    np.testing.assert_array_equal(converted.reference, plain)
+    assert model.ir_version == onnx.IR_VERSION + newer  # the user's own stays as it is
+
+
 def test_nodes_without_names():
     model = two_convolutions()
     for node in model.graph.node:
