@@ -24,6 +24,7 @@ from neural_mp.compat.inc.config import (
     MixedPrecisionConfig,
     TuningCriterion,
 )
+from neural_mp.compat.inc.data import Datasets
 from neural_mp.compat.inc.experimental import Benchmark, MixedPrecision, Quantization, common
 from neural_mp.errors import ConfigurationError, DataError
 
@@ -251,6 +252,17 @@ def test_benchmark_of_version_1(net, loader, tmp_path):
     assert evaluator("performance")["performance"].throughput > 0
     with pytest.raises(ConfigurationError, match="mode must be performance or accuracy"):
         evaluator("speed")
+
+
+def test_a_dataset_by_name_takes_a_transform():
+    def doubled(sample):
+        return 2 * sample[0], sample[1]
+
+    make = Datasets("tensorflow")["dummy"]
+    plain, twice = make(shape=(4, 3)), make(shape=(4, 3), transform=doubled)
+    np.testing.assert_array_equal(twice[1][0], 2 * plain[1][0])
+    with pytest.raises(ConfigurationError, match="did you mean 'dummy'"):
+        Datasets("tensorflow")["dumy"]
 
 
 def test_what_is_not_here_says_so_when_it_is_used():

@@ -51,9 +51,25 @@ class ComposeTransform(Pipeline):
         super().__init__(tuple(transform_list))
 
 
+class _DatasetNames(Names):
+    """Datasets by name; what makes one takes a transform, too.
+
+    Args:
+        framework: ours.
+    """
+
+    def __init__(self, framework: str | None) -> None:
+        super().__init__(vocabulary(framework).datasets)
+        self._framework = framework
+
+    def __getitem__(self, name: str) -> Any:
+        super().__getitem__(name)  # refuses what nobody knows
+        return _dataset_class(self._framework, name)
+
+
 def Datasets(framework: str) -> Names:  # noqa: N802  # their name
-    """The datasets of a framework."""
-    return Names(vocabulary(framework_of(framework)).datasets)
+    """The datasets of a framework: `Datasets("tensorflow")["dummy"](shape, transform=…)`."""
+    return _DatasetNames(framework_of(framework))
 
 
 def TRANSFORMS(framework: str, process: str = "preprocess") -> Names:  # noqa: N802  # their name
@@ -102,7 +118,7 @@ def create_dataloader(framework: str, dataloader_cfg: Mapping[str, Any]) -> Any:
     return build_dataloader(kept, vocabulary(framework_of(framework)))
 
 
-def _dataset_class(framework: str, name: str) -> Any:
+def _dataset_class(framework: str | None, name: str) -> Any:
     def made(*positional: Any, transform: Any = None, filter: Any = None, **options: Any) -> Any:
         dataset = vocabulary(framework).datasets.find(name)(*positional, **options)
         if transform is None:
