@@ -53,7 +53,7 @@ def test_both_dangers_are_found_in_fp16_one_of_them_late(data):
     all_low = apply_plan(digits_net(True), everything_in("fp16"))
     assert math.isnan(last_loss(all_low, data, "fp16"))
     advised = last_loss(apply_plan(digits_net(True), found), data, "fp16")
-    assert advised == pytest.approx(wanted, rel=0.05)
+    assert 0.8 * wanted < advised < 1.05 * wanted  # chance may make it a little better, too
 
 
 def test_bf16_has_the_range_but_not_the_digits(data):
@@ -63,7 +63,7 @@ def test_bf16_has_the_range_but_not_the_digits(data):
     wanted = last_loss(digits_net(True), data, "fp32")
     lost = last_loss(apply_plan(digits_net(True), everything_in("bf16")), data, "bf16")
     advised = last_loss(apply_plan(digits_net(True), found), data, "bf16")
-    assert advised == pytest.approx(wanted, rel=0.05)
+    assert 0.8 * wanted < advised < 1.05 * wanted  # chance may make it a little better, too
     assert lost > 2 * wanted
 
 

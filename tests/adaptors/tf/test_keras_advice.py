@@ -62,7 +62,7 @@ def test_both_dangers_are_found_in_fp16_and_the_training_is_saved(data):
     everything = PrecisionPlan.from_dict(dict.fromkeys(found.plan, "fp16"))
     assert math.isnan(last_loss(apply_plan(digits_net(dangerous=True), everything), data, "fp16"))
     advised = last_loss(apply_plan(digits_net(dangerous=True), found), data, "fp16")
-    assert advised == pytest.approx(wanted, rel=0.05)
+    assert 0.8 * wanted < advised < 1.05 * wanted  # chance may make it a little better, too
 
 
 def test_bf16_has_the_range_but_not_the_digits(data):
@@ -72,7 +72,7 @@ def test_bf16_has_the_range_but_not_the_digits(data):
     assert found.noise <= 0.01
     wanted = last_loss(digits_net(dangerous=True), data, "fp32")
     advised = last_loss(apply_plan(digits_net(dangerous=True), found.plan), data, "bf16")
-    assert advised == pytest.approx(wanted, rel=0.05)
+    assert 0.8 * wanted < advised < 1.05 * wanted  # chance may make it a little better, too
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
