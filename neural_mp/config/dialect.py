@@ -14,6 +14,7 @@ from neural_mp.config.inc import (
 )
 from neural_mp.config.source import KeyPath
 from neural_mp.core.words import Dialect
+from neural_mp.data.registry import plain_name
 
 _LOADERS: tuple[KeyPath, ...] = (
     ("quantization", "calibration", "dataloader"),
@@ -66,7 +67,7 @@ def _names(data: Mapping[str, Any], path: KeyPath) -> Iterator[str]:
     """The names at a key, as registries compare them."""
     value = _at(data, path)
     names = value if isinstance(value, Mapping) else [value]
-    yield from (str(name).casefold().replace("_", "").replace("-", "") for name in names)
+    yield from (plain_name(str(name)) for name in names)
 
 
 def _paths(data: Any, path: KeyPath = ()) -> Iterator[KeyPath]:

@@ -39,9 +39,9 @@ class Registry:
 
         def add(factory: Factory) -> Factory:
             for word in (name, *aliases):
-                if _plain(word) in self._factories:
+                if plain_name(word) in self._factories:
                     raise ConfigurationError(f"{self.kind} {word!r} is registered already")
-            self._factories.update({_plain(word): factory for word in (name, *aliases)})
+            self._factories.update({plain_name(word): factory for word in (name, *aliases)})
             self._names.append(name)
             return factory
 
@@ -50,13 +50,13 @@ class Registry:
     def __iter__(self) -> Iterator[str]:
         yield from self._names
         if self._beyond is not None:
-            yield from (name for name in self._beyond if _plain(name) not in self._factories)
+            yield from (name for name in self._beyond if plain_name(name) not in self._factories)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
-        here = isinstance(name, str) and _plain(name) in self._factories
+        here = isinstance(name, str) and plain_name(name) in self._factories
         return here or (self._beyond is not None and name in self._beyond)
 
     def find(self, name: str) -> Callable[..., Any]:
@@ -65,8 +65,8 @@ class Registry:
         Raises:
             ConfigurationError: nothing of that name is known or can be imported.
         """
-        if isinstance(name, str) and _plain(name) in self._factories:
-            return self._factories[_plain(name)]
+        if isinstance(name, str) and plain_name(name) in self._factories:
+            return self._factories[plain_name(name)]
         if self._beyond is not None and name in self._beyond:
             return self._beyond.find(name)
         if not isinstance(name, str) or ":" not in name:
@@ -106,7 +106,8 @@ class Registry:
             raise
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """A name as registries compare it: without case, `_` and `-`."""
     return name.casefold().replace("_", "").replace("-", "")
 
 

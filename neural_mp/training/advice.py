@@ -53,7 +53,7 @@ def advise(
 
     The model is trained in float32 for some steps. At the first step, and again along the way, the
     gradients with all layers in 16 bits are compared with those in float32. Where they differ by
-    more than `limit`, every layer is put into 16 bits alone, and those that do most harm are kept
+    more than `limit`, layers are put into 16 bits alone, and those that do most harm are kept
     out until the rest is within the limit. Layers that give the model's outputs are always kept.
     The model is left as it was.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from neural_mp.errors import ConfigurationError, NeuralMPError, did_you_mean
+from neural_mp.errors import NeuralMPError, did_you_mean
 
 _TRAINED = "this package converts models that are trained; it does not train, prune or distil"
 _QAT = "training in INT8 is not here; tune the trained model with post-training quantization"
@@ -84,14 +84,3 @@ def looked_up(module: str, name: str, here: Mapping[str, Any]) -> Any:
     if name in ABSENT:
         return Absent(name)
     raise AttributeError(f"module {module!r} has no attribute {name!r}{did_you_mean(name, here)}")
-
-
-def one_of(what: str, value: Any, known: Any) -> Any:
-    """A value that must be one of some words.
-
-    Raises:
-        ConfigurationError: it is none of them.
-    """
-    if value not in known:
-        raise ConfigurationError(f"{what} cannot be {value!r}{did_you_mean(value, known)}")
-    return value

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from neural_mp.compat.inc.absent import looked_up, one_of
+from neural_mp.compat.inc.absent import looked_up
 from neural_mp.compat.inc.given import tensor_names
 from neural_mp.compat.inc.settings import of_mapping
 from neural_mp.config import Settings
 from neural_mp.config.inc import IGNORED
+from neural_mp.data.options import one_of
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +166,7 @@ class PostTrainingQuantConfig(_Conversion):
         for word in _APPROACHES:
             if word in str(self.approach):
                 self.approach = word
-        one_of("approach", self.approach, _APPROACHES)
+        one_of("approach", self.approach, tuple(_APPROACHES))
 
     def settings(self) -> Settings:
         """What it comes to here.

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel
+from neural_mp.compat.inc.given import tensor_names
 from neural_mp.errors import ConfigurationError
 
 #: Framework's own object of a result → all that the result holds; scripts hand on the former.
@@ -121,7 +122,7 @@ class Model:
 
     @input_tensor_names.setter
     def input_tensor_names(self, names: Any) -> None:
-        self._input_names = _as_list(names)
+        self._input_names = tensor_names(names)
         self._forget()
 
     @property
@@ -131,7 +132,7 @@ class Model:
 
     @output_tensor_names.setter
     def output_tensor_names(self, names: Any) -> None:
-        self._output_names = _as_list(names)
+        self._output_names = tensor_names(names)
         self._forget()
 
     @property
@@ -175,11 +176,6 @@ def graph_def_of(model: Any) -> Any:
             f"graph_def is for TensorFlow models; this is one of {loaded.adaptor.framework}"
         )
     return loaded.held.graph.to_graph_def()
-
-
-def _as_list(names: Any) -> list[str]:
-    words = names.split(",") if isinstance(names, str) else list(names)
-    return [word.strip() for word in words]
 
 
 def _tensor(name: str) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from neural_mp.compat.inc import benchmark
-from neural_mp.compat.inc.given import DataLoader, metric_of, named_dataset, postprocess_of
+from neural_mp.compat.inc.experimental.configured import Configured
+from neural_mp.compat.inc.given import metric_of, postprocess_of
 from neural_mp.compat.inc.model import runnable
-from neural_mp.compat.inc.settings import settings_of
 
 
-class Benchmark:
+class Benchmark(Configured):
     """Measures accuracy or speed of a model.
 
     Args:
@@ -20,28 +20,14 @@ class Benchmark:
         model: the framework's object, a path, a `common.Model` or a result.
         b_dataloader: what it is run on; by default what the file names.
         b_func: a function of the model that is timed, or that gives the accuracy.
-        metric, postprocess: as of `Quantization`.
         results: mode → what was found.
     """
 
     def __init__(self, conf_fname_or_obj: Any = None) -> None:
-        self.settings = settings_of(conf_fname_or_obj)
-        self.model: Any = self.settings.model.name
+        super().__init__(conf_fname_or_obj)
         self.b_dataloader: Any = None
         self.b_func: Any = None
-        self.metric: Any = None
-        self.postprocess: Any = None
         self.results: dict[str, Any] = {}
-
-    def dataset(self, name: str, *shape: Any, **options: Any) -> Any:
-        """A dataset by its name."""
-        if shape:
-            options["shape"] = shape[0]
-        return named_dataset(name, options, self.settings.model.framework)
-
-    def dataloader(self, dataset: Any, batch_size: int = 1, **options: Any) -> DataLoader:
-        """Batches of a dataset."""
-        return DataLoader(dataset, batch_size, **options)
 
     def fit(self, mode: str = "performance") -> dict[str, Any]:
         """Measure.
@@ -69,6 +55,3 @@ class Benchmark:
         return self.results
 
     __call__ = fit
-
-    def __repr__(self) -> str:
-        return "Benchmark"
