@@ -39,7 +39,9 @@ class Repository:
         sys.modules[utility.__name__] = utility
         sys.modules["neural_compressor.utils"].logger = logging.getLogger("theirs")
         logging.disable(logging.WARNING)
-        np.__dict__.setdefault("str", str)  # numpy 1 had it
+        # Their code is older than numpy 1.24, which took these names away.
+        for kind in (str, bool):
+            np.__dict__.setdefault(kind.__name__, kind)
 
     def module(self, name: str) -> types.ModuleType:
         """A module of theirs: `experimental.data.transforms`."""

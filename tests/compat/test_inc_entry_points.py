@@ -129,6 +129,27 @@ def test_mixed_precision_by_settings_in_python(net, digits, monkeypatch):
     assert all(isinstance(model, torch.nn.Module) for model in seen)
 
 
+def test_an_output_that_the_graph_lacks_is_named_and_left_out(monkeypatch, caplog):
+    tf = pytest.importorskip("tensorflow")
+    monkeypatch.setenv("FORCE_BF16", "1")
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [None, 8, 8, 3], name="input")
+        kernel = tf.constant(np.full((3, 3, 3, 4), 0.1, np.float32))
+        tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "SAME"), name="final")
+    converter = MixedPrecision()
+    converter.precisions = ["bf16", "fp32"]
+    converter.output = "final, fianl"
+    converter.model = graph.as_graph_def()
+    converter.eval_func = lambda model: 0.5
+    with caplog.at_level(logging.WARNING):
+        output_model = converter.fit()
+    assert any(node.op == "Cast" for node in output_model.graph_def.node)
+    assert "output names 'fianl', which is no tensor of the graph" in caplog.text
+    assert "did you mean 'final'?" in caplog.text
+    assert converter.output == "final, fianl"
+
+
 def test_a_metric_by_its_class_and_a_postprocess(net, loader):
     class Doubled:
         def __call__(self, sample):

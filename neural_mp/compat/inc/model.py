@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -11,7 +12,9 @@ from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.compat.inc.given import tensor_names
-from neural_mp.errors import ConfigurationError
+from neural_mp.errors import ConfigurationError, did_you_mean
+
+logger = logging.getLogger(__name__)
 
 #: Framework's own object of a result → all that the result holds; scripts hand on the former.
 _results: WeakKeyDictionary[Any, OptimizedModel] = WeakKeyDictionary()
@@ -57,6 +60,31 @@ def runnable(model: Any) -> Any:
     with suppress(TypeError):
         return _results.get(found, found)
     return found
+
+
+def outputs_there(model: Any, given: Any) -> list[str] | None:
+    """The names of outputs that a model has; a name that hits nothing only warns, as there.
+
+    Args:
+        model: what is tuned; names are looked up in a TensorFlow graph, and others let through.
+        given: names as a list, or in one string with commas between; None for none.
+
+    Returns:
+        None where no name is left.
+    """
+    names = tensor_names(given)
+    nodes = getattr(model, "node", None)
+    if names is None or nodes is None:
+        return names
+    known = {node.name for node in nodes}
+    for name in names:
+        if node_name(name) not in known:
+            logger.warning(
+                "output names %r, which is no tensor of the graph%s; it is left out",
+                name,
+                did_you_mean(name, known),
+            )
+    return [name for name in names if node_name(name) in known] or None
 
 
 class Model:
@@ -176,6 +204,11 @@ def graph_def_of(model: Any) -> Any:
             f"graph_def is for TensorFlow models; this is one of {loaded.adaptor.framework}"
         )
     return loaded.held.graph.to_graph_def()
+
+
+def node_name(tensor: str) -> str:
+    """The node that a TensorFlow tensor is a result of: `final` of `final:0`."""
+    return tensor.partition(":")[0]
 
 
 def _tensor(name: str) -> str:

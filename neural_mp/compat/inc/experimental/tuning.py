@@ -9,7 +9,7 @@ from neural_mp.api.mixed_precision import MixedPrecision as Tuning
 from neural_mp.compat.inc.absent import NotHereError
 from neural_mp.compat.inc.experimental.configured import Configured
 from neural_mp.compat.inc.given import metric_of, postprocess_of, tensor_names
-from neural_mp.compat.inc.model import native
+from neural_mp.compat.inc.model import native, outputs_there
 from neural_mp.compat.inc.result import Result
 from neural_mp.core.precision import Precision
 
@@ -74,7 +74,7 @@ class _Experiment(Configured):
         tuning.postprocess = postprocess_of(self.postprocess)
         tuning.objective = self.objective or tuning.objective
         tuning.inputs = tensor_names(self.input) or tuning.inputs
-        tuning.outputs = tensor_names(self.output) or tuning.outputs
+        tuning.outputs = outputs_there(tuning.model, self.output) or tuning.outputs
         return Result(tuning.fit())
 
     __call__ = fit
