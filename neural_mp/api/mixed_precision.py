@@ -190,7 +190,7 @@ class MixedPrecision:
                 it. Errors of your own metric or evaluation function come through unchanged.
         """
         log = RunLog(self.listener or _default_listener())
-        with log.phase("load"):
+        with log.loading():
             job, log_folder = self._job(log)
         found = tune(job, log)
         report = found.report

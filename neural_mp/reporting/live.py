@@ -16,6 +16,7 @@ from rich.text import Text
 
 from neural_mp.core.trial import Trial
 from neural_mp.reporting import words
+from neural_mp.reporting.console import error_console
 from neural_mp.reporting.tables import result_tables, trial_table
 from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.report import Report
@@ -34,7 +35,7 @@ class LiveListener(Listener):
 
     def __init__(self, console: Console | None = None, summary: bool = True) -> None:
         self._summary = summary
-        self.console = console or Console(stderr=True)
+        self.console = console or error_console()
         self._rows: list[tuple[Trial, float | None]] = []
         self._baseline = ""
         self._progress = Progress(

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from neural_mp.amp import Colour, Painting
+from neural_mp.amp import Colour, Paint, Painting
 from neural_mp.core.byte_products import ByteProducts, KernelKind
 from neural_mp.core.hardware import NATIVE_FLAGS, Hardware
 from neural_mp.core.plan import PrecisionPlan
@@ -78,32 +78,6 @@ def plan_table(plan: PrecisionPlan, right_on: str) -> RenderableType:
     return Group(table, Text(f"right on {right_on}"))
 
 
-def capability_table(space: TuningSpace) -> RenderableType:
-    """Every op, what it can run in, and the reasons for what it cannot."""
-    table = Table(title=f"{len(space.graph)} ops", title_justify="left")
-    for heading in ("op", "type", "can run in", "because"):
-        table.add_column(heading, overflow="fold")
-    shared = _reasons_of_all(space)
-    for op in space.graph:
-        capability = space.capabilities[op.name]
-        runs = ", ".join(
-            f"{p}{' (emulated)' if p in capability.emulated else ''}" for p in capability.precisions
-        )
-        style = "" if op.name in space.decided else "dim"
-        own = ((p, why) for p, why in capability.reasons.items() if shared.get(p) != why)
-        reasons = "; ".join(f"no {p}: {why}" for p, why in own)
-        table.add_row(op.name, op.type, runs, reasons, style=style)
-    notes = ["ops shown dim follow the ops around them unless a plan names them"]
-    notes.extend(f"no {p} for any op: {why}" for p, why in shared.items())
-    return Group(table, *(Text(note, style="dim") for note in notes))
-
-
-def _reasons_of_all(space: TuningSpace) -> dict[Precision, str]:
-    """The reasons that every op gives: they are the machine's, not the op's."""
-    first, *others = [space.capabilities[op.name].reasons for op in space.graph] or [{}]
-    return {p: why for p, why in first.items() if all(o.get(p) == why for o in others)}
-
-
 def paint_table(space: TuningSpace, op: str, paints: Mapping[Precision, Painting]) -> Table:
     """One op: its list, what was decided and why, for every precision."""
     table = Table(title=f"{op} ({space.graph[op].type})", title_justify="left")
@@ -114,10 +88,15 @@ def paint_table(space: TuningSpace, op: str, paints: Mapping[Precision, Painting
         table.add_row(
             precision.value,
             paint.list.name if paint.list else "none",
-            precision.value if paint.colour is Colour.ALLOWED else "fp32",
+            decision(paint, precision).value,
             paint.reason,
         )
     return table
+
+
+def decision(paint: Paint, precision: Precision) -> Precision:
+    """What an op runs in, of 16 bits and FP32."""
+    return precision if paint.colour is Colour.ALLOWED else Precision.FP32
 
 
 def trial_table(rows: Sequence[tuple[Trial, float | None]], title: str = "") -> Table:
@@ -141,7 +120,10 @@ def trial_table(rows: Sequence[tuple[Trial, float | None]], title: str = "") -> 
 
 def result_tables(report: Report, met: bool | None) -> RenderableType:
     """The summary of a run: before and after, op counts, warnings."""
-    parts: list[RenderableType] = [_before_and_after(report, met), _op_counts(report.op_counts)]
+    parts: list[RenderableType] = [
+        _before_and_after(report, met),
+        op_counts_table(report.op_counts),
+    ]
     parts.extend(Text(line) for line in report.converted)
     parts.extend(Text(f"auto mixed precision, {line}", style="dim") for line in report.amp)
     conversions = report.conversions
@@ -205,7 +187,12 @@ def _metric_words(report: Report) -> str:
     return (report.metric or "accuracy") + (f" ({', '.join(notes)})" if notes else "")
 
 
-def _op_counts(counts: Mapping[str, Mapping[str, int]]) -> Table:
+def op_counts_table(counts: Mapping[str, Mapping[str, int]]) -> Table:
+    """How many ops of every type run in what.
+
+    Args:
+        counts: op type → precision → how many.
+    """
     table = Table(title="Ops by type and precision", title_justify="left")
     table.add_column("op type")
     shown = [p for p in Precision if any(p.value in by for by in counts.values())]

@@ -25,10 +25,6 @@ def run(monkeypatch, capsys):
 
     def call(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["neural-mp", *arguments])
-        monkeypatch.setenv("COLUMNS", "200")
-        # The consoles hold on to the streams they were made with.
-        monkeypatch.setattr(cli, "_console", cli.Console(width=200))
-        monkeypatch.setattr(cli, "_errors", cli.Console(width=200, stderr=True))
         with pytest.raises(SystemExit) as ended:
             cli.main()
         captured = capsys.readouterr()
