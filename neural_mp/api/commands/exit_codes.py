@@ -24,7 +24,7 @@ class ExitCode(IntEnum):
 _WORDS = {
     ExitCode.DONE: "done",
     ExitCode.TARGET_MISSED: "the accuracy target was missed",
-    ExitCode.MISTAKE: "a mistake in what was asked for; one line says which",
+    ExitCode.MISTAKE: "a mistake in what was asked for, named in one line",
     ExitCode.USER_CODE: "code of your own (metric, data, model) raised an exception",
     ExitCode.FAULT: "a fault of neural-mp itself",
     ExitCode.INTERRUPTED: "interrupted by Ctrl-C",
