@@ -76,6 +76,8 @@ class FaceContract(OnDigits):
             converter.calib_dataloader = digits[0].loader(64)
             found.append(converter().report)
         before, after = found[0].baseline_footprint, found[0].footprint
+        assert before is not None
+        assert after is not None
         assert (found[1].baseline_footprint, found[1].footprint) == (before, after)
         assert before - found[0].baseline_size >= digits[0].images[:64].nbytes
         assert found[0].size < after < before
