@@ -90,6 +90,23 @@ def test_the_yaml_example_finds_the_same(digits_example):
     assert yaml["size"] < 0.5 * yaml["baseline_size"]
 
 
+def test_a_table_is_learned_and_tuned_from_the_command_line_alone(copies):
+    folder = copies / "csv_regression"
+    printed = run(folder, sys.executable, "train.py")
+    trained = float(re.search(r"RMSE ([\d.]+) on 100 rows", printed)[1])
+    command = Path(sys.executable).parent / "neural-mp"
+    found = json.loads(run(folder, command, "tune", "conf.yaml", "-o", "out/tuned", "--json"))
+    report = found["report"]
+    assert found["met"]
+    assert report["metric"] == "RMSE"
+    assert not report["higher_is_better"]
+    assert report["baseline_accuracy"] == pytest.approx(trained, abs=0.01)
+    assert trained < 65  # the mean of the rows trained on is off by 71
+    assert report["accuracy"] <= 1.01 * report["baseline_accuracy"]
+    assert report["size"] < 0.3 * report["baseline_size"]
+    assert "int8" in run(folder, command, "inspect", "out/tuned", "--summary")
+
+
 @pytest.mark.parametrize("framework", ["keras", "torch"])
 def test_training_in_float16_breaks_and_with_the_plan_does_not(copies, framework):
     folder = copies / f"train_digits_{framework}"

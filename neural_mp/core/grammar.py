@@ -18,8 +18,9 @@ def with_article(noun: str) -> str:
     """A noun with `a` or `an`, by how its first letter is spoken: `an array`, `a tuple`."""
     word = noun.strip("'\"`")
     silent = word[:4].lower() in ("hour", "hone")
-    like_you = word[:3].lower() in ("uni", "use", "uti", "one")
+    like_you = word[:3].lower() in ("uni", "uin", "use", "uti", "one")
     # Names in capitals are spelled: an RMSE, an MSE, an F1, a URL, a BERT.
     spelled = len(word) > 1 and word[:2] == word[:2].upper() and word[0] in "FHLMNRSX"
+    spelled = spelled or word[:2] == "nd"  # an ndarray: n-dimensional
     vowel = word[:1].lower() in tuple("aeiou")
     return f"{'an' if silent or spelled or (vowel and not like_you) else 'a'} {noun}"

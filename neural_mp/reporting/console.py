@@ -63,6 +63,8 @@ def _console(*, stderr: bool) -> Console:
     on_terminal = stream.isatty()
     coloured = bool(os.environ.get("FORCE_COLOR")) and not on_terminal
     return _Console(
+        # Kept: a bar must move on while a framework's own words are caught.
+        file=stream,
         stderr=stderr,
         # `FORCE_COLOR` asks for colours, not for bars that move within a file.
         force_terminal=on_terminal,

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from neural_mp.amp import Colour, Paint, Painting
 from neural_mp.core.byte_products import ByteProducts, KernelKind
+from neural_mp.core.grammar import counted
 from neural_mp.core.hardware import NATIVE_FLAGS, Hardware
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
@@ -36,7 +37,7 @@ def hardware_table(
         hardware: the machine.
         products: framework → kind of kernel → how it multiplies bytes here.
     """
-    table = Table(title=f"{hardware.name}, {hardware.cores} cores", title_justify="left")
+    table = Table(title=f"{hardware.name}, {counted(hardware.cores, 'core')}", title_justify="left")
     for heading in ("device", "precision", "runs", "because"):
         table.add_column(heading)
     for device in ("cpu", "gpu") if hardware.gpus else ("cpu",):
@@ -70,7 +71,7 @@ def _products_table(products: Mapping[str, Mapping[KernelKind, ByteProducts]]) -
 
 def plan_table(plan: PrecisionPlan, right_on: str) -> RenderableType:
     """What every op of a converted model runs in, and where that is right."""
-    table = Table(title=f"{len(plan)} ops of the plan", title_justify="left")
+    table = Table(title=f"{counted(len(plan), 'op')} of the plan", title_justify="left")
     for heading in ("op", "runs in", "weight"):
         table.add_column(heading, overflow="fold")
     for op, config in plan.items():
@@ -129,9 +130,9 @@ def result_tables(report: Report, met: bool | None) -> RenderableType:
     conversions = report.conversions
     parts.append(
         Text(
-            f"{conversions.casts} casts, {conversions.quantize} quantize and "
-            f"{conversions.dequantize} dequantize ops on every run; "
-            f"{report.evaluations} evaluations; "
+            f"{counted(conversions.casts, 'cast')}, {conversions.quantize} quantize and "
+            f"{counted(conversions.dequantize, 'dequantize op')} on every run; "
+            f"{counted(report.evaluations, 'evaluation')}; "
             + ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in report.seconds.items()),
             style="dim",
         )

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from neural_mp.common import Batch
+from neural_mp.core.grammar import with_article
 from neural_mp.core.nested import count_samples
 from neural_mp.errors import DataError
 
@@ -48,8 +49,8 @@ class Batches:
             produced = self._source()
             if not isinstance(produced, Iterable):
                 raise DataError(
-                    f"{self.name} is a function that returns a {type(produced).__name__}; it must "
-                    f"return or yield batches"
+                    f"{self.name} is a function that returns "
+                    f"{with_article(type(produced).__name__)}; it must return or yield batches"
                 )
         elif isinstance(self._source, Iterable):
             produced = self._source
@@ -72,7 +73,8 @@ class Batches:
             if not isinstance(batch, tuple | list) or len(batch) != 2:
                 size = f" of {len(batch)}" if isinstance(batch, tuple | list | dict) else ""
                 raise DataError(
-                    f"{self.name} must yield (inputs, labels), got a {type(batch).__name__}{size}"
+                    f"{self.name} must yield (inputs, labels), got "
+                    f"{with_article(type(batch).__name__)}{size}"
                 )
             yield batch[0], batch[1]
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from neural_mp.adaptors.contract import ConversionCounts
+from neural_mp.core.grammar import counted
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
@@ -82,7 +83,8 @@ class Report:
         nodes = sum(sum(by.values()) for by in counts)
         found = {p: sum(by.get(p.value, 0) for by in counts) for p in Precision if p.is_16_bit}
         return tuple(
-            f"Converted {low}/{nodes} nodes to {_LONG[precision]} using {self.casts} casts"
+            f"Converted {low}/{nodes} nodes to {_LONG[precision]} using "
+            f"{counted(self.casts, 'cast')}"
             for precision, low in found.items()
             if low
         )

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from neural_mp.core.grammar import counted
 from neural_mp.core.nested import Array, Structure, flattened, leaves, packed
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 
@@ -141,8 +142,8 @@ class Signature:
             values = [inputs]
         if len(values) != len(self.inputs):
             raise DataError(
-                f"a batch holds {len(values)} inputs, but the model takes {len(self.inputs)}: "
-                f"{', '.join(map(str, self.inputs))}"
+                f"a batch holds {counted(len(values), 'input')}, but the model takes "
+                f"{len(self.inputs)}: {', '.join(map(str, self.inputs))}"
             )
         return values
 

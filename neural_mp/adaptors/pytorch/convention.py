@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from neural_mp.core.grammar import counted
 from neural_mp.core.nested import as_numpy
 from neural_mp.errors import DataError
 
@@ -102,8 +103,8 @@ class Convention:
             return Call(values)
         if len(values) != len(self.names):
             raise DataError(
-                f"a batch holds {len(values)} inputs, but inputs names {len(self.names)}: "
-                f"{', '.join(self.names)}"
+                f"a batch holds {counted(len(values), 'input')}, but inputs names "
+                f"{len(self.names)}: {', '.join(self.names)}"
             )
         return Call((), dict(zip(self.names, values, strict=True)))
 

@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import IntInfinity
 
+from neural_mp.core.grammar import counted
 from neural_mp.errors import DataError
 
 #: Key of `GraphModule.meta` under which the sizes are kept.
@@ -89,14 +90,15 @@ def check_inputs(module: GraphModule, args: Any, kwargs: Any) -> None:
             continue
         if leaf.ndim != len(axes):
             raise DataError(
-                f"input {position} has {leaf.ndim} axes; the model was captured with {len(axes)}"
+                f"input {position} has {counted(leaf.ndim, 'axis', 'axes')}; the model "
+                f"was captured with {len(axes)}"
             )
         for number, (size, axis) in enumerate(zip(leaf.shape, axes, strict=True)):
             expected = _complaint(size, axis, seen)
             if expected:
                 raise DataError(
-                    f"axis {number} of input {position} has {size} values; {expected}, as the "
-                    f"model's own code fixes it"
+                    f"axis {number} of input {position} has {counted(size, 'value')}; {expected}, "
+                    f"as the model's own code fixes it"
                 )
 
 

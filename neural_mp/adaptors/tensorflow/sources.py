@@ -17,6 +17,7 @@ from neural_mp.adaptors.tensorflow import graph_files, keras_models, v1_saved_mo
 from neural_mp.adaptors.tensorflow.freeze import frozen_graph
 from neural_mp.adaptors.tensorflow.nodes import GraphDef, TensorGraph, plain
 from neural_mp.adaptors.tensorflow.served_signature import DEFAULT_KEY, ServedSignature
+from neural_mp.core.grammar import with_article
 from neural_mp.core.nested import Structure, described
 from neural_mp.errors import CaptureError, ModelLoadError, did_you_mean, in_one_line
 
@@ -63,8 +64,8 @@ def read(source: Any, wanted: GivenInputs) -> Taken:
     if hasattr(source, "signatures"):
         return _from_signatures(source, "the model")
     raise ModelLoadError(
-        f"a {type(source).__name__} has no graph that could be found; give a Keras model, a "
-        f"concrete function, a SavedModel, or a GraphDef"
+        f"{with_article(type(source).__name__)} has no graph that could be found; give a "
+        f"Keras model, a concrete function, a SavedModel, or a GraphDef"
     )
 
 
