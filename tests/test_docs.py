@@ -185,3 +185,24 @@ def test_links_lead_somewhere(page):
         if not target.exists() or (anchor and anchor not in anchors(target)):
             broken.append(link)
     assert not broken
+
+
+def test_the_python_of_the_readme_runs(reader):
+    """Its first block is on the reader's PyTorch net; the second trains a Keras model."""
+    import keras
+
+    tuning, training = blocks("../README.md", "python")
+    reader["images"] = dataset_images = reader["dataset"].images[:50]
+    exec(compile(tuning[1], "README.md, tuning", "exec"), reader)
+    assert reader["optimized"](dataset_images).shape == (50, 10)
+
+    inputs = keras.Input((8, 8, 1))
+    hidden = keras.layers.Dense(16, activation="relu")(keras.layers.Flatten()(inputs))
+    net = keras.Model(inputs, keras.layers.Dense(10, activation="softmax")(hidden))
+    net.compile("adam", "sparse_categorical_crossentropy")
+    split = reader["calib_dataset"]
+    images, labels = split.images[:320].transpose(0, 2, 3, 1), split.labels[:320]
+    batches = [(images[i : i + 64], labels[i : i + 64]) for i in range(0, 320, 64)]
+    names = {"model": net, "images": images, "labels": labels, "batches": batches}
+    exec(compile(training[1], "README.md, training", "exec"), names)
+    assert names["advice"].plan
