@@ -28,7 +28,7 @@ from neural_mp.metrics.average_precision import (
     overlaps,
     summary,
 )
-from neural_mp.metrics.outputs import chosen, described_outputs, outputs_of
+from neural_mp.metrics.outputs import chosen, described, described_outputs, outputs_of
 from neural_mp.metrics.registry import METRICS, nothing_taken_in
 
 _PARTS = ("boxes", "scores", "labels", "count")
@@ -176,7 +176,7 @@ def _parts(
     if there is None:
         raise MetricError(
             f"mAP takes {what} of several parts, {', '.join(wanted[:-1])}, for each image or for a "
-            f"whole batch; got a {type(values).__name__}"
+            f"whole batch; got one {described(values)}"
         )
     found = {}
     for place, part in enumerate(wanted):

@@ -20,20 +20,18 @@ from neural_mp.errors import MetricError
 from neural_mp.metrics.outputs import outputs_of
 from neural_mp.metrics.registry import nothing_taken_in
 
-#: What the labels are called as a parameter.
-_TRUTH = frozenset(
-    """
+_TRUTH_NAMES = """
     y_true true truth truths label labels label_ids target targets y_target reference references
     ref refs actual actuals expected gt ground_truth ground_truths gold golds
-    """.split()
-)
-#: What the predictions are called.
-_PREDICTIONS = frozenset(
-    """
+"""
+_PREDICTION_NAMES = """
     y_pred y_hat y_score y_prob y_proba pred preds predicted prediction predictions output outputs
     score scores logit logits probs probabilities input
-    """.split()
-)
+"""
+#: What the labels are called as a parameter.
+_TRUTH = frozenset(_TRUTH_NAMES.split())
+#: What the predictions are called.
+_PREDICTIONS = frozenset(_PREDICTION_NAMES.split())
 #: What a function's only parameter is called that takes a model.
 _MODELS = frozenset({"model", "net", "network", "module", "graph", "session"})
 #: Packages whose functions take tensors of torch.

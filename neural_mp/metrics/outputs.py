@@ -59,9 +59,9 @@ def chosen(values: Any, output: str | int, what: str) -> Any:
     elif output in outputs:
         return outputs[output]
     hint = did_you_mean(output, outputs) if isinstance(output, str) else ""
-    hint = hint if "mean" in hint else ""
+    hint = f" –{hint.removeprefix(';')}" if "mean" in hint else ""
     raise MetricError(
-        f"the {what} have no output {output!r}{hint}; there are {described_outputs(outputs)}"
+        f"the {what} have no output {output!r}; there are {described_outputs(outputs)}{hint}"
     )
 
 
@@ -89,8 +89,11 @@ def chosen_labels(labels: Any, preds: Any, output: str | int | None) -> Any:
 
 
 def described_outputs(outputs: Mapping[str, Any]) -> str:
-    """`'mask' (float32 [4, 3, 8, 8]) and 'edges' (…)`, for messages."""
-    return " and ".join(f"{name!r} ({described(value)})" for name, value in outputs.items())
+    """`'mask' (float32 [4, 3, 8, 8]) and 'edges' (…)`, for messages; positions without quotes."""
+    return " and ".join(
+        f"{name if name.isdigit() else repr(name)} ({described(value)})"
+        for name, value in outputs.items()
+    )
 
 
 def described(value: Any) -> str:

@@ -121,6 +121,7 @@ class MeanIoU:
 
     def _predicted(self, scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Predicted classes, and where a prediction is NaN, which is never right."""
+        given = scores.shape
         unknown = np.isnan(scores) if scores.dtype.kind == "f" else np.zeros(scores.shape, bool)
         if scores.ndim == truth.ndim + 1 and -scores.ndim <= self.axis < scores.ndim:
             if scores.shape[self.axis] > 1:
@@ -135,7 +136,7 @@ class MeanIoU:
         if scores.shape != truth.shape:
             raise MetricError(
                 f"mIoU needs scores with an axis of classes, or classes, for labels of shape "
-                f"{truth.shape}, got predictions that come to {scores.shape}; axis={self.axis} "
+                f"{truth.shape}, got predictions of shape {given}; axis={self.axis} "
                 f"says where the classes are"
             )
         return scores, unknown.reshape(-1)
