@@ -48,6 +48,17 @@ def test_a_saved_model_in_bf16(copies):
     assert neural_mp.load(folder / "out" / "bf16").plan.counts() == {"bf16": int(nodes)}
 
 
+def test_a_model_with_three_outputs_is_tuned_by_the_miou_of_one(copies):
+    folder = copies / "segmentation_onnx"
+    printed = run(folder, sys.executable, "tune.py")
+    assert "The accuracy target is met" in printed
+    assert "mask (4, 3, 16, 16), edges (4, 2, 16, 16), digit (4, 10)" in printed
+    tuned = neural_mp.load(folder / "out" / "tuned")
+    assert tuned.report.metric == "MeanIoU"
+    assert 0.99 * tuned.report.baseline_accuracy <= tuned.report.accuracy
+    assert 0.5 < tuned.report.baseline_accuracy < 1
+
+
 def test_moving_ops_between_lists_changes_what_the_readme_says(copies):
     folder = copies / "tune_lists"
     printed = run(folder, sys.executable, "tune_lists.py")

@@ -48,7 +48,9 @@ class MixedPrecision:
         model: the framework's object, a path to a model, or `module:attribute` of your own.
         precisions: `"bf16"`, `"int8,bf16"`, a list of such words; FP32 is always allowed.
         amp: which ops may run in 16 bits: moves op types between the four lists.
-        metric: an object with `update(preds, labels)`, `reset()` and `result()`, or a list of them.
+        metric: a name, a function of all predictions and labels, an object with `update(preds,
+            labels)`, `reset()` and `result()`, a metric of Keras, torchmetrics or scikit-learn; a
+            list, of which the mean counts, or a dict, of which every one has to meet the target.
         eval_dataloader: batches of `(inputs, labels)` the metric is computed over.
         eval_func: model → accuracy, instead of `metric` and `eval_dataloader`.
         postprocess: applied to `(predictions, labels)` before the metric sees them.

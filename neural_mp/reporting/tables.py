@@ -20,7 +20,7 @@ from neural_mp.core.trial import Outcome, Trial
 from neural_mp.profiling import Ratio
 from neural_mp.reporting import words
 from neural_mp.space import TuningSpace
-from neural_mp.tuning.report import Report
+from neural_mp.tuning.report import MetricFigures, Report
 
 #: Settings of the environment by which oneDNN leaves instructions unused.
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
@@ -103,12 +103,15 @@ def decision(paint: Paint, precision: Precision) -> Precision:
 def trial_table(rows: Sequence[tuple[Trial, float | None]], title: str = "") -> Table:
     """Trials with their speed-up over FP32, where it was measured."""
     table = Table(title=title or None, title_justify="left")
-    for heading in ("trial", "accuracy", "loss", "speed", "seconds", "outcome", "plan"):
+    names = list(dict.fromkeys(name for trial, _ in rows for name in trial.metrics))
+    first = ("trial", *names, "score") if names else ("trial", "accuracy")
+    for heading in (*first, "loss", "speed", "seconds", "outcome", "plan"):
         table.add_column(heading, justify="left" if heading in ("outcome", "plan") else "right")
     for index, (trial, speedup) in enumerate(rows, start=1):
         counts = " ".join(f"{count} {p}" for p, count in trial.plan.counts().items())
         table.add_row(
             str(index),
+            *(words.number(trial.metrics.get(name)) for name in names),
             words.number(trial.accuracy),
             words.number(trial.loss),
             words.times(speedup),
@@ -155,15 +158,8 @@ def _before_and_after(report: Report, met: bool | None) -> Table:
     table = Table(title=title, title_justify="left")
     for heading in ("", "FP32", "result", "change"):
         table.add_column(heading, justify="left" if not heading else "right")
-    change = "–"
-    if report.accuracy is not None and report.baseline_accuracy is not None:
-        change = f"{report.accuracy - report.baseline_accuracy:+.5g}"
-    table.add_row(
-        _metric_words(report),
-        words.number(report.baseline_accuracy),
-        words.number(report.accuracy),
-        change,
-    )
+    for row in _accuracy_rows(report):
+        table.add_row(*row)
     table.add_row(
         f"latency, batch of {report.batch_size}" if report.batch_size else "latency",
         words.seconds(report.baseline_latency),
@@ -183,12 +179,32 @@ def _before_and_after(report: Report, met: bool | None) -> Table:
     return table
 
 
-def _metric_words(report: Report) -> str:
-    """What measures the accuracy, and what it had to reach."""
-    notes = [f"target {words.number(report.target)}"] if report.target is not None else []
-    if not report.higher_is_better:
+def _accuracy_rows(report: Report) -> list[tuple[str, str, str, str]]:
+    """The accuracy before and after; of metrics that each have a target, every one."""
+    baseline, value = report.baseline_accuracy, report.accuracy
+    rows = [_accuracy_row(report.metric or "accuracy", baseline, value, report.target, report)]
+    parts = [
+        _accuracy_row(name, found.baseline, found.value, found.target, found)
+        for name, found in report.metrics.items()
+    ]
+    has_targets = any(found.target is not None for found in report.metrics.values())
+    return parts if has_targets else rows + parts
+
+
+def _accuracy_row(
+    name: str,
+    baseline: float | None,
+    value: float | None,
+    target: float | None,
+    judged: Report | MetricFigures,
+) -> tuple[str, str, str, str]:
+    """What measures the accuracy and what it had to reach, its values, and their difference."""
+    notes = [f"target {words.number(target)}"] if target is not None else []
+    if not judged.higher_is_better:
         notes.append("lower is better")
-    return (report.metric or "accuracy") + (f" ({', '.join(notes)})" if notes else "")
+    change = f"{value - baseline:+.5g}" if value is not None and baseline is not None else "–"
+    words_of_it = name + (f" ({', '.join(notes)})" if notes else "")
+    return words_of_it, words.number(baseline), words.number(value), change
 
 
 def op_counts_table(counts: Mapping[str, Mapping[str, int]]) -> Table:

@@ -274,6 +274,7 @@ def _judged_result(
         _report(job, choice, log),
         baseline_accuracy=known,
         accuracy=choice.trial.accuracy if choice.trial else known,
+        metrics=job.evaluator.figures(choice.trial.metrics if choice.trial else None),
         target=job.settings.criterion.target(known) if known is not None else None,
         best_rejected=None if choice.trial else fastest_slow(trials) or closest(trials),
     )

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from neural_mp.core.grammar import counted
-from neural_mp.core.nested import Array, Structure, flattened, leaves, packed
+from neural_mp.core.nested import Array, NamedList, Structure, flattened, leaves, packed
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 
 #: Sizes of a tensor, None for those not known before it runs; None where not even the rank is.
@@ -179,7 +179,10 @@ class Signature:
         return lengths.pop() or 1
 
     def packed(self, values: Sequence[Any]) -> Any:
-        """The outputs, in the form the model returns them."""
+        """The outputs, in the form the model returns them; those of a list keep their names."""
+        if isinstance(self.returns, list) and all(isinstance(i, int) for i in self.returns):
+            names = [self.outputs[i].name for i in self.returns]
+            return NamedList.of([values[i] for i in self.returns], names)
         return packed(self.returns, values)
 
     def choosing(self: _S, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> _S:
