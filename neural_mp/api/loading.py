@@ -16,7 +16,7 @@ from neural_mp.core.precision import Precision
 from neural_mp.core.words import Capture
 from neural_mp.data.user_code import load_user_object
 from neural_mp.errors import ConfigurationError, DataError, MetricError
-from neural_mp.tuning.batches import Batches
+from neural_mp.tuning.batches import Batches, FirstBatch, name_loader
 
 #: Metrics with their weights; the accuracy is the weighted sum.
 WeightedMetrics = Sequence[tuple[Metric, float]]
@@ -52,10 +52,24 @@ def load_source(
     example: Any = None,
     capture: Capture = Capture.WHOLE,
 ) -> AnyModel:
-    """A model (object, path or `module:attribute`), taken in by the adaptor of its framework."""
+    """A model (object, path or `module:attribute`), taken in by the adaptor of its framework.
+
+    Args:
+        source: the model.
+        framework: its framework, where it is not to be found by itself.
+        inputs, outputs, capture: as in `Adaptor.load`.
+        example: the inputs of one batch; a `FirstBatch` where an error is to name their loader.
+    """
     found = resolve_source(source)
     adaptor = adaptor_for(found, framework)
-    held = adaptor.load(found, inputs=inputs, outputs=outputs, example=example, capture=capture)
+    data = example if isinstance(example, FirstBatch) else FirstBatch(example, "")
+    try:
+        held = adaptor.load(
+            found, inputs=inputs, outputs=outputs, example=data.inputs, capture=capture
+        )
+    except DataError as error:
+        name_loader(error, data.name)
+        raise
     return LoadedModel(adaptor, held)
 
 

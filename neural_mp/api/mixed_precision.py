@@ -315,7 +315,7 @@ class MixedPrecision:
             self.framework,
             self.inputs,
             outputs=self.outputs,
-            example=calibration.first_inputs if calibration is not None else None,
+            example=calibration.first if calibration is not None else None,
             capture=Capture(self.capture),
         )
 
@@ -361,7 +361,7 @@ class MixedPrecision:
         performance = self._settings.evaluation.performance
         loader = configured.loader(self._settings, configured.PERFORMANCE)
         if loader is not None:
-            data = Batches(loader, "performance.dataloader")
+            data = Batches(loader, "performance.dataloader").tried_on(model)
         return Measurement(
             data.first_inputs if data is not None else model.example_inputs(),
             parse_objectives(self.objective),

@@ -90,12 +90,23 @@ def run_once(module: nn.Module, call: Call) -> Any:
         # The user's own forward may raise anything.
         raise DataError(
             f"{type(module).__name__} does not run on the inputs of the first batch ({call}): "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}{_given_whole(module, call)}"
         ) from error
     finally:
         with torch.no_grad():
             for value, before in kept:
                 value.copy_(before)
+
+
+def _given_whole(module: nn.Module, call: Call) -> str:
+    """What to say where a dict went to one parameter, which may not be meant."""
+    if call.kwargs or len(call.args) != 1 or not isinstance(call.args[0], dict):
+        return ""
+    taken = ", ".join(inspect.signature(module.forward).parameters)
+    keys = ", ".join(map(str, call.args[0]))
+    return (
+        f". No key of the batch ({keys}) is a parameter of forward ({taken}), so it went in whole"
+    )
 
 
 def _state(module: nn.Module) -> Iterator[torch.Tensor]:

@@ -168,7 +168,8 @@ def _concrete(function: Any, example: Any) -> Any:
                 "the tf.function does not say what it takes; give it an input_signature, give "
                 "data, or set inputs to an example array"
             ) from None
-    values = list(example) if isinstance(example, tuple | list) else [example]
+    shown = keras_models.shown(example)
+    values = list(shown) if isinstance(shown, tuple | list) else [shown]
     specs = tf.nest.map_structure(keras_models.open_spec, values)
     try:
         return function.get_concrete_function(*specs)
