@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from neural_mp.adaptors.loaded_model import AnyModel
-from neural_mp.api import loading, mixed_precision
+from neural_mp.api import loading, preparation
 from neural_mp.core.words import Objective
 from neural_mp.tuning import objectives
 from neural_mp.tuning.objectives import Measurement
@@ -41,7 +41,7 @@ def _rounds(self: Measurement, models: Sequence[AnyModel], longer: int = 1) -> l
 
 def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Capture a net once a session, and measure latencies no longer than their number needs."""
-    monkeypatch.setattr(mixed_precision, "load_source", load_once)
+    monkeypatch.setattr(preparation, "load_source", load_once)
     measure_briefly(monkeypatch)
 
 

@@ -120,6 +120,15 @@ class TunableModel(LoadedModel[M]):
         held = self.adaptor.convert(self.held, plan, self.observations, self.space)
         return self if held is self.held else LoadedModel(self.adaptor, held)
 
+    def tensor_values(self, inputs: Any) -> dict[str, float]:
+        """Op or graph input → how many floating-point numbers it holds in a run of one batch."""
+        graph = self.space.graph
+        names = [*graph.inputs, *(op.name for op in graph)]
+        found: dict[str, float] = {}
+        for name, seen in self.adaptor.watch(self.held, [inputs], names):
+            found[name] = found.get(name, 0.0) + seen.count * len(seen.power)
+        return found
+
     def weight_sensitivity(self, batches: Iterable[Any]) -> dict[str, float]:
         """Op with an INT8 weight → harm of rounding it, by second derivatives.
 

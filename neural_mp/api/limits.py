@@ -1,27 +1,93 @@
-"""The limits of a tuning file on what ops of a model may run in."""
+"""The limits of a tuning file, and those set in Python, on what ops of a model may run in."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any, Protocol
 
-from neural_mp.config import Settings
+from neural_mp.config import Settings, settings_from
 from neural_mp.config.source import Source
+from neural_mp.core.precision import Precision
 from neural_mp.core.words import Dialect
-from neural_mp.errors import UnknownOperatorError
-from neural_mp.space import Constraints, TuningSpace
+from neural_mp.errors import ConfigurationError, UnknownOperatorError
+from neural_mp.space import Constraints, OpConstraint, TuningSpace
 
 _SECTIONS = ("quantization", "mixed_precision", "graph_optimization")
+_FP32_ONLY = OpConstraint((Precision.FP32,))
 
 
-def constrained(space: TuningSpace, settings: Settings) -> tuple[TuningSpace, tuple[str, ...]]:
-    """The space cut down by the limits of a file, and what there is to tell about them.
+class Limits(Protocol):
+    """What a user limits in Python; see `MixedPrecision`."""
+
+    exclude: str | Iterable[str]
+    op_wise: Mapping[str, Any]
+    optype_wise: Mapping[str, Any]
+    model_wise: Any
+
+
+def constrained(
+    space: TuningSpace, settings: Settings, given: Limits | None = None
+) -> tuple[TuningSpace, tuple[str, ...]]:
+    """The space cut down by all limits, and what there is to tell about those of a file.
 
     Raises:
         UnknownOperatorError: a limit is for ops that the model does not have.
+        ConfigurationError: a limit that was set in Python is not as it should be.
     """
+    space, told = _by_file(space, settings)
+    if given is None:
+        return space, told
+    space = space.constrained(_of_python(given))
+    for name in _names(given.exclude):
+        try:
+            space = space.constrained(Constraints(op_wise={name: _FP32_ONLY}))
+        except UnknownOperatorError as error:
+            words = str(error).replace("op_wise names", "exclude names", 1)
+            raise UnknownOperatorError(words) from None
+    return space, told
+
+
+def _of_python(given: Limits) -> Constraints:
+    """The limits set in Python, read as a file's would be."""
+    by_name = {
+        word: {name: _written(limit) for name, limit in _mapping(word, getattr(given, word))}
+        for word in ("op_wise", "optype_wise")
+    }
+    if given.model_wise is not None:
+        by_name["model_wise"] = _written(given.model_wise)
+    return settings_from({"quantization": by_name}, "MixedPrecision", Dialect.OWN).constraints
+
+
+def _mapping(word: str, limits: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(limits, Mapping):
+        return limits.items()
+    raise ConfigurationError(
+        f"{word} must be a dict such as {{'fc': 'fp32'}}, from names to what such ops may run in, "
+        f"got {limits!r}"
+    )
+
+
+def _written(limit: Any) -> Any:
+    """A limit as a file has it; precisions alone stand for `precisions`."""
+    return limit if isinstance(limit, Mapping) else {"precisions": limit}
+
+
+def _names(exclude: Any) -> tuple[str, ...]:
+    names = (exclude,) if isinstance(exclude, str) else exclude
+    if isinstance(names, Iterable):
+        names = tuple(names)
+        if all(isinstance(name, str) for name in names):
+            return names
+    raise ConfigurationError(
+        f"exclude must be names of ops, or patterns for them, such as ['fc', 'layer4.*'], got "
+        f"{exclude!r}"
+    )
+
+
+def _by_file(space: TuningSpace, settings: Settings) -> tuple[TuningSpace, tuple[str, ...]]:
     limits = settings.constraints
     told: list[str] = []
     with _placed(settings.source):

@@ -57,8 +57,10 @@ def load_source(
     Args:
         source: the model.
         framework: its framework, where it is not to be found by itself.
-        inputs, outputs, capture: as in `Adaptor.load`.
+        inputs: as in `Adaptor.load`, and so are `outputs` and `capture`.
+        outputs: as there.
         example: the inputs of one batch; a `FirstBatch` where an error is to name their loader.
+        capture: as there.
     """
     found = resolve_source(source)
     adaptor = adaptor_for(found, framework)

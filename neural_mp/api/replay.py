@@ -16,6 +16,7 @@ from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.words import Approach, Capture
 from neural_mp.errors import PlanError
 from neural_mp.tuning.finish import compared
+from neural_mp.tuning.footprint import Footprints
 from neural_mp.tuning.objectives import Measurement
 from neural_mp.tuning.report import Report, count_ops
 
@@ -69,14 +70,18 @@ def convert_with_plan(
                 "quantize with; use a plan file written by save_plan or `neural-mp tune --output`"
             )
         observations = Observations()
-    converted = loaded.in_space(space).observed(observations).converted(resolved)
+    tunable = loaded.in_space(space).observed(observations)
+    converted = tunable.converted(resolved)
     measurement = Measurement(loaded.example_inputs())
+    footprints = Footprints(tunable, measurement.inputs)
     speed = compared(*measurement.rounds([loaded, converted]))
     report = Report(
         **speed.figures,
         batch_size=measurement.batch_size,
         baseline_size=loaded.size,
         size=converted.size,
+        baseline_footprint=footprints.baseline,
+        footprint=footprints(converted, resolved),
         seconds={"convert": time.perf_counter() - started},
         op_counts=count_ops(space.graph, resolved.effective),
         conversions=converted.conversions,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from neural_mp.config.build import build
 from neural_mp.config.settings import (
@@ -14,7 +16,7 @@ from neural_mp.config.settings import (
     Settings,
     TuningSettings,
 )
-from neural_mp.config.source import IgnoredSettingWarning, read_text
+from neural_mp.config.source import IgnoredSettingWarning, read_mapping, read_text
 from neural_mp.config.writer import settings_to_yaml
 from neural_mp.core.words import Dialect
 from neural_mp.errors import ConfigurationError
@@ -30,6 +32,7 @@ __all__ = [
     "TuningSettings",
     "load_settings",
     "parse_settings",
+    "settings_from",
     "settings_to_yaml",
 ]
 
@@ -78,3 +81,22 @@ def parse_settings(text: str, origin: str = "<text>", dialect: Dialect | None = 
             line and the key.
     """
     return build(read_text(text, origin), dialect)
+
+
+def settings_from(
+    content: Mapping[str, Any], origin: str = "the configuration", dialect: Dialect | None = None
+) -> Settings:
+    """Read what a tuning file would hold from a mapping.
+
+    Args:
+        content: sections such as `model` and `tuning`.
+        origin: what to call it in messages.
+        dialect: whose words it is written in; by default found by what it holds.
+
+    Warns:
+        IgnoredSettingWarning: a setting of Intel Neural Compressor has no effect here.
+
+    Raises:
+        ConfigurationError: the content is not as it should be; the message names the key.
+    """
+    return build(read_mapping(content, origin), dialect)

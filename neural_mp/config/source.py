@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import yaml
@@ -122,6 +124,29 @@ def read_text(text: str, origin: str) -> Source:
         ) from error
     except RecursionError as error:
         raise ConfigurationError(f"{origin}, line 1: nested too deeply to be read") from error
+
+
+def read_mapping(data: Mapping[Any, Any], origin: str) -> Source:
+    """What a tuning file would hold, given as a mapping in Python; messages name no lines.
+
+    Raises:
+        ConfigurationError: it is nested without end.
+    """
+    try:
+        return Source(origin, _plain(dict(data)))
+    except RecursionError as error:
+        raise ConfigurationError(f"{origin}: nested too deeply to be read") from error
+
+
+def _plain(value: Any) -> Any:
+    """A value as a YAML file could hold it: words for enumerations and paths, lists for tuples."""
+    if isinstance(value, Mapping):
+        return {str(_plain(key)): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    return str(value) if isinstance(value, os.PathLike) else value
 
 
 def _compose(text: str, origin: str) -> Source:

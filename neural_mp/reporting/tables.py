@@ -190,10 +190,13 @@ def _before_and_after(report: Report, met: bool | None) -> Table:
     if report.decibels is not None:
         noise = f"{report.decibels:.1f} dB signal to noise"
         table.add_row("outputs, beside those of FP32", "", "", noise)
-    share = f"{report.size / report.baseline_size:.0%}" if report.baseline_size else "–"
-    table.add_row(
-        "size of weights", words.size(report.baseline_size), words.size(report.size), share
-    )
+    for name, before, after in (
+        ("size of weights", report.baseline_size, report.size),
+        ("memory of a run", report.baseline_footprint, report.footprint),
+    ):
+        if after is not None:
+            share = f"{after / before:.0%}" if before else "–"
+            table.add_row(name, words.size(before), words.size(after), share)
     return table
 
 

@@ -2,6 +2,7 @@
 
 from neural_mp.space.capability import Capability
 from neural_mp.space.constraints import Constraints, OpConstraint, QuantConstraint
+from neural_mp.space.footprint import live_bytes
 from neural_mp.space.resolution import ResolvedPlan
 from neural_mp.space.space import TuningSpace
 
@@ -12,4 +13,5 @@ __all__ = [
     "QuantConstraint",
     "ResolvedPlan",
     "TuningSpace",
+    "live_bytes",
 ]

@@ -68,6 +68,22 @@ class FaceContract(OnDigits):
         """The metric, new for every test."""
         return Accuracy()
 
+    def test_memory_of_a_run_is_the_same_on_every_call(self, model, digits):
+        """It is told from the graph, so that no other tenant of the process has a part in it."""
+        found = []
+        for _ in range(2):
+            converter = MixedPrecision()
+            converter.precisions = "int8"
+            converter.model = model
+            converter.calib_dataloader = digits[0].loader(64)
+            found.append(converter().report)
+        before, after = found[0].baseline_footprint, found[0].footprint
+        assert before is not None
+        assert after is not None
+        assert (found[1].baseline_footprint, found[1].footprint) == (before, after)
+        assert before - found[0].baseline_size >= digits[0].images[:64].nbytes
+        assert found[0].size < after < before
+
     @pytest.mark.parametrize("precisions", ["bf16", "int8,bf16", ["int8", "bf16"], "fp16"])
     def test_a_model_alone(self, monkeypatch, model, reference, digits, precisions):
         monkeypatch.setenv("FORCE_BF16", "1")

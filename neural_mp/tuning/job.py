@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.precision import Precision
@@ -14,6 +15,7 @@ from neural_mp.strategies.base import Strategy
 from neural_mp.tuning.batches import Calibration
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.tuning.evaluator import Evaluator
+from neural_mp.tuning.footprint import Footprints
 from neural_mp.tuning.history import History
 from neural_mp.tuning.objectives import Measurement, is_slow
 
@@ -52,7 +54,7 @@ class TuningJob:
         strategy: proposes plans.
         evaluator: measures accuracy.
         calibration: data for calibration; None where there is none.
-        measurement: how latency and memory are measured.
+        measurement: how latency is measured.
         open_history: opens the run's record; only called where accuracy is evaluated.
         settings: how the search goes about its work.
         amp: what the user said of auto mixed precision, in words.
@@ -77,6 +79,18 @@ class TuningJob:
     def objectives(self) -> Mapping[Objective, float]:
         """What is made small → its weight."""
         return self.measurement.objectives
+
+    @cached_property
+    def footprints(self) -> Footprints:
+        """Tells the memory that a run takes."""
+        return Footprints(self.model, self.measurement.inputs)
+
+    def figures(self, candidate: AnyModel, plan: ResolvedPlan) -> dict[str, float]:
+        """The objectives of a converted model, measured beside FP32; smaller is better."""
+        found = self.measurement(self.model, candidate)
+        found["footprint"] = float(self.footprints(candidate, plan))
+        found["relative_footprint"] = found["footprint"] / (self.footprints.baseline or 1)
+        return found
 
     @property
     def evaluates(self) -> bool:

@@ -15,7 +15,7 @@ from neural_mp.core.nested import count_samples
 from neural_mp.core.trial import Trial
 from neural_mp.core.words import Objective, is_speed_alone
 from neural_mp.errors import ConfigurationError
-from neural_mp.profiling import interleaved_rounds, peak_growth, ratio, undisturbed
+from neural_mp.profiling import interleaved_rounds, ratio, undisturbed
 
 #: Figures closer than this are the same: latencies are noisy.
 _SAME = 1.05
@@ -57,8 +57,7 @@ class Measurement:
 
     Attributes:
         inputs: one batch.
-        objectives: what the run is after → its weight; the costlier figures are taken only for
-            their own.
+        objectives: what the run is after → its weight.
         warmup, iterations: runs not counted, and counted; of models that take very little, more.
         time_limit: seconds after which no further run starts.
         threads: threads the framework may use meanwhile; None leaves that to it.
@@ -74,18 +73,11 @@ class Measurement:
     threads: int | None = None
 
     def __call__(self, baseline: AnyModel, candidate: AnyModel) -> dict[str, float]:
-        """The objectives of a candidate, smaller is better."""
+        """Latency and size of a candidate, smaller is better."""
         found = {"modelsize": float(candidate.size)}
         found["relative_modelsize"] = found["modelsize"] / (baseline.size or 1)
         found.update(latency_figures(*self.rounds([baseline, candidate])))
-        if Objective.FOOTPRINT in self.objectives:
-            before, found["footprint"] = self._footprint(baseline), self._footprint(candidate)
-            found["relative_footprint"] = found["footprint"] / before
         return found
-
-    def _footprint(self, model: AnyModel) -> float:
-        """Bytes of weights, and by how much a run makes the process grow."""
-        return float(model.size + peak_growth(lambda: model(self.inputs)))
 
     @property
     def batch_size(self) -> int:

@@ -34,6 +34,8 @@ class Report:
             the FP32 model.
         batch_size: samples in that batch.
         baseline_size, size: bytes of the weights.
+        baseline_footprint, footprint: bytes that a run on that batch takes: the weights, and the
+            activations at their most, told from the graph; None for a report that lacks them.
         evaluations: full passes over the evaluation data, the FP32 baseline included.
         seconds: phase (`load`, `baseline`, `calibrate`, `search`, `measure`) → seconds it took.
         op_counts: op type → precision → how many ops run in it.
@@ -57,6 +59,8 @@ class Report:
     batch_size: int = 0
     baseline_size: int = 0
     size: int = 0
+    baseline_footprint: int | None = None
+    footprint: int | None = None
     evaluations: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
     op_counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

@@ -104,7 +104,7 @@ class TrialRunner:
         if assessment.outcome is Outcome.MET:
             if model is None:
                 model = self.assessor.model.converted(plan)
-            figures = job.measurement(job.model, model)
+            figures = job.figures(model, plan)
         loss = None
         if assessment.accuracy is not None:
             loss = job.settings.criterion.loss(self.assessor.baseline, assessment.accuracy)

@@ -11,6 +11,7 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Trial
 from neural_mp.errors import NeuralMPError, TuningError
+from neural_mp.profiling import Ratio
 from neural_mp.search.sensitivity import best_repairs, with_repairs
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Search, TuningProblem
@@ -239,7 +240,8 @@ def _with_figures(job: TuningJob, model: AnyTunableModel, trial: Trial) -> Trial
     """A trial of a run that is resumed for something else, with what is wanted now."""
     if not trial.accurate or math.isfinite(trial.cost(job.objectives)):
         return trial
-    figures = job.measurement(job.model, model.converted(job.space.resolve(trial.plan)))
+    plan = job.space.resolve(trial.plan)
+    figures = job.figures(model.converted(plan), plan)
     return job.judged(replace(trial, objectives={**trial.objectives, **figures}))
 
 
@@ -283,7 +285,7 @@ def _report(job: TuningJob, choice: Choice, log: RunLog) -> Report:
     """The figures of a result but those of its accuracy; the log of the run ends with it."""
     speed, effective = choice.speed.ratio, choice.plan.effective
     if speed is not None and speed.high < 1:
-        log.warn(f"the result runs at {speed} the speed of FP32 on this machine")
+        log.warn(_slower(speed, checked=job.evaluates))
     return Report(
         metric=job.evaluator.label,
         higher_is_better=job.settings.criterion.prefers_higher,
@@ -291,6 +293,8 @@ def _report(job: TuningJob, choice: Choice, log: RunLog) -> Report:
         batch_size=job.measurement.batch_size,
         baseline_size=job.model.size,
         size=choice.model.size,
+        baseline_footprint=job.footprints.baseline,
+        footprint=job.footprints(choice.model, choice.plan),
         evaluations=job.evaluator.evaluations,
         seconds=dict(log.seconds),
         op_counts=count_ops(job.space.graph, effective),
@@ -298,4 +302,16 @@ def _report(job: TuningJob, choice: Choice, log: RunLog) -> Report:
         conversions=choice.model.conversions,
         amp=job.amp,
         warnings=tuple(log.warnings),
+    )
+
+
+def _slower(speed: Ratio, checked: bool) -> str:
+    """What there is to say of a result that is slower than FP32."""
+    words = f"the result runs at {speed} the speed of FP32 on this machine"
+    if checked:
+        return words
+    return (
+        f"{words}, and its accuracy is not known: without a metric everything that can run in a "
+        f"lower precision does, whether that gains time or not. Give a metric and evaluation data, "
+        f"and only what gains time is converted; or use the FP32 model here"
     )

@@ -193,6 +193,23 @@ def test_what_meets_the_target_and_is_slower_than_fp32_is_no_success(converter, 
     assert "at 0.80× (0.80 to 0.80) the speed of FP32" in words
 
 
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_slow_result_whose_accuracy_nobody_checked_is_not_said_as_one_that_was_checked(
+    converter, net, monkeypatch, checked
+):
+    monkeypatch.setattr(
+        Measurement,
+        "rounds",
+        lambda self, models, longer=1: [[1.4 if i else 1.0] * 9 for i, _ in enumerate(models)],
+    )
+    converter.model = net
+    if not checked:
+        converter.metric = None
+    (words,) = [w for w in converter().report.warnings if "runs at 0.71×" in w]
+    assert ("its accuracy is not known" in words) is not checked
+    assert ("Give a metric and evaluation data" in words) is not checked
+
+
 def test_a_resumed_run_judges_speed_by_what_is_wanted_now(converter, net, accuracy, monkeypatch):
     at_speed(monkeypatch, 1.25)
     converter.model, converter.objective = net, "performance"

@@ -8,10 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from neural_mp.compat.inc.dotted import Dotted
-from neural_mp.config import Settings, load_settings, parse_settings
+from neural_mp.config import Settings, load_settings, settings_from
 from neural_mp.core.words import Dialect
 from neural_mp.errors import ConfigurationError
 
@@ -47,8 +45,7 @@ def of_mapping(content: Mapping[str, Any]) -> Settings:
     Raises:
         ConfigurationError: a key or a value is not as it should be.
     """
-    text = yaml.safe_dump(dict(content) or {"version": 1.0}, sort_keys=False)
-    return _theirs(parse_settings(text, "the configuration", Dialect.INC))
+    return _theirs(settings_from(content, dialect=Dialect.INC))
 
 
 def _theirs(settings: Settings) -> Settings:

@@ -1,0 +1,279 @@
+"""From the options of a run to the job that is tuned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.amp import AmpSettings
+from neural_mp.api import configured
+from neural_mp.api.amp_settings import edited_lists, forced, gather_amp, with_data_type
+from neural_mp.api.deployment import hardware_for, not_native, without_kernels
+from neural_mp.api.limits import constrained
+from neural_mp.api.loading import (
+    WeightedMetrics,
+    gather_metrics,
+    load_source,
+    metric_words,
+    resolve_source,
+    without_int8_if_no_data,
+)
+from neural_mp.api.metric_direction import directed, metric_label
+from neural_mp.config import Settings
+from neural_mp.core import hardware as machine
+from neural_mp.core.log_folder import prepared_folder
+from neural_mp.core.precision import Precision, Precisions
+from neural_mp.core.words import Approach, Capture, is_speed_alone
+from neural_mp.errors import ConfigurationError
+from neural_mp.space import TuningSpace
+from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
+from neural_mp.tuning.batches import Batches, Calibration
+from neural_mp.tuning.criterion import AccuracyCriterion
+from neural_mp.tuning.evaluator import Evaluator
+from neural_mp.tuning.history import History, storage_url
+from neural_mp.tuning.job import SearchSettings, TuningJob
+from neural_mp.tuning.listener import Listener
+from neural_mp.tuning.objectives import Measurement, parse_objectives
+from neural_mp.tuning.run_log import RunLog
+
+if TYPE_CHECKING:
+    from neural_mp.api.mixed_precision import MixedPrecision
+
+#: What options of a simple type may be.
+_OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
+    "strategy": (str,),
+    "framework": (str, type(None)),
+    "random_seed": (int,),
+    "sampling_size": (int,),
+    "resume": (bool,),
+    "early_stopping": (bool,),
+    "workers": (int,),
+    "hardware": (machine.Hardware, type(None)),
+    "target": (str,),
+    "listener": (Listener, type(None)),
+}
+#: What is tried unless the user says otherwise.
+DEFAULT_PRECISIONS = Precisions((Precision.INT8, Precision.BF16))
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Makes a job of what a user gave.
+
+    Attributes:
+        options: what was set in Python.
+        settings: what the tuning file holds.
+        explicit: the precisions that the user named; None where nobody did.
+        log: takes warnings.
+    """
+
+    options: MixedPrecision
+    settings: Settings
+    explicit: tuple[Precision, ...] | None
+    log: RunLog
+
+    def job(self) -> tuple[TuningJob, Path | None]:
+        """All that the options come to, and the folder to log to, where there is to be one."""
+        given, log = self.options, self.log
+        check(given)
+        strategy = configured.strategy(self.settings, given.strategy)
+        here = given.hardware or machine.detect()
+        amp = gather_amp(given.amp, self.settings.amp)
+        log_folder = prepared_folder(amp.log_path)
+        precisions = self._usable_precisions(here.converting_for(given.target), amp)
+        evaluation, calibration = self._data()
+        metrics = gather_metrics(given.metric, self.settings, evaluation, given.eval_func)
+        criterion = self._criterion(metrics)
+        load = self._loading(calibration)
+        loaded = load()
+        hardware, told = hardware_for(given.target, here, loaded.adaptor)
+        log.warnings += (*loaded.warnings, *told)
+        if given.approach in (None, Approach.STATIC):
+            precisions, told = without_int8_if_no_data(precisions, calibration)
+            log.warnings += told
+        space, precisions = self._space(loaded, hardware, precisions, amp)
+        samples = given.sampling_size
+        job = TuningJob(
+            model=loaded.in_space(space),
+            load=load,
+            strategy=strategy,
+            evaluator=self._evaluator(evaluation, metrics),
+            calibration=None if calibration is None else Calibration(calibration, samples),
+            measurement=self._measurement(loaded, evaluation or calibration),
+            open_history=lambda: self._history(
+                loaded, evaluation, calibration, metrics, criterion, amp
+            ),
+            settings=SearchSettings(
+                precisions=precisions,
+                for_numbers=here.forced | not_native(here),
+                criterion=criterion,
+                exit_policy=given.exit_policy,
+                seed=given.random_seed,
+                workers=given.workers,
+                early_stopping=given.early_stopping,
+            ),
+            amp=amp.words(),
+        )
+        return job, log_folder
+
+    def _evaluator(self, evaluation: Batches | None, metrics: WeightedMetrics) -> Evaluator:
+        """What measures accuracy, and tells the listener of every batch."""
+        eval_func = self.options.eval_func
+        label = metric_label(metrics, eval_func)
+        postprocess = self.options.postprocess or configured.postprocess(self.settings)
+        evaluator = Evaluator(evaluation, metrics, eval_func, postprocess, label)
+        evaluator.on_batch = self.log.listener.step
+        return evaluator
+
+    def _criterion(self, metrics: WeightedMetrics) -> AccuracyCriterion:
+        """The criterion, with the direction of what measures the accuracy."""
+        if self.options.exit_policy.performance_only:
+            return self.options.accuracy_criterion
+        named = self.settings.evaluation.metrics if self.options.metric is None else ()
+        return directed(self.options.accuracy_criterion, metrics, self.options.eval_func, named)
+
+    def _usable_precisions(
+        self, hardware: machine.Hardware, amp: AmpSettings
+    ) -> tuple[Precision, ...]:
+        if self.settings.device != "cpu":
+            self.log.warn(f"device {self.settings.device!r} is not built yet; the CPU is used")
+        wanted, told = with_data_type(self.explicit, DEFAULT_PRECISIONS, amp)
+        usable, found = machine.require_any(hardware, wanted)
+        self.log.warnings += (*told, *(found if self.explicit or amp.switched_on else ()))
+        for precision in usable:
+            support = hardware.support(precision)
+            if not support.native:
+                self.log.warn(f"{precision} is emulated here, for its numbers: {support.reason}")
+        return usable
+
+    def _data(self) -> tuple[Batches | None, Batches | None]:
+        """Evaluation and calibration batches, from Python or YAML; the first serves as second."""
+        settings = self.settings
+        loader = self.options.eval_dataloader
+        if loader is None:
+            loader = configured.loader(settings, configured.ACCURACY)
+        evaluation = None if loader is None else Batches(loader, "eval_dataloader")
+        loader = self.options.calib_dataloader
+        if loader is None:
+            loader = configured.loader(settings, configured.CALIBRATION)
+        calibration = evaluation if loader is None else Batches(loader, "calib_dataloader")
+        return evaluation, calibration
+
+    def _loading(self, calibration: Batches | None) -> Callable[[], AnyModel]:
+        """Loads the model; can be sent to another process."""
+        return partial(
+            load_source,
+            resolve_source(self.options.model),
+            self.options.framework,
+            self.options.inputs,
+            outputs=self.options.outputs,
+            example=calibration.first if calibration is not None else None,
+            capture=Capture(self.options.capture),
+        )
+
+    def _space(
+        self,
+        model: AnyModel,
+        hardware: machine.Hardware,
+        precisions: tuple[Precision, ...],
+        amp: AmpSettings,
+    ) -> tuple[TuningSpace, tuple[Precision, ...]]:
+        """What every op may run in, and the precisions that are tried."""
+        adaptor = model.adaptor
+        lists, told = edited_lists(adaptor, amp, precisions)
+        space = forced(adaptor.space(model.held, hardware, lists), amp).restricted_to(precisions)
+        self.log.warnings += told
+        emulated = without_kernels(space, hardware)
+        if self._wants_speed_alone(amp) and Precision.INT8 in space.usable_precisions:
+            precisions = tuple(p for p in precisions if p not in emulated or p in hardware.forced)
+            space = space.restricted_to(precisions)
+        else:
+            self.log.warnings += tuple(
+                f"{adaptor.framework} has no {precision} kernels here: {precision} is emulated, "
+                f"for its numbers"
+                for precision in emulated
+            )
+        space, told = constrained(space, self.settings, self.options)
+        self.log.warnings += told
+        if self.options.approach is not None:
+            space = space.with_int8([Approach(self.options.approach)])
+        for precision in precisions:
+            if precision not in (*space.usable_precisions, Precision.FP32):
+                self.log.warn(f"no op of this model may run in {precision}; it stays out")
+        return space, precisions
+
+    def _wants_speed_alone(self, amp: AmpSettings) -> bool:
+        """Whether nobody asked for 16 bits, which may be wanted for their numbers or their size."""
+        asked = self.explicit is not None or amp != AmpSettings()
+        only_speed = is_speed_alone(parse_objectives(self.options.objective))
+        return only_speed and not asked and self.options.strategy != AutoMixedPrecision.name
+
+    def _measurement(self, model: AnyModel, data: Batches | None) -> Measurement:
+        performance = self.settings.evaluation.performance
+        loader = configured.loader(self.settings, configured.PERFORMANCE)
+        if loader is not None:
+            data = Batches(loader, "performance.dataloader").tried_on(model)
+        return Measurement(
+            data.first_inputs if data is not None else model.example_inputs(),
+            parse_objectives(self.options.objective),
+            performance.warmup,
+            performance.iteration,
+            threads=performance.cores_per_instance,
+        )
+
+    def _history(
+        self,
+        model: AnyModel,
+        evaluation: Batches | None,
+        calibration: Batches | None,
+        metrics: WeightedMetrics,
+        criterion: AccuracyCriterion,
+        amp: AmpSettings,
+    ) -> History:
+        fingerprint: Mapping[str, str] = {
+            "model": model.fingerprint(),
+            "data": evaluation.fingerprint() if evaluation is not None else "none",
+            "calibration": f"{self.options.sampling_size} samples of "
+            + (
+                "the same data"
+                if calibration is None or calibration is evaluation
+                else calibration.fingerprint()
+            ),
+            "metric": metric_words(metrics, self.options.eval_func),
+            "criterion": str(criterion),
+            "four lists": "; ".join(amp.list_words()) or "as they come",
+        }
+        url = storage_url(self.options.workspace, self.options.storage)
+        return History(url, fingerprint, criterion.prefers_higher, self.options.resume)
+
+
+def check(options: MixedPrecision) -> None:
+    """Check what can be checked of the options before anything is loaded.
+
+    Raises:
+        ConfigurationError: an option is of the wrong type, or out of range.
+    """
+    if options.model is None:
+        raise ConfigurationError("no model was given; set converter.model")
+    parse_objectives(options.objective)
+    workers = options.workers
+    if isinstance(workers, bool) or (isinstance(workers, int) and workers < 1):
+        raise ConfigurationError(f"workers must be at least 1, got {workers}")
+    if options.approach is not None:
+        Approach.read(options.approach, "approach")
+    Capture.read(options.capture, "capture")
+    for name, kinds in _OPTION_TYPES.items():
+        if not isinstance(getattr(options, name), kinds):
+            words = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
+            raise ConfigurationError(f"{name} must be a {words}, got {getattr(options, name)!r}")
+    names = options.outputs if isinstance(options.outputs, list | tuple) else [options.outputs]
+    if options.outputs is not None and not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(f"outputs must be names, got {options.outputs!r}")
+    if options.eval_func is not None and not callable(options.eval_func):
+        raise ConfigurationError(
+            f"eval_func must be a function model → float, got {type(options.eval_func).__name__}"
+        )
