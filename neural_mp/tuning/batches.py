@@ -151,11 +151,9 @@ class Batches:
         except DataError as error:
             name_loader(error, self.name, self.position)
             raise
-        except (NeuralMPError, *passed_on):
-            raise
         except Exception as error:
             # Whatever the framework says of inputs that do not fit.
-            if error is self.raised:
+            if isinstance(error, (NeuralMPError, *passed_on)) or error is self.raised:
                 raise
             raise DataError(
                 f"the model does not run on {_place(self.name, self.position)}: "

@@ -72,7 +72,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
 
     def graph(self, model: TorchModel) -> OpGraph:
         """Every op with its edges and fusion group."""
-        return build_graph(part.portable for part in model.parts.values())
+        return build_graph({path: part.portable for path, part in model.parts.items()})
 
     def kernels(
         self, model: TorchModel, hardware: Hardware, products: Products

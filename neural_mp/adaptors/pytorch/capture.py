@@ -47,7 +47,7 @@ def capture(module: nn.Module, call: Call) -> ExportedProgram:
     errors: list[Exception] = []
     with inference_mode(module):
         run_once(module, call)
-        shown = _Enclosed(module) if _hides_graph(module) else module
+        shown = Enclosed(module) if _hides_graph(module) else module
         for axes, strict in _ATTEMPTS:
             try:
                 return export(shown, call, axes, strict)
@@ -58,7 +58,7 @@ def capture(module: nn.Module, call: Call) -> ExportedProgram:
     raise _capture_error(module, errors[0])
 
 
-class _Enclosed(nn.Module):
+class Enclosed(nn.Module):
     """A module one level down: its own attributes may bear the names of a graph module's."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -66,6 +66,7 @@ class _Enclosed(nn.Module):
         setattr(self, ENCLOSED, module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the module itself."""
         return getattr(self, ENCLOSED)(*args, **kwargs)
 
 
