@@ -100,7 +100,7 @@ class Origins:
 
     def _layer_before(self, name: str, kind: str) -> str | None:
         """The layer of a kind nearest before an op that had the name; None if it was that layer."""
-        near = (name,)
+        near: tuple[str, ...] = (name,)
         if self.types.get(name) in (None, kind):
             return None
         for _ in range(_FURTHEST):
