@@ -80,7 +80,7 @@ class DataLoader:
 
     Args:
         dataset: anything with `__getitem__` and `__len__`, or any iterable, whose items are
-            `(inputs, label)`. One that can be walked only once is read into memory.
+            `(inputs, label)`. An iterator, which gives its items only once, is read into memory.
         batch_size: samples a batch.
         collate_fn: list of samples → batch; the default stacks with numpy.
         shuffle: draw the samples in a random order, a new one each time, the same sequence of
@@ -89,7 +89,7 @@ class DataLoader:
         seed: of the shuffling.
 
     Raises:
-        DataError: an argument is out of range or the dataset cannot be walked.
+        DataError: an argument is out of range or the dataset is not iterable.
     """
 
     def __init__(

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,19 +13,27 @@ import yaml
 from machine import has_rewrite_pass
 
 from neural_mp.config import load_settings
+from neural_mp.core import hardware
 from neural_mp.core.plan import PrecisionPlan
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
-RUN = (
-    *("guide.md", "plans.md", "extending.md", "pytorch.md", "tensorflow.md", "onnx.md", "amp.md"),
-    "training.md",
-    "from_neural_compressor.md",
+#: The CPU flags that stand for BF16 and FP16.
+SIXTEEN_BITS = {
+    flag
+    for precision, flags in hardware.NATIVE_FLAGS.items()
+    if precision.is_16_bit
+    for flag in flags
+}
+#: Pages that another test runs, and which.
+ELSEWHERE = {"data_and_metrics.md": "data/test_reference_snippets.py"}
+#: Pages, in the folders that have some.
+PAGES = sorted(
+    page
+    for folder in (".", "docs", "docs/api", "conf", "benchmarks", "examples", "examples/*")
+    for page in ROOT.glob(f"{folder}/*.md")
 )
-#: Pages that tune nothing, and assert within their code what they show.
-WITHOUT_TUNING = ("training.md", "from_neural_compressor.md")
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "conf" / "README.md", ROOT / "README.md"]
 
 
 class Metric:
@@ -51,6 +60,14 @@ def blocks(page, *languages):
     return [(language, block) for language, block in found if language in languages]
 
 
+#: Every page that shows Python or YAML; a new one is among them by itself.
+RUN = [
+    page.name
+    for page in sorted((ROOT / "docs").glob("*.md"))
+    if page.name not in ELSEWHERE and blocks(page.name, "python", "yaml")
+]
+
+
 def file_name(block):
     """The file that a block says it is, in a comment on its first line."""
     named = re.match(r"# ([\w.]+\.(?:py|yaml))\n", block)
@@ -59,8 +76,14 @@ def file_name(block):
 
 @pytest.fixture
 def reader(tmp_path, monkeypatch, net, digits):
-    """What a reader has at hand: a model, data, a metric, and a folder to write modules in."""
-    monkeypatch.setenv("FORCE_BF16", "1")
+    """What a reader has at hand: a model, data, a metric, and a folder to write modules in.
+
+    And a machine without 16 bits, which a page that needs them has to force itself.
+    """
+    lesser = replace(hardware.detect({}), flags=hardware.detect({}).flags - SIXTEEN_BITS)
+    monkeypatch.setattr(hardware, "_machine", lambda: lesser)
+    for variable in hardware.FORCE_VARIABLES.values():
+        monkeypatch.setenv(variable, "0")  # and back to what it was, whatever a page sets
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     modules = set(sys.modules)
     for name, split in zip(("train", "test"), digits, strict=True):
@@ -100,7 +123,8 @@ def test_the_code_of_a_page_runs_in_order(page, reader, tmp_path, capsys):
             continue  # the page shows what this machine has not
         if language == "python" and not file_name(block):
             exec(compile(block, f"{page}, block {index}", "exec"), reader)
-    assert page in WITHOUT_TUNING or reader["result"].plan
+    if any("result = converter()" in block for _, block in shown):
+        assert reader["result"].plan
 
 
 def test_a_strategy_of_the_page_was_found_by_its_entry_point(tmp_path, reader):
@@ -149,7 +173,7 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.exists()], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     broken = []
@@ -161,3 +185,24 @@ def test_links_lead_somewhere(page):
         if not target.exists() or (anchor and anchor not in anchors(target)):
             broken.append(link)
     assert not broken
+
+
+def test_the_python_of_the_readme_runs(reader):
+    """Its first block is on the reader's PyTorch net; the second trains a Keras model."""
+    import keras
+
+    tuning, training = blocks("../README.md", "python")
+    reader["images"] = dataset_images = reader["dataset"].images[:50]
+    exec(compile(tuning[1], "README.md, tuning", "exec"), reader)
+    assert reader["optimized"](dataset_images).shape == (50, 10)
+
+    inputs = keras.Input((8, 8, 1))
+    hidden = keras.layers.Dense(16, activation="relu")(keras.layers.Flatten()(inputs))
+    net = keras.Model(inputs, keras.layers.Dense(10, activation="softmax")(hidden))
+    net.compile("adam", "sparse_categorical_crossentropy")
+    split = reader["calib_dataset"]
+    images, labels = split.images[:320].transpose(0, 2, 3, 1), split.labels[:320]
+    batches = [(images[i : i + 64], labels[i : i + 64]) for i in range(0, 320, 64)]
+    names = {"model": net, "images": images, "labels": labels, "batches": batches}
+    exec(compile(training[1], "README.md, training", "exec"), names)
+    assert names["advice"].plan

@@ -53,9 +53,9 @@ class MixedPrecision:
         eval_func: model → accuracy, instead of `metric` and `eval_dataloader`.
         postprocess: applied to `(predictions, labels)` before the metric sees them.
         calib_dataloader: batches to calibrate INT8 with; `eval_dataloader` by default.
-        approach: the way of INT8: `static` with calibrated ranges; `dynamic` with ranges found on
-            every run and `weight_only`, both for dense layers, need no calibration. None leaves
-            it open.
+        approach: how INT8 ranges are found: `static` by calibration; `dynamic` on every run;
+            `weight_only`, where activations stay as they are. The last two are for dense layers
+            and need no calibration. None allows all three.
         sampling_size: samples of it that are used.
         inputs, outputs: names of the model's inputs and outputs, where they are not found by
             themselves; `inputs` may be example tensors.
@@ -82,8 +82,8 @@ class MixedPrecision:
         target: what to convert for: `this` machine; a level of processors, `avx2`, `avx512`,
             `vnni`, `amx` or `arm-dotprod`; or `portable`, which is right on all of them.
         hardware: the machine at hand; found by itself.
-        listener: told how the run goes on. By default a `neural_mp.reporting.LiveListener` where
-            standard error is a terminal, which shows progress and a summary, and none elsewhere.
+        listener: receives the events of the run. If standard error is a terminal, the default is
+            a `neural_mp.reporting.LiveListener`, which shows progress and a summary; else none.
     """
 
     def __init__(

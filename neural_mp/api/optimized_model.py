@@ -142,7 +142,7 @@ class OptimizedModel:
         Where the numbers are not right on every CPU, a logged warning says on which they are.
 
         Raises:
-            NeuralMPError: a model of somebody else's is there already, or it cannot be written.
+            NeuralMPError: another model is in the folder already, or it cannot be written.
         """
         if isinstance(path, str | Path) and Path(path).suffix in self.adaptor.file_suffixes:
             self._save_file(Path(path))

@@ -138,7 +138,7 @@ class Settings:
         precisions: what ops may run in; None where the file does not say.
         constraints: limits on the whole model, on op types and on single ops.
         amp: which ops may run in 16 bits; None where the file does not say.
-        approach: the way of INT8: `static`, `dynamic` or `weight_only`; None leaves it open.
+        approach: how INT8 ranges are found: `static`, `dynamic`, `weight_only`; None for all.
         calibration: the data that ranges are measured on.
         tuning: the search.
         evaluation: accuracy and latency.

@@ -67,7 +67,7 @@ class PrecisionPlan(Mapping[str, OpConfig]):
         return PrecisionPlan({**self.configs, **changes})
 
     def without(self, ops: Collection[str]) -> PrecisionPlan:
-        """This plan without a word on some ops, which then follow those around them."""
+        """This plan without some ops, which then follow those around them."""
         return PrecisionPlan({op: item for op, item in self.configs.items() if op not in ops})
 
     def to_dict(self) -> dict[str, Any]:

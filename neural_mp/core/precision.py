@@ -196,7 +196,7 @@ class OpConfig:
 
     @property
     def approach(self) -> Approach | None:
-        """The way of INT8; None without INT8."""
+        """How INT8 ranges are found; None without INT8."""
         if self.precision is not Precision.INT8:
             return None
         if self.activation is not None:

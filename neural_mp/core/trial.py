@@ -1,4 +1,4 @@
-"""One plan, tried: what came of it."""
+"""A plan that was tried, and its result."""
 
 from __future__ import annotations
 

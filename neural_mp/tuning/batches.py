@@ -1,4 +1,4 @@
-"""Whatever a user gives as data, as batches that can be walked again and again."""
+"""Whatever a user gives as data, as batches that can be read again and again."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class AccuracyCriterion:
         higher_is_better: False for errors and losses; None takes the direction that the metric
             (or `eval_func`) gives itself, and where it gives none, the larger value is better.
         any_tolerance: whether a negative tolerance (a model has to be that much better than FP32)
-            and a share of one half and more are taken at their word.
+            and a share of one half and more are accepted.
 
     Raises:
         ConfigurationError: the tolerance is no number; or it is negative or a share of one half and

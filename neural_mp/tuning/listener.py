@@ -1,4 +1,4 @@
-"""Who wants to know how a run goes on; the default does not."""
+"""Receives the events of a run; the default does nothing with them."""
 
 from __future__ import annotations
 

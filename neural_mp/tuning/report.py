@@ -1,4 +1,4 @@
-"""What a run has to say of its result."""
+"""The figures of a run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Report:
         op_counts: op type → precision → how many ops run in it.
         emulated: of the precisions that occur, those that are computed in FP32 here and rounded.
         conversions: casts, quantizations and dequantizations on every run.
-        amp: what the user said of auto mixed precision, and where.
+        amp: the options of auto mixed precision that were set, and where.
         best_rejected: where no plan met the target, the trial that came closest.
         warnings: everything the user was warned of on the way.
     """

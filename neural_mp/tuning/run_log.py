@@ -13,7 +13,7 @@ class RunLog:
     """The warnings of a run, the seconds of its phases, and who listens to it.
 
     Args:
-        listener: is told how the run goes on.
+        listener: receives the events of the run.
         warnings: what the user was already warned of.
         seconds: phases already done → how long they took.
     """
