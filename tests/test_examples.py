@@ -36,6 +36,19 @@ def digits_example(request, copies):
     return folder, run(folder, sys.executable, "tune.py")
 
 
+def test_a_classifier_of_transformers_is_tuned_by_its_f1_and_runs_in_a_process_of_its_own(copies):
+    pytest.importorskip("transformers")
+    folder = copies / "huggingface_text"
+    printed = run(folder, sys.executable, "tune.py")
+    assert "The accuracy target is met" in printed
+    tuned = neural_mp.load(folder / "out" / "tuned")
+    assert tuned.report.baseline_accuracy > 0.8
+    assert tuned.report.accuracy >= 0.99 * tuned.report.baseline_accuracy
+    assert tuned.plan.counts()["int8"] >= 13
+    assert tuned.plan["classifier"].precision is neural_mp.Precision.FP32
+    assert re.search(r"topics: \[\d, \d\]", run(folder, sys.executable, "use.py"))
+
+
 def test_a_saved_model_in_bf16(copies):
     """Every node, with two casts; and the outputs keep their type."""
     folder = copies / "saved_model_bf16"

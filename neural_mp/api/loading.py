@@ -12,7 +12,7 @@ from neural_mp.core.precision import Precision
 from neural_mp.core.words import Capture
 from neural_mp.data.user_code import load_user_object
 from neural_mp.errors import ConfigurationError, DataError
-from neural_mp.tuning.batches import Batches
+from neural_mp.tuning.batches import Batches, FirstBatch, name_loader
 
 
 def resolve_source(source: Any) -> Any:
@@ -44,10 +44,26 @@ def load_source(
     example: Any = None,
     capture: Capture = Capture.WHOLE,
 ) -> AnyModel:
-    """A model (object, path or `module:attribute`), taken in by the adaptor of its framework."""
+    """A model (object, path or `module:attribute`), taken in by the adaptor of its framework.
+
+    Args:
+        source: the model.
+        framework: its framework, where it is not to be found by itself.
+        inputs: as in `Adaptor.load`, and so are `outputs` and `capture`.
+        outputs: as there.
+        example: the inputs of one batch; a `FirstBatch` where an error is to name their loader.
+        capture: as there.
+    """
     found = resolve_source(source)
     adaptor = adaptor_for(found, framework)
-    held = adaptor.load(found, inputs=inputs, outputs=outputs, example=example, capture=capture)
+    data = example if isinstance(example, FirstBatch) else FirstBatch(example, "")
+    try:
+        held = adaptor.load(
+            found, inputs=inputs, outputs=outputs, example=data.inputs, capture=capture
+        )
+    except DataError as error:
+        name_loader(error, data.name)
+        raise
     return LoadedModel(adaptor, held)
 
 

@@ -64,10 +64,12 @@ class MixedPrecision:
         framework: the model's framework, where it is not found by itself.
         capture: `modules` converts the modules of a model whose graph cannot be captured as a
             whole one by one; what runs between them stays as it is.
-        exclude: ops that stay in FP32: names, patterns (`layer4.*`) or layers.
+        exclude: ops that stay in FP32: their names, names of layers or modules, which stand for
+            all ops in them (`dense_1`, `encoder.layer.0`), or patterns (`layer[34]`).
         op_wise: name or pattern → what such ops may run in: precisions (`"fp32"`, `"int8,bf16"`),
             or a dict with `weight` and `activation` as in YAML.
-        optype_wise: op type → the same. `model_wise`: the same for all ops.
+        optype_wise: op type, or class of layers (`Dense`, `Linear`) → the same.
+            `model_wise`: the same for all ops.
         accuracy_criterion: the tolerated loss; one percent, relative, by default. A number is a
             share of the baseline (0.005 is half a percent); a dict is read as in YAML:
             `{"absolute": 0.002}`.

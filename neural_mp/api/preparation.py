@@ -166,7 +166,7 @@ class Preparation:
             self.options.framework,
             self.options.inputs,
             outputs=self.options.outputs,
-            example=calibration.first_inputs if calibration is not None else None,
+            example=calibration.first if calibration is not None else None,
             capture=Capture(self.options.capture),
         )
 
@@ -211,7 +211,7 @@ class Preparation:
         performance = self.settings.evaluation.performance
         loader = configured.loader(self.settings, configured.PERFORMANCE)
         if loader is not None:
-            data = Batches(loader, "performance.dataloader")
+            data = Batches(loader, "performance.dataloader").tried_on(model)
         return Measurement(
             data.first_inputs if data is not None else model.example_inputs(),
             parse_objectives(self.options.objective),

@@ -7,7 +7,7 @@ from typing import Any
 
 from neural_mp.adaptors.loaded_model import AnyTunableModel
 from neural_mp.core.precision import Precision
-from neural_mp.errors import DataError, MetricError, NeuralMPError
+from neural_mp.errors import MetricError
 from neural_mp.tuning.early_stopping import RunningValues
 from neural_mp.tuning.evaluator import Deadline, TimeUpError, UserCodeError, is_usable
 from neural_mp.tuning.history import History
@@ -80,16 +80,11 @@ def _first_baseline(
 
 
 def _evaluated(job: TuningJob, deadline: Deadline) -> float:
-    try:
+    batches = job.evaluator.batches
+    if batches is None:
         return job.evaluator(job.model, deadline)
-    except (TimeUpError, UserCodeError, NeuralMPError):
-        raise
-    except Exception as error:
-        # Whatever the framework says of inputs that do not fit.
-        raise DataError(
-            f"the model does not run on a batch of the evaluation data: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+    with batches.blamed(passed_on=(TimeUpError, UserCodeError)):
+        return job.evaluator(job.model, deadline)
 
 
 def calibrated(
@@ -101,6 +96,7 @@ def calibrated(
 
     Raises:
         TimeUpError: the time limit passed meanwhile.
+        DataError: the model does not run on the data.
     """
     data = job.calibration
     if Precision.INT8 not in job.space.usable_precisions or data is None:
@@ -113,7 +109,8 @@ def calibrated(
         deadline.check()
         log.listener.step()
 
-    with log.phase("calibrate", "Calibrating", data.count):
+    blamed = data.batches.blamed(passed_on=(TimeUpError,))
+    with log.phase("calibrate", "Calibrating", data.count), blamed:
         model = job.model.calibrated(data.inputs(before_each))
     if history is not None:
         history.observations = model.observations

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from neural_mp.core.grammar import counted
+from neural_mp.core.labels import without_labels
 from neural_mp.core.nested import Array, NamedList, Structure, flattened, leaves, packed
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 
@@ -112,7 +113,8 @@ class Signature:
     def bind(self, inputs: Any) -> dict[str, Array]:
         """Tensor → array, for the inputs of one batch.
 
-        A dict is taken by name, a tuple or list by position, anything else as the only input.
+        A dict is taken by name, without labels that the model does not take; a tuple or list by
+        position; anything else as the only input.
 
         Raises:
             DataError: they are not as many, not so named, or not of the kind the model takes.
@@ -128,6 +130,9 @@ class Signature:
         Raises:
             DataError: they are not as many, or not so named.
         """
+        if isinstance(inputs, Mapping):
+            names = {str(key) for key in inputs}
+            inputs = without_labels(inputs, [name for name in names if self._takes(name)])
         nested = isinstance(inputs, Mapping | tuple | list) and any(
             isinstance(item, Mapping | tuple) and _holds_arrays([item])
             for item in (inputs.values() if isinstance(inputs, Mapping) else inputs)
@@ -146,6 +151,10 @@ class Signature:
                 f"{len(self.inputs)}: {', '.join(map(str, self.inputs))}"
             )
         return values
+
+    def _takes(self, name: str) -> bool:
+        """Whether an input is called so, or lies under this name in what a model takes."""
+        return any(p.answers_to(name) or p.name.startswith(f"{name}_") for p in self.inputs)
 
     def _by_name(self, inputs: Mapping[Any, Any]) -> list[Any]:
         values: dict[str, Any] = {}
