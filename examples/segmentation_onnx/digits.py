@@ -14,9 +14,9 @@ OUTPUTS = ["mask", "edges", "digit"]
 class Digits:
     """Noisy digits: `dataset[i]` is `(image, labels)`.
 
-    The image is float32 `[1, 16, 16]`. Labels are a dict: `mask`, int64 `[16, 16]`, is 0 for
-    paper, 1 for light ink, 2 for dark ink; `edges`, int64 `[16, 16]`, is 1 where ink begins;
-    `digit` is the class of the whole image.
+    The image is float32 `[1, 16, 16]`. Labels are a dict: `mask`, int64 `[16, 16]`, is 0 for paper,
+    1 for light ink, 2 for dark ink; `edges`, int64 `[16, 16]`, is 1 where ink begins; `digit` is
+    the class of the whole image.
     """
 
     def __init__(self, split: str) -> None:
