@@ -3,10 +3,12 @@
 import logging
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from onnx_nets import as_onnx
 
 import neural_mp
 from neural_mp.compat.inc import (
@@ -26,6 +28,8 @@ from neural_mp.compat.inc.config import (
 )
 from neural_mp.compat.inc.data import Datasets
 from neural_mp.compat.inc.experimental import Benchmark, MixedPrecision, Quantization, common
+from neural_mp.core import hardware
+from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, DataError
 
 
@@ -148,6 +152,20 @@ def test_an_output_that_the_graph_lacks_is_named_and_left_out(monkeypatch, caplo
     assert "output names 'fianl', which is no tensor of the graph" in caplog.text
     assert "did you mean 'final'?" in caplog.text
     assert converter.output == "final, fianl"
+
+
+def test_fp16_that_is_forced_leaves_an_onnx_model_alone_where_it_gains_nothing(
+    monkeypatch, caplog, net, plain_machine
+):
+    there = replace(plain_machine, forced=frozenset({Precision.FP16}))
+    monkeypatch.setattr(hardware, "detect", lambda: there)
+    converter = MixedPrecision()
+    converter.precisions = "fp16"
+    converter.model = as_onnx(net)
+    with caplog.at_level(logging.WARNING):
+        output_model = converter.fit()
+    assert not any(node.op_type == "Cast" for node in output_model.nodes())
+    assert "ONNX Runtime computes nothing in FP16" in caplog.text
 
 
 def test_a_metric_by_its_class_and_a_postprocess(net, loader):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.mixed_precision import MixedPrecision as Tuning
 from neural_mp.compat.inc.absent import NotHereError
 from neural_mp.compat.inc.experimental.configured import Configured
 from neural_mp.compat.inc.given import metric_of, postprocess_of, tensor_names
 from neural_mp.compat.inc.model import native, outputs_there
 from neural_mp.compat.inc.result import Result
+from neural_mp.core import hardware as machine
 from neural_mp.core.precision import Precision
+
+logger = logging.getLogger(__name__)
 
 
 class _Experiment(Configured):
@@ -66,7 +71,7 @@ class _Experiment(Configured):
             raise NotHereError("q_func trains in INT8, which is not here; leave it out")
         tuning = Tuning(self.settings)
         tuning.model = native(self.model)
-        tuning.precisions = self.precisions
+        tuning.precisions = _without_idle_fp16(self.precisions, tuning.model, tuning.framework)
         tuning.calib_dataloader = self.calib_dataloader
         tuning.eval_dataloader = self.eval_dataloader
         tuning.eval_func = self.eval_func
@@ -78,6 +83,23 @@ class _Experiment(Configured):
         return Result(tuning.fit())
 
     __call__ = fit
+
+
+def _without_idle_fp16(words: list[str], model: Any, framework: str | None) -> list[str]:
+    """The precisions without an FP16 that is forced for ONNX Runtime where it has no kernels.
+
+    Theirs converts nothing then. FP16 would halve the file, and leave time and arithmetic alone.
+    """
+    support = machine.detect().support(Precision.FP16)
+    forced = support.available and not support.native
+    if "fp16" not in words or not forced or adaptor_for(model, framework).framework != "onnxrt":
+        return words
+    logger.warning(
+        "ONNX Runtime computes nothing in FP16 on this CPU (%s); FP16 is left out, as in Intel "
+        "Neural Compressor. neural_mp.MixedPrecision converts to it",
+        support.reason,
+    )
+    return [word for word in words if word != "fp16"] or ["fp32"]
 
 
 class GraphOptimization(_Experiment):
