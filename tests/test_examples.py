@@ -70,6 +70,14 @@ def test_a_model_with_three_outputs_is_tuned_by_the_miou_of_one(copies):
     assert tuned.report.metric == "MeanIoU"
     assert 0.99 * tuned.report.baseline_accuracy <= tuned.report.accuracy
     assert 0.5 < tuned.report.baseline_accuracy < 1
+    command = Path(sys.executable).parent / "neural-mp"
+    run(folder, command, "tune", "conf.yaml", "--output", "out/from_yaml")
+    from_yaml = neural_mp.load(folder / "out" / "from_yaml")
+    assert from_yaml.met
+    assert list(from_yaml.report.metrics) == ["miou", "accuracy"]
+    for found in from_yaml.report.metrics.values():
+        assert found.target == pytest.approx(0.99 * found.baseline)
+        assert found.value >= found.target
 
 
 def test_moving_ops_between_lists_changes_what_the_readme_says(copies):

@@ -66,7 +66,9 @@ def build_metric(
     if scorer is not None:
         if own:
             with inside(name, next(iter(own))):
-                raise ConfigurationError(f"metric {name!r} takes no options but {CHOICES}")
+                raise ConfigurationError(
+                    f"metric {name!r} takes no options but {', '.join(CHOICES)}"
+                )
         made: Any = scorer
     elif inspect.isfunction(factory) and takes_data(factory, own):
         made = _object(factory, own)

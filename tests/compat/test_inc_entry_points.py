@@ -293,6 +293,18 @@ def test_benchmark_of_version_1(net, loader, tmp_path):
         evaluator("speed")
 
 
+def test_benchmark_gives_each_of_several_metrics_without_weights(net, loader, tmp_path):
+    written = YAML.replace("metric: {topk: 1}", "multi_metrics: {topk: 1, Accuracy: {}}")
+    assert written != YAML
+    (tmp_path / "conf.yaml").write_text(written)
+    evaluator = Benchmark("conf.yaml")
+    evaluator.model = net
+    evaluator.b_dataloader = loader
+    found = evaluator("accuracy")["accuracy"]
+    assert len(found) == 2
+    assert found[0] == found[1] > 0.9
+
+
 def test_a_dataset_by_name_takes_a_transform():
     def doubled(sample):
         return 2 * sample[0], sample[1]

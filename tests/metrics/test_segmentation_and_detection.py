@@ -204,3 +204,13 @@ def test_map_names_what_it_misses(detections):
         metric.update(found, truth[:3])
     with pytest.raises(ConfigurationError, match="unknown part 'score'.*did you mean 'scores'"):
         build_metric("mAP", {"outputs": {"score": 1}})
+
+
+def test_map_of_a_case_done_by_hand():
+    """Two boxes of one class: the best guess is right, the second invented, the third right."""
+    truth = [{"boxes": [[0, 0, 10, 10], [20, 20, 30, 30]], "labels": [4, 4]}]
+    boxes = [[0, 0, 10, 10], [50, 50, 60, 60], [20, 20, 30, 30]]
+    metric = build_metric("mAP", {"iou": 0.5})
+    metric.update([{"boxes": boxes, "labels": [4, 4, 4], "scores": [0.9, 0.8, 0.7]}], truth)
+    # Precision is 1 at the 51 recalls up to a half, and 2/3 at the 50 above.
+    assert metric.result() == pytest.approx((51 + 50 * 2 / 3) / 101)

@@ -151,13 +151,16 @@ def _accuracy(
     batches: Batches,
     metric: Any,
     postprocess: Callable[[Any], Any] | None,
-) -> float:
+) -> float | list[float]:
+    """The accuracy; of several metrics without weights, the value of each in a list, as there."""
     metrics = gather_metrics(metric, settings, batches, None)
     if not metrics:
         raise ConfigurationError("there is no metric to measure accuracy by: set metric")
     postprocess = postprocess or configured.postprocess(settings)
     loaded = loaded_model(model, settings.model.inputs or None, settings.model.outputs or None)
-    return Evaluator(batches, metrics, None, postprocess)(loaded, Deadline())
+    evaluator = Evaluator(batches, metrics, None, postprocess)
+    accuracy = evaluator(loaded, Deadline())
+    return list(evaluator.values.values()) if metrics.every else accuracy
 
 
 def _shares(cores: int | None, instances: int) -> list[list[int]]:
