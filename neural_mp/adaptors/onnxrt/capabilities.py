@@ -25,7 +25,12 @@ from neural_mp.adaptors.common.capability_builder import (
 )
 from neural_mp.adaptors.common.kernel_products import Products
 from neural_mp.adaptors.onnxrt.fusion import JOINERS, LAYERS, confuses, is_recurrent, is_table
-from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, has_kernel, runs_natively
+from neural_mp.adaptors.onnxrt.kernel_registry import (
+    CONTRIB,
+    has_kernel,
+    has_kernel_of,
+    runs_natively,
+)
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.nodes import (
     array_of,
@@ -139,7 +144,7 @@ class _Judge:
         typed = typed_inputs(node, opset)
         others = [v for i, v in enumerate(node.inputs) if v is not None and i not in typed]
         known = any(node.op_type in types for types in TYPES.values())
-        has_own = has_kernel(self.model.provider, node.op_type, "", "float16")
+        has_own = has_kernel_of(self.model.provider, node, opset, "float16")
         return any(map(is_float32, others)) or not (known or has_own)
 
     def int8_obstacle(self, name: str, node: ir.Node) -> str | None:

@@ -11,7 +11,9 @@ import onnx_ir as ir
 from neural_mp.adaptors.common import fusion
 from neural_mp.adaptors.common.free_names import unused
 from neural_mp.adaptors.common.fusion import BIAS, FusionRules, find_fusion_groups, fused_into
+from neural_mp.adaptors.onnxrt.kernel_registry import moves_bytes
 from neural_mp.adaptors.onnxrt.nodes import array_of, input_of, is_float32, used_outputs
+from neural_mp.adaptors.onnxrt.opset import opset_of
 from neural_mp.adaptors.onnxrt.prepare import has_axes
 
 FusionGroup = fusion.FusionGroup[ir.Node, ir.Value]
@@ -21,7 +23,7 @@ Step = fusion.Step[ir.Node, ir.Value]
 LAYERS = ("Conv", "MatMul", "Gemm")
 #: Ops with an integer kernel that reads and writes scales of its own, such as `QLinearAdd`.
 JOINERS = ("Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "Sigmoid", "LeakyRelu")
-#: Ops that only move or select values, as ONNX Runtime has them for uint8, too.
+#: Ops that only move or select values, as ONNX Runtime has most for uint8, too.
 _AGNOSTIC = (
     *("MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split"),
     *("Gather", "Expand", "Tile", "DepthToSpace", "SpaceToDepth", "Pad", "Resize", "Identity"),
@@ -57,7 +59,7 @@ class GraphStructure:
 
 def structure(program: ir.Model) -> GraphStructure:
     """Take a prepared graph apart."""
-    graph = program.graph
+    graph, opset = program.graph, opset_of(program)
     nodes = {str(node.name): node for node in graph}
     values = {str(value.name): value for value in graph.inputs if not value.is_initializer()}
     parts: dict[str, str] = {}
@@ -74,7 +76,7 @@ def structure(program: ir.Model) -> GraphStructure:
         nodes,
         {str(head.name): group for head, group in groups.items()},
         {str(op.name): str(head.name) for op, head in fused_into(groups.values()).items()},
-        frozenset(name for name, node in nodes.items() if _moves(node)),
+        frozenset(name for name, node in nodes.items() if _moves(node, opset)),
         frozenset(name for name, node in nodes.items() if is_table(node) or is_recurrent(node)),
         values,
         {value: tensor for tensor, value in values.items()},
@@ -180,7 +182,7 @@ def _bias(product: ir.Node, step: ir.Node) -> ir.Value | None:
     return None
 
 
-def _moves(node: ir.Node) -> bool:
+def _moves(node: ir.Node, opset: int) -> bool:
     """Whether an op gives the same on stored numbers as on real ones."""
     if node.domain or node.op_type not in _AGNOSTIC or not is_float32(node.outputs[0]):
         return False
@@ -188,7 +190,7 @@ def _moves(node: ir.Node) -> bool:
         return False
     if any(value is not None and value.const_value is None for value in node.inputs[1:]):
         return False
-    if confuses(node):
+    if confuses(node) or not moves_bytes(node, opset):
         return False
     if node.op_type == "Resize":
         transform = node.attributes.get_string("coordinate_transformation_mode")

@@ -34,13 +34,21 @@ class Origin:
         """The files that the weights of a graph lie in; None where they all lie in memory.
 
         Raises:
-            ModelLoadError: one of them is missing.
+            ModelLoadError: one of them is missing, or lies outside of the folder.
         """
         names = {
             str(value.const_value.location)
             for value in program.graph.initializers.values()
             if isinstance(value.const_value, ir.ExternalTensor)
         }
+        root = folder.resolve()
+        for name in names:
+            # Not every version of ONNX Runtime refuses it.
+            if not (root / name).resolve().is_relative_to(root):
+                raise ModelLoadError(
+                    f"the model reads weights from {name!r}, which lies outside of its folder "
+                    f"{str(folder)!r}; put the file into that folder"
+                )
         return cls(folder, {name: _state(folder / name) for name in names}) if names else None
 
     def check(self) -> None:

@@ -50,6 +50,8 @@ def prepare(program: ir.Model, folder: Path | None) -> list[str]:
         remove_identity(program.graph, node)
     infer_shapes(program)
     names = GraphNames(program.graph)
+    for node in program.graph:
+        write_out_type(node)
     fold_constants(program, names, folder)
     for node in list(program.graph):
         fold_batch_norm(program.graph, node, names)
@@ -76,6 +78,21 @@ def infer_shapes(program: ir.Model) -> None:
     except Exception:
         # The checker behind it raises its own types; a graph without shapes is still a graph.
         logger.debug("no shapes", exc_info=True)
+
+
+def write_out_type(node: ir.Node) -> None:
+    """Cast to a type that is known, rather than to that of another tensor.
+
+    A CastLike of a constant then is a constant: torch 2.6 writes biases of zero so.
+    """
+    if node.op_type != "CastLike" or node.domain or node.inputs[1] is None:
+        return
+    dtype = node.inputs[1].dtype
+    if dtype is None:
+        return
+    node.op_type = "Cast"
+    node.resize_inputs(1)
+    node.attributes["to"] = ir.AttrInt64("to", int(dtype))
 
 
 def write_out_axes(node: ir.Node, names: GraphNames) -> None:

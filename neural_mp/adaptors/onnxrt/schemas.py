@@ -53,3 +53,24 @@ def takes(node: ir.Node, opset: int, dtype: str) -> bool:
     constraints = schema.type_constraints if schema is not None else ()
     allowed = (c.allowed_type_strs for c in constraints if c.type_param_str == variable)
     return f"tensor({dtype})" in next(allowed, ())
+
+
+def version_of(node: ir.Node, opset: int) -> int:
+    """The version of the operators in which an op of ONNX's own changed last; 0 for others."""
+    schema = _schema_of(node, opset)
+    return 0 if schema is None else int(schema.since_version)
+
+
+def types_of(node: ir.Node, opset: int, dtype: str) -> dict[str, str]:
+    """Type variable → the tensors it stands for, for an op whose element type is `dtype`."""
+    schema = _schema_of(node, opset)
+    if schema is None:
+        return {}
+    pairs = zip(schema.inputs, node.inputs, strict=False)
+    known = {
+        str(item.type_str): f"tensor({value.dtype.name.lower()})"
+        for item, value in pairs
+        if value is not None and value.dtype is not None
+    }
+    variable = _element_type(schema)
+    return known if variable is None else {**known, variable: f"tensor({dtype})"}

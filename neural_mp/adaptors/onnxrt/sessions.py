@@ -16,6 +16,7 @@ import onnxruntime as ort
 
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.onnxrt.nodes import tensor_bytes, tensors_in
+from neural_mp.adaptors.onnxrt.versions import FINDS_WEIGHTS
 from neural_mp.errors import ConversionError, in_one_line
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class Runner:
             options.enable_profiling = True
             options.profile_file_prefix = str(Path(place) / "profile")
         source: str | bytes
-        if _inline_bytes(program) > MESSAGE_LIMIT:
+        if _inline_bytes(program) > MESSAGE_LIMIT or (folder is not None and not FINDS_WEIGHTS):
             place = self._kept.enter_context(tempfile.TemporaryDirectory())
             source = str(Path(place) / "model.onnx")
             ir.save(program, source, external_data="model.data")

@@ -35,6 +35,7 @@ from neural_mp.adaptors.pytorch.model import (
     is_float,
     op_nodes,
 )
+from neural_mp.adaptors.pytorch.versions import integer_convolution
 from neural_mp.core.byte_products import REDUCED_WEIGHT, ByteProducts, weight_spec
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import RANGE_ALGORITHMS, Precision
@@ -43,7 +44,7 @@ from neural_mp.core.words import Algorithm
 logger = logging.getLogger(__name__)
 
 _KERNELS = {
-    **dict.fromkeys(CONVOLUTIONS, "onednn::qconv_pointwise"),
+    **{layer: integer_convolution(axes).name() for layer, axes in CONVOLUTIONS.items()},
     LINEAR: "onednn::qlinear_pointwise",
 }
 #: Whole numbers beyond this may be too large for FP16; others are sizes and axes.

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch.convention import Call, float_dtype, has_axes, resized
 from neural_mp.adaptors.pytorch.input_sizes import sizes_of, watch_sizes
+from neural_mp.adaptors.pytorch.versions import unguarded_module
 from neural_mp.errors import CaptureError, DataError
 
 logger = logging.getLogger(__name__)
@@ -187,7 +188,7 @@ def export(module: nn.Module, call: Call, axes: str, strict: bool = False) -> Ex
 
 def graph_of(program: ExportedProgram) -> GraphModule:
     """A program as a module that checks the sizes of its inputs."""
-    module: GraphModule = program.module(check_guards=False)
+    module: GraphModule = unguarded_module(program)
     watch_sizes(module, sizes_of(module))
     return module
 

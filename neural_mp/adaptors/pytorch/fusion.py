@@ -19,12 +19,14 @@ from neural_mp.adaptors.pytorch import quantize_ops as ops
 from neural_mp.adaptors.pytorch.layers import (
     ADD,
     CONVOLUTION,
+    CONVOLUTIONS,
     INTEGER_LAYERS,
     LINEAR,
     has_integer_kernel,
     is_computed,
 )
 from neural_mp.adaptors.pytorch.model import OP_NAME, op_nodes
+from neural_mp.adaptors.pytorch.versions import INTEGER_CONVOLUTIONS, convolution_takes_activations
 
 aten = torch.ops.aten
 onednn = torch.ops.onednn
@@ -42,7 +44,7 @@ ACTIVATIONS: dict[Any, tuple[str, frozenset[Any]]] = {
     aten.tanh.default: ("tanh", frozenset({LINEAR})),
 }
 #: Kernels whose result is memory of their own, channels last, as a summing kernel overwrites it.
-OVERWRITABLE = (onednn.qconv_pointwise.default, onednn.qconv2d_pointwise.binary)
+OVERWRITABLE = INTEGER_CONVOLUTIONS | {onednn.qconv2d_pointwise.binary}
 
 
 def only_user(node: Node) -> Node | None:
@@ -83,7 +85,14 @@ class _FloatLayers(FusionRules[Node, Node]):
         if group.residual_sum is not None and activation.target is not _RELU:
             return None
         name, layers = ACTIVATIONS[activation.target]
-        return Step(name, (activation,)) if group.head.target in layers else None
+        if group.head.target not in layers or not _takes_activations(group.head.target):
+            return None
+        return Step(name, (activation,))
+
+
+def _takes_activations(layer: Any) -> bool:
+    axes = CONVOLUTIONS.get(layer)
+    return axes is None or convolution_takes_activations(axes)
 
 
 class _IntegerLayers(_FloatLayers):

@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import IntInfinity
 
+from neural_mp.adaptors.pytorch.versions import is_being_traced
 from neural_mp.core.grammar import counted
 from neural_mp.errors import DataError
 
@@ -83,7 +84,7 @@ def check_inputs(module: GraphModule, args: Any, kwargs: Any) -> None:
     Raises:
         DataError: an axis of an input is too short or too long, or two that must agree do not.
     """
-    if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+    if is_being_traced():
         return
     seen: dict[str, int] = {}
     leaves = flat_inputs(module, args, kwargs)

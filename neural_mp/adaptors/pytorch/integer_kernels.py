@@ -42,6 +42,7 @@ from neural_mp.adaptors.pytorch.model import (
     finish,
     shallow_copy,
 )
+from neural_mp.adaptors.pytorch.versions import integer_convolution
 
 aten = torch.ops.aten
 onednn = torch.ops.onednn
@@ -144,7 +145,8 @@ def _call(group: Group, before: tuple[Any, ...], behind: _Behind) -> tuple[Any, 
         return target, (*before, bias, *behind, *post_op)
     inside = (bias, *geometry(layer), *behind)
     if summed is None:
-        return onednn.qconv_pointwise.default, (*before, *inside, *post_op)
+        kernel = integer_convolution(CONVOLUTIONS[layer.target])
+        return kernel, (*before, *inside, *post_op)
     accumulator: Any = summed.operand
     stored = [1.0, 0]
     if behind[2] is torch.uint8:

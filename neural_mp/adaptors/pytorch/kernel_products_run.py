@@ -9,6 +9,7 @@ import torch
 from neural_mp.adaptors.common.integer_encoding import Array
 from neural_mp.adaptors.common.kernel_products import Case, Convolution, try_products
 from neural_mp.adaptors.pytorch.kernel_products import CASES
+from neural_mp.adaptors.pytorch.versions import integer_convolution
 
 onednn = torch.ops.onednn
 
@@ -25,7 +26,7 @@ def _multiply(case: Case, x: Array, weight: Array) -> Array:
         sides = ([case.stride], [0], [case.dilation])
         geometry = (*(side * case.axes for side in sides), case.groups)
         packed = onednn.qconv_prepack(integers, scales, 1.0, 0, *geometry, list(x.shape))
-        kernel, shape = onednn.qconv_pointwise.default, geometry
+        kernel, shape = integer_convolution(case.axes), geometry
     else:
         packed = onednn.qlinear_prepack(integers, list(x.shape))
         kernel, shape = onednn.qlinear_pointwise.default, ()

@@ -24,6 +24,7 @@ from neural_mp.adaptors.pytorch.integer_kernels import runnable_form
 from neural_mp.adaptors.pytorch.model import OP_NAME, WHOLE, Part, TorchModel
 from neural_mp.adaptors.pytorch.named_outputs import with_named_outputs, with_plain_outputs
 from neural_mp.adaptors.pytorch.prepare import views_to_reshapes
+from neural_mp.adaptors.pytorch.versions import unguarded_module
 from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ def draw(model: TorchModel, path: Path) -> tuple[Path, ...]:
 def restore(folder: Path) -> TorchModel:
     """Read back what `save` wrote and put its integer kernels in."""
     program = load_program(folder / PROGRAM_FILE)
-    portable = program.module(check_guards=False)
+    portable = unguarded_module(program)
     with read_details(folder / DETAILS_FILE) as details:
         names, inputs = details["ops"], tuple(details["inputs"])
         dtype = getattr(torch, details["dtype"])

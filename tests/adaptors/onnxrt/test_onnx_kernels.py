@@ -1,6 +1,7 @@
 """Every integer pattern against whole numbers in numpy, exact to one step."""
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from machine import CONVOLUTION, DENSE, DEPTHWISE, products_here, weight_limit_h
 from onnx import numpy_helper
 from onnx_nets import Converted, graph, op, run
 
+from neural_mp.adaptors.onnxrt.kernel_registry import moves_bytes
 from neural_mp.core.byte_products import ByteProducts
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import Precision, QuantSpec
@@ -224,6 +226,8 @@ MOVING = {
 @pytest.mark.parametrize("kind", MOVING)
 def test_what_moves_integers_changes_none(kind):
     node = MOVING[kind]
+    if not moves_bytes(ir.from_proto(node), 20):
+        pytest.skip(f"this ONNX Runtime has no kernel of {kind} in uint8")
     channels = {"DepthToSpace": 2, "SpaceToDepth": 32, "Split": 4}.get(kind, 8)
     constants = {
         "w": draw((8, 4, 1, 1), 0),

@@ -26,7 +26,10 @@ class TestRepairs(RepairContract):
     @pytest.fixture(scope="class")
     @classmethod
     def normed(cls):
-        return as_onnx(seeded(Normed))
+        model = as_onnx(seeded(Normed))
+        if not model.graph.input[0].type.tensor_type.shape.dim[0].dim_param:
+            pytest.skip("this torch exports the net with a fixed batch")
+        return model
 
 
 def draw(*shape: int, seed: int = 0) -> np.ndarray:

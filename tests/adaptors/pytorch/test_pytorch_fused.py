@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from neural_mp.adaptors.pytorch import kernel_ops as kernels
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+from neural_mp.adaptors.pytorch.versions import integer_convolution
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.testing import uniform
@@ -21,6 +22,8 @@ from neural_mp.testing import uniform
 pytestmark = pytest.mark.slow
 
 INT8 = Precision.INT8
+#: The name of the integer kernel of the convolutions here.
+CONVOLVED = str(integer_convolution(2))
 
 
 def written(converted, x):
@@ -86,7 +89,7 @@ def test_a_residual_sum_in_integers_is_exact_to_one_step(
     (result,) = kernel_results(converted, x, "pointwise.binary")
     assert result.dtype == torch.uint8
     # The term that is added and the kernel's input, as the kernel sees them.
-    before = kernel_results(converted, x, "qconv_pointwise")[0].numpy().astype(np.int64)
+    before = kernel_results(converted, x, CONVOLVED)[0].numpy().astype(np.int64)
     scale, zero_point = parameters(observed, "a")
     weight, weight_scale = integer_weight(module.b.weight, DEPTHWISE if groups > 1 else CONVOLUTION)
     total = convolve(before - zero_point, weight, stride, padding, 1, groups)
@@ -118,7 +121,7 @@ def test_a_residual_sum_in_float_is_exact(channels):
     x = torch.randn(2, channels, 7, 9).numpy()
     result, observed, converted, _ = lowered(module, x)
     assert len(kernel_results(converted, x, "pointwise.binary")) == 1
-    before = kernel_results(converted, x, "qconv_pointwise")[0].numpy().astype(np.int64)
+    before = kernel_results(converted, x, CONVOLVED)[0].numpy().astype(np.int64)
     scale, zero_point = parameters(observed, "a")
     weight, weight_scale = integer_weight(module.b.weight)
     real = convolve(before - zero_point, weight, 1, 1, 1, 1) * scale
@@ -194,7 +197,7 @@ def test_convolutions_over_lines_and_volumes(axes, activation):
     module = nn.Sequential(convolution, *([activation] if activation else [])).eval()
     x = torch.randn(2, 4, *[8] * axes).numpy()
     result, observed, converted, space = lowered(module, x)
-    assert len(kernel_results(converted, x, "qconv_pointwise")) == 1
+    assert len(kernel_results(converted, x, CONVOLVED)) == 1
     scale, zero_point = parameters(observed, space.graph.inputs[0])
     weight, weight_scale = integer_weight(convolution.weight)
     steps = torch.from_numpy(integers(x, scale, zero_point) - zero_point).double()

@@ -56,7 +56,7 @@ def test_a_replica_for_another_device_runs_with_its_own_weights():
 def test_a_planned_model_still_says_what_it_takes():
     model = apply_plan(nn.Linear(8, 4), PrecisionPlan.from_dict({"": "bf16"}))
     assert list(inspect.signature(model.forward).parameters) == ["input"]
-    exported = torch.export.export(model, (INPUTS,)).module()
+    exported = torch.export.export(model, (INPUTS,), strict=False).module()
     torch.testing.assert_close(exported(INPUTS), model(INPUTS), rtol=0, atol=0)
 
 

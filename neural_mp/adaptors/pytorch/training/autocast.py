@@ -25,6 +25,7 @@ from neural_mp.adaptors.pytorch.training.four_lists_mode import (
     table,
 )
 from neural_mp.adaptors.pytorch.training.functions import all_op_types
+from neural_mp.adaptors.pytorch.versions import AUTOCAST_DEVICES
 from neural_mp.amp import (
     AutoMixedPrecisionOptions,
     FourLists,
@@ -41,8 +42,6 @@ from neural_mp.errors import ConfigurationError
 _Result = TypeVar("_Result")
 logger = logging.getLogger(__name__)
 
-#: Where torch's own autocast may be on.
-_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "privateuseone")
 #: A device that nobody has: where any autocast is on, `nn.LSTM` takes inputs in another type than
 #: its weights.
 _NO_DEVICE = "ipu"
@@ -188,7 +187,7 @@ def is_open() -> bool:
 
 def _torchs_own_off(undone: ExitStack) -> None:
     """Switch off what would stand between the lists and the kernels."""
-    for device in _DEVICES:
+    for device in AUTOCAST_DEVICES:
         if torch.is_autocast_enabled(device):
             torch.set_autocast_enabled(device, False)
             undone.callback(torch.set_autocast_enabled, device, True)

@@ -138,8 +138,9 @@ _WITHOUT_NUMBERS = _words(
     "resize_as_ resize resize_as apply_ map_ map2_ int long short bool byte char cdouble cfloat",
     "chalf empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty",
     "new_empty_strided new_zeros new_ones new_full new_tensor new bernoulli result_type can_cast",
-    "promote_types broadcast_shapes names rename refine_names align_to align_as as_subclass",
-    "hash_tensor quantize_per_tensor quantize_per_channel dequantize int_repr indices",
+    "promote_types broadcast_shapes names has_names rename refine_names align_to",
+    "align_as as_subclass hash_tensor quantize_per_tensor quantize_per_channel dequantize",
+    "int_repr indices",
 )
 #: Modules whose functions do their work on the tensors themselves.
 _OUTSIDE = ("torch.nn.init", "torch.autograd", "torch.optim", "torch.utils", "torch.distributed")

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from types import MethodType
 from typing import Any
 
@@ -161,8 +162,10 @@ def planned_dtype(module: nn.Module) -> torch.dtype | None:
 
 def device_of(module: nn.Module) -> str:
     """The type of device that the weights of a module are on; `cpu` where it has none."""
-    tensor = next(module.parameters(), next(module.buffers(), torch.empty(0)))
-    return tensor.device.type
+    # A loop: the compiler of torch 2.6 cannot see into `next` with a default.
+    for tensor in chain(module.parameters(), module.buffers()):
+        return str(tensor.device.type)
+    return "cpu"
 
 
 def cast_floats(values: Any, dtype: torch.dtype) -> Any:
