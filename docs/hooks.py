@@ -16,8 +16,6 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Pages of other hands, which are in the navigation as soon as they are there.
-ANNOUNCED = ("huggingface.md", "install.md")
 #: Files beside `docs/` that are part of the site, by pattern.
 SHOWN = ("*.md", "LICENSE", "benchmarks/README.md", "conf/*", "examples/**/*")
 #: The repository's first page; on the site `index.md` is the first.
@@ -28,16 +26,14 @@ _FENCE = re.compile(r"(^```.*?^```$)", flags=re.DOTALL | re.MULTILINE)
 
 
 def on_config(config: Any) -> Any:
-    """Leave out what is announced and not there yet; list every example."""
-    nav = _without_missing(config["nav"])
+    """List every example."""
     examples = [
         {_title(file): file.relative_to(ROOT).as_posix()}
         for file in sorted(ROOT.glob("examples/*/README.md"))
     ]
-    for entry in nav:
+    for entry in config["nav"]:
         if entry.get("Examples"):
             entry["Examples"] = [entry["Examples"], *examples]
-    config["nav"] = nav
     return config
 
 
@@ -86,15 +82,3 @@ def _shown() -> Iterator[Path]:
 
 def _title(file: Path) -> str:
     return file.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
-
-
-def _without_missing(nav: list[Any]) -> list[Any]:
-    """The navigation without announced pages that are not there."""
-    kept = []
-    for entry in nav:
-        ((title, content),) = entry.items()
-        if isinstance(content, list):
-            kept.append({title: _without_missing(content)})
-        elif content not in ANNOUNCED or (ROOT / "docs" / content).is_file():
-            kept.append(entry)
-    return kept
