@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 
 class NeuralMPError(Exception):
@@ -89,6 +90,24 @@ class TuningError(NeuralMPError):
 
 class TrainingError(NeuralMPError):
     """A training that cannot go on, such as when no step changes the weights any more."""
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def users_own(error: E) -> E:
+    """Mark an exception as one that the user's own code raised, whichever package it calls.
+
+    Returns:
+        The exception.
+    """
+    error.__dict__["_neural_mp_users_own"] = True
+    return error
+
+
+def is_users_own(error: BaseException) -> bool:
+    """Whether `users_own` marked an exception."""
+    return bool(getattr(error, "_neural_mp_users_own", False))
 
 
 def in_one_line(error: BaseException) -> str:

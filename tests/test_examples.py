@@ -36,6 +36,19 @@ def digits_example(request, copies):
     return folder, run(folder, sys.executable, "tune.py")
 
 
+def test_a_classifier_of_transformers_is_tuned_by_its_f1_and_runs_in_a_process_of_its_own(copies):
+    pytest.importorskip("transformers")
+    folder = copies / "huggingface_text"
+    printed = run(folder, sys.executable, "tune.py")
+    assert "The accuracy target is met" in printed
+    tuned = neural_mp.load(folder / "out" / "tuned")
+    assert tuned.report.baseline_accuracy > 0.8
+    assert tuned.report.accuracy >= 0.99 * tuned.report.baseline_accuracy
+    assert tuned.plan.counts()["int8"] >= 13
+    assert tuned.plan["classifier"].precision is neural_mp.Precision.FP32
+    assert re.search(r"topics: \[\d, \d\]", run(folder, sys.executable, "use.py"))
+
+
 def test_a_saved_model_in_bf16(copies):
     """Every node, with two casts; and the outputs keep their type."""
     folder = copies / "saved_model_bf16"
@@ -46,6 +59,17 @@ def test_a_saved_model_in_bf16(copies):
     assert (converted, casts) == (nodes, "2")
     assert "outputs are float32, and within" in printed
     assert neural_mp.load(folder / "out" / "bf16").plan.counts() == {"bf16": int(nodes)}
+
+
+def test_a_model_with_three_outputs_is_tuned_by_the_miou_of_one(copies):
+    folder = copies / "segmentation_onnx"
+    printed = run(folder, sys.executable, "tune.py")
+    assert "The accuracy target is met" in printed
+    assert "mask (4, 3, 16, 16), edges (4, 2, 16, 16), digit (4, 10)" in printed
+    tuned = neural_mp.load(folder / "out" / "tuned")
+    assert tuned.report.metric == "MeanIoU"
+    assert 0.99 * tuned.report.baseline_accuracy <= tuned.report.accuracy
+    assert 0.5 < tuned.report.baseline_accuracy < 1
 
 
 def test_moving_ops_between_lists_changes_what_the_readme_says(copies):
@@ -88,6 +112,23 @@ def test_the_yaml_example_finds_the_same(digits_example):
         assert yaml["accuracy"] == python["accuracy"]
     assert yaml["baseline_accuracy"] == python["baseline_accuracy"]
     assert yaml["size"] < 0.5 * yaml["baseline_size"]
+
+
+def test_a_table_is_learned_and_tuned_from_the_command_line_alone(copies):
+    folder = copies / "csv_regression"
+    printed = run(folder, sys.executable, "train.py")
+    trained = float(re.search(r"RMSE ([\d.]+) on 100 rows", printed)[1])
+    command = Path(sys.executable).parent / "neural-mp"
+    found = json.loads(run(folder, command, "tune", "conf.yaml", "-o", "out/tuned", "--json"))
+    report = found["report"]
+    assert found["met"]
+    assert report["metric"] == "RMSE"
+    assert not report["higher_is_better"]
+    assert report["baseline_accuracy"] == pytest.approx(trained, abs=0.01)
+    assert trained < 65  # the mean of the rows trained on is off by 71
+    assert report["accuracy"] <= 1.01 * report["baseline_accuracy"]
+    assert report["size"] < 0.3 * report["baseline_size"]
+    assert "int8" in run(folder, command, "inspect", "out/tuned", "--summary")
 
 
 @pytest.mark.parametrize("framework", ["keras", "torch"])

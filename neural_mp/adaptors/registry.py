@@ -11,6 +11,7 @@ from typing import Any
 from neural_mp.adaptors.common.kernel_products import Products
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.detect import FRAMEWORKS
+from neural_mp.core.grammar import with_article
 from neural_mp.core.hardware import Hardware
 from neural_mp.errors import MissingFrameworkError, UnknownFrameworkError, did_you_mean
 
@@ -71,7 +72,7 @@ def adaptor_for(source: Any, framework: str | None = None) -> AnyAdaptor:
         raise UnknownFrameworkError(
             f"{_qualified_name(source)} is a class; give an instance of it as the model"
         )
-    what = repr(source) if isinstance(source, str) else f"a {_qualified_name(type(source))}"
+    what = repr(source) if isinstance(source, str) else with_article(_qualified_name(type(source)))
     raise UnknownFrameworkError(
         f"{what} is not a model of any framework known here ({', '.join(known)}); "
         f"give a model object, a path to one, or name its framework"

@@ -77,7 +77,8 @@ def metrics(settings: Settings) -> list[tuple[Metric, float]]:
     written = [str(keys[-1]) for keys in lines if keys[:-1] == path]
     for item in settings.evaluation.metrics:
         with settings.source.at(path), _as_written(written):
-            found.append((build_metric(item.name, item.options, names), item.weight))
+            weight = 1.0 if item.weight is None else item.weight
+            found.append((build_metric(item.name, item.options, names), weight))
     return found
 
 

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
-from neural_mp.api import configured
 from neural_mp.api.saved_folder import is_saved_model
-from neural_mp.common import Metric, missing_methods
-from neural_mp.config import Settings
 from neural_mp.core.precision import Precision
 from neural_mp.core.words import Capture
 from neural_mp.data.user_code import load_user_object
-from neural_mp.errors import ConfigurationError, DataError, MetricError
-from neural_mp.tuning.batches import Batches
-
-#: Metrics with their weights; the accuracy is the weighted sum.
-WeightedMetrics = Sequence[tuple[Metric, float]]
-EvalFunc = Callable[[Any], float]
+from neural_mp.errors import ConfigurationError, DataError
+from neural_mp.tuning.batches import Batches, FirstBatch, name_loader
 
 
 def resolve_source(source: Any) -> Any:
@@ -52,62 +44,27 @@ def load_source(
     example: Any = None,
     capture: Capture = Capture.WHOLE,
 ) -> AnyModel:
-    """A model (object, path or `module:attribute`), taken in by the adaptor of its framework."""
+    """A model (object, path or `module:attribute`), taken in by the adaptor of its framework.
+
+    Args:
+        source: the model.
+        framework: its framework, where it is not to be found by itself.
+        inputs: as in `Adaptor.load`, and so are `outputs` and `capture`.
+        outputs: as there.
+        example: the inputs of one batch; a `FirstBatch` where an error is to name their loader.
+        capture: as there.
+    """
     found = resolve_source(source)
     adaptor = adaptor_for(found, framework)
-    held = adaptor.load(found, inputs=inputs, outputs=outputs, example=example, capture=capture)
-    return LoadedModel(adaptor, held)
-
-
-def gather_metrics(
-    given: Any,
-    settings: Settings,
-    evaluation: Batches | None,
-    eval_func: EvalFunc | None,
-) -> WeightedMetrics:
-    """The metrics set in Python, else those of the YAML file.
-
-    Raises:
-        MetricError: one of them is no metric.
-        DataError: there is no data to compute them over, or its batches are no pairs.
-    """
-    if given is not None:
-        several = given if isinstance(given, list | tuple) else [given]
-        metrics = [(_checked(metric), 1.0 / len(several)) for metric in several]
-    else:
-        metrics = configured.metrics(settings)
-    if metrics and eval_func is None:
-        if evaluation is None:
-            raise DataError(
-                "a metric was given but no data to compute it over; set eval_dataloader "
-                "(evaluation.accuracy.dataloader in YAML)"
-            )
-        next(evaluation.pairs())  # a wrong form is said before anything is captured
-    return metrics
-
-
-def metric_words(metrics: WeightedMetrics, eval_func: EvalFunc | None) -> str:
-    """What measures the accuracy, by name: resuming with another would mix two scales."""
-    if eval_func is not None:
-        return _qualified(eval_func if hasattr(eval_func, "__qualname__") else type(eval_func))
-    return ", ".join(f"{weight:g}·{_qualified(type(metric))}" for metric, weight in metrics)
-
-
-def _qualified(kind: Any) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _checked(metric: Any) -> Metric:
-    if isinstance(metric, type):
-        raise MetricError(f"metric is the class {metric.__name__}; give an instance of it")
-    missing = missing_methods(metric)
-    if missing:
-        raise MetricError(
-            f"the metric {type(metric).__name__} has no {missing[0]}(); a metric needs "
-            f"update(preds, labels), reset() and result()"
+    data = example if isinstance(example, FirstBatch) else FirstBatch(example, "")
+    try:
+        held = adaptor.load(
+            found, inputs=inputs, outputs=outputs, example=data.inputs, capture=capture
         )
-    checked: Metric = metric
-    return checked
+    except DataError as error:
+        name_loader(error, data.name)
+        raise
+    return LoadedModel(adaptor, held)
 
 
 def without_int8_if_no_data(

@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.api.loading import EvalFunc, WeightedMetrics
+from neural_mp.api.given_metrics import EvalFunc, GivenMetrics, WeightedMetrics
 from neural_mp.config import MetricSettings
 from neural_mp.errors import ConfigurationError
+from neural_mp.metrics import METRICS
+from neural_mp.metrics.given import metric_name, unwrapped
 from neural_mp.tuning.criterion import AccuracyCriterion
+from neural_mp.tuning.together import Together
 
 #: Words of a name that make the direction doubtful: what bears them may well be an error.
 _ERROR_WORDS = frozenset({"err", "rms", "wer", "cer", "eer", "nll", "bce", "ppl"})
@@ -71,6 +74,8 @@ def directed(
             direction is not known, as nobody says it and the metric may be an error.
     """
     measures = _measures(metrics, eval_func, configured)
+    if eval_func is None and isinstance(metrics, GivenMetrics) and metrics.every:
+        return replace(criterion, higher_is_better=True)  # of the score: see `together`
     said = {measure.said for measure in measures if measure.said is not None}
     if len(said) > 1:
         raise _disagreement(measures)
@@ -81,12 +86,7 @@ def directed(
         return criterion
     for measure in measures:
         if measure.doubtful_name is not None:
-            raise ConfigurationError(
-                f"the direction of {measure.name} is not known: the name {measure.doubtful_name} "
-                f"may stand for an error, of which less is better; set higher_is_better to False "
-                f"(or True) in accuracy_criterion, or give {measure.name} an attribute "
-                f"higher_is_better"
-            )
+            raise _doubt(measure)
     directions = {measure.said is not False for measure in measures} or {True}
     if len(directions) > 1:
         raise _disagreement(measures)
@@ -97,10 +97,49 @@ def metric_label(metrics: WeightedMetrics, eval_func: EvalFunc | None) -> str:
     """What measures the accuracy, as a table shows it: `RMSE`, `0.5·F1 + 0.5·AUC`."""
     if eval_func is not None:
         return _name(eval_func)
+    names = [_name(metric) for metric, _ in metrics]
+    if isinstance(metrics, GivenMetrics) and (metrics.every or len(metrics) == 1):
+        return ", ".join(metrics.names)
     return " + ".join(
-        _name(metric) if weight == 1 else f"{weight:.3g}·{_name(metric)}"
-        for metric, weight in metrics
+        name if weight == 1 else f"{weight:.3g}·{name}"
+        for name, (_, weight) in zip(names, metrics, strict=True)
     )
+
+
+def together(metrics: GivenMetrics, criterion: AccuracyCriterion) -> Together:
+    """How the values of several metrics become one number.
+
+    Args:
+        metrics: with what was said of each.
+        criterion: as the user set it; its direction counts for metrics that say none themselves.
+
+    Raises:
+        ConfigurationError: every metric has to meet the target, and what is said of one contradicts
+            what it says itself; or its direction is not known.
+    """
+    wanted = criterion.higher_is_better
+    higher: dict[str, bool] = {}
+    for name, said, (metric, _) in zip(metrics.names, metrics.said, metrics, strict=True):
+        measure = replace(_measure(metric, name), name=name)
+        if said is not None and measure.said is not None and said != measure.said:
+            raise ConfigurationError(
+                f"{measure}, but higher_is_better says {said} of it; leave it out"
+            )
+        stated = next((word for word in (said, measure.said, wanted) if word is not None), None)
+        if stated is None and measure.doubtful_name is not None and metrics.every:
+            raise _doubt(measure)
+        higher[name] = stated is not False
+    return Together(metrics.names, metrics.every, criterion, higher, partial(_by_name, wanted))
+
+
+def _by_name(wanted: bool | None, name: str) -> bool:
+    """Whether more is better, of a value that a metric of the user's gives by this name."""
+    registered = METRICS.find(name) if ":" not in name and name in METRICS else None
+    said = _said([registered]) if registered is not None else None
+    measure = _Measure(name, said if said is not None else wanted, (name,))
+    if measure.doubtful_name is not None:
+        raise _doubt(measure)
+    return measure.said is not False
 
 
 def _measures(
@@ -116,7 +155,7 @@ def _measures(
 
 
 def _measure(subject: Any, *names: str) -> _Measure:
-    own = _unwrapped(subject)
+    own = unwrapped(subject)
     kinds = [kind.__name__ for kind in type(own[-1]).__mro__]
     return _Measure(_name(subject), _said(own), (_name(subject), *kinds, *names))
 
@@ -139,18 +178,17 @@ def _said(subjects: Sequence[Any]) -> bool | None:
     return None
 
 
-def _unwrapped(subject: Any) -> list[Any]:
-    """It, and the function inside if arguments were bound to it."""
-    found = [subject]
-    while isinstance(found[-1], partial):
-        found.append(found[-1].func)
-    return found
-
-
 def _name(subject: Any) -> str:
-    inner = _unwrapped(subject)[-1]
-    name = str(getattr(inner, "__name__", type(inner).__name__))
+    name = metric_name(subject)
     return "eval_func" if name == "<lambda>" else name
+
+
+def _doubt(measure: _Measure) -> ConfigurationError:
+    return ConfigurationError(
+        f"the direction of {measure.name} is not known: the name {measure.doubtful_name} may stand "
+        f"for an error, of which less is better; set higher_is_better to False (or True) in "
+        f"accuracy_criterion, or give {measure.name} an attribute higher_is_better"
+    )
 
 
 def _words(higher: bool) -> str:

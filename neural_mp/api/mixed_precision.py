@@ -48,7 +48,9 @@ class MixedPrecision:
         model: the framework's object, a path to a model, or `module:attribute` of your own.
         precisions: `"bf16"`, `"int8,bf16"`, a list of such words; FP32 is always allowed.
         amp: which ops may run in 16 bits: moves op types between the four lists.
-        metric: an object with `update(preds, labels)`, `reset()` and `result()`, or a list of them.
+        metric: a name, a function of all predictions and labels, an object with `update(preds,
+            labels)`, `reset()` and `result()`, a metric of Keras, torchmetrics or scikit-learn; a
+            list, of which the mean counts, or a dict, of which every one has to meet the target.
         eval_dataloader: batches of `(inputs, labels)` the metric is computed over.
         eval_func: model → accuracy, instead of `metric` and `eval_dataloader`.
         postprocess: applied to `(predictions, labels)` before the metric sees them.
@@ -62,10 +64,12 @@ class MixedPrecision:
         framework: the model's framework, where it is not found by itself.
         capture: `modules` converts the modules of a model whose graph cannot be captured as a
             whole one by one; what runs between them stays as it is.
-        exclude: ops that stay in FP32: names, patterns (`layer4.*`) or layers.
+        exclude: ops that stay in FP32: their names, names of layers or modules, which stand for
+            all ops in them (`dense_1`, `encoder.layer.0`), or patterns (`layer[34]`).
         op_wise: name or pattern → what such ops may run in: precisions (`"fp32"`, `"int8,bf16"`),
             or a dict with `weight` and `activation` as in YAML.
-        optype_wise: op type → the same. `model_wise`: the same for all ops.
+        optype_wise: op type, or class of layers (`Dense`, `Linear`) → the same.
+            `model_wise`: the same for all ops.
         accuracy_criterion: the tolerated loss; one percent, relative, by default. A number is a
             share of the baseline (0.005 is half a percent); a dict is read as in YAML:
             `{"absolute": 0.002}`.
@@ -176,7 +180,7 @@ class MixedPrecision:
                 it. Errors of your own metric or evaluation function come through unchanged.
         """
         log = RunLog(self.listener or _default_listener())
-        with log.phase("load"):
+        with log.loading():
             prepared = Preparation(self, self._settings, self._precisions, log)
             job, log_folder = prepared.job()
         found = tune(job, log)

@@ -13,16 +13,10 @@ from neural_mp.amp import AmpSettings
 from neural_mp.api import configured
 from neural_mp.api.amp_settings import edited_lists, forced, gather_amp, with_data_type
 from neural_mp.api.deployment import hardware_for, not_native, without_kernels
+from neural_mp.api.given_metrics import GivenMetrics, gather_metrics, metric_words
 from neural_mp.api.limits import constrained
-from neural_mp.api.loading import (
-    WeightedMetrics,
-    gather_metrics,
-    load_source,
-    metric_words,
-    resolve_source,
-    without_int8_if_no_data,
-)
-from neural_mp.api.metric_direction import directed, metric_label
+from neural_mp.api.loading import load_source, resolve_source, without_int8_if_no_data
+from neural_mp.api.metric_direction import directed, metric_label, together
 from neural_mp.config import Settings
 from neural_mp.core import hardware as machine
 from neural_mp.core.log_folder import prepared_folder
@@ -120,16 +114,17 @@ class Preparation:
         )
         return job, log_folder
 
-    def _evaluator(self, evaluation: Batches | None, metrics: WeightedMetrics) -> Evaluator:
+    def _evaluator(self, evaluation: Batches | None, metrics: GivenMetrics) -> Evaluator:
         """What measures accuracy, and tells the listener of every batch."""
         eval_func = self.options.eval_func
         label = metric_label(metrics, eval_func)
         postprocess = self.options.postprocess or configured.postprocess(self.settings)
         evaluator = Evaluator(evaluation, metrics, eval_func, postprocess, label)
         evaluator.on_batch = self.log.listener.step
+        evaluator.together = together(metrics, self.options.accuracy_criterion)
         return evaluator
 
-    def _criterion(self, metrics: WeightedMetrics) -> AccuracyCriterion:
+    def _criterion(self, metrics: GivenMetrics) -> AccuracyCriterion:
         """The criterion, with the direction of what measures the accuracy."""
         if self.options.exit_policy.performance_only:
             return self.options.accuracy_criterion
@@ -171,7 +166,7 @@ class Preparation:
             self.options.framework,
             self.options.inputs,
             outputs=self.options.outputs,
-            example=calibration.first_inputs if calibration is not None else None,
+            example=calibration.first if calibration is not None else None,
             capture=Capture(self.options.capture),
         )
 
@@ -216,7 +211,7 @@ class Preparation:
         performance = self.settings.evaluation.performance
         loader = configured.loader(self.settings, configured.PERFORMANCE)
         if loader is not None:
-            data = Batches(loader, "performance.dataloader")
+            data = Batches(loader, "performance.dataloader").tried_on(model)
         return Measurement(
             data.first_inputs if data is not None else model.example_inputs(),
             parse_objectives(self.options.objective),
@@ -230,7 +225,7 @@ class Preparation:
         model: AnyModel,
         evaluation: Batches | None,
         calibration: Batches | None,
-        metrics: WeightedMetrics,
+        metrics: GivenMetrics,
         criterion: AccuracyCriterion,
         amp: AmpSettings,
     ) -> History:

@@ -59,7 +59,7 @@ def build(source: Source, dialect: Dialect | None = None) -> Settings:
         approach=_approach(source, data.get("quantization", {})),
         calibration=CalibrationSettings(**calibration),
         tuning=_tuning(source, data.get("tuning", {}), dialect),
-        evaluation=evaluation(source, data.get("evaluation", {})),
+        evaluation=evaluation(source, data.get("evaluation", {}), dialect),
         dialect=dialect,
         source=source,
     )

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from neural_mp.config.inc import why_ignored
 from neural_mp.config.settings import EvaluationSettings, MetricSettings, PerformanceSettings
 from neural_mp.config.source import KeyPath, Source
-from neural_mp.config.values import split
-from neural_mp.errors import ConfigurationError
+from neural_mp.config.values import EACH, bools_of, numbers_of
+from neural_mp.core.words import Dialect
 
 _ACCURACY: KeyPath = ("evaluation", "accuracy")
 _PERFORMANCE: KeyPath = ("evaluation", "performance")
+#: What stands beside the metrics of `multi_metrics`.
+_NO_METRICS = ("weight", "higher_is_better")
 
 
-def evaluation(source: Source, data: Mapping[str, Any]) -> EvaluationSettings:
+def evaluation(source: Source, data: Mapping[str, Any], dialect: Dialect) -> EvaluationSettings:
     """How accuracy and latency are measured.
 
     Raises:
@@ -24,18 +25,20 @@ def evaluation(source: Source, data: Mapping[str, Any]) -> EvaluationSettings:
     """
     accuracy = data.get("accuracy", {})
     return EvaluationSettings(
-        metrics=_metrics(source, accuracy),
+        metrics=_metrics(source, accuracy, dialect),
         dataloader=accuracy.get("dataloader"),
         postprocess=accuracy.get("postprocess", {}).get("transform"),
         performance=_performance(source, data.get("performance", {})),
     )
 
 
-def _metrics(source: Source, accuracy: Mapping[str, Any]) -> tuple[MetricSettings, ...]:
+def _metrics(
+    source: Source, accuracy: Mapping[str, Any], dialect: Dialect
+) -> tuple[MetricSettings, ...]:
     if "metric" in accuracy and "multi_metrics" in accuracy:
         raise source.error(_ACCURACY, "metric and multi_metrics are both given; keep one of them")
     if "multi_metrics" in accuracy:
-        return _several(source, accuracy["multi_metrics"], (*_ACCURACY, "multi_metrics"))
+        return _several(source, accuracy["multi_metrics"], (*_ACCURACY, "multi_metrics"), dialect)
     if "metric" in accuracy:
         return (_single(source, accuracy["metric"], (*_ACCURACY, "metric")),)
     return ()
@@ -52,22 +55,25 @@ def _single(source: Source, value: str | dict[str, Any], path: KeyPath) -> Metri
     return _metric(source, name, options, (*path, name))
 
 
-def _several(source: Source, value: dict[str, Any], path: KeyPath) -> tuple[MetricSettings, ...]:
-    metrics: list[MetricSettings] = []
-    for name, options in value.items():
-        here = (*path, name)
-        why = why_ignored(here)
-        if why is not None:
-            source.ignored(here, why)
-        elif name != "weight":
-            metrics.append(_metric(source, name, options, here))
+def _several(
+    source: Source, value: dict[str, Any], path: KeyPath, dialect: Dialect
+) -> tuple[MetricSettings, ...]:
+    named = {name: options for name, options in value.items() if name not in _NO_METRICS}
+    metrics = [_metric(source, name, options, (*path, name)) for name, options in named.items()]
     names = [metric.name for metric in metrics]
     if len(set(names)) < len(names) or not names:
         what = "the same metric is given twice" if names else "expected at least one metric"
         raise source.error(path, f"{what}, found {', '.join(names) or 'none'}")
-    weights = _weights(source, value.get("weight"), names, (*path, "weight"))
-    pairs = zip(metrics, weights, strict=True)
-    return tuple(MetricSettings(m.name, m.options, weight) for m, weight in pairs)
+    weights = _weights(source, value.get("weight"), names, (*path, "weight"), dialect)
+    directions: Sequence[bool | None] = [None] * len(names)
+    said, here = value.get("higher_is_better"), (*path, "higher_is_better")
+    if said is not None and None in weights:
+        with source.at(here):
+            directions = bools_of("of each", said, len(names))
+    elif said is not None:
+        source.ignored(here, why_ignored(here) or "")
+    rows = zip(metrics, weights, directions, strict=True)
+    return tuple(MetricSettings(m.name, m.options, weight, up) for m, weight, up in rows)
 
 
 def _metric(source: Source, name: str, options: Any, path: KeyPath) -> MetricSettings:
@@ -85,26 +91,16 @@ def _metric(source: Source, name: str, options: Any, path: KeyPath) -> MetricSet
     return MetricSettings(name, {"k": options})
 
 
-def _weights(source: Source, value: Any, names: list[str], path: KeyPath) -> list[float]:
+def _weights(
+    source: Source, value: Any, names: list[str], path: KeyPath, dialect: Dialect
+) -> Sequence[float | None]:
+    """The weights; none where every metric has to meet the target, as in files of theirs."""
+    if value == EACH or (value is None and dialect is Dialect.INC):
+        return [None if len(names) > 1 else 1.0] * len(names)
     if value is None:
         return [1.0 / len(names)] * len(names)
-    try:
-        weights = [float(word) for word in (value if isinstance(value, list) else split(value))]
-    except (TypeError, ValueError) as error:
-        raise _bad_weights(source, value, path) from error
-    if any(not math.isfinite(w) or w < 0 for w in weights) or (weights and not any(weights)):
-        raise _bad_weights(source, value, path)
-    if len(weights) != len(names):
-        raise source.error(
-            path,
-            f"expected {len(names)} weights, one for each of {', '.join(names)}; "
-            f"found {len(weights)}: {value!r}",
-        )
-    return weights
-
-
-def _bad_weights(source: Source, value: Any, path: KeyPath) -> ConfigurationError:
-    return source.error(path, f"expected numbers from 0, not all of them 0; found {value!r}")
+    with source.at(path):
+        return numbers_of(f"one for each of {', '.join(names)}", value, len(names))
 
 
 def _performance(source: Source, data: Mapping[str, Any]) -> PerformanceSettings:

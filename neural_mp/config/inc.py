@@ -58,7 +58,7 @@ IGNORED: Mapping[str, str] = {
     "evaluation.accuracy.configs": _ONE_PROCESS,
     "evaluation.accuracy.iteration": "accuracy is measured on all of the data",
     "evaluation.accuracy.multi_metrics.higher_is_better": (
-        "it is said once, in tuning.accuracy_criterion.higher_is_better"
+        "of a weighted sum it is said once, in tuning.accuracy_criterion.higher_is_better"
     ),
     "evaluation.performance.postprocess": "postprocessing is not part of what is timed",
     "evaluation.performance.configs.num_of_instance": _ONE_PROCESS,
@@ -106,7 +106,7 @@ _NAMES = """
     cropresize paddedcentercrop alignimagechannel quantizedinput randomverticalflip toarray
     tondarray topilimage totensor parsedecodeimagenet parsedecodecoco parsedecodevoc kerasrescale
     labelshift collect squadv1 squadv1modelzoo
-    map cocomap cocomapv2 vocmap squadf1 bleu miou
+    cocomap cocomapv2 vocmap squadf1 bleu
 """
 #: Datasets, transforms and metrics that we do not have ourselves, in small letters without `_`: a
 #: file with one of these is theirs.

@@ -85,12 +85,15 @@ class MetricSettings:
         name: of the registry in lower case, or the dotted path of the user's own
             (`my_pkg.metrics:Mine`).
         options: keyword arguments it is made with.
-        weight: its share where there are several.
+        weight: its share where there are several; None where every one of them has to meet the
+            target.
+        higher_is_better: whether its larger value is the better one; None where it says itself.
     """
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    weight: float = 1.0
+    weight: float | None = 1.0
+    higher_is_better: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,8 @@ class EvaluationSettings:
     """How accuracy and latency are measured.
 
     Attributes:
-        metrics: one, or several whose weighted sum is the accuracy.
+        metrics: one; or several whose weighted sum is the accuracy, or that each have to meet the
+            target.
         dataloader: what accuracy is measured on.
         postprocess: transform name → options, applied to predictions and labels.
         performance: how latency is measured.

@@ -18,7 +18,10 @@ from neural_mp.config.inc import (
 )
 from neural_mp.core.precision import QUANT_CHOICES, Precision
 from neural_mp.core.words import Approach, Capture, Objective
+from neural_mp.errors import ConfigurationError
 
+#: In the place of weights: every metric has to meet the target.
+EACH = "each"
 OBJECTIVES = tuple(word.value for word in Objective)
 
 
@@ -100,6 +103,47 @@ def _is_objective(value: Any) -> bool:
         weighted = all(_is_number(weight) and weight > 0 for weight in value.values())
         return bool(value) and set(value) <= set(OBJECTIVES) and weighted
     return isinstance(value, str) and value in (*OBJECTIVES, *IGNORED_OBJECTIVES)
+
+
+def numbers_of(option: str, value: Any, count: int) -> list[float]:
+    """So many weights, from a list or from words.
+
+    Raises:
+        ConfigurationError: they are no numbers from 0, all of them 0, or not as many.
+    """
+    try:
+        weights = [float(word) for word in (value if isinstance(value, list) else split(value))]
+    except (TypeError, ValueError) as error:
+        raise _bad_weights(option, value) from error
+    if any(not math.isfinite(w) or w < 0 for w in weights) or (weights and not any(weights)):
+        raise _bad_weights(option, value)
+    if len(weights) != count:
+        raise ConfigurationError(
+            f"{option}: expected {count} weights, found {len(weights)}: {value!r}"
+        )
+    return weights
+
+
+def _bad_weights(option: str, value: Any) -> ConfigurationError:
+    return ConfigurationError(
+        f"{option}: expected numbers from 0, not all of them 0; found {value!r}"
+    )
+
+
+def bools_of(option: str, value: Any, count: int) -> list[bool]:
+    """So many answers, true or false, from a list, from words, or from one for all.
+
+    Raises:
+        ConfigurationError: they are something else, or not as many.
+    """
+    words = [value] if isinstance(value, bool) else split(value)
+    known = {"true": True, "false": False}
+    if any(str(word).lower() not in known for word in words) or len(words) not in (1, count):
+        raise ConfigurationError(
+            f"{option}: expected true or false for each of {count} metrics, found {value!r}"
+        )
+    found = [known[str(word).lower()] for word in words]
+    return found * count if len(found) == 1 else found
 
 
 def quant_words(kind: str) -> And:

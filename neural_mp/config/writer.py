@@ -11,6 +11,7 @@ from neural_mp.amp import AmpDataType, AutoMixedPrecisionOptions
 from neural_mp.config.schema import ANY
 from neural_mp.config.settings import EvaluationSettings, Settings, TuningSettings
 from neural_mp.config.source import FLOAT_STARTS, FLOAT_TAG, PLAIN_FLOAT
+from neural_mp.config.values import EACH
 from neural_mp.core.precision import Precision
 from neural_mp.core.words import Dialect, Word
 from neural_mp.errors import ConfigurationError
@@ -160,5 +161,10 @@ def _metrics(evaluation: EvaluationSettings) -> dict[str, Any]:
     if len(named) < len(metrics) or any(name in named for name in _NO_METRICS):
         names = ", ".join(metric.name for metric in metrics)
         raise ConfigurationError(f"these metrics cannot be told apart by name in YAML: {names}")
-    weights = [metric.weight for metric in metrics]
-    return {"multi_metrics": {**named, "weight": weights}} if metrics else {}
+    if not metrics:
+        return {}
+    if any(metric.weight is None for metric in metrics):
+        said = [metric.higher_is_better for metric in metrics]
+        directions = {} if None in said else {"higher_is_better": said}
+        return {"multi_metrics": {**named, "weight": EACH, **directions}}
+    return {"multi_metrics": {**named, "weight": [metric.weight for metric in metrics]}}

@@ -12,6 +12,19 @@ from neural_mp.errors import UnknownOperatorError, did_you_mean
 
 
 @dataclass(frozen=True)
+class Layer:
+    """A part of the user's own model, as its code says it.
+
+    Attributes:
+        name: its name, such as `layer4.0.conv1` (PyTorch) or `dense_1` (Keras).
+        type: the name of its class, such as `Conv2d` or `Dense`.
+    """
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True)
 class Op:
     """One operation.
 
@@ -31,6 +44,8 @@ class Op:
             in INT8 and the result (of the op, or of the last op of its fusion group) is read in
             INT8; or where none of its inputs can be written in another precision.
         weights: how many numbers the constants hold that it reads.
+        layers: the parts of the model that it belongs to, those around others first; of an op
+            that took in others (a batch norm), theirs too. Empty where a graph says nothing.
     """
 
     name: str
@@ -41,6 +56,12 @@ class Op:
     writes_int8: bool = False
     joins_int8: bool = False
     weights: int = 0
+    layers: tuple[Layer, ...] = ()
+
+    @property
+    def types(self) -> frozenset[str]:
+        """Its type, and the classes of the layers it belongs to."""
+        return frozenset({self.type, *(layer.type for layer in self.layers)})
 
 
 class OpGraph:
@@ -133,3 +154,8 @@ class OpGraph:
     def types(self) -> tuple[str, ...]:
         """The op types that occur, sorted."""
         return tuple(sorted({op.type for op in self}))
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """The parts of the model that some op belongs to, in the order they come up."""
+        return tuple(dict.fromkeys(layer for op in self for layer in op.layers))

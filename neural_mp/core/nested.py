@@ -13,6 +13,23 @@ Array = NDArray[Any]
 Structure = int | None | list[Any] | dict[str, Any]
 
 
+class NamedList(list[Any]):
+    """Outputs in their order, of which each has a name as well.
+
+    Attributes:
+        names: one for each.
+    """
+
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, outputs: Sequence[Any], names: Sequence[str]) -> NamedList:
+        """Outputs with their names."""
+        found = cls(outputs)
+        found.names = tuple(names)
+        return found
+
+
 def described(results: Any) -> tuple[Structure, list[str]]:
     """The structure of what a function returns, and a name for every output, in their order.
 

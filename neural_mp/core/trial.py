@@ -44,6 +44,8 @@ class Trial:
         seconds: how long conversion and evaluation took.
         error: for a failed trial, its error; for one that produced NaN or Inf, the op it began at.
         number: its place in the run's history, from 0.
+        metrics: name → value, where several metrics were evaluated; `accuracy` is then their
+            weighted sum, or the score by which every one of them has to meet the target.
     """
 
     plan: PrecisionPlan
@@ -54,6 +56,7 @@ class Trial:
     seconds: float = 0.0
     error: str | None = None
     number: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def met(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neural_mp.common import DataLoader
+from neural_mp.core.grammar import with_article
 from neural_mp.data.options import whole_number
 from neural_mp.data.transforms import Transform
 from neural_mp.data.vocabulary import OWN, Vocabulary
@@ -89,8 +90,8 @@ def build_dataset(spec: Mapping[str, Any], names: Vocabulary = OWN) -> Any:
     indexable = _is_indexable(dataset)
     if not indexable and not isinstance(dataset, Iterable):
         raise DataError(
-            f"dataset {name!r} is a {type(dataset).__name__}; it needs __getitem__ and __len__, "
-            f"or must be iterable"
+            f"dataset {name!r} is {with_article(type(dataset).__name__)}; it needs "
+            f"__getitem__ and __len__, or must be iterable"
         )
     if indexable and len(dataset) == 0:
         raise DataError(f"dataset {name!r} has no samples")
@@ -122,7 +123,7 @@ def build_transforms(spec: Mapping[str, Any] | None, names: Vocabulary = OWN) ->
     for name, transform in zip(spec, transforms, strict=True):
         if not callable(transform):
             raise ConfigurationError(
-                f"transform {name!r} gives a {type(transform).__name__}; "
+                f"transform {name!r} gives {with_article(type(transform).__name__)}; "
                 f"it must give a callable that takes and returns a sample (inputs, label)"
             )
     return transforms[0] if len(transforms) == 1 else Pipeline(transforms)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from neural_mp.core.grammar import with_article
 from neural_mp.data.user_code import load_user_object
 from neural_mp.errors import ConfigurationError, NeuralMPError, did_you_mean, inside
 
@@ -77,7 +78,7 @@ class Registry:
         factory = load_user_object(name)
         if not callable(factory):
             raise ConfigurationError(
-                f"{self.kind} {name!r} is a {type(factory).__name__}; "
+                f"{self.kind} {name!r} is {with_article(type(factory).__name__)}; "
                 f"it must be a class, or a function that makes a {self.kind}"
             )
         return factory

@@ -1,8 +1,11 @@
-"""What YAML can name under `metric:`."""
+"""What measures accuracy: metrics by name, and what users have of their own."""
 
 from neural_mp.metrics.classification import AUC, F1, Accuracy, Loss, TopK
-from neural_mp.metrics.registry import METRICS, build_metric
+from neural_mp.metrics.detection import MeanAveragePrecision
+from neural_mp.metrics.given import as_metric, build_metric
+from neural_mp.metrics.registry import METRICS
 from neural_mp.metrics.regression import MAE, MSE, R2, RMSE
+from neural_mp.metrics.segmentation import MeanIoU
 
 __all__ = [
     "AUC",
@@ -14,6 +17,9 @@ __all__ = [
     "RMSE",
     "Accuracy",
     "Loss",
+    "MeanAveragePrecision",
+    "MeanIoU",
     "TopK",
+    "as_metric",
     "build_metric",
 ]

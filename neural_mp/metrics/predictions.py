@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from neural_mp.core.nested import as_numpy
 from neural_mp.errors import MetricError
+from neural_mp.metrics.outputs import described_outputs, outputs_of
 
 CLASSES_KEPT_APART = "; predictions are [N] or [N, C], labels [N], [N, 1] or one-hot [N, C]"
 
@@ -17,8 +17,8 @@ def as_array(values: Any, what: str) -> np.ndarray:
     """`values`, an array or tensor of any framework, as a numpy array of numbers.
 
     Args:
-        values: array, tensor, number or nested list; a dict, list or tuple that holds one
-            array or tensor stands for that one.
+        values: array, tensor, number or nested list; what holds one array or
+            tensor alone stands for that one.
         what: `"predictions"` or `"labels"`, for messages.
 
     Raises:
@@ -38,18 +38,16 @@ def as_array(values: Any, what: str) -> np.ndarray:
 
 
 def _only_one(values: Any, what: str) -> Any:
-    if isinstance(values, Mapping):
-        parts = list(values.values())
-    elif isinstance(values, list | tuple) and any(getattr(v, "ndim", 0) > 0 for v in values):
-        parts = list(values)
-    else:
+    outputs = outputs_of(values)
+    if outputs is None:
         return values
-    if len(parts) != 1:
+    if len(outputs) != 1:
         raise MetricError(
-            f"the {what} are {len(parts)} arrays and this metric takes one; "
-            f"name a metric of your own as module:attribute"
+            f"the {what} are {len(outputs)} arrays and this metric takes one; choose one with the "
+            f"option {'output' if what == 'predictions' else 'label'}, "
+            f"there are {described_outputs(outputs)}"
         )
-    return parts[0]
+    return next(iter(outputs.values()))
 
 
 def number_pairs(preds: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:

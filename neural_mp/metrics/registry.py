@@ -2,52 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from neural_mp.common import Metric, missing_methods
 from neural_mp.data.registry import Registry
-from neural_mp.errors import ConfigurationError, MetricError
+from neural_mp.errors import MetricError
 
 METRICS = Registry("metric")
-
-
-def build_metric(
-    name: str, options: Mapping[str, Any] | int | None = None, metrics: Registry = METRICS
-) -> Metric:
-    """Make the metric that `name` stands for.
-
-    Args:
-        name: a registered metric, or the user's own `module:attribute`: a class or function
-            that is called with the options and gives an object with update, reset and result.
-        options: by name; for `topk` the number k alone will do.
-        metrics: what names stand for.
-
-    Returns:
-        The metric, with nothing taken in. Ours have `higher_is_better`; where one of the
-        user's own has none, `accuracy_criterion` has to say it if the name sounds like an
-        error; else the larger value is taken as the better one.
-
-    Raises:
-        ConfigurationError: the name or an option is unknown, missing or of the wrong type.
-        MetricError: the user's own metric lacks a method.
-    """
-    if isinstance(options, int) and name in metrics and metrics.find(name) is metrics.find("topk"):
-        options = {"k": options}
-    if options is not None and not isinstance(options, Mapping):
-        raise ConfigurationError(
-            f"the options of metric {name!r} must be written as option: value, got {options!r}"
-        )
-    metric = metrics.build(name, options)
-    missing = missing_methods(metric)
-    if missing:
-        raise MetricError(
-            f"metric {name!r} is a {type(metric).__name__} without {' and '.join(missing)}; "
-            f"a metric needs update(preds, labels), reset() and result()"
-        )
-    return metric
 
 
 class RunningMean:

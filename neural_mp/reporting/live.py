@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import (
@@ -16,6 +18,7 @@ from rich.text import Text
 
 from neural_mp.core.trial import Trial
 from neural_mp.reporting import words
+from neural_mp.reporting.console import error_console
 from neural_mp.reporting.tables import result_tables, trial_table
 from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.report import Report
@@ -34,9 +37,9 @@ class LiveListener(Listener):
 
     def __init__(self, console: Console | None = None, summary: bool = True) -> None:
         self._summary = summary
-        self.console = console or Console(stderr=True)
+        self.console = console or error_console()
         self._rows: list[tuple[Trial, float | None]] = []
-        self._baseline = ""
+        self._baseline, self._each = "", ""
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -61,9 +64,17 @@ class LiveListener(Listener):
         self._progress.advance(self._task)
         self._update()
 
+    def metrics(self, baseline: Mapping[str, float], targets: Mapping[str, float]) -> None:
+        """Show each metric's FP32 value and target, in the place of a score's."""
+        self._each = "; ".join(
+            f"{name}: FP32 {words.number(value)}, target {words.number(targets[name])}"
+            for name, value in baseline.items()
+        )
+
     def baseline(self, accuracy: float, target: float) -> None:
         """Show the FP32 accuracy and the target."""
-        self._baseline = f"FP32 {words.number(accuracy)}, target {words.number(target)}"
+        one = f"FP32 {words.number(accuracy)}, target {words.number(target)}"
+        self._baseline = self._each or one
         if self._live is None:
             self.console.print(self._baseline)
         self._update()
@@ -73,8 +84,7 @@ class LiveListener(Listener):
         self._rows.append((trial, speedup))
         if self._live is None:
             self.console.print(
-                f"trial {len(self._rows)}: {trial.outcome}, accuracy "
-                f"{words.number(trial.accuracy)}, {trial.plan!r}"
+                f"trial {len(self._rows)}: {trial.outcome}, {words.accuracy(trial)}, {trial.plan!r}"
             )
         self._update()
 

@@ -10,8 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from neural_mp.amp import Colour, Painting
+from neural_mp.amp import Colour, Paint, Painting
 from neural_mp.core.byte_products import ByteProducts, KernelKind
+from neural_mp.core.grammar import counted
 from neural_mp.core.hardware import NATIVE_FLAGS, Hardware
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
@@ -19,7 +20,7 @@ from neural_mp.core.trial import Outcome, Trial
 from neural_mp.profiling import Ratio
 from neural_mp.reporting import words
 from neural_mp.space import TuningSpace
-from neural_mp.tuning.report import Report
+from neural_mp.tuning.report import MetricFigures, Report
 
 #: Settings of the environment by which oneDNN leaves instructions unused.
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
@@ -36,7 +37,7 @@ def hardware_table(
         hardware: the machine.
         products: framework → kind of kernel → how it multiplies bytes here.
     """
-    table = Table(title=f"{hardware.name}, {hardware.cores} cores", title_justify="left")
+    table = Table(title=f"{hardware.name}, {counted(hardware.cores, 'core')}", title_justify="left")
     for heading in ("device", "precision", "runs", "because"):
         table.add_column(heading)
     for device in ("cpu", "gpu") if hardware.gpus else ("cpu",):
@@ -70,38 +71,12 @@ def _products_table(products: Mapping[str, Mapping[KernelKind, ByteProducts]]) -
 
 def plan_table(plan: PrecisionPlan, right_on: str) -> RenderableType:
     """What every op of a converted model runs in, and where that is right."""
-    table = Table(title=f"{len(plan)} ops of the plan", title_justify="left")
+    table = Table(title=f"{counted(len(plan), 'op')} of the plan", title_justify="left")
     for heading in ("op", "runs in", "weight"):
         table.add_column(heading, overflow="fold")
     for op, config in plan.items():
         table.add_row(op, str(config), str(config.weight or ""))
     return Group(table, Text(f"right on {right_on}"))
-
-
-def capability_table(space: TuningSpace) -> RenderableType:
-    """Every op, what it can run in, and the reasons for what it cannot."""
-    table = Table(title=f"{len(space.graph)} ops", title_justify="left")
-    for heading in ("op", "type", "can run in", "because"):
-        table.add_column(heading, overflow="fold")
-    shared = _reasons_of_all(space)
-    for op in space.graph:
-        capability = space.capabilities[op.name]
-        runs = ", ".join(
-            f"{p}{' (emulated)' if p in capability.emulated else ''}" for p in capability.precisions
-        )
-        style = "" if op.name in space.decided else "dim"
-        own = ((p, why) for p, why in capability.reasons.items() if shared.get(p) != why)
-        reasons = "; ".join(f"no {p}: {why}" for p, why in own)
-        table.add_row(op.name, op.type, runs, reasons, style=style)
-    notes = ["ops shown dim follow the ops around them unless a plan names them"]
-    notes.extend(f"no {p} for any op: {why}" for p, why in shared.items())
-    return Group(table, *(Text(note, style="dim") for note in notes))
-
-
-def _reasons_of_all(space: TuningSpace) -> dict[Precision, str]:
-    """The reasons that every op gives: they are the machine's, not the op's."""
-    first, *others = [space.capabilities[op.name].reasons for op in space.graph] or [{}]
-    return {p: why for p, why in first.items() if all(o.get(p) == why for o in others)}
 
 
 def paint_table(space: TuningSpace, op: str, paints: Mapping[Precision, Painting]) -> Table:
@@ -114,21 +89,29 @@ def paint_table(space: TuningSpace, op: str, paints: Mapping[Precision, Painting
         table.add_row(
             precision.value,
             paint.list.name if paint.list else "none",
-            precision.value if paint.colour is Colour.ALLOWED else "fp32",
+            decision(paint, precision).value,
             paint.reason,
         )
     return table
 
 
+def decision(paint: Paint, precision: Precision) -> Precision:
+    """What an op runs in, of 16 bits and FP32."""
+    return precision if paint.colour is Colour.ALLOWED else Precision.FP32
+
+
 def trial_table(rows: Sequence[tuple[Trial, float | None]], title: str = "") -> Table:
     """Trials with their speed-up over FP32, where it was measured."""
     table = Table(title=title or None, title_justify="left")
-    for heading in ("trial", "accuracy", "loss", "speed", "seconds", "outcome", "plan"):
+    names = list(dict.fromkeys(name for trial, _ in rows for name in trial.metrics))
+    first = ("trial", *names, "score") if names else ("trial", "accuracy")
+    for heading in (*first, "loss", "speed", "seconds", "outcome", "plan"):
         table.add_column(heading, justify="left" if heading in ("outcome", "plan") else "right")
     for index, (trial, speedup) in enumerate(rows, start=1):
         counts = " ".join(f"{count} {p}" for p, count in trial.plan.counts().items())
         table.add_row(
             str(index),
+            *(words.number(trial.metrics.get(name)) for name in names),
             words.number(trial.accuracy),
             words.number(trial.loss),
             words.times(speedup),
@@ -141,15 +124,18 @@ def trial_table(rows: Sequence[tuple[Trial, float | None]], title: str = "") -> 
 
 def result_tables(report: Report, met: bool | None) -> RenderableType:
     """The summary of a run: before and after, op counts, warnings."""
-    parts: list[RenderableType] = [_before_and_after(report, met), _op_counts(report.op_counts)]
+    parts: list[RenderableType] = [
+        _before_and_after(report, met),
+        op_counts_table(report.op_counts),
+    ]
     parts.extend(Text(line) for line in report.converted)
     parts.extend(Text(f"auto mixed precision, {line}", style="dim") for line in report.amp)
     conversions = report.conversions
     parts.append(
         Text(
-            f"{conversions.casts} casts, {conversions.quantize} quantize and "
-            f"{conversions.dequantize} dequantize ops on every run; "
-            f"{report.evaluations} evaluations; "
+            f"{counted(conversions.casts, 'cast')}, {conversions.quantize} quantize and "
+            f"{counted(conversions.dequantize, 'dequantize op')} on every run; "
+            f"{counted(report.evaluations, 'evaluation')}; "
             + ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in report.seconds.items()),
             style="dim",
         )
@@ -172,15 +158,8 @@ def _before_and_after(report: Report, met: bool | None) -> Table:
     table = Table(title=title, title_justify="left")
     for heading in ("", "FP32", "result", "change"):
         table.add_column(heading, justify="left" if not heading else "right")
-    change = "–"
-    if report.accuracy is not None and report.baseline_accuracy is not None:
-        change = f"{report.accuracy - report.baseline_accuracy:+.5g}"
-    table.add_row(
-        _metric_words(report),
-        words.number(report.baseline_accuracy),
-        words.number(report.accuracy),
-        change,
-    )
+    for row in _accuracy_rows(report):
+        table.add_row(*row)
     table.add_row(
         f"latency, batch of {report.batch_size}" if report.batch_size else "latency",
         words.seconds(report.baseline_latency),
@@ -200,15 +179,40 @@ def _before_and_after(report: Report, met: bool | None) -> Table:
     return table
 
 
-def _metric_words(report: Report) -> str:
-    """What measures the accuracy, and what it had to reach."""
-    notes = [f"target {words.number(report.target)}"] if report.target is not None else []
-    if not report.higher_is_better:
+def _accuracy_rows(report: Report) -> list[tuple[str, str, str, str]]:
+    """The accuracy before and after; of metrics that each have a target, every one."""
+    baseline, value = report.baseline_accuracy, report.accuracy
+    rows = [_accuracy_row(report.metric or "accuracy", baseline, value, report.target, report)]
+    parts = [
+        _accuracy_row(name, found.baseline, found.value, found.target, found)
+        for name, found in report.metrics.items()
+    ]
+    has_targets = any(found.target is not None for found in report.metrics.values())
+    return parts if has_targets else rows + parts
+
+
+def _accuracy_row(
+    name: str,
+    baseline: float | None,
+    value: float | None,
+    target: float | None,
+    judged: Report | MetricFigures,
+) -> tuple[str, str, str, str]:
+    """What measures the accuracy and what it had to reach, its values, and their difference."""
+    notes = [f"target {words.number(target)}"] if target is not None else []
+    if not judged.higher_is_better:
         notes.append("lower is better")
-    return (report.metric or "accuracy") + (f" ({', '.join(notes)})" if notes else "")
+    change = f"{value - baseline:+.5g}" if value is not None and baseline is not None else "–"
+    words_of_it = name + (f" ({', '.join(notes)})" if notes else "")
+    return words_of_it, words.number(baseline), words.number(value), change
 
 
-def _op_counts(counts: Mapping[str, Mapping[str, int]]) -> Table:
+def op_counts_table(counts: Mapping[str, Mapping[str, int]]) -> Table:
+    """How many ops of every type run in what.
+
+    Args:
+        counts: op type → precision → how many.
+    """
     table = Table(title="Ops by type and precision", title_justify="left")
     table.add_column("op type")
     shown = [p for p in Precision if any(p.value in by for by in counts.values())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from neural_mp.core.trial import Trial
 from neural_mp.tuning.report import Report
 
 
@@ -28,6 +29,13 @@ def size(value: float | None) -> str:
 def number(value: float | None) -> str:
     """A metric's value; a dash where there is none."""
     return "–" if value is None else f"{value:.5g}"
+
+
+def accuracy(trial: Trial) -> str:
+    """The accuracy of a trial; of several metrics each."""
+    if not trial.metrics:
+        return f"accuracy {number(trial.accuracy)}"
+    return ", ".join(f"{name} {number(value)}" for name, value in trial.metrics.items())
 
 
 def times(value: float | None) -> str:

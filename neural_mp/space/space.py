@@ -134,14 +134,16 @@ class TuningSpace:
         """The space cut down by the user's limits; FP32 is never taken away.
 
         Raises:
-            UnknownOperatorError: a name or pattern matches no op, or an op type does not occur.
+            UnknownOperatorError: a name or pattern matches no op and no layer, or a type is none
+                of an op or layer.
         """
+        known = {kind for op in self.graph for kind in op.types}
         for op_type in constraints.optype_wise:
-            if op_type not in self.graph.types:
+            if op_type not in known:
                 with inside("optype_wise", op_type):
                     raise UnknownOperatorError(
-                        f"optype_wise names {op_type!r}, which no op of the model has"
-                        f"{did_you_mean(op_type, self.graph.types)}"
+                        f"optype_wise names {op_type!r}, which no op or layer of the model has"
+                        f"{did_you_mean(op_type, sorted(known))}"
                     )
         by_op: dict[str, list[OpConstraint]] = {}
         for pattern, limit in constraints.op_wise.items():
@@ -152,24 +154,28 @@ class TuningSpace:
 
         def allowed(name: str, config: OpConfig) -> bool:
             limits = [constraints.model_wise, *by_op.get(name, ())]
-            by_type = constraints.optype_wise.get(self.graph[name].type)
-            if by_type is not None:
-                limits.append(by_type)
+            types = self.graph[name].types
+            limits += (limit for kind, limit in constraints.optype_wise.items() if kind in types)
             return all(limit.allows(config) for limit in limits)
 
         return self._filtered(allowed)
 
     def _matching(self, pattern: str) -> list[str]:
-        if pattern in self.graph:
-            return [pattern]
+        """The ops that a name or pattern stands for: of an op, or of a layer and all in it."""
+        named = [op.name for op in self.graph if op.name == pattern or pattern in _layers(op)]
+        if named:
+            return named
         try:
-            found = [op.name for op in self.graph if re.fullmatch(pattern, op.name)]
+            fits = re.compile(pattern).fullmatch
         except re.error:
-            found = []
+            fits = re.compile(re.escape(pattern)).fullmatch
+        found = [op.name for op in self.graph if fits(op.name)]
+        found = found or [op.name for op in self.graph if any(map(fits, _layers(op)))]
         if not found:
-            names = [op.name for op in self.graph]
+            layers = (layer.name for layer in self.graph.layers)
+            names = dict.fromkeys((*(op.name for op in self.graph), *layers))
             raise UnknownOperatorError(
-                f"op_wise names {pattern!r}, which matches no op of the model"
+                f"op_wise names {pattern!r}, which matches no op or layer of the model"
                 f"{did_you_mean(pattern, names)}"
             )
         return found
@@ -216,3 +222,7 @@ class TuningSpace:
         """A plan of another machine, its weights in the ranges that are right on this one."""
         known = {op: self.capabilities[op] for op in plan if op in self.capabilities}
         return plan.replacing({op: c.with_right_weight(plan[op]) for op, c in known.items()})
+
+
+def _layers(op: Op) -> list[str]:
+    return [layer.name for layer in op.layers]

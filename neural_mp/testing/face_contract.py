@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from neural_mp import MixedPrecision, common
-from neural_mp.errors import UnsupportedPrecisionError
+from neural_mp.errors import DataError, UnsupportedPrecisionError
 from neural_mp.testing.data import Accuracy
 from neural_mp.testing.fixtures import OnDigits
 from neural_mp.testing.machines import machine
@@ -39,6 +39,8 @@ class FaceContract(OnDigits):
     native: type
     #: What it calls a convolution.
     convolution: str
+    #: What the net calls its image.
+    image = "image"
     #: The casts that the net needs in BF16; None where every result is rounded by casts.
     casts: int | None = 2
 
@@ -140,6 +142,57 @@ class FaceContract(OnDigits):
         assert self.casts is None or report.casts == self.casts
         assert report.evaluations == accuracy.evaluations == 2
         assert report.op_counts[self.convolution] == {"bf16": 6}
+
+    def test_dicts_with_labels_in_them(self, model, reference, digits, accuracy):
+        (train, test), name = digits, self.image
+        given = {"labels": test.labels, name: test.images}
+
+        converter = MixedPrecision()
+        converter.metric = accuracy
+        converter.precisions = "int8"
+        converter.eval_dataloader = [given]
+        converter.calib_dataloader = [{name: train.images[:100], "labels": train.labels[:100]}]
+        converter.objective = "modelsize"
+        converter.model = model
+        result = converter()
+
+        expected = (reference.argmax(1) == test.labels).mean()
+        assert result.report.baseline_accuracy == pytest.approx(expected)
+        assert result.met
+        np.testing.assert_array_equal(result(**given), result(test.images))
+        np.testing.assert_array_equal(result(given), result(test.images))
+
+    @pytest.mark.parametrize("wrong", ["dtype", "key", "shape"])
+    @pytest.mark.parametrize(
+        "loader", ["eval_dataloader", "calib_dataloader", "performance.dataloader"]
+    )
+    def test_the_loader_at_fault_is_named(self, tmp_path, model, digits, accuracy, loader, wrong):
+        images, labels = digits[1].images[:32], digits[1].labels[:32]
+        bad = {
+            "dtype": (np.full(images.shape, "a"), labels),
+            "key": ({self.image: images, "other": images}, labels),
+            "shape": (images[..., None], labels),
+        }[wrong]
+        good = (images, labels)
+        converter = MixedPrecision()
+        if loader.startswith("performance"):
+            if wrong != "shape":
+                pytest.skip("files hold arrays of numbers alone")
+            np.savez(tmp_path / "bad.npz", inputs=bad[0], labels=labels)
+            data = "{dataset: {numpy: {path: bad.npz}}}"
+            (tmp_path / "conf.yaml").write_text(
+                f"model: {{name: digits, framework: {self.framework}}}\n"
+                f"evaluation: {{performance: {{dataloader: {data}}}}}\n"
+            )
+            converter = MixedPrecision(tmp_path / "conf.yaml")
+        converter.metric = accuracy
+        converter.precisions = "int8"
+        converter.eval_dataloader = converter.calib_dataloader = [good]
+        converter.model = model
+        if not loader.startswith("performance"):
+            setattr(converter, loader, [bad])
+        with pytest.raises(DataError, match=f"batch 1 of {loader}"):
+            converter()
 
     def test_bf16_alone_without_hardware_is_refused(self, model):
         converter = MixedPrecision()

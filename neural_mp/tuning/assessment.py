@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -38,12 +38,14 @@ class Assessment:
         accuracy: the user's metric, where it is a number.
         error: of what failed, its error; of NaN or Inf, the op they begin at.
         seconds: how long it took.
+        metrics: name → value, where several metrics were evaluated.
     """
 
     outcome: Outcome
     accuracy: float | None = None
     error: str | None = None
     seconds: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,9 @@ class Assessor:
         model: AnyModel | None = None
 
         def assessed(outcome: Outcome, accuracy: float | None, error: str | None) -> Assessment:
-            return Assessment(outcome, accuracy, error, time.perf_counter() - started)
+            values = {} if outcome is Outcome.FAILED else self.evaluator.values
+            seconds = time.perf_counter() - started
+            return Assessment(outcome, accuracy, error, seconds, values)
 
         try:
             model = self.model.converted(plan)

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,11 +14,37 @@ from typing import Any
 import numpy as np
 
 from neural_mp.common import Batch
+from neural_mp.core.grammar import with_article
+from neural_mp.core.labels import labels_of
 from neural_mp.core.nested import count_samples
-from neural_mp.errors import DataError
+from neural_mp.errors import DataError, NeuralMPError
 
 #: Batches that go into a fingerprint: enough to tell data apart, few enough to be read quickly.
 _FINGERPRINTED = 32
+_END = object()
+
+
+@dataclass(frozen=True)
+class FirstBatch:
+    """The inputs of a loader's first batch.
+
+    Attributes:
+        inputs: the inputs.
+        name: of the loader.
+    """
+
+    inputs: Any
+    name: str
+
+
+def name_loader(error: DataError, name: str, position: int = 1) -> None:
+    """Let an error about a batch say which batch of which loader it is."""
+    if name and name not in str(error):
+        error.args = (f"{_place(name, position)}: {error}",)
+
+
+def _place(name: str, position: int) -> str:
+    return f"batch {position} of {name}" if position else name
 
 
 class Batches:
@@ -28,12 +55,18 @@ class Batches:
             it can be walked only once.
         name: the option it was given as, for error messages.
 
+    Attributes:
+        position: which batch was given last, counted from 1; 0 before the first.
+        raised: what the user's own code raised instead of a batch; None if it did not.
+
     Raises:
         DataError: it cannot be walked.
     """
 
     def __init__(self, source: Any, name: str) -> None:
         self.name = name
+        self.position = 0
+        self.raised: Exception | None = None
         indexable = hasattr(source, "__getitem__") and hasattr(source, "__len__")
         walkable = isinstance(source, Iterable) or callable(source) or indexable
         if not walkable or isinstance(source, str | bytes | Mapping):
@@ -44,35 +77,49 @@ class Batches:
         self._source = list(source) if isinstance(source, Iterator) else source
 
     def __iter__(self) -> Iterator[Any]:
+        self.position = 0
+        try:
+            batches = iter(self._produced())
+            while (batch := next(batches, _END)) is not _END:
+                self.position += 1
+                yield batch
+        except Exception as error:
+            self.raised = error
+            raise
+        if not self.position:
+            raise DataError(f"{self.name} yields nothing; give at least one batch")
+
+    def _produced(self) -> Iterable[Any]:
         if callable(self._source) and not isinstance(self._source, Iterable):
             produced = self._source()
             if not isinstance(produced, Iterable):
                 raise DataError(
-                    f"{self.name} is a function that returns a {type(produced).__name__}; it must "
-                    f"return or yield batches"
+                    f"{self.name} is a function that returns "
+                    f"{with_article(type(produced).__name__)}; it must return or yield batches"
                 )
-        elif isinstance(self._source, Iterable):
-            produced = self._source
-        else:
-            produced = (self._source[index] for index in range(len(self._source)))
-        empty = True
-        for batch in produced:
-            empty = False
-            yield batch
-        if empty:
-            raise DataError(f"{self.name} yields nothing; give at least one batch")
+            return produced
+        if isinstance(self._source, Iterable):
+            return self._source
+        return (self._source[index] for index in range(len(self._source)))
 
     def pairs(self) -> Iterator[Batch]:
         """The batches as `(inputs, labels)`.
 
+        Of a dict with labels in it, such as a collator of Hugging Face gives, the inputs are the
+        dict itself: only the model can tell which of it is to be fed.
+
         Raises:
-            DataError: a batch is no pair.
+            DataError: a batch is no pair, and no dict with labels in it.
         """
         for batch in self:
+            if isinstance(batch, Mapping):
+                yield batch, labels_of(batch, self.name)
+                continue
             if not isinstance(batch, tuple | list) or len(batch) != 2:
-                size = f" of {len(batch)}" if isinstance(batch, tuple | list | dict) else ""
+                size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
                 raise DataError(
-                    f"{self.name} must yield (inputs, labels), got a {type(batch).__name__}{size}"
+                    f"{self.name} must yield (inputs, labels), got "
+                    f"{with_article(type(batch).__name__)}{size}"
                 )
             yield batch[0], batch[1]
 
@@ -85,6 +132,45 @@ class Batches:
     def first_inputs(self) -> Any:
         """The inputs of the first batch, read once."""
         return next(self.inputs())
+
+    @property
+    def first(self) -> FirstBatch:
+        """The same, with where they come from."""
+        return FirstBatch(self.first_inputs, self.name)
+
+    @contextmanager
+    def blamed(self, passed_on: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """Say of what goes wrong with a batch which batch it is, and of which loader.
+
+        Args:
+            passed_on: errors that are not about a batch, which come through as they are.
+
+        Raises:
+            DataError: the model does not run on a batch.
+        """
+        try:
+            yield
+        except DataError as error:
+            name_loader(error, self.name, self.position)
+            raise
+        except Exception as error:
+            # Whatever the framework says of inputs that do not fit.
+            if isinstance(error, (NeuralMPError, *passed_on)) or error is self.raised:
+                raise
+            raise DataError(
+                f"the model does not run on {_place(self.name, self.position)}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def tried_on(self, model: Callable[[Any], Any]) -> Batches:
+        """These batches, if a model runs on the first of them.
+
+        Raises:
+            DataError: it does not.
+        """
+        with self.blamed():
+            model(self.first_inputs)
+        return self
 
     def __len__(self) -> int:
         try:

@@ -6,8 +6,8 @@ import itertools
 import math
 import numbers
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from neural_mp.adaptors.loaded_model import AnyModel
@@ -16,6 +16,8 @@ from neural_mp.core.nested import count_samples
 from neural_mp.errors import MetricError
 from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.early_stopping import RunningValues
+from neural_mp.tuning.report import MetricFigures
+from neural_mp.tuning.together import Together
 
 #: How often, in one pass, it is asked whether the evaluation is lost.
 _LOOKS = 32
@@ -66,7 +68,8 @@ class Evaluator:
 
     Attributes:
         batches: the evaluation data; None where `eval_func` brings its own.
-        metrics: metrics with their weights; the accuracy is their weighted sum.
+        metrics: metrics with their weights; the accuracy is their weighted sum, unless `together`
+            says that every one of them has to meet the target.
         eval_func: native model → float; used instead of data and metrics.
         postprocess: applied to `(predictions, labels)` before the metrics; if it has `reset`, that
             is called before each pass.
@@ -75,6 +78,8 @@ class Evaluator:
         evaluations: full passes made so far.
         running: the accuracy on the way through the last pass; empty where the metrics do not
             allow for that.
+        together: how the values of several metrics become one number.
+        values: name → value, of the last pass; empty where a single number was measured.
     """
 
     batches: Batches | None = None
@@ -85,6 +90,8 @@ class Evaluator:
     on_batch: Callable[[], None] = lambda: None
     evaluations: int = 0
     running: RunningValues = field(default_factory=RunningValues)
+    together: Together = field(default_factory=Together)
+    values: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def available(self) -> bool:
@@ -106,6 +113,30 @@ class Evaluator:
                 return None
             total += weight * best
         return total
+
+    def know_baseline(self, values: Mapping[str, float], every: bool) -> None:
+        """Judge what comes by FP32's values, where there are several; by each if `every`."""
+        self.together = self.together.with_baseline(values, every)
+
+    @property
+    def targets(self) -> Mapping[str, float]:
+        """Name → the worst value accepted, where each of several metrics has to meet a target."""
+        return self.together.targets() if self.together.every else {}
+
+    def figures(self, values: Mapping[str, float] | None) -> dict[str, MetricFigures]:
+        """Name → figures of several metrics; with no values, those of FP32 as the result."""
+        together, targets = self.together, self.targets
+        values = values or together.baseline
+        return {
+            name: MetricFigures(
+                baseline,
+                values[name],
+                targets.get(name),
+                together.criterion_of(name).prefers_higher,
+            )
+            for name, baseline in together.baseline.items()
+            if name in values
+        }
 
     def __call__(
         self,
@@ -130,9 +161,10 @@ class Evaluator:
             MetricError: the metric's result is no number.
         """
         deadline.check()
+        self.values = {}
         if self.eval_func is not None:
             value = self._users(self.eval_func, model.native)
-            result = _number(value, "eval_func")
+            result = self._scored({"eval_func": value}, [1.0])
         else:
             result = self._over_batches(
                 model,
@@ -157,6 +189,7 @@ class Evaluator:
             self._users(reset)
         self.running, unseen = RunningValues(), 0
         looks = all(getattr(metric, "running", False) for metric, _ in self.metrics)
+        looks = looks and not self.together.every  # a loss against a baseline is no running value
         pairs = self.batches.pairs()
         for number in itertools.count(1):
             pair = self._users(next, pairs, None)
@@ -194,15 +227,39 @@ class Evaluator:
         return number % max(1, count // _LOOKS) == 0
 
     def _accuracy(self) -> float:
-        return sum(
-            weight * _number(self._users(metric.result), type(metric).__name__)
-            for metric, weight in self.metrics
-        )
+        return self._scored(self._results(), [weight for _, weight in self.metrics])
+
+    def _results(self) -> dict[str, Any]:
+        """Name → what the metric gives now."""
+        names = list(self.together.names or (type(metric).__name__ for metric, _ in self.metrics))
+        if len(set(names)) < len(names):  # nobody named them
+            names = [f"{name} {place}" for place, name in enumerate(names, start=1)]
+        found = [self._users(metric.result) for metric, _ in self.metrics]
+        return dict(zip(names, found, strict=True))
+
+    def _scored(self, results: Mapping[str, Any], weights: Sequence[float]) -> float:
+        """The one number that results come to, each a number or several by name."""
+        values: dict[str, float] = {}
+        for name, result in results.items():
+            if isinstance(result, Mapping):
+                start = "" if len(results) == 1 else f"{name} "
+                values |= {f"{start}{key}": _number(part, name) for key, part in result.items()}
+            else:
+                values[name] = _number(result, name)
+        if any(isinstance(result, Mapping) for result in results.values()):
+            self.together = replace(self.together, every=True)  # parts without weights
+        self.values = values if len(values) > 1 or self.together.every else {}
+        if self.together.every:
+            return self.together.score(values)
+        return sum(weight * value for weight, value in zip(weights, values.values(), strict=True))
 
     def _so_far(self) -> float:
         """The accuracy on the data seen; NaN where it is not defined yet."""
         try:
-            return self._accuracy()
+            results = self._results()
+            if any(isinstance(result, Mapping) for result in results.values()):
+                return math.nan  # what these come to is a loss against a baseline
+            return self._scored(results, [weight for _, weight in self.metrics])
         except (UserCodeError, MetricError):
             return math.nan  # of one class there is no AUC, of no sample no mean
 

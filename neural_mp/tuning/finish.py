@@ -158,10 +158,25 @@ def why_fp32(job: TuningJob, trials: Sequence[Trial], baseline: float | None) ->
     if near is None or near.accuracy is None or baseline is None:
         return f"{_why_none(job, trials)}; the result is the FP32 model"
     target = job.settings.criterion.target(baseline)
+    if job.evaluator.targets and near.metrics:
+        return (
+            f"no plan met the target of every metric; the result is the FP32 model. Closest came "
+            f"{near.plan!r} with {_missed(job, near)}"
+        )
     return (
         f"no plan met the target of {target:.6g}; the result is the FP32 model. Closest came "
         f"{near.plan!r} with {near.accuracy:.6g}, {abs(near.accuracy - target):.3g} short of it"
         + (" when its evaluation was stopped" if near.outcome is Outcome.PRUNED else "")
+    )
+
+
+def _missed(job: TuningJob, trial: Trial) -> str:
+    """The metrics that missed their targets, with what they had to reach."""
+    together, targets = job.evaluator.together, job.evaluator.targets
+    return " and ".join(
+        f"{name} {value:.6g} (target {targets[name]:.6g})"
+        for name, value in trial.metrics.items()
+        if not together.criterion_of(name).met(together.baseline[name], value)
     )
 
 

@@ -134,12 +134,12 @@ class History:
         return str(self._study.study_name)
 
     @property
-    def baseline(self) -> dict[str, float] | None:
+    def baseline(self) -> dict[str, Any] | None:
         """The FP32 baseline, once it was measured."""
         return self._study.user_attrs.get(_BASELINE)
 
     @baseline.setter
-    def baseline(self, values: Mapping[str, float]) -> None:
+    def baseline(self, values: Mapping[str, Any]) -> None:
         self._study.set_user_attr(_BASELINE, dict(values))
 
     @property
@@ -217,7 +217,8 @@ def _shown(trial: Trial) -> dict[str, Any]:
     """What people look at in a dashboard."""
     counts = {f"{precision} ops": count for precision, count in trial.plan.counts().items()}
     values = {"outcome": trial.outcome.value, "loss": trial.loss, "error": trial.error}
-    return {**values, **dict(trial.objectives), **counts}
+    metrics = {f"metric {name}": value for name, value in trial.metrics.items()}
+    return {**values, **metrics, **dict(trial.objectives), **counts}
 
 
 def _to_json(trial: Trial) -> str:
@@ -230,6 +231,7 @@ def _to_json(trial: Trial) -> str:
             "objectives": dict(trial.objectives),
             "seconds": trial.seconds,
             "error": trial.error,
+            "metrics": dict(trial.metrics),
         }
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from neural_mp.core.trial import Trial
 from neural_mp.tuning.report import Report
 
@@ -17,6 +19,12 @@ class Listener:
 
     def baseline(self, accuracy: float, target: float) -> None:
         """The FP32 accuracy was measured, and with it the worst accuracy accepted."""
+
+    def metrics(self, baseline: Mapping[str, float], targets: Mapping[str, float]) -> None:
+        """Of several metrics that each have to meet a target: FP32's values, and the targets.
+
+        It comes before `baseline`, which is told the score that stands for all of them.
+        """
 
     def trial(self, trial: Trial, speedup: float | None) -> None:
         """A trial ended."""

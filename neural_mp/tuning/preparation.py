@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from neural_mp.adaptors.loaded_model import AnyTunableModel
 from neural_mp.core.precision import Precision
-from neural_mp.errors import DataError, MetricError, NeuralMPError
+from neural_mp.errors import MetricError
 from neural_mp.tuning.early_stopping import RunningValues
 from neural_mp.tuning.evaluator import Deadline, TimeUpError, UserCodeError, is_usable
 from neural_mp.tuning.history import History
@@ -50,6 +51,9 @@ def measured_baseline(
             "the FP32 accuracy is 0, of which no share can be lost: the tolerance is taken as "
             "an amount; check that the labels belong to the data"
         )
+    job.evaluator.know_baseline(known.get("metrics", {}), known.get("every", False))
+    if job.evaluator.targets:
+        log.listener.metrics(known["metrics"], job.evaluator.targets)
     log.listener.baseline(known["accuracy"], criterion.target(known["accuracy"]))
     _, kept = history.recall(_BASELINE_RUNNING)
     running = RunningValues.from_dict(kept) if kept else RunningValues()
@@ -58,31 +62,29 @@ def measured_baseline(
 
 def _first_baseline(
     job: TuningJob, history: History, log: RunLog, deadline: Deadline
-) -> dict[str, float]:
+) -> dict[str, Any]:
     with log.phase("baseline", "Evaluating FP32", job.evaluator.batch_count):
         accuracy = _evaluated(job, deadline)
     if not is_usable(accuracy):
+        values = ", ".join(f"{name} {value}" for name, value in job.evaluator.values.items())
         raise MetricError(
-            f"the accuracy of the FP32 model is {accuracy}; check the metric, the "
-            f"labels and the model's outputs"
+            f"the accuracy of the FP32 model is {accuracy}{f' ({values})' if values else ''}; "
+            f"check the metric, the labels and the model's outputs"
         )
     history.remember(_BASELINE_RUNNING, job.evaluator.running.to_dict())
-    found = {"accuracy": accuracy, "seconds": log.seconds["baseline"]}
+    found: dict[str, Any] = {"accuracy": accuracy, "seconds": log.seconds["baseline"]}
+    if job.evaluator.values:
+        found |= {"metrics": dict(job.evaluator.values), "every": job.evaluator.together.every}
     history.baseline = found
     return found
 
 
 def _evaluated(job: TuningJob, deadline: Deadline) -> float:
-    try:
+    batches = job.evaluator.batches
+    if batches is None:
         return job.evaluator(job.model, deadline)
-    except (TimeUpError, UserCodeError, NeuralMPError):
-        raise
-    except Exception as error:
-        # Whatever the framework says of inputs that do not fit.
-        raise DataError(
-            f"the model does not run on a batch of the evaluation data: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+    with batches.blamed(passed_on=(TimeUpError, UserCodeError)):
+        return job.evaluator(job.model, deadline)
 
 
 def calibrated(
@@ -94,6 +96,7 @@ def calibrated(
 
     Raises:
         TimeUpError: the time limit passed meanwhile.
+        DataError: the model does not run on the data.
     """
     data = job.calibration
     if Precision.INT8 not in job.space.usable_precisions or data is None:
@@ -106,7 +109,8 @@ def calibrated(
         deadline.check()
         log.listener.step()
 
-    with log.phase("calibrate", "Calibrating", data.count):
+    blamed = data.batches.blamed(passed_on=(TimeUpError,))
+    with log.phase("calibrate", "Calibrating", data.count), blamed:
         model = job.model.calibrated(data.inputs(before_each))
     if history is not None:
         history.observations = model.observations

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from neural_mp.adaptors.contract import ConversionCounts
+from neural_mp.core.grammar import counted
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
@@ -14,6 +15,22 @@ from neural_mp.core.trial import Outcome, Trial
 from neural_mp.space import TuningSpace
 
 _LONG = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
+
+
+@dataclass(frozen=True)
+class MetricFigures:
+    """One of several metrics.
+
+    Attributes:
+        baseline, value: for FP32 and for the result.
+        target: the worst value that was accepted; None where a weighted sum of all had a target.
+        higher_is_better: whether its larger value is the better one.
+    """
+
+    baseline: float
+    value: float
+    target: float | None = None
+    higher_is_better: bool = True
 
 
 @dataclass(frozen=True)
@@ -25,6 +42,8 @@ class Report:
         higher_is_better: whether its larger value is the better one.
         baseline_accuracy, accuracy: the user's metric for FP32 and for the result; None where no
             accuracy could be evaluated.
+        metrics: name → figures, where there are several metrics. Where each of them has to meet a
+            target, `accuracy` is 1 less the largest of their losses, and 1 for FP32.
         target: the worst accuracy that was accepted; None without a baseline.
         decibels: where no accuracy was checked, the signal-to-noise ratio of the outputs beside
             those of FP32, on calibration samples; None where it was not measured.
@@ -50,6 +69,7 @@ class Report:
     higher_is_better: bool = True
     baseline_accuracy: float | None = None
     accuracy: float | None = None
+    metrics: Mapping[str, MetricFigures] = field(default_factory=dict)
     target: float | None = None
     decibels: float | None = None
     baseline_latency: float | None = None
@@ -82,7 +102,8 @@ class Report:
         nodes = sum(sum(by.values()) for by in counts)
         found = {p: sum(by.get(p.value, 0) for by in counts) for p in Precision if p.is_16_bit}
         return tuple(
-            f"Converted {low}/{nodes} nodes to {_LONG[precision]} using {self.casts} casts"
+            f"Converted {low}/{nodes} nodes to {_LONG[precision]} using "
+            f"{counted(self.casts, 'cast')}"
             for precision, low in found.items()
             if low
         )
@@ -98,6 +119,7 @@ class Report:
         """Plain numbers, strings, lists and dicts."""
         values = {name: value for name, value in vars(self).items() if name != "best_rejected"}
         values["conversions"] = asdict(self.conversions)
+        values["metrics"] = {name: asdict(found) for name, found in self.metrics.items()}
         values["seconds"] = dict(self.seconds)
         values["op_counts"] = {kind: dict(by) for kind, by in self.op_counts.items()}
         values["amp"] = list(self.amp)
@@ -111,6 +133,7 @@ class Report:
                 "accuracy": rejected.accuracy,
                 "loss": rejected.loss,
                 "objectives": dict(rejected.objectives),
+                "metrics": dict(rejected.metrics),
                 "plan": rejected.plan.to_dict(),
             }
         return values
@@ -120,6 +143,8 @@ class Report:
         """Read back what `to_dict` wrote, the rejected trial's plan and accuracy included."""
         values = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         values["conversions"] = ConversionCounts(**data.get("conversions", {}))
+        metrics = data.get("metrics", {})
+        values["metrics"] = {name: MetricFigures(**found) for name, found in metrics.items()}
         values["amp"] = tuple(data.get("amp", ()))
         values["emulated"] = tuple(data.get("emulated", ()))
         values["warnings"] = tuple(data.get("warnings", ()))
@@ -132,6 +157,7 @@ class Report:
                 rejected["accuracy"],
                 rejected["loss"],
                 rejected.get("objectives", {}),
+                metrics=rejected.get("metrics", {}),
             )
         return cls(**values)
 

@@ -33,6 +33,16 @@ class RunLog:
         self.warnings.append(words)
 
     @contextmanager
+    def loading(self) -> Iterator[None]:
+        """The first phase of a run; where it fails there is no run, and the listener is closed."""
+        try:
+            with self.phase("load", "Loading the model"):
+                yield
+        except BaseException:
+            self.listener.close()
+            raise
+
+    @contextmanager
     def phase(self, name: str, words: str = "", total: int | None = None) -> Iterator[None]:
         """Take the time of a phase, and announce it.
 

@@ -117,6 +117,7 @@ class TrialRunner:
             assessment.seconds,
             assessment.error,
             number,
+            assessment.metrics,
         )
         return job.judged(trial, plan)
 

@@ -10,7 +10,7 @@ from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Trial
-from neural_mp.errors import NeuralMPError, TuningError
+from neural_mp.errors import NeuralMPError, TuningError, users_own
 from neural_mp.profiling import Ratio
 from neural_mp.search.sensitivity import best_repairs, with_repairs
 from neural_mp.space import TuningSpace
@@ -72,7 +72,7 @@ def tune(job: TuningJob, log: RunLog | None = None) -> TuningResult:
     try:
         return _tuned(job, log) if job.evaluates else _converted_unchecked(job, log)
     except UserCodeError as failure:
-        raise (failure.__cause__ or failure) from None
+        raise users_own(failure.__cause__ or failure) from None
     finally:
         log.listener.close()
 
@@ -274,6 +274,7 @@ def _judged_result(
         _report(job, choice, log),
         baseline_accuracy=known,
         accuracy=choice.trial.accuracy if choice.trial else known,
+        metrics=job.evaluator.figures(choice.trial.metrics if choice.trial else None),
         target=job.settings.criterion.target(known) if known is not None else None,
         best_rejected=None if choice.trial else fastest_slow(trials) or closest(trials),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,54 +11,10 @@ import torch
 
 import neural_mp
 from neural_mp import PrecisionPlan
-from neural_mp.api import cli
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_runs")]
 
 TESTS = Path(__file__).parent.parent
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run the command; its exit code, output and errors."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["neural-mp", *arguments])
-        monkeypatch.setenv("COLUMNS", "200")
-        # The consoles hold on to the streams they were made with.
-        monkeypatch.setattr(cli, "_console", cli.Console(width=200))
-        monkeypatch.setattr(cli, "_errors", cli.Console(width=200, stderr=True))
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return call
-
-
-@pytest.fixture
-def workplace(tmp_path, net, digits):
-    """A folder with data, a model file and a tuning file."""
-    train, test = digits
-    np.savez(tmp_path / "train.npz", inputs=train.images, labels=train.labels)
-    np.savez(tmp_path / "test.npz", inputs=test.images, labels=test.labels)
-    program = torch.export.export(
-        net, (torch.zeros(2, 1, 8, 8),), dynamic_shapes=({0: torch.export.Dim.AUTO},)
-    )
-    torch.export.save(program, tmp_path / "net.pt2")
-    (tmp_path / "conf.yaml").write_text(
-        """
-model: {name: net.pt2}
-mixed_precision: {precisions: int8}
-quantization:
-  calibration: {dataloader: {batch_size: 50, dataset: {numpy: {path: train.npz}}}}
-evaluation:
-  accuracy:
-    metric: accuracy
-    dataloader: {batch_size: 100, dataset: {numpy: {path: test.npz}}}
-"""
-    )
-    return tmp_path
 
 
 def test_tune_shows_the_result_and_saves_it(run, workplace, digits, net):

@@ -37,6 +37,7 @@ class TestFace(FaceContract):
     framework = "pytorch"
     native = nn.Module
     convolution = "conv2d"
+    image = "x"
 
     @pytest.fixture(params=["object", "path"])
     def model(self, request, net, exported):

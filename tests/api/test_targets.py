@@ -127,7 +127,6 @@ def run_command(monkeypatch, capsys):
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["neural-mp", *arguments])
-        monkeypatch.setattr(cli, "_console", cli.Console(width=200))
         with pytest.raises(SystemExit) as ended:
             cli.main()
         captured = capsys.readouterr()

@@ -9,6 +9,7 @@ import pytest
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api import configured
+from neural_mp.api.given_metrics import gather_metrics
 from neural_mp.api.limits import constrained
 from neural_mp.compat.inc.op_types import in_words_of
 from neural_mp.config import (
@@ -358,6 +359,19 @@ def test_a_mistake_in_a_metric_is_said_with_its_own_line(metric, where):
     settings = parse_settings(f"evaluation:\n  accuracy:\n    {metric}\n", origin="conf.yaml")
     with pytest.raises(ConfigurationError, match=r"^conf\.yaml, " + where):
         configured.metrics(settings)
+
+
+def test_metrics_without_weights_each_have_to_meet_the_target_as_there():
+    """Theirs are of two directions, and `higher_is_better` says which."""
+    text = (
+        "version: 1.0\nmodel: {name: net, framework: pytorch}\nevaluation:\n  accuracy:\n"
+        "    multi_metrics:\n      topk: 1\n      MSE: {compare_label: false}\n"
+        "      higher_is_better: [true, false]\n"
+    )
+    settings = parse_settings(text, origin="conf.yaml")
+    found = gather_metrics(None, settings, None, eval_func=lambda model: 1.0)
+    assert found.every
+    assert (found.names, found.said) == (("topk", "mse"), (True, False))
 
 
 def test_a_mistake_in_postprocessing_is_said_with_its_own_line():

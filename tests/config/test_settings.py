@@ -228,6 +228,12 @@ def test_weights_are_a_list_or_words(weight):
     assert [metric.weight for metric in found] == [0.7, 0.3]
 
 
+def test_metrics_that_each_have_to_meet_the_target_have_no_weight():
+    found = metrics("multi_metrics: {MSE: , F1: , weight: each, higher_is_better: [false, true]}")
+    assert [metric.weight for metric in found] == [None, None]
+    assert [metric.higher_is_better for metric in found] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("written", "workspace", "resume"),
     [

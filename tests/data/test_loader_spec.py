@@ -154,7 +154,7 @@ def test_a_factory_may_take_any_options(user_module):
         ("my_digits:Digit", {}, r"my_digits\.py has no 'Digit'; did you mean 'Digits'"),
         ("my_digits:Digits", {"cuont": 3}, "has no option 'cuont'; did you mean 'count'"),
         ("my_digits:Digits", {}, "needs the option 'count'"),
-        ("my_digits:number", {}, "is a int; it must be a class, or a function"),
+        ("my_digits:number", {}, "is an int; it must be a class, or a function"),
         ("my_broken:X", {}, "importing 'my_broken'.*No module named 'does_not_exist_at_all'"),
         ("my_syntax:X", {}, "importing 'my_syntax'.*failed with SyntaxError"),
         ("my-digits:X", {}, "write module:attribute"),

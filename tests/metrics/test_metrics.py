@@ -176,7 +176,11 @@ def test_small_dtypes_do_not_overflow():
 # what every metric promises
 
 
-@pytest.mark.parametrize("name", list(METRICS))
+#: Those that take one array of predictions and one of labels.
+OF_ARRAYS = [name for name in METRICS if name != "mAP"]
+
+
+@pytest.mark.parametrize("name", OF_ARRAYS)
 def test_every_metric_resets_and_needs_an_update(name):
     metric = build_metric(name, {})
     assert isinstance(metric, Metric)
@@ -199,7 +203,7 @@ def test_every_metric_resets_and_needs_an_update(name):
     assert metric.result() == first
 
 
-@pytest.mark.parametrize("name", list(METRICS))
+@pytest.mark.parametrize("name", OF_ARRAYS)
 @pytest.mark.parametrize(
     "shapes", [((4, 3), (5,)), ((4, 3), (4, 2)), ((2, 3, 4), (2,)), ((3,), ())]
 )

@@ -252,8 +252,6 @@ tuning:
 """
         )
         monkeypatch.setattr(sys, "argv", ["neural-mp", "tune", "conf.yaml"])
-        monkeypatch.setattr(cli, "_console", cli.Console(width=200))
-        monkeypatch.setattr(cli, "_errors", cli.Console(width=400, stderr=True))
         with pytest.raises(SystemExit) as ended:
             cli.main()
         said = capsys.readouterr()

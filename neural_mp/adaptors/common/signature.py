@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from neural_mp.core.nested import Array, Structure, flattened, leaves, packed
+from neural_mp.core.grammar import counted
+from neural_mp.core.labels import without_labels
+from neural_mp.core.nested import Array, NamedList, Structure, flattened, leaves, packed
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 
 #: Sizes of a tensor, None for those not known before it runs; None where not even the rank is.
@@ -111,7 +113,8 @@ class Signature:
     def bind(self, inputs: Any) -> dict[str, Array]:
         """Tensor → array, for the inputs of one batch.
 
-        A dict is taken by name, a tuple or list by position, anything else as the only input.
+        A dict is taken by name, without labels that the model does not take; a tuple or list by
+        position; anything else as the only input.
 
         Raises:
             DataError: they are not as many, not so named, or not of the kind the model takes.
@@ -127,6 +130,9 @@ class Signature:
         Raises:
             DataError: they are not as many, or not so named.
         """
+        if isinstance(inputs, Mapping):
+            names = {str(key) for key in inputs}
+            inputs = without_labels(inputs, [name for name in names if self._takes(name)])
         nested = isinstance(inputs, Mapping | tuple | list) and any(
             isinstance(item, Mapping | tuple) and _holds_arrays([item])
             for item in (inputs.values() if isinstance(inputs, Mapping) else inputs)
@@ -141,10 +147,14 @@ class Signature:
             values = [inputs]
         if len(values) != len(self.inputs):
             raise DataError(
-                f"a batch holds {len(values)} inputs, but the model takes {len(self.inputs)}: "
-                f"{', '.join(map(str, self.inputs))}"
+                f"a batch holds {counted(len(values), 'input')}, but the model takes "
+                f"{len(self.inputs)}: {', '.join(map(str, self.inputs))}"
             )
         return values
+
+    def _takes(self, name: str) -> bool:
+        """Whether an input is called so, or lies under this name in what a model takes."""
+        return any(p.answers_to(name) or p.name.startswith(f"{name}_") for p in self.inputs)
 
     def _by_name(self, inputs: Mapping[Any, Any]) -> list[Any]:
         values: dict[str, Any] = {}
@@ -178,7 +188,10 @@ class Signature:
         return lengths.pop() or 1
 
     def packed(self, values: Sequence[Any]) -> Any:
-        """The outputs, in the form the model returns them."""
+        """The outputs, in the form the model returns them; those of a list keep their names."""
+        if isinstance(self.returns, list) and all(isinstance(i, int) for i in self.returns):
+            names = [self.outputs[i].name for i in self.returns]
+            return NamedList.of([values[i] for i in self.returns], names)
         return packed(self.returns, values)
 
     def choosing(self: _S, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> _S:

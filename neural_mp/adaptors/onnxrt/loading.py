@@ -23,6 +23,7 @@ from neural_mp.adaptors.onnxrt.nodes import forget_negative_sizes, name_nodes
 from neural_mp.adaptors.onnxrt.opset import LEAST_OPSET, opset_of
 from neural_mp.adaptors.onnxrt.prepare import prepare
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
+from neural_mp.core.grammar import with_article
 from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
 
 logger = logging.getLogger(__name__)
@@ -176,7 +177,8 @@ def _read(source: Any) -> _Read:
         return _put_aside(source)
     if not isinstance(proto, onnx.ModelProto):
         raise ModelLoadError(
-            f"a {type(source).__name__} is no ONNX model; give a path, a ModelProto, or its bytes"
+            f"{with_article(type(source).__name__)} is no ONNX model; give a path, "
+            f"a ModelProto, or its bytes"
         )
     _require_graph(proto, "the model given")
     if any(t.data_location == onnx.TensorProto.EXTERNAL for t in proto.graph.initializer):

@@ -72,7 +72,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
 
     def graph(self, model: TorchModel) -> OpGraph:
         """Every op with its edges and fusion group."""
-        return build_graph(part.portable for part in model.parts.values())
+        return build_graph({path: part.portable for path, part in model.parts.items()})
 
     def kernels(
         self, model: TorchModel, hardware: Hardware, products: Products
@@ -104,7 +104,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         self, model: TorchModel, batches: Iterable[Any], tensors: Collection[str]
     ) -> Iterator[tuple[str, TensorSummary]]:
         """The portable graphs run op by op."""
-        return observe.watch(model, map(model.convention.call, batches), tensors)
+        return observe.watch(model, map(model.call, batches), tensors)
 
     def write(
         self, model: TorchModel, plan: ResolvedPlan, ranges: Mapping[str, Range]
@@ -124,13 +124,13 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         self, model: TorchModel, batches: Iterable[Any], ops: Collection[str]
     ) -> Mapping[str, float]:
         """By gradients of the captured graph."""
-        return gradients.hessian_traces(model, map(model.convention.call, batches), ops)
+        return gradients.hessian_traces(model, map(model.call, batches), ops)
 
     def predict(self, model: TorchModel, inputs: Any) -> Any:
         """Outputs as tensors, or as arrays where the inputs were arrays."""
-        call = model.convention.call(inputs, like=model.example)
-        result = run_call(model, model.module, call)
-        arrays = any(is_array(leaf) for leaf in pytree.tree_leaves(inputs))
+        result = run_call(model, model.module, model.call(inputs))
+        plain = dict(inputs) if isinstance(inputs, Mapping) else inputs
+        arrays = any(is_array(leaf) for leaf in pytree.tree_leaves(plain))
         return to_arrays(result) if arrays else result
 
     def example_inputs(self, model: TorchModel, batch_size: int | None = None) -> Any:
@@ -154,7 +154,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
 
     def time_ops(self, model: TorchModel, inputs: Any, runs: int) -> Mapping[str, list[float]]:
         """The runnable graphs run op by op."""
-        return profile.time_ops(model, model.convention.call(inputs), runs)
+        return profile.time_ops(model, model.call(inputs), runs)
 
     def conversion_counts(self, model: TorchModel) -> ConversionCounts:
         """Of the graph that is run."""
@@ -190,7 +190,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
 
     def first_non_finite(self, model: TorchModel, inputs: Any) -> str | None:
         """Of the graph that is run."""
-        return observe.first_non_finite(model, model.convention.call(inputs))
+        return observe.first_non_finite(model, model.call(inputs))
 
     def save(self, model: TorchModel, path: Path) -> None:
         """The portable form, in `torch.export`'s own format."""

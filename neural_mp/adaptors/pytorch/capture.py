@@ -48,7 +48,7 @@ def capture(module: nn.Module, call: Call) -> ExportedProgram:
     errors: list[Exception] = []
     with inference_mode(module):
         run_once(module, call)
-        shown = _Enclosed(module) if _hides_graph(module) else module
+        shown = Enclosed(module) if _hides_graph(module) else module
         for axes, strict in _ATTEMPTS:
             try:
                 return export(shown, call, axes, strict)
@@ -59,7 +59,7 @@ def capture(module: nn.Module, call: Call) -> ExportedProgram:
     raise _capture_error(module, errors[0])
 
 
-class _Enclosed(nn.Module):
+class Enclosed(nn.Module):
     """A module one level down: its own attributes may bear the names of a graph module's."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -67,6 +67,7 @@ class _Enclosed(nn.Module):
         setattr(self, ENCLOSED, module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the module itself."""
         return getattr(self, ENCLOSED)(*args, **kwargs)
 
 
@@ -91,12 +92,23 @@ def run_once(module: nn.Module, call: Call) -> Any:
         # The user's own forward may raise anything.
         raise DataError(
             f"{type(module).__name__} does not run on the inputs of the first batch ({call}): "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}{_given_whole(module, call)}"
         ) from error
     finally:
         with torch.no_grad():
             for value, before in kept:
                 value.copy_(before)
+
+
+def _given_whole(module: nn.Module, call: Call) -> str:
+    """What to say where a dict went to one parameter, which may not be meant."""
+    if call.kwargs or len(call.args) != 1 or not isinstance(call.args[0], dict):
+        return ""
+    taken = ", ".join(inspect.signature(module.forward).parameters)
+    keys = ", ".join(map(str, call.args[0]))
+    return (
+        f". No key of the batch ({keys}) is a parameter of forward ({taken}), so it went in whole"
+    )
 
 
 def _state(module: nn.Module) -> Iterator[torch.Tensor]:

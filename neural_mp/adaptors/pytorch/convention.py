@@ -12,8 +12,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from neural_mp.core.grammar import counted
+from neural_mp.core.labels import without_labels
 from neural_mp.core.nested import as_numpy
-from neural_mp.errors import DataError
+from neural_mp.errors import DataError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -62,18 +64,23 @@ class Convention:
         names: the parameters that the values of a batch go to, in order, where the user says so.
         dtype: what arrays of floats become: the dtype of the model's weights.
         open: whether the forward takes keywords of any name, and nothing else.
+        needed: the parameters without a default.
+        owner: the class whose forward it is.
     """
 
     parameters: tuple[str, ...]
     names: tuple[str, ...] = ()
     dtype: torch.dtype = torch.float32
     open: bool = False
+    needed: tuple[str, ...] = ()
+    owner: str = "the model"
 
     def call(self, inputs: Any, like: Call | None = None) -> Call:
         """How the model is called with the inputs of one batch.
 
-        A dict whose keys are parameters is passed by keyword, a tuple or list by position (or to
-        the parameters the user named), anything else as the only argument.
+        A dict whose keys are parameters is passed by keyword, without labels that the model need
+        not be given; a tuple or list by position (or to the parameters the user named); anything
+        else as the only argument.
 
         Args:
             inputs: the inputs.
@@ -81,7 +88,8 @@ class Convention:
                 position or by keyword as they are there, however they were given.
 
         Raises:
-            DataError: the inputs hold something that is no number, or are not as many as named.
+            DataError: the inputs hold something that is no number, are not as many as named, or
+                only some of a dict's keys are parameters.
         """
         call = self._as_given(inputs)
         return call if like is None or self.open else self._arranged(call, like)
@@ -94,18 +102,56 @@ class Convention:
         return Call(tuple(given[n] for n in positional), {n: given[n] for n in like.kwargs})
 
     def _as_given(self, inputs: Any) -> Call:
+        if isinstance(inputs, Mapping):
+            named = self._named(inputs)
+            if named is not None:
+                return Call((), pytree.tree_map(self._tensor, named))
+            inputs = dict(inputs)  # of a class of its own, such as a tokenizer returns
         tensors = pytree.tree_map(self._tensor, inputs)
-        if isinstance(tensors, Mapping) and (self.open or set(tensors) <= set(self.parameters)):
-            return Call((), dict(tensors))
         values = tuple(tensors) if isinstance(tensors, tuple | list) else (tensors,)
         if not self.names:
             return Call(values)
         if len(values) != len(self.names):
             raise DataError(
-                f"a batch holds {len(values)} inputs, but inputs names {len(self.names)}: "
-                f"{', '.join(self.names)}"
+                f"a batch holds {counted(len(values), 'input')}, but inputs names "
+                f"{len(self.names)}: {', '.join(self.names)}"
             )
         return Call((), dict(zip(self.names, values, strict=True)))
+
+    def _named(self, inputs: Mapping[Any, Any]) -> dict[str, Any] | None:
+        """What goes to which parameter; None for a dict that is an argument by itself."""
+        given = without_labels(inputs, (*self.needed, *self.names))
+        if self.names and set(self.names) <= set(given):
+            return {name: given[name] for name in self.names}
+        unknown = [key for key in given if key not in self.parameters]
+        if self.open or not unknown:
+            return given
+        if len(unknown) < len(given):
+            raise DataError(
+                f"a batch holds an input {unknown[0]!r}, which {self.owner}.forward does not take"
+                f"{did_you_mean(unknown[0], self.parameters)}"
+            )
+        return None
+
+    def check(self, call: Call, like: Call) -> None:
+        """Refuse inputs other than those that the model was captured with.
+
+        Raises:
+            DataError: one is missing, or one is there that was not then.
+        """
+        given, known = (self._names_of(one) for one in (call, like))
+        for name in (name for name in given if name not in known):
+            raise DataError(
+                f"a batch holds the input {name!r}, which the model was captured without; it takes "
+                f"{', '.join(known)}, as its calibration data had them, or else the evaluation data"
+            )
+        for name in (name for name in known if name not in given):
+            raise DataError(f"a batch lacks the input {name!r}; the model takes {', '.join(known)}")
+
+    def _names_of(self, call: Call) -> list[str]:
+        positions = range(len(self.parameters), len(call.args))
+        names = [*self.parameters[: len(call.args)], *(f"input {i}" for i in positions)]
+        return [*names, *call.kwargs]
 
     def _tensor(self, leaf: Any) -> Any:
         if leaf is None or isinstance(leaf, str | bytes):
@@ -125,7 +171,20 @@ def convention_of(module: nn.Module, names: tuple[str, ...] = ()) -> Convention:
     taken = inspect.signature(module.forward).parameters
     kinds = {parameter.kind for parameter in taken.values()}
     only_keywords = kinds == {inspect.Parameter.VAR_KEYWORD}
-    return Convention(tuple(taken), names, float_dtype(module), only_keywords)
+    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    needed = (
+        name
+        for name, parameter in taken.items()
+        if parameter.default is inspect.Parameter.empty and parameter.kind not in variable
+    )
+    return Convention(
+        tuple(taken),
+        names,
+        float_dtype(module),
+        only_keywords,
+        tuple(needed),
+        type(module).__name__,
+    )
 
 
 def float_dtype(module: nn.Module) -> torch.dtype:

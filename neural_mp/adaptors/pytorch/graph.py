@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from torch.fx import GraphModule, Node
 
@@ -16,21 +16,28 @@ from neural_mp.adaptors.pytorch.model import (
     op_type,
     tensor_name,
 )
+from neural_mp.adaptors.pytorch.prepare import layers_of
 from neural_mp.core.graph import Op, OpGraph
 
 
-def build_graph(modules: Iterable[GraphModule]) -> OpGraph:
-    """Ops, edges and fusion groups of prepared modules, side by side."""
+def build_graph(modules: Mapping[str, GraphModule]) -> OpGraph:
+    """Ops, edges and fusion groups of prepared modules, side by side.
+
+    Args:
+        modules: where a module is in the model → its graph.
+    """
     ops: list[Op] = []
     inputs: list[str] = []
     outputs: list[str] = []
-    for module in modules:
+    for path, module in modules.items():
         heads = fused_layers(module)
         for name, node in op_nodes(module).items():
             agnostic = quantize_agnostic(node)
             weights = sum(tensor.numel() for tensor in constants_of(module, node))
+            layers = layers_of(node, path)
             sources, head = _sources(node), heads.get(name)
-            ops.append(Op(name, op_type(node), sources, head, agnostic, weights=weights))
+            op = Op(name, op_type(node), sources, head, agnostic, weights=weights, layers=layers)
+            ops.append(op)
         for node in module.graph.nodes:
             if node.op == "placeholder" and has_tensors(node):
                 inputs.append(tensor_name(node))

@@ -8,7 +8,7 @@ and carry it along, through every rewrite and into files.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import IntInfinity
 
 from neural_mp.adaptors.pytorch.versions import is_being_traced
+from neural_mp.core.grammar import counted
 from neural_mp.errors import DataError
 
 #: Key of `GraphModule.meta` under which the sizes are kept.
@@ -33,11 +34,13 @@ class Axis:
     Attributes:
         symbol: axes with the same symbol have the same size; empty for an axis of its own.
         least, largest: bounds, both allowed; None for no bound.
+        exported: whether the bounds are those of a program that the user exported.
     """
 
     symbol: str = ""
     least: int = 0
     largest: int | None = None
+    exported: bool = False
 
 
 #: Input → its axes; None for an input that is no tensor.
@@ -90,14 +93,15 @@ def check_inputs(module: GraphModule, args: Any, kwargs: Any) -> None:
             continue
         if leaf.ndim != len(axes):
             raise DataError(
-                f"input {position} has {leaf.ndim} axes; the model was captured with {len(axes)}"
+                f"input {position} has {counted(leaf.ndim, 'axis', 'axes')}; the model "
+                f"was captured with {len(axes)}"
             )
         for number, (size, axis) in enumerate(zip(leaf.shape, axes, strict=True)):
             expected = _complaint(size, axis, seen)
             if expected:
                 raise DataError(
-                    f"axis {number} of input {position} has {size} values; {expected}, as the "
-                    f"model's own code fixes it"
+                    f"axis {number} of input {position} has {counted(size, 'value')}; {expected}, "
+                    f"{_who_fixes(axis, number)}"
                 )
 
 
@@ -111,6 +115,29 @@ def _complaint(size: int, axis: Axis, seen: dict[str, int]) -> str:
     if axis.symbol and seen.setdefault(axis.symbol, size) != size:
         return f"expected {seen[axis.symbol]}, as another axis has"
     return ""
+
+
+def _who_fixes(axis: Axis, number: int) -> str:
+    if not axis.exported:
+        return "as the model's own code fixes it"
+    return f"as the program was exported so; to leave it open, {how_to_export_open(number)}"
+
+
+def how_to_export_open(axis: int = 0, parameter: str = "x") -> str:
+    """What to do for a program whose axis is open."""
+    name = "batch" if axis == 0 else "size"
+    return (
+        f"export the model with torch.export.export(…, dynamic_shapes="
+        f"{{{parameter!r}: {{{axis}: torch.export.Dim({name!r})}}}})"
+    )
+
+
+def as_exported(sizes: Sizes) -> Sizes:
+    """The same sizes, said to be those of a program that the user exported."""
+    return tuple(
+        None if axes is None else tuple(replace(axis, exported=True) for axis in axes)
+        for axes in sizes
+    )
 
 
 def flat_inputs(module: GraphModule, args: Any, kwargs: Any) -> list[Any]:

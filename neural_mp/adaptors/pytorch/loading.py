@@ -17,7 +17,13 @@ from neural_mp.adaptors.pytorch import capture, files, storage
 from neural_mp.adaptors.pytorch.capture_check import free_sequences, other_ways, result_of
 from neural_mp.adaptors.pytorch.convention import Call, Convention, convention_of, resized
 from neural_mp.adaptors.pytorch.converted import ConvertedModule
-from neural_mp.adaptors.pytorch.input_sizes import SIZES, fixed_batch_sizes
+from neural_mp.adaptors.pytorch.input_sizes import (
+    SIZES,
+    as_exported,
+    fixed_batch_sizes,
+    how_to_export_open,
+    watch_sizes,
+)
 from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel, op_nodes, op_type
 from neural_mp.adaptors.pytorch.prepare import drop_updates, prepare
 from neural_mp.adaptors.pytorch.submodules import capture_modules, private
@@ -111,10 +117,19 @@ def _assemble(
     original: nn.Module | None,
 ) -> TorchModel:
     module, warnings = _prepared(program)
+    if original is None:
+        watch_sizes(module, as_exported(module.meta[SIZES]))
     fixed = fixed_batch_sizes(module.meta[SIZES])
     if fixed:
         sizes = ", ".join(map(str, fixed))
-        warnings.append(f"the model's own code fixes the batch size to {sizes}")
+        if original is None:
+            first = convention.parameters[0] if convention.parameters else "x"
+            warnings.append(
+                f"the program was exported with a fixed batch size of {sizes}; for batches of any "
+                f"size, {how_to_export_open(0, first)}"
+            )
+        else:
+            warnings.append(f"the model's own code fixes the batch size to {sizes}")
     small = resized(call, 2) if call.batch_size is not None else call
     if not fixed and result_of(module, small) is not None:
         call = small

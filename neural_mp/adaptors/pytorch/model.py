@@ -69,6 +69,14 @@ class TorchModel:
         """The graph of the whole model that is run."""
         return self.parts[WHOLE].runnable
 
+    def call(self, inputs: Any) -> Call:
+        """How the model is called with the inputs of one batch: as it was captured.
+
+        Raises:
+            DataError: the inputs hold something that is no number, or are not those it takes.
+        """
+        return self.convention.call(inputs, like=self.example)
+
     @cached_property
     def module(self) -> nn.Module:
         """What is run: the graph, or the user's code that calls the graphs of its modules."""

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from neural_mp.adaptors.pytorch import quantize_ops as ops
 from neural_mp.adaptors.pytorch.capture import export, quiet_export
 from neural_mp.adaptors.pytorch.model import TorchModel
+from neural_mp.adaptors.pytorch.onnx_axes import name_axes
 from neural_mp.errors import ConversionError, MissingFrameworkError
 
 #: The first in which convolutions take bfloat16.
@@ -21,7 +22,7 @@ OPSET = 22
 
 
 def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> None:
-    """Write a model as `.onnx`, free axes kept, with `metadata` among its properties.
+    """Write a model as `.onnx`, free axes kept and named, with `metadata` among its properties.
 
     Raises:
         MissingFrameworkError: onnx or onnxscript is not installed.
@@ -45,6 +46,7 @@ def export_onnx(model: TorchModel, path: Path, metadata: Mapping[str, str]) -> N
                 verbose=False,
             )
         assert program is not None
+        name_axes(program.model)
         program.model.metadata_props.update(metadata)
         program.save(str(path))
     except Exception as error:

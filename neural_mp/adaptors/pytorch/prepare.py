@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.common.affine import Affine
 from neural_mp.adaptors.common.free_names import unused
-from neural_mp.adaptors.pytorch.capture import ENCLOSED
+from neural_mp.adaptors.pytorch.capture import ENCLOSED, Enclosed
 from neural_mp.adaptors.pytorch.layers import INTEGER_LAYERS, LINEAR
 from neural_mp.adaptors.pytorch.model import (
     INPUT_NAME,
@@ -24,10 +25,13 @@ from neural_mp.adaptors.pytorch.model import (
     put_constant,
 )
 from neural_mp.adaptors.pytorch.simplify import simplify
+from neural_mp.core.graph import Layer
 from neural_mp.core.nested import as_numpy
 
 aten = torch.ops.aten
 
+#: Key of `Node.meta` under which the modules of ops that were folded into it are kept.
+TAKEN_IN = "neural_mp_taken_in"
 #: Ops whose result depends on the order of values in memory, not only on their places.
 _OF_MEMORY = (aten.as_strided.default, aten.view_as_complex.default)
 
@@ -133,6 +137,7 @@ def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
     scaled = as_numpy(weight) * affine.scale.reshape(-1, *[1] * (weight.ndim - 1))
     put_constant(module, layer, "weight", scaled)
     put_constant(module, layer, "bias", affine.shift)
+    layer.meta[TAKEN_IN] = (*layer.meta.get(TAKEN_IN, ()), norm.meta.get("nn_module_stack") or {})
 
 
 def name_ops(module: GraphModule, path: str = WHOLE) -> None:
@@ -163,5 +168,27 @@ def _free(name: str, taken: set[str]) -> str:
 
 def _module_path(node: Node) -> str:
     stack = node.meta.get("nn_module_stack") or {}
-    path = str(next(reversed(stack.values()))[0]) if stack else ""
-    return path.removeprefix(ENCLOSED).removeprefix(".")
+    return _own_path(next(reversed(stack.values()))[0]) if stack else ""
+
+
+def _own_path(path: Any) -> str:
+    """The path of a module in the user's model."""
+    return str(path).removeprefix(ENCLOSED).removeprefix(".")
+
+
+def layers_of(node: Node, path: str = WHOLE) -> tuple[Layer, ...]:
+    """The modules that an op comes from, outer ones first, and those of what was folded into it.
+
+    Args:
+        node: the op.
+        path: where the module that was captured is in the model.
+    """
+    stacks = (node.meta.get("nn_module_stack") or {}, *node.meta.get(TAKEN_IN, ()))
+    found: dict[Layer, None] = {}
+    for stack in stacks:
+        for place, kind in stack.values():
+            name = ".".join(filter(None, (path, _own_path(place))))
+            word = kind if isinstance(kind, str) else kind.__qualname__
+            if name and not word.endswith(f".{Enclosed.__name__}"):
+                found[Layer(name, word.rpartition(".")[2])] = None
+    return tuple(found)

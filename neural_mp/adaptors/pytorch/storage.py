@@ -22,6 +22,7 @@ from neural_mp.adaptors.pytorch.convention import Call, convention_of
 from neural_mp.adaptors.pytorch.input_sizes import SIZES, from_plain, to_plain, watch_sizes
 from neural_mp.adaptors.pytorch.integer_kernels import runnable_form
 from neural_mp.adaptors.pytorch.model import OP_NAME, WHOLE, Part, TorchModel
+from neural_mp.adaptors.pytorch.named_outputs import with_named_outputs, with_plain_outputs
 from neural_mp.adaptors.pytorch.prepare import views_to_reshapes
 from neural_mp.adaptors.pytorch.versions import unguarded_module
 from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
@@ -55,7 +56,8 @@ def save(model: TorchModel, folder: Path) -> None:
         lambda leaf: torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else leaf
     )
     try:
-        program = export(model.portable, example, "all")
+        plain, named = with_plain_outputs(model.portable)
+        program = export(plain, example, "all")
         with quiet_export():
             torch.export.save(program, folder / PROGRAM_FILE)
     except (RuntimeError, ValueError, TypeError) as error:
@@ -64,6 +66,8 @@ def save(model: TorchModel, folder: Path) -> None:
         # Where the two graphs differ at all, they do so behind the ops that carry a name.
         "ops": {n.name: n.meta[OP_NAME] for n in model.portable.graph.nodes if OP_NAME in n.meta},
         "inputs": model.convention.names,
+        "parameters": model.convention.parameters,
+        "named_outputs": named,
         "sizes": to_plain(model.portable.meta[SIZES]),
         "dtype": str(model.convention.dtype).removeprefix("torch."),
     }
@@ -90,13 +94,19 @@ def restore(folder: Path) -> TorchModel:
     with read_details(folder / DETAILS_FILE) as details:
         names, inputs = details["ops"], tuple(details["inputs"])
         dtype = getattr(torch, details["dtype"])
+        # Folders that earlier versions wrote lack both.
+        parameters = tuple(details.get("parameters", ()))
+        named = bool(details.get("named_outputs"))
         watch_sizes(portable, from_plain(details["sizes"]))
     for node in portable.graph.nodes:
         if node.name in names:
             node.meta[OP_NAME] = names[node.name]
     views_to_reshapes(portable)  # exporting turns them back
     portable.recompile()
-    convention = replace(convention_of(portable, inputs), dtype=dtype)
+    if named:
+        portable = with_named_outputs(portable)
+    known = convention_of(portable, inputs)
+    convention = replace(known, dtype=dtype, parameters=parameters or known.parameters)
     example = example_of(program)
     whole = Part(portable, runnable_form(portable), example)
     return TorchModel({WHOLE: whole}, example, convention)

@@ -88,10 +88,12 @@ def run_call(model: TorchModel, module: nn.Module, call: Call) -> Any:
     """Run one of a model's forms.
 
     Raises:
-        DataError: the inputs have sizes that the model was not captured for.
+        DataError: the inputs are others, or have other sizes, than the model was captured for.
     """
     if model.shell is not None:
         call = call.copied()  # the user's code may write to its inputs
+    else:
+        model.convention.check(call, model.example)
     with torch.no_grad():
         try:
             return module(*call.args, **call.kwargs)

@@ -25,6 +25,7 @@ def build_graph(model: TensorFlowModel) -> OpGraph:
                 quantize_agnostic=node.name in model.structure.agnostic_ops,
                 writes_int8=node.op in CONVOLUTIONS,  # whose integer kernel cannot write floats
                 weights=sum(map(constant_size, model.graph.constants_of(node))),
+                layers=model.layers.get(node.name, ()),
             )
         )
     return OpGraph(ops, fed, [name for name in model.output_nodes if name in known])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from neural_mp.core.labels import without_labels
 from neural_mp.errors import CaptureError, ModelLoadError, in_one_line
 
 logger = logging.getLogger(__name__)
@@ -101,10 +102,16 @@ def _taken(model: Any, example: Any) -> Any:
             f"{type(model).__name__} does not say what it takes; give data, or set inputs to an "
             f"example array"
         )
+    example = shown(example)
     found = tf.nest.map_structure(
         open_spec, list(example) if isinstance(example, tuple) else example
     )
     return found[0] if isinstance(found, list) and len(found) == 1 else found
+
+
+def shown(example: Any) -> Any:
+    """What a model that does not say what it takes is traced with: a batch without its labels."""
+    return without_labels(example, ()) if isinstance(example, Mapping) else example
 
 
 def input_names(structure: Any) -> InputNames:

@@ -9,6 +9,7 @@ import tensorflow as tf
 from neural_mp.adaptors.common.given_inputs import GivenInputs
 from neural_mp.adaptors.tensorflow import sources
 from neural_mp.adaptors.tensorflow.freeze import no_constant
+from neural_mp.adaptors.tensorflow.keras_layers import Origins
 from neural_mp.adaptors.tensorflow.left_alone import left_alone
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import PLACEHOLDERS, TensorGraph, node_of
@@ -35,12 +36,21 @@ def load(source: Any, wanted: GivenInputs) -> TensorFlowModel:
     _refuse_state(taken.graph, signature)
     told = with_told_shapes(taken.graph, signature)
     signature = with_told_ranks(signature, told)
+    origins = Origins.of(taken.graph, taken.scopes)
     prepared, warnings = prepare(taken.graph, signature)
     feeds, unsure = wanted.feeds(told if wanted.example is None else signature)
     if wanted.example is None:
         check_made_up(prepared, signature, feeds)
     warnings = [*taken.warnings, *warnings, *left_alone(prepared), *unsure]
-    return TensorFlowModel(prepared, signature, feeds, {}, taken.original, tuple(warnings))
+    return TensorFlowModel(
+        prepared,
+        signature,
+        feeds,
+        {},
+        taken.original,
+        tuple(warnings),
+        layers=origins.layers(prepared),
+    )
 
 
 #: What a graph holds that keeps values outside of it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +24,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported
 from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
 from neural_mp.adaptors.tensorflow.shapes import Shapes, shapes
+from neural_mp.core.graph import Layer
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +40,7 @@ class TensorFlowModel:
         original: the user's own object, of a model that was not converted.
         warnings: what the user should know.
         counts: the conversions that were put in.
+        layers: node → the layers of Keras that it comes from, where that is known.
     """
 
     graph: TensorGraph
@@ -48,6 +50,7 @@ class TensorFlowModel:
     original: Any = None
     warnings: tuple[str, ...] = ()
     counts: ConversionCounts = ConversionCounts()
+    layers: Mapping[str, tuple[Layer, ...]] = field(default_factory=dict)
 
     @cached_property
     def runner(self) -> Runner:

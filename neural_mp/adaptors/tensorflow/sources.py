@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,11 @@ import tensorflow as tf
 
 from neural_mp.adaptors.common.given_inputs import GivenInputs
 from neural_mp.adaptors.common.signature import Port
-from neural_mp.adaptors.tensorflow import graph_files, keras_models, v1_saved_models
+from neural_mp.adaptors.tensorflow import graph_files, keras_layers, keras_models, v1_saved_models
 from neural_mp.adaptors.tensorflow.freeze import frozen_graph
 from neural_mp.adaptors.tensorflow.nodes import GraphDef, TensorGraph, plain
 from neural_mp.adaptors.tensorflow.served_signature import DEFAULT_KEY, ServedSignature
+from neural_mp.core.grammar import with_article
 from neural_mp.core.nested import Structure, described
 from neural_mp.errors import CaptureError, ModelLoadError, did_you_mean, in_one_line
 
@@ -36,6 +37,7 @@ class Taken:
     signature: ServedSignature
     original: Any = None
     warnings: tuple[str, ...] = ()
+    scopes: keras_layers.Scopes = field(default_factory=dict)
 
 
 def read(source: Any, wanted: GivenInputs) -> Taken:
@@ -63,8 +65,8 @@ def read(source: Any, wanted: GivenInputs) -> Taken:
     if hasattr(source, "signatures"):
         return _from_signatures(source, "the model")
     raise ModelLoadError(
-        f"a {type(source).__name__} has no graph that could be found; give a Keras model, a "
-        f"concrete function, a SavedModel, or a GraphDef"
+        f"{with_article(type(source).__name__)} has no graph that could be found; give a "
+        f"Keras model, a concrete function, a SavedModel, or a GraphDef"
     )
 
 
@@ -114,8 +116,9 @@ def _lacks_what_a_session_has(taken: Taken) -> bool:
 
 
 def _from_keras(model: Any, wanted: GivenInputs) -> Taken:
-    taken = _frozen(*keras_models.traced(model, wanted.example))
-    return replace(taken, original=model)
+    with keras_layers.watched(model) as scopes:
+        function, names = keras_models.traced(model, wanted.example)
+    return replace(_frozen(function, names), original=model, scopes=scopes)
 
 
 def _from_signatures(loaded: Any, what: str) -> Taken:
@@ -168,7 +171,8 @@ def _concrete(function: Any, example: Any) -> Any:
                 "the tf.function does not say what it takes; give it an input_signature, give "
                 "data, or set inputs to an example array"
             ) from None
-    values = list(example) if isinstance(example, tuple | list) else [example]
+    shown = keras_models.shown(example)
+    values = list(shown) if isinstance(shown, tuple | list) else [shown]
     specs = tf.nest.map_structure(keras_models.open_spec, values)
     try:
         return function.get_concrete_function(*specs)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from neural_mp.api import configured
-from neural_mp.api.loading import gather_metrics
+from neural_mp.api.given_metrics import gather_metrics
 from neural_mp.compat.inc.config import BenchmarkConfig
 from neural_mp.compat.inc.given import tensor_names
 from neural_mp.compat.inc.instances import Job, Performance, loaded_model, run_here, run_instances

@@ -91,7 +91,7 @@ def named_metric(name: str, options: Any, framework: str | None = None) -> Any:
 
 
 def metric_of(given: Any, framework: str | None = None) -> Any:
-    """A metric as the tuning loop takes it, or a list of them.
+    """A metric as the tuning loop takes it, or several by name, which each have to meet the target.
 
     Args:
         given: an object with update, reset and result; a class of such; a `Metric`; a dict of
@@ -107,8 +107,10 @@ def metric_of(given: Any, framework: str | None = None) -> Any:
         return given.made()
     if isinstance(given, Mapping):
         named = {key: value for key, value in given.items() if key not in _NO_METRICS}
-        made = [named_metric(key, value, framework) for key, value in named.items()]
-        return made[0] if len(made) == 1 else made
+        made = {key: named_metric(key, value, framework) for key, value in named.items()}
+        if len(made) == 1:
+            return next(iter(made.values()))
+        return {**made, **{key: given[key] for key in _NO_METRICS if key in given}}
     return given() if inspect.isclass(given) else given
 
 

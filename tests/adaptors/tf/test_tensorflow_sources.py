@@ -141,7 +141,7 @@ class TestSeveralInputsAndOutputs:
     def test_what_does_not_fit_is_said(self, net, data):
         adaptor = TensorFlowAdaptor()
         model = adaptor.load(net)
-        with pytest.raises(DataError, match=r"1 inputs, but the model takes 2: left: float32\[\?"):
+        with pytest.raises(DataError, match=r"1 input, but the model takes 2: left: float32\[\?"):
             adaptor.predict(model, data[0])
         with pytest.raises(DataError, match="lacks the input right"):
             adaptor.predict(model, {"left": data[0]})

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from neural_mp.adaptors.tensorflow.training.loss_scale_optimizer import LossScaleOptimizer
 from neural_mp.adaptors.tensorflow.training.v1_loss_scale import V1LossScaleOptimizer, rule_of
+from neural_mp.core.grammar import with_article
 from neural_mp.errors import ConfigurationError
 
 v1 = tf.compat.v1
@@ -31,8 +32,8 @@ def with_loss_scaling(opt: Any, loss_scale: Any) -> LossScaleOptimizer | V1LossS
     """
     if isinstance(opt, _WRAPPED):
         raise ConfigurationError(
-            f"opt is a {type(opt).__name__}, which scales the loss already; give the optimizer in "
-            f"it, enable_mixed_precision_graph_rewrite wraps it itself"
+            f"opt is {with_article(type(opt).__name__)}, which scales the loss already; give "
+            f"the optimizer in it, enable_mixed_precision_graph_rewrite wraps it itself"
         )
     kinds = (keras.optimizers.Optimizer, v1.train.Optimizer)
     if not isinstance(opt, kinds):

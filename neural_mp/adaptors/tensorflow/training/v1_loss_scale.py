@@ -16,6 +16,7 @@ from tensorflow.python.training.experimental.loss_scale_optimizer import (
 )
 
 from neural_mp.adaptors.tensorflow.training.rewrite_guards import check_step
+from neural_mp.core.grammar import with_article
 from neural_mp.core.loss_scale import LossScale
 from neural_mp.errors import ConfigurationError
 
@@ -146,8 +147,9 @@ def rule_of(loss_scale: Any) -> LossScale:
         )
     if isinstance(loss_scale, AnyLossScale):
         raise ConfigurationError(
-            f"loss_scale is a {type(loss_scale).__name__}, whose rule is not known; give 'dynamic',"
-            f" a number, a LossScale, or a FixedLossScale or DynamicLossScale of TensorFlow"
+            f"loss_scale is {with_article(type(loss_scale).__name__)}, whose rule is not known; "
+            f"give 'dynamic', a number, a LossScale, or a FixedLossScale or DynamicLossScale of "
+            f"TensorFlow"
         )
     return LossScale.read(loss_scale)
 

@@ -18,6 +18,7 @@ from neural_mp.core.nested import as_numpy
 from neural_mp.data.options import one_of, whole_number
 from neural_mp.errors import MetricError
 from neural_mp.metrics.registry import RunningMean, nothing_taken_in
+from neural_mp.metrics.segmentation import confusion_matrix, mean_intersection_over_union
 
 
 @registered(METRICS, "topk")
@@ -290,8 +291,7 @@ class MeanIntersectionOverUnion:
                 f"{self.num_classes - 1}, got {predicted.min()} to {predicted.max()}; scores must "
                 f"be turned into classes by the model or a postprocess transform"
             )
-        pairs = np.bincount(self.num_classes * truth + predicted, minlength=self.num_classes**2)
-        self._confusion += pairs.reshape(self._confusion.shape)
+        self._confusion += confusion_matrix(truth, predicted, self.num_classes)
 
     def result(self) -> float:
         """The mean since the last reset, 0 to 1.
@@ -299,8 +299,7 @@ class MeanIntersectionOverUnion:
         Raises:
             MetricError: nothing has been taken in.
         """
-        both = np.diag(self._confusion)
-        either = self._confusion.sum(axis=0) + self._confusion.sum(axis=1) - both
-        if not either.any():
+        found = mean_intersection_over_union(self._confusion)
+        if found is None:
             raise nothing_taken_in(self)
-        return float((both[either > 0] / either[either > 0]).mean())
+        return found

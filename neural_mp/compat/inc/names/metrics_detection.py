@@ -19,21 +19,22 @@ from typing import Any, ClassVar
 import numpy as np
 import yaml
 
-from neural_mp.compat.inc.names.metrics_coco import (
-    CATEGORIES,
-    SUMMARY,
-    Boxes,
-    coco_tools,
-    summary,
-)
+from neural_mp.compat.inc.names.metrics_coco import CATEGORIES
 from neural_mp.compat.inc.names.metrics_forms import text
 from neural_mp.compat.inc.names.registries import METRICS, registered
 from neural_mp.core.nested import as_numpy
 from neural_mp.data.options import existing_path, one_of, whole_number
 from neural_mp.errors import ConfigurationError, MetricError, did_you_mean
+from neural_mp.metrics.average_precision import (
+    ALL_OVERLAPS,
+    SUMMARY,
+    Boxes,
+    coco_tools,
+    overlaps,
+    summary,
+)
 
 _KEYS = tuple(f"DetectionBoxes_{name}" for name in SUMMARY)
-_ALL_OVERLAPS = "0.5:0.05:0.95"
 _OUTPUTS = ("num_detections", "boxes", "scores", "classes")
 
 
@@ -53,7 +54,7 @@ class _Precision:
             if anno_path is None
             else _label_map(f"{self.name}: anno_path", anno_path)
         )
-        self._overlaps = _overlaps(f"{self.name}: iou_thrs", iou_thrs)
+        self._overlaps = overlaps(f"{self.name}: iou_thrs", iou_thrs)
         self._recalls = _recalls(f"{self.name}: map_points", map_points)
         self._key = one_of(f"{self.name}: map_key", map_key, _KEYS)
         self.reset()
@@ -100,7 +101,7 @@ class _Precision:
             np.isin(boxes.classes, list(CATEGORIES)).any() for boxes in self._truth.values()
         ):
             return 0.0
-        found = summary(self._truth, self._found, self._overlaps, self._recalls)
+        found = summary(self._truth, self._found, self._overlaps, self._recalls, CATEGORIES)
         return found[self._key.removeprefix("DetectionBoxes_")]
 
     def _positions(self, count: int) -> dict[str, int]:
@@ -209,7 +210,7 @@ class COCOMeanAveragePrecision(_Precision):
         map_points: int | None = None,
         map_key: str = _KEYS[0],
     ) -> None:
-        super().__init__(anno_path, _ALL_OVERLAPS, 101, map_key)
+        super().__init__(anno_path, ALL_OVERLAPS, 101, map_key)
 
 
 @registered(METRICS, "VOCmAP")
@@ -263,7 +264,7 @@ class COCOMeanAveragePrecisionV2(_Precision):
     def __init__(
         self,
         anno_path: str | None = None,
-        iou_thrs: float | str = _ALL_OVERLAPS,
+        iou_thrs: float | str = ALL_OVERLAPS,
         map_points: int = 101,
         map_key: str = _KEYS[0],
         output_index_mapping: Mapping[str, int] | None = None,
@@ -310,16 +311,6 @@ def _label_map(option: str, path: Any) -> dict[str, int]:
     if not fits or not all(isinstance(number, int) for number in found.values()):
         raise ConfigurationError(f"{option} {wanted}; {file} has another form")
     return {str(name): number for name, number in found.items()}
-
-
-def _overlaps(option: str, value: Any) -> np.ndarray:
-    if value == _ALL_OVERLAPS:
-        return np.linspace(0.5, 0.95, 10)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
-        raise ConfigurationError(
-            f"{option} must be a number from 0 to 1 or {_ALL_OVERLAPS!r}, got {value!r}"
-        )
-    return np.array([float(value)])
 
 
 def _recalls(option: str, value: Any) -> np.ndarray | None:

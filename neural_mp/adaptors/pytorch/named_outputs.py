@@ -1,0 +1,119 @@
+"""Outputs under names, in files that need no class of another package to be read.
+
+Models of `transformers` return objects of their own classes. A file that names such a class can be
+read only where that class was imported, and a file must never have code imported. So what is saved
+returns plain dicts, and what is read back returns `NamedOutputs`.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from neural_mp.adaptors.pytorch.model import shallow_copy
+
+#: Containers of Python's own, which every process knows.
+_PLAIN = (dict, OrderedDict)
+
+
+class NamedOutputs(dict[str, Any]):
+    """The outputs of a model by name, by attribute, or by position, as models of theirs give them.
+
+    `out["logits"]`, `out.logits` and `out[0]` are the same, where it is the first.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(
+                f"the model returns no {name!r}; it returns {', '.join(self)}"
+            ) from None
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.to_tuple()[key] if isinstance(key, int | slice) else super().__getitem__(key)
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        """The values alone."""
+        return tuple(self.values())
+
+
+pytree.register_pytree_node(
+    NamedOutputs,
+    lambda outputs: (list(outputs.values()), list(outputs)),
+    lambda values, names: NamedOutputs(zip(names, values, strict=True)),
+    serialized_type_name="neural_mp.NamedOutputs",
+    flatten_with_keys_fn=lambda outputs: (
+        [(pytree.MappingKey(name), value) for name, value in outputs.items()],
+        list(outputs),
+    ),
+)
+
+
+def with_plain_outputs(module: GraphModule) -> tuple[GraphModule, bool]:
+    """A graph that returns dicts for objects of other packages, and whether it differs."""
+    return _with_outputs(module, _is_foreign, dict)
+
+
+def with_named_outputs(module: GraphModule) -> GraphModule:
+    """A graph that returns `NamedOutputs` for dicts."""
+    return _with_outputs(module, lambda spec: spec.type is dict, NamedOutputs)[0]
+
+
+def _is_foreign(spec: pytree.TreeSpec) -> bool:
+    """Whether a container holds values under names and is none of Python's own."""
+    kind = spec.type
+    if not isinstance(kind, type) or kind in _PLAIN:
+        return False
+    named = issubclass(kind, Mapping) or dataclasses.is_dataclass(kind)
+    return named and _names(spec) is not None
+
+
+def _names(spec: pytree.TreeSpec) -> list[str] | None:
+    """The names under which a container holds its values, in order; None where it has none."""
+    found = spec.context
+    # A dataclass that is registered with torch keeps the names of the fields that are None, too.
+    if isinstance(found, list) and len(found) == 2 and isinstance(found[0], list):
+        found = found[0]
+    names = list(found) if isinstance(found, list | tuple) else []
+    right = len(names) == len(_children(spec)) and all(isinstance(name, str) for name in names)
+    return names if right else None
+
+
+def _children(spec: pytree.TreeSpec) -> list[pytree.TreeSpec]:
+    # A method since torch 2.9; an attribute before.
+    return list(spec.children() if hasattr(spec, "children") else spec.children_specs)
+
+
+def _with_outputs(
+    module: GraphModule, chosen: Callable[[pytree.TreeSpec], bool], kind: type
+) -> tuple[GraphModule, bool]:
+    """A graph whose chosen containers of outputs are of another kind."""
+    before = module.graph._codegen.pytree_info.out_spec
+    assert before is not None
+    after = _changed(before, chosen, kind)
+    if after == before:
+        return module, False
+    rewritten = shallow_copy(module)
+    codegen = copy.copy(rewritten.graph._codegen)
+    codegen.pytree_info = codegen.pytree_info._replace(out_spec=after)
+    rewritten.graph.set_codegen(codegen)
+    rewritten.recompile()
+    return rewritten, True
+
+
+def _changed(
+    spec: pytree.TreeSpec, chosen: Callable[[pytree.TreeSpec], bool], kind: type
+) -> pytree.TreeSpec:
+    if spec.is_leaf():
+        return spec
+    children = [_changed(child, chosen, kind) for child in _children(spec)]
+    if chosen(spec):
+        return pytree.TreeSpec(kind, _names(spec), children)
+    return pytree.TreeSpec(spec.type, spec.context, children)

@@ -1,0 +1,56 @@
+"""`neural-mp tune`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from neural_mp.api.commands.exit_codes import ExitCode, epilog
+from neural_mp.api.commands.options import (
+    JsonOption,
+    QuietOption,
+    SaveOption,
+    TargetOption,
+    VerboseOption,
+)
+from neural_mp.api.commands.output import Output
+from neural_mp.api.commands.results import hand_over
+
+EPILOG = epilog("tune conf.yaml --output tuned", "tune conf.yaml --json | jq .report.speedup")
+
+
+def tune(
+    conf: Annotated[Path, typer.Argument(help="The tuning YAML.")],
+    model: Annotated[str | None, typer.Option(help="Overrides model: name in the YAML.")] = None,
+    output: SaveOption = None,
+    target: TargetOption = None,
+    resume: Annotated[bool, typer.Option(help="Go on with the workspace's latest run.")] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = 0,
+) -> None:
+    """Search for the fastest form of a model that meets an accuracy target, as a YAML file says."""
+    with Output(as_json, quiet, verbose) as out:
+        from neural_mp.api.mixed_precision import MixedPrecision
+        from neural_mp.api.saved_folder import check_destination
+        from neural_mp.reporting import LiveListener, error_console
+        from neural_mp.tuning.listener import Listener
+
+        if output is not None:
+            check_destination(output)  # now, not after hours of tuning
+        converter = MixedPrecision(conf)
+        if model is not None:
+            converter.model = model
+        if target is not None:
+            converter.target = target
+        if resume:
+            converter.resume = True
+        out.kept = "the trials so far are kept, and --resume goes on from there"
+        listener = Listener() if quiet else LiveListener(error_console(), summary=False)
+        converter.listener = listener
+        result = converter()
+        hand_over(result, out, output)
+        if result.met is False:
+            raise typer.Exit(ExitCode.TARGET_MISSED)

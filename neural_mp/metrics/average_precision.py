@@ -1,0 +1,197 @@
+"""How well boxes were found: mean average precision, as pycocotools computes it for COCO."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from neural_mp.errors import ConfigurationError, MissingFrameworkError
+
+#: The values of the summary, in the order of pycocotools' `stats`.
+SUMMARY = (
+    "Precision/mAP",
+    "Precision/mAP@.50IOU",
+    "Precision/mAP@.75IOU",
+    "Precision/mAP (small)",
+    "Precision/mAP (medium)",
+    "Precision/mAP (large)",
+    "Recall/AR@1",
+    "Recall/AR@10",
+    "Recall/AR@100",
+    "Recall/AR@100 (small)",
+    "Recall/AR@100 (medium)",
+    "Recall/AR@100 (large)",
+)
+#: Ten overlaps, over which COCO takes the mean.
+ALL_OVERLAPS = "0.5:0.05:0.95"
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """The boxes of one image.
+
+    Attributes:
+        corners: `[N, 4]`, each `[ymin, xmin, ymax, xmax]`.
+        classes: `[N]`, ids of classes.
+        scores: `[N]` of boxes that were found; None of those that are there.
+    """
+
+    corners: np.ndarray
+    classes: np.ndarray
+    scores: np.ndarray | None = None
+
+
+def overlaps(option: str, value: Any) -> np.ndarray:
+    """The overlaps that a setting stands for, `[T]`.
+
+    Args:
+        option: what it is called, for messages.
+        value: a number from 0 to 1, or `ALL_OVERLAPS`.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    if value == ALL_OVERLAPS:
+        return np.linspace(0.5, 0.95, 10)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise ConfigurationError(
+            f"{option} must be a number from 0 to 1 or {ALL_OVERLAPS!r}, got {value!r}"
+        )
+    return np.array([float(value)])
+
+
+def coco_tools(needed_by: str) -> ModuleType:
+    """The package pycocotools, with its modules `coco` and `cocoeval` loaded.
+
+    Raises:
+        MissingFrameworkError: it is not installed.
+    """
+    try:
+        import pycocotools.coco
+        import pycocotools.cocoeval
+    except ImportError as error:
+        raise MissingFrameworkError(
+            f"{needed_by} needs pycocotools; install it with: pip install 'neural-mp[coco]'"
+        ) from error
+    return pycocotools
+
+
+def summary(
+    truth: Mapping[str, Boxes],
+    found: Mapping[str, Boxes],
+    overlaps: np.ndarray,
+    recalls: np.ndarray | None,
+    categories: Mapping[int, str],
+) -> dict[str, float]:
+    """Precision and recall over all images, classes and overlaps.
+
+    Args:
+        truth: image → boxes that are there; boxes of other classes are left out.
+        found: image → boxes with scores; the 100 best of an image and class count.
+        overlaps: intersections over union from which on a box counts as found, `[T]`.
+        recalls: where precision is read off, `[R]`; None for the area under its curve.
+        categories: id of a class → its name.
+
+    Returns:
+        A value for each name in `SUMMARY`, 0 to 1; -1 for what is not defined, as pycocotools
+        says it.
+
+    Raises:
+        MissingFrameworkError: pycocotools is not installed.
+    """
+    tools = coco_tools("mAP")
+    with redirect_stdout(io.StringIO()):  # it prints its progress
+        evaluation = tools.cocoeval.COCOeval(
+            _annotated(tools, truth, list(truth), categories),
+            _annotated(tools, found, list(truth), categories),
+            "bbox",
+        )
+        evaluation.params.iouThrs = overlaps
+        evaluation.params.recThrs = np.array([-1.0]) if recalls is None else recalls
+        evaluation.evaluate()
+        evaluation.accumulate()
+        if recalls is None:
+            _put_areas(evaluation)
+        evaluation.summarize()
+    return dict(zip(SUMMARY, map(float, evaluation.stats), strict=True))
+
+
+def _annotated(
+    tools: ModuleType,
+    images: Mapping[str, Boxes],
+    names: list[str],
+    categories: Mapping[int, str],
+) -> Any:
+    """Boxes in the form of pycocotools, which counts ids from 1: 0 stands for no match."""
+    annotations = (
+        entry for name, boxes in images.items() for entry in _entries(name, boxes, categories)
+    )
+    coco = tools.coco.COCO()
+    coco.dataset = {
+        "images": [{"id": name} for name in names],
+        "categories": [{"id": number, "name": name} for number, name in categories.items()],
+        "annotations": [{"id": i, **entry} for i, entry in enumerate(annotations, start=1)],
+    }
+    coco.createIndex()
+    return coco
+
+
+def _entries(image: str, boxes: Boxes, categories: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+    tops_lefts, bottoms_rights = boxes.corners[:, :2], boxes.corners[:, 2:]
+    positions = tops_lefts[:, ::-1].astype(np.float64).tolist()
+    sizes = (bottoms_rights - tops_lefts)[:, ::-1].astype(np.float64).tolist()
+    scores = [None] * len(sizes) if boxes.scores is None else boxes.scores.tolist()
+    for kind, position, size, score in zip(
+        boxes.classes.tolist(), positions, sizes, scores, strict=True
+    ):
+        if kind in categories:
+            yield {
+                "image_id": image,
+                "category_id": int(kind),
+                "bbox": [*position, *size],
+                "area": size[0] * size[1],
+                "iscrowd": 0,
+                **({} if score is None else {"score": score}),
+            }
+
+
+def _put_areas(evaluation: Any) -> None:
+    """Put the area under each curve of precision over recall in the place of its points."""
+    limits = evaluation._paramsEval
+    shape = (len(limits.catIds), len(limits.areaRng), len(limits.imgIds))
+    precision = evaluation.eval["precision"]  # [T, 1, K, A, M]
+    for kind in range(shape[0]):
+        for size in range(shape[1]):
+            start = (kind * shape[1] + size) * shape[2]
+            images = [e for e in evaluation.evalImgs[start : start + shape[2]] if e is not None]
+            there = sum(int(np.sum(np.asarray(e["gtIgnore"]) == 0)) for e in images)
+            if there:
+                for place, most in enumerate(limits.maxDets):
+                    precision[:, 0, kind, size, place] = _areas(images, most, there)
+
+
+def _areas(images: list[dict[str, Any]], most: int, there: int) -> list[float]:
+    """The area for each overlap.
+
+    Args:
+        images: what pycocotools found for each image, of one class and size of boxes.
+        most: how many of an image's best boxes count.
+        there: how many boxes are there to be found.
+    """
+    scores = np.concatenate([np.asarray(e["dtScores"][:most]) for e in images])
+    order = np.argsort(-scores, kind="stable")
+    ignored = np.concatenate([e["dtIgnore"][:, :most] for e in images], axis=1)[:, order] != 0
+    matched = np.concatenate([e["dtMatches"][:, :most] for e in images], axis=1)[:, order] != 0
+    right = np.cumsum(matched & ~ignored, axis=1)
+    wrong = np.cumsum(~matched & ~ignored, axis=1)
+    precisions = right / (right + wrong + np.spacing(1))
+    # What is reached at a recall is the best precision there or at any higher recall.
+    envelopes = np.maximum.accumulate(precisions[:, ::-1], axis=1)[:, ::-1]
+    steps = np.diff(right / there, axis=1, prepend=0.0)
+    return (steps * envelopes).sum(axis=1).tolist()

@@ -1,0 +1,212 @@
+"""Mean average precision of boxes (mAP).
+
+Predictions and labels come in one of these forms; N is the number of images of a batch, M of boxes.
+
+* An image after the other: a list of N dicts with `boxes` `[M, 4]`, `labels` `[M]` and, for
+  predictions, `scores` `[M]`, as detection models of torchvision give them.
+* A whole batch: a dict, or several outputs, with `boxes` `[N, M, 4]`, `labels` `[N, M]` and
+  `scores` `[N, M]`, padded to one M. Rows whose class is negative are left out, as are those from
+  `count` `[N]` on, where there is such an output.
+
+Classes are whole numbers from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from neural_mp.core.nested import as_numpy
+from neural_mp.data.options import one_of
+from neural_mp.errors import ConfigurationError, MetricError, did_you_mean
+from neural_mp.metrics.average_precision import (
+    ALL_OVERLAPS,
+    Boxes,
+    coco_tools,
+    overlaps,
+    summary,
+)
+from neural_mp.metrics.outputs import chosen, described, described_outputs, outputs_of
+from neural_mp.metrics.registry import METRICS, nothing_taken_in
+
+_PARTS = ("boxes", "scores", "labels", "count")
+#: Other names under which a part is found by itself.
+_ALIASES: Mapping[str, tuple[str, ...]] = {
+    "boxes": ("boxes", "detection_boxes", "bboxes"),
+    "scores": ("scores", "detection_scores"),
+    "labels": ("labels", "classes", "detection_classes"),
+    "count": ("count", "num_detections"),
+}
+#: How a box is written → its `ymin, xmin, ymax, xmax`.
+_CORNERS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "xyxy": lambda box: box[:, [1, 0, 3, 2]],
+    "yxyx": lambda box: box,
+    "xywh": lambda box: np.stack(
+        [box[:, 1], box[:, 0], box[:, 1] + box[:, 3], box[:, 0] + box[:, 2]], axis=1
+    ),
+    "cxcywh": lambda box: np.stack(
+        [
+            box[:, 1] - box[:, 3] / 2,
+            box[:, 0] - box[:, 2] / 2,
+            box[:, 1] + box[:, 3] / 2,
+            box[:, 0] + box[:, 2] / 2,
+        ],
+        axis=1,
+    ),
+}
+
+
+@METRICS.register("mAP", "mean_average_precision")
+class MeanAveragePrecision:
+    """The mean average precision of boxes over the classes that the labels have, as COCO has it.
+
+    The 100 best boxes of an image and class count; precision is read off at 101 recalls.
+
+    Args:
+        iou: the overlap (intersection over union) from which on a box counts as found, 0 to 1;
+            or `0.5:0.05:0.95`, the mean over these.
+        box: how four numbers are a box: `xyxy` (left, top, right, bottom), `yxyx`, `xywh` (left,
+            top, width, height) or `cxcywh` (middle, width, height).
+        outputs: which of the model's outputs are `boxes`, `scores`, `labels` and `count`, by name
+            or position, where they are not so called.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+        MissingFrameworkError: pycocotools is not installed.
+    """
+
+    running: ClassVar[bool] = False  # a value takes long, and is no mean over samples
+    higher_is_better: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        iou: float | str = ALL_OVERLAPS,
+        box: str = "xyxy",
+        outputs: Mapping[str, str | int] | None = None,
+    ) -> None:
+        coco_tools("mAP")
+        self._overlaps = overlaps("mAP: iou", iou)
+        self._corners = _CORNERS[one_of("mAP: box", box, [*_CORNERS])]
+        self._outputs = _checked(outputs or {})
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._truth: dict[str, Boxes] = {}
+        self._found: dict[str, Boxes] = {}
+
+    def update(self, preds: Any, labels: Any) -> None:
+        """Take in one batch.
+
+        Raises:
+            MetricError: predictions or labels have another form.
+        """
+        found = self._images(preds, "predictions", self._outputs)
+        truth = self._images(labels, "labels", {})
+        if len(found) != len(truth):
+            raise MetricError(
+                f"mAP got predictions for {len(found)} images and labels for {len(truth)}"
+            )
+        start = len(self._truth)
+        for number, (ours, theirs) in enumerate(zip(found, truth, strict=True), start):
+            self._found[str(number)], self._truth[str(number)] = ours, theirs
+
+    def result(self) -> float:
+        """The value since the last reset, 0 to 1.
+
+        Raises:
+            MetricError: nothing has been taken in, or no label has a box.
+        """
+        if not self._truth:
+            raise nothing_taken_in(self)
+        classes = {int(kind) for boxes in self._truth.values() for kind in boxes.classes}
+        if not classes:
+            raise MetricError("mAP is not defined: there is no box in any label")
+        names = {kind: str(kind) for kind in sorted(classes)}
+        recalls = np.linspace(0, 1, 101)
+        found = summary(self._truth, self._found, self._overlaps, recalls, names)
+        return found["Precision/mAP"]
+
+    def _images(self, values: Any, what: str, outputs: Mapping[str, str | int]) -> list[Boxes]:
+        """The boxes of every image of a batch."""
+        wanted = [part for part in _PARTS if part != "scores" or what == "predictions"]
+        if isinstance(values, Sequence) and all(isinstance(item, Mapping) for item in values):
+            parts = [_parts(item, what, outputs, wanted) for item in values]
+        else:
+            whole = _parts(values, what, outputs, wanted)
+            length = len(whole["boxes"])
+            if any(len(part) != length for part in whole.values()):
+                raise MetricError(
+                    f"mAP needs {what} whose first axis is the images of a batch, there are "
+                    f"{described_outputs(whole)}"
+                )
+            parts = [{name: part[i] for name, part in whole.items()} for i in range(length)]
+        return [self._boxes(image, what) for image in parts]
+
+    def _boxes(self, parts: Mapping[str, Any], what: str) -> Boxes:
+        """The boxes of one image, of which the shapes are checked."""
+        arrays = {name: np.asarray(as_numpy(part)) for name, part in parts.items()}
+        count = arrays.pop("count", None)
+        until = None if count is None else int(count.reshape(-1)[0])
+        corners = arrays["boxes"].astype(np.float64)
+        corners = corners.reshape(-1, 4) if corners.size == 0 else corners
+        rows = {len(np.atleast_1d(part)) for name, part in arrays.items() if name != "boxes"}
+        if corners.ndim != 2 or corners.shape[1] != 4 or rows != {len(corners)}:
+            raise MetricError(
+                f"mAP needs for each image boxes [M, 4] with M labels and scores, got as {what}: "
+                f"{described_outputs(arrays)}"
+            )
+        kinds = np.atleast_1d(arrays["labels"])[:until].astype(np.int64)
+        real = kinds >= 0
+        scores = arrays.get("scores")
+        return Boxes(
+            self._corners(corners[:until])[real],
+            kinds[real],
+            None if scores is None else np.atleast_1d(scores)[:until][real].astype(np.float64),
+        )
+
+
+def _parts(
+    values: Any, what: str, outputs: Mapping[str, str | int], wanted: Sequence[str]
+) -> dict[str, Any]:
+    """Boxes, labels and so on among several outputs."""
+    there = outputs_of(values)
+    if there is None:
+        raise MetricError(
+            f"mAP takes {what} of several parts, {', '.join(wanted[:-1])}, for each image or for a "
+            f"whole batch; got one {described(values)}"
+        )
+    found = {}
+    for place, part in enumerate(wanted):
+        names = [name for name in _ALIASES[part] if name in there]
+        if part in outputs:
+            found[part] = chosen(values, outputs[part], what)
+        elif names:
+            found[part] = there[names[0]]
+        elif part != "count" and str(place) in there:  # outputs without names, in this order
+            found[part] = there[str(place)]
+        elif part != "count":
+            raise MetricError(
+                f"mAP finds no {part} among the {what}; there are {described_outputs(there)}"
+                + ("; say which in the option outputs" if what == "predictions" else "")
+            )
+    return found
+
+
+def _checked(outputs: Any) -> Mapping[str, str | int]:
+    if not isinstance(outputs, Mapping):
+        raise ConfigurationError(
+            f"mAP: outputs must be names or positions of outputs by part, got {outputs!r}"
+        )
+    for part, place in outputs.items():
+        if part not in _PARTS:
+            raise ConfigurationError(
+                f"mAP: outputs: unknown part {part!r}{did_you_mean(part, _PARTS)}"
+            )
+        if not isinstance(place, str | int) or isinstance(place, bool):
+            raise ConfigurationError(
+                f"mAP: outputs: {part} must be the name or position of an output, got {place!r}"
+            )
+    return outputs

@@ -1,0 +1,173 @@
+"""Metrics over classes of pixels: the mean intersection over union (mIoU)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from neural_mp.data.options import finite_number, whole_number
+from neural_mp.errors import ConfigurationError, MetricError
+from neural_mp.metrics.predictions import as_array
+from neural_mp.metrics.registry import METRICS, nothing_taken_in
+
+
+def confusion_matrix(truth: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
+    """How often each class was taken for each: int64 `[classes, classes]`, truth by prediction.
+
+    Args:
+        truth: classes from 0 to below `classes`, int64 `[N]`.
+        predicted: the same.
+        classes: how many there are.
+    """
+    pairs = np.bincount(classes * truth + predicted, minlength=classes**2)
+    return pairs.reshape(classes, classes)
+
+
+def mean_intersection_over_union(confusion: np.ndarray) -> float | None:
+    """The mean over classes of intersection over union, of the classes that appear at all.
+
+    Args:
+        confusion: truth by prediction, `[C, C]`.
+
+    Returns:
+        0 to 1; None where no class appears.
+    """
+    both = np.diag(confusion)
+    either = confusion.sum(axis=0) + confusion.sum(axis=1) - both
+    there = either > 0
+    return float((both[there] / either[there]).mean()) if there.any() else None
+
+
+@METRICS.register("mIoU", "mean_iou")
+class MeanIoU:
+    """The mean over classes of intersection over union, of classes that appear at all.
+
+    Labels are classes of pixels, `[N, …]`. Predictions are scores, with one axis of classes more
+    than the labels, whose highest counts; or of the shape of the labels (an axis of size 1 in the
+    place of the classes is no matter): integers, which are classes, or floats, class 1 above
+    `threshold`, else 0. Pixels of all batches are counted together.
+
+    Args:
+        num_classes: how many classes there are; None takes as many as appear.
+        ignore_index: a label that is left out, or a list of such, as 255 often is.
+        axis: where the classes are in scores: 1 in `[N, C, H, W]`, -1 in `[N, H, W, C]`.
+        threshold: between the two classes of floats: 0.5 for probabilities, 0 for logits.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+    """
+
+    running: ClassVar[bool] = True
+    higher_is_better: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        num_classes: int | None = None,
+        ignore_index: int | list[int] | None = None,
+        axis: int = 1,
+        threshold: float = 0.5,
+    ) -> None:
+        if num_classes is not None:
+            num_classes = whole_number("mIoU: num_classes", num_classes, minimum=1)
+        ignored = ignore_index if isinstance(ignore_index, list | tuple) else [ignore_index]
+        self.num_classes = num_classes
+        self.ignored = [
+            whole_number("mIoU: ignore_index", index) for index in ignored if index is not None
+        ]
+        self.axis = whole_number("mIoU: axis", axis)
+        if axis == 0:
+            raise ConfigurationError("mIoU: axis cannot be 0, which is that of the samples")
+        self.threshold = finite_number("mIoU: threshold", threshold)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._confusion = np.zeros((self.num_classes or 0,) * 2, np.int64)
+        self._scored = 0
+
+    def update(self, preds: Any, labels: Any) -> None:
+        """Take in one batch.
+
+        Raises:
+            MetricError: predictions and labels do not fit each other, or hold what is no class.
+        """
+        truth = self._squeezed(as_array(labels, "labels"))
+        predicted, unknown = self._predicted(as_array(preds, "predictions"), truth)
+        truth, predicted = _whole(truth, "labels"), _whole(predicted, "predictions")
+        counted = ~np.isin(truth, self.ignored)
+        truth, predicted, unknown = truth[counted], predicted[counted], unknown[counted]
+        classes = self._count_classes(truth, predicted)
+        predicted = np.where(unknown, (truth + 1) % max(classes, 2), predicted)
+        classes = max(classes, 2) if unknown.any() else classes
+        before, self._confusion = self._confusion, confusion_matrix(truth, predicted, classes)
+        self._confusion[: len(before), : len(before)] += before
+
+    def result(self) -> float:
+        """The mean since the last reset, 0 to 1.
+
+        Raises:
+            MetricError: nothing has been taken in.
+        """
+        found = mean_intersection_over_union(self._confusion)
+        if found is None:
+            raise nothing_taken_in(self)
+        return found
+
+    def _squeezed(self, values: np.ndarray) -> np.ndarray:
+        """Classes of pixels without the axis of size 1 that stands for the channel."""
+        has_channel = -values.ndim < self.axis < values.ndim and values.ndim > 3
+        return values.squeeze(self.axis) if has_channel and values.shape[self.axis] == 1 else values
+
+    def _predicted(self, scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Predicted classes, and where a prediction is NaN, which is never right."""
+        given = scores.shape
+        unknown = np.isnan(scores) if scores.dtype.kind == "f" else np.zeros(scores.shape, bool)
+        if scores.ndim == truth.ndim + 1 and -scores.ndim <= self.axis < scores.ndim:
+            if scores.shape[self.axis] > 1:
+                self._scored = scores.shape[self.axis]
+                scores, unknown = scores.argmax(self.axis), unknown.any(self.axis)
+            else:
+                scores, unknown = scores.squeeze(self.axis), unknown.squeeze(self.axis)
+                scores = self._thresholded(scores)
+        else:
+            scores, unknown = self._squeezed(scores), self._squeezed(unknown)
+            scores = self._thresholded(scores)
+        if scores.shape != truth.shape:
+            raise MetricError(
+                f"mIoU needs scores with an axis of classes, or classes, for labels of shape "
+                f"{truth.shape}, got predictions of shape {given}; axis={self.axis} "
+                f"says where the classes are"
+            )
+        return scores, unknown.reshape(-1)
+
+    def _thresholded(self, scores: np.ndarray) -> np.ndarray:
+        if scores.dtype.kind != "f":
+            return scores
+        with np.errstate(invalid="ignore"):
+            return (scores > self.threshold).astype(np.int64)
+
+    def _count_classes(self, truth: np.ndarray, predicted: np.ndarray) -> int:
+        """How many classes there are, by what was said or seen.
+
+        Raises:
+            MetricError: a number is beyond them.
+        """
+        seen = [int(values.max()) + 1 for values in (truth, predicted) if values.size]
+        classes = self.num_classes or self._scored or max(*seen, len(self._confusion), 0, 0)
+        for values, what in ((truth, "labels"), (predicted, "predictions")):
+            if values.size and not 0 <= values.min() <= values.max() < classes:
+                wrong = values.min() if values.min() < 0 else values.max()
+                hint = "; set ignore_index for what is no class" if what == "labels" else ""
+                raise MetricError(
+                    f"mIoU over {classes} classes needs {what} from 0 to {classes - 1}, got "
+                    f"{wrong}{hint}"
+                )
+        return classes
+
+
+def _whole(values: np.ndarray, what: str) -> np.ndarray:
+    found = np.nan_to_num(values).astype(np.int64)
+    if not np.array_equal(found, values):
+        raise MetricError(f"the {what} must be classes, whole numbers from 0")
+    return found.reshape(-1)

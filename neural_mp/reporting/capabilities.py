@@ -1,0 +1,256 @@
+"""Tables of what the ops of a model can run in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from neural_mp.core.grammar import counted
+from neural_mp.core.graph import Op
+from neural_mp.core.precision import Precision
+from neural_mp.space import TuningSpace
+
+#: Types that a reason of the summary names before it counts the others.
+_SHOWN_TYPES = 4
+#: Columns that any table fits in.
+_AMPLE = 100_000
+#: Columns for the types of ops where names need the room.
+_NARROW = 20
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Ops that share a row of the table: their names, types, what they run in, and why no more."""
+
+    names: tuple[str, ...]
+    types: tuple[str, ...]
+    runs_in: str
+    because: str
+    style: str
+
+
+def capability_table(
+    space: TuningSpace, ops: Sequence[Op] | None = None, *, each: bool = False
+) -> RenderableType:
+    """The ops of a model, what they can run in, and the reasons for what they cannot.
+
+    Where there is no room for all of it side by side, a row has the name of the first of its ops
+    only, and the reasons stand below the table, each once.
+
+    Args:
+        space: the model's space.
+        ops: those of its ops that are shown; all by default.
+        each: a row for every op; else one row for those of a layer that are alike.
+    """
+    shown = list(space.graph) if ops is None else list(ops)
+    groups = [[op] for op in shown] if each else _layers(space, shown)
+    title = counted(len(shown), "op")
+    notes = ["ops shown dim follow the ops around them unless a plan names them"]
+    if len(groups) < len(shown):
+        title = f"{title} in {counted(len(groups), 'group')}"
+        notes.append("ops of one layer share a row; --all gives each a row of its own")
+    shared = _reasons_of_all(space)
+    notes.extend(f"no {p} for any op: {why}" for p, why in shared.items())
+    return _Capabilities(title, [_row(space, group, shared) for group in groups], notes)
+
+
+@dataclass(frozen=True)
+class _Capabilities:
+    """The table, laid out as the console has room for it."""
+
+    title: str
+    rows: Sequence[_Row]
+    notes: Sequence[str]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table, marks = self._table(), []
+        if Measurement.get(console, options.update(width=_AMPLE), table).maximum > (
+            options.max_width
+        ):
+            reasons = [row.because for row in self.rows if row.because]
+            marks = list(dict.fromkeys(reasons))
+            table = self._table(marks)
+        yield table
+        for number, reason in enumerate(marks, start=1):
+            yield Text(f"({number}) {reason}")
+        for note in self.notes:
+            yield Text(note, style="dim")
+
+    def _table(self, marks: Sequence[str] | None = None) -> Table:
+        """The wide table; with reasons that are referred to by number, the narrow one."""
+        table = Table(title=self.title, title_justify="left")
+        table.add_column("op", overflow="fold")
+        table.add_column("type", overflow="fold", max_width=None if marks is None else _NARROW)
+        for heading in ("can run in", "because")[: 2 if marks is None else 1]:
+            table.add_column(heading, overflow="fold")
+        for row in self.rows:
+            cells = [", ".join(row.names), ", ".join(row.types), row.runs_in, row.because]
+            if marks is not None:
+                mark = f" ({marks.index(row.because) + 1})" if row.because else ""
+                cells = [row.names[0], cells[1], row.runs_in + mark]
+            table.add_row(*cells, style=row.style)
+        return table
+
+
+def _row(space: TuningSpace, group: Sequence[Op], shared: Mapping[Precision, str]) -> _Row:
+    first = group[0]
+    reasons = space.capabilities[first.name].reasons.items()
+    return _Row(
+        tuple(op.name for op in group),
+        tuple(op.type for op in group),
+        _runs_in(space, first),
+        "; ".join(f"no {p}: {why}" for p, why in reasons if shared.get(p) != why),
+        "" if first.name in space.decided else "dim",
+    )
+
+
+def _runs_in(space: TuningSpace, op: Op) -> str:
+    capability = space.capabilities[op.name]
+    return ", ".join(
+        f"{p}{' (emulated)' if p in capability.emulated else ''}" for p in capability.precisions
+    )
+
+
+def _layers(space: TuningSpace, ops: Sequence[Op]) -> list[list[Op]]:
+    """The ops in their order, those together that run in one layer's kernel and are alike else.
+
+    The first of a group speaks for all: what the others cannot do alone, its kernel does for them.
+    """
+    groups: dict[Any, list[Op]] = {}
+    shown = {op.name for op in ops}
+    for op in ops:
+        layer = op.fusion_group
+        leads = layer is not None and layer in shown
+        if leads and _follows(space, op, space.graph[layer or ""]):
+            groups.setdefault(layer, []).append(op)
+        elif layer is not None:
+            capability = space.capabilities[op.name]
+            kind = (layer, capability.precisions, tuple(capability.reasons.items()))
+            groups.setdefault(kind, []).append(op)
+        else:
+            groups.setdefault(op.name, []).insert(0, op)
+    position = {op.name: index for index, op in enumerate(ops)}
+    return sorted(groups.values(), key=lambda group: position[group[0].name])
+
+
+def _follows(space: TuningSpace, op: Op, layer: Op) -> bool:
+    """Whether an op differs from its layer in nothing but that it has no INT8 kernel by itself."""
+
+    def beside_int8(name: str) -> tuple[Any, ...]:
+        capability = space.capabilities[name]
+        reasons = {p: why for p, why in capability.reasons.items() if p is not Precision.INT8}
+        runs = [p for p in capability.precisions if p is not Precision.INT8]
+        return runs, reasons, capability.emulated
+
+    return beside_int8(op.name) == beside_int8(layer.name)
+
+
+def _reasons_of_all(space: TuningSpace) -> dict[Precision, str]:
+    """The reasons that every op gives: they are the machine's, not the op's."""
+    first, *others = [space.capabilities[op.name].reasons for op in space.graph] or [{}]
+    return {p: why for p, why in first.items() if all(o.get(p) == why for o in others)}
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why ops of a model cannot run in a precision.
+
+    Attributes:
+        precision: the precision.
+        words: why.
+        types: op type → how many of its ops that is true of.
+    """
+
+    precision: Precision
+    words: str
+    types: Mapping[str, int]
+
+    @property
+    def ops(self) -> int:
+        """How many ops it is true of."""
+        return sum(self.types.values())
+
+
+@dataclass(frozen=True)
+class CapabilitySummary:
+    """What the ops of a model can run in, counted.
+
+    Attributes:
+        types: op type → how many ops it has.
+        able: op type → precision → how many of its ops can run in it.
+        reasons: why others cannot, that of most ops first.
+    """
+
+    types: Mapping[str, int]
+    able: Mapping[str, Mapping[Precision, int]]
+    reasons: tuple[Reason, ...]
+
+    @classmethod
+    def of(cls, space: TuningSpace, ops: Sequence[Op]) -> CapabilitySummary:
+        """The counts over some ops of a model."""
+        able: dict[str, Counter[Precision]] = {}
+        reasons: dict[tuple[Precision, str], Counter[str]] = {}
+        for op in ops:
+            capability = space.capabilities[op.name]
+            able.setdefault(op.type, Counter()).update(capability.precisions)
+            for precision, words in capability.reasons.items():
+                reasons.setdefault((precision, words), Counter())[op.type] += 1
+        found = [Reason(*key, dict(types.most_common())) for key, types in reasons.items()]
+        return cls(
+            dict(sorted(Counter(op.type for op in ops).items())),
+            able,
+            tuple(sorted(found, key=lambda reason: -reason.ops)),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dicts."""
+        return {
+            "ops": sum(self.types.values()),
+            "types": {
+                kind: {"ops": count, **{p.value: self.able[kind][p] for p in Precision}}
+                for kind, count in self.types.items()
+            },
+            "reasons": [
+                {
+                    "precision": reason.precision.value,
+                    "reason": reason.words,
+                    "ops": reason.ops,
+                    "types": dict(reason.types),
+                }
+                for reason in self.reasons
+            ],
+        }
+
+
+def summary_table(summary: CapabilitySummary) -> RenderableType:
+    """How many ops of every type can run in what, and why others cannot."""
+    total = sum(summary.types.values())
+    table = Table(title=f"What {counted(total, 'op')} can run in", title_justify="left")
+    table.add_column("op type", overflow="fold")
+    for heading in ("ops", *(p.value for p in Precision)):
+        table.add_column(heading, justify="right")
+    for kind, count in summary.types.items():
+        table.add_row(kind, str(count), *(str(summary.able[kind][p] or "") for p in Precision))
+    table.add_section()
+    able = (sum(by[p] for by in summary.able.values()) for p in Precision)
+    table.add_row("all", str(total), *(str(count or "") for count in able))
+    if not summary.reasons:
+        return table
+    reasons = Table(title="Why not", title_justify="left")
+    reasons.add_column("no")
+    reasons.add_column("ops", justify="right")
+    for heading in ("of type", "because"):
+        reasons.add_column(heading, overflow="fold")
+    for reason in summary.reasons:
+        types = list(reason.types)
+        more = len(types) - _SHOWN_TYPES
+        named = ", ".join(types[:_SHOWN_TYPES]) + (f" and {more} more" if more > 0 else "")
+        reasons.add_row(reason.precision.value, str(reason.ops), named, reason.words)
+    return Group(table, reasons)

@@ -1,0 +1,50 @@
+"""The command line in this process, and a folder to use it in."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from neural_mp.api import cli
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run the command, piped; its exit code, output and errors."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["neural-mp", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def workplace(tmp_path, net, digits):
+    """A folder with data, a model file and a tuning file."""
+    train, test = digits
+    np.savez(tmp_path / "train.npz", inputs=train.images, labels=train.labels)
+    np.savez(tmp_path / "test.npz", inputs=test.images, labels=test.labels)
+    program = torch.export.export(
+        net, (torch.zeros(2, 1, 8, 8),), dynamic_shapes=({0: torch.export.Dim.AUTO},)
+    )
+    torch.export.save(program, tmp_path / "net.pt2")
+    (tmp_path / "conf.yaml").write_text(
+        """
+model: {name: net.pt2}
+mixed_precision: {precisions: int8}
+quantization:
+  calibration: {dataloader: {batch_size: 50, dataset: {numpy: {path: train.npz}}}}
+evaluation:
+  accuracy:
+    metric: accuracy
+    dataloader: {batch_size: 100, dataset: {numpy: {path: test.npz}}}
+"""
+    )
+    return tmp_path

@@ -1,0 +1,202 @@
+"""Batches as users have them: dicts with labels in them, and loaders that are at fault."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from neural_mp import AccuracyCriterion, MixedPrecision
+from neural_mp.core.labels import labels_of
+from neural_mp.errors import DataError
+
+WIDTH, CLASSES = 6, 3
+
+
+class Pairs(nn.Module):
+    """Two inputs and, as models of transformers take them, labels that may be left out."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = nn.Linear(WIDTH, 16)
+        self.gate = nn.Linear(WIDTH, 16)
+        self.head = nn.Linear(16, CLASSES)
+
+    def forward(self, left, right, labels=None):
+        logits = self.head(torch.relu(self.hidden(left)) * torch.sigmoid(self.gate(right)))
+        if labels is None:
+            return {"logits": logits}
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class Collated(dict):
+    """What a tokenizer returns: a mapping of a class of its own."""
+
+
+class Accuracy:
+    """Wants logits, with nothing before them."""
+
+    def reset(self):
+        self.right = self.all = 0
+
+    def update(self, preds, labels):
+        assert list(preds) == ["logits"]
+        self.right += int((preds["logits"].argmax(1) == labels).sum())
+        self.all += len(labels)
+
+    def result(self):
+        return self.right / self.all
+
+
+def batches(net, count=4, size=8, **others):
+    """Batches labelled by the net itself, the labels first."""
+    torch.manual_seed(3)
+    found = []
+    for _ in range(count):
+        left, right = torch.randn(2, size, WIDTH)
+        with torch.no_grad():
+            labels = net(left, right)["logits"].argmax(1)
+        found.append(Collated(labels=labels, right=right, left=left, **others))
+    return found
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return Pairs().eval()
+
+
+def tuner(net, tmp_path, evaluation, calibration=None):
+    made = MixedPrecision()
+    made.model, made.precisions, made.metric = net, "int8", Accuracy()
+    made.eval_dataloader, made.calib_dataloader = evaluation, calibration
+    made.accuracy_criterion = AccuracyCriterion(0.5, relative=False)
+    made.objective = "modelsize"
+    made.workspace = tmp_path / "workspace"
+    return made
+
+
+@pytest.fixture
+def tuned(net, tmp_path):
+    return tuner(net, tmp_path, batches(net))()
+
+
+def test_a_dict_with_labels_in_it_is_tuned_and_calibrated_with(net, tuned):
+    assert tuned.report.baseline_accuracy == 1.0
+    assert tuned.met
+    assert tuned.plan.counts()["int8"] == 3
+
+
+def test_batches_that_hold_labels_and_pairs_go_together(net, tmp_path):
+    held = batches(net)
+    pairs = [({"left": b["left"], "right": b["right"]}, b["labels"]) for b in held]
+    assert tuner(net, tmp_path, pairs, held)().report.baseline_accuracy == 1.0
+    assert tuner(net, tmp_path, held, pairs)().report.baseline_accuracy == 1.0
+
+
+def test_a_result_takes_a_batch_in_every_form(net, tuned):
+    (batch, *_) = batches(net)
+    left, right = batch["left"], batch["right"]
+    wanted = tuned(left, right)["logits"]
+    for found in (
+        tuned(**batch),
+        tuned(batch),
+        tuned(right=right, left=left),
+        tuned({"right": right, "left": left}),
+        tuned((left, right)),
+    ):
+        assert list(found) == ["logits"]
+        torch.testing.assert_close(found["logits"], wanted, rtol=0, atol=0)
+
+
+def test_arrays_in_a_mapping_of_another_class_come_back_as_arrays(net, tuned):
+    (batch, *_) = batches(net)
+    arrays = Collated({key: value.numpy() for key, value in batch.items()})
+    assert isinstance(tuned(arrays)["logits"], np.ndarray)
+
+
+def test_a_result_names_the_input_that_is_missing_or_too_many(net, tuned):
+    (batch, *_) = batches(net)
+    with pytest.raises(DataError, match="lacks the input 'right'; the model takes right, left"):
+        tuned(left=batch["left"])
+    with pytest.raises(DataError, match=r"'rihgt', which Pairs\.forward does not take; did you"):
+        tuned(left=batch["left"], rihgt=batch["right"])
+
+
+class Labelled(Pairs):
+    """Cannot do without labels."""
+
+    def forward(self, left, right, labels):
+        return {"logits": super().forward(left, right)["logits"] + 0 * labels[:, None]}
+
+
+def test_labels_that_a_model_must_be_given_are_fed(net, tmp_path):
+    torch.manual_seed(0)
+    needy = Labelled().eval()
+    found = tuner(needy, tmp_path, batches(net))()
+    assert found.report.baseline_accuracy == 1.0
+    with pytest.raises(DataError, match="lacks the input 'labels'"):
+        found(left=torch.zeros(2, WIDTH), right=torch.zeros(2, WIDTH))
+
+
+def test_inputs_that_are_named_are_taken_out_of_a_dict(net, tmp_path):
+    made = tuner(net, tmp_path, batches(net, index=torch.arange(8)))
+    with pytest.raises(DataError, match=r"batch 1 of eval_dataloader: .*'index', which Pairs"):
+        made()
+    made.inputs = "left, right"
+    assert made().report.baseline_accuracy == 1.0
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ({"x": 1, "y": 2}, r"eval_dataloader .* has the keys x, y, of which none is a name"),
+        ({"x": 1, "label": 2, "labels": 3}, "'labels' and 'label', and either may be"),
+        ({"labels": 3}, "a dict of labels alone"),
+    ],
+)
+def test_labels_that_cannot_be_told_are_one_clear_error(batch, words):
+    with pytest.raises(DataError, match=words):
+        labels_of(batch, "eval_dataloader")
+
+
+def test_labels_of_several_kinds_come_as_a_dict():
+    batch = {"input_ids": 0, "end_positions": 2, "start_positions": 1}
+    assert labels_of(batch, "it") == {"start_positions": 1, "end_positions": 2}
+
+
+BROKEN = {
+    "keys": lambda batch: {"left": batch["left"], "labels": batch["labels"]},
+    "shapes": lambda batch: {**batch, "left": batch["left"][:, :2]},
+    "words": lambda batch: {**batch, "left": np.array(["a"] * 8)},
+    "dtypes": lambda batch: {**batch, "left": batch["left"].long()},
+}
+
+
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize("loader", ["eval_dataloader", "calib_dataloader"])
+def test_the_loader_that_is_at_fault_is_blamed(net, tmp_path, loader, kind, at):
+    good = batches(net)
+    bad = [BROKEN[kind](batch) if n == at else batch for n, batch in enumerate(good)]
+    made = tuner(net, tmp_path, good, good)
+    setattr(made, loader, bad)
+    with pytest.raises(DataError, match=f"batch {at + 1} of {loader}"):
+        made()
+
+
+@pytest.mark.parametrize("loader", ["eval_dataloader", "calib_dataloader"])
+def test_a_loader_that_is_empty_is_named(net, tmp_path, loader):
+    made = tuner(net, tmp_path, batches(net), batches(net))
+    setattr(made, loader, [])
+    with pytest.raises(DataError, match=f"^{loader} yields nothing"):
+        made()
+
+
+def test_what_the_users_own_calibration_data_raises_comes_through(net, tmp_path):
+    def broken():
+        yield batches(net)[0]
+        raise KeyError("a file of mine")
+
+    made = tuner(net, tmp_path, batches(net), broken)
+    with pytest.raises(KeyError, match="a file of mine"):
+        made()

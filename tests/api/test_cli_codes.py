@@ -1,0 +1,218 @@
+"""The exit codes of the command line, and what stands beside them on standard error."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from neural_mp.api import cli
+from neural_mp.api.cli import app
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_runs")]
+
+COMMANDS = ("tune", "inspect", "explain", "convert", "benchmark", "advise", "hardware")
+
+#: Code of a user's own: what each of its pieces does is said by the file `does`.
+THEIRS = """
+import os, signal, time
+from pathlib import Path
+import numpy as np
+from sklearn.metrics import accuracy_score
+
+def does(what):
+    return Path("does").read_text() == what
+
+class Digits:
+    def __init__(self, split):
+        data = np.load(f"{split}.npz")
+        self.images, self.labels = data["inputs"], data["labels"]
+    def __len__(self):
+        return len(self.labels)
+    def __getitem__(self, index):
+        if does("data raises") and index > 100:
+            raise OSError("the disk is gone")
+        return self.images[index], self.labels[index]
+
+class Right:
+    higher_is_better = True
+    passes = 0
+    def reset(self):
+        self.right = self.all = 0
+        Right.passes += 1
+    def update(self, preds, labels):
+        if does("metric raises"):
+            raise ZeroDivisionError("no such luck")
+        if does("metric misuses a library"):
+            accuracy_score(labels, preds)
+        if does("interrupted") and Right.passes > 1:
+            signal.raise_signal(signal.SIGINT)
+        if does("waits"):
+            print("waiting", flush=True)
+            time.sleep(60)
+        print("a line of the user's own")
+        self.right += int((preds.argmax(1) == labels).sum())
+        self.all += len(labels)
+    def result(self):
+        return self.right / self.all
+
+def broken_model():
+    raise LookupError("no weights")
+"""
+CONF = """
+model: {name: net.pt2}
+mixed_precision: {precisions: int8}
+quantization:
+  calibration:
+    sampling_size: 300
+    dataloader: {batch_size: 50, dataset: {"theirs:Digits": {split: train}}}
+evaluation:
+  accuracy:
+    metric: {"theirs:Right": {}}
+    dataloader: {batch_size: 100, dataset: {"theirs:Digits": {split: test}}}
+"""
+
+
+@pytest.fixture
+def workplace(tmp_path, net, digits, monkeypatch):
+    """A folder with data, a model, code of a user's own and a tuning file."""
+    for name, split in zip(("train", "test"), digits, strict=True):
+        np.savez(tmp_path / f"{name}.npz", inputs=split.images, labels=split.labels)
+    program = torch.export.export(
+        net, (torch.zeros(2, 1, 8, 8),), dynamic_shapes=({0: torch.export.Dim.AUTO},)
+    )
+    torch.export.save(program, tmp_path / "net.pt2")
+    (tmp_path / "theirs.py").write_text(THEIRS)
+    (tmp_path / "conf.yaml").write_text(CONF)
+    (tmp_path / "does").write_text("nothing")
+    monkeypatch.delitem(sys.modules, "theirs", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    return tmp_path
+
+
+@pytest.fixture
+def run(monkeypatch, capfd):
+    """Run the command; its exit code, output and errors."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["neural-mp", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capfd.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("what", "raised", "statement"),
+    [
+        ("metric raises", "ZeroDivisionError: no such luck", "raise ZeroDivisionError("),
+        ("metric misuses a library", "ValueError: ", "accuracy_score("),
+        ("data raises", "OSError: the disk is gone", "raise OSError("),
+    ],
+)
+def test_an_exception_of_the_users_own_is_theirs_and_3(run, workplace, what, raised, statement):
+    (workplace / "does").write_text(what)
+    code, _, err = run("tune", "conf.yaml")
+    assert code == 3
+    assert raised in err
+    first, *_ = [line for line in err.splitlines() if line.startswith('  File "')]
+    assert "theirs.py" in first  # not through what of ours it came there
+    last = err.splitlines()[-1]
+    lines = [line.strip() for line in THEIRS.splitlines()]
+    number = next(n for n, line in enumerate(lines, 1) if line.startswith(statement))
+    assert f"theirs.py, line {number})" in last
+    assert last.endswith("not from neural-mp")
+
+
+def test_a_model_of_the_users_own_that_raises_is_theirs(run, workplace):
+    code, _, err = run("inspect", "theirs:broken_model")
+    assert code == 3
+    assert "LookupError: no weights" in err
+
+
+def test_a_mistake_is_2_and_verbose_shows_where_it_was_found(run, workplace):
+    code, _, err = run("inspect", "nothing.pt2")
+    assert (code, len(err.splitlines())) == (2, 1)
+    code, _, err = run("inspect", "nothing.pt2", "-v")
+    assert code == 2
+    assert "Traceback" in err
+
+
+def test_a_wrong_option_is_2(run):
+    assert run("tune", "conf.yaml", "--outptu", "x")[0] == 2
+
+
+def test_a_fault_of_ours_is_neither_a_mistake_nor_a_missed_target(run, monkeypatch):
+    def broken(*_, **__):
+        raise IndexError("off by one")
+
+    monkeypatch.setattr("neural_mp.core.hardware.detect", broken)
+    module = sys.modules["neural_mp.core.hardware"]
+    monkeypatch.setattr(broken, "__code__", broken.__code__.replace(co_filename=module.__file__))
+    code, _, err = run("hardware")
+    assert code == 4
+    assert "IndexError: off by one" in err
+    assert "fault of neural-mp" in err
+
+
+def test_a_search_that_is_interrupted_shows_its_result_and_is_130(run, workplace):
+    (workplace / "does").write_text("interrupted")
+    code, out, err = run("tune", "conf.yaml", "--output", "tuned")
+    assert code == 130
+    assert "the search was interrupted" in out
+    assert "the trials so far are kept, and --resume goes on from there" in err.splitlines()[-1]
+    assert (workplace / "tuned" / "neural_mp.json").is_file()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_in_a_process_of_its_own(workplace):
+    (workplace / "does").write_text("waits")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "neural_mp.api.cli", "tune", "conf.yaml"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=workplace,
+    )
+    assert process.stdout.readline() == "waiting\n"
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert "--resume goes on" in err
+
+
+def test_a_reader_that_has_seen_enough_is_no_missed_target(workplace):
+    command = [sys.executable, "-m", "neural_mp.api.cli", "inspect", "net.pt2", "--all"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, cwd=workplace, text=True)
+    os.close(writing)
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_every_help_has_an_example_and_the_exit_codes(command, flag):
+    text = " ".join(CliRunner().invoke(app, [command, flag]).output.split())
+    assert f"Example: neural-mp {command}" in text
+    for words in ("0 done", "1 the accuracy target", "2 a mistake", "3 code of your own", "130 "):
+        assert words in text
+    for option in ("--quiet", "-q", "--verbose", "-v", "--json"):
+        assert option in text
+
+
+def test_the_version_and_completion_are_there():
+    assert CliRunner().invoke(app, ["--version"]).output == "neural-mp 0.1.0\n"
+    assert "--install-completion" in CliRunner().invoke(app, ["-h"]).output

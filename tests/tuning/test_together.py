@@ -1,0 +1,158 @@
+"""Every metric of a dict has to meet the target, each in its own direction."""
+
+import io
+import math
+
+import numpy as np
+import pytest
+import sklearn.metrics
+from rich.console import Console
+
+from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision
+from neural_mp.errors import ConfigurationError, MetricError
+from neural_mp.reporting import result_tables
+from neural_mp.tuning.report import Report
+from neural_mp.tuning.together import Together
+
+pytestmark = pytest.mark.slow
+
+BOTH = {"share": True, "error": False}
+
+
+def together(baseline, **criterion):
+    found = Together(tuple(BOTH), True, AccuracyCriterion(**criterion), BOTH)
+    return found.with_baseline(baseline, True)
+
+
+@pytest.mark.parametrize(
+    ("values", "met"),
+    [
+        ({"share": 0.9, "error": 0.2}, True),
+        ({"share": 0.99, "error": 0.1}, True),
+        ({"share": 0.8911, "error": 0.2019}, True),
+        ({"share": 0.8909, "error": 0.2}, False),
+        ({"share": 0.9, "error": 0.2021}, False),
+        ({"share": 1.0, "error": 0.21}, False),
+        ({"share": 0.1, "error": 0.0}, False),
+    ],
+)
+def test_the_worst_loss_decides(values, met):
+    criterion = AccuracyCriterion(0.01)
+    found = together({"share": 0.9, "error": 0.2}, tolerance=0.01)
+    assert found.score(found.baseline) == 1
+    assert criterion.met(1.0, found.score(values)) is met
+    assert found.targets() == pytest.approx({"share": 0.891, "error": 0.202})
+
+
+def test_an_amount_is_lost_by_each_in_its_own_unit():
+    found = together({"share": 0.9, "error": 20.0}, tolerance=0.02, relative=False)
+    assert found.targets() == pytest.approx({"share": 0.88, "error": 20.02})
+    assert found.score({"share": 0.89, "error": 20.03}) == pytest.approx(0.97)
+
+
+def test_a_value_that_is_no_number_never_meets():
+    assert math.isnan(
+        together({"share": 0.9, "error": 0.2}).score({"share": 0.9, "error": math.nan})
+    )
+
+
+def test_a_metric_that_gives_other_values_than_for_fp32_is_said():
+    with pytest.raises(MetricError, match="gives share, but for FP32 it gave share, error"):
+        together({"share": 0.9, "error": 0.2}).score({"share": 0.9})
+
+
+def tuned(net, digits, tmp_path, metric, tolerance):
+    converter = MixedPrecision()
+    converter.model = net
+    converter.precisions = "int8"
+    converter.metric = metric
+    converter.eval_dataloader = digits[1].loader()
+    converter.accuracy_criterion = tolerance
+    converter.exit_policy = ExitPolicy(max_trials=3)
+    converter.workspace = tmp_path
+    return converter()
+
+
+def brier_loss(labels, logits):
+    shares = np.exp(logits - logits.max(1, keepdims=True))
+    shares /= shares.sum(1, keepdims=True)
+    return float(((shares - np.eye(10)[labels]) ** 2).sum(1).mean())
+
+
+brier_loss.higher_is_better = False
+
+
+@pytest.fixture(scope="module")
+def run(net, digits, tmp_path_factory):
+    metric = {"F1": {"average": "macro"}, "brier": brier_loss}
+    return tuned(net, digits, tmp_path_factory.mktemp("each"), metric, AccuracyCriterion(0.45))
+
+
+def test_every_value_is_in_the_report_and_the_trials(run):
+    found = run.report.metrics
+    assert list(found) == ["F1", "brier"]
+    assert found["F1"].higher_is_better
+    assert not found["brier"].higher_is_better
+    assert found["F1"].target == pytest.approx(0.55 * found["F1"].baseline)
+    assert found["brier"].target == pytest.approx(1.45 * found["brier"].baseline)
+    assert (run.report.baseline_accuracy, run.report.metric) == (1, "F1, brier")
+    assert all(set(trial.metrics) == {"F1", "brier"} for trial in run.trials if trial.met)
+    assert Report.from_dict(run.report.to_dict()).metrics == found
+
+
+def test_a_result_that_is_met_is_met_by_each(run):
+    assert run.met
+    found = run.report.metrics
+    assert found["F1"].value >= found["F1"].target
+    assert found["brier"].value <= found["brier"].target
+
+
+def test_every_value_is_in_the_table_with_its_target(run):
+    console = Console(width=140, file=io.StringIO())
+    console.print(result_tables(run.report, run.met))
+    printed = console.file.getvalue()
+    for name, figures in run.report.metrics.items():
+        (line,) = [line for line in printed.splitlines() if name in line]
+        assert f"target {figures.target:.5g}" in line
+        assert f"{figures.value:.5g}" in line
+    assert "lower is better" in printed
+
+
+def test_one_metric_that_misses_is_enough_to_refuse(net, digits, tmp_path):
+    seen = []
+
+    def worse_each_time(preds, labels):
+        seen.append(None)
+        return 1.0 / len(seen)
+
+    metric = {"accuracy": None, "fading": worse_each_time}
+    found = tuned(net, digits, tmp_path, metric, AccuracyCriterion(0.05))
+    assert not found.met
+    (warning,) = [w for w in found.report.warnings if "target of every metric" in w]
+    assert "fading" in warning
+    assert "accuracy" not in warning.partition("with ")[2]
+
+
+def test_values_by_name_of_one_function_are_met_one_by_one(net, digits, tmp_path):
+    def compute_metrics(eval_pred):
+        predicted = eval_pred.predictions.argmax(-1)
+        return {
+            "f1": sklearn.metrics.f1_score(eval_pred.label_ids, predicted, average="macro"),
+            "accuracy": (predicted == eval_pred.label_ids).mean(),
+        }
+
+    found = tuned(net, digits, tmp_path, compute_metrics, AccuracyCriterion(0.05))
+    assert set(found.report.metrics) == {"f1", "accuracy"}
+    assert all(figures.target is not None for figures in found.report.metrics.values())
+
+
+def test_a_direction_that_is_contradicted_or_unknown_is_an_error(net, digits, tmp_path):
+    def squared_error(preds, labels):
+        return 0.0
+
+    for metric, words in [
+        ({"accuracy": {}, "MSE": {}, "higher_is_better": [True, True]}, "MSE.* leave it out"),
+        ({"accuracy": {}, "mine": squared_error}, "direction of mine is not known"),
+    ]:
+        with pytest.raises(ConfigurationError, match=words):
+            tuned(net, digits, tmp_path, metric, AccuracyCriterion(0.05))
