@@ -27,6 +27,7 @@ from neural_mp.adaptors.pytorch.input_sizes import (
 from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel, op_nodes, op_type
 from neural_mp.adaptors.pytorch.prepare import drop_updates, prepare
 from neural_mp.adaptors.pytorch.submodules import capture_modules, private
+from neural_mp.adaptors.pytorch.versions import unguarded_module
 from neural_mp.core.words import Capture
 from neural_mp.errors import ConfigurationError, ModelLoadError
 
@@ -143,5 +144,5 @@ def _assemble(
 def _from_program(program: ExportedProgram) -> TorchModel:
     call = storage.example_of(program)
     program = capture.functional(program)
-    convention = convention_of(program.module(check_guards=False))
+    convention = convention_of(unguarded_module(program))
     return _assemble(program, call, convention, None)
