@@ -19,6 +19,7 @@ from neural_mp.api.loading import load_source, resolve_source, without_int8_if_n
 from neural_mp.api.metric_direction import directed, metric_label, together
 from neural_mp.config import Settings
 from neural_mp.core import hardware as machine
+from neural_mp.core.grammar import with_article
 from neural_mp.core.log_folder import prepared_folder
 from neural_mp.core.precision import Precision, Precisions
 from neural_mp.core.words import Approach, Capture, is_speed_alone
@@ -264,7 +265,9 @@ def check(options: MixedPrecision) -> None:
     for name, kinds in _OPTION_TYPES.items():
         if not isinstance(getattr(options, name), kinds):
             words = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
-            raise ConfigurationError(f"{name} must be a {words}, got {getattr(options, name)!r}")
+            raise ConfigurationError(
+                f"{name} must be {with_article(words)}, got {getattr(options, name)!r}"
+            )
     names = options.outputs if isinstance(options.outputs, list | tuple) else [options.outputs]
     if options.outputs is not None and not all(isinstance(name, str) for name in names):
         raise ConfigurationError(f"outputs must be names, got {options.outputs!r}")

@@ -16,6 +16,7 @@ from neural_mp.config.inc import (
     INT8_APPROACHES,
     QUANT_WORDS,
 )
+from neural_mp.core.grammar import counted
 from neural_mp.core.precision import QUANT_CHOICES, Precision
 from neural_mp.core.words import Approach, Capture, Objective
 from neural_mp.errors import ConfigurationError
@@ -119,7 +120,7 @@ def numbers_of(option: str, value: Any, count: int) -> list[float]:
         raise _bad_weights(option, value)
     if len(weights) != count:
         raise ConfigurationError(
-            f"{option}: expected {count} weights, found {len(weights)}: {value!r}"
+            f"{option}: expected {counted(count, 'weight')}, found {len(weights)}: {value!r}"
         )
     return weights
 

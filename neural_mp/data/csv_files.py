@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from neural_mp.core.grammar import counted
 from neural_mp.data.datasets import DATASETS, ArrayDataset
 from neural_mp.data.options import existing_path
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
@@ -82,7 +83,9 @@ def _rows(file: Path, delimiter: str) -> list[tuple[int, list[str]]]:
 def _check_widths(file: Path, rows: list[tuple[int, list[str]]], width: int) -> None:
     for line, cells in rows:
         if len(cells) != width:
-            raise DataError(f"{file}, line {line}: {len(cells)} cells where {width} are expected")
+            raise DataError(
+                f"{file}, line {line}: {counted(len(cells), 'cell')} where {width} are expected"
+            )
 
 
 def _column(file: Path, column: Any, names: list[str], width: int) -> int:

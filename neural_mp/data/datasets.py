@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from neural_mp.core.grammar import counted
 from neural_mp.data.options import finite_number, numeric_dtype, whole_number, whole_numbers
 from neural_mp.data.registry import Registry
 from neural_mp.errors import ConfigurationError, DataError
@@ -40,8 +41,9 @@ class ArrayDataset:
                 raise DataError(f"the {name} of {self.source} are one number, not an array")
         if self.labels is not None and len(self.inputs) != len(self.labels):
             raise DataError(
-                f"{self.source} has {len(self.inputs)} inputs (shape {self.inputs.shape}) but "
-                f"{len(self.labels)} labels (shape {self.labels.shape}); there must be as many"
+                f"{self.source} has {counted(len(self.inputs), 'input')} (shape "
+                f"{self.inputs.shape}) but {counted(len(self.labels), 'label')} (shape "
+                f"{self.labels.shape}); there must be as many"
             )
         if len(self.inputs) == 0:
             raise DataError(f"{self.source} has no samples")

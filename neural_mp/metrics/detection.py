@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from neural_mp.core.grammar import counted
 from neural_mp.core.nested import as_numpy
 from neural_mp.data.options import one_of
 from neural_mp.errors import ConfigurationError, MetricError, did_you_mean
@@ -107,7 +108,8 @@ class MeanAveragePrecision:
         truth = self._images(labels, "labels", {})
         if len(found) != len(truth):
             raise MetricError(
-                f"mAP got predictions for {len(found)} images and labels for {len(truth)}"
+                f"mAP got predictions for {counted(len(found), 'image')} "
+                f"and labels for {len(truth)}"
             )
         start = len(self._truth)
         for number, (ours, theirs) in enumerate(zip(found, truth, strict=True), start):

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from neural_mp.common import Metric, missing_methods
+from neural_mp.core.grammar import with_article
 from neural_mp.data.registry import Registry
 from neural_mp.errors import ConfigurationError, MetricError, did_you_mean, inside
 from neural_mp.metrics.foreign import foreign
@@ -77,8 +78,8 @@ def build_metric(
     missing = missing_methods(made)
     if missing and foreign(made) is None and not callable(made):
         raise MetricError(
-            f"metric {name!r} is a {type(made).__name__} without {' and '.join(missing)}; "
-            f"a metric needs update(preds, labels), reset() and result()"
+            f"metric {name!r} is {with_article(type(made).__name__)} without "
+            f"{' and '.join(missing)}; a metric needs update(preds, labels), reset() and result()"
         )
     with inside(name):
         return chosen_from(_object(made, {}), choices)

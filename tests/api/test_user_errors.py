@@ -137,6 +137,7 @@ CALLS = {
     "no such objective among several": (set_up(objective={"perfomance": 1}), ConfigurationError, "'perfomance'.*'performance'"),
     "a weight that weighs nothing": (set_up(objective={"modelsize": 0}), ConfigurationError, "weight of 'modelsize'.*got 0"),
     "no workers": (set_up(workers=0), ConfigurationError, "workers must be at least 1, got 0"),
+    "workers of another type": (set_up(workers="two"), ConfigurationError, "workers must be an int, got 'two'"),
     "early stopping of another type": (set_up(early_stopping="no"), ConfigurationError, "early_stopping must be a bool"),
     "input the model does not take": (set_up(inputs="y"), ConfigurationError, "'y'.*forward.*x"),
     "metric without data": (set_up(eval_dataloader=None), DataError, "set eval_dataloader"),

@@ -232,7 +232,7 @@ def test_columns_can_be_chosen_and_labels_be_fractions_or_absent(tmp_path):
         ("size,b\n1,2\n", {"label": "sise"}, "no column 'sise'; did you mean 'size'"),
         ("a,b\n1,2\n", {"label": 2}, "no column 2; it has 2"),
         ("1,2\n", {"label": "a", "header": False}, "without a header, give its index"),
-        ("a,b\n1,2\n1\n", {}, "line 3: 1 cells where 2 are expected"),
+        ("a,b\n1,2\n1\n", {}, "line 3: 1 cell where 2 are expected"),
         ("a,b\n", {}, "has no rows of data"),
         ("", {}, "has no rows of data"),
         ("a\n1\n", {}, "no column left for the inputs"),

@@ -22,6 +22,7 @@ import yaml
 from neural_mp.compat.inc.names.metrics_coco import CATEGORIES
 from neural_mp.compat.inc.names.metrics_forms import text
 from neural_mp.compat.inc.names.registries import METRICS, registered
+from neural_mp.core.grammar import with_article
 from neural_mp.core.nested import as_numpy
 from neural_mp.data.options import existing_path, one_of, whole_number
 from neural_mp.errors import ConfigurationError, MetricError, did_you_mean
@@ -341,4 +342,4 @@ def _item(values: Sequence[Any], index: int) -> Any:
 
 def _size(values: Any) -> str:
     of = f" of {len(values)}" if isinstance(values, list | tuple | dict) else ""
-    return f"a {type(values).__name__}{of}"
+    return f"{with_article(type(values).__name__)}{of}"
