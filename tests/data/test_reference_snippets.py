@@ -9,6 +9,9 @@ import pytest
 import yaml
 from sklearn.datasets import load_digits
 
+from neural_mp import MixedPrecision
+from neural_mp.api.given_metrics import given_metrics
+from neural_mp.config import settings_from
 from neural_mp.data import DATASETS, TRANSFORMS, build_dataloader
 from neural_mp.metrics import METRICS, build_metric
 
@@ -18,6 +21,9 @@ TEXT = REFERENCE.read_text(encoding="utf-8")
 
 def snippets(language):
     return re.findall(rf"```{language}\n(.*?)```", TEXT, flags=re.DOTALL)
+
+
+(OWN_CODE,) = (text for text in snippets("python") if text.startswith("# my_code.py"))
 
 
 @pytest.fixture
@@ -31,7 +37,7 @@ def data_folder(tmp_path, monkeypatch):
         (tmp_path / "images" / name).mkdir(parents=True)
         image.new("RGB", (30, 20), "red").save(tmp_path / "images" / name / "1.png")
     (tmp_path / "flowers.csv").write_text("width,height,kind\n1,2,rose\n3,4,tulip\n")
-    (tmp_path / "my_code.py").write_text(snippets("python")[1])
+    (tmp_path / "my_code.py").write_text(OWN_CODE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path
@@ -41,6 +47,9 @@ def data_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("snippet", snippets("yaml"))
 def test_yaml_runs(data_folder, snippet):
     ((key, spec),) = yaml.safe_load(snippet).items()
+    if key == "evaluation":
+        assert len(settings_from({key: spec}).evaluation.metrics) == 2
+        return
     if key == "metric":
         ((name, options),) = spec.items()
         assert callable(build_metric(name, options).update)
@@ -57,8 +66,12 @@ def test_the_picture_pipeline_gives_what_a_network_takes(data_folder):
     assert labels.tolist() == [0, 1]
 
 
-def test_python_runs():
-    exec(snippets("python")[0], {})
+@pytest.mark.parametrize("snippet", [text for text in snippets("python") if text != OWN_CODE])
+def test_python_runs(snippet):
+    names = {"converter": MixedPrecision(), "my_function": lambda predictions, labels: 0.5}
+    exec(snippet, names)
+    if names["converter"].metric is not None:
+        assert len(given_metrics(names["converter"].metric)) > 0
 
 
 @pytest.mark.parametrize("name", [*DATASETS, *TRANSFORMS, *METRICS])
