@@ -12,10 +12,11 @@ from torch.fx import GraphModule
 
 from neural_mp.adaptors.pytorch import quantize_ops as ops
 from neural_mp.adaptors.pytorch.fusion import is_node, only_user
-from neural_mp.adaptors.pytorch.input_sizes import check_inputs
+from neural_mp.adaptors.pytorch.input_sizes import check_inputs, keywords
 from neural_mp.adaptors.pytorch.integer_kernels import runnable_form
 from neural_mp.adaptors.pytorch.layers import ADD, LINEAR
 from neural_mp.adaptors.pytorch.model import add_constant, constant, shallow_copy
+from neural_mp.core.labels import without_labels
 
 _HIDDEN = "neural_mp_hidden"
 _FUSED_AND_ADDED = (torch.ops.aten.relu.default, torch.ops.aten.gelu.default)
@@ -43,8 +44,9 @@ class ConvertedModule(nn.Module):
         self.training = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model, as its original was called."""
-        return _run(self.runnable, args, kwargs)
+        """Run the model, as its original was called, without labels that it was captured without."""
+        fed = without_labels(kwargs, keywords(self.runnable)) if kwargs else {}
+        return _run(self.runnable, args, fed)
 
     def train(self, mode: bool = True) -> ConvertedModule:
         """Stays in inference mode: a captured graph has no other."""

@@ -147,6 +147,12 @@ def flat_inputs(module: GraphModule, args: Any, kwargs: Any) -> list[Any]:
     return list(pytree.tree_leaves((tuple(args), ordered)))
 
 
+def keywords(module: GraphModule) -> tuple[str, ...]:
+    """The names of what a graph takes by keyword."""
+    _, named = module.graph._codegen.pytree_info.in_spec.children()
+    return tuple(named.context)
+
+
 def fixed_batch_sizes(sizes: Sizes) -> list[int]:
     """The lengths of the inputs' first axes, those only that are fixed."""
     firsts = [axes[0] for axes in sizes if axes]

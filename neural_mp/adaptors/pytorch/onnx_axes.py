@@ -20,12 +20,15 @@ def name_axes(model: Any) -> None:
     for value in _values(model):
         if value.shape is None:
             continue
-        for number, size in enumerate(value.shape):
-            word = getattr(size, "value", None)
-            if isinstance(word, str):
-                renamed = _SYMBOL.sub(lambda found: names.get(found[0], found[0]), word)
-                if renamed != word:
-                    value.shape[number] = type(size)(renamed)
+        # A shape that nodes share is frozen, so that each value gets one of its own.
+        value.shape = type(value.shape)([_renamed(size, names) for size in value.shape])
+
+
+def _renamed(size: Any, names: Mapping[str, str]) -> Any:
+    word = getattr(size, "value", None)
+    if not isinstance(word, str):
+        return size
+    return type(size)(_SYMBOL.sub(lambda found: names.get(found[0], found[0]), word))
 
 
 def _names(inputs: Any) -> Mapping[str, str]:

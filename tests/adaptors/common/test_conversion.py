@@ -54,8 +54,9 @@ def test_one_trial_resolves_its_plan_once_and_follows_it_through_the_graph_once(
     converter.eval_dataloader = digits[1].loader()
     result = converter()
     assert len(result.trials) == 1
-    assert len(checked) == 1
-    assert len(followed) == 1
+    # The empty plan is FP32, whose memory is told for the report.
+    assert len([plan for plan in checked if plan]) == 1
+    assert len([chosen for chosen in followed if chosen]) == 1
     assert result.met
     assert accuracy.evaluations == 2
 
