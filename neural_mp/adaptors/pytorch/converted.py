@@ -44,7 +44,7 @@ class ConvertedModule(nn.Module):
         self.training = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model, as its original was called, without labels that it was captured without."""
+        """Run the model as its original was called, without the labels it was captured without."""
         fed = without_labels(kwargs, keywords(self.runnable)) if kwargs else {}
         return _run(self.runnable, args, fed)
 
