@@ -122,10 +122,8 @@ def _put_product(
     shape = known[node.name]
     if shape is None or 0 in shape:
         return
-    name, rows = node.name, np.array([-1, weight.shape[0]], np.int32)
-    sizes = {"T": tf.float32, "Tshape": tf.int32}
-    told = graph.put_constant(f"{name}/rows", rows)
-    matrix = graph.put("Reshape", f"{name}/matrix", [node.input[0], told], **sizes)
+    name, sizes = node.name, {"T": tf.float32, "Tshape": tf.int32}
+    matrix = _matrix_of(graph, node, weight.shape[0])
     factor = graph.put_constant(f"{name}/weight", np.ascontiguousarray(weight, np.float32))
     plainly = {"T": tf.float32, "transpose_a": False, "transpose_b": False}
     product = graph.put("MatMul", f"{name}/MatMul", [matrix, factor], **plainly)
@@ -135,6 +133,23 @@ def _put_product(
     else:
         told = _computed_sizes(graph, node, len(shape) - len(columns), columns)
     graph.add(make_node("Reshape", name, [product, told], **sizes))
+
+
+def _matrix_of(graph: TensorGraph, node: NodeDef, width: int) -> str:
+    """The input of a product as a matrix: one for all products that read a tensor.
+
+    Several would be tensors of their own, quantized and repaired one by one.
+    """
+    source, rows = node.input[0], np.array([-1, width], np.int32)
+    for other in graph.nodes.values():
+        # One that waits for other ops may wait for this very product.
+        if other.op == "Reshape" and len(other.input) == 2 and other.input[0] == source:
+            told = graph.constant(other.input[1])
+            if told is not None and np.array_equal(told, rows):
+                return str(other.name)
+    told = graph.put_constant(f"{node.name}/rows", rows)
+    sizes = {"T": tf.float32, "Tshape": tf.int32}
+    return graph.put("Reshape", f"{node.name}/matrix", [source, told], **sizes)
 
 
 def _computed_sizes(graph: TensorGraph, node: NodeDef, outer: int, columns: tuple[int, ...]) -> str:

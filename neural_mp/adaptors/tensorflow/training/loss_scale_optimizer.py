@@ -165,7 +165,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if not self._gradients_are_unscaled:
             grads = [
                 grad
-                if grad is None or self._overwrite_variable_with_gradient(variable)
+                if grad is None or getattr(variable, "overwrite_with_gradient", False)
                 else ops.divide(grad, self.dynamic_scale)
                 for grad, variable in zip(grads, variables, strict=True)
             ]
