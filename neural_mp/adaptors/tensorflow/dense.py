@@ -144,8 +144,8 @@ def _matrix_of(graph: TensorGraph, node: NodeDef, width: int) -> str:
     for other in graph.nodes.values():
         # One that waits for other ops may wait for this very product.
         if other.op == "Reshape" and len(other.input) == 2 and other.input[0] == source:
-            told = graph.constant(other.input[1])
-            if told is not None and np.array_equal(told, rows):
+            asked = graph.constant(other.input[1])
+            if asked is not None and np.array_equal(asked, rows):
                 return str(other.name)
     told = graph.put_constant(f"{node.name}/rows", rows)
     sizes = {"T": tf.float32, "Tshape": tf.int32}
