@@ -166,7 +166,7 @@ class History:
         found = []
         for stored in self._study.get_trials(deepcopy=False):
             if _TRIAL in stored.user_attrs:
-                found.append(_from_json(stored.user_attrs[_TRIAL], stored.number))
+                found.append(_read_trial(stored.user_attrs[_TRIAL], stored.number))
         return found
 
     def start(self) -> int:
@@ -181,7 +181,7 @@ class History:
         import optuna
 
         handle = self._running.pop(trial.number)
-        handle.set_user_attr(_TRIAL, _to_json(trial))
+        handle.set_user_attr(_TRIAL, json.dumps(trial.to_dict()))
         for name, value in _shown(trial).items():
             handle.set_user_attr(name, value)
         with quiet_optuna():
@@ -221,23 +221,5 @@ def _shown(trial: Trial) -> dict[str, Any]:
     return {**values, **metrics, **dict(trial.objectives), **counts}
 
 
-def _to_json(trial: Trial) -> str:
-    return json.dumps(
-        {
-            "plan": trial.plan.to_dict(),
-            "outcome": trial.outcome.value,
-            "accuracy": trial.accuracy,
-            "loss": trial.loss,
-            "objectives": dict(trial.objectives),
-            "seconds": trial.seconds,
-            "error": trial.error,
-            "metrics": dict(trial.metrics),
-        }
-    )
-
-
-def _from_json(text: str, number: int) -> Trial:
-    data = json.loads(text)
-    data["plan"] = PrecisionPlan.from_dict(data["plan"])
-    data["outcome"] = Outcome(data["outcome"])
-    return Trial(**data, number=number)
+def _read_trial(text: str, number: int) -> Trial:
+    return Trial.from_dict({**json.loads(text), "number": number})

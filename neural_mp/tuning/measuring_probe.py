@@ -78,13 +78,7 @@ class MeasuringProbe(Probe):
         if Objective.PERFORMANCE not in self.job.objectives:
             return Times()
         stored = self._kept("times", self._times)
-        if stored is None:
-            return Times()
-        ops = {
-            op: {Precision(name): seconds for name, seconds in by.items()}
-            for op, by in stored["ops"].items()
-        }
-        return Times(ops, stored["conversion"], stored["value"])
+        return Times() if stored is None else Times.from_dict(stored)
 
     def _times(self) -> dict[str, Any] | None:
         job, inputs = self.job, self.job.measurement.inputs

@@ -9,9 +9,8 @@ from typing import Any
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.core.grammar import counted
 from neural_mp.core.graph import OpGraph
-from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
-from neural_mp.core.trial import Outcome, Trial
+from neural_mp.core.trial import Trial
 from neural_mp.space import TuningSpace
 
 _LONG = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
@@ -127,15 +126,7 @@ class Report:
         values["warnings"] = list(self.warnings)
         values["speedup"] = self.speedup
         if self.best_rejected is not None:
-            rejected = self.best_rejected
-            values["best_rejected"] = {
-                "outcome": rejected.outcome.value,
-                "accuracy": rejected.accuracy,
-                "loss": rejected.loss,
-                "objectives": dict(rejected.objectives),
-                "metrics": dict(rejected.metrics),
-                "plan": rejected.plan.to_dict(),
-            }
+            values["best_rejected"] = self.best_rejected.to_dict()
         return values
 
     @classmethod
@@ -150,15 +141,7 @@ class Report:
         values["warnings"] = tuple(data.get("warnings", ()))
         rejected = data.get("best_rejected")
         if rejected is not None:
-            plan = PrecisionPlan.from_dict(rejected["plan"])
-            values["best_rejected"] = Trial(
-                plan,
-                Outcome(rejected.get("outcome", "missed")),
-                rejected["accuracy"],
-                rejected["loss"],
-                rejected.get("objectives", {}),
-                metrics=rejected.get("metrics", {}),
-            )
+            values["best_rejected"] = Trial.from_dict({"outcome": "missed", **rejected})
         return cls(**values)
 
 
