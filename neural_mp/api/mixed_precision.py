@@ -165,6 +165,10 @@ class MixedPrecision:
     def exit_policy(self, value: ExitPolicy | Mapping[str, Any]) -> None:
         self._exit_policy = exit_policy_of(value)
 
+    def without_python(self) -> MixedPrecision:
+        """The options as the file alone says, or as they are by default without one."""
+        return MixedPrecision(self._settings)
+
     def __call__(self) -> OptimizedModel:
         """Tune and return the result; the same as `fit()`."""
         return self.fit()
@@ -184,7 +188,7 @@ class MixedPrecision:
             prepared = Preparation(self, self._settings, self._precisions, log)
             job, log_folder = prepared.job()
         found = tune(job, log)
-        report = found.report
+        report = replace(found.report, record=found.record)
         for line in report.converted:
             logger.info(line)
         if log_folder is not None:

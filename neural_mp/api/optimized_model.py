@@ -17,6 +17,7 @@ from neural_mp.api.deployment import EVERYWHERE, made_right_here, where_right
 from neural_mp.api.saved_folder import (
     MANIFEST,
     PLAN_FILE,
+    RECORD_FILE,
     check_destination,
     put_in_place,
 )
@@ -24,6 +25,8 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.trial import Trial
 from neural_mp.errors import DataError, ModelLoadError, NeuralMPError
+from neural_mp.tuning.record import RunRecord
+from neural_mp.tuning.record_form import read_record_file, write_record
 from neural_mp.tuning.report import Report
 
 logger = logging.getLogger(__name__)
@@ -73,6 +76,11 @@ class OptimizedModel:
     def framework(self) -> str:
         """The framework the model belongs to."""
         return self.adaptor.framework
+
+    @property
+    def record(self) -> RunRecord | None:
+        """What is kept of the run that found it; None where there was none."""
+        return self.report.record
 
     @property
     def right_on(self) -> str:
@@ -182,6 +190,8 @@ class OptimizedModel:
     def _write(self, folder: Path) -> None:
         self.adaptor.save(self.held, folder)
         self.save_plan(folder / PLAN_FILE)
+        if self.record is not None:
+            write_record(folder / RECORD_FILE, self.record)
         manifest = {
             "neural_mp": FORMAT_VERSION,
             "framework": self.framework,
@@ -218,7 +228,10 @@ def load(path: str | Path) -> OptimizedModel:
             )
     adaptor = adaptor_for(folder, manifest["framework"])
     plan, observations = load_plan_file(folder / PLAN_FILE)
-    report = Report.from_dict(manifest["report"])
+    record = None
+    if RECORD_FILE in manifest["files"]:
+        record = read_record_file(folder / RECORD_FILE)
+    report = replace(Report.from_dict(manifest["report"]), record=record)
     restored = LoadedModel(adaptor, adaptor.restore(folder))
     right, done = made_right_here(restored, repr(str(folder)))
     return OptimizedModel(

@@ -19,6 +19,7 @@ from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.profiling import Ratio
 from neural_mp.reporting import words
+from neural_mp.reporting.capabilities import reasons_table
 from neural_mp.space import TuningSpace
 from neural_mp.tuning.report import MetricFigures, Report
 
@@ -128,6 +129,8 @@ def result_tables(report: Report, met: bool | None) -> RenderableType:
         _before_and_after(report, met),
         op_counts_table(report.op_counts),
     ]
+    if report.barred:
+        parts.append(reasons_table("Convolutions and products that were barred", report.barred))
     parts.extend(Text(line) for line in report.converted)
     parts.extend(Text(f"auto mixed precision, {line}", style="dim") for line in report.amp)
     conversions = report.conversions
