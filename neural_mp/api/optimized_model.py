@@ -28,6 +28,7 @@ from neural_mp.errors import DataError, ModelLoadError, NeuralMPError
 from neural_mp.tuning.record import RunRecord
 from neural_mp.tuning.record_form import read_record_file, write_record
 from neural_mp.tuning.report import Report
+from neural_mp.tuning.sensitivity import SensitivityReport, sensitivities
 
 logger = logging.getLogger(__name__)
 
@@ -135,6 +136,22 @@ class OptimizedModel:
         except OSError as error:
             raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
         self.adaptor.export_onnx(self.held, target, self._metadata())
+
+    def sensitivity(self) -> SensitivityReport:
+        """What the run measured of every decision, those that do most harm first.
+
+        Noise at the outputs is known of what the strategy measured there;
+        `MixedPrecision.sensitivity` measures it of all.
+
+        Raises:
+            NeuralMPError: no run is known that found the model.
+        """
+        if self.record is None:
+            raise NeuralMPError(
+                "nothing is known of a run that found this model; "
+                "MixedPrecision(...).sensitivity() measures a model anew"
+            )
+        return sensitivities(self.record)
 
     def save_plan(self, path: str | Path) -> None:
         """Write the plan, with what calibration saw, to a YAML file to edit and replay."""

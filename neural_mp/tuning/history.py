@@ -9,7 +9,7 @@ import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from neural_mp.core.observations import Observations, Times
 from neural_mp.core.plan import PrecisionPlan
@@ -37,7 +37,7 @@ _MEASURED = "measured: "
 #: Runs that an error names.
 _NAMED_RUNS = 5
 #: What `History.remember` keeps is also read by `History.record`: under the names of the fields of
-#: `Measured`, noise at the outputs with the name of its tensor behind this.
+#: `Measured`, noise at the outputs with the repairs and the name of its tensor behind this.
 TIMES, VALUES, ARRIVING = "times", "values", "arriving: "
 
 
@@ -55,6 +55,46 @@ def storage_url(workspace: str | Path, storage: str | None = None) -> str:
     except OSError as error:
         raise HistoryError(f"the workspace {str(folder)!r} cannot be created: {error}") from None
     return f"sqlite:///{(folder / HISTORY_FILE).resolve()}"
+
+
+class Notes(Protocol):
+    """Keeps what was measured."""
+
+    def recall(self, key: str) -> tuple[bool, Any]:
+        """Whether something was written down under a key, and what."""
+
+    def remember(self, key: str, value: Any) -> None:
+        """Write down what was measured: numbers, words, lists and dicts."""
+
+
+class Notebook:
+    """Keeps what was measured as long as it lives, for what needs no history."""
+
+    def __init__(self) -> None:
+        self._notes: dict[str, Any] = {}
+
+    def recall(self, key: str) -> tuple[bool, Any]:
+        """Whether something was written down under a key, and what."""
+        return key in self._notes, self._notes.get(key)
+
+    def remember(self, key: str, value: Any) -> None:
+        """Write down what was measured."""
+        self._notes[key] = value
+
+    @property
+    def arriving(self) -> dict[str, dict[str, float]]:
+        """See `Measured.arriving`."""
+        return _arriving(self._notes)
+
+
+def _arriving(notes: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Tensor or op → repairs → noise at the outputs, of all that was measured."""
+    found: dict[str, dict[str, float]] = {}
+    for key, noise in notes.items():
+        if key.startswith(ARRIVING):
+            repairs, name = key.removeprefix(ARRIVING).split(": ", 1)
+            found.setdefault(name, {})[repairs] = noise
+    return found
 
 
 class History:
@@ -282,14 +322,18 @@ def _study(url: str, number: int) -> optuna.Study:
 
 def _record_of(study: optuna.Study) -> RunRecord:
     attributes = study.user_attrs
+    notes = {
+        key.removeprefix(_MEASURED): value
+        for key, value in attributes.items()
+        if key.startswith(_MEASURED)
+    }
     if _SETUP not in attributes:
         raise HistoryError(
             f"{study.study_name!r} was begun by a version that kept less, or was killed before it "
             f"began to search; there is nothing to show of it"
         )
-    stored, times = attributes.get(_OBSERVATIONS), attributes.get(_MEASURED + TIMES)
-    arriving = _MEASURED + ARRIVING
-    ending = attributes.get(_ENDING)
+    stored, ending = attributes.get(_OBSERVATIONS), attributes.get(_ENDING)
+    times = notes.get(TIMES)
     return RunRecord(
         setup_from_dict(_unpacked(attributes[_SETUP])),
         str(study.study_name),
@@ -298,8 +342,8 @@ def _record_of(study: optuna.Study) -> RunRecord:
         tuple(_trials_of(study)),
         Measured(
             Times.from_dict(times) if times else Times(),
-            {k.removeprefix(arriving): v for k, v in attributes.items() if k.startswith(arriving)},
-            attributes.get(_MEASURED + VALUES) or {},
+            _arriving(notes),
+            notes.get(VALUES) or {},
         ),
         ending_from_dict(_unpacked(ending)) if ending else None,
     )

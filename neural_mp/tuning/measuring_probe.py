@@ -21,7 +21,7 @@ from neural_mp.profiling import interleaved_medians
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Probe
 from neural_mp.tuning.fidelity import USELESS, relative_noise
-from neural_mp.tuning.history import ARRIVING, TIMES, History
+from neural_mp.tuning.history import ARRIVING, TIMES, Notes
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.record import repairs_in
 
@@ -53,7 +53,7 @@ class MeasuringProbe(Probe):
 
     job: TuningJob
     model: AnyTunableModel
-    history: History
+    history: Notes
     allowance: float
     spent: float = 0.0
     _longest: float = 0.0
@@ -66,7 +66,7 @@ class MeasuringProbe(Probe):
             f"noise {_digest([resolved])}", lambda: self._noise(resolved)
         )
         if alone is not None and found is not None:
-            self.history.remember(f"{ARRIVING}{alone}", {repairs_in(resolved.plan): found})
+            self.history.remember(f"{ARRIVING}{repairs_in(resolved.plan)}: {alone}", found)
         return found
 
     def _noise(self, plan: ResolvedPlan) -> float:

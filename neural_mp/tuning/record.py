@@ -24,6 +24,10 @@ from neural_mp.tuning.report import Report
 T = TypeVar("T")
 
 
+#: Where noise stands that no repair lessens.
+NO_REPAIR = "none"
+
+
 @dataclass(frozen=True)
 class Setting:
     """An option of a run.
@@ -194,6 +198,6 @@ class RunRecord:
 
 
 def repairs_in(plan: PrecisionPlan) -> str:
-    """The repairs that any op of a plan has, in words: `none` for none."""
+    """The repairs that any op of a plan has, in words."""
     found = {repair for config in plan.values() for repair in config.repairs}
-    return " ".join(repair for repair in REPAIRS if repair in found) or "none"
+    return " ".join(repair for repair in REPAIRS if repair in found) or NO_REPAIR
