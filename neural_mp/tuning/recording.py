@@ -18,7 +18,6 @@ from neural_mp.core.observations import Times
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quantization_flow import QuantizationFlow
 from neural_mp.core.trial import Trial
-from neural_mp.search.cost_model import Figures, cost_model
 from neural_mp.search.sensitivity import best_repairs, noise_after_repairs
 from neural_mp.space import Capability
 from neural_mp.tuning.finish import Choice
@@ -158,6 +157,9 @@ def _predicted(job: TuningJob, trials: Sequence[Trial], times: Times) -> dict[in
     """Trial → its time as a share of FP32's, by the times of single ops; none without those."""
     if not times.ops or not trials:
         return {}
+    # Not sooner, since it brings in SciPy.
+    from neural_mp.search.cost_model import Figures, cost_model
+
     observations = job.model.observations
     noise = noise_after_repairs(observations, best_repairs(observations))
     weights = {op.name: op.weights for op in job.space.graph}
