@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from neural_mp.profiling.kernel_call import KernelCall, KernelKey, KernelLog, Ke
 
 #: oneDNN writes a product of matrices that was not asked for as a primitive under another name.
 _SAME_WORK = {"gemm_api": "matmul"}
+#: The sizes of a dense layer, which other frameworks and precisions compute as such a product.
+_DENSE = re.compile(r"mb(\d+)ic(\d+)oc(\d+)")
 
 
 @dataclass(frozen=True)
@@ -95,12 +98,19 @@ def _by_work(calls: Iterable[KernelCall]) -> dict[tuple[str, str], list[KernelCa
     """Primitive with its direction, and sizes → calls."""
     found: dict[tuple[str, str], list[KernelCall]] = defaultdict(list)
     for call in calls:
-        primitive = _SAME_WORK.get(call.primitive, call.primitive)
-        # Training and inference run the same kernels forward.
-        direction = "forward" if call.prop_kind.startswith("forward") else call.prop_kind
-        words = primitive if direction in ("", "undef") else f"{primitive} {direction}"
-        found[words, call.problem].append(call)
+        found[_work(call)].append(call)
     return found
+
+
+def _work(call: KernelCall) -> tuple[str, str]:
+    primitive = _SAME_WORK.get(call.primitive, call.primitive)
+    # Training and inference run the same kernels forward.
+    direction = "forward" if call.prop_kind.startswith("forward") else call.prop_kind
+    dense = _DENSE.fullmatch(call.problem)
+    if dense and (primitive, direction) == ("inner_product", "forward"):
+        rows, inner, columns = dense.groups()
+        return "matmul", f"{rows}x{inner}:{inner}x{columns}"
+    return primitive if direction in ("", "undef") else f"{primitive} {direction}", call.problem
 
 
 def _kernels(calls: Iterable[KernelCall]) -> tuple[str, ...]:

@@ -58,7 +58,9 @@ def kernel_pairs_table(pairs: Sequence[RowPair], key: str, logs: Sequence[Kernel
         rows = pair.before, pair.after
         counts = [str(row.calls) if row else "–" for row in rows]
         times = [row.milliseconds if row else None for row in rows]
-        table.add_row(pair.name, *counts, *map(_time, times), _speed(*times))
+        # Of a name that stands for other work in the other log, there is no speed to tell.
+        speed = _speed(*times) if counts[0] == counts[1] else "–"
+        table.add_row(pair.name, *counts, *map(_time, times), speed)
     table.add_section()
     totals = [log.total for log in logs]
     table.add_row(
@@ -72,20 +74,21 @@ def kernel_changes_table(changes: Sequence[KernelChange]) -> RenderableType:
     if not changes:
         return Text("the same kernels do the same work in both logs")
     table = Table(title="What other kernels do", title_justify="left")
-    for heading in ("work", "kernels", "kernels after"):
+    for heading in ("work", "kernels → kernels after"):
         table.add_column(heading, overflow="fold")
     for heading in ("sizes", "time", "time after", "speed"):
         table.add_column(heading, justify="right")
     for change in changes:
-        times = change.milliseconds_before, change.milliseconds_after
-        both = [time if count else None for time, count in zip(times, _counts(change), strict=True)]
+        counts = change.calls_before, change.calls_after
+        taken = change.milliseconds_before, change.milliseconds_after
+        times = [time if count else None for time, count in zip(taken, counts, strict=True)]
+        after = (f"→ {name}" for name in change.after or ("–",))
         table.add_row(
             change.work,
-            "\n".join(change.before) or "–",
-            "\n".join(change.after) or "–",
+            "\n".join((*(change.before or ("–",)), *after)),
             str(change.problems),
-            *map(_time, both),
-            _speed(*both),
+            *map(_time, times),
+            _speed(*times) if counts[0] == counts[1] else "–",
         )
     return table
 
@@ -94,10 +97,6 @@ def summary(log: KernelLog) -> str:
     """A log in one line: calls, time, library, instructions."""
     calls = f"{counted(len(log.calls), 'call')} of kernels, {_time(log.total)}"
     return "; ".join(part for part in (calls, log.library.split(" (")[0], log.isa) if part)
-
-
-def _counts(change: KernelChange) -> tuple[int, int]:
-    return change.calls_before, change.calls_after
 
 
 def _time(milliseconds: float | None) -> str:

@@ -307,6 +307,16 @@ class TestTwoLogs:
         assert second.before == ("gemm_api fp32",)
         assert second.after == ("brg_matmul:avx512_core_bf16 bf16",)
 
+    def test_a_dense_layer_and_a_product_of_its_sizes_are_the_same_work(self):
+        product = VERSIONS["gemm_api of oneDNN 3.7"][0]
+        dense = line("brgemm:avx2").replace("convolution,", "inner_product,")
+        dense = dense.replace("backward_data", "forward_training").replace("mb4_ic3", "{}")
+        logs = [read_kernel_log([text]) for text in (product, dense.format("mb1024ic64oc10"))]
+        (change,) = changed_kernels(*logs)
+        assert (change.before, change.after) == (("gemm_api fp32",), ("brgemm:avx2 fp32",))
+        other = read_kernel_log([dense.format("mb512ic64oc10")])
+        assert len(changed_kernels(logs[0], other)) == 2
+
     def test_the_same_log_twice_has_no_changes(self):
         assert changed_kernels(self.BEFORE, self.BEFORE) == []
 
