@@ -37,7 +37,7 @@ class KernelKey(Word):
     PROBLEM = "problem"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class KernelCall:
     """One run of a kernel.
 

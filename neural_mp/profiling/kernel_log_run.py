@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from neural_mp.core.environment import users_environment
 from neural_mp.errors import KernelLogError
@@ -56,11 +56,30 @@ def run_with_kernel_log(
         ) from None
     with process:
         assert process.stdout is not None
-        while part := os.read(process.stdout.fileno(), 1 << 16):
+        for part in _parts(process.stdout.fileno()):
             write(sieve.passed(part))
         write(sieve.ended())
     code = process.returncode
     return reader.log(), code if code >= 0 else 128 - code
+
+
+def _parts(end: int) -> Iterator[bytes]:
+    """What comes out of a pipe until it is closed.
+
+    Ctrl-C interrupts the program as well; what it still prints then is waited for once.
+    """
+    interrupted = False
+    while True:
+        try:
+            part = os.read(end, 1 << 16)
+        except KeyboardInterrupt:
+            if interrupted:
+                raise
+            interrupted = True
+            continue
+        if not part:
+            return
+        yield part
 
 
 def _silence(environment: Mapping[str, str]) -> str:

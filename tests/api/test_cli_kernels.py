@@ -113,6 +113,27 @@ class TestOfAProgram:
         assert "ONEDNN_VERBOSE=1" in out
         assert "DNNL_VERBOSE=1" in out
 
+    def test_what_it_did_until_ctrl_c_is_shown(self, tmp_path):
+        waiting = PROGRAM.replace(
+            "sys.exit(", "import time; sys.stdout.flush(); time.sleep(60) or ("
+        )
+        (tmp_path / "waiting.py").write_text(waiting)
+        command = [sys.executable, "-m", "neural_mp.api.cli", "kernels", "--"]
+        process = subprocess.Popen(
+            [*command, sys.executable, "waiting.py", "0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # so that the signal reaches both, as from a terminal
+            text=True,
+        )
+        while "the end" not in process.stdout.readline():
+            pass
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert "│ jit:uni " in out
+        assert "interrupted" in err
+
     def test_a_reader_that_has_seen_enough_ends_it(self):
         reading, writing = os.pipe()
         os.close(reading)

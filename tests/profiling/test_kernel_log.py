@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -346,3 +348,14 @@ def test_what_cannot_be_of_the_log_passes_a_sieve_at_once():
     assert sieve.passed(b"Password: ") == b"Password: "
     assert sieve.passed(b"loss o") == b"loss "
     assert sieve.passed(b"f 3") == b"of 3"
+
+
+def test_without_standard_output_there_is_nothing_to_catch():
+    code = (
+        "from neural_mp.profiling.kernel_log_capture import sieved_output\n"
+        "with sieved_output(None):\n"
+        "    pass"
+    )
+    command = f"exec '{sys.executable}' -c '{code}' >&-"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)
+    assert "KernelLogError: standard output is closed" in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -97,7 +98,9 @@ def kernels(
 def _read(name: str) -> KernelLog:
     from neural_mp.profiling import read_kernel_log
 
-    return read_kernel_log(sys.stdin if name == _STANDARD_INPUT else name)
+    if name != _STANDARD_INPUT:
+        return read_kernel_log(name)
+    return read_kernel_log(io.TextIOWrapper(sys.stdin.buffer, "utf-8", "replace"))
 
 
 def _show_program(
@@ -108,6 +111,7 @@ def _show_program(
 
     if not program:
         raise ConfigurationError("no program stands behind --, such as: -- python train.py")
+    out.kept = "only what the program did until then is shown"
     with _kept(output) as keep:
         log, code = run_with_kernel_log(program, _through, keep)
     if log.calls:
