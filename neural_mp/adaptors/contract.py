@@ -51,6 +51,8 @@ class Adaptor(ABC, Generic[M]):
     framework: ClassVar[str]
     #: Endings of the single files that `save_file` writes.
     file_suffixes: ClassVar[tuple[str, ...]] = ()
+    #: The packages whose versions decide what its models run like.
+    packages: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def accepts(cls, source: Any) -> bool:

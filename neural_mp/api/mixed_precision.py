@@ -23,6 +23,7 @@ from neural_mp.strategies import DEFAULT
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.run_log import RunLog
+from neural_mp.tuning.sensitivity import SensitivityReport, measured_sensitivities
 from neural_mp.tuning.tuner import tune
 
 logger = logging.getLogger(__name__)
@@ -165,6 +166,29 @@ class MixedPrecision:
     def exit_policy(self, value: ExitPolicy | Mapping[str, Any]) -> None:
         self._exit_policy = exit_policy_of(value)
 
+    def without_python(self) -> MixedPrecision:
+        """The options as the file alone says, or as they are by default without one."""
+        return MixedPrecision(self._settings)
+
+    def sensitivity(self, most: int | None = None) -> SensitivityReport:
+        """Measure which decisions cost accuracy, and what they gain, without any evaluation.
+
+        Args:
+            most: how many of them, those with most noise first, are measured at the outputs, which
+                takes a conversion each; all by default.
+
+        Returns:
+            The decisions, those that do most harm first; under the plan with everything as low as
+            it can be.
+
+        Raises:
+            NeuralMPError: as for `fit`.
+        """
+        log = RunLog(self.listener or _default_listener())
+        with log.loading():
+            job, _ = Preparation(self, self._settings, self._precisions, log).job()
+        return measured_sensitivities(job, log, most)
+
     def __call__(self) -> OptimizedModel:
         """Tune and return the result; the same as `fit()`."""
         return self.fit()
@@ -184,7 +208,7 @@ class MixedPrecision:
             prepared = Preparation(self, self._settings, self._precisions, log)
             job, log_folder = prepared.job()
         found = tune(job, log)
-        report = found.report
+        report = replace(found.report, record=found.record)
         for line in report.converted:
             logger.info(line)
         if log_folder is not None:

@@ -5,8 +5,8 @@ from neural_mp.reporting.console import error_console, output_console
 from neural_mp.reporting.live import LiveListener
 from neural_mp.reporting.tables import (
     benchmark_table,
+    explanation_table,
     hardware_table,
-    paint_table,
     plan_table,
     result_tables,
     trial_table,
@@ -18,9 +18,9 @@ __all__ = [
     "benchmark_table",
     "capability_table",
     "error_console",
+    "explanation_table",
     "hardware_table",
     "output_console",
-    "paint_table",
     "plan_table",
     "result_tables",
     "summary_table",

@@ -3,6 +3,8 @@
 from neural_mp.space.capability import Capability
 from neural_mp.space.constraints import Constraints, OpConstraint, QuantConstraint
 from neural_mp.space.footprint import live_bytes
+from neural_mp.space.int8_reasons import why_int8
+from neural_mp.space.reasons import Reason, counted_reasons
 from neural_mp.space.resolution import ResolvedPlan
 from neural_mp.space.space import TuningSpace
 
@@ -11,7 +13,10 @@ __all__ = [
     "Constraints",
     "OpConstraint",
     "QuantConstraint",
+    "Reason",
     "ResolvedPlan",
     "TuningSpace",
+    "counted_reasons",
     "live_bytes",
+    "why_int8",
 ]

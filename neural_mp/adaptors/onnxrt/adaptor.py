@@ -48,6 +48,7 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
     """
 
     framework = "onnxrt"
+    packages = ("onnxruntime", "onnx")
     file_suffixes: ClassVar[tuple[str, ...]] = (".onnx",)
 
     def __init__(self, provider: str | None = None) -> None:

@@ -52,6 +52,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     """`nn.Module`, `torch.export` programs and their `.pt2` files."""
 
     framework = "pytorch"
+    packages = ("torch",)
 
     def load(
         self,

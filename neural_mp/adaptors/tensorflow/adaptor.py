@@ -55,6 +55,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     """Keras models, SavedModels, concrete functions, and frozen graphs."""
 
     framework = "tensorflow"
+    packages = ("tensorflow", "keras")
     file_suffixes: ClassVar[tuple[str, ...]] = graph_files.SUFFIXES
 
     def load(
