@@ -84,6 +84,10 @@ class HistoryError(NeuralMPError):
     """The record of a tuning run cannot be read, or belongs to another run."""
 
 
+class KernelLogError(NeuralMPError):
+    """A log of kernels that cannot be read or kept, or that holds no kernel."""
+
+
 class TuningError(NeuralMPError):
     """A tuning run that cannot go on, such as when every plan fails with the same error."""
 

@@ -8,7 +8,16 @@ import typer
 
 import neural_mp
 from neural_mp.adaptors.tensorflow.quiet import hush
-from neural_mp.api.commands import advise, benchmark, convert, explain, hardware, inspect, tune
+from neural_mp.api.commands import (
+    advise,
+    benchmark,
+    convert,
+    explain,
+    hardware,
+    inspect,
+    kernels,
+    tune,
+)
 from neural_mp.api.commands.exit_codes import epilog
 from neural_mp.api.commands.failures import reported
 
@@ -44,6 +53,7 @@ app.command(epilog=explain.EPILOG)(explain.explain)
 app.command(epilog=convert.EPILOG)(convert.convert)
 app.command(epilog=benchmark.EPILOG)(benchmark.benchmark)
 app.command(epilog=advise.EPILOG)(advise.advise)
+app.command(cls=kernels.WithProgram, epilog=kernels.EPILOG)(kernels.kernels)
 app.command(epilog=hardware.EPILOG)(hardware.hardware)
 
 
