@@ -18,7 +18,7 @@ from neural_mp.config import Settings, load_settings, settings_from
 from neural_mp.core import hardware as machine
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.errors import ConfigurationError, did_you_mean
-from neural_mp.reporting import LiveListener
+from neural_mp.reporting import LiveListener, NotebookListener, is_notebook
 from neural_mp.strategies import DEFAULT
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.tuning.listener import Listener
@@ -86,7 +86,8 @@ class MixedPrecision:
             `vnni`, `amx` or `arm-dotprod`; or `portable`, which is right on all of them.
         hardware: the machine at hand; found by itself.
         listener: receives the events of the run. If standard error is a terminal, the default is
-            a `neural_mp.reporting.LiveListener`, which shows progress and a summary; else none.
+            a `neural_mp.reporting.LiveListener`, which shows progress and a summary; in a notebook
+            a `NotebookListener`, which shows progress in the cell; else none.
     """
 
     def __init__(
@@ -237,4 +238,6 @@ def _settings_of(conf: Any) -> Settings:
 
 
 def _default_listener() -> Listener:
+    if is_notebook():
+        return NotebookListener()
     return LiveListener() if sys.stderr.isatty() else Listener()

@@ -2,7 +2,8 @@
 
 from neural_mp.reporting.capabilities import CapabilitySummary, capability_table, summary_table
 from neural_mp.reporting.console import error_console, output_console
-from neural_mp.reporting.live import LiveListener
+from neural_mp.reporting.live import LiveListener, NotebookListener
+from neural_mp.reporting.notebook import is_notebook
 from neural_mp.reporting.tables import (
     benchmark_table,
     explanation_table,
@@ -15,11 +16,13 @@ from neural_mp.reporting.tables import (
 __all__ = [
     "CapabilitySummary",
     "LiveListener",
+    "NotebookListener",
     "benchmark_table",
     "capability_table",
     "error_console",
     "explanation_table",
     "hardware_table",
+    "is_notebook",
     "output_console",
     "plan_table",
     "result_tables",
