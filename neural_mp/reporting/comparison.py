@@ -1,0 +1,103 @@
+"""How far apart two models are, as people look at it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from neural_mp.core.grammar import counted
+from neural_mp.tuning.comparison import Comparison, LayerDifference
+from neural_mp.tuning.fidelity import LEAST_DECIBELS
+
+#: How many of the worst ops are marked where the user does not say how many.
+MARKED = 5
+_COLUMNS = ("name", "type", "stored_a", "stored_b", "sqnr", "fall", "arising", "cosine", "largest")
+
+
+def comparison_table(comparison: Comparison, worst: int | None = None) -> RenderableType:
+    """The outputs, and the ops in the order of the graph with the worst of them marked.
+
+    Args:
+        comparison: what was found.
+        worst: only the ops in which most noise arises, and so many of them; all by default.
+    """
+    chosen = comparison.worst(MARKED if worst is None else worst)
+    marked = {layer.name for layer in chosen}
+    shown = comparison.layers if worst is None else chosen
+    batches = counted(comparison.batches, "batch", "batches")
+    title = f"Outputs, over {counted(comparison.samples, 'sample')} in {batches}"
+    outputs = Table(title=title, title_justify="left")
+    for heading in ("output", "SQNR", "cosine", "largest difference"):
+        outputs.add_column(heading, justify="left" if heading == "output" else "right")
+    for output in comparison.outputs:
+        outputs.add_row(
+            output.name, _decibels(output.sqnr), _cosine(output.cosine), f"{output.largest:.3g}"
+        )
+    of_all = "" if worst is None else f"; {len(shown)} in which most noise arises"
+    layers = Table(title=f"{counted(len(comparison.layers), 'op')}{of_all}", title_justify="left")
+    for heading in ("op", "type", "A → B", "SQNR", "below inputs", "cosine", "largest difference"):
+        left = heading in ("op", "type", "A → B")
+        layers.add_column(heading, justify="left" if left else "right", overflow="fold")
+    for layer in shown:
+        layers.add_row(*_cells(layer), style=_style(layer, comparison, marked))
+    parts: list[RenderableType] = [outputs] if comparison.outputs else []
+    parts += [layers, Text(_verdict(comparison))]
+    parts += [
+        Text(f"{counted(len(names), 'op')} not compared: they {reason}", style="dim")
+        for reason, names in comparison.left_out.items()
+    ]
+    return Group(*parts)
+
+
+def comparison_csv(comparison: Comparison, worst: int | None = None) -> str:
+    """A line for every op, below one of headings; no difference at all is `inf` decibels."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for layer in comparison.layers if worst is None else comparison.worst(worst):
+        figures = (layer.sqnr, layer.fall, layer.arising, layer.cosine, layer.largest)
+        writer.writerow([layer.name, layer.type, *layer.stored, *figures])
+    return text.getvalue()
+
+
+def _cells(layer: LayerDifference) -> tuple[str, ...]:
+    one, other = layer.stored
+    return (
+        layer.name,
+        layer.type,
+        one if one == other else f"{one} → {other}",
+        _decibels(layer.sqnr),
+        f"{layer.fall:.1f} dB" if layer.fall > 0 else "–",
+        _cosine(layer.cosine),
+        f"{layer.largest:.3g}",
+    )
+
+
+def _style(layer: LayerDifference, comparison: Comparison, marked: set[str]) -> str:
+    if comparison.first is not None and layer.name == comparison.first.name:
+        return "red"
+    return "yellow" if layer.name in marked else ""
+
+
+def _verdict(comparison: Comparison) -> str:
+    first = comparison.first
+    if first is None:
+        return "They part nowhere: at no op does the ratio fall clearly below that of its inputs"
+    low = f"below {LEAST_DECIBELS:.0f} dB" if first.sqnr < LEAST_DECIBELS else "the largest fall"
+    return (
+        f"They part first at {first.name} ({first.type}): {_decibels(first.sqnr)}, "
+        f"{first.fall:.1f} dB below its inputs; {low}"
+    )
+
+
+def _decibels(sqnr: float) -> str:
+    return "equal" if math.isinf(sqnr) else f"{sqnr:.1f} dB"
+
+
+def _cosine(value: float) -> str:
+    return f"{value:.6f}"
