@@ -67,9 +67,10 @@ def comparison_csv(comparison: Comparison, worst: int | None = None) -> str:
 
 def _cells(layer: LayerDifference) -> tuple[str, ...]:
     one, other = layer.stored
+    names, types = zip(*layer.along, (layer.name, layer.type), strict=True)
     return (
-        layer.name,
-        layer.type,
+        ", ".join(names),
+        ", ".join(types),
         one if one == other else f"{one} → {other}",
         _decibels(layer.sqnr),
         f"{layer.fall:.1f} dB" if layer.fall > 0 else "–",

@@ -7,13 +7,14 @@ neither with the data nor with the model.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.core.grammar import counted
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.nested import Array, count_samples, named_float_arrays
 from neural_mp.errors import ComparisonError
@@ -38,7 +39,7 @@ class Difference:
         sqnr: signal to quantization noise ratio in decibels, 10·log₁₀(Σa² / Σ(b - a)²); infinite
             where nothing differs, -90 where B holds what is no number, or A nothing but zeros.
         cosine: cosine similarity of all values; 1 where both are zero.
-        largest: the largest absolute difference.
+        largest: the largest absolute difference; infinite where B holds what is no number.
     """
 
     name: str
@@ -52,8 +53,11 @@ class Difference:
         return 0.0 if math.isinf(self.sqnr) else 10 ** (-self.sqnr / 10)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; an infinite ratio, which JSON lacks, as None."""
-        return {**asdict(self), "sqnr": None if math.isinf(self.sqnr) else self.sqnr}
+        """Plain values; infinity, which JSON lacks, as None."""
+        return {
+            key: None if isinstance(value, float) and math.isinf(value) else value
+            for key, value in asdict(self).items()
+        }
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class LayerDifference(Difference):
 
     Attributes:
         type: of the op, as the untouched model has it.
+        along: the ops before it that have no result in both models, such as a convolution that runs
+            in one kernel with the ReLU behind it, with their types.
         inputs: the ops compared, or inputs of the model, that it depends on most nearly.
         stored: the types that A and B have the result in.
         fall: by how many decibels it lies below all of its inputs, ratios of 120 and more taken as
@@ -70,6 +76,7 @@ class LayerDifference(Difference):
     """
 
     type: str
+    along: tuple[tuple[str, str], ...]
     inputs: tuple[str, ...]
     stored: tuple[str, str]
     fall: float
@@ -162,11 +169,11 @@ class _Sums:
         share = self.noise / self.signal if self.signal else USELESS if self.noise else 0.0
         share = USELESS if self.broken else min(share, USELESS)
         sizes = math.sqrt(self.signal) * math.sqrt(self.other)
-        alike = 1.0 if self.signal == self.other else 0.0
+        cosine = min(1.0, self.product / sizes) if sizes else 0.0
         return Difference(
             name,
             -10 * math.log10(share) if share else math.inf,
-            min(1.0, self.product / sizes) if sizes else alike,
+            cosine if self.noise else 1.0,
             math.inf if self.broken else self.largest,
         )
 
@@ -194,7 +201,7 @@ def compare_models(
 
 @dataclass
 class _Run:
-    """A comparison as it goes on."""
+    """A comparison as it goes on; `graph` is that of the model which has more of its ops."""
 
     a: AnyModel
     b: AnyModel
@@ -217,20 +224,20 @@ class _Run:
             )
         one, other = a.results, b.results
         both = [op for op in one if op.name in other]
-        if not both:
+        if 2 * len(both) < min(len(one), len(other)) or not both:
             raise ComparisonError(
-                f"the models have no op in common: {_some(one)} in A, {_some(other)} in B; give "
-                f"two models of one origin, such as a model and what was made of it. A folder that "
-                f"an earlier version saved does not say where results are; convert the model again"
+                f"the models have {counted(len(both), 'op')} in common: A has {_some(one)}, B has "
+                f"{_some(other)}; give two models of one origin, such as a model file and what was "
+                f"made of that very file"
             )
         kept = {op.name: op for op in both if op.name not in rescaled}
         left_out = {
-            "have no result of their own in B": _missing(one, other),
-            "have no result of their own in A": _missing(other, one),
+            "run within the kernel of another op in B": _missing(one, other),
+            "run within the kernel of another op in A": _missing(other, one),
             "have other scales by a repair": tuple(op.name for op in both if op.name in rescaled),
         }
-        graph = one.with_only(kept)
-        return cls(a, b, graph, left_out, OpGroups(a, b, list(kept)))
+        whole = one if len(one) >= len(other) else other
+        return cls(a, b, whole, left_out, OpGroups(a, b, list(kept)))
 
     def take(self, inputs: Any) -> None:
         """Run one batch."""
@@ -260,11 +267,13 @@ class _Run:
     def result(self) -> Comparison:
         """What was found."""
         found = {op: sums.difference(op) for op, sums in self.layers.items()}
-        # What holds no real numbers is passed, as what no model has a result of.
+        # What was not compared is passed: an op reads the nearest ops that were.
         graph = self.graph.with_only({op.name: op for op in self.graph if op.name in found})
-        silent = tuple(op.name for op in self.graph if op.name not in found)
+        known = {*found, *(name for names in self.left_out.values() for name in names)}
+        silent = tuple(op.name for op in self.graph if op.name not in known)
         left_out = {**self.left_out, "hold no floating-point numbers, or did not run": silent}
-        layers = tuple(self._layer(op, found) for op in graph)
+        along = _run_along(self.graph, found)
+        layers = tuple(self._layer(op, found, along.get(op.name, ())) for op in graph)
         return Comparison(
             tuple(sums.difference(name) for name, sums in self.outputs.items()),
             layers,
@@ -274,13 +283,16 @@ class _Run:
             self.samples,
         )
 
-    def _layer(self, op: Op, found: Mapping[str, Difference]) -> LayerDifference:
+    def _layer(
+        self, op: Op, found: Mapping[str, Difference], along: Iterable[Op]
+    ) -> LayerDifference:
         own = found[op.name]
         read = [found[name] for name in op.inputs if name in found]
         lowest = min((_capped(source.sqnr) for source in read), default=EQUAL)
         return LayerDifference(
             **asdict(own),
             type=op.type,
+            along=tuple((part.name, part.type) for part in along),
             inputs=op.inputs,
             stored=self.stored[op.name],
             fall=lowest - _capped(own.sqnr),
@@ -297,6 +309,21 @@ def _first(layers: Iterable[LayerDifference]) -> LayerDifference | None:
     clear = [layer for layer in layers if layer.fall >= CLEAR]
     low = (layer for layer in clear if layer.sqnr < LEAST_DECIBELS)
     return next(low, max(clear, key=lambda layer: layer.fall, default=None))
+
+
+def _run_along(graph: OpGraph, compared: Collection[str]) -> dict[str, list[Op]]:
+    """Op that was compared → those before it that were not, and that lead to it alone."""
+    last: dict[str, str] = {}
+    for op in reversed(tuple(graph)):
+        readers = graph.consumer_names(op.name)
+        reached = {name if name in compared else last.get(name, "") for name in readers}
+        if len(reached) == 1:
+            last[op.name] = reached.pop()
+    found: dict[str, list[Op]] = {}
+    for op in graph:
+        if op.name not in compared and last.get(op.name):
+            found.setdefault(last[op.name], []).append(op)
+    return found
 
 
 def _missing(one: OpGraph, other: OpGraph) -> tuple[str, ...]:
