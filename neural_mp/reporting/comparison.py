@@ -5,17 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections.abc import Collection
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from neural_mp.core.grammar import counted
-from neural_mp.tuning.comparison import Comparison, LayerDifference
+from neural_mp.tuning.comparison import EQUAL, Comparison, LayerDifference
 from neural_mp.tuning.fidelity import LEAST_DECIBELS
 
 #: How many of the worst ops are marked where the user does not say how many.
 MARKED = 5
+_STYLES = {"first": "red", "worst": "yellow"}
 _COLUMNS = ("name", "type", "stored_a", "stored_b", "sqnr", "fall", "arising", "cosine", "largest")
 
 
@@ -40,11 +42,13 @@ def comparison_table(comparison: Comparison, worst: int | None = None) -> Render
         )
     of_all = "" if worst is None else f"; {len(shown)} in which most noise arises"
     layers = Table(title=f"{counted(len(comparison.layers), 'op')}{of_all}", title_justify="left")
-    for heading in ("op", "type", "A → B", "SQNR", "below inputs", "cosine", "largest difference"):
-        left = heading in ("op", "type", "A → B")
+    figures = ("SQNR", "below inputs", "cosine", "largest difference")
+    for heading in ("op", "type", "A → B", *figures, ""):
+        left = heading not in figures
         layers.add_column(heading, justify="left" if left else "right", overflow="fold")
     for layer in shown:
-        layers.add_row(*_cells(layer), style=_style(layer, comparison, marked))
+        mark = _mark(layer, comparison, marked)
+        layers.add_row(*_cells(layer), mark, style=_STYLES.get(mark, ""))
     parts: list[RenderableType] = [outputs] if comparison.outputs else []
     parts += [layers, Text(_verdict(comparison))]
     parts += [
@@ -73,27 +77,38 @@ def _cells(layer: LayerDifference) -> tuple[str, ...]:
         ", ".join(types),
         one if one == other else f"{one} → {other}",
         _decibels(layer.sqnr),
-        f"{layer.fall:.1f} dB" if layer.fall > 0 else "–",
+        _fall(layer),
         _cosine(layer.cosine),
         f"{layer.largest:.3g}",
     )
 
 
-def _style(layer: LayerDifference, comparison: Comparison, marked: set[str]) -> str:
+def _mark(layer: LayerDifference, comparison: Comparison, marked: Collection[str]) -> str:
     if comparison.first is not None and layer.name == comparison.first.name:
-        return "red"
-    return "yellow" if layer.name in marked else ""
+        return "first"
+    return "worst" if layer.name in marked else ""
 
 
 def _verdict(comparison: Comparison) -> str:
     first = comparison.first
     if first is None:
         return "They part nowhere: at no op does the ratio fall clearly below that of its inputs"
-    low = f"below {LEAST_DECIBELS:.0f} dB" if first.sqnr < LEAST_DECIBELS else "the largest fall"
+    low = first.sqnr < LEAST_DECIBELS
+    why = f"the first fall below {LEAST_DECIBELS:.0f} dB" if low else "the largest fall"
+    below = "and its inputs are equal" if _from_equal(first) else f"{_fall(first)} below its inputs"
     return (
-        f"They part first at {first.name} ({first.type}): {_decibels(first.sqnr)}, "
-        f"{first.fall:.1f} dB below its inputs; {low}"
+        f"They part first at {first.name} ({first.type}): {_decibels(first.sqnr)}, {below}; {why}"
     )
+
+
+def _fall(layer: LayerDifference) -> str:
+    if layer.fall <= 0:
+        return "–"
+    return "from equal" if _from_equal(layer) else f"{layer.fall:.1f} dB"
+
+
+def _from_equal(layer: LayerDifference) -> bool:
+    return layer.fall > 0 and layer.fall + layer.sqnr >= EQUAL
 
 
 def _decibels(sqnr: float) -> str:

@@ -9,9 +9,9 @@ from neural_mp.adaptors.loaded_model import AnyModel, OpValue
 from neural_mp.core.nested import count_samples
 
 #: Bytes of results of one model that are held at once.
-HELD_BYTES = 128 << 20
+HELD_BYTES = 256 << 20
 #: Bytes of weights in functions that are kept from batch to batch, rather than made anew.
-KEPT_BYTES = 1 << 30
+KEPT_BYTES = 2 << 30
 #: How many ops are run together while it is not known how large their results are.
 _AT_FIRST = 8
 

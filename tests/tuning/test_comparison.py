@@ -1,6 +1,7 @@
 """What a comparison of two models says, and what it refuses."""
 
 import copy
+import io
 import json
 import math
 from dataclasses import replace
@@ -215,7 +216,7 @@ def test_the_table_has_a_row_for_every_op_and_csv_a_line(chain, halved):
     from rich.console import Console
 
     found = compare_models(chain[1], halved, [IMAGES])
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))
+    console = Console(width=200, record=True, file=io.StringIO())
     console.print(found)
     shown = console.export_text()
     assert "They part first at two (linear): 6.0 dB" in shown
