@@ -11,11 +11,13 @@ from neural_mp.adaptors.tensorflow.quiet import hush
 from neural_mp.api.commands import (
     advise,
     benchmark,
+    compare,
     convert,
     explain,
     hardware,
     inspect,
     kernels,
+    sensitivity,
     tune,
 )
 from neural_mp.api.commands.exit_codes import epilog
@@ -52,6 +54,8 @@ app.command(epilog=inspect.EPILOG)(inspect.inspect)
 app.command(epilog=explain.EPILOG)(explain.explain)
 app.command(epilog=convert.EPILOG)(convert.convert)
 app.command(epilog=benchmark.EPILOG)(benchmark.benchmark)
+app.command(epilog=compare.EPILOG)(compare.compare)
+app.command(epilog=sensitivity.EPILOG)(sensitivity.sensitivity)
 app.command(epilog=advise.EPILOG)(advise.advise)
 app.command(cls=kernels.WithProgram, epilog=kernels.EPILOG)(kernels.kernels)
 app.command(epilog=hardware.EPILOG)(hardware.hardware)

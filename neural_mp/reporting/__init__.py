@@ -10,6 +10,7 @@ from neural_mp.reporting.tables import (
     hardware_table,
     plan_table,
     result_tables,
+    sensitivity_table,
     trial_table,
 )
 
@@ -26,6 +27,7 @@ __all__ = [
     "output_console",
     "plan_table",
     "result_tables",
+    "sensitivity_table",
     "summary_table",
     "trial_table",
 ]

@@ -60,10 +60,18 @@ class Sensitivity:
     reason: str = ""
 
     @property
-    def harm(self) -> float:
-        """What it is ranked by: noise at the outputs, after repair, as far as that is known."""
-        known = (self.repaired_output_noise, self.output_noise, self.repaired_noise, self.noise)
-        return next((noise for noise in known if noise is not None), 0.0)
+    def harm(self) -> tuple[float, float]:
+        """What it is ranked by: noise at the outputs, then noise where it arises, after repair.
+
+        The two are of different kinds: what was not measured at the outputs comes last.
+        """
+        outputs = (self.repaired_output_noise, self.output_noise)
+        inside = (self.repaired_noise, self.noise)
+        at_outputs, arising = (
+            next((noise for noise in known if noise is not None), -1.0)
+            for known in (outputs, inside)
+        )
+        return at_outputs, arising
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings and lists."""
@@ -115,7 +123,7 @@ def sensitivities(record: RunRecord, plan: PrecisionPlan | None = None) -> Sensi
             plan = record.trials[-1].plan
     flow = record.setup.followed(plan)
     rows = (*_tensors(record, plan, flow), *_ops(record, plan, flow))
-    return SensitivityReport(tuple(sorted(rows, key=lambda row: -row.harm)))
+    return SensitivityReport(tuple(sorted(rows, key=lambda row: row.harm, reverse=True)))
 
 
 def _tensors(

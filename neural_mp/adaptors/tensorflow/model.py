@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from neural_mp.adaptors.common.op_values import OpResult
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.tensorflow.fusion import GraphStructure, structure
 from neural_mp.adaptors.tensorflow.nodes import (
@@ -41,6 +42,8 @@ class TensorFlowModel:
         warnings: what the user should know.
         counts: the conversions that were put in.
         layers: node → the layers of Keras that it comes from, where that is known.
+        results: of a converted model, op of the untouched graph → where its result is; ops that run
+            within the kernel of another have none.
     """
 
     graph: TensorGraph
@@ -51,6 +54,7 @@ class TensorFlowModel:
     warnings: tuple[str, ...] = ()
     counts: ConversionCounts = ConversionCounts()
     layers: Mapping[str, tuple[Layer, ...]] = field(default_factory=dict)
+    results: Mapping[str, OpResult] = field(default_factory=dict)
 
     @cached_property
     def runner(self) -> Runner:
