@@ -196,11 +196,11 @@ def test_hardware_is_shown_as_a_table(run, monkeypatch):
                 "nets:small_net",
                 "head",
                 "--precision",
-                "int8",
+                "fp32",
                 "--input-shape",
                 "2,1,8,8",
             ],
-            "16-bit precisions, bf16 and fp16, not on int8",
+            "every op can run in fp32; ask about int8, bf16 or fp16",
         ),
         (["inspect", "nets:small_net", "--input-shape", "2,x"], "'2,x' is malformed"),
         (
