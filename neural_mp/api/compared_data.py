@@ -61,8 +61,8 @@ def inputs_of(
     return Batches(lambda: _batches(arrays, size, samples), str(path))
 
 
-def batches_of(data: str | Path, batch_size: int | None, samples: int) -> Any:
-    """The same for what takes the inputs of a model before the model is taken in.
+def batches_of(data: str | Path, batch_size: int | None, samples: int) -> list[tuple[Any, None]]:
+    """The same for what takes data before it takes the model: pairs of inputs and no labels.
 
     Args:
         data: an `.npy`, `.npz` or tuning file.
@@ -71,8 +71,10 @@ def batches_of(data: str | Path, batch_size: int | None, samples: int) -> Any:
     """
     path = Path(data)
     if path.suffix in _TUNING_FILES:
-        return list(limited(_loader(path).inputs(), samples))
-    return list(_batches(_arrays(path), batch_size or _CAPTURED_WITH, samples))
+        found = limited(_loader(path).inputs(), samples)
+    else:
+        found = _batches(_arrays(path), batch_size or _CAPTURED_WITH, samples)
+    return [(inputs, None) for inputs in found]
 
 
 def _loader(path: Path) -> Batches:

@@ -55,7 +55,7 @@ def sensitivity_of(
             example = inputs
             if example is None:
                 example = load_source(model, framework, None).example_inputs(batch_size)
-            converter.calib_dataloader = [example]
+            converter.calib_dataloader = [(example, None)]
     if data is not None:
         converter.calib_dataloader = batches_of(data, batch_size, samples)
     if precisions:
