@@ -8,7 +8,16 @@ import typer
 
 import neural_mp
 from neural_mp.adaptors.tensorflow.quiet import hush
-from neural_mp.api.commands import advise, benchmark, convert, explain, hardware, inspect, tune
+from neural_mp.api.commands import (
+    advise,
+    audit,
+    benchmark,
+    convert,
+    explain,
+    hardware,
+    inspect,
+    tune,
+)
 from neural_mp.api.commands.exit_codes import epilog
 from neural_mp.api.commands.failures import reported
 
@@ -42,6 +51,7 @@ app.command(epilog=tune.EPILOG)(tune.tune)
 app.command(epilog=inspect.EPILOG)(inspect.inspect)
 app.command(epilog=explain.EPILOG)(explain.explain)
 app.command(epilog=convert.EPILOG)(convert.convert)
+app.command(epilog=audit.EPILOG)(audit.audit)
 app.command(epilog=benchmark.EPILOG)(benchmark.benchmark)
 app.command(epilog=advise.EPILOG)(advise.advise)
 app.command(epilog=hardware.EPILOG)(hardware.hardware)

@@ -3,6 +3,7 @@
 from neural_mp.space.capability import Capability
 from neural_mp.space.constraints import Constraints, OpConstraint, QuantConstraint
 from neural_mp.space.footprint import live_bytes
+from neural_mp.space.planned import PlannedOp, planned_by_name, planned_ops
 from neural_mp.space.resolution import ResolvedPlan
 from neural_mp.space.space import TuningSpace
 
@@ -10,8 +11,11 @@ __all__ = [
     "Capability",
     "Constraints",
     "OpConstraint",
+    "PlannedOp",
     "QuantConstraint",
     "ResolvedPlan",
     "TuningSpace",
     "live_bytes",
+    "planned_by_name",
+    "planned_ops",
 ]

@@ -41,6 +41,8 @@ class TensorFlowModel:
         warnings: what the user should know.
         counts: the conversions that were put in.
         layers: node → the layers of Keras that it comes from, where that is known.
+        written: of a converted model, node → the op that it was written for, where that has another
+            name; no op (an empty text) for a conversion that bears the name of one.
     """
 
     graph: TensorGraph
@@ -51,6 +53,7 @@ class TensorFlowModel:
     warnings: tuple[str, ...] = ()
     counts: ConversionCounts = ConversionCounts()
     layers: Mapping[str, tuple[Layer, ...]] = field(default_factory=dict)
+    written: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def runner(self) -> Runner:

@@ -51,6 +51,7 @@ def save(model: TensorFlowModel, folder: Path) -> None:
     details = {
         **model.signature.to_dict(),
         "ops": model.ops,
+        "written": dict(model.written),
         "counts": vars(model.counts),
         # The sizes of the example inputs, not their values: those are the user's data.
         "example": {tensor: list(array.shape) for tensor, array in model.example.items()},
@@ -72,12 +73,19 @@ def restore(folder: Path) -> TensorFlowModel:
         signature = ServedSignature.from_dict(details)
         shapes: dict[str, Shape] = {k: tuple(v) for k, v in details["example"].items()}
         counts, ops = ConversionCounts(**details["counts"]), dict(details["ops"])
+        # Folders that earlier versions wrote lack it; there it is told by the layers.
+        written = dict(details.get("written", ops))
     sized = replace(
         signature,
         inputs=tuple(replace(p, shape=shapes.get(p.tensor, p.shape)) for p in signature.inputs),
     )
     return TensorFlowModel(
-        TensorGraph.from_graph_def(graph), signature, example_for(sized), ops, counts=counts
+        TensorGraph.from_graph_def(graph),
+        signature,
+        example_for(sized),
+        ops,
+        counts=counts,
+        written=written,
     )
 
 
