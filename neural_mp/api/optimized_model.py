@@ -15,7 +15,6 @@ from typing import Any
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
-from neural_mp.api.audit import audited
 from neural_mp.api.deployment import EVERYWHERE, made_right_here, where_right
 from neural_mp.api.saved_folder import (
     MANIFEST,
@@ -26,9 +25,9 @@ from neural_mp.api.saved_folder import (
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.trial import Trial
-from neural_mp.errors import DataError, ModelLoadError, NeuralMPError
-from neural_mp.profiling.audit import Audit
-from neural_mp.space import PlannedOp
+from neural_mp.errors import DataError, ModelLoadError, NeuralMPError, PlanError
+from neural_mp.profiling.audit import Audit, audited
+from neural_mp.space import PlannedOp, planned_by_name
 from neural_mp.tuning.report import Report
 
 logger = logging.getLogger(__name__)
@@ -124,7 +123,10 @@ class OptimizedModel:
             PlanError: the plan says nothing of any op.
             ConversionError: the framework does not say which kernels ran.
         """
-        return audited(self.loaded, self.plan, self.planned)
+        planned = self.planned or planned_by_name(self.plan)
+        if not planned:
+            raise PlanError("there is nothing to audit: the plan says nothing of any op")
+        return audited(self.loaded, planned, complete=bool(self.planned))
 
     def compiled(self) -> Any:
         """The framework's own object, run through its compiler where that gains speed.

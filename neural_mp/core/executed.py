@@ -13,7 +13,7 @@ class Executed:
     """The kernels that ran for one op, conversions of what it reads and writes left out.
 
     Attributes:
-        kernels: what the runtime calls them, in the order in which they first ran.
+        kernels: what the runtime calls them, in the order in which they ran.
         precision: what they computed in: INT8 where one of them is an integer kernel, else the
             floating-point type that was read first; None where they read no such numbers.
         reads_bytes: whether one of them read numbers of 8 bits.
@@ -54,7 +54,7 @@ def executed(kernels: Sequence[Kernel], rounded_to: Precision | None = None) -> 
     """What ran for an op, from its kernels in order."""
     found = [kernel.precision for kernel in kernels if kernel.precision is not None]
     return Executed(
-        tuple(dict.fromkeys(kernel.name for kernel in kernels)),
+        tuple(kernel.name for kernel in kernels),
         Precision.INT8 if Precision.INT8 in found else next(iter(found), None),
         any(kernel.reads_bytes for kernel in kernels),
         rounded_to,

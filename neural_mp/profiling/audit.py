@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.core import hardware
 from neural_mp.core.executed import Executed
 from neural_mp.core.precision import Precision
 from neural_mp.core.words import Approach, Word
@@ -15,8 +17,8 @@ from neural_mp.space import PlannedOp
 class Verdict(Word):
     """What an audit says of one op.
 
-    The first three are well. The last two are not: the plan promises a precision that nothing was
-    seen to run in.
+    The first three are well; the next two differ, and break no promise. The last two do: the plan
+    promises a precision that nothing was seen to run in.
     """
 
     AS_PLANNED = "as planned"
@@ -24,6 +26,8 @@ class Verdict(Word):
     EMULATED = "emulated"
     #: Nothing ran by itself: the kernel of another op ran it along, or the runtime needed none.
     ALONG = "within another kernel"
+    #: It was to run along in an INT8 kernel that hands on real numbers, and ran behind it.
+    BEHIND = "ran behind its kernel"
     LOWER = "ran lower than planned"
     HIGHER = "ran higher than planned"
     #: An op that has an INT8 kernel of its own by the plan, and of which nothing ran.
@@ -32,6 +36,8 @@ class Verdict(Word):
 
 #: Verdicts by which a plan is not true.
 BROKEN = (Verdict.HIGHER, Verdict.UNSEEN)
+#: Verdicts that say that something ran otherwise, the worst first.
+_FOUND = (*BROKEN, Verdict.LOWER, Verdict.BEHIND)
 
 
 @dataclass(frozen=True)
@@ -57,8 +63,8 @@ class AuditedOp:
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """What the runtime calls the kernels that ran for it."""
-        return self.ran.kernels if self.ran is not None else ()
+        """What the runtime calls the kernels that ran for it, each once."""
+        return tuple(dict.fromkeys(self.ran.kernels)) if self.ran is not None else ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain words."""
@@ -94,8 +100,8 @@ class Audit:
     @property
     def findings(self) -> tuple[AuditedOp, ...]:
         """The ops that ran otherwise than planned: those that break the promise first."""
-        broken = [op for op in self.ops if op.verdict in BROKEN]
-        return (*broken, *(op for op in self.ops if op.verdict is Verdict.LOWER))
+        found = [op for op in self.ops if op.verdict in _FOUND]
+        return tuple(sorted(found, key=lambda op: _FOUND.index(op.verdict)))
 
     @property
     def lowered(self) -> int:
@@ -110,6 +116,22 @@ class Audit:
             if op.planned.precision is not Precision.FP32 or op.verdict is Verdict.LOWER
         ]
         return {verdict: found.count(verdict) for verdict in Verdict if verdict in found}
+
+
+def audited(model: AnyModel, planned: Mapping[str, PlannedOp], complete: bool = True) -> Audit:
+    """A model, run once on the inputs it was captured with, beside what was planned.
+
+    Args:
+        model: the model as it was converted.
+        planned: op → what the plan comes down to for it.
+        complete: as in `Audit`.
+
+    Raises:
+        ConversionError: the framework does not say which kernels ran.
+    """
+    ran = model.adaptor.trace(model.held, model.example_inputs())
+    here = hardware.detect()
+    return judged(planned, ran, lambda precision: here.support(precision).native, complete)
 
 
 def judged(
@@ -141,7 +163,9 @@ def _verdict(
     if ran is None:
         return Verdict.UNSEEN if op.approach is not None else Verdict.ALONG
     if op.precision is Precision.INT8:
-        return Verdict.AS_PLANNED if _in_int8(op, ran) else Verdict.HIGHER
+        if _in_int8(op, ran):
+            return Verdict.AS_PLANNED
+        return Verdict.BEHIND if op.or_behind else Verdict.HIGHER
     if op.precision is Precision.FP32:
         return Verdict.LOWER if _below_fp32(op, ran) else Verdict.AS_PLANNED
     return _of_16_bits(op.precision, ran, is_native)

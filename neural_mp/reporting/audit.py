@@ -11,7 +11,8 @@ from neural_mp.core.grammar import counted
 from neural_mp.core.precision import Precision
 from neural_mp.profiling.audit import BROKEN, Audit, AuditedOp, Verdict
 
-_STYLES = {Verdict.LOWER: "yellow", Verdict.EMULATED: "yellow", **dict.fromkeys(BROKEN, "red")}
+_YELLOW = (Verdict.EMULATED, Verdict.LOWER, Verdict.BEHIND)
+_STYLES = {**dict.fromkeys(_YELLOW, "yellow"), **dict.fromkeys(BROKEN, "red")}
 
 
 def audit_table(ops: Iterable[AuditedOp]) -> Table:

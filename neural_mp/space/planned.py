@@ -23,6 +23,8 @@ class PlannedOp:
         precision: what it effectively runs in.
         approach: how ranges are found, where it has an INT8 kernel of its own.
         along: the op whose INT8 kernel runs it, where another's does.
+        or_behind: whether that kernel hands on real numbers, so that it makes no difference to any
+            number where it runs behind the kernel.
         moves: whether it only moves or selects values (see `Op.quantize_agnostic`).
     """
 
@@ -30,6 +32,7 @@ class PlannedOp:
     precision: Precision
     approach: Approach | None = None
     along: str | None = None
+    or_behind: bool = False
     moves: bool = False
 
     @property
@@ -46,7 +49,8 @@ class PlannedOp:
             found["approach"] = self.approach.value
         if self.along is not None:
             found["along"] = self.along
-        return {**found, "moves": True} if self.moves else found
+        flags = {name: True for name in ("or_behind", "moves") if getattr(self, name)}
+        return {**found, **flags}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PlannedOp:
@@ -62,6 +66,7 @@ class PlannedOp:
                 Precision(data["precision"]),
                 None if approach is None else Approach(approach),
                 data.get("along"),
+                bool(data.get("or_behind")),
                 bool(data.get("moves")),
             )
         except (KeyError, ValueError, TypeError, AttributeError) as error:
@@ -71,6 +76,7 @@ class PlannedOp:
 def planned_ops(space: TuningSpace, plan: ResolvedPlan) -> dict[str, PlannedOp]:
     """Op → what a plan comes down to for it, in the graph's order."""
     found = {}
+    storing = {space.graph[op].fusion_group or op for op in plan.flow.int8_outputs}
     for op in space.graph:
         precision, approach, along = plan.effective[op.name], None, None
         if precision is Precision.INT8 and not op.quantize_agnostic:
@@ -78,7 +84,10 @@ def planned_ops(space: TuningSpace, plan: ResolvedPlan) -> dict[str, PlannedOp]:
                 along = op.fusion_group
             elif op.name in plan.plan:
                 approach = plan.plan[op.name].approach
-        found[op.name] = PlannedOp(op.type, precision, approach, along, op.quantize_agnostic)
+        or_behind = along is not None and along not in storing
+        found[op.name] = PlannedOp(
+            op.type, precision, approach, along, or_behind, op.quantize_agnostic
+        )
     return found
 
 
