@@ -167,7 +167,9 @@ def _verdict(
             return Verdict.AS_PLANNED
         return Verdict.BEHIND if op.or_behind else Verdict.HIGHER
     if op.precision is Precision.FP32:
-        return Verdict.LOWER if _below_fp32(op, ran) else Verdict.AS_PLANNED
+        # What only moves numbers may move them stored: no number differs by that.
+        above = ran.precision in (Precision.FP32, None)
+        return Verdict.AS_PLANNED if above else Verdict.LOWER
     return _of_16_bits(op.precision, ran, is_native)
 
 
@@ -181,16 +183,10 @@ def _in_int8(op: PlannedOp, ran: Executed) -> bool:
     return ran.runs_in is Precision.INT8
 
 
-def _below_fp32(op: PlannedOp, ran: Executed) -> bool:
-    if ran.precision is None:  # of other ops that read bytes, bytes may be what the model has
-        return op.moves and ran.reads_bytes
-    return ran.precision is not Precision.FP32
-
-
 def _of_16_bits(
     planned: Precision, ran: Executed, is_native: Callable[[Precision], bool]
 ) -> Verdict:
-    if ran.runs_in is Precision.INT8:
+    if ran.precision is Precision.INT8:
         return Verdict.LOWER
     if ran.precision in (planned, None):
         return Verdict.AS_PLANNED if is_native(planned) else Verdict.EMULATED
