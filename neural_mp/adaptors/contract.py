@@ -146,7 +146,8 @@ class Adaptor(ABC, Generic[M]):
     def trace(self, model: M, inputs: Any) -> Mapping[str, Executed]:
         """Op → what ran for it in one run, by the runtime's own account.
 
-        An op of which nothing is found ran along in the kernel of another, or needed none.
+        An op of which nothing is found ran along in the kernel of another, or needed none. One
+        that the run did not come to has no kernels.
 
         Raises:
             ConversionError: the framework does not say which kernels ran.

@@ -13,7 +13,8 @@ class Executed:
     """The kernels that ran for one op, conversions of what it reads and writes left out.
 
     Attributes:
-        kernels: what the runtime calls them, in the order in which they ran.
+        kernels: what the runtime calls them, in the order in which they ran; none where the model
+            has kernels of the op, and did not come to them on these inputs.
         precision: what they computed in: INT8 where one of them is an integer kernel, else the
             floating-point type that was read first; None where they read no such numbers.
         reads_bytes: whether one of them read numbers of 8 bits.
@@ -27,11 +28,20 @@ class Executed:
     rounded_to: Precision | None = None
 
     @property
+    def was_reached(self) -> bool:
+        """Whether the run came to the op at all."""
+        return bool(self.kernels)
+
+    @property
     def runs_in(self) -> Precision | None:
         """What it ran in, in a word; INT8 also of what only moves numbers of 8 bits."""
         if self.precision is None and self.reads_bytes:
             return Precision.INT8
         return self.precision
+
+
+#: Of an op that the run did not come to.
+NOT_REACHED = Executed(())
 
 
 @dataclass(frozen=True)

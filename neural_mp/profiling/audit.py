@@ -17,7 +17,7 @@ from neural_mp.space import PlannedOp
 class Verdict(Word):
     """What an audit says of one op.
 
-    The first three are well; the next two differ, and break no promise. The last two do: the plan
+    The first three are well; the next three differ, and break no promise. The last two do: the plan
     promises a precision that nothing was seen to run in.
     """
 
@@ -28,6 +28,8 @@ class Verdict(Word):
     ALONG = "within another kernel"
     #: It was to run along in an INT8 kernel that hands on real numbers, and ran behind it.
     BEHIND = "ran behind its kernel"
+    #: The model did not come to it on these inputs, as to a branch that is not taken.
+    NOT_REACHED = "not reached"
     LOWER = "ran lower than planned"
     HIGHER = "ran higher than planned"
     #: An op that has an INT8 kernel of its own by the plan, and of which nothing ran.
@@ -37,7 +39,7 @@ class Verdict(Word):
 #: Verdicts by which a plan is not true.
 BROKEN = (Verdict.HIGHER, Verdict.UNSEEN)
 #: Verdicts that say that something ran otherwise, the worst first.
-_FOUND = (*BROKEN, Verdict.LOWER, Verdict.BEHIND)
+_FOUND = (*BROKEN, Verdict.LOWER, Verdict.BEHIND, Verdict.NOT_REACHED)
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,8 @@ def _verdict(
 ) -> Verdict:
     if ran is None:
         return Verdict.UNSEEN if op.approach is not None else Verdict.ALONG
+    if not ran.was_reached:
+        return Verdict.AS_PLANNED if op.precision is Precision.FP32 else Verdict.NOT_REACHED
     if op.precision is Precision.INT8:
         if _in_int8(op, ran):
             return Verdict.AS_PLANNED

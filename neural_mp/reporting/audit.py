@@ -8,10 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from neural_mp.core.grammar import counted
-from neural_mp.core.precision import Precision
 from neural_mp.profiling.audit import BROKEN, Audit, AuditedOp, Verdict
 
-_YELLOW = (Verdict.EMULATED, Verdict.LOWER, Verdict.BEHIND)
+_YELLOW = (Verdict.EMULATED, Verdict.LOWER, Verdict.BEHIND, Verdict.NOT_REACHED)
 _STYLES = {**dict.fromkeys(_YELLOW, "yellow"), **dict.fromkeys(BROKEN, "red")}
 
 
@@ -36,8 +35,8 @@ def audit_table(ops: Iterable[AuditedOp]) -> Table:
 def audit_words(audit: Audit) -> str:
     """What an audit comes down to, in a line or two."""
     each = ", ".join(f"{count} {verdict}" for verdict, count in audit.counts().items())
-    low = ", ".join(p.value for p in Precision if p is not Precision.FP32)
-    words = f"{audit.lowered} of {counted(len(audit.ops), 'op')} planned in {low}: {each or 'none'}"
+    words = f"{audit.lowered} of {counted(len(audit.ops), 'op')} planned below fp32"
+    words += f": {each}" if each else ""
     if not audit.complete:
         words += "\nan earlier version saved this model: only the ops that the plan names are known"
     broken = sum(op.verdict in BROKEN for op in audit.ops)

@@ -59,7 +59,7 @@ def rounded_by_runtime(node: ir.Node) -> tuple[int, int]:
     weight = node.inputs[1].const_value if len(node.inputs) > 1 and node.inputs[1] else None
     if node.domain or weight is None:
         return 0, 0
-    shape = [int(size) for size in weight.shape]
+    shape = weight.shape.numpy()
     if node.op_type == "Conv":
         return 1, shape[1] * node.attributes.get_int("group", 1)
     if node.op_type == "ConvTranspose":

@@ -14,9 +14,9 @@ import torch
 from torch.fx import Node
 
 from neural_mp.adaptors.pytorch.convention import Call
-from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel
+from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel, op_nodes
 from neural_mp.adaptors.pytorch.submodules import visited
-from neural_mp.core.executed import Executed, Kernel, executed
+from neural_mp.core.executed import NOT_REACHED, Executed, Kernel, executed
 from neural_mp.core.precision import Precision
 
 #: What stands before the name of an op in the trace, around what it runs.
@@ -98,10 +98,13 @@ def trace(model: TorchModel, call: Call) -> dict[str, Executed]:
         found.setdefault(op, []).extend(map(_kernel, _working(root)))
         if any(map(_bytes, root.everything())):
             bytes_read.add(op)
-    return {
+    ran = {
         op: replace(executed(kernels), reads_bytes=op in bytes_read)
         for op, kernels in found.items()
+        if kernels
     }
+    ops = (op for part in model.parts.values() for op in op_nodes(part.runnable))
+    return {**{op: NOT_REACHED for op in ops if op not in found}, **ran}
 
 
 def _nested(events: Iterable[Mapping[str, Any]]) -> list[_Event]:

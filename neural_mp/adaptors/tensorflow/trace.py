@@ -10,7 +10,7 @@ from tensorflow.core.framework.step_stats_pb2 import NodeExecStats, StepStats
 
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import CONSTANT, Array, node_of
-from neural_mp.core.executed import Executed, Kernel, executed
+from neural_mp.core.executed import NOT_REACHED, Executed, Kernel, executed
 from neural_mp.core.precision import Precision
 
 #: What the statistics say of a kernel: `name = Type(input, other:1)`.
@@ -49,7 +49,10 @@ def trace(model: TensorFlowModel, feeds: dict[str, Array]) -> dict[str, Executed
             for dtype in dtypes.get(node_of(tensor.removeprefix("^")), ())[:1]
         ]
         found.setdefault(op, []).append(_kernel(label["type"], [*_dtypes(node)[:1], *read]))
-    return {op: executed(kernels) for op, kernels in found.items()}
+    # The runtime fuses or leaves out much of a graph, and of that no integer kernel.
+    integers = (name for name, node in model.graph.nodes.items() if _INTEGER in node.op)
+    reached = {op: executed(kernels) for op, kernels in found.items()}
+    return {**dict.fromkeys((model.written.get(n, n) for n in integers), NOT_REACHED), **reached}
 
 
 def _statistics(run: StepStats) -> Iterator[NodeExecStats]:
