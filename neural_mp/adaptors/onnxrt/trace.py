@@ -68,29 +68,29 @@ def _kernel(said: Mapping[str, Any]) -> Kernel:
 
 
 def _told_to_run_in(model: OnnxModel) -> dict[str, Precision]:
-    """Op → the 16 bits that its node reads or writes in the graph that the runtime is given.
+    """Op → the 16 bits that it has in the graph that the runtime is given.
 
-    Of what it has no kernel for in 16 bits, the runtime takes casts out and rounds less, or the
-    graph has casts around it that round.
+    Of an op in 16 bits without such a kernel the runtime makes one in FP32, and takes out the casts
+    around it; or the graph has the op in FP32 and a cast behind it, which rounds.
     """
-    kinds: dict[ir.Value, Precision] = {}
+    held: dict[ir.Value, Precision] = {}
     rounded: dict[ir.Value, Precision] = {}
-    for node in model.structure.nodes.values():
-        for value in node.inputs:
-            if value is not None and value.const_value is not None:
-                kind = _SIXTEEN.get(ir.DataType(value.const_value.dtype))
-                if kind is not None:
-                    kinds[value] = kind
+    working = {}
+    for name, node in model.structure.nodes.items():
         if node.op_type == "Cast":
             kind = _SIXTEEN.get(ir.DataType(node.attributes.get_int("to", 1)))
             if kind is not None and node.inputs[0] is not None:
-                kinds[node.outputs[0]] = rounded[node.inputs[0]] = kind
+                rounded[node.inputs[0]] = held[node.outputs[0]] = kind
         elif node.op_type not in _CONVERSIONS:
-            read = [kinds[value] for value in node.inputs if value in kinds]
-            kinds.update(dict.fromkeys(node.outputs, read[0]) if read else {})
-    found = {}
-    for name, node in model.structure.nodes.items():
-        told = [{**rounded, **kinds}[v] for v in node.outputs if v in kinds or v in rounded]
-        if told and node.op_type != "Cast":
-            found[model.ops.get(name, name)] = told[0]
-    return found
+            working[model.ops.get(name, name)] = node.outputs[0]
+            read = [kind for v in node.inputs if v and (kind := held.get(v) or _stored_in(v))]
+            if read:
+                held.update(dict.fromkeys(node.outputs, read[0]))
+    told = {**rounded, **held}
+    return {op: told[result] for op, result in working.items() if result in told}
+
+
+def _stored_in(value: ir.Value) -> Precision | None:
+    """The 16 bits that a constant is in; None for any other value."""
+    constant = value.const_value
+    return None if constant is None else _SIXTEEN.get(ir.DataType(constant.dtype))
