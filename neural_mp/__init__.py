@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from neural_mp import common
     from neural_mp.amp.options import AutoMixedPrecisionOptions
+    from neural_mp.api.compare import compare
     from neural_mp.api.mixed_precision import MixedPrecision
     from neural_mp.api.optimized_model import OptimizedModel, load
     from neural_mp.api.replay import convert_with_plan
     from neural_mp.core.plan import PrecisionPlan
     from neural_mp.core.precision import Precision
     from neural_mp.errors import NeuralMPError
+    from neural_mp.tuning.comparison import Comparison
     from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 
 __version__ = "0.1.0"
@@ -32,6 +34,8 @@ _LAZY = {
     "OptimizedModel": "neural_mp.api.optimized_model",
     "Precision": "neural_mp.core.precision",
     "PrecisionPlan": "neural_mp.core.plan",
+    "Comparison": "neural_mp.tuning.comparison",
+    "compare": "neural_mp.api.compare",
     "convert_with_plan": "neural_mp.api.replay",
     "load": "neural_mp.api.optimized_model",
 }
@@ -39,6 +43,7 @@ _LAZY = {
 __all__ = [
     "AccuracyCriterion",
     "AutoMixedPrecisionOptions",
+    "Comparison",
     "ExitPolicy",
     "MixedPrecision",
     "NeuralMPError",
@@ -46,6 +51,7 @@ __all__ = [
     "Precision",
     "PrecisionPlan",
     "common",
+    "compare",
     "convert_with_plan",
     "load",
 ]

@@ -80,8 +80,16 @@ class MetricError(NeuralMPError):
     """A metric or evaluation function that is missing, incomplete or returns no usable number."""
 
 
+class ComparisonError(NeuralMPError):
+    """Two models that cannot be compared op by op, such as those of different origin."""
+
+
 class HistoryError(NeuralMPError):
     """The record of a tuning run cannot be read, or belongs to another run."""
+
+
+class KernelLogError(NeuralMPError):
+    """A log of kernels that cannot be read or kept, or that holds no kernel."""
 
 
 class TuningError(NeuralMPError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from neural_mp.adaptors.common.calibration import TensorSummary
 from neural_mp.adaptors.common.capability_builder import OpKernels, built_capabilities
 from neural_mp.adaptors.common.channel_scaling import Layer, LayerChange
 from neural_mp.adaptors.common.kernel_products import Products
+from neural_mp.adaptors.common.op_values import OpValue
 from neural_mp.amp import FourLists, canonical_lists
 from neural_mp.core.byte_products import KernelKind
 from neural_mp.core.executed import Executed
@@ -52,6 +53,8 @@ class Adaptor(ABC, Generic[M]):
     framework: ClassVar[str]
     #: Endings of the single files that `save_file` writes.
     file_suffixes: ClassVar[tuple[str, ...]] = ()
+    #: The packages whose versions decide what its models run like.
+    packages: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def accepts(cls, source: Any) -> bool:
@@ -157,6 +160,29 @@ class Adaptor(ABC, Generic[M]):
     def threads(self, count: int | None) -> AbstractContextManager[None]:
         """For a while, let the framework use `count` threads; None leaves it as it is."""
         return nullcontext()
+
+    def results(self, model: M) -> OpGraph:
+        """The ops whose results a run of the model has, as the untouched model calls them.
+
+        Of an untouched model those of its graph. Of a converted one, ops that run within the kernel
+        of another are left out; edges lead past them.
+        """
+        return self.graph(model)
+
+    def values(self, model: M, ops: Collection[str]) -> Callable[[Any], Mapping[str, OpValue]]:
+        """A function that runs one batch and gives the results of some ops.
+
+        What is stored in integers comes as the real numbers that they stand for; what holds no
+        real numbers, or lies in a branch that is not taken, is left out.
+
+        Args:
+            model: the model, untouched or converted.
+            ops: some of its `results`.
+
+        Raises:
+            ConversionError: the framework cannot look into its models.
+        """
+        raise ConversionError(f"{self.framework} cannot show what the ops of its models compute")
 
     # What a framework gives: kernels, values, conversion
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,10 +11,13 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from neural_mp.adaptors.common.hessian import weight_sensitivity
-from neural_mp.adaptors.common.repair import scored_repairs
+from neural_mp.adaptors.common.op_values import OpValue
+from neural_mp.adaptors.common.repair import rescaled_ops, scored_repairs
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
+from neural_mp.core.graph import OpGraph
 from neural_mp.core.nested import float_arrays
 from neural_mp.core.observations import Observations
+from neural_mp.core.plan import PrecisionPlan
 from neural_mp.space import ResolvedPlan, TuningSpace
 
 M = TypeVar("M")
@@ -51,6 +54,19 @@ class LoadedModel(Generic[M]):
     def first_non_finite(self, inputs: Any) -> str | None:
         """The first op whose result holds NaN or Inf; None if there is none."""
         return self.adaptor.first_non_finite(self.held, inputs)
+
+    @cached_property
+    def results(self) -> OpGraph:
+        """The ops whose results a run has; see `Adaptor.results`."""
+        return self.adaptor.results(self.held)
+
+    def values(self, ops: Collection[str]) -> Callable[[Any], Mapping[str, OpValue]]:
+        """A function that runs one batch and gives the results of ops; see `Adaptor.values`."""
+        return self.adaptor.values(self.held, ops)
+
+    def rescaled_by(self, plan: PrecisionPlan) -> frozenset[str]:
+        """The ops whose channels have other scales where repairs of a plan are in the model."""
+        return rescaled_ops(self.adaptor, self.held, plan, self.adaptor.graph(self.held))
 
     @property
     def native(self) -> Any:

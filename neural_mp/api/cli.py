@@ -12,10 +12,13 @@ from neural_mp.api.commands import (
     advise,
     audit,
     benchmark,
+    compare,
     convert,
     explain,
     hardware,
     inspect,
+    kernels,
+    sensitivity,
     tune,
 )
 from neural_mp.api.commands.exit_codes import epilog
@@ -53,7 +56,10 @@ app.command(epilog=explain.EPILOG)(explain.explain)
 app.command(epilog=convert.EPILOG)(convert.convert)
 app.command(epilog=audit.EPILOG)(audit.audit)
 app.command(epilog=benchmark.EPILOG)(benchmark.benchmark)
+app.command(epilog=compare.EPILOG)(compare.compare)
+app.command(epilog=sensitivity.EPILOG)(sensitivity.sensitivity)
 app.command(epilog=advise.EPILOG)(advise.advise)
+app.command(cls=kernels.WithProgram, epilog=kernels.EPILOG)(kernels.kernels)
 app.command(epilog=hardware.EPILOG)(hardware.hardware)
 
 

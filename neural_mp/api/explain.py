@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
-from neural_mp.amp import Painting
+from neural_mp.amp import AmpList, Colour
 from neural_mp.api.amp_settings import edited_lists, forced, gather_amp
 from neural_mp.core import hardware
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.precision import Precision
 from neural_mp.errors import NeuralMPError, UnsupportedPrecisionError
-from neural_mp.space import ResolvedPlan, TuningSpace
+from neural_mp.space import ResolvedPlan, TuningSpace, why_int8
 
 
 def write_log(
@@ -66,41 +66,62 @@ def _write_table(path: Path, space: TuningSpace, plan: ResolvedPlan, precision: 
             )
 
 
+@dataclass(frozen=True)
+class Explanation:
+    """Why an op would run in a precision, or would not.
+
+    Attributes:
+        list: for 16 bits, the list that its type is on; None for none.
+        runs_in: what it would run in.
+        reason: why, in words.
+    """
+
+    list: AmpList | None
+    runs_in: Precision
+    reason: str
+
+
 def explained(
     model: AnyModel,
     op: str,
     precisions: tuple[Precision, ...],
     plan: PrecisionPlan | str | Path | None = None,
-) -> tuple[TuningSpace, Mapping[Precision, Painting]]:
-    """Why an op would run in 16 bits, or would not, on a machine that has them.
+) -> tuple[TuningSpace, Mapping[Precision, Explanation]]:
+    """Why an op would run in a lower precision, or would not, on a machine that has it.
 
     Args:
         model: the model.
         op: the op's name.
-        precisions: BF16 or FP16, or both.
-        plan: under this plan; by default, with all products in 16 bits.
+        precisions: INT8, BF16, FP16 or several of them.
+        plan: under this plan; by default, with all that can in the precision asked about.
 
     Returns:
-        The model's space, and what is decided of all ops.
+        The model's space, and what is decided of the op.
 
     Raises:
         UnknownOperatorError: the model has no such op, or an edit names an unknown op type.
-        UnsupportedPrecisionError: one of the precisions has no 16 bits.
+        UnsupportedPrecisionError: FP32 is among the precisions.
     """
-    for precision in precisions:
-        if not precision.is_16_bit:
-            raise UnsupportedPrecisionError(
-                f"the four lists decide on 16-bit precisions, bf16 and fp16, not on {precision}"
-            )
+    if Precision.FP32 in precisions:
+        raise UnsupportedPrecisionError("every op can run in fp32; ask about int8, bf16 or fp16")
     amp = gather_amp(None, None)
-    machine = replace(hardware.detect(), forced=frozenset(precisions))
-    lists, _ = edited_lists(model.adaptor, amp, precisions)
+    sixteen = tuple(precision for precision in precisions if precision.is_16_bit)
+    machine = replace(hardware.detect(), forced=frozenset(sixteen))
+    lists, _ = edited_lists(model.adaptor, amp, sixteen)
     space = forced(model.adaptor.space(model.held, machine, lists), amp)
     assert space.graph[op]  # says what the model has instead
     given = load_plan_file(plan)[0] if isinstance(plan, str | Path) else plan
-    paintings = {}
-    for precision in precisions:
-        narrowed = space.restricted_to([precision]) if given is None else space
-        resolved = narrowed.resolve(given or narrowed.fastest_plan())
-        paintings[precision] = narrowed.painting(resolved, precision)
-    return space, paintings
+    return space, {precision: _explained(space, op, precision, given) for precision in precisions}
+
+
+def _explained(
+    space: TuningSpace, op: str, precision: Precision, plan: PrecisionPlan | None
+) -> Explanation:
+    narrowed = space.restricted_to([precision]) if plan is None else space
+    resolved = narrowed.resolve(plan or narrowed.fastest_plan())
+    if precision.is_16_bit:
+        paint = narrowed.painting(resolved, precision).paints[op]
+        runs_in = precision if paint.colour is Colour.ALLOWED else Precision.FP32
+        return Explanation(paint.list, runs_in, paint.reason)
+    reason = why_int8(space.graph, space.capabilities, resolved.plan, resolved.flow, op)
+    return Explanation(None, resolved.effective[op], reason)

@@ -18,12 +18,13 @@ from neural_mp.config import Settings, load_settings, settings_from
 from neural_mp.core import hardware as machine
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.errors import ConfigurationError, did_you_mean
-from neural_mp.reporting import LiveListener
+from neural_mp.reporting import LiveListener, NotebookListener, is_notebook
 from neural_mp.space import planned_ops
 from neural_mp.strategies import DEFAULT
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.run_log import RunLog
+from neural_mp.tuning.sensitivity import SensitivityReport, measured_sensitivities
 from neural_mp.tuning.tuner import tune
 
 logger = logging.getLogger(__name__)
@@ -86,7 +87,8 @@ class MixedPrecision:
             `vnni`, `amx` or `arm-dotprod`; or `portable`, which is right on all of them.
         hardware: the machine at hand; found by itself.
         listener: receives the events of the run. If standard error is a terminal, the default is
-            a `neural_mp.reporting.LiveListener`, which shows progress and a summary; else none.
+            a `neural_mp.reporting.LiveListener`, which shows progress and a summary; in a notebook
+            a `NotebookListener`, which shows progress in the cell; else none.
     """
 
     def __init__(
@@ -166,6 +168,29 @@ class MixedPrecision:
     def exit_policy(self, value: ExitPolicy | Mapping[str, Any]) -> None:
         self._exit_policy = exit_policy_of(value)
 
+    def without_python(self) -> MixedPrecision:
+        """The options as the file alone says, or as they are by default without one."""
+        return MixedPrecision(self._settings)
+
+    def sensitivity(self, most: int | None = None) -> SensitivityReport:
+        """Measure which decisions cost accuracy, and what they gain, without any evaluation.
+
+        Args:
+            most: how many of them, those with most noise first, are measured at the outputs, which
+                takes a conversion each; all by default.
+
+        Returns:
+            The decisions, those that do most harm first; under the plan with everything as low as
+            it can be.
+
+        Raises:
+            NeuralMPError: as for `fit`.
+        """
+        log = RunLog(self.listener or _default_listener())
+        with log.loading():
+            job, _ = Preparation(self, self._settings, self._precisions, log).job()
+        return measured_sensitivities(job, log, most)
+
     def __call__(self) -> OptimizedModel:
         """Tune and return the result; the same as `fit()`."""
         return self.fit()
@@ -185,7 +210,7 @@ class MixedPrecision:
             prepared = Preparation(self, self._settings, self._precisions, log)
             job, log_folder = prepared.job()
         found = tune(job, log)
-        report = found.report
+        report = replace(found.report, record=found.record)
         for line in report.converted:
             logger.info(line)
         if log_folder is not None:
@@ -215,4 +240,6 @@ def _settings_of(conf: Any) -> Settings:
 
 
 def _default_listener() -> Listener:
+    if is_notebook():
+        return NotebookListener()
     return LiveListener() if sys.stderr.isatty() else Listener()

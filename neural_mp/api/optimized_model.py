@@ -19,6 +19,7 @@ from neural_mp.api.deployment import EVERYWHERE, made_right_here, where_right
 from neural_mp.api.saved_folder import (
     MANIFEST,
     PLAN_FILE,
+    RECORD_FILE,
     check_destination,
     put_in_place,
 )
@@ -28,7 +29,10 @@ from neural_mp.core.trial import Trial
 from neural_mp.errors import DataError, ModelLoadError, NeuralMPError, PlanError
 from neural_mp.profiling.audit import Audit, audited
 from neural_mp.space import PlannedOp, planned_by_name
+from neural_mp.tuning.record import RunRecord
+from neural_mp.tuning.record_form import read_record_file, write_record
 from neural_mp.tuning.report import Report
+from neural_mp.tuning.sensitivity import SensitivityReport, sensitivities
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +85,11 @@ class OptimizedModel:
     def framework(self) -> str:
         """The framework the model belongs to."""
         return self.adaptor.framework
+
+    @property
+    def record(self) -> RunRecord | None:
+        """What is kept of the run that found it; None where there was none."""
+        return self.report.record
 
     @property
     def right_on(self) -> str:
@@ -151,6 +160,22 @@ class OptimizedModel:
             raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
         self.adaptor.export_onnx(self.held, target, self._metadata())
 
+    def sensitivity(self) -> SensitivityReport:
+        """What the run measured of every decision, those that do most harm first.
+
+        Noise at the outputs is known of what the strategy measured there;
+        `MixedPrecision.sensitivity` measures it of all.
+
+        Raises:
+            NeuralMPError: no run is known that found the model.
+        """
+        if self.record is None:
+            raise NeuralMPError(
+                "nothing is known of a run that found this model; "
+                "MixedPrecision(...).sensitivity() measures a model anew"
+            )
+        return sensitivities(self.record)
+
     def save_plan(self, path: str | Path) -> None:
         """Write the plan, with what calibration saw, to a YAML file to edit and replay."""
         self.plan.save(path, framework=self.framework, observations=self.observations)
@@ -205,6 +230,8 @@ class OptimizedModel:
     def _write(self, folder: Path) -> None:
         self.adaptor.save(self.held, folder)
         self.save_plan(folder / PLAN_FILE)
+        if self.record is not None:
+            write_record(folder / RECORD_FILE, self.record)
         manifest = {
             "neural_mp": FORMAT_VERSION,
             "framework": self.framework,
@@ -242,7 +269,10 @@ def load(path: str | Path) -> OptimizedModel:
             )
     adaptor = adaptor_for(folder, manifest["framework"])
     plan, observations = load_plan_file(folder / PLAN_FILE)
-    report = Report.from_dict(manifest["report"])
+    record = None
+    if RECORD_FILE in manifest["files"]:
+        record = read_record_file(folder / RECORD_FILE)
+    report = replace(Report.from_dict(manifest["report"]), record=record)
     restored = LoadedModel(adaptor, adaptor.restore(folder))
     right, done = made_right_here(restored, repr(str(folder)))
     return OptimizedModel(

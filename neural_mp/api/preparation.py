@@ -13,6 +13,7 @@ from neural_mp.amp import AmpSettings
 from neural_mp.api import configured
 from neural_mp.api.amp_settings import edited_lists, forced, gather_amp, with_data_type
 from neural_mp.api.deployment import hardware_for, not_native, without_kernels
+from neural_mp.api.described import model_name, settings_in_words
 from neural_mp.api.given_metrics import GivenMetrics, gather_metrics, metric_words
 from neural_mp.api.limits import constrained
 from neural_mp.api.loading import load_source, resolve_source, without_int8_if_no_data
@@ -30,7 +31,7 @@ from neural_mp.tuning.batches import Batches, Calibration
 from neural_mp.tuning.criterion import AccuracyCriterion
 from neural_mp.tuning.evaluator import Evaluator
 from neural_mp.tuning.history import History, storage_url
-from neural_mp.tuning.job import SearchSettings, TuningJob
+from neural_mp.tuning.job import Described, SearchSettings, TuningJob
 from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.objectives import Measurement, parse_objectives
 from neural_mp.tuning.run_log import RunLog
@@ -112,6 +113,7 @@ class Preparation:
                 early_stopping=given.early_stopping,
             ),
             amp=amp.words(),
+            described=Described(model_name(given.model), settings_in_words(given), hardware),
         )
         return job, log_folder
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from neural_mp.errors import UnknownOperatorError, did_you_mean
@@ -149,6 +149,26 @@ class OpGraph:
         if name not in self._consumers:
             self[name]
         return self._consumers[name]
+
+    def with_only(self, kept: Mapping[str, Op]) -> OpGraph:
+        """Some of the ops; each reads the nearest of those that it depended on.
+
+        Args:
+            kept: op → what takes its place, of which the inputs are left out.
+
+        Returns:
+            The graph, without outputs.
+        """
+        sources: dict[str, tuple[str, ...]] = {name: (name,) for name in self.inputs}
+        ops = []
+        for op in self:
+            read = (name for source in op.inputs for name in sources.get(source, ()))
+            nearest = tuple(dict.fromkeys(read))
+            if op.name in kept:
+                ops.append(replace(kept[op.name], inputs=nearest))
+                nearest = (kept[op.name].name,)
+            sources[op.name] = nearest
+        return OpGraph(ops, self.inputs)
 
     @cached_property
     def types(self) -> tuple[str, ...]:

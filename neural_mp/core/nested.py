@@ -103,6 +103,27 @@ def float_arrays(value: Any) -> list[np.ndarray]:
     return [array for array in arrays if array.dtype.kind == "f"]
 
 
+def named_float_arrays(value: Any) -> dict[str, np.ndarray]:
+    """The same arrays, under the keys or positions that lead to them; one alone as `output`."""
+
+    def visit(value: Any, path: tuple[str, ...]) -> None:
+        if isinstance(value, Mapping):
+            for key, item in value.items():
+                visit(item, (*path, str(key)))
+        elif isinstance(value, tuple | list):
+            names = value.names if isinstance(value, NamedList) else ()
+            for index, item in enumerate(value):
+                visit(item, (*path, names[index] if names else str(index)))
+        elif hasattr(value, "shape"):
+            array = as_numpy(value)
+            if array.dtype.kind == "f":
+                found[".".join(path) or "output"] = array
+
+    found: dict[str, np.ndarray] = {}
+    visit(value, ())
+    return found
+
+
 def flattened(inputs: Any) -> list[Any]:
     """The leaves of nested tuples, lists and dicts, the latter in the order of their keys.
 

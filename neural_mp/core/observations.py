@@ -43,6 +43,20 @@ class Times:
     conversion: float | None = None
     value: float = 0.0
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts and numbers."""
+        ops = {op: {p.value: found for p, found in by.items()} for op, by in self.ops.items()}
+        return {"ops": ops, "conversion": self.conversion, "value": self.value}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Times:
+        """Read back what `to_dict` wrote."""
+        ops = {
+            op: {Precision(name): found for name, found in by.items()}
+            for op, by in data["ops"].items()
+        }
+        return cls(ops, data["conversion"], data["value"])
+
 
 @dataclass(frozen=True)
 class Observations:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.words import Objective, Word
@@ -89,3 +90,30 @@ class Trial:
     def harm(self) -> float:
         """`loss` for ranking: infinite where there is none."""
         return float("inf") if self.loss is None else self.loss
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dicts."""
+        return {
+            "plan": self.plan.to_dict(),
+            "outcome": self.outcome.value,
+            "accuracy": self.accuracy,
+            "loss": self.loss,
+            "objectives": dict(self.objectives),
+            "seconds": self.seconds,
+            "error": self.error,
+            "number": self.number,
+            "metrics": dict(self.metrics),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Trial:
+        """Read back what `to_dict` wrote; what is left out is as for a new trial.
+
+        Raises:
+            PlanError: the plan is malformed.
+            ValueError: there is no such outcome.
+        """
+        values = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
+        values["plan"] = PrecisionPlan.from_dict(data["plan"])
+        values["outcome"] = Outcome(data["outcome"])
+        return cls(**values)

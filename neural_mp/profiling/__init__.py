@@ -1,5 +1,13 @@
-"""How long things take: whole models, interleaved, and single ops."""
+"""How long things take: whole models, interleaved, single ops, and kernels."""
 
+from neural_mp.profiling.kernel_call import KernelCall, KernelKey, KernelLog, KernelRow
+from neural_mp.profiling.kernel_log import kernel_log, read_kernel_log
+from neural_mp.profiling.kernel_log_changes import (
+    KernelChange,
+    RowPair,
+    changed_kernels,
+    side_by_side,
+)
 from neural_mp.profiling.latency import (
     Ratio,
     interleaved_medians,
@@ -10,10 +18,20 @@ from neural_mp.profiling.latency import (
 from neural_mp.profiling.memory import peak_growth
 
 __all__ = [
+    "KernelCall",
+    "KernelChange",
+    "KernelKey",
+    "KernelLog",
+    "KernelRow",
     "Ratio",
+    "RowPair",
+    "changed_kernels",
     "interleaved_medians",
     "interleaved_rounds",
+    "kernel_log",
     "peak_growth",
     "ratio",
+    "read_kernel_log",
+    "side_by_side",
     "undisturbed",
 ]

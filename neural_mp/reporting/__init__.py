@@ -3,29 +3,34 @@
 from neural_mp.reporting.audit import audit_table, audit_words
 from neural_mp.reporting.capabilities import CapabilitySummary, capability_table, summary_table
 from neural_mp.reporting.console import error_console, output_console
-from neural_mp.reporting.live import LiveListener
+from neural_mp.reporting.live import LiveListener, NotebookListener
+from neural_mp.reporting.notebook import is_notebook
 from neural_mp.reporting.tables import (
     benchmark_table,
+    explanation_table,
     hardware_table,
-    paint_table,
     plan_table,
     result_tables,
+    sensitivity_table,
     trial_table,
 )
 
 __all__ = [
     "CapabilitySummary",
     "LiveListener",
+    "NotebookListener",
     "audit_table",
     "audit_words",
     "benchmark_table",
     "capability_table",
     "error_console",
+    "explanation_table",
     "hardware_table",
+    "is_notebook",
     "output_console",
-    "paint_table",
     "plan_table",
     "result_tables",
+    "sensitivity_table",
     "summary_table",
     "trial_table",
 ]

@@ -15,7 +15,7 @@ from rich.text import Text
 from neural_mp.core.grammar import counted
 from neural_mp.core.graph import Op
 from neural_mp.core.precision import Precision
-from neural_mp.space import TuningSpace
+from neural_mp.space import Reason, TuningSpace, counted_reasons
 
 #: Types that a reason of the summary names before it counts the others.
 _SHOWN_TYPES = 4
@@ -159,26 +159,6 @@ def _reasons_of_all(space: TuningSpace) -> dict[Precision, str]:
 
 
 @dataclass(frozen=True)
-class Reason:
-    """Why ops of a model cannot run in a precision.
-
-    Attributes:
-        precision: the precision.
-        words: why.
-        types: op type → how many of its ops that is true of.
-    """
-
-    precision: Precision
-    words: str
-    types: Mapping[str, int]
-
-    @property
-    def ops(self) -> int:
-        """How many ops it is true of."""
-        return sum(self.types.values())
-
-
-@dataclass(frozen=True)
 class CapabilitySummary:
     """What the ops of a model can run in, counted.
 
@@ -196,18 +176,11 @@ class CapabilitySummary:
     def of(cls, space: TuningSpace, ops: Sequence[Op]) -> CapabilitySummary:
         """The counts over some ops of a model."""
         able: dict[str, Counter[Precision]] = {}
-        reasons: dict[tuple[Precision, str], Counter[str]] = {}
         for op in ops:
             capability = space.capabilities[op.name]
             able.setdefault(op.type, Counter()).update(capability.precisions)
-            for precision, words in capability.reasons.items():
-                reasons.setdefault((precision, words), Counter())[op.type] += 1
-        found = [Reason(*key, dict(types.most_common())) for key, types in reasons.items()]
-        return cls(
-            dict(sorted(Counter(op.type for op in ops).items())),
-            able,
-            tuple(sorted(found, key=lambda reason: -reason.ops)),
-        )
+        types = dict(sorted(Counter(op.type for op in ops).items()))
+        return cls(types, able, counted_reasons(space, ops))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts."""
@@ -217,15 +190,7 @@ class CapabilitySummary:
                 kind: {"ops": count, **{p.value: self.able[kind][p] for p in Precision}}
                 for kind, count in self.types.items()
             },
-            "reasons": [
-                {
-                    "precision": reason.precision.value,
-                    "reason": reason.words,
-                    "ops": reason.ops,
-                    "types": dict(reason.types),
-                }
-                for reason in self.reasons
-            ],
+            "reasons": [reason.to_dict() for reason in self.reasons],
         }
 
 
@@ -243,14 +208,19 @@ def summary_table(summary: CapabilitySummary) -> RenderableType:
     table.add_row("all", str(total), *(str(count or "") for count in able))
     if not summary.reasons:
         return table
-    reasons = Table(title="Why not", title_justify="left")
-    reasons.add_column("no")
-    reasons.add_column("ops", justify="right")
+    return Group(table, reasons_table("Why not", summary.reasons))
+
+
+def reasons_table(title: str, reasons: Sequence[Reason]) -> Table:
+    """Why ops cannot run in precisions, and how many that is true of."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("no")
+    table.add_column("ops", justify="right")
     for heading in ("of type", "because"):
-        reasons.add_column(heading, overflow="fold")
-    for reason in summary.reasons:
+        table.add_column(heading, overflow="fold")
+    for reason in reasons:
         types = list(reason.types)
         more = len(types) - _SHOWN_TYPES
         named = ", ".join(types[:_SHOWN_TYPES]) + (f" and {more} more" if more > 0 else "")
-        reasons.add_row(reason.precision.value, str(reason.ops), named, reason.words)
-    return Group(table, reasons)
+        table.add_row(reason.precision.value, str(reason.ops), named, reason.words)
+    return table

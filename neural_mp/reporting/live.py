@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import io
+from collections.abc import Callable, Mapping
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import (
     BarColumn,
@@ -19,12 +20,52 @@ from rich.text import Text
 from neural_mp.core.trial import Trial
 from neural_mp.reporting import words
 from neural_mp.reporting.console import error_console
+from neural_mp.reporting.notebook import NotebookLive
 from neural_mp.reporting.tables import result_tables, trial_table
 from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.report import Report
 
 #: Trials shown while a run goes on; the latest.
 _SHOWN = 15
+
+
+class NotebookListener(Listener):
+    """Shows a run in the output of a notebook's cell.
+
+    Args:
+        live: draws it; in the cell that runs by default.
+    """
+
+    def __init__(self, live: Callable[[Callable[[], Group]], NotebookLive] = NotebookLive) -> None:
+        self._run = LiveListener(Console(file=io.StringIO()), summary=False)
+        self._live = live(self._run.rendered)
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        """Start the bar anew."""
+        self._run.phase(name, total)
+        self._live.update()
+
+    def step(self) -> None:
+        """Move the bar on."""
+        self._run.step()
+        self._live.update()
+
+    def metrics(self, baseline: Mapping[str, float], targets: Mapping[str, float]) -> None:
+        """Show each metric's FP32 value and target, in the place of a score's."""
+        self._run.metrics(baseline, targets)
+
+    def baseline(self, accuracy: float, target: float) -> None:
+        """Show the FP32 accuracy and the target."""
+        self._run.baseline(accuracy, target)
+
+    def trial(self, trial: Trial, speedup: float | None) -> None:
+        """Add a row."""
+        self._run.trial(trial, speedup)
+        self._live.update()
+
+    def close(self) -> None:
+        """Leave the table of trials behind."""
+        self._live.draw(self._run.trials())
 
 
 class LiveListener(Listener):
@@ -51,7 +92,7 @@ class LiveListener(Listener):
         self._task = self._progress.add_task("Starting", total=None)
         self._live: Live | None = None
         if self.console.is_terminal:
-            self._live = Live(self._render(), console=self.console, transient=True)
+            self._live = Live(self.rendered(), console=self.console, transient=True)
             self._live.start()
 
     def phase(self, name: str, total: int | None = None) -> None:
@@ -94,17 +135,22 @@ class LiveListener(Listener):
             self._live.stop()
             self._live = None
             if self._rows:
-                self.console.print(trial_table(self._rows, self._baseline))
+                self.console.print(self.trials())
 
     def result(self, report: Report, met: bool | None) -> None:
         """Show the tables of the result."""
         if self._summary:
             self.console.print(result_tables(report, met))
 
-    def _render(self) -> Group:
+    def trials(self) -> RenderableType:
+        """The trials so far, as a table; the FP32 accuracy alone where there are none."""
+        return trial_table(self._rows, self._baseline) if self._rows else Text(self._baseline)
+
+    def rendered(self) -> Group:
+        """The run as it is now: the latest trials and the bar."""
         table = trial_table(self._rows[-_SHOWN:]) if self._rows else Text("")
         return Group(Text(self._baseline), table, self._progress)
 
     def _update(self) -> None:
         if self._live is not None:
-            self._live.update(self._render())
+            self._live.update(self.rendered())

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from neural_mp.amp import Colour, Paint, Painting
+from neural_mp.amp import AmpList
 from neural_mp.core.byte_products import ByteProducts, KernelKind
 from neural_mp.core.grammar import counted
+from neural_mp.core.graph import Op
 from neural_mp.core.hardware import NATIVE_FLAGS, Hardware
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.profiling import Ratio
 from neural_mp.reporting import words
-from neural_mp.space import TuningSpace
+from neural_mp.reporting.capabilities import reasons_table
 from neural_mp.tuning.report import MetricFigures, Report
+from neural_mp.tuning.sensitivity import Sensitivity
 
 #: Settings of the environment by which oneDNN leaves instructions unused.
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
@@ -79,25 +81,44 @@ def plan_table(plan: PrecisionPlan, right_on: str) -> RenderableType:
     return Group(table, Text(f"right on {right_on}"))
 
 
-def paint_table(space: TuningSpace, op: str, paints: Mapping[Precision, Painting]) -> Table:
-    """One op: its list, what was decided and why, for every precision."""
-    table = Table(title=f"{op} ({space.graph[op].type})", title_justify="left")
+def explanation_table(
+    op: Op, rows: Mapping[Precision, tuple[AmpList | None, Precision, str]]
+) -> Table:
+    """One op: its list, what was decided and why, for every precision.
+
+    Args:
+        op: the op.
+        rows: precision → the list of its type, what it runs in, and why.
+    """
+    table = Table(title=f"{op.name} ({op.type})", title_justify="left")
     for heading in ("precision", "list", "decision", "because"):
         table.add_column(heading, overflow="fold")
-    for precision, painting in paints.items():
-        paint = painting.paints[op]
-        table.add_row(
-            precision.value,
-            paint.list.name if paint.list else "none",
-            decision(paint, precision).value,
-            paint.reason,
-        )
+    for precision, (stands_on, runs_in, reason) in rows.items():
+        word = "–" if not precision.is_16_bit else stands_on.name if stands_on else "none"
+        table.add_row(precision.value, word, runs_in.value, reason)
     return table
 
 
-def decision(paint: Paint, precision: Precision) -> Precision:
-    """What an op runs in, of 16 bits and FP32."""
-    return precision if paint.colour is Colour.ALLOWED else Precision.FP32
+def sensitivity_table(rows: Iterable[Sensitivity]) -> Table:
+    """The decisions of a model, those that do most harm first."""
+    table = Table(title="What INT8 and 16 bits cost, and gain", title_justify="left")
+    table.add_column("tensor or op", overflow="fold")
+    for heading in ("noise in it", "repaired", "noise at outputs", "repaired", "gains"):
+        table.add_column(heading, justify="right")
+    table.add_column("runs in")
+    table.add_column("because", overflow="fold")
+    for row in rows:
+        table.add_row(
+            row.name,
+            words.share(row.noise),
+            words.share(row.repaired_noise) + (f" ({row.repair})" if row.repair else ""),
+            words.share(row.output_noise),
+            words.share(row.repaired_output_noise),
+            words.seconds(row.seconds_gained),
+            row.runs_in,
+            row.reason,
+        )
+    return table
 
 
 def trial_table(rows: Sequence[tuple[Trial, float | None]], title: str = "") -> Table:
@@ -128,6 +149,8 @@ def result_tables(report: Report, met: bool | None) -> RenderableType:
         _before_and_after(report, met),
         op_counts_table(report.op_counts),
     ]
+    if report.barred:
+        parts.append(reasons_table("Convolutions and products that were barred", report.barred))
     parts.extend(Text(line) for line in report.converted)
     parts.extend(Text(f"auto mixed precision, {line}", style="dim") for line in report.amp)
     conversions = report.conversions

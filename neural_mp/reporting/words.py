@@ -26,6 +26,14 @@ def size(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
+def share(value: float | None) -> str:
+    """A share in per cent, of the smallest its power of ten; a dash where there is none."""
+    if value is None:
+        return "–"
+    percent = value * 100
+    return f"{percent:.2g} %" if percent == 0 or 1e-3 <= percent < 100 else f"{percent:.0e} %"
+
+
 def number(value: float | None) -> str:
     """A metric's value; a dash where there is none."""
     return "–" if value is None else f"{value:.5g}"

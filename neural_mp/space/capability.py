@@ -40,6 +40,12 @@ class Capability:
         """The best config of a precision; None if the op cannot run in it."""
         return next((c for c in self.configs if c.precision == precision), None)
 
+    def why_not(self, precision: Precision) -> str | None:
+        """Why the op cannot run in a precision; None if it can."""
+        if self.config(precision) is not None:
+            return None
+        return self.reasons.get(precision, "your constraints exclude it")
+
     def takes(self, config: OpConfig) -> bool:
         """Whether a plan may ask for a config, repairs aside."""
         bare = replace(config, repairs=())

@@ -137,11 +137,8 @@ class Resolver:
 
     def _obstacles(self, precision: Precision) -> dict[str, str]:
         """Op → why it cannot run in a precision."""
-        return {
-            name: item.reasons.get(precision, "your constraints exclude it")
-            for name, item in self.capabilities.items()
-            if item.config(precision) is None
-        }
+        found = {name: item.why_not(precision) for name, item in self.capabilities.items()}
+        return {name: why for name, why in found.items() if why is not None}
 
 
 def _written_out(op: Op, capability: Capability, config: OpConfig) -> OpConfig:
@@ -151,9 +148,9 @@ def _written_out(op: Op, capability: Capability, config: OpConfig) -> OpConfig:
     if best is None:
         if config.precision is Precision.INT8 and (op.fusion_group or op.quantize_agnostic):
             return config  # runs along with the INT8 ops around it
-        reason = capability.reasons.get(config.precision, "your constraints exclude it")
         raise PlanError(
-            f"op {op.name!r} ({op.type}) cannot run in {config.precision} here: {reason}; "
+            f"op {op.name!r} ({op.type}) cannot run in {config.precision} here: "
+            f"{capability.why_not(config.precision)}; "
             f"it can run in {', '.join(map(str, capability.precisions))}"
         )
     if config.precision is not Precision.INT8:

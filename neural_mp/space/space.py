@@ -54,9 +54,17 @@ class TuningSpace:
         """The best of an op's choices in a precision; None if it has none there."""
         return next((c for c in self.choices(name) if c.precision is precision), None)
 
-    def _is_product(self, op: Op) -> bool:
-        """Whether a plan names an op even if the op has no choice but FP32."""
-        return any(lists.of(op.type) is AmpList.ALLOW for lists in self.lists.values())
+    @cached_property
+    def products(self) -> tuple[Op, ...]:
+        """Convolutions, matrix products and what else the lists always allow in 16 bits.
+
+        A plan names them even if they have no choice but FP32.
+        """
+        return tuple(
+            op
+            for op in self.graph
+            if any(lists.of(op.type) is AmpList.ALLOW for lists in self.lists.values())
+        )
 
     def _begins(self, name: str, precision: Precision) -> bool:
         lists = self.lists.get(precision)
@@ -201,8 +209,7 @@ class TuningSpace:
 
     @cached_property
     def _resolver(self) -> Resolver:
-        products = (op.name for op in self.graph if self._is_product(op))
-        named = frozenset({*self.decided, *products})
+        named = frozenset({*self.decided, *(op.name for op in self.products)})
         return Resolver(self.graph, self.capabilities, self.lists, named)
 
     @cached_property

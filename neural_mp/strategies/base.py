@@ -25,11 +25,16 @@ class Probe:
     finds unknown it must do without.
     """
 
-    def output_noise(self, plan: PrecisionPlan) -> float | None:
+    def output_noise(self, plan: PrecisionPlan, alone: str | None = None) -> float | None:
         """The power of a plan's errors at the outputs, as a share of FP32's outputs' power.
 
         On a few calibration samples; 1e9 for a plan that cannot be converted or gives NaN.
         None where nothing can be measured, or what may be spent on it is.
+
+        Args:
+            plan: the plan.
+            alone: the tensor or op that alone is in a lower precision, for people who ask later
+                what its noise does; None where there are several.
         """
         return None
 

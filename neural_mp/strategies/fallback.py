@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
+from itertools import zip_longest
 
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
@@ -30,14 +31,22 @@ def noise_read(problem: TuningProblem, ops: Iterable[str]) -> float:
     )
 
 
-def output_noises(problem: TuningProblem, plans: Iterable[PrecisionPlan]) -> list[float] | None:
+def output_noises(
+    problem: TuningProblem, plans: Iterable[PrecisionPlan], alone: Iterable[str | None] = ()
+) -> list[float] | None:
     """The noise at the outputs of every plan; None if the probe leaves one of them unknown.
 
     All or none, because nothing else that is known compares with this noise.
+
+    Args:
+        problem: what is searched.
+        plans: the plans.
+        alone: for every plan, what alone is in a lower precision in it; empty where there are
+            several.
     """
     noises = []
-    for plan in plans:
-        noise = problem.probe.output_noise(plan)
+    for plan, name in zip_longest(plans, alone):
+        noise = problem.probe.output_noise(plan, name)
         if noise is None:
             return None
         noises.append(noise)

@@ -291,7 +291,7 @@ class _Run:
         found = {}
         for tensor in self._worst()[:_MEASURED_EXACTLY]:
             alone = _only(plan, tensor.keepers)
-            noise = self.problem.probe.output_noise(self._finished(alone))
+            noise = self.problem.probe.output_noise(self._finished(alone), tensor.name)
             if noise is not None:
                 found[tensor.name] = min(noise, _WORST)
         return found

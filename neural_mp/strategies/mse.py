@@ -60,7 +60,8 @@ def _scores(
     problem: TuningProblem, base: PrecisionPlan, decisions: list[Decision]
 ) -> dict[Decision, float]:
     """Decision → the error that it causes."""
-    noises = output_noises(problem, (_alone(problem, base, ops) for ops in decisions))
+    names = [ops[0] for ops in decisions]
+    noises = output_noises(problem, (_alone(problem, base, ops) for ops in decisions), names)
     if noises is None:
         noises = [noise_read(problem, ops) for ops in decisions]
     return dict(zip(decisions, noises, strict=True))

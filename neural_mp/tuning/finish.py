@@ -53,6 +53,7 @@ class Choice:
         speed: what was measured of it.
         trial: the trial of the plan; None for the FP32 model.
         turned_out: trials that turned out to be slower than FP32 when they were measured last.
+        measured: all trials that were measured last, with those figures.
     """
 
     model: AnyModel
@@ -60,6 +61,7 @@ class Choice:
     speed: Speed
     trial: Trial | None = None
     turned_out: tuple[Trial, ...] = ()
+    measured: tuple[Trial, ...] = ()
 
 
 def compared(baseline: Sequence[float], result: Sequence[float]) -> Speed:
@@ -68,12 +70,16 @@ def compared(baseline: Sequence[float], result: Sequence[float]) -> Speed:
 
 
 def fp32_choice(job: TuningJob, turned_out: Sequence[Trial] = ()) -> Choice:
-    """The model as it was."""
+    """The model as it was.
+
+    Args:
+        job: the run.
+        turned_out: what was measured and turned out to be slower.
+    """
     (seconds,) = job.measurement.rounds([job.model])
     speed = Speed(undisturbed(seconds), undisturbed(seconds))
-    return Choice(
-        job.model, job.space.resolve(PrecisionPlan()), speed, turned_out=tuple(turned_out)
-    )
+    slow = tuple(turned_out)
+    return Choice(job.model, job.space.resolve(PrecisionPlan()), speed, None, slow, slow)
 
 
 def choose(job: TuningJob, trials: Sequence[Trial], model: AnyTunableModel) -> Choice:
@@ -99,7 +105,14 @@ def choose(job: TuningJob, trials: Sequence[Trial], model: AnyTunableModel) -> C
         if best is not None:
             index = measured.index(best)
             speed = compared(before, after[index])
-            return Choice(models[1 + index], resolve(best.plan), speed, best, tuple(turned_out))
+            return Choice(
+                models[1 + index],
+                resolve(best.plan),
+                speed,
+                best,
+                tuple(turned_out),
+                (*(trial for trial in turned_out if trial not in measured), *measured),
+            )
     return fp32_choice(job, turned_out)
 
 

@@ -31,7 +31,7 @@ class Footprints:
             candidate: the model.
             plan: what it runs in.
         """
-        return candidate.size + live_bytes(self.model.space, plan, self._values)
+        return candidate.size + live_bytes(self.model.space, plan, self.values)
 
     @cached_property
     def baseline(self) -> int:
@@ -39,5 +39,6 @@ class Footprints:
         return self(self.model, self.model.space.resolve(PrecisionPlan()))
 
     @cached_property
-    def _values(self) -> Mapping[str, float]:
+    def values(self) -> Mapping[str, float]:
+        """Op or graph input → how many numbers it holds in a run of the batch."""
         return self.model.tensor_values(self.inputs)

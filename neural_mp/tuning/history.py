@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import re
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from neural_mp.core.observations import Observations
+from neural_mp.core.observations import Observations, Times
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import HistoryError
 from neural_mp.search.quiet_optuna import quiet_optuna
+from neural_mp.tuning.record import Ending, Measured, RunRecord, Setup
+from neural_mp.tuning.record_form import (
+    ending_from_dict,
+    ending_to_dict,
+    setup_from_dict,
+    setup_to_dict,
+)
 
 if TYPE_CHECKING:
     import optuna
@@ -23,7 +32,13 @@ logger = logging.getLogger(__name__)
 HISTORY_FILE = "history.db"
 _PREFIX = "tuning-"
 _FINGERPRINT, _BASELINE, _OBSERVATIONS, _TRIAL = "fingerprint", "baseline", "observations", "trial"
+_SETUP, _ENDING = "setup", "ending"
 _MEASURED = "measured: "
+#: Runs that an error names.
+_NAMED_RUNS = 5
+#: What `History.remember` keeps is also read by `History.record`: under the names of the fields of
+#: `Measured`, noise at the outputs with the repairs and the name of its tensor behind this.
+TIMES, VALUES, ARRIVING = "times", "values", "arriving: "
 
 
 def storage_url(workspace: str | Path, storage: str | None = None) -> str:
@@ -40,6 +55,46 @@ def storage_url(workspace: str | Path, storage: str | None = None) -> str:
     except OSError as error:
         raise HistoryError(f"the workspace {str(folder)!r} cannot be created: {error}") from None
     return f"sqlite:///{(folder / HISTORY_FILE).resolve()}"
+
+
+class Notes(Protocol):
+    """Keeps what was measured."""
+
+    def recall(self, key: str) -> tuple[bool, Any]:
+        """Whether something was written down under a key, and what."""
+
+    def remember(self, key: str, value: Any) -> None:
+        """Write down what was measured: numbers, words, lists and dicts."""
+
+
+class Notebook:
+    """Keeps what was measured as long as it lives, for what needs no history."""
+
+    def __init__(self) -> None:
+        self._notes: dict[str, Any] = {}
+
+    def recall(self, key: str) -> tuple[bool, Any]:
+        """Whether something was written down under a key, and what."""
+        return key in self._notes, self._notes.get(key)
+
+    def remember(self, key: str, value: Any) -> None:
+        """Write down what was measured."""
+        self._notes[key] = value
+
+    @property
+    def arriving(self) -> dict[str, dict[str, float]]:
+        """See `Measured.arriving`."""
+        return _arriving(self._notes)
+
+
+def _arriving(notes: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Tensor or op → repairs → noise at the outputs, of all that was measured."""
+    found: dict[str, dict[str, float]] = {}
+    for key, noise in notes.items():
+        if key.startswith(ARRIVING):
+            repairs, name = key.removeprefix(ARRIVING).split(": ", 1)
+            found.setdefault(name, {})[repairs] = noise
+    return found
 
 
 class History:
@@ -73,12 +128,7 @@ class History:
             except HistoryError:
                 raise
             except Exception as error:
-                # SQLAlchemy and the database drivers raise types of their own, by the dozen.
-                logger.debug("opening %s failed", url, exc_info=True)
-                raise HistoryError(
-                    f"the history {url!r} cannot be opened: {type(error).__name__}: "
-                    f"{str(error).splitlines()[0]}"
-                ) from error
+                raise _unopened(url, error) from error
 
     @staticmethod
     def _create(url: str, higher_is_better: bool) -> optuna.Study:
@@ -100,16 +150,10 @@ class History:
 
     @staticmethod
     def _latest(url: str) -> optuna.Study:
-        import optuna
-
         numbers = _run_numbers(url)
         if not numbers:
             raise HistoryError(f"there is no run to resume in {url!r}; start one without resume")
-        return optuna.load_study(
-            study_name=f"{_PREFIX}{max(numbers):04d}",
-            storage=url,
-            sampler=optuna.samplers.RandomSampler(seed=0),
-        )
+        return _study(url, max(numbers))
 
     def _check(self, fingerprint: Mapping[str, str]) -> None:
         before = self._study.user_attrs.get(_FINGERPRINT, {})
@@ -161,13 +205,26 @@ class History:
         """Write down what was measured: numbers, words, lists and dicts."""
         self._study.set_user_attr(_MEASURED + key, value)
 
+    def begin(self, setup: Setup) -> None:
+        """Write down what the run is, for people who look at it later; it has no ending now."""
+        self._study.set_user_attr(_SETUP, _packed(setup_to_dict(setup)))
+        self._study.set_user_attr(_ENDING, None)
+
+    def end(self, ending: Ending) -> None:
+        """Write down how the run ended."""
+        self._study.set_user_attr(_ENDING, _packed(ending_to_dict(ending)))
+
+    def record(self) -> RunRecord:
+        """All that is kept of the run.
+
+        Raises:
+            HistoryError: it was begun by a version that kept less.
+        """
+        return _record_of(self._study)
+
     def trials(self) -> list[Trial]:
         """All finished trials, oldest first."""
-        found = []
-        for stored in self._study.get_trials(deepcopy=False):
-            if _TRIAL in stored.user_attrs:
-                found.append(_from_json(stored.user_attrs[_TRIAL], stored.number))
-        return found
+        return _trials_of(self._study)
 
     def start(self) -> int:
         """Open a trial; its number."""
@@ -181,7 +238,7 @@ class History:
         import optuna
 
         handle = self._running.pop(trial.number)
-        handle.set_user_attr(_TRIAL, _to_json(trial))
+        handle.set_user_attr(_TRIAL, json.dumps(trial.to_dict()))
         for name, value in _shown(trial).items():
             handle.set_user_attr(name, value)
         with quiet_optuna():
@@ -221,23 +278,92 @@ def _shown(trial: Trial) -> dict[str, Any]:
     return {**values, **metrics, **dict(trial.objectives), **counts}
 
 
-def _to_json(trial: Trial) -> str:
-    return json.dumps(
-        {
-            "plan": trial.plan.to_dict(),
-            "outcome": trial.outcome.value,
-            "accuracy": trial.accuracy,
-            "loss": trial.loss,
-            "objectives": dict(trial.objectives),
-            "seconds": trial.seconds,
-            "error": trial.error,
-            "metrics": dict(trial.metrics),
-        }
+def read_record(url: str, number: int | None = None) -> RunRecord:
+    """All that a storage keeps of a run, finished or not; nothing in it is changed.
+
+    Args:
+        url: an Optuna storage URL.
+        number: that of the run; the latest by default.
+
+    Raises:
+        HistoryError: there is no such run, or the storage cannot be opened or read.
+    """
+    with quiet_optuna():
+        try:
+            known = sorted(_run_numbers(url))
+            if not known:
+                raise HistoryError(f"there is no run in {url!r}; tune a model with this workspace")
+            if number is not None and number not in known:
+                words = ", ".join(map(str, known[-_NAMED_RUNS:]))
+                raise HistoryError(f"there is no run {number} in {url!r}; the latest are {words}")
+            return _record_of(_study(url, known[-1] if number is None else number))
+        except HistoryError:
+            raise
+        except Exception as error:
+            raise _unopened(url, error) from error
+
+
+def _unopened(url: str, error: Exception) -> HistoryError:
+    """SQLAlchemy and the database drivers raise types of their own, by the dozen."""
+    logger.debug("opening %s failed", url, exc_info=True)
+    words = str(error).splitlines() or ["no reason given"]
+    return HistoryError(f"the history {url!r} cannot be opened: {type(error).__name__}: {words[0]}")
+
+
+def _study(url: str, number: int) -> optuna.Study:
+    import optuna
+
+    return optuna.load_study(
+        study_name=f"{_PREFIX}{number:04d}",
+        storage=url,
+        sampler=optuna.samplers.RandomSampler(seed=0),
     )
 
 
-def _from_json(text: str, number: int) -> Trial:
-    data = json.loads(text)
-    data["plan"] = PrecisionPlan.from_dict(data["plan"])
-    data["outcome"] = Outcome(data["outcome"])
-    return Trial(**data, number=number)
+def _record_of(study: optuna.Study) -> RunRecord:
+    attributes = study.user_attrs
+    notes = {
+        key.removeprefix(_MEASURED): value
+        for key, value in attributes.items()
+        if key.startswith(_MEASURED)
+    }
+    if _SETUP not in attributes:
+        raise HistoryError(
+            f"{study.study_name!r} was begun by a version that kept less, or was killed before it "
+            f"began to search; there is nothing to show of it"
+        )
+    stored, ending = attributes.get(_OBSERVATIONS), attributes.get(_ENDING)
+    times = notes.get(TIMES)
+    return RunRecord(
+        setup_from_dict(_unpacked(attributes[_SETUP])),
+        str(study.study_name),
+        attributes.get(_BASELINE),
+        Observations.from_dict(json.loads(stored)) if stored else Observations(),
+        tuple(_trials_of(study)),
+        Measured(
+            Times.from_dict(times) if times else Times(),
+            _arriving(notes),
+            notes.get(VALUES) or {},
+        ),
+        ending_from_dict(_unpacked(ending)) if ending else None,
+    )
+
+
+def _packed(value: Mapping[str, Any]) -> str:
+    """A value as text that is short: graphs repeat themselves."""
+    return base64.b85encode(zlib.compress(json.dumps(value).encode())).decode()
+
+
+def _unpacked(text: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(zlib.decompress(base64.b85decode(text))))
+    except (ValueError, zlib.error) as error:
+        raise HistoryError(f"the record of a run is damaged: {error}") from None
+
+
+def _trials_of(study: optuna.Study) -> list[Trial]:
+    return [
+        Trial.from_dict({**json.loads(stored.user_attrs[_TRIAL]), "number": stored.number})
+        for stored in study.get_trials(deepcopy=False)
+        if _TRIAL in stored.user_attrs
+    ]

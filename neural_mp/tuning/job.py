@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
+from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.core.words import Objective
@@ -18,6 +19,7 @@ from neural_mp.tuning.evaluator import Evaluator
 from neural_mp.tuning.footprint import Footprints
 from neural_mp.tuning.history import History
 from neural_mp.tuning.objectives import Measurement, is_slow
+from neural_mp.tuning.record import Setting
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,21 @@ class SearchSettings:
 
 
 @dataclass(frozen=True)
+class Described:
+    """What people are told of a run beside its figures.
+
+    Attributes:
+        model: what the user called the model.
+        settings: option → what holds, and who set it.
+        hardware: the machine that is converted for.
+    """
+
+    model: str = "model"
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    hardware: Hardware = field(default_factory=Hardware)
+
+
+@dataclass(frozen=True)
 class TuningJob:
     """What a run needs to know.
 
@@ -58,6 +75,7 @@ class TuningJob:
         open_history: opens the run's record; only called where accuracy is evaluated.
         settings: how the search goes about its work.
         amp: what the user said of auto mixed precision, in words.
+        described: what people are told of the run.
     """
 
     model: AnyTunableModel
@@ -69,6 +87,7 @@ class TuningJob:
     open_history: Callable[[], History]
     settings: SearchSettings = SearchSettings()
     amp: tuple[str, ...] = ()
+    described: Described = field(default_factory=Described)
 
     @property
     def space(self) -> TuningSpace:

@@ -21,8 +21,9 @@ from neural_mp.profiling import interleaved_medians
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Probe
 from neural_mp.tuning.fidelity import USELESS, relative_noise
-from neural_mp.tuning.history import History
+from neural_mp.tuning.history import ARRIVING, TIMES, Notes
 from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.record import repairs_in
 
 logger = logging.getLogger(__name__)
 
@@ -52,16 +53,21 @@ class MeasuringProbe(Probe):
 
     job: TuningJob
     model: AnyTunableModel
-    history: History
+    history: Notes
     allowance: float
     spent: float = 0.0
     _longest: float = 0.0
     _reference: list[Any] | None = field(default=None, repr=False)
 
-    def output_noise(self, plan: PrecisionPlan) -> float | None:
+    def output_noise(self, plan: PrecisionPlan, alone: str | None = None) -> float | None:
         """See the contract."""
         resolved = self.job.space.resolve(plan)
-        return self._kept(f"noise {_digest([resolved])}", lambda: self._noise(resolved))
+        found: float | None = self._kept(
+            f"noise {_digest([resolved])}", lambda: self._noise(resolved)
+        )
+        if alone is not None and found is not None:
+            self.history.remember(f"{ARRIVING}{repairs_in(resolved.plan)}: {alone}", found)
+        return found
 
     def _noise(self, plan: ResolvedPlan) -> float:
         data = self.job.calibration
@@ -77,14 +83,8 @@ class MeasuringProbe(Probe):
         """See the contract."""
         if Objective.PERFORMANCE not in self.job.objectives:
             return Times()
-        stored = self._kept("times", self._times)
-        if stored is None:
-            return Times()
-        ops = {
-            op: {Precision(name): seconds for name, seconds in by.items()}
-            for op, by in stored["ops"].items()
-        }
-        return Times(ops, stored["conversion"], stored["value"])
+        stored = self._kept(TIMES, self._times)
+        return Times() if stored is None else Times.from_dict(stored)
 
     def _times(self) -> dict[str, Any] | None:
         job, inputs = self.job, self.job.measurement.inputs

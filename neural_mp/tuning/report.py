@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.core.grammar import counted
 from neural_mp.core.graph import OpGraph
-from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
-from neural_mp.core.trial import Outcome, Trial
-from neural_mp.space import TuningSpace
+from neural_mp.core.trial import Trial
+from neural_mp.space import Reason, TuningSpace
+
+if TYPE_CHECKING:
+    from neural_mp.tuning.record import RunRecord
 
 _LONG = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 
@@ -63,6 +65,9 @@ class Report:
         amp: the options of auto mixed precision that were set, and where.
         best_rejected: where no plan met the target, the trial that came closest.
         warnings: everything the user was warned of on the way.
+        barred: convolutions and products that may not run in a precision that was asked for, and
+            why; those of most ops first.
+        record: what is kept of the run for people who look at it; None for one that lacks it.
     """
 
     metric: str = ""
@@ -89,6 +94,8 @@ class Report:
     amp: tuple[str, ...] = ()
     best_rejected: Trial | None = None
     warnings: tuple[str, ...] = ()
+    barred: tuple[Reason, ...] = ()
+    record: RunRecord | None = field(default=None, compare=False, repr=False)
 
     @property
     def casts(self) -> int:
@@ -117,7 +124,8 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts."""
-        values = {name: value for name, value in vars(self).items() if name != "best_rejected"}
+        apart = ("best_rejected", "record")
+        values = {name: value for name, value in vars(self).items() if name not in apart}
         values["conversions"] = asdict(self.conversions)
         values["metrics"] = {name: asdict(found) for name, found in self.metrics.items()}
         values["seconds"] = dict(self.seconds)
@@ -125,40 +133,27 @@ class Report:
         values["amp"] = list(self.amp)
         values["emulated"] = list(self.emulated)
         values["warnings"] = list(self.warnings)
+        values["barred"] = [reason.to_dict() for reason in self.barred]
         values["speedup"] = self.speedup
         if self.best_rejected is not None:
-            rejected = self.best_rejected
-            values["best_rejected"] = {
-                "outcome": rejected.outcome.value,
-                "accuracy": rejected.accuracy,
-                "loss": rejected.loss,
-                "objectives": dict(rejected.objectives),
-                "metrics": dict(rejected.metrics),
-                "plan": rejected.plan.to_dict(),
-            }
+            values["best_rejected"] = self.best_rejected.to_dict()
         return values
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Report:
         """Read back what `to_dict` wrote, the rejected trial's plan and accuracy included."""
-        values = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
+        known = cls.__dataclass_fields__.keys() - {"record"}
+        values = {name: data[name] for name in known if name in data}
         values["conversions"] = ConversionCounts(**data.get("conversions", {}))
         metrics = data.get("metrics", {})
         values["metrics"] = {name: MetricFigures(**found) for name, found in metrics.items()}
         values["amp"] = tuple(data.get("amp", ()))
         values["emulated"] = tuple(data.get("emulated", ()))
         values["warnings"] = tuple(data.get("warnings", ()))
+        values["barred"] = tuple(Reason.from_dict(reason) for reason in data.get("barred", ()))
         rejected = data.get("best_rejected")
         if rejected is not None:
-            plan = PrecisionPlan.from_dict(rejected["plan"])
-            values["best_rejected"] = Trial(
-                plan,
-                Outcome(rejected.get("outcome", "missed")),
-                rejected["accuracy"],
-                rejected["loss"],
-                rejected.get("objectives", {}),
-                metrics=rejected.get("metrics", {}),
-            )
+            values["best_rejected"] = Trial.from_dict({"outcome": "missed", **rejected})
         return cls(**values)
 
 

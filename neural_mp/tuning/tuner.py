@@ -13,7 +13,7 @@ from neural_mp.core.trial import Trial
 from neural_mp.errors import NeuralMPError, TuningError, users_own
 from neural_mp.profiling import Ratio
 from neural_mp.search.sensitivity import best_repairs, with_repairs
-from neural_mp.space import TuningSpace
+from neural_mp.space import TuningSpace, counted_reasons
 from neural_mp.strategies.base import Search, TuningProblem
 from neural_mp.tuning.assessment import Assessor
 from neural_mp.tuning.early_stopping import RunningValues
@@ -29,11 +29,13 @@ from neural_mp.tuning.finish import (
     unmeasured,
     why_fp32,
 )
-from neural_mp.tuning.history import History
+from neural_mp.tuning.history import VALUES, History
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.measuring_probe import LEAST_ALLOWANCE, MeasuringProbe
 from neural_mp.tuning.objectives import best_trial
 from neural_mp.tuning.preparation import Baseline, calibrated, measured_baseline
+from neural_mp.tuning.record import Measured, RunRecord
+from neural_mp.tuning.recording import ending_of, setup_of
 from neural_mp.tuning.report import Report, count_ops, emulated_precisions
 from neural_mp.tuning.run_log import RunLog
 from neural_mp.tuning.trial_runner import TrialRunner
@@ -50,6 +52,7 @@ class TuningResult:
         trials: every trial of the run, resumed ones included, oldest first.
         observations: what calibration saw.
         report: the figures.
+        record: what is kept of the run for people who look at it.
     """
 
     model: AnyModel
@@ -58,6 +61,7 @@ class TuningResult:
     trials: tuple[Trial, ...]
     observations: Observations
     report: Report
+    record: RunRecord
 
 
 def tune(job: TuningJob, log: RunLog | None = None) -> TuningResult:
@@ -89,7 +93,9 @@ def _converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
         model = calibrated(job, log, Deadline(job.settings.exit_policy.timeout))
     except TimeUpError:
         log.warn("the time limit passed during calibration; the model stays FP32")
-        return _left_as_it_is(job, log)
+        with log.phase("measure"):
+            choice = fp32_choice(job)
+        return _unchecked(job, choice, _report(job, choice, log), Observations())
     repairs = best_repairs(model.observations)
     plan = job.space.resolve(with_repairs(job.space.fastest_plan(), job.space, repairs))
     with log.phase("convert", "Converting"):
@@ -99,7 +105,20 @@ def _converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
         before, after = job.measurement.rounds([job.model, converted])
     choice = Choice(converted, plan, compared(before, after))
     report = replace(_report(job, choice, log), decibels=decibels)
-    return TuningResult(converted, plan.plan, None, (), model.observations, report)
+    return _unchecked(job, choice, report, model.observations)
+
+
+def _unchecked(
+    job: TuningJob, choice: Choice, report: Report, observations: Observations
+) -> TuningResult:
+    """A result whose accuracy nobody checked; no history holds it."""
+    record = RunRecord(
+        setup_of(job),
+        observations=observations,
+        measured=Measured(values=dict(job.footprints.values)),
+        ending=ending_of(job, choice, None, report, LEAST_ALLOWANCE),
+    )
+    return TuningResult(choice.model, choice.plan.plan, None, (), observations, report, record)
 
 
 def _compared_with_fp32(job: TuningJob, converted: AnyModel, log: RunLog) -> float | None:
@@ -119,7 +138,9 @@ def _compared_with_fp32(job: TuningJob, converted: AnyModel, log: RunLog) -> flo
 
 
 def _tuned(job: TuningJob, log: RunLog) -> TuningResult:
-    deadline, history = Deadline(job.settings.exit_policy.timeout), job.open_history()
+    history = job.open_history()
+    history.begin(setup_of(job))
+    deadline = Deadline(job.settings.exit_policy.timeout)
     # Where precisions or constraints changed since, plans that are out of bounds now are left.
     kept = [job.judged(trial) for trial in history.trials() if _fits(job.space, trial.plan)]
     baseline: Baseline | None = None
@@ -128,7 +149,10 @@ def _tuned(job: TuningJob, log: RunLog) -> TuningResult:
         model = calibrated(job, log, deadline, history)
     except TimeUpError:
         log.warn("the time limit passed before the search; the model stays FP32")
-        return _left_as_it_is(job, log, baseline, kept)
+        with log.phase("measure"):
+            choice = fp32_choice(job)
+        return _judged_result(job, log, history, choice, baseline, kept)
+    history.remember(VALUES, dict(job.footprints.values))
     probe = MeasuringProbe(job, model, history, allowance(baseline))
     search = _TrialSearch(job, model, history, baseline, log, deadline, kept)
     with log.phase("search"):
@@ -137,7 +161,7 @@ def _tuned(job: TuningJob, log: RunLog) -> TuningResult:
     choice, trials = _chosen(job, model, search.trials, log)
     if choice.trial is None:
         log.warn(why_fp32(job, trials, baseline.accuracy))
-    return _judged_result(job, log, choice, baseline, trials, model.observations)
+    return _judged_result(job, log, history, choice, baseline, trials)
 
 
 def _fits(space: TuningSpace, plan: PrecisionPlan) -> bool:
@@ -245,28 +269,13 @@ def _with_figures(job: TuningJob, model: AnyTunableModel, trial: Trial) -> Trial
     return job.judged(replace(trial, objectives={**trial.objectives, **figures}))
 
 
-def _left_as_it_is(
-    job: TuningJob,
-    log: RunLog,
-    baseline: Baseline | None = None,
-    trials: Sequence[Trial] = (),
-) -> TuningResult:
-    """The FP32 model, where it did not come to a search."""
-    with log.phase("measure"):
-        choice = fp32_choice(job)
-    if job.evaluates:
-        return _judged_result(job, log, choice, baseline, trials, Observations())
-    report = _report(job, choice, log)
-    return TuningResult(choice.model, choice.plan.plan, None, (), Observations(), report)
-
-
 def _judged_result(
     job: TuningJob,
     log: RunLog,
+    history: History,
     choice: Choice,
     baseline: Baseline | None,
     trials: Sequence[Trial],
-    observations: Observations,
 ) -> TuningResult:
     """A result whose accuracy was checked."""
     known = baseline.accuracy if baseline is not None else None
@@ -279,7 +288,13 @@ def _judged_result(
         best_rejected=None if choice.trial else fastest_slow(trials) or closest(trials),
     )
     met = choice.trial is not None
-    return TuningResult(choice.model, choice.plan.plan, met, tuple(trials), observations, report)
+    seconds = LEAST_ALLOWANCE if baseline is None else allowance(baseline)
+    ending = ending_of(job, choice, met, report, seconds, history.record().measured.times, trials)
+    history.end(ending)
+    record = history.record()
+    return TuningResult(
+        choice.model, choice.plan.plan, met, tuple(trials), record.observations, report, record
+    )
 
 
 def _report(job: TuningJob, choice: Choice, log: RunLog) -> Report:
@@ -301,6 +316,7 @@ def _report(job: TuningJob, choice: Choice, log: RunLog) -> Report:
         op_counts=count_ops(job.space.graph, effective),
         emulated=emulated_precisions(job.space, effective),
         conversions=choice.model.conversions,
+        barred=counted_reasons(job.space, job.space.products, job.settings.precisions),
         amp=job.amp,
         warnings=tuple(log.warnings),
     )

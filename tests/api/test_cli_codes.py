@@ -18,7 +18,11 @@ from neural_mp.api.cli import app
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_runs")]
 
-COMMANDS = ("tune", "inspect", "explain", "convert", "audit", "benchmark", "advise", "hardware")
+COMMANDS = (
+    *("tune", "inspect", "explain", "convert", "benchmark", "advise", "hardware", "kernels"),
+    *("compare", "sensitivity", "audit"),
+)
+
 
 #: Code of a user's own: what each of its pieces does is said by the file `does`.
 THEIRS = """

@@ -130,7 +130,9 @@ class TestJson:
         found = json.loads(run("explain", NET[0], "head", *NET[1:], "--json")[1])
         assert found["op"] == "head"
         assert found["type"] == "linear"
-        assert {entry["list"] for entry in found["precisions"].values()} == {"ALLOW"}
+        lists = {precision: entry["list"] for precision, entry in found["precisions"].items()}
+        assert lists == {"int8": None, "bf16": "ALLOW", "fp16": "ALLOW"}
+        assert found["precisions"]["int8"]["decision"] == "int8"
 
     def test_advise_gives_every_layer(self, run, workplace):
         keras = pytest.importorskip("keras")

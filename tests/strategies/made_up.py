@@ -56,7 +56,7 @@ class MadeUpProbe(Probe):
     limit: int = 10**9
     asked: list[PrecisionPlan] = field(default_factory=list)
 
-    def output_noise(self, plan: PrecisionPlan) -> float | None:
+    def output_noise(self, plan: PrecisionPlan, alone: str | None = None) -> float | None:
         self.asked.append(plan)
         if self.noise is None or len(self.asked) > self.limit:
             return None

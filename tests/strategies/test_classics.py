@@ -184,7 +184,7 @@ def test_mse_v2_scores_anew_in_every_step():
     """Each of two does nothing for the outputs while the other is there."""
 
     class Masking(Probe):
-        def output_noise(self, plan):
+        def output_noise(self, plan, alone=None):
             low = int8_ops(plan)
             worst = 0.9 if {"op1", "op3"} & low else 0.0
             return worst + 0.1 * ("op0" in low) + 0.05 * ("op5" in low)

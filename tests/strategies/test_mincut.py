@@ -112,7 +112,7 @@ def test_a_repair_that_does_not_help_is_given_up_with_the_tensor():
 class Clipping(MadeUpProbe):
     """All noise is gone with one calibration algorithm."""
 
-    def output_noise(self, plan):
+    def output_noise(self, plan, alone=None):
         found = super().output_noise(plan)
         return found / 100 if plan["op0"].activation.algorithm == "kl" else found
 

@@ -199,6 +199,24 @@ def repaired(
     return adaptor.with_layers(model, changes), observations
 
 
+def rescaled_ops(
+    adaptor: Framework[M], model: M, plan: PrecisionPlan, graph: OpGraph
+) -> frozenset[str]:
+    """The ops whose results have other scales, channel by channel, under the repairs of a plan.
+
+    Args:
+        adaptor: the framework.
+        model: the untouched model.
+        plan: a plan of it.
+        graph: the graph of it.
+    """
+    asked = {op: config for op, config in plan.items() if config.repairs}
+    if not asked:
+        return frozenset()
+    links = _rescaled(_Network.of(adaptor, model, graph), asked)
+    return frozenset(name for link in links for name in (link.writer, *link.tensors))
+
+
 def _rescaled(network: _Network, asked: Mapping[str, OpConfig]) -> dict[Link, str]:
     """Link → how it is rescaled: as the first of its readers says that says anything."""
     found: dict[Link, str] = {}

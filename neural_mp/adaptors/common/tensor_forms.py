@@ -70,6 +70,11 @@ class TensorForms(ABC, Generic[T]):
         """Say that a tensor is there in a form, and in no other yet."""
         self._found[tensor] = {form: value}
 
+    def result_of(self, tensor: T) -> tuple[T, Encoding | None]:
+        """Where a tensor is as it was computed, and how it is stored if that is in uint8."""
+        form, value = next(iter(self.found(tensor).items()))
+        return value, self.encoding_of(tensor) if form == UINT8 else None
+
     def is_stored(self, tensor: T) -> bool:
         """Whether a tensor is there in uint8 already."""
         return UINT8 in self.found(tensor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +16,16 @@ from neural_mp.adaptors.common.capability_builder import OpKernels
 from neural_mp.adaptors.common.channel_scaling import Layer, LayerChange
 from neural_mp.adaptors.common.given_inputs import GivenInputs, unused_capture
 from neural_mp.adaptors.common.kernel_products import Products
+from neural_mp.adaptors.common.op_values import OpValue
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
-from neural_mp.adaptors.onnxrt import layer_constants, loading, observe, storage, weight_range
+from neural_mp.adaptors.onnxrt import (
+    layer_constants,
+    loading,
+    observe,
+    op_values,
+    storage,
+    weight_range,
+)
 from neural_mp.adaptors.onnxrt.capabilities import kernels
 from neural_mp.adaptors.onnxrt.graph import build_graph
 from neural_mp.adaptors.onnxrt.kernel_products import kernel_products
@@ -50,6 +58,7 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
     """
 
     framework = "onnxrt"
+    packages = ("onnxruntime", "onnx")
     file_suffixes: ClassVar[tuple[str, ...]] = (".onnx",)
 
     def __init__(self, provider: str | None = None) -> None:
@@ -108,6 +117,17 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
         """What every part of a batch held: the tensors are fetched, and reduced at once."""
         bound = (model.signature.bind(batch) for batch in batches)
         return observe.watch(model, bound, tensors, self._threads)
+
+    def results(self, model: OnnxModel) -> OpGraph:
+        """Of a converted model as it was written."""
+        return op_values.results(model)
+
+    def values(
+        self, model: OnnxModel, ops: Collection[str]
+    ) -> Callable[[Any], Mapping[str, OpValue]]:
+        """They are fetched, in one run."""
+        run = op_values.values(model, ops, self._threads)
+        return lambda inputs: run(model.signature.bind(inputs))
 
     def write(self, model: OnnxModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> OnnxModel:
         """Integer kernels, 16-bit types, and conversions where they meet."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from neural_mp.adaptors.common.op_values import OpResult
 from neural_mp.adaptors.common.signature import Array, Signature
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.onnxrt.fusion import GraphStructure, structure
@@ -87,6 +88,8 @@ class OnnxModel:
         origin: where weights lie that were not read.
         ops: of a converted model, node that may run → the op of the untouched graph that its time
             counts for, where that has another name.
+        results: of a converted model, op of the untouched graph → where its result is; ops that run
+            within the kernel of another have none.
         warnings: what the user should know.
         counts: the conversions that were put in.
         opset: the version of the ai.onnx operators that the prepared graph is written in.
@@ -101,6 +104,7 @@ class OnnxModel:
     given: ir.Model | None
     origin: Origin | None = None
     ops: Mapping[str, str] = field(default_factory=dict)
+    results: Mapping[str, OpResult] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     counts: ConversionCounts = ConversionCounts()
     opset: int = 0

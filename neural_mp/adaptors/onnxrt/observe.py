@@ -38,7 +38,7 @@ def watch(
     values = {name: str(value.name) for name, value in watched.items()}
     fed = model.signature.input_tensors
     fetched = [value for value in values.values() if value not in fed]
-    wanted = _with_outputs(model.program, [*fetched, *model.signature.output_tensors])
+    wanted = with_outputs(model.program, [*fetched, *model.signature.output_tensors])
     runner = model.session(wanted, threads=threads, lean=True)
     most = 0  # samples run at once; found out with the first batch that holds several
     for feeds in batches:
@@ -58,7 +58,7 @@ def watch(
                 most = max(1, _FETCHED_BYTES * model.signature.samples(part) // max(size, 1))
 
 
-def _with_outputs(program: ir.Model, names: Iterable[str]) -> ir.Model:
+def with_outputs(program: ir.Model, names: Iterable[str]) -> ir.Model:
     """The part of a graph that computes some tensors."""
     inputs = [value for value in program.graph.inputs if not value.is_initializer()]
     part = ir.convenience.extract(program.graph, inputs, list(dict.fromkeys(names)))
@@ -110,7 +110,7 @@ def first_non_finite(model: OnnxModel, feeds: dict[str, Array]) -> str | None:
     for start in range(0, len(floating), _LOOKED_AT):
         looked_at = floating[start : start + _LOOKED_AT]
         fetched = [value for _, value in looked_at]
-        runner: Runner = model.session(_with_outputs(model.program, fetched), level=PLAIN)
+        runner: Runner = model.session(with_outputs(model.program, fetched), level=PLAIN)
         for (name, _), found in zip(looked_at, runner(feeds, fetched), strict=True):
             array = np.asarray(found) if not isinstance(found, list) else np.zeros(0)
             if array.dtype.kind == "f" and not np.isfinite(array).all():

@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf import text_format
 
+from neural_mp.adaptors.common.op_values import OpResult
 from neural_mp.adaptors.common.saved_details import read_details, write_details
 from neural_mp.adaptors.common.signature import Signature, example_for
 from neural_mp.adaptors.contract import ConversionCounts
@@ -30,6 +31,7 @@ def save(model: OnnxModel, folder: Path) -> None:
         **model.signature.to_dict(),
         "counts": vars(model.counts),
         "ops": dict(model.ops),
+        "results": {op: result.to_list() for op, result in model.results.items()},
         "opset": model.opset,
         "converted": model.given is None,
     }
@@ -47,6 +49,8 @@ def restore(folder: Path, provider: str) -> OnnxModel:
     with read_details(folder / DETAILS_FILE) as details:
         signature = Signature.from_dict(details)
         counts, ops = ConversionCounts(**details["counts"]), dict(details["ops"])
+        # Folders that earlier versions wrote lack them.
+        found = {op: OpResult.from_list(r) for op, r in details.get("results", {}).items()}
         opset, converted = int(details["opset"]), bool(details["converted"])
     origin = Origin.of(read.folder, program)
     try:
@@ -60,6 +64,7 @@ def restore(folder: Path, provider: str) -> OnnxModel:
         None if converted else program,
         origin,
         ops,
+        found,
         counts=counts,
         opset=opset,
         provider=provider,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from neural_mp.adaptors.common.capability_builder import OpKernels
 from neural_mp.adaptors.common.channel_scaling import Layer, LayerChange
 from neural_mp.adaptors.common.given_inputs import GivenInputs
 from neural_mp.adaptors.common.kernel_products import Products
+from neural_mp.adaptors.common.op_values import OpValue
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
 from neural_mp.adaptors.pytorch import (
     capabilities,
@@ -26,6 +27,7 @@ from neural_mp.adaptors.pytorch import (
     loading,
     observe,
     onnx_export,
+    op_values,
     profile,
     quantize_ops,
     storage,
@@ -54,6 +56,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     """`nn.Module`, `torch.export` programs and their `.pt2` files."""
 
     framework = "pytorch"
+    packages = ("torch",)
 
     def load(
         self,
@@ -107,6 +110,17 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     ) -> Iterator[tuple[str, TensorSummary]]:
         """The portable graphs run op by op."""
         return observe.watch(model, map(model.call, batches), tensors)
+
+    def results(self, model: TorchModel) -> OpGraph:
+        """Of the graphs that are run."""
+        return op_values.results(model)
+
+    def values(
+        self, model: TorchModel, ops: Collection[str]
+    ) -> Callable[[Any], Mapping[str, OpValue]]:
+        """The runnable graphs run op by op."""
+        run = op_values.values(model, ops)
+        return lambda inputs: run(model.call(inputs))
 
     def write(
         self, model: TorchModel, plan: ResolvedPlan, ranges: Mapping[str, Range]

@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.common.fusion import Step
+from neural_mp.adaptors.common.integer_encoding import Encoding
 from neural_mp.adaptors.pytorch import kernel_ops as kernels
 from neural_mp.adaptors.pytorch import quantize_ops as ops
 from neural_mp.adaptors.pytorch.casts import cast_dtype
@@ -34,6 +35,7 @@ from neural_mp.adaptors.pytorch.layers import (
 )
 from neural_mp.adaptors.pytorch.model import (
     OP_NAME,
+    RESULT,
     Part,
     TorchModel,
     add_constant,
@@ -41,6 +43,7 @@ from neural_mp.adaptors.pytorch.model import (
     attribute,
     finish,
     shallow_copy,
+    tensor_name,
 )
 from neural_mp.adaptors.pytorch.versions import integer_convolution
 
@@ -122,7 +125,12 @@ def _replace(module: GraphModule, group: Group) -> None:
     before = (*layer.args[0].args[:3], *_weights(module, layer, replaced))
     with module.graph.inserting_before(replaced):
         result = module.graph.call_function(*_call(group, before, behind))
-    result.meta = {"val": replaced.meta["val"], OP_NAME: layer.meta.get(OP_NAME, layer.name)}
+    encoding = Encoding(*behind[:2]) if behind[2] is torch.uint8 else None
+    result.meta = {
+        "val": replaced.meta["val"],
+        OP_NAME: layer.meta.get(OP_NAME, layer.name),
+        RESULT: (tensor_name(group.tail), encoding),
+    }
     replaced.replace_all_uses_with(result)
 
 
@@ -236,7 +244,9 @@ def _run_on_integers(module: GraphModule, node: Node) -> None:
         (integers,) = integers
     with module.graph.inserting_before(behind):
         moved = module.graph.call_function(target, (integers, *rest), node.kwargs)
-    moved.meta = {"val": behind.meta["val"], OP_NAME: node.meta.get(OP_NAME, node.name)}
+    name = node.meta.get(OP_NAME, node.name)
+    encoding = Encoding(scale, zero_point)
+    moved.meta = {"val": behind.meta["val"], OP_NAME: name, RESULT: (name, encoding)}
     behind.replace_all_uses_with(moved)
 
 

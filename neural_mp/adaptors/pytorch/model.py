@@ -20,6 +20,9 @@ from neural_mp.adaptors.pytorch.input_sizes import SIZES, watch_sizes
 OP_NAME = "neural_mp_op"
 #: Key of `Node.meta` under which the name of a graph input is kept, where it is not the node's.
 INPUT_NAME = "neural_mp_input"
+#: Key of `Node.meta` under which a kernel's node keeps the op whose result it has, and how that is
+#: stored in uint8, if it is.
+RESULT = "neural_mp_result"
 #: The path of the part that is the whole model.
 WHOLE = ""
 

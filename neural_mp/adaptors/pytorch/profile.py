@@ -9,9 +9,19 @@ from typing import Any
 
 from torch.fx import Node
 
+from neural_mp.adaptors.pytorch import kernel_ops, quantize_ops
+from neural_mp.adaptors.pytorch.casts import CAST
 from neural_mp.adaptors.pytorch.convention import Call
 from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel
 from neural_mp.adaptors.pytorch.submodules import visited
+
+#: What the nodes are that our conversion adds, in words.
+_CONVERSIONS = {
+    kernel_ops.quantize_uint8: "quantize",
+    quantize_ops.quantize_dynamic: "quantize",
+    kernel_ops.dequantize_uint8: "dequantize",
+    CAST: "cast",
+}
 
 
 def time_ops(model: TorchModel, call: Call, runs: int) -> dict[str, list[float]]:
@@ -23,7 +33,7 @@ def time_ops(model: TorchModel, call: Call, runs: int) -> dict[str, list[float]]
         start = time.perf_counter()
         result = run()
         if node.op == "call_function":
-            name = node.meta.get(OP_NAME, node.name)
+            name = node.meta.get(OP_NAME) or _conversion_name(node)
             seconds[name][number] += time.perf_counter() - start
         return result
 
@@ -31,3 +41,12 @@ def time_ops(model: TorchModel, call: Call, runs: int) -> dict[str, list[float]]
     for number in range(runs):  # noqa: B007 - the visits read it
         run(call)
     return seconds
+
+
+def _conversion_name(node: Node) -> str:
+    """A name of its own for a conversion, which begins with that of what it converts."""
+    if node.target not in _CONVERSIONS:
+        return str(node.name)
+    source = node.args[0]
+    named = source.meta.get(OP_NAME, source.name) if isinstance(source, Node) else node.name
+    return f"{named}/{_CONVERSIONS[node.target]}"

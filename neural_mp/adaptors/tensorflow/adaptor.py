@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from neural_mp.adaptors.common.capability_builder import OpKernels
 from neural_mp.adaptors.common.channel_scaling import Layer, LayerChange
 from neural_mp.adaptors.common.given_inputs import GivenInputs, unused_capture
 from neural_mp.adaptors.common.kernel_products import Products
+from neural_mp.adaptors.common.op_values import OpValue
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
 from neural_mp.adaptors.tensorflow import (
     capabilities,
@@ -25,6 +26,7 @@ from neural_mp.adaptors.tensorflow import (
     layer_constants,
     loading,
     observe,
+    op_values,
     storage,
     weight_range,
 )
@@ -57,6 +59,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     """Keras models, SavedModels, concrete functions, and frozen graphs."""
 
     framework = "tensorflow"
+    packages = ("tensorflow", "keras")
     file_suffixes: ClassVar[tuple[str, ...]] = graph_files.SUFFIXES
 
     def load(
@@ -115,6 +118,17 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     ) -> Iterator[tuple[str, TensorSummary]]:
         """Every tensor is reduced within the graph, by the runtime."""
         return observe.watch(model, map(model.signature.bind, batches), tensors)
+
+    def results(self, model: TensorFlowModel) -> OpGraph:
+        """Of a converted model as it was written."""
+        return op_values.results(model)
+
+    def values(
+        self, model: TensorFlowModel, ops: Collection[str]
+    ) -> Callable[[Any], Mapping[str, OpValue]]:
+        """They are fetched, in one run."""
+        run = op_values.values(model, ops)
+        return lambda inputs: run(model.signature.bind(inputs))
 
     def write(
         self, model: TensorFlowModel, plan: ResolvedPlan, ranges: Mapping[str, Range]

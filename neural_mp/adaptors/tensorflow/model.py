@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from neural_mp.adaptors.common.op_values import OpResult
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.tensorflow.fusion import GraphStructure, structure
 from neural_mp.adaptors.tensorflow.nodes import (
@@ -43,6 +44,8 @@ class TensorFlowModel:
         layers: node → the layers of Keras that it comes from, where that is known.
         written: of a converted model, node → the op that it was written for, where that has another
             name; no op (an empty text) for a conversion that bears the name of one.
+        results: of a converted model, op of the untouched graph → where its result is; ops that run
+            within the kernel of another have none.
     """
 
     graph: TensorGraph
@@ -54,6 +57,7 @@ class TensorFlowModel:
     counts: ConversionCounts = ConversionCounts()
     layers: Mapping[str, tuple[Layer, ...]] = field(default_factory=dict)
     written: Mapping[str, str] = field(default_factory=dict)
+    results: Mapping[str, OpResult] = field(default_factory=dict)
 
     @cached_property
     def runner(self) -> Runner:

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import ModuleType
 
+from neural_mp.core.environment import set_own
+
 #: The level of TensorFlow's own log: 3 leaves nothing but what ends the process.
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _FATAL_ONLY = "3"
@@ -34,7 +36,7 @@ def hush() -> None:
     """
     if _LEVEL in os.environ or "tensorflow" in sys.modules:
         return
-    os.environ[_LEVEL] = _FATAL_ONLY
+    set_own(_LEVEL, {_LEVEL: _FATAL_ONLY})
     sys.meta_path.insert(0, _Finder())
 
 

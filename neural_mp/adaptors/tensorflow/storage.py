@@ -9,6 +9,7 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError, EncodeError
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
+from neural_mp.adaptors.common.op_values import OpResult
 from neural_mp.adaptors.common.saved_details import read_details, write_details
 from neural_mp.adaptors.common.signature import Port, Shape, example_for
 from neural_mp.adaptors.contract import ConversionCounts
@@ -52,6 +53,7 @@ def save(model: TensorFlowModel, folder: Path) -> None:
         **model.signature.to_dict(),
         "ops": model.ops,
         "written": dict(model.written),
+        "results": {op: result.to_list() for op, result in model.results.items()},
         "counts": vars(model.counts),
         # The sizes of the example inputs, not their values: those are the user's data.
         "example": {tensor: list(array.shape) for tensor, array in model.example.items()},
@@ -72,6 +74,8 @@ def restore(folder: Path) -> TensorFlowModel:
     with read_details(folder / DETAILS_FILE) as details:
         signature = ServedSignature.from_dict(details)
         shapes: dict[str, Shape] = {k: tuple(v) for k, v in details["example"].items()}
+        # Folders that earlier versions wrote lack them.
+        found = {op: OpResult.from_list(r) for op, r in details.get("results", {}).items()}
         counts, ops = ConversionCounts(**details["counts"]), dict(details["ops"])
         # Folders that earlier versions wrote lack it; there it is told by the layers.
         written = dict(details.get("written", ops))
@@ -86,6 +90,7 @@ def restore(folder: Path) -> TensorFlowModel:
         ops,
         counts=counts,
         written=written,
+        results=found,
     )
 
 

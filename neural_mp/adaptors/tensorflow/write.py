@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from neural_mp.adaptors.common.op_values import OpResult
 from neural_mp.adaptors.common.tensor_forms import FORM_OF, FP32
 from neural_mp.adaptors.tensorflow.aliasing import protect_summands
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
@@ -20,6 +21,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     copied,
     data_inputs,
     is_control,
+    node_of,
     plain,
     typed_inputs,
 )
@@ -125,7 +127,20 @@ class _Writer:
         protect_summands(graph, self.model.output_nodes)
         ops, counts = self._counted_for(graph), self.forms.counts
         written = self._written_for(graph)
-        return self.model.with_graph(graph, ops=ops, counts=counts, written=written)
+        return self.model.with_graph(
+            graph, ops=ops, counts=counts, results=self._results(graph), written=written
+        )
+
+    def _results(self, graph: TensorGraph) -> dict[str, OpResult]:
+        """Op of the untouched graph → where its result is now."""
+        found = {}
+        for node in self.model.op_nodes:
+            if node.name in self.inner and node.name not in self.layers:
+                continue  # it runs within a layer's kernel
+            tensor, encoding = self.forms.result_of(node.name)
+            if node_of(tensor) in graph:
+                found[node.name] = OpResult(tensor, node.op, encoding)
+        return found
 
     def _counted_for(self, graph: TensorGraph) -> dict[str, str]:
         """Node of the written graph → the op its time counts for."""

@@ -20,9 +20,9 @@ from neural_mp.api.commands.options import (
 from neural_mp.api.commands.output import Output
 
 if TYPE_CHECKING:
-    from neural_mp.amp import Painting
+    from neural_mp.api.explain import Explanation
+    from neural_mp.core.graph import Op
     from neural_mp.core.precision import Precision
-    from neural_mp.space import TuningSpace
 
 EPILOG = epilog("explain model.onnx Softmax_7 --precision bf16")
 
@@ -31,7 +31,7 @@ def explain(
     model: ModelArgument,
     op: Annotated[str, typer.Argument(help="The op's name, as inspect shows it.")],
     precision: Annotated[
-        list[str] | None, typer.Option(help="bf16 or fp16; both by default.")
+        list[str] | None, typer.Option(help="int8, bf16 or fp16; all by default.")
     ] = None,
     plan: Annotated[Path | None, typer.Option(help="Under this plan file.")] = None,
     framework: FrameworkOption = None,
@@ -40,31 +40,28 @@ def explain(
     quiet: QuietOption = False,
     verbose: VerboseOption = 0,
 ) -> None:
-    """Say why an op runs in 16 bits, or does not: its list, and what spreads to it."""
+    """Say why an op runs in INT8 or in 16 bits, or does not."""
     with Output(as_json, quiet, verbose) as out:
         from neural_mp.api.explain import explained
         from neural_mp.core.precision import parse_precisions
-        from neural_mp.reporting import paint_table
+        from neural_mp.reporting import explanation_table
 
-        precisions = parse_precisions(",".join(precision or ["bf16", "fp16"]))
+        precisions = parse_precisions(",".join(precision or ["int8", "bf16", "fp16"]))
         loaded = out.load(model, framework, input_shape)
-        space, paintings = explained(loaded, op, precisions, plan)
-        out.show(paint_table(space, op, paintings))
+        space, found = explained(loaded, op, precisions, plan)
+        rows = {p: (said.list, said.runs_in, said.reason) for p, said in found.items()}
+        out.show(explanation_table(space.graph[op], rows))
         if as_json:
-            out.document(_document(space, op, paintings))
+            out.document(_document(space.graph[op], found))
 
 
-def _document(
-    space: TuningSpace, op: str, paintings: Mapping[Precision, Painting]
-) -> dict[str, Any]:
-    from neural_mp.reporting.tables import decision
-
-    found = {}
-    for precision, painting in paintings.items():
-        paint = painting.paints[op]
-        found[precision.value] = {
-            "list": paint.list.name if paint.list else None,
-            "decision": decision(paint, precision).value,
-            "reason": paint.reason,
+def _document(op: Op, found: Mapping[Precision, Explanation]) -> dict[str, Any]:
+    precisions = {
+        precision.value: {
+            "list": said.list.name if said.list else None,
+            "decision": said.runs_in.value,
+            "reason": said.reason,
         }
-    return {"op": op, "type": space.graph[op].type, "precisions": found}
+        for precision, said in found.items()
+    }
+    return {"op": op.name, "type": op.type, "precisions": precisions}

@@ -1,0 +1,113 @@
+"""Two models of one origin, taken in and compared on the user's data."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
+from neural_mp.api.compared_data import DEFAULT_SAMPLES, first_of, inputs_of
+from neural_mp.api.loading import load_source
+from neural_mp.api.optimized_model import OptimizedModel, load
+from neural_mp.api.saved_folder import is_saved_model
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.tuning.batches import Batches
+from neural_mp.tuning.comparison import Comparison, compare_models
+
+#: A model, and the plan that is in it, if one is known.
+_Taken = tuple[AnyModel, PrecisionPlan | None]
+
+
+def compare(a: Any, b: Any, batches: Any, *, framework: str | None = None) -> Comparison:
+    """How far apart two models of one origin are: their outputs, and op by op.
+
+    Args:
+        a: what is compared with, such as the FP32 model: an object of its framework, a file, a
+            folder that `OptimizedModel.save` wrote, or an `OptimizedModel`.
+        b: what is compared, such as what was made of `a`; likewise.
+        batches: inputs, or pairs of inputs and labels: a dataloader, a list of batches, or one
+            batch as an array. A generator is walked once and not kept.
+        framework: of models in whose case it is not found by itself.
+
+    Returns:
+        The comparison over all batches.
+
+    Raises:
+        ComparisonError: the models are not of one origin.
+        DataError: the batches are empty, or a model does not run on them.
+        ModelLoadError: a model cannot be read.
+    """
+    first, walked = _walkable(batches)
+    one, other = (_taken(source, framework, first) for source in (a, b))
+    with walked.blamed():
+        return compare_models(one[0], other[0], walked.inputs(), _rescaled(one, other))
+
+
+def compare_files(
+    a: str,
+    b: str,
+    data: str | Path | None = None,
+    *,
+    samples: int = DEFAULT_SAMPLES,
+    batch_size: int | None = None,
+    framework: str | None = None,
+    inputs: Any = None,
+) -> Comparison:
+    """The same of models and data that are named.
+
+    Args:
+        a: a model file, a saved folder, or `module:attribute`.
+        b: likewise.
+        data: see `inputs_of`; random inputs by default.
+        samples: how many samples are run.
+        batch_size: of data in arrays; as many as the example inputs of A hold by default.
+        framework: of models in whose case it is not found by itself.
+        inputs: example inputs of models that come without any.
+    """
+    example = first_of(data, batch_size) if data is not None and inputs is None else inputs
+    one, other = (_taken(source, framework, example) for source in (a, b))
+    batches = inputs_of(data, one[0], batch_size, samples)
+    with batches.blamed():
+        return compare_models(one[0], other[0], batches, _rescaled(one, other))
+
+
+def _walkable(batches: Any) -> tuple[Any, Batches]:
+    """The first inputs, and all batches; those of a generator pass by once."""
+    if hasattr(batches, "shape"):
+        batches = [batches]
+    if not isinstance(batches, Iterator):
+        found = Batches(batches, "batches")
+        return found.first_inputs, found
+    begin = list(itertools.islice(batches, 1))
+
+    def once() -> Iterator[Any]:
+        return itertools.chain(begin, batches)
+
+    return Batches(begin, "batches").first_inputs, Batches(once, "batches")
+
+
+def _taken(source: Any, framework: str | None, example: Any) -> _Taken:
+    if isinstance(source, str | Path) and is_saved_model(source):
+        source = load(source)
+    if isinstance(source, OptimizedModel):
+        return source.loaded, source.plan
+    if isinstance(source, LoadedModel):
+        return source, None
+    return load_source(source, framework, None, example=example), None
+
+
+def _rescaled(one: _Taken, other: _Taken) -> frozenset[str]:
+    """The ops whose channels have other scales in one model than in the other."""
+    plans = [plan or PrecisionPlan({}) for _, plan in (one, other)]
+    repairs = [{op: c.repairs for op, c in plan.items() if c.repairs} for plan in plans]
+    if repairs[0] == repairs[1]:
+        return frozenset()
+    untouched = next((model for model, plan in (one, other) if plan is None), None)
+    if untouched is not None:
+        return frozenset().union(*map(untouched.rescaled_by, plans))
+    # What lies between two layers is not known of converted models: only what the second reads.
+    graph = one[0].results
+    asked = [op for found in repairs for op in found if op in graph]
+    return frozenset(source for op in asked for source in graph[op].inputs)

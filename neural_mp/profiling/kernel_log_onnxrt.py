@@ -1,0 +1,62 @@
+"""ONNX Runtime's profile: a list of events in JSON, of which those of nodes are kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from neural_mp.profiling.kernel_call import KernelCall, KernelLog
+
+#: How events of nodes are called that only wait: what a device still had to do.
+_FENCES = ("_fence_before", "_fence_after")
+#: Ops whose time is that of the nodes within them, which have events of their own.
+_AROUND_OTHERS = ("If", "Loop", "Scan")
+_EMPTY = "the profile has no event of a node; end_profiling() must come after the model has run"
+
+
+def is_profile(content: Any) -> bool:
+    """Whether JSON is a list of events."""
+    return isinstance(content, list) and all(isinstance(event, dict) for event in content)
+
+
+def read_profile(events: Sequence[Mapping[str, Any]]) -> KernelLog:
+    """The kernels of a profile; events that lack their time or their op count as malformed."""
+    calls, malformed = [], 0
+    for event in events:
+        if event.get("cat") != "Node" or str(event.get("name", "")).endswith(_FENCES):
+            continue
+        details = event.get("args")
+        details = details if isinstance(details, Mapping) else {}
+        op = details.get("op_name")
+        if op in _AROUND_OTHERS:
+            continue
+        if not isinstance(op, str) or not isinstance(event.get("dur"), int | float):
+            malformed += 1
+            continue
+        calls.append(_call(op, details, event["dur"] / 1000))
+    why = "" if calls else _EMPTY
+    return KernelLog(tuple(calls), malformed, "", "ONNX Runtime", why)
+
+
+def _call(op: str, details: Mapping[str, Any], milliseconds: float) -> KernelCall:
+    provider = str(details.get("provider", ""))
+    short = provider.removesuffix("ExecutionProvider")
+    read, written = (
+        [
+            (kind, "x".join(map(str, sizes)))
+            for tensor in details.get(f"{side}_type_shape") or ()
+            for kind, sizes in tensor.items()
+        ]
+        for side in ("input", "output")
+    )
+    dtypes = {f"input {place}": kind for place, (kind, _) in enumerate(read)}
+    dtypes |= {f"output {place}": kind for place, (kind, _) in enumerate(written)}
+    return KernelCall(
+        op,
+        f"{op}:{short}" if short else op,
+        "",
+        dtypes,
+        ":".join(sizes for _, sizes in read),
+        milliseconds,
+        provider,
+    )

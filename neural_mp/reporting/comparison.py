@@ -1,0 +1,119 @@
+"""How far apart two models are, as people look at it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Collection
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from neural_mp.core.grammar import counted
+from neural_mp.tuning.comparison import EQUAL, Comparison, LayerDifference
+from neural_mp.tuning.fidelity import LEAST_DECIBELS
+
+#: How many of the worst ops are marked where the user does not say how many.
+MARKED = 5
+_STYLES = {"first": "red", "worst": "yellow"}
+_COLUMNS = ("name", "type", "stored_a", "stored_b", "sqnr", "fall", "arising", "cosine", "largest")
+
+
+def comparison_table(comparison: Comparison, worst: int | None = None) -> RenderableType:
+    """The outputs, and the ops in the order of the graph with the worst of them marked.
+
+    Args:
+        comparison: what was found.
+        worst: only the ops in which most noise arises, and so many of them; all by default.
+    """
+    chosen = comparison.worst(MARKED if worst is None else worst)
+    marked = {layer.name for layer in chosen}
+    shown = comparison.layers if worst is None else chosen
+    batches = counted(comparison.batches, "batch", "batches")
+    title = f"Outputs, over {counted(comparison.samples, 'sample')} in {batches}"
+    outputs = Table(title=title, title_justify="left")
+    for heading in ("output", "SQNR", "cosine", "largest difference"):
+        outputs.add_column(heading, justify="left" if heading == "output" else "right")
+    for output in comparison.outputs:
+        outputs.add_row(
+            output.name, _decibels(output.sqnr), _cosine(output.cosine), f"{output.largest:.3g}"
+        )
+    of_all = "" if worst is None else f"; {len(shown)} in which most noise arises"
+    layers = Table(title=f"{counted(len(comparison.layers), 'op')}{of_all}", title_justify="left")
+    figures = ("SQNR", "below inputs", "cosine", "largest difference")
+    for heading in ("op", "type", "A → B", *figures, ""):
+        left = heading not in figures
+        layers.add_column(heading, justify="left" if left else "right", overflow="fold")
+    for layer in shown:
+        mark = _mark(layer, comparison, marked)
+        layers.add_row(*_cells(layer), mark, style=_STYLES.get(mark, ""))
+    parts: list[RenderableType] = [outputs] if comparison.outputs else []
+    parts += [layers, Text(_verdict(comparison))]
+    parts += [
+        Text(f"{counted(len(names), 'op')} not compared: they {reason}", style="dim")
+        for reason, names in comparison.left_out.items()
+    ]
+    return Group(*parts)
+
+
+def comparison_csv(comparison: Comparison, worst: int | None = None) -> str:
+    """A line for every op, below one of headings; no difference at all is `inf` decibels."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for layer in comparison.layers if worst is None else comparison.worst(worst):
+        figures = (layer.sqnr, layer.fall, layer.arising, layer.cosine, layer.largest)
+        writer.writerow([layer.name, layer.type, *layer.stored, *figures])
+    return text.getvalue()
+
+
+def _cells(layer: LayerDifference) -> tuple[str, ...]:
+    one, other = layer.stored
+    names, types = zip(*layer.along, (layer.name, layer.type), strict=True)
+    return (
+        ", ".join(names),
+        ", ".join(types),
+        one if one == other else f"{one} → {other}",
+        _decibels(layer.sqnr),
+        _fall(layer),
+        _cosine(layer.cosine),
+        f"{layer.largest:.3g}",
+    )
+
+
+def _mark(layer: LayerDifference, comparison: Comparison, marked: Collection[str]) -> str:
+    if comparison.first is not None and layer.name == comparison.first.name:
+        return "first"
+    return "worst" if layer.name in marked else ""
+
+
+def _verdict(comparison: Comparison) -> str:
+    first = comparison.first
+    if first is None:
+        return "They part nowhere: at no op does the ratio fall clearly below that of its inputs"
+    low = first.sqnr < LEAST_DECIBELS
+    why = f"the first fall below {LEAST_DECIBELS:.0f} dB" if low else "the largest fall"
+    below = "and its inputs are equal" if _from_equal(first) else f"{_fall(first)} below its inputs"
+    return (
+        f"They part first at {first.name} ({first.type}): {_decibels(first.sqnr)}, {below}; {why}"
+    )
+
+
+def _fall(layer: LayerDifference) -> str:
+    if layer.fall <= 0:
+        return "–"
+    return "from equal" if _from_equal(layer) else f"{layer.fall:.1f} dB"
+
+
+def _from_equal(layer: LayerDifference) -> bool:
+    return layer.fall > 0 and layer.fall + layer.sqnr >= EQUAL
+
+
+def _decibels(sqnr: float) -> str:
+    return "equal" if math.isinf(sqnr) else f"{sqnr:.1f} dB"
+
+
+def _cosine(value: float) -> str:
+    return f"{value:.6f}"

@@ -1,0 +1,107 @@
+"""Tables of the kernels that ran."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from neural_mp.core.grammar import counted
+from neural_mp.profiling import KernelChange, KernelKey, KernelLog, RowPair
+from neural_mp.reporting import words
+
+_HEADINGS = {
+    KernelKey.IMPLEMENTATION: "jit kernel",
+    KernelKey.PRIMITIVE: "primitive",
+    KernelKey.ISA: "instructions",
+    KernelKey.PRECISION: "precision",
+    KernelKey.PROBLEM: "problem",
+}
+
+
+def kernel_table(log: KernelLog, key: str = KernelKey.IMPLEMENTATION) -> RenderableType:
+    """Where the time of a log goes: kernel, calls, elapsed time, share.
+
+    Args:
+        log: the log.
+        key: as for `KernelLog.by`.
+
+    Raises:
+        ConfigurationError: there is no such key.
+    """
+    table = Table(title=summary(log), title_justify="left")
+    table.add_column(_HEADINGS[KernelKey(key)], overflow="fold")
+    for heading in ("calls", "elapsed time", "share"):
+        table.add_column(heading, justify="right")
+    for row in log.by(key):
+        table.add_row(row.name, str(row.calls), _time(row.milliseconds), f"{row.share:.1%}")
+    table.add_section()
+    table.add_row("all", str(len(log.calls)), _time(log.total), "100.0%" if log.total else "–")
+    return Group(table, *(Text(note, style="yellow") for note in log.notes))
+
+
+def kernel_pairs_table(pairs: Sequence[RowPair], key: str, logs: Sequence[KernelLog]) -> Table:
+    """Two logs side by side.
+
+    Args:
+        pairs: what `side_by_side` returns.
+        key: what it was put together by.
+        logs: the two logs.
+    """
+    table = Table(title="Before and after", title_justify="left")
+    table.add_column(_HEADINGS[KernelKey(key)], overflow="fold")
+    for heading in ("calls", "calls after", "time", "time after", "speed"):
+        table.add_column(heading, justify="right")
+    for pair in pairs:
+        rows = pair.before, pair.after
+        counts = [str(row.calls) if row else "–" for row in rows]
+        times = [row.milliseconds if row else None for row in rows]
+        # Of a name that stands for other work in the other log, there is no speed to tell.
+        speed = _speed(*times) if counts[0] == counts[1] else "–"
+        table.add_row(pair.name, *counts, *map(_time, times), speed)
+    table.add_section()
+    totals = [log.total for log in logs]
+    table.add_row(
+        "all", *(str(len(log.calls)) for log in logs), *map(_time, totals), _speed(*totals)
+    )
+    return table
+
+
+def kernel_changes_table(changes: Sequence[KernelChange]) -> RenderableType:
+    """Which work other kernels do in the second log."""
+    if not changes:
+        return Text("the same kernels do the same work in both logs")
+    table = Table(title="What other kernels do", title_justify="left")
+    for heading in ("work", "kernels → kernels after"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("sizes", "time", "time after", "speed"):
+        table.add_column(heading, justify="right")
+    for change in changes:
+        counts = change.calls_before, change.calls_after
+        taken = change.milliseconds_before, change.milliseconds_after
+        times = [time if count else None for time, count in zip(taken, counts, strict=True)]
+        after = (f"→ {name}" for name in change.after or ("–",))
+        table.add_row(
+            change.work,
+            "\n".join((*(change.before or ("–",)), *after)),
+            str(change.problems),
+            *map(_time, times),
+            _speed(*times) if counts[0] == counts[1] else "–",
+        )
+    return table
+
+
+def summary(log: KernelLog) -> str:
+    """A log in one line: calls, time, library, instructions."""
+    calls = f"{counted(len(log.calls), 'call')} of kernels, {_time(log.total)}"
+    return "; ".join(part for part in (calls, log.library.split(" (")[0], log.isa) if part)
+
+
+def _time(milliseconds: float | None) -> str:
+    return "–" if milliseconds is None else f"{milliseconds:,.3f} ms"
+
+
+def _speed(before: float | None, after: float | None) -> str:
+    return words.times(before / after if before and after else None)

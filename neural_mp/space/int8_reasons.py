@@ -1,0 +1,75 @@
+"""Why an op runs in INT8 under a plan, or does not, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from neural_mp.core.graph import Op, OpGraph
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import Precision
+from neural_mp.core.quantization_flow import QuantizationFlow
+from neural_mp.core.words import Approach
+from neural_mp.space.capability import Capability
+
+_INSIDE = {
+    Approach.DYNAMIC: "its kernel finds the range of what it reads on every run",
+    Approach.WEIGHT_ONLY: "its weight alone is stored in INT8, and multiplied as float numbers",
+}
+
+
+def why_int8(
+    graph: OpGraph,
+    capabilities: Mapping[str, Capability],
+    plan: PrecisionPlan,
+    flow: QuantizationFlow,
+    name: str,
+) -> str:
+    """Why an op runs in INT8, or does not.
+
+    Args:
+        graph: the model.
+        capabilities: op → what it can run in.
+        plan: what is said of the ops.
+        flow: what follows from that.
+        name: the op.
+    """
+    op = graph[name]
+    if flow.effective[name] is Precision.INT8:
+        return _why_so(op, plan, flow)
+    return _why_not(op, capabilities[name], plan, flow)
+
+
+def _why_so(op: Op, plan: PrecisionPlan, flow: QuantizationFlow) -> str:
+    config = plan.get(op.name)
+    if config is not None and config.approach in _INSIDE and config.weight is not None:
+        return f"the plan says so: {_INSIDE[config.approach]}"
+    if op.fusion_group is not None:
+        return f"it runs along in the INT8 kernel of {op.fusion_group!r}"
+    if op.quantize_agnostic:
+        return "it only moves values, and those around it are in INT8"
+    reads = _listed(flow.int8_reads.get(op.name, ()))
+    writes = "writes INT8" if op.name in flow.int8_outputs else "writes real numbers"
+    return f"the plan says so: it reads {reads} quantized, and {writes} unless an op runs along"
+
+
+def _why_not(op: Op, capability: Capability, plan: PrecisionPlan, flow: QuantizationFlow) -> str:
+    said = plan.get(op.name)
+    if op.fusion_group is not None:
+        head = op.fusion_group
+        if flow.effective.get(head) is not Precision.INT8:
+            return f"it runs along with {head!r}, which is not in INT8"
+        return f"it would run along in the INT8 kernel of {head!r}, were it not kept out"
+    if op.quantize_agnostic:
+        return "it only moves values, and nothing around it writes or reads INT8 there"
+    obstacle = capability.why_not(Precision.INT8)
+    if obstacle is not None:
+        return obstacle
+    if said is None or said.precision is not Precision.INT8:
+        return f"it could; the plan keeps it in {flow.effective[op.name]}"
+    if op.joins_int8:
+        return "its INT8 kernel is worth it between ops in INT8 only, and what it reads is not"
+    return "the plan says so, and yet no INT8 kernel reads what it reads"
+
+
+def _listed(names: frozenset[str] | tuple[str, ...]) -> str:
+    return ", ".join(repr(name) for name in sorted(names)) or "nothing"

@@ -1,0 +1,254 @@
+"""Which decisions of a plan cost accuracy, what they gain, and why they are as they are."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from math import inf
+from typing import Any
+
+from neural_mp.core.observations import Times
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import FP32, Precision
+from neural_mp.core.quantization_flow import QuantizationFlow, QuantizedTensor
+from neural_mp.search.sensitivity import best_repairs, with_repairs
+from neural_mp.space import TuningSpace, why_int8
+from neural_mp.tuning.evaluator import Deadline
+from neural_mp.tuning.history import Notebook
+from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.measuring_probe import MeasuringProbe
+from neural_mp.tuning.preparation import calibrated
+from neural_mp.tuning.record import NO_REPAIR, Measured, RunRecord, Setup
+from neural_mp.tuning.recording import setup_of
+from neural_mp.tuning.run_log import RunLog
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """One decision: to store a tensor in INT8, or to run an op in a lower precision.
+
+    Noise is a share of the signal's power: 0.01 is 20 dB.
+
+    Attributes:
+        name: the tensor, by the op or graph input that writes it; or the op.
+        kind: `tensor` or `op`.
+        ops: the ops that go back to a higher precision together.
+        noise: where it arises, in INT8; None where calibration saw nothing of it.
+        repair: what takes most of that away; None where nothing takes half of it.
+        repaired_noise: what is left of it then.
+        output_noise: what of it arrives at the outputs, where it alone is in a lower precision;
+            None where that was not measured.
+        repaired_output_noise: the same with the repair.
+        seconds_gained: of one run of the batch, by the ops that read it; None where single ops
+            were not timed.
+        runs_in: what it is in under the plan.
+        reason: why.
+    """
+
+    name: str
+    kind: str
+    ops: tuple[str, ...]
+    noise: float | None = None
+    repair: str | None = None
+    repaired_noise: float | None = None
+    output_noise: float | None = None
+    repaired_output_noise: float | None = None
+    seconds_gained: float | None = None
+    runs_in: str = Precision.FP32.value
+    reason: str = ""
+
+    @property
+    def harm(self) -> tuple[float, float]:
+        """What it is ranked by: noise at the outputs, then noise where it arises, after repair.
+
+        The two are of different kinds: what was not measured at the outputs comes last.
+        """
+        outputs = (self.repaired_output_noise, self.output_noise)
+        inside = (self.repaired_noise, self.noise)
+        at_outputs, arising = (
+            next((noise for noise in known if noise is not None), -1.0)
+            for known in (outputs, inside)
+        )
+        return at_outputs, arising
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings and lists."""
+        return {**asdict(self), "ops": list(self.ops)}
+
+
+@dataclass(frozen=True)
+class SensitivityReport:
+    """The decisions of a model, those that do most harm first.
+
+    Attributes:
+        rows: the decisions.
+    """
+
+    rows: tuple[Sensitivity, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Sensitivity]:
+        return iter(self.rows)
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """Plain numbers, strings and lists."""
+        return [row.to_dict() for row in self.rows]
+
+    def to_csv(self) -> str:
+        """A table with a heading, of which programs for spreadsheets read every column."""
+        text = io.StringIO()
+        names = [item.name for item in fields(Sensitivity)]
+        writer = csv.DictWriter(text, names, lineterminator="\n")
+        writer.writeheader()
+        for row in self.rows:
+            writer.writerow({**asdict(row), "ops": " ".join(row.ops)})
+        return text.getvalue()
+
+
+def sensitivities(record: RunRecord, plan: PrecisionPlan | None = None) -> SensitivityReport:
+    """The decisions of a run, as far as it measured them.
+
+    Args:
+        record: what is kept of the run.
+        plan: what says where each of them runs; that of the result by default, or of the latest
+            trial of a run that did not end.
+    """
+    if plan is None:
+        plan = record.ending.plan if record.ending else PrecisionPlan()
+        if record.ending is None and record.trials:
+            plan = record.trials[-1].plan
+    flow = record.setup.followed(plan)
+    rows = (*_tensors(record, plan, flow), *_ops(record, plan, flow))
+    return SensitivityReport(tuple(sorted(rows, key=lambda row: row.harm, reverse=True)))
+
+
+def _tensors(
+    record: RunRecord, plan: PrecisionPlan, flow: QuantizationFlow
+) -> Iterator[Sensitivity]:
+    seen, repairs = record.observations, best_repairs(record.observations)
+    stored = {flow.root[source] for reads in flow.int8_reads.values() for source in reads}
+    for tensor in record.setup.tensors:
+        name, repair = tensor.name, repairs.get(tensor.name)
+        arriving = record.measured.arriving.get(name, {})
+        readers = tensor.consumers
+        yield Sensitivity(
+            name,
+            "tensor",
+            tensor.keepers or readers,
+            seen.noise.get(name),
+            repair,
+            seen.repaired[name][repair] if repair else None,
+            arriving.get(NO_REPAIR),
+            arriving.get(repair) if repair else None,
+            _gained(record.measured.times, readers, (Precision.INT8,)),
+            Precision.INT8.value if name in stored else _others(flow, readers),
+            _why_tensor(record.setup, plan, flow, tensor, name in stored),
+        )
+
+
+def _others(flow: QuantizationFlow, ops: Sequence[str]) -> str:
+    """What ops run in that do not read a tensor in INT8."""
+    found = {flow.effective[op] for op in ops} - {Precision.INT8}
+    return min(found, key=lambda p: p.bits).value if found else Precision.FP32.value
+
+
+def _why_tensor(
+    setup: Setup, plan: PrecisionPlan, flow: QuantizationFlow, tensor: QuantizedTensor, stored: bool
+) -> str:
+    repairs = dict.fromkeys(
+        repair for op in tensor.consumers if op in plan for repair in plan[op].repairs
+    )
+    if stored:
+        return f"repaired: {', '.join(repairs)}" if repairs else "the plan says so"
+    said = (
+        why_int8(setup.graph, setup.capabilities, plan, flow, op)
+        for op in tensor.consumers
+        if flow.effective[op] is not Precision.INT8
+    )
+    return next(said, "no op that reads it does so in INT8")
+
+
+def _ops(record: RunRecord, plan: PrecisionPlan, flow: QuantizationFlow) -> Iterator[Sensitivity]:
+    """The decided ops that read no tensor that may be stored in INT8."""
+    setup = record.setup
+    read = {op for tensor in setup.tensors for op in tensor.consumers}
+    for op in setup.decided:
+        if op in read:
+            continue
+        able = setup.capabilities[op].precisions
+        low = tuple(p for p in able if p is not Precision.FP32)
+        runs = flow.effective[op]
+        reason = "the plan says so" if op in plan else "it follows the ops around it"
+        if runs is Precision.FP32:
+            reason = why_int8(setup.graph, setup.capabilities, plan, flow, op)
+        yield Sensitivity(
+            op,
+            "op",
+            (op,),
+            output_noise=record.measured.arriving.get(op, {}).get(NO_REPAIR),
+            seconds_gained=_gained(record.measured.times, (op,), low),
+            runs_in=runs.value,
+            reason=reason,
+        )
+
+
+def _gained(times: Times, ops: Sequence[str], low: Sequence[Precision]) -> float | None:
+    """Seconds that ops take less in the first of these precisions that they were timed in."""
+    found = []
+    for op in ops:
+        by: Mapping[Precision, float] = times.ops.get(op, {})
+        lower = next((by[precision] for precision in low if precision in by), None)
+        if lower is not None and Precision.FP32 in by:
+            found.append(by[Precision.FP32] - lower)
+    return sum(found) if found else None
+
+
+def measured_sensitivities(
+    job: TuningJob, log: RunLog, most: int | None = None
+) -> SensitivityReport:
+    """The decisions of a model, measured one by one; no accuracy is evaluated.
+
+    Args:
+        job: the model with its calibration data.
+        log: who listens.
+        most: measure at the outputs only what has most noise where it arises; all by default.
+
+    Raises:
+        DataError: the model does not run on the data.
+    """
+    try:
+        return _measured(job, log, most)
+    finally:
+        log.listener.close()
+
+
+def _measured(job: TuningJob, log: RunLog, most: int | None) -> SensitivityReport:
+    model, space = calibrated(job, log, Deadline()), job.space
+    kept = Notebook()
+    probe = MeasuringProbe(job, model, kept, inf)
+    with log.phase("times", "Timing single ops"):
+        times = probe.times()
+    repairs = best_repairs(model.observations)
+    fastest = space.fastest_plan()
+    units = _units(space, model.observations.noise)[:most]
+    with log.phase("noise", "Measuring noise at the outputs", len(units)):
+        for name, ops in units:
+            alone = PrecisionPlan({op: fastest[op] if op in ops else FP32 for op in fastest})
+            for plan in dict.fromkeys((alone, with_repairs(alone, space, repairs))):
+                probe.output_noise(plan, name)
+            log.listener.step()
+    measured = Measured(times, kept.arriving)
+    record = RunRecord(setup_of(job), observations=model.observations, measured=measured)
+    return sensitivities(record, space.resolve(with_repairs(fastest, space, repairs)).plan)
+
+
+def _units(space: TuningSpace, noise: Mapping[str, float]) -> list[tuple[str, frozenset[str]]]:
+    """What is measured alone, with its ops; that with most noise first."""
+    tensors = sorted(space.tensors, key=lambda tensor: -noise.get(tensor.name, 0.0))
+    read = {op for tensor in tensors for op in tensor.consumers}
+    units = [(tensor.name, frozenset(tensor.keepers)) for tensor in tensors]
+    return [*units, *((op, frozenset({op})) for op in space.decided if op not in read)]

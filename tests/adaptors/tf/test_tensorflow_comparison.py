@@ -1,0 +1,55 @@
+"""TensorFlow models compared op by op."""
+
+import keras
+import numpy as np
+import pytest
+import torch
+from comparison_contract import ComparisonContract
+
+from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
+
+
+def convolutions(net: keras.Model) -> list[keras.layers.Conv2D]:
+    return [layer for layer in net.layers if isinstance(layer, keras.layers.Conv2D)]
+
+
+class TestTensorFlow(ComparisonContract):
+    framework = "tensorflow"
+    convolution = "Conv2D"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def source(cls, _keras_trained):
+        return _keras_trained[1]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def planted(cls, source, images):
+        def load(factor: float):
+            layer = convolutions(source)[5]
+            kept = layer.get_weights()
+            layer.set_weights([weight * factor for weight in kept])
+            try:
+                return TensorFlowAdaptor().load(source, example=images)
+            finally:
+                layer.set_weights(kept)
+
+        return load
+
+    @staticmethod
+    def own(source, images):
+        layer = convolutions(source)[5]
+        before = keras.Model(source.inputs, layer.input)(images, training=False)
+        weight, bias = layer.get_weights()
+        padding = layer.padding.upper()
+        found = keras.ops.conv(before, weight, padding=padding.lower())
+        return np.asarray(found) + bias
+
+    @staticmethod
+    def first_layer(source):
+        weight, bias = convolutions(source)[0].get_weights()
+        return torch.from_numpy(weight.transpose(3, 2, 0, 1).copy()), bias
+
+    @staticmethod
+    def channels_first(images):
+        return images.transpose(0, 3, 1, 2)

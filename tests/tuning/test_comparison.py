@@ -1,0 +1,227 @@
+"""What a comparison of two models says, and what it refuses."""
+
+import copy
+import io
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from contract_nets import Normed, TwoOutputs, seeded
+from torch import nn
+
+import neural_mp
+from neural_mp.adaptors.loaded_model import LoadedModel
+from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+from neural_mp.api.optimized_model import OptimizedModel
+from neural_mp.errors import ComparisonError, DataError
+from neural_mp.reporting.comparison import comparison_csv
+from neural_mp.testing import uniform
+from neural_mp.testing.machines import machine
+from neural_mp.tuning.comparison import compare_models
+from neural_mp.tuning.report import Report
+
+INT8 = neural_mp.Precision.INT8
+IMAGES = np.random.default_rng(0).normal(size=(16, 1, 8, 8)).astype(np.float32)
+
+
+def loaded(net: nn.Module, inputs=IMAGES) -> LoadedModel:
+    adaptor = PyTorchAdaptor()
+    return LoadedModel(adaptor, adaptor.load(net.eval(), example=inputs))
+
+
+class Chain(nn.Module):
+    """Three dense layers with something between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two, self.three = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.three(torch.tanh(self.two(torch.tanh(self.one(x[:, 0])))))
+
+
+@pytest.fixture(scope="module")
+def chain():
+    return Chain(), loaded(Chain())
+
+
+def changed(net: nn.Module, change) -> LoadedModel:
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        change(other)
+    return loaded(other)
+
+
+@pytest.fixture(scope="module")
+def halved(chain):
+    """The second layer gives half of what it gave."""
+
+    def change(net):
+        net.two.weight *= 0.5
+        net.two.bias *= 0.5
+
+    return changed(chain[0], change)
+
+
+def test_a_model_is_equal_to_itself(chain):
+    found = compare_models(chain[1], chain[1], [IMAGES])
+    assert all(math.isinf(layer.sqnr) and layer.cosine == 1 for layer in found.layers)
+    assert found.first is None
+    assert found.worst(3) == ()
+    assert "part nowhere" in repr(found)
+
+
+def test_all_batches_count_as_one_whole(chain, halved):
+    whole = compare_models(chain[1], halved, [IMAGES])
+    parts = compare_models(chain[1], halved, [IMAGES[:3], IMAGES[3:12], IMAGES[12:]])
+    for one, other in zip(whole.layers, parts.layers, strict=True):
+        assert one.sqnr == pytest.approx(other.sqnr, abs=1e-4)
+        assert one.largest == pytest.approx(other.largest, rel=1e-5)
+    assert whole.first.name == parts.first.name == "two"
+    assert whole.first.sqnr == pytest.approx(20 * math.log10(2), abs=1e-3)
+
+
+def test_noise_is_told_to_arise_where_it_was_not_in_the_inputs(chain, halved):
+    found = {layer.name: layer for layer in compare_models(chain[1], halved, [IMAGES]).layers}
+    assert found["two"].arising == pytest.approx(0.25, abs=1e-4)  # half of the amplitude
+    assert found["two"].fall == pytest.approx(120 - found["two"].sqnr)
+    assert found["one"].arising == 0
+    behind = found["three"]
+    assert behind.inputs == ("tanh_2",) == tuple(set(found) & {"tanh_2"})
+    assert behind.fall == pytest.approx(found["tanh_2"].sqnr - behind.sqnr)
+
+
+def test_without_an_op_below_20_decibels_they_part_where_the_fall_is_largest(chain):
+    def change(net):
+        net.one.weight *= 1.001
+        net.two.bias += 0.02
+
+    found = compare_models(chain[1], changed(chain[0], change), [IMAGES])
+    assert min(layer.sqnr for layer in found.layers) > 20
+    assert found.first.name == "one"
+    assert "two" in {layer.name for layer in found.worst(1)}
+
+
+def test_what_is_no_number_is_as_bad_as_can_be(chain):
+    def change(net):
+        net.two.weight[0, 0] = math.nan
+
+    found = compare_models(chain[1], changed(chain[0], change), [IMAGES])
+    assert found.first.name == "two"
+    assert found.first.sqnr == pytest.approx(-90)
+    document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    rows = {row["name"]: row for row in document["layers"]}
+    assert rows["two"]["largest"] is None
+    assert rows["one"]["sqnr"] is None
+    assert document["first"] == "two"
+
+
+def test_minus_infinity_in_both_is_no_difference():
+    class Masked(nn.Module):
+        def forward(self, x):
+            return torch.softmax(x.masked_fill(x > 0, -math.inf), -1)
+
+    model = loaded(Masked())
+    found = compare_models(model, model, [IMAGES])
+    assert all(math.isinf(layer.sqnr) for layer in found.layers)
+
+
+def test_every_output_stands_under_its_place(chain):
+    model = loaded(seeded(TwoOutputs))
+    found = neural_mp.compare(model, model, IMAGES)
+    assert [output.name for output in found.outputs] == ["0", "1"]
+
+
+def test_models_of_different_origin_are_refused(chain):
+    with pytest.raises(ComparisonError, match=r"0 ops in common: A has 'slice', .*B has 'first'"):
+        compare_models(chain[1], loaded(seeded(TwoOutputs)), [IMAGES])
+
+
+def test_other_outputs_are_refused(chain):
+    class Twice(Chain):
+        def forward(self, x):
+            result = super().forward(x)
+            return result, result
+
+    with pytest.raises(ComparisonError, match=r"other outputs: A gives .*\[\[16, 8, 8\]\], B of"):
+        compare_models(chain[1], loaded(Twice()), [IMAGES])
+
+
+def test_other_shapes_of_ops_are_refused(chain):
+    class Wider(Chain):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(8, 6), nn.Linear(6, 8)
+
+    with pytest.raises(ComparisonError, match=r"op 'one' has the shape \[16, 8, 8\] in A and"):
+        compare_models(chain[1], loaded(Wider()), [IMAGES])
+
+
+def test_models_of_two_frameworks_are_refused(chain):
+    class Other(PyTorchAdaptor):
+        framework = "another"
+
+    with pytest.raises(ComparisonError, match="A is a model of pytorch, B one of another"):
+        compare_models(chain[1], LoadedModel(Other(), chain[1].held), [IMAGES])
+
+
+def test_an_empty_loader_and_batches_that_do_not_fit_are_named(chain):
+    with pytest.raises(DataError, match="batches yields nothing"):
+        neural_mp.compare(chain[1], chain[1], [])
+    with pytest.raises(DataError, match="batch 2 of batches"):
+        neural_mp.compare(chain[1], chain[1], [IMAGES, IMAGES[..., :4]])
+
+
+def test_a_generator_is_walked_once_and_its_batches_are_not_kept(chain, halved):
+    import gc
+    import weakref
+
+    alive: list[weakref.ref] = []
+
+    def batches():
+        for _ in range(6):
+            batch = IMAGES.copy()
+            alive.append(weakref.ref(batch))
+            yield batch, "labels"
+            del batch
+            gc.collect()
+            assert sum(reference() is not None for reference in alive) <= 2  # the first, and this
+
+    found = neural_mp.compare(chain[1], halved, batches())
+    assert (found.batches, found.samples) == (6, 96)
+
+
+def test_what_a_repair_rescales_is_not_compared():
+    net = seeded(Normed)
+    model = loaded(net)
+    adaptor, held = model.adaptor, model.held
+    space = adaptor.space(held, machine()).restricted_to([INT8])
+    tunable = model.in_space(space).calibrated([IMAGES])
+    plan = uniform(space, INT8)
+    plan = plan.replacing({"dense": replace(plan["dense"], repairs=("smooth",))})
+    result = OptimizedModel(tunable.converted(space.resolve(plan)), plan, Report())
+    found = neural_mp.compare(net, result, IMAGES)
+    assert found.left_out["have other scales by a repair"] == ("norm",)
+    assert found.layers[-1].name == "dense"
+    assert found.layers[-1].sqnr > 30
+    # Without the plan, it looks as if the models parted there.
+    assert compare_models(model, result.loaded, [IMAGES]).first.name == "norm"
+
+
+def test_the_table_has_a_row_for_every_op_and_csv_a_line(chain, halved):
+    from rich.console import Console
+
+    found = compare_models(chain[1], halved, [IMAGES])
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(found)
+    shown = console.export_text()
+    assert "They part first at two (linear): 6.0 dB" in shown
+    assert all(layer.name in shown for layer in found.layers)
+    lines = comparison_csv(found).splitlines()
+    assert lines[0].startswith("name,type,stored_a,stored_b,sqnr")
+    assert "one,linear,float32,float32,inf,0.0,0.0,1.0,0.0" in lines
+    assert len(lines) == 1 + len(found.layers)

@@ -1,0 +1,177 @@
+"""What a run keeps of itself reads back later, without the model."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from neural_mp import ExitPolicy, MixedPrecision, load
+from neural_mp.core.precision import Precision
+from neural_mp.errors import HistoryError
+from neural_mp.tuning.history import read_record, storage_url
+from neural_mp.tuning.record_form import record_from_dict, record_to_dict
+
+
+@pytest.fixture
+def converter(net, digits, accuracy, tmp_path):
+    return MixedPrecision(
+        model=net,
+        precisions="int8",
+        metric=accuracy,
+        eval_dataloader=digits[1].loader(64),
+        calib_dataloader=digits[0].loader(100),
+        accuracy_criterion=0.02,
+        workspace=tmp_path / "workspace",
+    )
+
+
+@pytest.fixture
+def stored(converter):
+    """What the workspace alone says."""
+    return lambda number=None: read_record(storage_url(converter.workspace), number)
+
+
+def test_the_record_of_a_workspace_is_that_of_the_result(converter, stored):
+    result = converter()
+    assert record_to_dict(stored()) == record_to_dict(result.record)
+    assert record_to_dict(stored(1)) == record_to_dict(result.record)
+
+
+def test_a_record_survives_json_and_a_saved_folder(converter, tmp_path):
+    result = converter()
+    said = record_to_dict(result.record)
+    assert record_to_dict(record_from_dict(json.loads(json.dumps(said)))) == said
+    result.save(tmp_path / "saved")
+    assert record_to_dict(load(tmp_path / "saved").record) == said
+
+
+def test_it_says_what_the_run_was(converter, net):
+    converter.random_seed = 3
+    record = converter().record
+    setup = record.setup
+    assert setup.model == type(net).__name__
+    assert setup.framework == "pytorch"
+    assert setup.versions["torch"] == torch.__version__
+    assert (setup.settings["random_seed"].value, setup.settings["random_seed"].origin) == (
+        "3",
+        "Python",
+    )
+    assert setup.settings["strategy"].origin == "default"
+    assert {"stem", "head"} <= set(setup.decided)
+    assert "no integer kernel" in setup.capabilities["mean"].reasons[Precision.INT8]
+    assert setup.machine.supports["fp32"] == ("natively", "always")
+
+
+def test_options_of_a_file_are_told_from_those_of_python(net, digits, accuracy, tmp_path):
+    converter = MixedPrecision(
+        {"tuning": {"random_seed": 5, "strategy": {"name": "basic"}}},
+        model=net,
+        precisions="int8",
+        metric=accuracy,
+        eval_dataloader=digits[1].loader(64),
+        workspace=tmp_path,
+    )
+    settings = converter().record.setup.settings
+    assert settings["random_seed"].origin == settings["strategy"].origin == "the file"
+    assert settings["precisions"].origin == "Python"
+
+
+def test_multiply_adds_are_those_of_the_arithmetic(converter, net):
+    """Counted independently, by the shapes that torch's own hooks see."""
+    found = converter().record.multiply_adds
+    counted = {}
+
+    def count(name):
+        def hook(module, inputs, output):
+            counted[name] = output.numel() * math.prod(module.weight.shape[1:])
+
+        return hook
+
+    handles = [
+        module.register_forward_hook(count(name))
+        for name, module in net.named_modules()
+        if isinstance(module, torch.nn.Conv2d | torch.nn.Linear)
+    ]
+    net(torch.zeros(64, 1, 8, 8))
+    for handle in handles:
+        handle.remove()
+    assert found == counted
+
+
+def test_it_says_where_the_result_converts_and_how_long_its_ops_take(converter):
+    result = converter()
+    ending = result.record.ending
+    counts = result.report.conversions
+    kinds = [conversion.kind for conversion in ending.conversions]
+    assert kinds.count("quantize") == counts.quantize
+    assert kinds.count("dequantize") == counts.dequantize
+    assert all(conversion.readers for conversion in ending.conversions)
+    assert {"stem", "head"} <= ending.baseline_times.keys() & ending.result_times.keys()
+    assert ending.chosen in {trial.number for trial in ending.finalists}
+    best = next(trial for trial in ending.finalists if trial.number == ending.chosen)
+    assert best.objectives["performance"] == result.report.latency
+    assert ending.predicted.keys() == {trial.number for trial in result.trials}
+
+
+def test_a_run_that_did_not_end_has_its_trials_and_no_ending(converter, stored, monkeypatch):
+    from neural_mp.tuning import tuner
+
+    def killed(*arguments):
+        raise SystemExit
+
+    monkeypatch.setattr(tuner, "choose", killed)
+    with pytest.raises(SystemExit):
+        converter()
+    record = stored()
+    assert record.ending is None
+    assert len(record.trials) == 1
+    assert record.baseline["accuracy"] > 0.9
+    assert record.observations.noise
+
+
+def test_a_run_whose_accuracy_nobody_checks_has_a_record_too(converter):
+    converter.exit_policy = ExitPolicy(performance_only=True)
+    record = converter().record
+    assert record.ending.met is None
+    assert record.trials == ()
+    assert record.multiply_adds["stem"] > 0
+
+
+def test_there_is_no_record_of_a_run_that_is_not_there(converter, stored, tmp_path):
+    with pytest.raises(HistoryError, match="there is no run in"):
+        read_record(storage_url(tmp_path / "elsewhere"))
+    converter()
+    with pytest.raises(HistoryError, match="there is no run 7 in .*; the latest are 1"):
+        stored(7)
+
+
+def test_a_damaged_record_is_one_clear_error(converter):
+    said = record_to_dict(converter().record)
+    said["setup"]["ops"][0]["runs in"] = ["int7"]
+    with pytest.raises(HistoryError, match="the record of a run cannot be read"):
+        record_from_dict(said)
+
+
+def test_barred_products_are_counted_by_reason(net, digits, tmp_path):
+    class Oddly(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x):
+            scores = self.net(x)
+            return functional.relu(scores @ scores.T)
+
+    result = MixedPrecision(
+        model=Oddly().eval(),
+        precisions="int8",
+        exclude=["net.head"],
+        calib_dataloader=digits[0].loader(100),
+        exit_policy=ExitPolicy(performance_only=True),
+        workspace=tmp_path,
+    )()
+    barred = {reason.words: dict(reason.types) for reason in result.report.barred}
+    assert barred["your constraints exclude it"] == {"linear": 1}
+    assert {"matmul": 1} in barred.values() or {"mm": 1} in barred.values()
