@@ -19,6 +19,8 @@ from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
+from neural_mp.profiling.audit import judged
+from neural_mp.space import planned_ops
 
 MACHINE = machine(Precision.BF16, Precision.FP16)
 
@@ -120,9 +122,11 @@ class Converted:
         if weight is not None:
             chosen = {op: replace(config, weight=weight) for op, config in chosen.items()}
         chosen.update({op: OpConfig(other) for op, other in plan.items()})
-        self.model = self.adaptor.convert(
-            self.float, self.space.resolve(PrecisionPlan(chosen)), self.observed, self.space
-        )
+        resolved = self.space.resolve(PrecisionPlan(chosen))
+        self.model = self.adaptor.convert(self.float, resolved, self.observed, self.space)
+        ran = self.adaptor.trace(self.model, data)
+        self.audit = judged(planned_ops(self.space, resolved), ran, lambda _: False)
+        assert not self.audit.findings
         self.reference = self.adaptor.predict(self.float, data)
         self.result = self.adaptor.predict(self.model, data)
         self.kernels = kernels(self.adaptor.native(self.model))

@@ -17,6 +17,7 @@ from neural_mp.adaptors.common.kernel_products import Products
 from neural_mp.adaptors.common.op_values import OpValue
 from neural_mp.amp import FourLists, canonical_lists
 from neural_mp.core.byte_products import KernelKind
+from neural_mp.core.executed import Executed
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.observations import Observations, Range
@@ -144,6 +145,17 @@ class Adaptor(ABC, Generic[M]):
 
         What runs along with another op is counted with that op.
         """
+
+    def trace(self, model: M, inputs: Any) -> Mapping[str, Executed]:
+        """Op → what ran for it in one run, by the runtime's own account.
+
+        An op of which nothing is found ran along in the kernel of another, or needed none. One
+        that the run did not come to has no kernels.
+
+        Raises:
+            ConversionError: the framework does not say which kernels ran.
+        """
+        raise ConversionError(f"{self.framework} does not say which kernels ran")
 
     def threads(self, count: int | None) -> AbstractContextManager[None]:
         """For a while, let the framework use `count` threads; None leaves it as it is."""

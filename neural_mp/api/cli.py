@@ -10,6 +10,7 @@ import neural_mp
 from neural_mp.adaptors.tensorflow.quiet import hush
 from neural_mp.api.commands import (
     advise,
+    audit,
     benchmark,
     compare,
     convert,
@@ -53,6 +54,7 @@ app.command(epilog=tune.EPILOG)(tune.tune)
 app.command(epilog=inspect.EPILOG)(inspect.inspect)
 app.command(epilog=explain.EPILOG)(explain.explain)
 app.command(epilog=convert.EPILOG)(convert.convert)
+app.command(epilog=audit.EPILOG)(audit.audit)
 app.command(epilog=benchmark.EPILOG)(benchmark.benchmark)
 app.command(epilog=compare.EPILOG)(compare.compare)
 app.command(epilog=sensitivity.EPILOG)(sensitivity.sensitivity)

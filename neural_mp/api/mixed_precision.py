@@ -19,6 +19,7 @@ from neural_mp.core import hardware as machine
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.reporting import LiveListener, NotebookListener, is_notebook
+from neural_mp.space import planned_ops
 from neural_mp.strategies import DEFAULT
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.tuning.listener import Listener
@@ -216,8 +217,9 @@ class MixedPrecision:
             missing = write_log(log_folder, job.model, found.model, found.plan)
             report = replace(report, warnings=(*report.warnings, *missing))
         log.listener.result(report, found.met)
+        planned = planned_ops(job.space, job.space.resolve(found.plan))
         return OptimizedModel(
-            found.model, found.plan, report, found.met, found.trials, found.observations
+            found.model, found.plan, report, found.met, found.trials, found.observations, planned
         )
 
 

@@ -6,8 +6,10 @@ import hashlib
 import json
 import logging
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from neural_mp.adaptors.contract import Adaptor
@@ -24,7 +26,9 @@ from neural_mp.api.saved_folder import (
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.trial import Trial
-from neural_mp.errors import DataError, ModelLoadError, NeuralMPError
+from neural_mp.errors import DataError, ModelLoadError, NeuralMPError, PlanError
+from neural_mp.profiling.audit import Audit, audited
+from neural_mp.space import PlannedOp, planned_by_name
 from neural_mp.tuning.record import RunRecord
 from neural_mp.tuning.record_form import read_record_file, write_record
 from neural_mp.tuning.report import Report
@@ -45,6 +49,8 @@ class OptimizedModel:
         trials: every plan that was tried, oldest first; empty for a model that was loaded.
         report: the figures.
         observations: what calibration saw.
+        planned: op → what the plan comes down to for it; empty of a model that an earlier version
+            saved.
     """
 
     def __init__(
@@ -55,6 +61,7 @@ class OptimizedModel:
         met: bool | None = None,
         trials: tuple[Trial, ...] = (),
         observations: Observations | None = None,
+        planned: Mapping[str, PlannedOp] = MappingProxyType({}),
     ) -> None:
         self.loaded = loaded
         self.plan = plan
@@ -62,6 +69,7 @@ class OptimizedModel:
         self.met = met
         self.trials = trials
         self.observations = observations or Observations()
+        self.planned = planned
 
     @property
     def adaptor(self) -> Adaptor[Any]:
@@ -113,6 +121,21 @@ class OptimizedModel:
     def __repr__(self) -> str:
         words = {True: "target met", False: "target not met: FP32", None: "accuracy not checked"}
         return f"OptimizedModel({self.framework}, {self.plan!r}, {words[self.met]})"
+
+    def audit(self) -> Audit:
+        """What every op really runs in, beside what the plan says.
+
+        The model is run once, on the inputs it was captured with, and the runtime's own trace of
+        that run is read. Ask `audit().holds`, or look at `audit().findings`.
+
+        Raises:
+            PlanError: the plan says nothing of any op.
+            ConversionError: the framework does not say which kernels ran.
+        """
+        planned = self.planned or planned_by_name(self.plan)
+        if not planned:
+            raise PlanError("there is nothing to audit: the plan says nothing of any op")
+        return audited(self.loaded, planned, complete=bool(self.planned))
 
     def compiled(self) -> Any:
         """The framework's own object, run through its compiler where that gains speed.
@@ -215,6 +238,7 @@ class OptimizedModel:
             "met": self.met,
             "right_on": self.right_on,
             "report": self.report.to_dict(),
+            "ops": {name: op.to_dict() for name, op in self.planned.items()},
             "files": {
                 str(file.relative_to(folder)): _digest(file)
                 for file in sorted(folder.rglob("*"))
@@ -257,6 +281,7 @@ def load(path: str | Path) -> OptimizedModel:
         replace(report, warnings=(*report.warnings, *done)),
         manifest["met"],
         observations=observations,
+        planned={name: PlannedOp.from_dict(op) for name, op in manifest["ops"].items()},
     )
 
 
@@ -276,7 +301,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise ModelLoadError(
             f"{str(folder)!r} was saved in format {version}; this version reads {FORMAT_VERSION}"
         )
-    expected = {"framework": str, "files": dict, "report": dict}
+    manifest.setdefault("ops", {})  # which earlier versions did not write
+    expected = {"framework": str, "files": dict, "report": dict, "ops": dict}
     wrong = [key for key, kind in expected.items() if not isinstance(manifest.get(key), kind)]
     if wrong or "met" not in manifest:
         raise ModelLoadError(f"{str(file)!r} is damaged: {(wrong or ['met'])[0]} is not as written")

@@ -15,6 +15,7 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.words import Approach, Capture
 from neural_mp.errors import PlanError
+from neural_mp.space import planned_ops
 from neural_mp.tuning.finish import compared
 from neural_mp.tuning.footprint import Footprints
 from neural_mp.tuning.objectives import Measurement
@@ -87,4 +88,7 @@ def convert_with_plan(
         conversions=converted.conversions,
         warnings=tuple(warnings),
     )
-    return OptimizedModel(converted, resolved.plan, report, observations=observations)
+    planned = planned_ops(space, resolved)
+    return OptimizedModel(
+        converted, resolved.plan, report, observations=observations, planned=planned
+    )

@@ -1,5 +1,6 @@
 """What people look at: tables, and a run as it goes on."""
 
+from neural_mp.reporting.audit import audit_table, audit_words
 from neural_mp.reporting.capabilities import CapabilitySummary, capability_table, summary_table
 from neural_mp.reporting.console import error_console, output_console
 from neural_mp.reporting.live import LiveListener, NotebookListener
@@ -18,6 +19,8 @@ __all__ = [
     "CapabilitySummary",
     "LiveListener",
     "NotebookListener",
+    "audit_table",
+    "audit_words",
     "benchmark_table",
     "capability_table",
     "error_console",

@@ -4,6 +4,7 @@ from neural_mp.space.capability import Capability
 from neural_mp.space.constraints import Constraints, OpConstraint, QuantConstraint
 from neural_mp.space.footprint import live_bytes
 from neural_mp.space.int8_reasons import why_int8
+from neural_mp.space.planned import PlannedOp, planned_by_name, planned_ops
 from neural_mp.space.reasons import Reason, counted_reasons
 from neural_mp.space.resolution import ResolvedPlan
 from neural_mp.space.space import TuningSpace
@@ -12,11 +13,14 @@ __all__ = [
     "Capability",
     "Constraints",
     "OpConstraint",
+    "PlannedOp",
     "QuantConstraint",
     "Reason",
     "ResolvedPlan",
     "TuningSpace",
     "counted_reasons",
     "live_bytes",
+    "planned_by_name",
+    "planned_ops",
     "why_int8",
 ]

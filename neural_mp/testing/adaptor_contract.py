@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from neural_mp.adaptors.contract import Adaptor
+from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.errors import ConversionError
-from neural_mp.space import TuningSpace
+from neural_mp.profiling.audit import Audit, audited
+from neural_mp.space import TuningSpace, planned_ops
 from neural_mp.testing.data import Split
 from neural_mp.testing.fixtures import OnDigits
 from neural_mp.testing.machines import machine
@@ -24,6 +26,13 @@ from neural_mp.testing.numbers import signal_to_noise, uniform
 INT8, BF16, FP16 = Precision.INT8, Precision.BF16, Precision.FP16
 #: A plan → the net, converted.
 Convert = Callable[[PrecisionPlan], Any]
+
+
+def mixed(space: TuningSpace, seed: int) -> PrecisionPlan:
+    """A plan that has every op in one of its forms, drawn at random."""
+    draw = np.random.default_rng(seed)
+    forms = {op: space.capabilities[op].configs for op in space.decided}
+    return PrecisionPlan({op: found[draw.integers(len(found))] for op, found in forms.items()})
 
 
 class AdaptorContract(OnDigits):
@@ -99,6 +108,21 @@ class AdaptorContract(OnDigits):
         """Converts the net as a plan says."""
         return lambda plan: adaptor.convert(model, space.resolve(plan), observations, space)
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def audit_of(
+        cls, adaptor: Adaptor[Any], space: TuningSpace, convert: Convert
+    ) -> Callable[[PrecisionPlan], Audit]:
+        """Converts the net as a plan says, and audits a run."""
+        if type(adaptor).trace is Adaptor.trace:
+            pytest.skip(f"{cls.framework} does not say which kernels ran")
+
+        def audit(plan: PrecisionPlan) -> Audit:
+            planned = planned_ops(space, space.resolve(plan))
+            return audited(LoadedModel(adaptor, convert(plan)), planned)
+
+        return audit
+
     def test_the_adaptor_is_found_from_the_model(self, adaptor):
         assert adaptor.framework == self.framework
 
@@ -132,15 +156,7 @@ class AdaptorContract(OnDigits):
 
     def test_any_mix_of_precisions_runs(self, adaptor, space, convert, images, reference):
         for seed in range(12):
-            random = np.random.default_rng(seed)
-            plan = PrecisionPlan(
-                {
-                    op: space.capabilities[op].configs[
-                        random.integers(len(space.capabilities[op].configs))
-                    ]
-                    for op in space.decided
-                }
-            )
+            plan = mixed(space, seed)
             result = adaptor.predict(convert(plan), images)
             nearness = signal_to_noise(reference, result)
             assert nearness > self.least_decibels_mixed, (seed, plan.to_dict())
@@ -210,6 +226,34 @@ class AdaptorContract(OnDigits):
         )
         counts = adaptor.conversion_counts
         assert counts(restored) == counts(converted)
+
+    @pytest.mark.parametrize("precision", [INT8, BF16, FP16])
+    def test_what_ran_is_what_the_plan_says(self, space, audit_of, precision):
+        if precision not in self.least_decibels:
+            pytest.skip(f"{self.framework} has no kernels in {precision}")
+        resolved = space.resolve(uniform(space, precision))
+        found = audit_of(resolved.plan)
+        assert not found.findings
+        assert found.lowered == sum(p is not Precision.FP32 for p in resolved.effective.values())
+
+    def test_any_mix_of_precisions_runs_as_its_plan_says(self, space, audit_of):
+        for seed in range(6):
+            assert audit_of(mixed(space, seed)).holds, seed
+
+    def test_what_was_restored_runs_as_its_plan_says(
+        self, adaptor, space, convert, audit_of, tmp_path
+    ):
+        plan = mixed(space, 0)
+        adaptor.save(convert(plan), tmp_path)
+        restored = LoadedModel(adaptor, adaptor.restore(tmp_path))
+        assert audited(restored, planned_ops(space, space.resolve(plan))).holds
+
+    def test_a_plan_that_says_more_than_ran_does_not_hold(self, adaptor, space, convert, audit_of):
+        """Every op that a plan calls INT8 is found, where the model is one of FP32."""
+        said = planned_ops(space, space.resolve(uniform(space, INT8)))
+        fp32 = LoadedModel(adaptor, convert(space.fp32_plan()))
+        found = {op.name for op in audited(fp32, said).findings}
+        assert found >= {name for name, op in said.items() if op.approach is not None}
 
     def test_every_op_that_runs_is_profiled(self, adaptor, model, space, images):
         seconds = adaptor.profile(model, images)

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_runs")]
 
 COMMANDS = (
     *("tune", "inspect", "explain", "convert", "benchmark", "advise", "hardware", "kernels"),
-    *("compare", "sensitivity"),
+    *("compare", "sensitivity", "audit"),
 )
 
 

@@ -35,8 +35,10 @@ from neural_mp.adaptors.onnxrt.nodes import tensor_bytes, tensors_in
 from neural_mp.adaptors.onnxrt.op_kinds import TYPES
 from neural_mp.adaptors.onnxrt.profile import time_ops
 from neural_mp.adaptors.onnxrt.sessions import CPU
+from neural_mp.adaptors.onnxrt.trace import trace
 from neural_mp.adaptors.onnxrt.write import write
 from neural_mp.core.byte_products import ByteProducts, KernelKind
+from neural_mp.core.executed import Executed
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.observations import Range
@@ -155,6 +157,10 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
     def time_ops(self, model: OnnxModel, inputs: Any, runs: int) -> Mapping[str, Sequence[float]]:
         """By ONNX Runtime's own profiler."""
         return time_ops(model, model.signature.bind(inputs), runs, self._threads)
+
+    def trace(self, model: OnnxModel, inputs: Any) -> Mapping[str, Executed]:
+        """By ONNX Runtime's own profiler."""
+        return trace(model, model.signature.bind(inputs), self._threads)
 
     def conversion_counts(self, model: OnnxModel) -> ConversionCounts:
         """Of those that were put in; a model's own are not counted."""

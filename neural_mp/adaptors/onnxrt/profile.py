@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.onnxrt.model import OnnxModel
@@ -23,23 +25,42 @@ def time_ops(
     Where ONNX Runtime rearranges tensors between kernels, that stands under its own name for it
     (`ReorderOutput`, `Transpose`).
     """
-    runner = model.session(model.program, threads=threads, profiled=True)
-    outputs = model.signature.output_tensors
-    for _ in range(runs):
-        runner(feeds, outputs)
-    events = json.loads(Path(runner.session.end_profiling()).read_text(encoding="utf-8"))
     # What was found no kernel for runs within that of another op.
     seconds = {op: [0.0] * runs for op in model.structure.nodes if op not in model.ops}
     owners, run = _owners(model), 0
-    for event in events:
-        name = str(event.get("name", ""))
-        if event.get("cat") == "Node" and name.endswith(_SUFFIX):
-            kernel = name.removesuffix(_SUFFIX)
-            bare = _DECORATION.sub("", kernel)
-            op = owners.get(kernel) or owners.get(bare) or bare
+    for event in events(model, feeds, runs, threads):
+        if is_kernel(event):
+            op = op_of(event, owners) or bare_name(event)
             seconds.setdefault(op, [0.0] * runs)[run] += event["dur"] / 1e6
-        run += name == "model_run"  # is written when the run is over
+        run += event.get("name") == "model_run"  # is written when the run is over
     return seconds
+
+
+def events(
+    model: OnnxModel, feeds: dict[str, Array], runs: int, threads: int | None
+) -> list[dict[str, Any]]:
+    """What the profiler says of so many runs, in order."""
+    runner = model.session(model.program, threads=threads, profiled=True)
+    for _ in range(runs):
+        runner(feeds, model.signature.output_tensors)
+    found = json.loads(Path(runner.session.end_profiling()).read_text(encoding="utf-8"))
+    return list(found)
+
+
+def is_kernel(event: Mapping[str, Any]) -> bool:
+    """Whether an event is that of a kernel that ran."""
+    return event.get("cat") == "Node" and str(event.get("name", "")).endswith(_SUFFIX)
+
+
+def bare_name(event: Mapping[str, Any]) -> str:
+    """The name of the node, or of its result, that a kernel was made of."""
+    return _DECORATION.sub("", str(event["name"]).removesuffix(_SUFFIX))
+
+
+def op_of(event: Mapping[str, Any], owners: Mapping[str, str]) -> str | None:
+    """The op that a kernel is of, by the names that kernels may have; None for a foreign one."""
+    whole = str(event["name"]).removesuffix(_SUFFIX)
+    return owners.get(whole) or owners.get(bare_name(event))
 
 
 def _owners(model: OnnxModel) -> dict[str, str]:

@@ -117,6 +117,24 @@ class Forms(TensorForms[ir.Value]):
             found[_DEQUANTIZED] = self.add("DequantizeLinear", inputs, name, DTYPES[FP32])
         return found[_DEQUANTIZED]
 
+    def comes_stored(self, tensor: ir.Value) -> bool:
+        """Whether a tensor is there in no other form that FP32 could be had from."""
+        found = self.found(tensor)
+        return UINT8 in found and found.get(FP32) is found.get(_DEQUANTIZED)
+
+    def by_channel(self, tensor: ir.Value, axis: int, channels: int) -> ir.Value:
+        """A stored tensor in FP32, with a scale for every channel, all of them alike."""
+        encoding, stem = self.encoding_of(tensor), f"{tensor.name}/by_channel"
+        inputs = [
+            self.stored(tensor),
+            self.names.constant(f"{stem}/scale", np.full(channels, encoding.scale, np.float32)),
+            self.names.constant(
+                f"{stem}/zero_point", np.full(channels, encoding.zero_point, np.uint8)
+            ),
+        ]
+        self.count("dequantize")
+        return self.add("DequantizeLinear", inputs, stem, DTYPES[FP32], {"axis": axis})
+
     def quantize(self, tensor: ir.Value, real: ir.Value, behind: ir.Node | None = None) -> ir.Value:
         """Store a real value with the scale of a tensor."""
         inputs = [real, *self.parameters(tensor)]

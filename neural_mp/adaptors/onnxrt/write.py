@@ -55,6 +55,28 @@ def write(model: OnnxModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> 
     )
 
 
+def rounded_by_runtime(node: ir.Node) -> tuple[int, int]:
+    """The axis of the channels that an op reads, and how many; none where that does not matter.
+
+    Of a float op with a constant weight between a DequantizeLinear of one scale and a
+    QuantizeLinear, ONNX Runtime makes an integer kernel, and rounds the weight itself, with one
+    scale for all of it (its `WeightBiasQuantization`, since 1.21): of an op that a plan has in
+    FP32, most often for the sake of accuracy. It does not where there is a scale for every channel.
+    """
+    weight = node.inputs[1].const_value if len(node.inputs) > 1 and node.inputs[1] else None
+    if node.domain or weight is None:
+        return 0, 0
+    shape = weight.shape.numpy()
+    if node.op_type == "Conv":
+        return 1, shape[1] * node.attributes.get_int("group", 1)
+    if node.op_type == "ConvTranspose":
+        return 1, shape[0]
+    if node.op_type == "Gemm":
+        transposed = node.attributes.get_int("transB", 0)
+        return 1 - node.attributes.get_int("transA", 0), shape[1 if transposed else 0]
+    return 0, 0
+
+
 @dataclass
 class _Writer:
     model: OnnxModel
@@ -86,7 +108,14 @@ class _Writer:
         else:
             for value in dict.fromkeys(read_by(node)):
                 if value in self.structure.names:
-                    redirect(node, value, self.forms.real(value))
+                    redirect(node, value, self._real(node, value))
+
+    def _real(self, node: ir.Node, value: ir.Value) -> ir.Value:
+        """What an op in FP32 reads for a tensor."""
+        axis, channels = rounded_by_runtime(node)
+        if channels and value is node.inputs[0] and self.forms.comes_stored(value):
+            return self.forms.by_channel(value, axis, channels)
+        return self.forms.real(value)
 
     def _write_int8(self, name: str, node: ir.Node, fusion_group: FusionGroup) -> None:
         effective = self.plan.effective

@@ -41,8 +41,10 @@ from neural_mp.adaptors.pytorch.kernel_products import kernel_products
 from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel
 from neural_mp.adaptors.pytorch.op_kinds import TYPES, every_op_type
 from neural_mp.adaptors.pytorch.submodules import run_call
+from neural_mp.adaptors.pytorch.trace import trace
 from neural_mp.adaptors.pytorch.write import write
 from neural_mp.core.byte_products import KernelKind
+from neural_mp.core.executed import Executed
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.observations import Range
@@ -169,6 +171,10 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     def time_ops(self, model: TorchModel, inputs: Any, runs: int) -> Mapping[str, list[float]]:
         """The runnable graphs run op by op."""
         return profile.time_ops(model, model.call(inputs), runs)
+
+    def trace(self, model: TorchModel, inputs: Any) -> Mapping[str, Executed]:
+        """By torch's own profiler, the runnable graphs run op by op."""
+        return trace(model, model.call(inputs))
 
     def conversion_counts(self, model: TorchModel) -> ConversionCounts:
         """Of the graph that is run."""

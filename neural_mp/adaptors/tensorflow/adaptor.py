@@ -39,9 +39,11 @@ from neural_mp.adaptors.tensorflow.nodes import constant_bytes
 from neural_mp.adaptors.tensorflow.op_kinds import TYPES
 from neural_mp.adaptors.tensorflow.profile import time_ops
 from neural_mp.adaptors.tensorflow.runtime_lists import runtime_lists
+from neural_mp.adaptors.tensorflow.trace import trace
 from neural_mp.adaptors.tensorflow.write import write
 from neural_mp.amp import FourLists
 from neural_mp.core.byte_products import KernelKind
+from neural_mp.core.executed import Executed
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.nested import leaves
@@ -172,6 +174,10 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     def time_ops(self, model: TensorFlowModel, inputs: Any, runs: int) -> dict[str, list[float]]:
         """By the runtime's own step statistics."""
         return time_ops(model, model.signature.bind(inputs), runs)
+
+    def trace(self, model: TensorFlowModel, inputs: Any) -> Mapping[str, Executed]:
+        """By the runtime's own step statistics."""
+        return trace(model, model.signature.bind(inputs))
 
     def conversion_counts(self, model: TensorFlowModel) -> ConversionCounts:
         """Of those that were put in; a model's own casts are not counted."""

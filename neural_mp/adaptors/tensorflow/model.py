@@ -42,6 +42,8 @@ class TensorFlowModel:
         warnings: what the user should know.
         counts: the conversions that were put in.
         layers: node → the layers of Keras that it comes from, where that is known.
+        written: of a converted model, node → the op that it was written for, where that has another
+            name; no op (an empty text) for a conversion that bears the name of one.
         results: of a converted model, op of the untouched graph → where its result is; ops that run
             within the kernel of another have none.
     """
@@ -54,6 +56,7 @@ class TensorFlowModel:
     warnings: tuple[str, ...] = ()
     counts: ConversionCounts = ConversionCounts()
     layers: Mapping[str, tuple[Layer, ...]] = field(default_factory=dict)
+    written: Mapping[str, str] = field(default_factory=dict)
     results: Mapping[str, OpResult] = field(default_factory=dict)
 
     @cached_property

@@ -52,6 +52,7 @@ def save(model: TensorFlowModel, folder: Path) -> None:
     details = {
         **model.signature.to_dict(),
         "ops": model.ops,
+        "written": dict(model.written),
         "results": {op: result.to_list() for op, result in model.results.items()},
         "counts": vars(model.counts),
         # The sizes of the example inputs, not their values: those are the user's data.
@@ -76,6 +77,8 @@ def restore(folder: Path) -> TensorFlowModel:
         # Folders that earlier versions wrote lack them.
         found = {op: OpResult.from_list(r) for op, r in details.get("results", {}).items()}
         counts, ops = ConversionCounts(**details["counts"]), dict(details["ops"])
+        # Folders that earlier versions wrote lack it; there it is told by the layers.
+        written = dict(details.get("written", ops))
     sized = replace(
         signature,
         inputs=tuple(replace(p, shape=shapes.get(p.tensor, p.shape)) for p in signature.inputs),
@@ -86,6 +89,7 @@ def restore(folder: Path) -> TensorFlowModel:
         example_for(sized),
         ops,
         counts=counts,
+        written=written,
         results=found,
     )
 

@@ -31,6 +31,7 @@ class Forms(TensorForms[str]):
         outputs: nodes whose FP32 form must bear their own name.
         graph: the graph being written; it begins with all nodes of the untouched one, whose names
             must stay free for what keeps its own.
+        helpers: node put in → the op that it does a part of.
     """
 
     dequantized_to: ClassVar[tuple[str, ...]] = (FP32, BF16)
@@ -44,6 +45,7 @@ class Forms(TensorForms[str]):
     ) -> None:
         super().__init__(flow, ranges)
         self.source, self.outputs, self.graph = source, outputs, source.copy()
+        self.helpers: dict[str, str] = {}
         self._scalars: dict[float, str] = {}
 
     def name_of(self, tensor: str) -> str:

@@ -126,7 +126,10 @@ class _Writer:
         graph = graph.pruned(signature.output_tensors, signature.input_tensors)
         protect_summands(graph, self.model.output_nodes)
         ops, counts = self._counted_for(graph), self.forms.counts
-        return self.model.with_graph(graph, ops=ops, counts=counts, results=self._results(graph))
+        written = self._written_for(graph)
+        return self.model.with_graph(
+            graph, ops=ops, counts=counts, results=self._results(graph), written=written
+        )
 
     def _results(self, graph: TensorGraph) -> dict[str, OpResult]:
         """Op of the untouched graph → where its result is now."""
@@ -148,3 +151,11 @@ class _Writer:
             if written in graph and written != op:
                 names[written] = op
         return names
+
+    def _written_for(self, graph: TensorGraph) -> dict[str, str]:
+        """Node of the written graph → the op that it is of (see `TensorFlowModel.written`)."""
+        found = dict.fromkeys((*self.standing_for, *self.inner), "")
+        found.update(self.forms.helpers)
+        for name, written in self.standing_for.items():
+            found[written] = self.layers[name].head if name in self.layers else name
+        return {name: op for name, op in found.items() if name in graph and name != op}

@@ -57,5 +57,5 @@ def _write_on_bits(forms: Forms, node: NodeDef, stored: list[str], name: str) ->
     for position, tensor in enumerate(stored):
         written.input[position] = forms.bits(tensor, name)
     written.attr["T"].type = tf.uint8.as_datatype_enum
-    forms.graph.add(written)
+    forms.helpers[forms.graph.add(written)] = node.name
     forms.graph.add(make_node("Bitcast", name, [written.name], T=tf.uint8, type=U8))

@@ -23,7 +23,9 @@ def write_table(forms: Forms, node: NodeDef, weight_limit: int) -> str:
     def read(constant: str, kind: tf.DType, word: str) -> str:
         inputs = [constant, *(forms.real(tensor) for tensor in node.input[1:])]
         types = {"Tparams": kind, **{key: node.attr[key] for key in ("Tindices", "Taxis")}}
-        return forms.graph.put(node.op, f"{name}/{word}", inputs, **types)
+        put = forms.graph.put(node.op, f"{name}/{word}", inputs, **types)
+        forms.helpers[put] = name
+        return put
 
     rows = read(forms.graph.put_constant(f"{name}/table_int8", integers), tf.int8, "rows")
     steps = read(forms.graph.put_constant(f"{name}/table_scale", scales), tf.float32, "scales")

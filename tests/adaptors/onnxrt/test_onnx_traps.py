@@ -13,7 +13,7 @@ from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.errors import PlanError
 from neural_mp.testing import signal_to_noise
 
-BF16, INT8 = Precision.BF16, Precision.INT8
+BF16, FP32, INT8 = Precision.BF16, Precision.FP32, Precision.INT8
 
 
 def draw(*shape, seed=0):
@@ -175,6 +175,25 @@ def test_a_plan_that_cuts_a_kernel_apart_says_so():
     model = conv_and(op("Relu", "c", "r"), op("Conv", "r v", "y"), constants={"v": W3})
     with pytest.raises(PlanError, match="'c' in int8 and 'r' in fp32, but one integer kernel"):
         Converted(model, X, r=Precision.FP32)
+
+
+@pytest.mark.parametrize(
+    ("layer", "weight", "plan"),
+    [
+        (op("Conv", "p u", "m", group=2), draw(6, 4, 1, 1), {"m": FP32, "r": FP32}),
+        (op("ConvTranspose", "p u", "m"), draw(8, 6, 2, 2), {}),
+    ],
+)
+def test_a_float_layer_between_integer_ones_stays_one_with_its_weights(layer, weight, plan):
+    """ONNX Runtime rounds them by itself where it finds such a layer, and runs it in integers."""
+    nodes = (op("Relu", "c", "p"), layer, op("Relu", "m", "r"), op("Conv", "r v", "y"))
+    constants = {"u": weight, "v": draw(5, 6, 3, 3, seed=4)}
+    converted = Converted(conv_and(*nodes, constants=constants), X, **plan)
+    assert converted.kernels["QLinearConv"] == 2
+    assert converted.kernels[layer.op_type] == 1
+    # Of what the layer reads and of the result, and not of its weight.
+    assert converted.kernels["DequantizeLinear"] == 2
+    assert signal_to_noise(converted.reference, converted.result) > 30
 
 
 def test_an_average_over_a_dilated_window_stays_in_floats():

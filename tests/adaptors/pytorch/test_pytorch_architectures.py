@@ -11,16 +11,17 @@ import torch
 from architectures import ARCHITECTURES, build
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_trace import ops_in_integers
 from machine import machine
 from torch.utils import _pytree as pytree
 
+from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.errors import CaptureError
-from neural_mp.space import TuningSpace
+from neural_mp.profiling.audit import Verdict, audited, judged
+from neural_mp.space import TuningSpace, planned_ops
 from neural_mp.testing import signal_to_noise
 
 pytestmark = pytest.mark.slow
@@ -79,12 +80,10 @@ def test_any_plan_runs_near_fp32(name, data):
     single = floats(known.adaptor.predict(converted, ARCHITECTURES[name].inputs(1)))
     assert len(single) == len(known.reference)
 
-    ran = ops_in_integers(converted, converted.convention.call(known.inputs))
-    for op, config in plan.items():
-        # Where its input happens to be integers already, a layer with INT8 weights reads them too.
-        possible = {"static": (1,), "dynamic": (1,), "weight_only": (0, 1), None: (0,)}
-        assert ran.pop(op, 0) in possible[config.approach], (op, config)
-    assert not ran
+    planned = planned_ops(known.space, known.space.resolve(plan))
+    found = audited(LoadedModel(known.adaptor, converted), planned)
+    assert found.holds, found.findings
+    assert not [op for op in found.findings if op.verdict is Verdict.LOWER]
 
 
 @pytest.mark.parametrize("name", [n for n, a in ARCHITECTURES.items() if a.capturable])
@@ -152,4 +151,10 @@ def test_module_by_module_the_users_code_still_decides():
     got = known.adaptor.predict(converted, sure)
     assert signal_to_noise(expected.numpy(), got.numpy()) > BOUND
     assert list(converted.parts) == ["stem", "early", "late", "rest"]
+    ran = known.adaptor.trace(converted, sure)
+    reached = {op for op, found in ran.items() if found.was_reached}
+    assert reached == {"stem.0", "early"}
+    found = judged(planned_ops(known.space, known.space.resolve(plan)), ran, lambda _: False)
+    assert found.holds
+    assert {op.name for op in found.findings} == {"late", "rest.0"}
     assert type(user.early) is torch.nn.Linear  # the user's own model is untouched

@@ -32,14 +32,6 @@ class TestPyTorch(AdaptorContract):
         assert len(kernels) == len(space.decided) == 7
         assert not [t for t in targets if "conv2d.default" in t or "linear.default" in t]
 
-    def test_the_trace_of_a_run_shows_the_integer_kernels(self, adaptor, space, convert, images):
-        converted = convert(uniform(space, INT8))
-        with torch.profiler.profile() as trace:
-            adaptor.predict(converted, images)
-        names = [event.name for event in trace.events()]
-        assert sum(name.startswith("onednn::q") for name in names) == len(space.decided)
-        assert not [name for name in names if name in ("aten::convolution", "aten::linear")]
-
     def test_the_portable_form_computes_the_same(self, adaptor, space, convert, images):
         converted = convert(uniform(space, INT8))
         portable = converted.portable(torch.from_numpy(images)).detach().numpy()

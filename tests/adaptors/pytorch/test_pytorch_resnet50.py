@@ -7,10 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from kernel_trace import kernels_by_op, ops_in_integers
 from machine import machine
 from resnet50 import resnet50
-from torch.fx import Interpreter
 
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.precision import Precision
@@ -18,7 +16,7 @@ from neural_mp.testing import signal_to_noise, uniform
 
 pytestmark = pytest.mark.slow
 
-INT8, BF16 = Precision.INT8, Precision.BF16
+INT8, BF16, FP32 = Precision.INT8, Precision.BF16, Precision.FP32
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +37,12 @@ def test_all_in_int8_every_layer_is_one_kernel_and_the_logits_hold_25_decibels(r
     converted = adaptor.convert(model, space.resolve(plan), observed, space)
     assert signal_to_noise(reference, adaptor.predict(converted, images)) > 25
     assert len(plan) == 54
-    call = converted.convention.call(images)
-    assert ops_in_integers(converted, call) == dict.fromkeys(plan, 1)
-    floats = [name for kernels in kernels_by_op(converted, call).values() for name in kernels]
-    assert not [name for name in floats if name in ("aten::convolution", "aten::linear")]
+    ran = adaptor.trace(converted, images)
+    # One kernel each, and of other ops none but what moves integers and the mean before the end.
+    assert {op: len(ran[op].kernels) for op in plan} == dict.fromkeys(plan, 1)
+    assert {op: ran[op].precision for op in plan} == dict.fromkeys(plan, INT8)
+    assert {found.runs_in for op, found in ran.items() if op not in plan} == {INT8, FP32}
+    assert [op for op, found in ran.items() if found.runs_in is FP32] == ["mean"]
     counts = adaptor.conversion_counts(converted)
     assert counts.quantize == 2  # the images, and the means before the dense layer
     assert counts.dequantize <= 1
@@ -55,23 +55,9 @@ def test_all_in_bf16_takes_two_casts_and_every_layer(resnet):
     result = adaptor.predict(converted, images)
     assert result.dtype == reference.dtype == np.float32
     assert signal_to_noise(reference, result) > 40
-    computed: Counter[tuple[str, torch.dtype]] = Counter()
-
-    class Spy(Interpreter):
-        def run_node(self, n):
-            if n.op == "call_function" and ("conv2d" in str(n.target) or "linear" in str(n.target)):
-                args, _ = self.fetch_args_kwargs_from_env(n)
-                kinds = {value.dtype for value in args if isinstance(value, torch.Tensor)}
-                assert len(kinds) == 1
-                computed[str(n.target), kinds.pop()] += 1
-            return super().run_node(n)
-
-    with torch.no_grad():
-        Spy(converted.runnable).run(torch.from_numpy(images))
-    assert computed == {
-        ("aten.conv2d.default", torch.bfloat16): 53,
-        ("aten.linear.default", torch.bfloat16): 1,
-    }
+    ran = adaptor.trace(converted, images)
+    layers = Counter((op.type, ran[op.name].precision) for op in space.graph if op.weights)
+    assert layers == {("conv2d", BF16): 53, ("linear", BF16): 1}
     assert adaptor.size(converted) < 0.51 * adaptor.size(model)
 
 

@@ -7,6 +7,8 @@ from machine import machine
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
 from neural_mp.core.precision import Precision
+from neural_mp.profiling.audit import judged
+from neural_mp.space import planned_ops
 from neural_mp.testing import uniform
 
 INT8 = Precision.INT8
@@ -31,6 +33,8 @@ class Looked:
         seen = self.adaptor.observe(self.float, [numbers], self.space)
         self.plan = self.space.resolve(uniform(self.space, INT8))
         self.model = self.adaptor.convert(self.float, self.plan, seen, self.space)
+        ran = self.adaptor.trace(self.model, numbers)
+        assert not judged(planned_ops(self.space, self.plan), ran, lambda _: False).findings
 
     def results(self):
         return [self.adaptor.predict(m, self.numbers) for m in (self.float, self.model)]

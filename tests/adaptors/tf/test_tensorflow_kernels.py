@@ -22,6 +22,8 @@ from neural_mp.adaptors.tensorflow.nodes import make_node
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported
 from neural_mp.core.byte_products import KernelKind
 from neural_mp.core.precision import Precision
+from neural_mp.profiling.audit import judged
+from neural_mp.space import planned_ops
 from neural_mp.testing import signal_to_noise, uniform
 
 pytestmark = pytest.mark.slow
@@ -60,9 +62,10 @@ class Converted:
         self.float = self.adaptor.load(graph, outputs=["out"])
         space = self.adaptor.space(self.float, MACHINE)
         self.observations = self.adaptor.observe(self.float, [data], space)
-        self.model = self.adaptor.convert(
-            self.float, space.resolve(uniform(space, INT8)), self.observations, space
-        )
+        plan = space.resolve(uniform(space, INT8))
+        self.model = self.adaptor.convert(self.float, plan, self.observations, space)
+        ran = self.adaptor.trace(self.model, data)
+        assert not judged(planned_ops(space, plan), ran, lambda _: False).findings
         self.ops = [node.op for node in self.model.graph.nodes.values()]
         self.result = self.adaptor.predict(self.model, data)
 

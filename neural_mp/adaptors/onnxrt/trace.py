@@ -1,0 +1,96 @@
+"""Which kernels ran for every op, from ONNX Runtime's own profiler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.onnxrt.model import OnnxModel
+from neural_mp.adaptors.onnxrt.profile import events, is_kernel, op_of
+from neural_mp.core.executed import Executed, Kernel, executed
+from neural_mp.core.precision import Precision
+
+#: Kernels that read and write real numbers, or stored ones, and multiply bytes inside.
+_INTEGER = ("QLinear", "QGemm", "QAttention", "MatMulInteger", "ConvInteger", "DynamicQuantize")
+#: What makes one form of a tensor of another.
+_CONVERSIONS = frozenset({"Cast", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+_PRECISIONS = {
+    "float": Precision.FP32,
+    "double": Precision.FP32,
+    "bfloat16": Precision.BF16,
+    "float16": Precision.FP16,
+}
+_BYTES = ("uint8", "int8")
+_SIXTEEN = {ir.DataType.BFLOAT16: Precision.BF16, ir.DataType.FLOAT16: Precision.FP16}
+
+
+def trace(model: OnnxModel, feeds: dict[str, Array], threads: int | None) -> dict[str, Executed]:
+    """Op → what ran for it; conversions that were put in, and rearrangements, are left out."""
+    owners = _owners(model)
+    found: dict[str, list[Kernel]] = {}
+    for event in filter(is_kernel, events(model, feeds, 1, threads)):
+        op = op_of(event, owners)
+        if op is not None:
+            found.setdefault(op, []).append(_kernel(event["args"]))
+    told = _told_to_run_in(model)
+    return {op: executed(kernels, told.get(op)) for op, kernels in found.items()}
+
+
+def _owners(model: OnnxModel) -> dict[str, str]:
+    """What a kernel may be called, by its node or its result → the op that it is of.
+
+    Not those of conversions; what ONNX Runtime makes of one bears the name of its node.
+    """
+    found: dict[str, str] = {}
+    for name, node in model.structure.nodes.items():
+        op = model.ops.get(name, name)
+        if op != name and node.op_type in _CONVERSIONS:
+            continue
+        found[name] = op
+        for value in node.outputs:
+            found.setdefault(str(value.name), op)
+    return found
+
+
+def _kernel(said: Mapping[str, Any]) -> Kernel:
+    name = str(said["op_name"])
+    types = [kind for tensor in said["input_type_shape"] for kind in tensor]
+    reads_bytes = any(kind in _BYTES for kind in types)
+    if name.startswith(_INTEGER):
+        return Kernel(name, Precision.INT8, True)
+    if types and types[0] in _BYTES:
+        return Kernel(name, None, True)
+    read = next((_PRECISIONS[kind] for kind in types if kind in _PRECISIONS), None)
+    return Kernel(name, read, reads_bytes)
+
+
+def _told_to_run_in(model: OnnxModel) -> dict[str, Precision]:
+    """Op → the 16 bits that it has in the graph that the runtime is given.
+
+    Of an op in 16 bits without such a kernel the runtime makes one in FP32, and takes out the casts
+    around it; or the graph has the op in FP32 and a cast behind it, which rounds.
+    """
+    held: dict[ir.Value, Precision] = {}
+    rounded: dict[ir.Value, Precision] = {}
+    working = {}
+    for name, node in model.structure.nodes.items():
+        if node.op_type == "Cast":
+            kind = _SIXTEEN.get(ir.DataType(node.attributes.get_int("to", 1)))
+            if kind is not None and node.inputs[0] is not None:
+                rounded[node.inputs[0]] = held[node.outputs[0]] = kind
+        elif node.op_type not in _CONVERSIONS:
+            working[model.ops.get(name, name)] = node.outputs[0]
+            read = [kind for v in node.inputs if v and (kind := held.get(v) or _stored_in(v))]
+            if read:
+                held.update(dict.fromkeys(node.outputs, read[0]))
+    told = {**rounded, **held}
+    return {op: told[result] for op, result in working.items() if result in told}
+
+
+def _stored_in(value: ir.Value) -> Precision | None:
+    """The 16 bits that a constant is in; None for any other value."""
+    constant = value.const_value
+    return None if constant is None else _SIXTEEN.get(ir.DataType(constant.dtype))

@@ -1,0 +1,276 @@
+"""An audit says what ran: it catches a plan that promises more than that, in every framework."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from machine import machine
+from nets import small_net
+from onnx_nets import as_onnx
+
+import neural_mp
+from neural_mp.adaptors.loaded_model import LoadedModel
+from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.api.optimized_model import OptimizedModel
+from neural_mp.core.observations import Observations
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import FP32, Precision
+from neural_mp.errors import PlanError
+from neural_mp.profiling.audit import Verdict
+from neural_mp.space import TuningSpace, planned_ops
+from neural_mp.testing import uniform
+from neural_mp.tuning.report import Report
+
+INT8, BF16 = Precision.INT8, Precision.BF16
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Case:
+    """An untrained net in a framework, and what calibration saw of it."""
+
+    framework: str
+    adaptor: Any
+    model: Any
+    space: TuningSpace
+    observed: Observations
+
+    def result(self, plan: PrecisionPlan, said: PrecisionPlan | None = None) -> OptimizedModel:
+        """The net converted by a plan; the result says that it was another one, if it is given."""
+        converted = self.adaptor.convert(
+            self.model, self.space.resolve(plan), self.observed, self.space
+        )
+        resolved = self.space.resolve(said or plan)
+        planned = planned_ops(self.space, resolved)
+        return OptimizedModel(
+            LoadedModel(self.adaptor, converted), resolved.plan, Report(), planned=planned
+        )
+
+    @property
+    def all_int8(self) -> PrecisionPlan:
+        return uniform(self.space, INT8)
+
+    @property
+    def dense(self) -> str:
+        """The dense layer at the end."""
+        return self.space.decided[-1]
+
+
+@cache
+def _taken_in(framework: str) -> Case:
+    images = np.random.default_rng(0).random((8, 1, 8, 8), dtype=np.float32)
+    if framework == "tensorflow":
+        keras_nets = pytest.importorskip("keras_nets")
+        source, images = keras_nets.small_net(), images.transpose(0, 2, 3, 1)
+    else:
+        torch.manual_seed(0)
+        source = small_net().eval()
+        source = as_onnx(source) if framework == "onnxrt" else source
+    adaptor = adaptor_for(source)
+    model = adaptor.load(source, example=images)
+    space = adaptor.space(model, machine(BF16))
+    return Case(framework, adaptor, model, space, adaptor.observe(model, [images], space))
+
+
+@pytest.fixture(scope="module", params=["pytorch", "onnxrt", "tensorflow"])
+def case(request) -> Case:
+    return _taken_in(request.param)
+
+
+@pytest.fixture(scope="module")
+def torch_case() -> Case:
+    return _taken_in("pytorch")
+
+
+@pytest.fixture(scope="module")
+def onnx_case() -> Case:
+    return _taken_in("onnxrt")
+
+
+def _with_a_float_dense_layer(case: Case, held: Any) -> Any:
+    """A converted model in which the dense layer alone is a float one again."""
+    return {"pytorch": _swap_torch, "onnxrt": _swap_onnx, "tensorflow": _swap_tensorflow}[
+        case.framework
+    ](case.dense, held)
+
+
+def _swap_torch(dense: str, held: Any) -> Any:
+    from neural_mp.adaptors.pytorch import model as torch_models
+    from neural_mp.adaptors.pytorch.integer_kernels import rewritten
+
+    def with_float_weight(module: torch.fx.GraphModule) -> None:
+        layer = torch_models.op_nodes(module)[dense]
+        stored = torch_models.arguments(layer)["weight"]
+        weight = stored.target(*(torch_models.constant(module, part) for part in stored.args))
+        added = torch_models.add_constant(module, "float_weight", weight, layer)
+        torch_models.set_arguments(layer, weight=added)
+
+    return rewritten(held, with_float_weight)
+
+
+def _swap_onnx(dense: str, held: Any) -> Any:
+    program = held.program.clone()
+    node = next(node for node in program.graph if node.name == dense)
+    assert node.op_type == "MatMulIntegerToFloat"
+    stored, weight, scale, steps, zero, _, bias = node.inputs
+    real = np.float32(weight.const_value.numpy()) * steps.const_value.numpy()
+    constant = ir.Value(name="float_weight", const_value=ir.tensor(real, name="float_weight"))
+    program.graph.register_initializer(constant)
+    widened = ir.node("DequantizeLinear", [stored, scale, zero], name="widened")
+    floats = ir.node("Gemm", [widened.outputs[0], constant, bias], name=dense)
+    floats.outputs[0].name = "floats"
+    program.graph.insert_before(node, [widened, floats])
+    program.graph.outputs[0] = floats.outputs[0]
+    floats.outputs[0].name, node.outputs[0].name = node.outputs[0].name, "unused"
+    floats.outputs[0].type, floats.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
+    program.graph.remove(node, safe=True)
+    return replace(held, program=program, _runners={})
+
+
+def _swap_tensorflow(dense: str, held: Any) -> Any:
+    import tensorflow as tf
+
+    from neural_mp.adaptors.tensorflow.nodes import make_node
+
+    (name,) = [n for n, node in held.graph.nodes.items() if node.op == "_QuantizedMatMul"]
+    assert held.written[name] == dense
+    graph = held.graph.copy()
+    stored, weight, _, low, high = list(graph[name].input)[:5]
+    columns = held.graph.value(weight).shape
+    floats = np.ones(columns, np.float32)
+    del graph.nodes[name]
+    graph.put("Dequantize", "widened", [stored, low, high], T=tf.quint8, dtype=tf.float32)
+    constant = graph.put_constant("float_weight", floats)
+    graph.add(make_node("MatMul", name, ["widened", constant], T=tf.float32))
+    return held.with_graph(graph)
+
+
+def test_a_result_that_was_converted_as_its_plan_says_holds(case):
+    found = case.result(case.all_int8).audit()
+    assert found.holds
+    assert found.complete
+    assert not found.findings
+    assert [op.name for op in found.ops] == [op.name for op in case.space.graph]
+    assert found.counts()[Verdict.AS_PLANNED] >= len(case.space.decided) - 2
+
+
+def test_a_kernel_that_was_swapped_for_a_float_one_is_found(case):
+    result = case.result(case.all_int8)
+    swapped = _with_a_float_dense_layer(case, result.held)
+    result.loaded = replace(result.loaded, held=swapped)
+    found = result.audit()
+    assert not found.holds
+    (lie,) = found.findings
+    assert (lie.name, lie.planned.precision, lie.ran_in) == (case.dense, INT8, Precision.FP32)
+    assert lie.verdict is Verdict.HIGHER
+    assert lie.kernels
+
+
+def test_bf16_that_ran_in_float_is_found(case):
+    ran = uniform(case.space, BF16)
+    missing = case.dense
+    found = case.result(ran.replacing({missing: FP32}), said=ran).audit()
+    assert missing in {op.name for op in found.findings if op.verdict is Verdict.HIGHER}
+    assert not found.holds
+
+
+def test_what_runs_lower_than_planned_is_listed_and_breaks_no_promise(case):
+    said = case.all_int8.replacing({case.dense: FP32})
+    found = case.result(case.all_int8, said=said).audit()
+    assert found.holds
+    lower = [op for op in found.findings if op.verdict is Verdict.LOWER]
+    assert [(op.name, op.ran_in) for op in lower] == [(case.dense, INT8)]
+
+
+def test_emulated_precisions_are_told_apart(case, monkeypatch):
+    monkeypatch.setattr("neural_mp.core.hardware.detect", lambda *_: machine(BF16))
+    found = case.result(uniform(case.space, BF16)).audit()
+    assert found.holds
+    assert set(found.counts()) <= {Verdict.EMULATED, Verdict.ALONG}
+    kernels = {op.ran_in for op in found.ops if op.ran is not None}
+    assert kernels == {Precision.FP32 if case.framework == "onnxrt" else BF16}
+
+
+def test_a_saved_result_is_audited_by_the_command(case, run, tmp_path):
+    result = case.result(case.all_int8)
+    result.save(tmp_path / "true")
+    code, out, err = run("audit", str(tmp_path / "true"), "--json", "--all")
+    assert code == 0, err
+    document = json.loads(out)
+    assert document["holds"] is True
+    rows = {row["name"]: row for row in document["ops"]}
+    assert list(rows) == [op.name for op in case.space.graph]
+    assert (rows[case.dense]["planned"], rows[case.dense]["ran_in"]) == ("int8", "int8")
+
+    result.loaded = replace(result.loaded, held=_with_a_float_dense_layer(case, result.held))
+    result.save(tmp_path / "lying")
+    code, out, _ = run("audit", str(tmp_path / "lying"))
+    assert code == 1
+    assert "the plan does NOT hold: 1 op ran otherwise" in out
+    assert "ran higher than planned" in next(
+        line for line in out.splitlines() if case.dense in line
+    )
+    assert case.space.decided[0] not in out  # only what differs has a row
+
+
+def test_a_saved_result_is_audited_in_a_process_of_its_own(torch_case, tmp_path):
+    torch_case.result(torch_case.all_int8).save(tmp_path / "saved")
+    command = [sys.executable, "-m", "neural_mp.api.cli", "audit", "saved"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    lowered = 1 + len(torch_case.all_int8)  # with the pooling
+    assert f"{lowered} as planned, 7 within another kernel\nthe plan holds\n" in done.stdout
+
+
+def test_a_folder_of_an_earlier_version_is_judged_by_its_plan(onnx_case, run, tmp_path):
+    onnx_case.result(onnx_case.all_int8).save(tmp_path / "saved")
+    file = tmp_path / "saved" / "neural_mp.json"
+    manifest = json.loads(file.read_text())
+    del manifest["ops"]
+    file.write_text(json.dumps(manifest))
+    found = neural_mp.load(tmp_path / "saved").audit()
+    assert found.holds
+    assert not found.complete
+    assert {op.name for op in found.ops} >= set(onnx_case.all_int8)
+    assert "an earlier version saved this model" in run("audit", str(tmp_path / "saved"))[1]
+
+
+def test_a_model_without_a_plan_has_nothing_to_audit(run):
+    code, _, err = run("audit", "net.onnx")
+    assert code == 2
+    assert "'net.onnx' is no saved result" in err
+    assert "nothing to audit" in err
+    assert "--plan" in err
+
+
+def test_a_model_is_audited_with_a_plan(onnx_case, run, tmp_path):
+    onnx_case.adaptor.save_file(onnx_case.model, tmp_path / "net.onnx", {})
+    plan = PrecisionPlan({onnx_case.dense: onnx_case.all_int8[onnx_case.dense]})
+    plan.save(tmp_path / "plan.yaml", observations=onnx_case.observed)
+    code, out, err = run("audit", "net.onnx", "--plan", "plan.yaml", "--all")
+    assert code == 0, err
+    assert "MatMulIntegerToFloat" in next(
+        line for line in out.splitlines() if onnx_case.dense in line
+    )
+    code, _, err = run("audit", "net.onnx", "--plan", "nothing.yaml")
+    assert code == 2
+    assert "nothing.yaml" in err
+
+
+def test_an_empty_plan_has_nothing_to_audit(torch_case):
+    result = OptimizedModel(
+        LoadedModel(torch_case.adaptor, torch_case.model), PrecisionPlan(), Report()
+    )
+    with pytest.raises(PlanError, match="nothing to audit"):
+        result.audit()
