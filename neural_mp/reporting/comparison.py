@@ -95,10 +95,9 @@ def _verdict(comparison: Comparison) -> str:
         return "They part nowhere: at no op does the ratio fall clearly below that of its inputs"
     low = first.sqnr < LEAST_DECIBELS
     why = f"the first fall below {LEAST_DECIBELS:.0f} dB" if low else "the largest fall"
-    below = "and its inputs are equal" if _from_equal(first) else f"{_fall(first)} below its inputs"
-    return (
-        f"They part first at {first.name} ({first.type}): {_decibels(first.sqnr)}, {below}; {why}"
-    )
+    below = "its inputs are equal" if _from_equal(first) else f"{_fall(first)} below its inputs"
+    place = f"{first.name} ({first.type})"
+    return f"They part first at {place}: {_decibels(first.sqnr)}, {below}; {why}"
 
 
 def _fall(layer: LayerDifference) -> str:

@@ -71,7 +71,7 @@ def test_the_table_shows_every_op_and_where_the_models_part(run, compared):
     assert err == ""
     assert "Outputs, over 100 samples in 50 batches" in out
     assert "block1.conv1, block1.act" in out
-    assert "dB, and its inputs are equal; the largest fall" in out
+    assert "dB, its inputs are equal; the largest fall" in out
     assert "ops not compared: they run within the kernel of another op in B" in out
 
 

@@ -213,7 +213,8 @@ def rescaled_ops(
     asked = {op: config for op, config in plan.items() if config.repairs}
     if not asked:
         return frozenset()
-    links = _rescaled(_Network.of(adaptor, model, graph), asked)
+    network = _Network.of(adaptor, model, graph)
+    links = _rescaled(network, {op: asked[op] for op in asked if op in network.links})
     return frozenset(name for link in links for name in (link.writer, *link.tensors))
 
 

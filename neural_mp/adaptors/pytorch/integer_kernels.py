@@ -147,7 +147,9 @@ def _call(group: Group, before: tuple[Any, ...], behind: _Behind) -> tuple[Any, 
     if layer.target is LINEAR:
         product = onednn.qlinear_pointwise
         if summed is not None:
-            added = (summed.operand, bias, *behind, 1.0, 0, "add", 1.0)
+            # The kernel reads a summand as if it lay in one piece, whatever its strides are.
+            summand = layer.graph.call_function(aten.contiguous.default, (summed.operand,))
+            added = (summand, bias, *behind, 1.0, 0, "add", 1.0)
             return product.binary, (*before, *added, *post_op)
         target = product.tensor if isinstance(before[1], Node) else product.default
         return target, (*before, bias, *behind, *post_op)

@@ -8,11 +8,13 @@ import logging
 import tempfile
 import zipfile
 from dataclasses import replace
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx import Graph
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.saved_details import read_details, write_details
@@ -21,7 +23,7 @@ from neural_mp.adaptors.pytorch.capture import export, quiet_export
 from neural_mp.adaptors.pytorch.convention import Call, convention_of
 from neural_mp.adaptors.pytorch.input_sizes import SIZES, from_plain, to_plain, watch_sizes
 from neural_mp.adaptors.pytorch.integer_kernels import runnable_form
-from neural_mp.adaptors.pytorch.model import OP_NAME, WHOLE, Part, TorchModel
+from neural_mp.adaptors.pytorch.model import OP_NAME, WHOLE, Part, TorchModel, has_tensors, op_type
 from neural_mp.adaptors.pytorch.named_outputs import with_named_outputs, with_plain_outputs
 from neural_mp.adaptors.pytorch.prepare import views_to_reshapes
 from neural_mp.adaptors.pytorch.versions import unguarded_module
@@ -31,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 PROGRAM_FILE = "model.pt2"
 DETAILS_FILE = "details.json"
+#: What exporting makes of reshapings.
+_RESHAPED = dict.fromkeys(("view", "_unsafe_view"), "reshape")
 
 
 def save(model: TorchModel, folder: Path) -> None:
@@ -63,8 +67,7 @@ def save(model: TorchModel, folder: Path) -> None:
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConversionError(f"the converted model cannot be written: {error}") from error
     details = {
-        # Where the two graphs differ at all, they do so behind the ops that carry a name.
-        "ops": {n.name: n.meta[OP_NAME] for n in model.portable.graph.nodes if OP_NAME in n.meta},
+        "ops": _op_names(model.portable.graph, program.graph),
         "inputs": model.convention.names,
         "parameters": model.convention.parameters,
         "named_outputs": named,
@@ -72,6 +75,20 @@ def save(model: TorchModel, folder: Path) -> None:
         "dtype": str(model.convention.dtype).removeprefix("torch."),
     }
     write_details(folder / DETAILS_FILE, details)
+
+
+def _op_names(graph: Graph, exported: Graph) -> dict[str, str]:
+    """Node of an exported graph → the name of its op in the graph that was exported.
+
+    Exporting keeps the order of ops, but gives some nodes other names: an addition is numbered as
+    those of sizes are.
+    """
+    before, after = ([n for n in g.nodes if n.op == "call_function"] for g in (graph, exported))
+    before, after = ([n for n in nodes if has_tensors(n)] for nodes in (before, after))
+    kinds, others = ([_RESHAPED.get(op_type(n), op_type(n)) for n in ns] for ns in (before, after))
+    blocks = SequenceMatcher(None, kinds, others, autojunk=False).get_matching_blocks()
+    pairs = ((before[b.a + i], after[b.b + i]) for b in blocks for i in range(b.size))
+    return {found.name: node.meta[OP_NAME] for node, found in pairs if OP_NAME in node.meta}
 
 
 def draw(model: TorchModel, path: Path) -> tuple[Path, ...]:

@@ -8,7 +8,11 @@ import torch
 from comparison_contract import ComparisonContract
 from torch import nn
 
+from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+from neural_mp.core.precision import Precision
+from neural_mp.testing import machine, uniform
+from neural_mp.tuning.comparison import compare_models
 
 
 def convolutions(net: nn.Module) -> list[nn.Conv2d]:
@@ -51,3 +55,37 @@ class TestPyTorch(ComparisonContract):
     def first_layer(source):
         layer = convolutions(source)[0]
         return layer.weight, layer.bias.detach().numpy()
+
+
+def test_ops_keep_their_names_in_files_where_exporting_numbers_additions_anew(tmp_path):
+    """Sums of tensors are numbered together with those of sizes, which a second export has not."""
+
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            places = torch.arange(x.shape[1]) + torch.arange(x.shape[1] + 2)[2:]
+            x = x + places[:, None]
+            x = self.one(x) + torch.cat([x, x], 1)[:, : x.shape[1]]
+            x = self.two(x) + x
+            return x.reshape(-1, 8) + 1
+
+    inputs = np.random.default_rng(0).normal(size=(4, 6, 8)).astype(np.float32)
+    adaptor = PyTorchAdaptor()
+    model = adaptor.load(Positions().eval(), example=inputs)
+    space = adaptor.space(model, machine())
+    seen = adaptor.observe(model, [inputs], space)
+    converted = adaptor.convert(model, space.resolve(uniform(space, Precision.INT8)), seen, space)
+    adaptor.save(converted, tmp_path)
+    restored = adaptor.restore(tmp_path)
+    assert [op.name for op in adaptor.graph(restored)] == [
+        op.name for op in adaptor.graph(converted)
+    ]
+    found = compare_models(
+        LoadedModel(adaptor, converted), LoadedModel(adaptor, restored), [inputs]
+    )
+    assert len(found.layers) > 4
+    assert not found.left_out.get("run within the kernel of another op in B")
+    assert all(layer.sqnr > 100 for layer in found.layers)

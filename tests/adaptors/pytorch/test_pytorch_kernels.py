@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.kernel_ops import max_pool2d_uint8
 from neural_mp.core.precision import Precision
+from neural_mp.testing import signal_to_noise
 
 pytestmark = pytest.mark.slow
 
@@ -197,3 +198,25 @@ def test_max_pooling_of_integers_is_exact(size, window, stride, dilation, ceil_m
     assert torch.equal(pooled.double(), expected)
     alone = max_pool2d_uint8(values[0], kernel, stride, padding, dilation, ceil_mode)
     assert torch.equal(alone.double(), expected[0])
+
+
+def test_a_dense_layer_adds_a_part_of_a_larger_tensor():
+    """The kernel that adds minds no strides: a summand that is a view must be laid out anew."""
+
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.dense = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.dense(x) + torch.cat([x, x], 1)[:, : x.shape[1]]
+
+    inputs = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
+    net = Part().eval()
+    result, _, converted, _ = lowered(net, inputs)
+    called = [str(node.target) for node in converted.runnable.graph.nodes]
+    assert "onednn.qlinear_pointwise.binary" in called
+    with torch.no_grad():
+        exact = net(inputs).numpy()
+    assert signal_to_noise(exact, np.asarray(result)) > 30
