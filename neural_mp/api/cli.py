@@ -18,6 +18,7 @@ from neural_mp.api.commands import (
     hardware,
     inspect,
     kernels,
+    report,
     sensitivity,
     tune,
 )
@@ -56,6 +57,7 @@ app.command(epilog=explain.EPILOG)(explain.explain)
 app.command(epilog=convert.EPILOG)(convert.convert)
 app.command(epilog=audit.EPILOG)(audit.audit)
 app.command(epilog=benchmark.EPILOG)(benchmark.benchmark)
+app.command(epilog=report.EPILOG)(report.report)
 app.command(epilog=compare.EPILOG)(compare.compare)
 app.command(epilog=sensitivity.EPILOG)(sensitivity.sensitivity)
 app.command(epilog=advise.EPILOG)(advise.advise)

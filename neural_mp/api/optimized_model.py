@@ -28,6 +28,8 @@ from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.trial import Trial
 from neural_mp.errors import DataError, ModelLoadError, NeuralMPError, PlanError
 from neural_mp.profiling.audit import Audit, audited
+from neural_mp.reporting.page import cell_of, report_cell
+from neural_mp.reporting.tables import verdict
 from neural_mp.space import PlannedOp, planned_by_name
 from neural_mp.tuning.record import RunRecord
 from neural_mp.tuning.record_form import read_record_file, write_record
@@ -121,6 +123,12 @@ class OptimizedModel:
     def __repr__(self) -> str:
         words = {True: "target met", False: "target not met: FP32", None: "accuracy not checked"}
         return f"OptimizedModel({self.framework}, {self.plan!r}, {words[self.met]})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it: verdict, figures and trials, or the figures alone."""
+        if self.record is None:
+            return report_cell(self.report, verdict(self.report, self.met))
+        return cell_of(self.record)
 
     def audit(self) -> Audit:
         """What every op really runs in, beside what the plan says.

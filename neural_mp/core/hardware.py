@@ -12,6 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from neural_mp.core.byte_products import ByteProducts
+from neural_mp.core.grammar import counted
+from neural_mp.core.markup import notebook_table
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError, did_you_mean
 
@@ -66,6 +68,11 @@ class Support:
     native: bool
     reason: str
 
+    @property
+    def runs(self) -> str:
+        """How it runs, in a word: `natively`, `emulated` or `no`."""
+        return "natively" if self.native else "emulated" if self.available else "no"
+
 
 @dataclass(frozen=True)
 class Hardware:
@@ -87,6 +94,17 @@ class Hardware:
     gpus: tuple[Gpu, ...] = ()
     forced: frozenset[Precision] = frozenset()
     target: str = THIS
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        rows = [
+            (f"{device}, {precision}" if self.gpus else precision.value, found.runs, found.reason)
+            for device in (("cpu", "gpu") if self.gpus else ("cpu",))
+            for precision in Precision
+            for found in [self.support(precision, device)]
+        ]
+        caption = f"{self.name}, {counted(self.cores, 'core')}"
+        return notebook_table(("precision", "runs", "because"), rows, caption)
 
     @property
     def byte_products(self) -> ByteProducts:

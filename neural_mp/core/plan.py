@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from neural_mp.core.grammar import counted
+from neural_mp.core.markup import notebook_table
 from neural_mp.core.observations import Observations
 from neural_mp.core.precision import OpConfig, Precision, QuantSpec, parse_precisions
 from neural_mp.errors import PlanError, UnknownPrecisionError
@@ -51,6 +53,12 @@ class PrecisionPlan(Mapping[str, OpConfig]):
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {precision}" for precision, count in self.counts().items())
         return f"PrecisionPlan({counts or 'empty'})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        rows = [(op, str(config), str(config.weight or "")) for op, config in self.items()]
+        caption = f"{counted(len(self), 'op')} of the plan"
+        return notebook_table(("op", "runs in", "weight"), rows, caption)
 
     @property
     def precisions(self) -> dict[str, Precision]:

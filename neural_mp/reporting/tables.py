@@ -45,9 +45,8 @@ def hardware_table(
     for device in ("cpu", "gpu") if hardware.gpus else ("cpu",):
         for precision in Precision:
             support = hardware.support(precision, device)
-            runs = "natively" if support.native else "emulated" if support.available else "no"
-            style = {"natively": "green", "emulated": "yellow", "no": "red"}[runs]
-            table.add_row(device, precision.value, Text(runs, style), support.reason)
+            style = {"natively": "green", "emulated": "yellow", "no": "red"}[support.runs]
+            table.add_row(device, precision.value, Text(support.runs, style), support.reason)
     flags = [flag for group in NATIVE_FLAGS.values() for flag in group if flag in hardware.flags]
     notes = [f"CPU flags that count: {', '.join(flags) or 'none'}"]
     limits = (f"{name}={os.environ[name]}" for name in _LIMITS if name in os.environ)
@@ -167,7 +166,8 @@ def result_tables(report: Report, met: bool | None) -> RenderableType:
     return Group(*parts)
 
 
-def _before_and_after(report: Report, met: bool | None) -> Table:
+def verdict(report: Report, met: bool | None) -> str:
+    """What came of a run, in a line."""
     titles = {
         True: "The accuracy target is met",
         False: "The accuracy target is NOT met; this is the FP32 model",
@@ -175,31 +175,37 @@ def _before_and_after(report: Report, met: bool | None) -> Table:
     }
     rejected = report.best_rejected
     slow = rejected is not None and rejected.outcome is Outcome.SLOW
-    title = (
+    return (
         "Nothing that meets the target is faster; this is the FP32 model" if slow else titles[met]
     )
+
+
+def _before_and_after(report: Report, met: bool | None) -> Table:
+    title = verdict(report, met)
     table = Table(title=title, title_justify="left")
     for heading in ("", "FP32", "result", "change"):
         table.add_column(heading, justify="left" if not heading else "right")
-    for row in _accuracy_rows(report):
+    for row in before_and_after(report):
         table.add_row(*row)
-    table.add_row(
-        f"latency, batch of {report.batch_size}" if report.batch_size else "latency",
-        words.seconds(report.baseline_latency),
-        words.seconds(report.latency),
-        words.speed(report),
-    )
+    return table
+
+
+def before_and_after(report: Report) -> list[tuple[str, str, str, str]]:
+    """What is compared; of FP32, of the result, and the change, in words."""
+    latency = f"latency, batch of {report.batch_size}" if report.batch_size else "latency"
+    taken = words.seconds(report.baseline_latency), words.seconds(report.latency)
+    rows = [*_accuracy_rows(report), (latency, *taken, words.speed(report))]
     if report.decibels is not None:
         noise = f"{report.decibels:.1f} dB signal to noise"
-        table.add_row("outputs, beside those of FP32", "", "", noise)
+        rows.append(("outputs, beside those of FP32", "", "", noise))
     for name, before, after in (
         ("size of weights", report.baseline_size, report.size),
         ("memory of a run", report.baseline_footprint, report.footprint),
     ):
         if after is not None:
             share = f"{after / before:.0%}" if before else "–"
-            table.add_row(name, words.size(before), words.size(after), share)
-    return table
+            rows.append((name, words.size(before), words.size(after), share))
+    return rows
 
 
 def _accuracy_rows(report: Report) -> list[tuple[str, str, str, str]]:

@@ -86,8 +86,7 @@ def machine_of(hardware: Hardware) -> Machine:
 
 def _runs(hardware: Hardware, precision: Precision) -> tuple[str, str]:
     support = hardware.support(precision)
-    how = "natively" if support.native else "emulated" if support.available else "no"
-    return how, support.reason
+    return support.runs, support.reason
 
 
 def _versions(packages: Sequence[str]) -> dict[str, str]:

@@ -122,6 +122,12 @@ class Report:
             return None
         return self.baseline_latency / self.latency
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        from neural_mp.reporting.page import report_cell  # which knows reports
+
+        return report_cell(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts."""
         apart = ("best_rejected", "record")

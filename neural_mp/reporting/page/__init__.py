@@ -1,0 +1,5 @@
+"""One page that shows a run."""
+
+from neural_mp.reporting.page.document import cell_of, page_of, report_cell, write_page
+
+__all__ = ["cell_of", "page_of", "report_cell", "write_page"]

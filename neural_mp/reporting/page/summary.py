@@ -1,0 +1,205 @@
+"""The top of the page: what came of the run."""
+
+from __future__ import annotations
+
+from neural_mp.core.grammar import counted
+from neural_mp.core.markup import Child, Element, element
+from neural_mp.core.precision import Precision
+from neural_mp.core.trial import Outcome
+from neural_mp.reporting import words
+from neural_mp.reporting.page.axes import NAMES, both
+from neural_mp.reporting.page.bars import Part, stacked
+from neural_mp.reporting.page.parts import joined
+from neural_mp.reporting.page.view import View
+from neural_mp.tuning.report import Report
+
+
+def about(view: View) -> str:
+    """When, with what and where the run was."""
+    setup = view.record.setup
+    report = view.report
+    started = setup.started.replace("T", " ")[:16]
+    strategy = setup.settings.get("strategy")
+    return joined(
+        (
+            f"{started} UTC" if started else "",
+            setup.framework,
+            f"strategy {strategy.value}" if strategy else "",
+            counted(len(view.trials), "trial"),
+            counted(report.evaluations, "evaluation") if report else "",
+            f"{setup.machine.name}, {counted(setup.machine.cores, 'core')}",
+            view.record.name,
+        )
+    )
+
+
+def verdict(view: View) -> tuple[str, str, str]:
+    """The verdict in a word or two, what it means, and the class of its tile."""
+    ending = view.ending
+    if ending is None:
+        return "Did not end", "killed, or still going on", "open"
+    if ending.met is None:
+        return "Accuracy not checked", words.speed(ending.report), "open"
+    if ending.met:
+        return "Target met", words.speed(ending.report), "good"
+    rejected = ending.report.best_rejected
+    if rejected is not None and rejected.outcome is Outcome.SLOW:
+        return "Nothing is faster", "the result is the FP32 model", "bad"
+    closest = f"; trial {rejected.number + 1} came closest" if rejected is not None else ""
+    return "Target not met", f"the result is the FP32 model{closest}", "bad"
+
+
+def tiles(view: View) -> Element:
+    """The verdict and four figures."""
+    title, said, kind = verdict(view)
+    report = view.report
+    figures = _figures(report) if report else _figures_so_far(view)
+    return element(
+        "section",
+        _tile("Verdict", title, said, precision_bar(view, small=True), kind=f"verdict {kind}"),
+        [_tile(*figure) for figure in figures],
+        class_="tiles",
+        aria_label="Result",
+    )
+
+
+def _tile(what: str, big: str, said: Child, *more: Child, kind: str = "") -> Element:
+    return element(
+        "div",
+        element("div", what, class_="what"),
+        element("div", big, class_="big"),
+        element("div", said, class_="more"),
+        more,
+        class_=f"card tile {kind}".rstrip(),
+    )
+
+
+def _figures(report: Report) -> list[tuple[str, str, Child]]:
+    batch = f", batch of {report.batch_size}" if report.batch_size else ""
+    latency = f"FP32 {words.seconds(report.baseline_latency)}"
+    latency += f"; {words.times(report.speedup)}" if report.speedup else ""
+    return [
+        (f"Latency{batch}", words.seconds(report.latency), latency),
+        _accuracy(report),
+        ("Weights", words.size(report.size), _beside(report.baseline_size, report.size)),
+        (
+            "Memory of a run",
+            words.size(report.footprint),
+            _beside(report.baseline_footprint, report.footprint),
+        ),
+    ]
+
+
+def _accuracy(report: Report) -> tuple[str, str, Child]:
+    each = [
+        element(
+            "div",
+            f"{name} {words.number(m.value)}; FP32 {words.number(m.baseline)}{_goal(m.target)}",
+        )
+        for name, m in report.metrics.items()
+    ]
+    title = "Metrics" if each else _titled(report.metric or "accuracy")
+    if report.accuracy is None:
+        found = "not checked" if report.decibels is None else f"{report.decibels:.1f} dB"
+        said = "" if report.decibels is None else "signal to noise of the outputs, beside FP32’s"
+        return title, found, said
+    said = f"FP32 {words.number(report.baseline_accuracy)}{_goal(report.target)}"
+    return title, words.number(report.accuracy), each or said
+
+
+def _goal(target: float | None) -> str:
+    return "" if target is None else f"; target {words.number(target)}"
+
+
+def _beside(before: float | None, after: float | None) -> str:
+    share = f"; {after / before:.0%}" if before and after is not None else ""
+    return f"FP32 {words.size(before)}{share}"
+
+
+def _figures_so_far(view: View) -> list[tuple[str, str, Child]]:
+    best = view.best
+    found = best.objectives if best else {}
+    base = f"FP32 {words.number(view.baseline_accuracy)}"
+    speed = f"{words.times(best.speedup)} as fast as FP32" if best and best.speedup else ""
+    so_far = "best so far"
+    return [
+        (
+            f"Latency, {so_far}",
+            words.seconds(found.get("performance")),
+            speed or ("" if best else "no trial has met the target"),
+        ),
+        (f"{_titled(view.metric)}, {so_far}", words.number(best.accuracy if best else None), base),
+        (
+            f"Weights, {so_far}",
+            words.size(found.get("modelsize")),
+            _share(found.get("relative_modelsize")),
+        ),
+        (
+            f"Memory, {so_far}",
+            words.size(found.get("footprint")),
+            _share(found.get("relative_footprint")),
+        ),
+    ]
+
+
+def _titled(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _share(value: float | None) -> str:
+    return f"{value:.0%} of FP32’s" if value else ""
+
+
+def precision_bar(view: View, small: bool = False) -> Element:
+    """How many ops run in what, as one bar.
+
+    Args:
+        view: the run.
+        small: whether it stands in a tile.
+    """
+    parts = [
+        Part(
+            count,
+            precision.value,
+            f"{counted(count, 'op')} in {NAMES[precision]}",
+            NAMES[precision],
+        )
+        for precision, count in view.counts.items()
+    ]
+    if small:
+        return element("div", stacked(parts, narrow=True), class_="precisions")
+    return element("div", both(lambda narrow: stacked(parts, narrow)))
+
+
+def low_words(view: View) -> str:
+    """How many ops run in less than FP32."""
+    whole = len(view.graph)
+    low = whole - view.counts.get(Precision.FP32, 0)
+    return f"{low} of {counted(whole, 'op')} below FP32"
+
+
+def notices(view: View) -> list[Child]:
+    """What the user was warned of; and that a run did not end."""
+    report = view.report
+    if report is None:
+        return [
+            element(
+                "p",
+                "This run has no end: it was killed, or it goes on while this page was made. The "
+                "page shows what had been kept by then; ",
+                element("code", "resume"),
+                " goes on from there.",
+                class_="card warn",
+            )
+        ]
+    if not report.warnings:
+        return []
+    return [
+        element(
+            "details",
+            element("summary", counted(len(report.warnings), "warning")),
+            element("ul", [element("li", warning) for warning in report.warnings]),
+            class_="card warn",
+            open=view.ending is not None and view.ending.met is False,
+        )
+    ]

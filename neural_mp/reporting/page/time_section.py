@@ -1,0 +1,205 @@
+"""Where the time goes: types of ops, single ops, conversions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from neural_mp.core.grammar import counted
+from neural_mp.core.markup import Child, Element, element, table
+from neural_mp.core.precision import Precision
+from neural_mp.reporting import words
+from neural_mp.reporting.page.axes import NAMES, both, legend
+from neural_mp.reporting.page.bars import Part, Row, bars, stacked
+from neural_mp.reporting.page.parts import card, name, none, scrolling
+from neural_mp.reporting.page.summary import low_words, precision_bar
+from neural_mp.reporting.page.view import View
+
+CONVERSIONS, OTHER = "conversions", "other"
+#: Types of ops with a colour of their own.
+_SHOWN = 5
+_MOST_OPS, _MOST_CONVERSIONS = 14, 100
+
+
+def time_section(view: View) -> Element:
+    """FP32 beside the result, by type; and what the ops run in."""
+    what = "What ops run in." if view.ending else "What ops run in, in the best trial so far."
+    return element(
+        "section",
+        element("h2", "Where the time goes"),
+        _spent(view),
+        element("h2", low_words(view), class_="second"),
+        element("p", what, class_="lead"),
+        precision_bar(view),
+        _by_type(view),
+        _barred(view),
+        class_="card",
+    )
+
+
+def _barred(view: View) -> Element | None:
+    """Convolutions and products that may not run in what was asked for, and why."""
+    reasons = view.report.barred if view.report else ()
+    if not reasons:
+        return None
+    said = [
+        f"{counted(reason.ops, 'op')} not in {NAMES[reason.precision]}: {reason.words}"
+        for reason in reasons
+    ]
+    return element(
+        "details",
+        element("summary", "Convolutions and products that were barred"),
+        element("ul", [element("li", words) for words in said]),
+        class_="barred",
+    )
+
+
+def time_by_type(view: View, times: Mapping[str, float]) -> dict[str, float]:
+    """Type of op → seconds; what only the result has and is no op is a conversion."""
+    known = view.ending.baseline_times if view.ending else {}
+    found: dict[str, float] = defaultdict(float)
+    for entry, seconds in times.items():
+        if entry in view.graph:
+            found[view.graph[entry].type] += seconds
+        else:
+            found[OTHER if entry in known else CONVERSIONS] += seconds
+    return dict(found)
+
+
+def _spent(view: View) -> list[Child]:
+    ending = view.ending
+    if ending is None or not ending.baseline_times:
+        why = "This run had no end." if ending is None else "It would have taken too long."
+        return [none(f"The ops of the result were not timed. {why}")]
+    timed = {"FP32": ending.baseline_times, "result": ending.result_times}
+    sums = {title: time_by_type(view, times) for title, times in timed.items() if times}
+    colours = _colours(sums)
+    longest = max(sum(by.values()) for by in sums.values())
+    drawn: list[Child] = [element("p", "Both bars on one scale.", class_="lead")]
+    drawn += [_bar(title, by, colours, longest) for title, by in sums.items()]
+    rest = any(kind not in colours and kind != CONVERSIONS for by in sums.values() for kind in by)
+    keys = [(colour, kind) for kind, colour in colours.items()]
+    keys += [("k5", OTHER)] if rest else []
+    keys += [("kc", CONVERSIONS)] if any(by.get(CONVERSIONS) for by in sums.values()) else []
+    drawn.append(legend(keys))
+    found = ending.report.conversions
+    drawn.append(
+        element(
+            "p",
+            f"On every run: {found.quantize} quantize, {found.dequantize} dequantize, "
+            f"{counted(found.casts, 'cast')}. Sums of single ops, timed one by one; the whole "
+            f"takes {words.seconds(ending.report.latency)}.",
+            class_="lead after",
+        )
+    )
+    return drawn
+
+
+def _colours(sums: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
+    """Type of op → the class of its colour, of those that take most time in FP32."""
+    kinds = dict.fromkeys(kind for by in sums.values() for kind in by)
+    known = [kind for kind in kinds if kind not in (CONVERSIONS, OTHER)]
+    ordered = sorted(known, key=lambda kind: -sums["FP32"].get(kind, 0.0))
+    return {kind: f"k{index}" for index, kind in enumerate(ordered[:_SHOWN])}
+
+
+def _bar(
+    title: str, by: Mapping[str, float], colours: Mapping[str, str], longest: float
+) -> list[Element]:
+    said = f"{title}: {words.seconds(sum(by.values()))}"
+    parts = _parts(title, by, colours)
+    return [
+        element("p", said, class_="lead bar-title"),
+        *both(lambda narrow: stacked(parts, narrow, longest)),
+    ]
+
+
+def _parts(title: str, by: Mapping[str, float], colours: Mapping[str, str]) -> list[Part]:
+    whole = sum(by.values()) or 1.0
+
+    def part(label: str, seconds: float, kind: str) -> Part:
+        said = f"{title}, {label}: {words.seconds(seconds)}, {seconds / whole:.0%}"
+        return Part(seconds, kind, said, label)
+
+    parts = [part(kind, by[kind], colour) for kind, colour in colours.items() if by.get(kind)]
+    rest = sum(s for kind, s in by.items() if kind not in colours and kind != CONVERSIONS)
+    if rest:
+        parts.append(part(OTHER, rest, "k5"))
+    if by.get(CONVERSIONS):
+        parts.append(part(CONVERSIONS, by[CONVERSIONS], "kc"))
+    return parts
+
+
+def _by_type(view: View) -> Element:
+    counts: dict[str, dict[Precision, int]] = defaultdict(lambda: defaultdict(int))
+    for op in view.graph:
+        counts[op.type][view.runs_in[op.name]] += 1
+    shown = list(view.counts)
+    ordered = sorted(counts.items(), key=lambda item: (-sum(item[1].values()), item[0]))
+    rows = [[kind, *(by.get(p) or "" for p in shown)] for kind, by in ordered]
+    made = table(["type", *(NAMES[p] for p in shown)], rows)
+    return scrolling(made, "Ops by type and precision", "short")
+
+
+def single_ops_section(view: View) -> Element | None:
+    """How long single ops take in every precision; None where nobody asked for it."""
+    times = view.record.measured.times.ops
+    if not times:
+        return None
+    slowest = sorted(times, key=lambda op: -max(times[op].values(), default=0.0))[:_MOST_OPS]
+    rows = [_op_row(view, op, times[op]) for op in slowest if times[op]]
+    seen = [p for p in reversed(Precision) if any(p in by for by in times.values())]
+    more = f"The slowest {len(rows)} of {len(times)} timed." if len(times) > len(rows) else None
+    return card(
+        "Time of single ops",
+        "Each with what runs along in its kernel; the figure is the gain of what was chosen.",
+        both(lambda narrow: bars(rows, narrow)),
+        legend([*((p.value, NAMES[p]) for p in seen), ("fp32 weak", "pale: not chosen")]),
+        element("p", more, class_="lead after") if more else None,
+    )
+
+
+def _op_row(view: View, op: str, by: Mapping[Precision, float]) -> Row:
+    runs = view.runs_in.get(op)
+    parts = [
+        Part(
+            by[p],
+            p.value if p is runs else f"{p.value} weak",
+            f"{op} in {NAMES[p]}: {words.seconds(by[p])}{', chosen' if p is runs else ''}",
+        )
+        for p in reversed(Precision)
+        if p in by
+    ]
+    lower = runs is not None and runs is not Precision.FP32 and runs in by
+    gain = by[Precision.FP32] / by[runs] if lower and runs and by.get(Precision.FP32) else None
+    return Row(op, parts, words.times(gain) if gain else "")
+
+
+def conversions_section(view: View) -> Element | None:
+    """Where the result converts, the slowest first; None where it does not."""
+    ending = view.ending
+    if ending is None or not ending.conversions:
+        return None
+    found = sorted(ending.conversions, key=lambda c: -(c.seconds or 0.0))
+    rows = [
+        [
+            name(c.source),
+            c.kind,
+            element("span", ", ".join(c.readers[:3]), _more(len(c.readers) - 3), class_="names"),
+            words.seconds(c.seconds),
+        ]
+        for c in found[:_MOST_CONVERSIONS]
+    ]
+    left = len(found) - len(rows)
+    return card(
+        "Conversions",
+        f"{counted(len(found), 'place')} where values change their type on every run.",
+        scrolling(
+            table(["of", "does", "for", "takes"], rows, class_="left"), "Conversions", "middle"
+        ),
+        element("p", f"… and {left} more.", class_="lead after") if left > 0 else None,
+    )
+
+
+def _more(count: int) -> str | None:
+    return f" and {count} more" if count > 0 else None

@@ -1,0 +1,235 @@
+"""Every trial: accuracy against the time of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from neural_mp.core.markup import Child, Element, element
+from neural_mp.core.trial import Outcome, Trial
+from neural_mp.reporting import words
+from neural_mp.reporting.page.axes import NAMES, Scale, line, mark, picture, text
+from neural_mp.reporting.page.view import View
+
+SHAPES = {
+    Outcome.MET: "circle",
+    Outcome.MISSED: "cross",
+    Outcome.PRUNED: "cross",
+    Outcome.SLOW: "triangle",
+    Outcome.FAILED: "cross",
+}
+_SAID = {
+    Outcome.MET: "met the target",
+    Outcome.MISSED: "missed the target",
+    Outcome.PRUNED: "stopped early, as it was lost",
+    Outcome.SLOW: "met the target, slower than FP32",
+    Outcome.FAILED: "failed",
+}
+#: Trials further below the target than this many times the tolerated loss lie at the foot.
+_REACH = 2.5
+_TOP = 14
+_FOOT = 46
+
+
+def share_of_time(trial: Trial) -> float | None:
+    """The time of a trial as a share of FP32's; None where it was not measured."""
+    return trial.objectives.get("relative_latency")
+
+
+def trials_chart(view: View, narrow: bool, chosen: bool = True) -> Element:
+    """Up is better, left is faster; what was stopped or not timed stands at the side.
+
+    Args:
+        view: the run.
+        narrow: whether the screen is.
+        chosen: whether a trial can be chosen, by a script that waits for it.
+    """
+    frame = _Frame.of(view, narrow)
+    parts: list[Child] = [frame.grid(), frame.target_line(), _front(view, frame)]
+    last = sorted(view.drawn, key=lambda trial: trial is view.best)
+    parts.extend(_point(view, trial, frame, chosen) for trial in last)
+    parts.append(_baseline(view, frame))
+    said = f"Trials: {view.metric} against the time of a batch"
+    return picture(frame.width, frame.height, said, parts)
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """Where the chart's values lie.
+
+    Attributes:
+        view: the run.
+        width, height: of the picture.
+        right: where the chart ends and what was not timed begins.
+        time, accuracy: the scales.
+        worst: a trial with a worse accuracy lies at the foot.
+    """
+
+    view: View
+    narrow: bool
+    width: int
+    height: int
+    right: float
+    time: Scale
+    accuracy: Scale
+    worst: float
+
+    @classmethod
+    def of(cls, view: View, narrow: bool) -> _Frame:
+        width, height = (360, 330) if narrow else (700, 450)
+        timed = [trial for trial in view.drawn if share_of_time(trial)]
+        aside = [trial for trial in view.drawn if not share_of_time(trial)]
+        right = width - ((54 if narrow else 72) if aside else 12)
+        shares = [share_of_time(trial) or 0.0 for trial in timed]
+        time = Scale(0.0, max([*shares, 1.0]) * 1.06, 52 if narrow else 74, right)
+        worst, best = _reach(view, timed, aside)
+        pad = (best - worst) * 0.07
+        hidden = any(_is_worse(view, t.accuracy, worst) for t in (*timed, *aside))
+        foot = height - _FOOT - (22 if hidden else 0)
+        low, high = sorted((worst - pad, best + pad))
+        ends = (foot, _TOP) if view.higher_is_better else (_TOP, foot)
+        return cls(view, narrow, width, height, right, time, Scale(low, high, *ends), worst)
+
+    @property
+    def foot(self) -> float:
+        """Where the worst accuracy lies."""
+        return max(self.accuracy.start, self.accuracy.end)
+
+    def place(self, trial: Trial) -> tuple[float, float]:
+        """Where a trial lies."""
+        share = share_of_time(trial)
+        room = self.width - self.right - 30
+        x = self.time(share) if share else self.right + 22 + trial.number * 13 % max(room, 1)
+        if trial.accuracy is None or _is_worse(self.view, trial.accuracy, self.worst):
+            return x, self.foot + 12
+        return x, self.accuracy(trial.accuracy)
+
+    def grid(self) -> list[Element]:
+        """Lines, and the words of both axes."""
+        under, middle = self.height - _FOOT + 16, (self.time.start + self.right) / 2
+        parts = []
+        for share in self.time.ticks(4 if self.narrow else 6):
+            x = self.time(share)
+            parts.append(line(x, _TOP, x, self.foot, "grid"))
+            parts.append(text(f"{share:.0%}", x, under, "tick", "middle"))
+        for value in self.accuracy.ticks():
+            y = self.accuracy(value)
+            parts.append(line(self.time.start, y, self.right, y, "grid"))
+            parts.append(text(f"{value:.4g}", self.time.start - 8, y + 4, "tick", "end"))
+        what = "time, share of FP32’s" if self.narrow else "time of a batch, as a share of FP32’s"
+        parts.append(text(what, middle, self.height - 8, "axis", "middle"))
+        if not self.narrow:
+            better = "" if self.view.higher_is_better else " (lower is better)"
+            name = text(
+                f"{self.view.metric}{better}", -(_TOP + self.foot) / 2, 14, "axis", "middle"
+            )
+            name.set("transform", "rotate(-90)")
+            parts.append(name)
+        if self.right < self.width - 20:
+            parts.append(line(self.right + 8, _TOP, self.right + 8, self.foot, "split"))
+            x = (self.right + 8 + self.width) / 2
+            parts.append(text("not timed", x, under, "tick", "middle"))
+        return parts
+
+    def target_line(self) -> list[Element]:
+        """The target, and the zone of what misses it."""
+        target, left = self.view.target, self.time.start
+        if target is None:
+            return []
+        y = self.accuracy(target)
+        return [
+            element(
+                "rect",
+                x=left,
+                y=y,
+                width=self.right - left,
+                height=max(self.foot - y, 0.0),
+                class_="missed-zone",
+            ),
+            line(left, y, self.width - 6, y, "target"),
+            text(f"target {words.number(target)}", left + 8, y - 6, "target-word"),
+        ]
+
+
+def _reach(view: View, timed: Sequence[Trial], aside: Sequence[Trial]) -> tuple[float, float]:
+    """The worst and the best accuracy that the chart shows to scale."""
+    base, target = view.baseline_accuracy, view.target
+    step = abs((base or 0.0) - target) if target is not None and base is not None else 0.0
+    step = step or abs(base or 0.0) * 0.01 or 0.01
+    sign = 1 if view.higher_is_better else -1
+    seen = [sign * value for value in (base, target) if value is not None]
+    seen += [sign * t.accuracy for t in timed if t.accuracy is not None]
+    limit = (sign * target if target is not None else min(seen, default=0.0)) - _REACH * step
+    if not any(trial.accurate for trial in (*timed, *aside)):
+        limit = -inf  # nothing else is worth the room
+    seen += [
+        sign * t.accuracy for t in aside if t.accuracy is not None and sign * t.accuracy >= limit
+    ]
+    kept = [value for value in seen if value >= limit] or [0.0]
+    return sign * (min(kept) - 0.35 * step), sign * max(kept)
+
+
+def _is_worse(view: View, accuracy: float | None, limit: float) -> bool:
+    if accuracy is None:
+        return False
+    return accuracy < limit if view.higher_is_better else accuracy > limit
+
+
+def _front(view: View, frame: _Frame) -> Element | None:
+    """Steps through the trials that no other beats in both."""
+    met = [trial for trial in view.drawn if trial.met and share_of_time(trial)]
+    places = sorted(frame.place(trial) for trial in met)
+    steps: list[tuple[float, float]] = []
+    for x, y in places:
+        if not steps or y < steps[-1][1]:
+            if steps:
+                steps.append((x, steps[-1][1]))
+            steps.append((x, y))
+    if len(steps) < 2:
+        return None
+    return element("path", d="M" + "L".join(f"{x:g},{y:g}" for x, y in steps), class_="front")
+
+
+def _baseline(view: View, frame: _Frame) -> Element | None:
+    base = view.baseline_accuracy
+    if base is None:
+        return None
+    x, y = frame.time(1.0), frame.accuracy(base)
+    taken = view.report.baseline_latency if view.report else None
+    said = f"FP32: {view.metric} {words.number(base)}"
+    said += f", {words.seconds(taken)} a batch" if taken else ""
+    return element(
+        "g",
+        mark("diamond", x, y, "fp32"),
+        text("FP32", x, y - 12, "point-word", "middle"),
+        element("title", said),
+    )
+
+
+def described(trial: Trial) -> str:
+    """A trial in words."""
+    parts = [words.accuracy(trial)]
+    parts.append(f"{words.times(trial.speedup)} as fast as FP32" if trial.speedup else "not timed")
+    parts.extend(f"{count} {NAMES[p]}" for p, count in trial.plan.counts().items())
+    error = f"; {trial.error}" if trial.error else ""
+    return f"trial {trial.number + 1} {_SAID[trial.outcome]}: {', '.join(parts)}{error}"
+
+
+def _point(view: View, trial: Trial, frame: _Frame, chosen: bool) -> Element:
+    best = trial is view.best
+    kind = f"trial {trial.outcome.value}{' chosen' if best else ''}"
+    shape = "star" if best else SHAPES[trial.outcome]
+    said = described(trial)
+    drawn = mark(shape, *frame.place(trial), kind), element("title", said)
+    if not chosen:
+        return element("g", drawn)
+    return element(
+        "g",
+        drawn,
+        class_="pick",
+        tabindex=0,
+        role="button",
+        aria_label=said,
+        data_trial=trial.number,
+    )

@@ -1,0 +1,158 @@
+"""Trials, finalists, and how well their times were foretold."""
+
+from __future__ import annotations
+
+from neural_mp.core.grammar import counted
+from neural_mp.core.markup import Element, element, table
+from neural_mp.core.trial import Outcome, Trial
+from neural_mp.reporting import words
+from neural_mp.reporting.page.axes import Scale, both, line, mark, picture, text
+from neural_mp.reporting.page.bars import Part, Row, ranges
+from neural_mp.reporting.page.parts import card, none, scrolling
+from neural_mp.reporting.page.trials_chart import described, share_of_time, trials_chart
+from neural_mp.reporting.page.view import View
+
+_MARKS = (
+    ("circle", "trial met", "met the target", {Outcome.MET}),
+    ("triangle", "trial slow", "slower than FP32", {Outcome.SLOW}),
+    ("cross", "trial missed", "missed, stopped early or failed", set(Outcome)),
+)
+#: Fewer stand in the table of finalists only.
+_LEAST_PAIRS = 3
+#: Trials that the table of those without an accuracy names.
+_MOST = 12
+
+
+def trials_section(view: View) -> Element:
+    """What was tried."""
+    if not view.trials:
+        why = "No accuracy was checked." if view.baseline_accuracy is None else ""
+        return card("Trials", None, none(f"No plan was evaluated. {why}"))
+    drawn = view.drawn
+    failed = [trial for trial in view.trials if trial not in drawn]
+    better = "accurate" if view.higher_is_better else "accurate (a lower value)"
+    return card(
+        "Trials",
+        f"Up is more {better}, left is faster. Choose one to see its plan on the map.",
+        both(lambda narrow: trials_chart(view, narrow)) if drawn else None,
+        _legend(view) if drawn else None,
+        [element("p", described(trial), class_="lead after") for trial in failed[:_MOST]],
+        none(f"… and {len(failed) - _MOST} more that failed.") if len(failed) > _MOST else None,
+    )
+
+
+def _legend(view: View) -> Element:
+    left = set(Outcome)
+    shown = []
+    for shape, kind, said, outcomes in _MARKS:
+        here = outcomes & left
+        left -= here
+        if any(t.outcome in here for t in view.drawn if t is not view.best):
+            shown.append((shape, kind, said))
+    if view.best is not None:
+        shown.append(("star", "trial met chosen", view.subject))
+    return element(
+        "ul",
+        [
+            element(
+                "li",
+                element("svg", mark(shape, 8, 8, kind, 5), viewBox="0 0 16 16", aria_hidden="true"),
+                said,
+            )
+            for shape, kind, said in shown
+        ],
+        class_="legend",
+    )
+
+
+def finalists_section(view: View) -> Element | None:
+    """The trials that were measured side by side last, with the spread of their figures."""
+    found = view.ending.finalists if view.ending else ()
+    timed = [trial for trial in found if share_of_time(trial)]
+    if not timed:
+        return None
+    rows = [_finalist(view, trial) for trial in timed]
+    first = {trial.number: trial for trial in view.record.trials}
+    predicted = view.ending.predicted if view.ending else {}
+    changed = [
+        [
+            f"trial {t.number + 1}",
+            words.number(t.accuracy),
+            _share(first.get(t.number)),
+            _share(t),
+            words.seconds(t.objectives.get("performance")),
+            _percent(predicted.get(t.number)),
+        ]
+        for t in timed
+    ]
+    headings = ["", "accuracy", "first measured", "side by side", "a batch", "predicted"]
+    return card(
+        "Finalists",
+        f"{counted(len(timed), 'trial')} measured again, side by side, since single measurements "
+        "drift. Time as a share of FP32’s, with what it lies between at a confidence of 95 %.",
+        both(lambda narrow: ranges(rows, narrow, 1.0)),
+        scrolling(table(headings, changed), "Finalists", "middle after"),
+    )
+
+
+def _share(trial: Trial | None) -> str:
+    return _percent(share_of_time(trial) if trial else None)
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def _finalist(view: View, trial: Trial) -> Row:
+    share = share_of_time(trial) or 0.0
+    low = trial.objectives.get("relative_latency_low", share)
+    high = trial.objectives.get("relative_latency_high", share)
+    chosen = view.ending is not None and trial.number == view.ending.chosen
+    kind = "trial met chosen" if chosen else "trial met"
+    said = f"trial {trial.number + 1}: {share:.1%} of FP32’s time ({low:.1%} to {high:.1%})"
+    shape = "star" if chosen else "circle"
+    middle = Part(share, kind, said, shape=shape)
+    parts = (middle, Part(low, "", ""), Part(high, "", ""))
+    return Row(f"trial {trial.number + 1}", parts, f"{share:.0%} ({low:.0%}–{high:.0%})")
+
+
+def predicted_section(view: View) -> Element | None:
+    """Times as the times of single ops foretell them, beside those that were measured."""
+    predicted = view.ending.predicted if view.ending else {}
+    pairs = [
+        (trial, predicted[trial.number], share)
+        for trial in view.trials
+        if trial.number in predicted and (share := share_of_time(trial))
+    ]
+    if len(pairs) < _LEAST_PAIRS:
+        return None
+    off = sorted(abs(foretold - share) / share for _, foretold, share in pairs)
+    return card(
+        "Predicted and measured",
+        "Time as a share of FP32’s: as the times of single ops and of conversions foretell it, "
+        "and as measured. On the line both are alike; the middle trial is "
+        f"{off[len(off) // 2]:.0%} off.",
+        both(lambda narrow: _predicted_chart(view, pairs, narrow)),
+    )
+
+
+def _predicted_chart(view: View, pairs: list[tuple[Trial, float, float]], narrow: bool) -> Element:
+    width, height, left, foot = (350, 260, 52, 214) if narrow else (560, 300, 66, 252)
+    most = max(1.0, *(max(foretold, share) for _, foretold, share in pairs)) * 1.06
+    across, up = Scale(0.0, most, left, width - 12), Scale(0.0, most, foot, 10)
+    drawn = []
+    for share in across.ticks(5):
+        drawn.append(line(across(share), 10, across(share), foot, "grid"))
+        drawn.append(text(f"{share:.0%}", across(share), foot + 16, "tick", "middle"))
+        drawn.append(line(left, up(share), width - 12, up(share), "grid"))
+        drawn.append(text(f"{share:.0%}", left - 8, up(share) + 4, "tick", "end"))
+    drawn.append(line(left, foot, width - 12, 10, "link"))
+    drawn.append(text("measured", (left + width) / 2, foot + 36, "axis", "middle"))
+    drawn.append(text("predicted", left, 8, "axis"))
+    for trial, foretold, share in pairs:
+        chosen = trial is view.best
+        said = f"trial {trial.number + 1}: predicted {foretold:.0%}, measured {share:.0%}"
+        kind = f"trial {trial.outcome.value}{' chosen' if chosen else ''}"
+        point = mark("star" if chosen else "circle", across(share), up(foretold), kind, 5)
+        drawn.append(element("g", point, element("title", said)))
+    return picture(width, height, "Predicted and measured time of trials", drawn)

@@ -1,0 +1,130 @@
+"""The page of a run, from a workspace alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from quick_runs import make_quick
+
+import neural_mp
+from neural_mp import MixedPrecision, common
+from neural_mp.tuning.listener import Listener
+
+
+class _Dies(Listener):
+    """A user's listener that ends the process's run in its middle."""
+
+    def trial(self, *_, **__):
+        raise SystemError("the machine went down")
+
+
+class Right:
+    """A metric."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.right = self.all = 0
+
+    def update(self, preds, labels) -> None:
+        self.right += int((preds.argmax(1) == labels).sum())
+        self.all += len(labels)
+
+    def result(self) -> float:
+        return self.right / self.all
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("workspace")
+
+
+@pytest.fixture(scope="module")
+def tuned(kept, net, digits):
+    """The result of a run, and a second run in the same workspace that did not end."""
+    train, test = digits
+    options = {
+        "model": net,
+        "precisions": "int8",
+        "metric": Right(),
+        "eval_dataloader": common.DataLoader(test, batch_size=100),
+        "calib_dataloader": common.DataLoader(train, batch_size=50),
+        "workspace": kept,
+    }
+    with pytest.MonkeyPatch.context() as quick:
+        make_quick(quick)
+        result = MixedPrecision(**options)()
+        with pytest.raises(SystemError):
+            MixedPrecision(**options, listener=_Dies())()
+    return result
+
+
+def test_a_finished_run_and_one_that_did_not_end_have_pages(
+    run, tmp_path, kept, tuned, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run("report", str(kept), "--run", "1", "--output", "pages/first.html")
+    assert code == 0
+    assert "tuning-0001 met its target; the page is in pages/first.html" in out
+    first = Path("pages/first.html").read_text(encoding="utf-8")
+    assert "Target met" in first
+    assert all(op in first for op in tuned.plan)
+    code, out, _ = run("report", str(kept))
+    assert code == 0
+    assert "tuning-0002 did not end" in out
+    assert "Did not end" in Path("report.html").read_text(encoding="utf-8")
+
+
+def test_the_document_has_what_the_page_is_of(run, tmp_path, kept, tuned):
+    page = tmp_path / "page.html"
+    code, out, _ = run("report", str(kept), "--run", "1", "-o", str(page), "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["run"] == "tuning-0001"
+    assert found["met"] is True
+    assert found["saved_to"] == str(page)
+    assert found["report"]["accuracy"] == tuned.report.accuracy
+    assert len(found["trials"]) == len(tuned.trials)
+    assert set(found["plan"]) == set(tuned.plan)
+    code, out, _ = run("report", str(kept), "-o", str(page), "--json")
+    assert json.loads(out)["ended"] is None
+
+
+def test_a_saved_result_has_the_page_of_its_run(run, tmp_path, tuned):
+    tuned.save(tmp_path / "saved")
+    page = tmp_path / "page.html"
+    assert run("report", str(tmp_path / "saved"), "--output", str(page))[0] == 0
+    assert "Target met" in page.read_text(encoding="utf-8")
+    code, _, err = run("report", str(tmp_path / "saved"), "--run", "2")
+    assert code == 2
+    assert "has one run" in err
+
+
+def test_what_has_no_run_is_said_in_one_line(run, tmp_path, kept, tuned):
+    cases = {
+        ("missing",): "'missing' is no folder; give the folder that the option 'workspace'",
+        (str(tmp_path),): "has no runs in it",
+        (str(kept), "--run", "9"): "there is no run 9 in",
+        ("x", "--storage", "nonsense://"): "cannot be opened",
+        (str(kept), "-o", str(kept / "history.db" / "x.html")): ("cannot be written"),
+    }
+    for arguments, words in cases.items():
+        code, out, err = run("report", *arguments)
+        assert code == 2, arguments
+        assert words in err
+        assert len(err.splitlines()) == 1
+        assert not out
+    assert not Path("missing").exists()
+
+
+def test_a_notebook_shows_a_result_and_its_parts(tmp_path, tuned):
+    cell = tuned._repr_html_()
+    assert "Target met" in cell
+    assert "<script" not in cell
+    tuned.save(tmp_path / "saved")
+    assert "Target met" in neural_mp.load(tmp_path / "saved")._repr_html_()
+    assert "latency, batch of" in tuned.report._repr_html_()
+    assert all(op in tuned.plan._repr_html_() for op in tuned.plan)

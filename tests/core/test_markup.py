@@ -1,0 +1,69 @@
+"""HTML out of elements: whatever a text holds, it stays a text."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+import pytest
+from machine import machine
+
+from neural_mp.core.markup import element, markup, notebook_table, raw, visible
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import FP32, Precision
+from neural_mp.tuning.report import Report
+
+
+class _Texts(HTMLParser):
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags, self.text, self.values = [], "", []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.values += [value for _, value in attributes]
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.mark.parametrize(
+    "text", ["</p><script>alert(1)</script>", "a & b &amp; c", "\"'`", "-->", "]]>", "名前"]
+)
+def test_a_text_is_read_as_it_was_written(text):
+    found = _Texts(markup(element("p", text, element("b", text), text, title=text)))
+    assert found.tags == ["p", "b"]
+    assert found.text == text * 3
+    assert found.values == [text]
+
+
+def test_characters_that_hide_or_reorder_are_written_as_their_code():
+    assert visible("safe\u202etxt.exe") == "safe\\u202etxt.exe"
+    assert visible("a\x00b\x1b\ud800") == "a\\u0000b\\u001b\\ud800"
+    assert visible("tab\tand\nline, ümläut") == "tab\tand\nline, ümläut"
+
+
+def test_attributes_are_named_as_in_python():
+    made = markup(element("i", class_="a", stroke_width=1.5, hidden=True, id=None, open=False))
+    assert made == '<i class="a" stroke-width="1.5" hidden=""></i>'
+
+
+def test_a_script_cannot_end_before_its_end():
+    with pytest.raises(ValueError, match="must not hold"):
+        raw("script", "'</script>'")
+
+
+def test_a_long_table_is_cut_and_says_so():
+    made = notebook_table(("op",), [(f"op{i}",) for i in range(100)], "ops")
+    assert made.count("<tr>") == 61
+    assert "and 40 more" in made
+
+
+def test_a_notebook_shows_plans_machines_and_reports_as_tables():
+    assert "<td>fp32</td>" in PrecisionPlan({"a<b": FP32})._repr_html_()
+    assert "a&lt;b" in PrecisionPlan({"a<b": FP32})._repr_html_()
+    forced = machine(Precision.BF16)._repr_html_()
+    assert "emulated" in forced
+    assert "forced by FORCE_BF16=1" in forced
+    assert "0.97" in Report(baseline_accuracy=0.98, accuracy=0.97)._repr_html_()

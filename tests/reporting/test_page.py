@@ -1,0 +1,311 @@
+"""The page of a run, as a browser reads it, without one."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import time
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import page_records
+import pytest
+
+from neural_mp.core.trial import Outcome
+from neural_mp.errors import NeuralMPError
+from neural_mp.reporting.page import cell_of, page_of, write_page
+from neural_mp.reporting.page.trials_chart import trials_chart
+from neural_mp.reporting.page.view import View
+
+HOSTILE = (
+    "</script><img src=x onerror=alert(1)>",
+    "<!--<script>",
+    "\"'><svg onload=alert(1)>",
+    "]]></title></style><b>",
+    "\u202egnp.exe\u2066",
+    "\x00\x1b[31m\ud800",
+    "&lt;i&gt; &amp;",
+    "名前 · اسم",
+    "${alert(1)}`\\u003c/script>",
+)
+EMPTY = {"meta", "input", "br", "img", "link", "hr"}
+
+
+class Reader(HTMLParser):
+    """What a browser finds in a page.
+
+    Attributes:
+        elements: every tag with its attributes.
+        texts: tag → the texts right in such elements.
+    """
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self._open: list[str] = []
+        self.feed(page)
+        self.close()
+        assert not self._open, f"not closed: {self._open}"
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        self.texts.setdefault(tag, [])
+        if tag not in EMPTY:
+            self._open.append(tag)
+            self.texts[tag].append("")
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if self._open:
+            self.texts[self._open[-1]][-1] += data
+
+    @property
+    def tags(self) -> set[str]:
+        return {tag for tag, _ in self.elements}
+
+    def data(self) -> dict:
+        ((attributes, text),) = [
+            (found, text)
+            for (_, found), text in zip(
+                [e for e in self.elements if e[0] == "script"], self.texts["script"], strict=True
+            )
+            if found.get("id") == "data"
+        ]
+        if "data-packed" in attributes:
+            import gzip
+
+            text = gzip.decompress(base64.b64decode(text)).decode()
+        return json.loads(text)
+
+    def words(self) -> str:
+        return " ".join(
+            text
+            for tag, texts in self.texts.items()
+            if tag not in ("script", "style")
+            for text in texts
+        )
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return page_records.chain(30)
+
+
+@pytest.fixture(scope="module")
+def page(graph):
+    return page_of(page_records.record(graph))
+
+
+def test_a_page_has_the_verdict_and_four_figures(page):
+    words = Reader(page).words()
+    assert "Target met" in words
+    for figure in ("24 ms", "0.95", "1 MB", "2 MB", "3.33×"):
+        assert figure in words
+
+
+def test_a_page_shows_every_part_of_a_run(page):
+    headings = Reader(page).texts["h2"]
+    expected = (
+        *("Trials", "Where the time goes", "Map", "Sensitivity", "Time of single ops", "Finalists"),
+        *("Predicted and measured", "Conversions", "Ops", "The run", "Machine and versions"),
+    )
+    assert set(expected) <= set(headings)
+
+
+def test_a_page_loads_nothing_and_lets_only_its_own_script_run(page):
+    found = Reader(page)
+    assert "http:" not in page
+    assert "https:" not in page
+    assert "src=" not in page
+    assert "@import" not in page
+    assert "url(" not in page
+    assert not found.tags & {"img", "link", "iframe", "object", "embed", "form", "base"}
+    (policy,) = [a["content"] for t, a in found.elements if t == "meta" and "http-equiv" in a]
+    assert policy.startswith("default-src 'none';")
+    assert "unsafe" not in policy
+    for tag in ("script", "style"):
+        digests = [
+            base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+            for text in found.texts[tag]
+        ]
+        assert digests[-1] in policy
+    assert not any("style" in attributes for _, attributes in found.elements)
+
+
+def test_charts_are_drawn_without_the_script(page):
+    elements = Reader(page).elements
+    assert sum(tag == "svg" and "viewbox" in given for tag, given in elements) > 10
+    points = [given["data-trial"] for _, given in elements if "data-trial" in given]
+    assert sorted(points) == sorted(2 * "012345")  # for wide and for narrow screens
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_up_is_better_whichever_way_the_metric_goes(graph, higher):
+    made = page_records.record(graph)
+    sign = 1 if higher else -1
+    report = replace(
+        made.ending.report,
+        higher_is_better=higher,
+        baseline_accuracy=sign * 0.96,
+        target=sign * 0.94,
+    )
+    trials = [replace(t, accuracy=sign * (t.accuracy or 0.5)) for t in made.trials]
+    ending = replace(made.ending, report=report, finalists=())
+    drawn = list(
+        trials_chart(View(replace(made, trials=tuple(trials), ending=ending)), False).iter()
+    )
+    (zone,) = [float(e.get("y")) for e in drawn if e.get("class") == "missed-zone"]
+    met = [float(e.get("cy")) for e in drawn if e.get("class") == "trial met"]
+    crosses = [e.get("d") for e in drawn if e.get("class") == "trial missed"]
+    missed = [float(re.match(r"M[\d.]+,([\d.]+)", path)[1]) for path in crosses]
+    assert met
+    assert missed
+    assert max(met) < zone < min(missed)  # the picture counts from its top
+
+
+def test_a_page_is_light_and_dark(page):
+    assert "@media (prefers-color-scheme: dark)" in page
+    assert "color-scheme: light dark" in page
+
+
+def test_no_name_breaks_out_of_a_page():
+    graph = page_records.chain(len(HOSTILE) * 3, named=lambda i: f"{HOSTILE[i % len(HOSTILE)]}{i}")
+    plain = Reader(page_of(page_records.record(page_records.chain(len(graph)))))
+    for make in (page_records.record, page_records.killed):
+        for bad in HOSTILE:
+            made = make(graph)
+            made = replace(made, setup=page_records.setup(graph, model=bad, reason=bad))
+            if made.ending is not None:
+                report = replace(made.ending.report, warnings=(bad,), metric=bad)
+                made = replace(made, ending=replace(made.ending, report=report))
+            text = page_of(made)
+            text.encode()
+            found = Reader(text)
+            assert found.tags <= plain.tags | {"code"}
+            assert len([t for t, _ in found.elements if t == "script"]) == 2
+            assert not any(
+                name.startswith("on") for _, attributes in found.elements for name in attributes
+            )
+            Reader(cell_of(made))
+
+
+def test_names_cannot_turn_the_direction_of_what_is_around_them():
+    graph = page_records.chain(6, named=lambda i: f"{HOSTILE[4]}{i}")
+    text = page_of(page_records.record(graph))
+    assert "\u202e" not in text
+    assert "\u2066" not in text
+    assert "\\u202egnp.exe\\u20660" in Reader(text).data()["ops"][0][0]
+
+
+def test_5000_ops_take_less_than_a_megabyte_and_a_few_seconds():
+    made = page_records.record(page_records.transformer(5000))
+    begun = time.process_time()
+    text = page_of(made)
+    assert time.process_time() - begun < 10
+    assert len(text.encode()) < 1_000_000
+    found = Reader(text).data()
+    assert len(found["ops"]) >= 5000
+    assert found["plan"].startswith("neural_mp_plan")
+
+
+def test_the_script_knows_what_every_op_runs_in_in_every_trial(graph):
+    made = page_records.record(graph)
+    data = Reader(page_of(made)).data()
+    letters = {"int8": "8", "bf16": "b", "fp16": "h", "fp32": "."}
+    for trial in made.trials:
+        runs = made.setup.followed(trial.plan).effective
+        expected = "".join(letters[runs[op.name].value] for op in graph)
+        assert data["plans"][str(trial.number)] == expected
+    assert data["result"] == data["plans"]["0"]
+
+
+def test_ops_of_one_kernel_share_a_box(graph):
+    data = Reader(page_of(page_records.record(graph))).data()
+    boxes = [box[2] for box in data["boxes"]]
+    assert sorted(op for box in boxes for op in box) == list(range(len(graph)))
+    assert [0, 1] in boxes  # a convolution with its ReLU
+    assert [2] in boxes
+
+
+def test_the_plan_is_there_to_download_and_replays(page, graph):
+    from neural_mp import PrecisionPlan
+
+    (link,) = [a["href"] for tag, a in Reader(page).elements if tag == "a"]
+    yaml = base64.b64decode(link.removeprefix("data:text/yaml;base64,")).decode()
+    assert PrecisionPlan.from_yaml(yaml) == page_records.plan_of(graph)
+
+
+def test_a_killed_run_has_a_page_that_says_so(graph):
+    words = Reader(page_of(page_records.killed(graph))).words()
+    assert "Did not end" in words
+    assert "it was killed, or it goes on" in words
+    assert "best so far" in words
+    assert "Trials: accuracy against the time of a batch" in words
+    assert "Conversions" not in words
+
+
+def test_a_run_that_was_killed_before_its_first_trial_has_a_page(graph):
+    empty = replace(page_records.killed(graph), trials=(), baseline=None)
+    words = Reader(page_of(empty)).words()
+    assert "No plan was evaluated" in words
+    Reader(cell_of(empty))
+
+
+def test_a_run_without_accuracy_has_a_page_without_trials(graph):
+    words = Reader(page_of(page_records.unchecked(graph))).words()
+    assert "Accuracy not checked" in words
+    assert "41.5 dB" in words
+    assert "No plan was evaluated" in words
+
+
+def test_a_run_that_missed_its_target_says_that_the_result_is_the_fp32_model(graph):
+    made = page_records.missed(graph)
+    found = Reader(page_of(made))
+    assert "Target not met" in found.words()
+    assert "the result is the FP32 model" in found.words()
+    assert set(found.data()["result"]) == {"."}
+    slow = replace(made.trials[0], outcome=Outcome.SLOW)
+    report = replace(made.ending.report, best_rejected=slow)
+    made = replace(made, ending=replace(made.ending, report=report))
+    assert "Nothing is faster" in Reader(page_of(made)).words()
+
+
+def test_numbers_that_are_none_do_not_stop_a_page(graph):
+    made = page_records.record(graph)
+    nothing = float("nan")
+    noise = dict.fromkeys(made.observations.noise, nothing)
+    first, *others = made.trials
+    made = replace(
+        made,
+        observations=replace(made.observations, noise=noise),
+        trials=(*others, replace(first, accuracy=nothing, number=9)),
+    )
+    assert "NaN" not in re.sub(r"<script.*?</script>", "", page_of(made), flags=re.S)
+
+
+def test_a_cell_has_no_script_and_its_styles_stay_inside(graph):
+    for make in (page_records.record, page_records.killed, page_records.unchecked):
+        cell = cell_of(make(graph))
+        found = Reader(cell)
+        assert "script" not in found.tags
+        assert not any("id" in attributes for _, attributes in found.elements)
+        (style,) = found.texts["style"]
+        style = re.sub(r"/\*.*?\*/", "", style, flags=re.S)
+        rules = re.findall(r"([^{}]+)\{", style)
+        selectors = [part.strip() for rule in rules for part in rule.split(",")]
+        kept = [part for part in selectors if part and not part.startswith("@media")]
+        assert kept
+        assert all(part.startswith(".nmp") for part in kept)
+
+
+def test_a_page_is_written_with_the_folders_on_its_way(tmp_path, page):
+    write_page(tmp_path / "a" / "b.html", page)
+    assert (tmp_path / "a" / "b.html").read_text(encoding="utf-8") == page
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NeuralMPError, match="cannot be written"):
+        write_page(tmp_path / "file" / "b.html", page)

@@ -1,0 +1,147 @@
+"""Pages in a real browser, where there is one."""
+
+from __future__ import annotations
+
+import json
+import queue
+import shutil
+import subprocess
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import page_records
+import pytest
+
+from neural_mp.reporting.page import cell_of, page_of
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here"),
+]
+
+#: Shows pages one after the other in a frame, and tells what became of them.
+LOOKER = """<!doctype html><body><script>
+const shown = (page, width) => new Promise(done => {
+  const frame = document.createElement("iframe");
+  Object.assign(frame, {width, height: 900, src: page});
+  frame.onload = () => setTimeout(() => {
+    const inside = frame.contentDocument, view = frame.contentWindow;
+    const paints = view.performance.getEntriesByName("first-contentful-paint");
+    done({page, width, wide: inside.documentElement.scrollWidth,
+      rows: inside.querySelectorAll("#ops tbody tr").length,
+      legend: inside.querySelector("#maplegend")?.textContent,
+      paint: paints.length ? paints[0].startTime : null});
+    frame.remove();
+  }, 400);
+  document.body.append(frame);
+});
+(async () => {
+  const found = [];
+  for (const [page, width] of ASKED) found.push(await shown(page, width));
+  fetch("found", {method: "POST", body: JSON.stringify(found)});
+})();
+</script></body>"""
+
+
+class _Server(SimpleHTTPRequestHandler):
+    """Serves a folder, and notes what it was asked for."""
+
+    asked: list[str]
+    answers: queue.Queue
+
+    def do_GET(self):
+        self.asked.append(self.path)
+        super().do_GET()
+
+    def do_POST(self):
+        length = int(self.headers["Content-Length"])
+        self.answers.put(json.loads(self.rfile.read(length)))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def looked_at(tmp_path):
+    """Look at pages: file → its text; each at every width.
+
+    What was seen of each, what was asked of the server, and what the console says.
+    """
+
+    def call(
+        pages: dict[str, str], widths: tuple[int, ...]
+    ) -> tuple[list[dict], list[str], list[str]]:
+        folder = tmp_path / "pages"
+        folder.mkdir()
+        for name, text in pages.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        asked = json.dumps([(name, width) for name in pages for width in widths])
+        (folder / "looker.html").write_text(LOOKER.replace("ASKED", asked))
+        handler = type("Handler", (_Server,), {"asked": [], "answers": queue.Queue()})
+        server = ThreadingHTTPServer(
+            ("127.0.0.1", 0), lambda *given: handler(*given, directory=str(folder))
+        )
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        options = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr")
+        address = f"http://127.0.0.1:{server.server_port}/looker.html"
+        profile = f"--user-data-dir={tmp_path / 'profile'}"
+        with (tmp_path / "said").open("w") as said:
+            browser = subprocess.Popen(
+                [str(BROWSER), *options, "--remote-debugging-port=0", profile, address],
+                stdout=said,
+                stderr=said,
+            )
+            try:
+                found = handler.answers.get(timeout=90)
+            finally:
+                browser.terminate()
+                browser.wait(timeout=20)
+                server.shutdown()
+                server.server_close()
+        lines = (tmp_path / "said").read_text(errors="replace").splitlines()
+        console = [line for line in lines if "CONSOLE" in line and "favicon.ico" not in line]
+        return found, handler.asked, console
+
+    return call
+
+
+def test_pages_are_drawn_without_an_error_a_request_or_scrolling_sideways(looked_at):
+    graph = page_records.chain(40)
+    made = {
+        "met.html": page_of(page_records.record(graph)),
+        "killed.html": page_of(page_records.killed(graph)),
+        "unchecked.html": page_of(page_records.unchecked(graph)),
+        "missed.html": page_of(page_records.missed(graph)),
+        "hostile.html": page_of(
+            page_records.record(
+                page_records.chain(9, named="</script><img src=x onerror=f()>{}".format)
+            )
+        ),
+        "packed.html": page_of(page_records.record(page_records.transformer(1500))),
+    }
+    found, asked, console = looked_at(made, (1400, 390))
+    assert len(found) == 2 * len(made)
+    for seen in found:
+        assert seen["wide"] <= seen["width"], seen
+        assert seen["rows"] >= 9, seen
+        assert "ops" in seen["legend"], seen
+    assert {path.strip("/") for path in asked} <= {*made, "looker.html", "favicon.ico"}
+    assert not console
+
+
+def test_500_ops_are_painted_within_a_second(looked_at):
+    page = page_of(page_records.record(page_records.transformer(500)))
+    found, _, _ = looked_at({f"{i}.html": page for i in range(3)}, (1400,))
+    assert min(seen["paint"] for seen in found) < 1000
+
+
+def test_a_notebook_cell_changes_nothing_around_it(looked_at):
+    cell = cell_of(page_records.record(page_records.chain(12)))
+    found, asked, console = looked_at({"cell.html": f"<!doctype html><p>{cell}"}, (390,))
+    assert found[0]["wide"] <= 390
+    assert not console
+    assert {path.strip("/") for path in asked} <= {"cell.html", "looker.html", "favicon.ico"}
