@@ -103,6 +103,9 @@ def test_the_python_example_meets_its_target_with_int8_ops(digits_example):
     assert tuned.met
     assert tuned.plan.counts()["int8"] >= 7
     assert tuned.report.accuracy >= 0.99 * tuned.report.baseline_accuracy
+    assert "Target met" in (folder / "out" / "tuned" / "report.html").read_text("utf-8")
+    command = Path(sys.executable).parent / "neural-mp"
+    assert "the plan holds" in run(folder, command, "audit", "out/tuned")
 
 
 def test_the_yaml_example_finds_the_same(digits_example):

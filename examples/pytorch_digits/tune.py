@@ -44,7 +44,7 @@ def main() -> None:
 
     optimized.save(OUT / "tuned")
     Console().print(result_tables(optimized.report, optimized.met))
-    print(f"saved to {OUT / 'tuned'}")
+    print(f"saved to {OUT / 'tuned'}; open {OUT / 'tuned' / 'report.html'} to look at the run")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.deployment import EVERYWHERE, made_right_here, where_right
 from neural_mp.api.saved_folder import (
     MANIFEST,
+    PAGE_FILE,
     PLAN_FILE,
     RECORD_FILE,
     check_destination,
@@ -189,7 +190,7 @@ class OptimizedModel:
         self.plan.save(path, framework=self.framework, observations=self.observations)
 
     def save(self, path: str | Path) -> None:
-        """Write the model, its plan and its report into the folder `path`.
+        """Write the model, its plan, its report and the page of its run into the folder `path`.
 
         An earlier result there is replaced; other files in the folder stay as they are.
 
@@ -240,6 +241,7 @@ class OptimizedModel:
         self.save_plan(folder / PLAN_FILE)
         if self.record is not None:
             write_record(folder / RECORD_FILE, self.record)
+            self.report.save_html(folder / PAGE_FILE)
         manifest = {
             "neural_mp": FORMAT_VERSION,
             "framework": self.framework,

@@ -13,9 +13,10 @@ from neural_mp.errors import NeuralMPError
 MANIFEST = "neural_mp.json"
 PLAN_FILE = "plan.yaml"
 RECORD_FILE = "run.json.gz"
+PAGE_FILE = "report.html"
 #: Names in a folder that a model is saved under, whatever its framework.
 RESERVED = (
-    *(MANIFEST, PLAN_FILE, RECORD_FILE, "details.json", "neural_mp_onnx.json"),
+    *(MANIFEST, PLAN_FILE, RECORD_FILE, PAGE_FILE, "details.json", "neural_mp_onnx.json"),
     *("model.pt2", "saved_model.pb", "saved_model.pbtxt", "variables"),
     *("model.onnx", "model.onnx.data"),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neural_mp.adaptors.contract import ConversionCounts
@@ -11,6 +12,7 @@ from neural_mp.core.grammar import counted
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
+from neural_mp.errors import NeuralMPError
 from neural_mp.space import Reason, TuningSpace
 
 if TYPE_CHECKING:
@@ -121,6 +123,21 @@ class Report:
         if not self.latency or not self.baseline_latency:
             return None
         return self.baseline_latency / self.latency
+
+    def save_html(self, path: str | Path) -> None:
+        """Write the page of the run into an HTML file that loads nothing.
+
+        Raises:
+            NeuralMPError: no run is known that the figures are of, or it cannot be written.
+        """
+        from neural_mp.reporting.page import page_of, write_page  # which knows reports
+
+        if self.record is None:
+            raise NeuralMPError(
+                "nothing is known of a run that these figures are of; the page of a run is made "
+                "from the report of its result, or by `neural-mp report` from its workspace"
+            )
+        write_page(path, page_of(self.record))
 
     def _repr_html_(self) -> str:
         """What a notebook shows of it."""

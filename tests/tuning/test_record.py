@@ -9,9 +9,10 @@ from torch.nn import functional
 
 from neural_mp import ExitPolicy, MixedPrecision, load
 from neural_mp.core.precision import Precision
-from neural_mp.errors import HistoryError
+from neural_mp.errors import HistoryError, NeuralMPError
 from neural_mp.tuning.history import read_record, storage_url
 from neural_mp.tuning.record_form import record_from_dict, record_to_dict
+from neural_mp.tuning.report import Report
 
 
 @pytest.fixture
@@ -45,6 +46,17 @@ def test_a_record_survives_json_and_a_saved_folder(converter, tmp_path):
     assert record_to_dict(record_from_dict(json.loads(json.dumps(said)))) == said
     result.save(tmp_path / "saved")
     assert record_to_dict(load(tmp_path / "saved").record) == said
+
+
+def test_a_saved_result_has_the_page_of_its_run_and_can_draw_it_again(converter, net, tmp_path):
+    converter().save(tmp_path / "saved")
+    page = (tmp_path / "saved" / "report.html").read_text("utf-8")
+    assert page.startswith("<!doctype html>")
+    assert type(net).__name__ in page
+    load(tmp_path / "saved").report.save_html(tmp_path / "again" / "page.html")
+    assert (tmp_path / "again" / "page.html").read_text("utf-8") == page
+    with pytest.raises(NeuralMPError, match="nothing is known of a run"):
+        Report().save_html(tmp_path / "none.html")
 
 
 def test_it_says_what_the_run_was(converter, net):
