@@ -72,7 +72,11 @@ def _first_baseline(
             f"check the metric, the labels and the model's outputs"
         )
     history.remember(_BASELINE_RUNNING, job.evaluator.running.to_dict())
-    found: dict[str, Any] = {"accuracy": accuracy, "seconds": log.seconds["baseline"]}
+    found: dict[str, Any] = {
+        "accuracy": accuracy,
+        "target": job.settings.criterion.target(accuracy),
+        "seconds": log.seconds["baseline"],
+    }
     if job.evaluator.values:
         found |= {"metrics": dict(job.evaluator.values), "every": job.evaluator.together.every}
     history.baseline = found

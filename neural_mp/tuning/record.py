@@ -174,7 +174,7 @@ class RunRecord:
         setup: how it started.
         name: what the history calls it; empty where there is none.
         baseline: FP32 on the user's data (`accuracy`, `seconds`, and `metrics` by name where there
-            are several); None before it was measured.
+            are several), and the `target` that follows; None before it was measured.
         observations: what calibration saw.
         trials: what was tried, oldest first.
         measured: what was measured beside that.

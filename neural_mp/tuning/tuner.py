@@ -34,7 +34,7 @@ from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.measuring_probe import LEAST_ALLOWANCE, MeasuringProbe
 from neural_mp.tuning.objectives import best_trial
 from neural_mp.tuning.preparation import Baseline, calibrated, measured_baseline
-from neural_mp.tuning.record import Measured, RunRecord
+from neural_mp.tuning.record import Measured, RunRecord, Setup
 from neural_mp.tuning.recording import ending_of, setup_of
 from neural_mp.tuning.report import Report, count_ops, emulated_precisions
 from neural_mp.tuning.run_log import RunLog
@@ -89,13 +89,14 @@ def _converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
         else "give eval_func, or metric and eval_dataloader, to have it checked"
     )
     log.warn(f"no accuracy was checked: {why}; everything that can run in a lower precision does")
+    setup = setup_of(job)
     try:
         model = calibrated(job, log, Deadline(job.settings.exit_policy.timeout))
     except TimeUpError:
         log.warn("the time limit passed during calibration; the model stays FP32")
         with log.phase("measure"):
             choice = fp32_choice(job)
-        return _unchecked(job, choice, _report(job, choice, log), Observations())
+        return _unchecked(job, setup, choice, _report(job, choice, log), Observations())
     repairs = best_repairs(model.observations)
     plan = job.space.resolve(with_repairs(job.space.fastest_plan(), job.space, repairs))
     with log.phase("convert", "Converting"):
@@ -105,15 +106,15 @@ def _converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
         before, after = job.measurement.rounds([job.model, converted])
     choice = Choice(converted, plan, compared(before, after))
     report = replace(_report(job, choice, log), decibels=decibels)
-    return _unchecked(job, choice, report, model.observations)
+    return _unchecked(job, setup, choice, report, model.observations)
 
 
 def _unchecked(
-    job: TuningJob, choice: Choice, report: Report, observations: Observations
+    job: TuningJob, setup: Setup, choice: Choice, report: Report, observations: Observations
 ) -> TuningResult:
     """A result whose accuracy nobody checked; no history holds it."""
     record = RunRecord(
-        setup_of(job),
+        setup,
         observations=observations,
         measured=Measured(values=dict(job.footprints.values)),
         ending=ending_of(job, choice, None, report, LEAST_ALLOWANCE),

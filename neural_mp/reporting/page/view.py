@@ -121,7 +121,9 @@ class View:
     @property
     def target(self) -> float | None:
         """The worst accuracy that is accepted; None where there is none, or it is not known."""
-        return None if self.report is None else self.report.target
+        if self.report is not None:
+            return self.report.target
+        return (self.record.baseline or {}).get("target")
 
     @property
     def metric(self) -> str:
