@@ -35,11 +35,11 @@ def why_int8(
     """
     op = graph[name]
     if flow.effective[name] is Precision.INT8:
-        return _why_so(op, plan, flow)
+        return _why_so(graph, op, plan, flow)
     return _why_not(op, capabilities[name], plan, flow)
 
 
-def _why_so(op: Op, plan: PrecisionPlan, flow: QuantizationFlow) -> str:
+def _why_so(graph: OpGraph, op: Op, plan: PrecisionPlan, flow: QuantizationFlow) -> str:
     config = plan.get(op.name)
     if config is not None and config.approach in _INSIDE and config.weight is not None:
         return f"the plan says so: {_INSIDE[config.approach]}"
@@ -48,8 +48,18 @@ def _why_so(op: Op, plan: PrecisionPlan, flow: QuantizationFlow) -> str:
     if op.quantize_agnostic:
         return "it only moves values, and those around it are in INT8"
     reads = _listed(flow.int8_reads.get(op.name, ()))
-    writes = "writes INT8" if op.name in flow.int8_outputs else "writes real numbers"
-    return f"the plan says so: it reads {reads} quantized, and {writes} unless an op runs along"
+    along = (
+        other.name
+        for other in graph.consumers(op.name)
+        if other.fusion_group == op.name and flow.effective[other.name] is Precision.INT8
+    )
+    behind = next(along, None)
+    if behind is not None:
+        return (
+            f"the plan says so: it reads {reads} quantized, and {behind!r} runs along in its kernel"
+        )
+    writes = "INT8" if op.name in flow.int8_outputs else "real numbers"
+    return f"the plan says so: it reads {reads} quantized and writes {writes}"
 
 
 def _why_not(op: Op, capability: Capability, plan: PrecisionPlan, flow: QuantizationFlow) -> str:
