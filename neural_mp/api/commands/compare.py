@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from neural_mp.api.commands.exit_codes import epilog
 from neural_mp.api.commands.options import (
+    BatchSizeOption,
+    CsvOption,
+    DataOption,
     FrameworkOption,
     JsonOption,
     QuietOption,
+    SamplesOption,
     ShapeOption,
     VerboseOption,
 )
 from neural_mp.api.commands.output import Output
-from neural_mp.errors import ConfigurationError
 
 EPILOG = epilog("compare model.pt2 tuned --data images.npy", "compare tuned other --data conf.yaml")
 
@@ -24,20 +26,13 @@ EPILOG = epilog("compare model.pt2 tuned --data images.npy", "compare tuned othe
 def compare(
     a: Annotated[str, typer.Argument(help="What is compared with: a model or a saved result.")],
     b: Annotated[str, typer.Argument(help="What is compared, such as what was made of A.")],
-    data: Annotated[
-        Path | None,
-        typer.Option(help="A .npy or .npz file, or a tuning YAML; random inputs by default."),
-    ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Samples that are run.")] = 100,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Samples a batch; the model's own by default.")
-    ] = None,
+    data: DataOption = None,
+    samples: SamplesOption = 100,
+    batch_size: BatchSizeOption = None,
     worst: Annotated[
         int | None, typer.Option(min=1, help="Only so many ops, in which most noise arises.")
     ] = None,
-    as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print a line for every op as CSV, and nothing else.")
-    ] = False,
+    as_csv: CsvOption = False,
     framework: FrameworkOption = None,
     input_shape: ShapeOption = None,
     as_json: JsonOption = False,
@@ -46,8 +41,7 @@ def compare(
 ) -> None:
     """Compare two models of one origin op by op, and say where they part first."""
     with Output(as_json, quiet, verbose) as out:
-        if as_json and as_csv:
-            raise ConfigurationError("--json and --csv are two forms of one output; give one")
+        out.one_form(as_csv)
         from neural_mp.api.compare import compare_files
         from neural_mp.api.random_inputs import random_inputs
         from neural_mp.reporting.comparison import MARKED, comparison_csv, comparison_table

@@ -32,6 +32,17 @@ ShapeOption = Annotated[
 SaveOption = Annotated[
     Path | None, typer.Option("--output", "-o", help="Folder to save the result in.")
 ]
+DataOption = Annotated[
+    Path | None,
+    typer.Option(help="A .npy or .npz file, or a tuning YAML; random inputs by default."),
+]
+SamplesOption = Annotated[int, typer.Option(min=1, help="Samples that are run.")]
+BatchSizeOption = Annotated[
+    int | None, typer.Option(min=1, help="Samples a batch of an array, where another is wanted.")
+]
+CsvOption = Annotated[
+    bool, typer.Option("--csv", help="Print a line for every row as CSV, and nothing else.")
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document, and nothing else, on stdout.")
 ]

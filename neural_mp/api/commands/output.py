@@ -21,7 +21,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from neural_mp.api.commands.exit_codes import ExitCode
 from neural_mp.api.commands.failures import say_error
-from neural_mp.errors import NeuralMPError
+from neural_mp.errors import ConfigurationError, NeuralMPError
 from neural_mp.reporting import error_console, output_console
 
 if TYPE_CHECKING:
@@ -71,6 +71,15 @@ class Output:
             raise typer.Exit(ExitCode.INTERRUPTED) from None
         if self.verbose and isinstance(error, NeuralMPError):
             traceback.print_exception(kind, error, trace)
+
+    def one_form(self, as_csv: bool) -> None:
+        """Check that not both JSON and CSV were asked for.
+
+        Raises:
+            ConfigurationError: they were.
+        """
+        if self.as_json and as_csv:
+            raise ConfigurationError("--json and --csv are two forms of one output; give one")
 
     def show(self, shown: RenderableType) -> None:
         """Print a table or a text on standard output, unless that is for a JSON document."""

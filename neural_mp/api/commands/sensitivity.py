@@ -9,15 +9,18 @@ import typer
 
 from neural_mp.api.commands.exit_codes import epilog
 from neural_mp.api.commands.options import (
+    BatchSizeOption,
+    CsvOption,
+    DataOption,
     FrameworkOption,
     JsonOption,
     ModelArgument,
     QuietOption,
+    SamplesOption,
     ShapeOption,
     VerboseOption,
 )
 from neural_mp.api.commands.output import Output
-from neural_mp.errors import ConfigurationError
 
 EPILOG = epilog(
     "sensitivity model.onnx --data images.npy --most 10", "sensitivity conf.yaml --csv > costs.csv"
@@ -26,21 +29,16 @@ EPILOG = epilog(
 
 def sensitivity(
     model: ModelArgument,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="A .npy or .npz file, or a tuning YAML; random inputs by default."),
-    ] = None,
+    data: DataOption = None,
     precision: Annotated[
         list[str] | None, typer.Option(help="int8, bf16 or fp16; int8 and bf16 by default.")
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Samples that are run.")] = 100,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples a batch.")] = None,
+    samples: SamplesOption = 100,
+    batch_size: BatchSizeOption = None,
     most: Annotated[
         int | None, typer.Option(min=0, help="Measure only so many at the outputs, noisiest first.")
     ] = None,
-    as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print a line for every decision as CSV, nothing else.")
-    ] = False,
+    as_csv: CsvOption = False,
     framework: FrameworkOption = None,
     input_shape: ShapeOption = None,
     as_json: JsonOption = False,
@@ -49,8 +47,7 @@ def sensitivity(
 ) -> None:
     """Say which tensors and ops cost accuracy in a lower precision, and what they gain."""
     with Output(as_json, quiet, verbose) as out:
-        if as_json and as_csv:
-            raise ConfigurationError("--json and --csv are two forms of one output; give one")
+        out.one_form(as_csv)
         from neural_mp.api.random_inputs import random_inputs
         from neural_mp.api.saved_folder import is_saved_model
         from neural_mp.api.sensitivity import sensitivity_of
