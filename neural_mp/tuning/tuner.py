@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,11 +35,13 @@ from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.measuring_probe import LEAST_ALLOWANCE, MeasuringProbe
 from neural_mp.tuning.objectives import best_trial
 from neural_mp.tuning.preparation import Baseline, calibrated, measured_baseline
-from neural_mp.tuning.record import Measured, RunRecord, Setup
+from neural_mp.tuning.record import Ending, Measured, RunRecord, Setup
 from neural_mp.tuning.recording import ending_of, setup_of
 from neural_mp.tuning.report import Report, count_ops, emulated_precisions
 from neural_mp.tuning.run_log import RunLog
 from neural_mp.tuning.trial_runner import TrialRunner
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -290,12 +293,23 @@ def _judged_result(
     )
     met = choice.trial is not None
     seconds = LEAST_ALLOWANCE if baseline is None else allowance(baseline)
-    ending = ending_of(job, choice, met, report, seconds, history.record().measured.times, trials)
-    history.end(ending)
-    record = history.record()
+    known = history.record()
+    ending = ending_of(job, choice, met, report, seconds, known.measured.times, trials)
+    record = _recorded(history, known, ending)
     return TuningResult(
         choice.model, choice.plan.plan, met, tuple(trials), record.observations, report, record
     )
+
+
+def _recorded(history: History, known: RunRecord, ending: Ending) -> RunRecord:
+    """What is kept of the run, with its end written down."""
+    try:
+        history.end(ending)
+        return history.record()
+    except Exception:
+        # Whatever the database raises, such as for a full disk: the result is not lost by it.
+        logger.warning("the end of the run could not be written to its history", exc_info=True)
+        return replace(known, ending=ending)
 
 
 def _report(job: TuningJob, choice: Choice, log: RunLog) -> Report:

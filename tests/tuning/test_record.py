@@ -10,7 +10,7 @@ from torch.nn import functional
 from neural_mp import ExitPolicy, MixedPrecision, load
 from neural_mp.core.precision import Precision
 from neural_mp.errors import HistoryError, NeuralMPError
-from neural_mp.tuning.history import read_record, storage_url
+from neural_mp.tuning.history import History, read_record, storage_url
 from neural_mp.tuning.record_form import record_from_dict, record_to_dict
 from neural_mp.tuning.report import Report
 
@@ -151,6 +151,18 @@ def test_a_run_whose_accuracy_nobody_checks_has_a_record_too(converter):
     assert record.ending.met is None
     assert record.trials == ()
     assert record.multiply_adds["stem"] > 0
+
+
+def test_a_disk_that_is_full_at_the_end_does_not_cost_the_result(converter, monkeypatch):
+    def full(*arguments):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(History, "end", full)
+    result = converter()
+    assert result.met
+    assert result.record.ending.met
+    assert len(result.record.trials) == len(result.trials)
+    assert result.observations.noise
 
 
 def test_there_is_no_record_of_a_run_that_is_not_there(converter, stored, tmp_path):
