@@ -293,9 +293,9 @@ def _judged_result(
     )
     met = choice.trial is not None
     seconds = LEAST_ALLOWANCE if baseline is None else allowance(baseline)
-    known = history.record()
-    ending = ending_of(job, choice, met, report, seconds, known.measured.times, trials)
-    record = _recorded(history, known, ending)
+    so_far = history.record()
+    ending = ending_of(job, choice, met, report, seconds, so_far.measured.times, trials)
+    record = _recorded(history, so_far, ending)
     return TuningResult(
         choice.model, choice.plan.plan, met, tuple(trials), record.observations, report, record
     )
