@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import numpy as np
@@ -48,3 +49,11 @@ evaluation:
 """
     )
     return tmp_path
+
+
+@pytest.fixture
+def heeds_ctrl_c():
+    """As in a terminal: what a shell starts in the background ignores the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

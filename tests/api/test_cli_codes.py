@@ -168,14 +168,6 @@ def test_a_fault_of_ours_is_neither_a_mistake_nor_a_missed_target(run, monkeypat
     assert "fault of neural-mp" in err
 
 
-@pytest.fixture
-def heeds_ctrl_c():
-    """As in a terminal: what a shell starts in the background ignores the signal."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("heeds_ctrl_c")
 def test_a_search_that_is_interrupted_shows_its_result_and_is_130(run, workplace):
     (workplace / "does").write_text("interrupted")

@@ -113,6 +113,7 @@ class TestOfAProgram:
         assert "ONEDNN_VERBOSE=1" in out
         assert "DNNL_VERBOSE=1" in out
 
+    @pytest.mark.usefixtures("heeds_ctrl_c")
     def test_what_it_did_until_ctrl_c_is_shown(self, tmp_path):
         waiting = PROGRAM.replace(
             "sys.exit(", "import time; sys.stdout.flush(); time.sleep(60) or ("
