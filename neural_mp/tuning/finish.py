@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,11 +82,25 @@ def fp32_choice(job: TuningJob, turned_out: Sequence[Trial] = ()) -> Choice:
     return Choice(job.model, job.space.resolve(PrecisionPlan()), speed, None, slow, slow)
 
 
-def choose(job: TuningJob, trials: Sequence[Trial], model: AnyTunableModel) -> Choice:
+def choose(
+    job: TuningJob,
+    trials: Sequence[Trial],
+    model: AnyTunableModel,
+    undisturbed: Collection[int] = (),
+) -> Choice:
     """The best plan that met the target, by what is measured now, which is also what is reported.
 
     The best ones are measured side by side, and beside FP32. Where speed is what is wanted and all
     of them turn out slower than FP32, it is the turn of the next ones; of FP32 when none is left.
+    One that is the best beyond doubt, and faster than FP32 beyond doubt where that is claimed, is
+    not measured a second time: that would only repeat its trial.
+
+    Args:
+        job: the run.
+        trials: what was tried.
+        model: the FP32 model, calibrated.
+        undisturbed: the numbers of trials that were measured in this run, with no other beside
+            them: their figures are as good as new ones.
     """
     resolve = job.space.resolve
     waiting = [trial for trial in trials if trial.met and resolve(trial.plan).lowers]
@@ -94,6 +108,10 @@ def choose(job: TuningJob, trials: Sequence[Trial], model: AnyTunableModel) -> C
     while waiting:
         drawn = _drawn(job, waiting)
         waiting = [trial for trial in waiting if trial not in drawn]
+        if len(drawn) == 1 and drawn[0].number in undisturbed and _is_certain(job, drawn[0]):
+            slow = tuple(turned_out)
+            found = unmeasured(drawn[0], model)
+            return replace(found, turned_out=slow, measured=(*slow, drawn[0]))
         models = [job.model, *(model.converted(resolve(trial.plan)) for trial in drawn)]
         before, *after = job.measurement.rounds(models, longer=2)
         measured = [
@@ -122,6 +140,13 @@ def _drawn(job: TuningJob, waiting: list[Trial]) -> list[Trial]:
     best = best_trial(waiting, job.objectives)
     assert best is not None
     return [best]
+
+
+def _is_certain(job: TuningJob, trial: Trial) -> bool:
+    """Whether a trial's own figures leave no doubt that it may be handed over."""
+    if not is_speed_alone(job.objectives) or not job.claims_speed(job.space.resolve(trial.plan)):
+        return True
+    return _share(trial).high < 1
 
 
 def _measured(

@@ -6,7 +6,8 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from neural_mp.core.observations import Times
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.core.words import Objective
+from neural_mp.errors import in_one_line
 from neural_mp.profiling import interleaved_medians
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Probe
@@ -27,8 +29,10 @@ from neural_mp.tuning.record import repairs_in
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that may be spent on measuring where an evaluation takes less.
+#: CPU seconds of each thread that may be spent on measuring where an evaluation takes less.
 LEAST_ALLOWANCE = 2.0
+#: Key of the run's history under which it is kept why single ops were not timed.
+_UNTIMED = "why ops were not timed"
 #: Enough not to fit into the caches of a core.
 _MANY_VALUES = 1 << 21
 #: Timing ops runs a batch so many times; where this does not fit, they are not timed.
@@ -41,14 +45,18 @@ class MeasuringProbe(Probe):
 
     What was measured, and what was not for want of time, is kept in the run's history, so that a
     run taken up again finds the same. A measurement that would not end in time, by what the
-    longest so far took, is not begun.
+    longest so far took, is not begun. Time is the CPU time of this process, over all threads: what
+    else runs on the machine must not decide what is measured.
 
     Attributes:
         job: the run.
         model: the FP32 model, calibrated.
         history: where measurements are kept.
-        allowance: seconds that may be spent.
-        spent: seconds spent so far.
+        allowance: CPU seconds that may be spent.
+        spent: CPU seconds spent so far.
+        seconds: the same by the clock on the wall.
+        untimed: why single ops were not timed, or not in every precision; empty where they were,
+            or nobody asked for it.
     """
 
     job: TuningJob
@@ -56,6 +64,8 @@ class MeasuringProbe(Probe):
     history: Notes
     allowance: float
     spent: float = 0.0
+    seconds: float = 0.0
+    untimed: str = ""
     _longest: float = 0.0
     _reference: list[Any] | None = field(default=None, repr=False)
 
@@ -84,13 +94,22 @@ class MeasuringProbe(Probe):
         if Objective.PERFORMANCE not in self.job.objectives:
             return Times()
         stored = self._kept(TIMES, self._times)
+        known, words = self.history.recall(_UNTIMED)
+        if not known:
+            words = self.untimed or ("" if stored else "no time is left for it")
+            self.history.remember(_UNTIMED, words)
+        self.untimed = words
         return Times() if stored is None else Times.from_dict(stored)
 
     def _times(self) -> dict[str, Any] | None:
         job, inputs = self.job, self.job.measurement.inputs
-        started = time.perf_counter()
+        started = time.process_time()
         self.model(inputs)
-        if _PROFILED_RUNS * (time.perf_counter() - started) > self.allowance:
+        needed = _PROFILED_RUNS * (time.process_time() - started)
+        if needed > self.allowance:
+            self.untimed = (
+                f"it takes {needed:.2g} CPU seconds, and {self.allowance:.2g} may be spent"
+            )
             return None
         ops: dict[str, dict[str, float]] = {}
         between, conversions, always = 0.0, 0, frozenset[str]()
@@ -98,6 +117,7 @@ class MeasuringProbe(Probe):
             with self.model.adaptor.threads(job.measurement.threads):
                 for precision in dict.fromkeys((Precision.FP32, *job.space.usable_precisions)):
                     if not self._has_time(started):
+                        self.untimed = f"no time is left for {precision} and what comes after it"
                         break
                     plan = self._all_in(precision)
                     full = precision is Precision.FP32
@@ -112,9 +132,10 @@ class MeasuringProbe(Probe):
                         added = profile.keys() - always - {op.name for op in job.space.graph}
                         between += sum(profile[name] for name in added)
                         conversions += counts.casts + counts.quantize + counts.dequantize
-        except Exception:
+        except Exception as error:
             # Whatever a framework raises: times are then estimated.
             logger.debug("ops could not be timed", exc_info=True)
+            self.untimed = f"{type(error).__name__}: {in_one_line(error)}"
             return None
         return {
             "ops": {op: by for op, by in ops.items() if Precision.FP32.value in by},
@@ -148,7 +169,7 @@ class MeasuringProbe(Probe):
         return None if found is None else [float("inf") if s is None else s for s in found]
 
     def _latencies(self, plans: Sequence[ResolvedPlan]) -> list[float | None] | None:
-        started, models = time.perf_counter(), []
+        started, models = time.process_time(), []
         for plan in plans:
             if not self._has_time(started):
                 return None
@@ -164,9 +185,8 @@ class MeasuringProbe(Probe):
         key = "weight sensitivity"
         known, found = self.history.recall(key)
         if not known:
-            started = time.perf_counter()
-            found = self.model.weight_sensitivity(batches)
-            self.spent += time.perf_counter() - started
+            with self._counted():
+                found = self.model.weight_sensitivity(batches)
             self.history.remember(key, found)
         return dict(found)
 
@@ -186,16 +206,24 @@ class MeasuringProbe(Probe):
         known, value = self.history.recall(key)
         if known:
             return value
-        started = time.perf_counter()
-        value = measure() if self._has_time(started, plans) else None
-        taken = time.perf_counter() - started
-        self.spent, self._longest = self.spent + taken, max(self._longest, taken / plans)
+        before = self.spent
+        with self._counted():
+            value = measure() if self._has_time(time.process_time(), plans) else None
+        self._longest = max(self._longest, (self.spent - before) / plans)
         self.history.remember(key, value)
         return value
 
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count as spent what is done within."""
+        started, clock = time.process_time(), time.perf_counter()
+        yield
+        self.spent += time.process_time() - started
+        self.seconds += time.perf_counter() - clock
+
     def _has_time(self, started: float, plans: int = 1) -> bool:
         """Whether so many more plans can be measured, some time after a measurement started."""
-        passed = self.spent + time.perf_counter() - started
+        passed = self.spent + time.process_time() - started
         return passed + plans * self._longest < self.allowance
 
 

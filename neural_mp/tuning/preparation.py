@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +26,13 @@ class Baseline:
     Attributes:
         accuracy: the user's metric.
         seconds: how long one evaluation takes.
+        cpu_seconds: the CPU time that it takes, over all threads, whatever else runs meanwhile.
         running: the accuracy on the way through the data.
     """
 
     accuracy: float
     seconds: float
+    cpu_seconds: float
     running: RunningValues
 
 
@@ -57,14 +60,17 @@ def measured_baseline(
     log.listener.baseline(known["accuracy"], criterion.target(known["accuracy"]))
     _, kept = history.recall(_BASELINE_RUNNING)
     running = RunningValues.from_dict(kept) if kept else RunningValues()
-    return Baseline(known["accuracy"], known.get("seconds", 0.0), running)
+    seconds = known.get("seconds", 0.0)
+    return Baseline(known["accuracy"], seconds, known.get("cpu_seconds", seconds), running)
 
 
 def _first_baseline(
     job: TuningJob, history: History, log: RunLog, deadline: Deadline
 ) -> dict[str, Any]:
     with log.phase("baseline", "Evaluating FP32", job.evaluator.batch_count):
+        started = time.process_time()
         accuracy = _evaluated(job, deadline)
+        taken = time.process_time() - started
     if not is_usable(accuracy):
         values = ", ".join(f"{name} {value}" for name, value in job.evaluator.values.items())
         raise MetricError(
@@ -76,6 +82,7 @@ def _first_baseline(
         "accuracy": accuracy,
         "target": job.settings.criterion.target(accuracy),
         "seconds": log.seconds["baseline"],
+        "cpu_seconds": taken,
     }
     if job.evaluator.values:
         found |= {"metrics": dict(job.evaluator.values), "every": job.evaluator.together.every}

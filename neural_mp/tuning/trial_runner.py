@@ -24,13 +24,18 @@ SAME_FAILURE_LIMIT = 3
 
 @dataclass
 class TrialRunner:
-    """Tries plans of one run against its FP32 baseline."""
+    """Tries plans of one run against its FP32 baseline.
+
+    Attributes:
+        undisturbed: the numbers of trials that were measured with no other trial beside them.
+    """
 
     job: TuningJob
     history: History
     listener: Listener
     deadline: Deadline
     assessor: Assessor
+    undisturbed: set[int] = field(default_factory=set)
     _failures: dict[str, set[PrecisionPlan]] = field(default_factory=dict)
     _pool: WorkerPool | None = None
 
@@ -64,6 +69,7 @@ class TrialRunner:
         except (TimeUpError, KeyboardInterrupt, UserCodeError, MetricError) as error:
             self.history.abandon(number, plan.plan, str(error) or type(error).__name__)
             raise
+        self.undisturbed.add(number)
         return self._recorded(replace(trial, seconds=time.perf_counter() - started))
 
     def _side_by_side(self, plans: Sequence[ResolvedPlan], ordinal: int) -> Iterator[Trial]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
+from neural_mp.core.hardware import detect
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Trial
@@ -157,12 +158,16 @@ def _tuned(job: TuningJob, log: RunLog) -> TuningResult:
             choice = fp32_choice(job)
         return _judged_result(job, log, history, choice, baseline, kept)
     history.remember(VALUES, dict(job.footprints.values))
-    probe = MeasuringProbe(job, model, history, allowance(baseline))
+    probe = MeasuringProbe(job, model, history, allowance(job, baseline))
     search = _TrialSearch(job, model, history, baseline, log, deadline, kept)
     with log.phase("search"):
         search.drive(job.strategy.search(_problem(job, model, probe)))
-    log.seconds["probe"] = probe.spent
-    choice, trials = _chosen(job, model, search.trials, log)
+    log.seconds["probe"] = probe.seconds
+    if probe.untimed:
+        log.warn(
+            f"single ops were not all timed, so it was estimated what they take: {probe.untimed}"
+        )
+    choice, trials = _chosen(job, model, search.trials, search.undisturbed, log)
     if choice.trial is None:
         log.warn(why_fp32(job, trials, baseline.accuracy))
     return _judged_result(job, log, history, choice, baseline, trials)
@@ -182,9 +187,10 @@ def _problem(job: TuningJob, model: AnyTunableModel, probe: MeasuringProbe) -> T
     )
 
 
-def allowance(baseline: Baseline) -> float:
-    """Seconds that measuring beside the trials may take: as long as one evaluation."""
-    return max(LEAST_ALLOWANCE, baseline.seconds)
+def allowance(job: TuningJob, baseline: Baseline | None) -> float:
+    """CPU seconds that measuring beside the trials may take: as long as one evaluation."""
+    threads = job.measurement.threads or detect().cores
+    return max(LEAST_ALLOWANCE * threads, 0.0 if baseline is None else baseline.cpu_seconds)
 
 
 class _TrialSearch:
@@ -211,6 +217,11 @@ class _TrialSearch:
         )
         self.job, self.log, self.trials = job, log, list(trials)
         self._runner = TrialRunner(job, history, log.listener, deadline, assessor)
+
+    @property
+    def undisturbed(self) -> Collection[int]:
+        """The numbers of trials that were measured in this run, with no other beside them."""
+        return self._runner.undisturbed
 
     def drive(self, search: Search) -> None:
         """Go on until the strategy ends, the limits are reached or the user interrupts."""
@@ -249,13 +260,17 @@ class _TrialSearch:
 
 
 def _chosen(
-    job: TuningJob, model: AnyTunableModel, trials: Sequence[Trial], log: RunLog
+    job: TuningJob,
+    model: AnyTunableModel,
+    trials: Sequence[Trial],
+    undisturbed: Collection[int],
+    log: RunLog,
 ) -> tuple[Choice, list[Trial]]:
     """What the run comes down to, and the trials with the latest figures."""
     measured = [_with_figures(job, model, trial) for trial in trials]
     try:
         with log.phase("measure", "Measuring the best plans"):
-            choice = choose(job, measured, model)
+            choice = choose(job, measured, model, undisturbed)
     except KeyboardInterrupt:
         log.warn("measuring the best plans again was interrupted")
         best = best_trial(measured, job.objectives)
@@ -292,7 +307,7 @@ def _judged_result(
         best_rejected=None if choice.trial else fastest_slow(trials) or closest(trials),
     )
     met = choice.trial is not None
-    seconds = LEAST_ALLOWANCE if baseline is None else allowance(baseline)
+    seconds = allowance(job, baseline)
     so_far = history.record()
     ending = ending_of(job, choice, met, report, seconds, so_far.measured.times, trials)
     record = _recorded(history, so_far, ending)

@@ -1,5 +1,7 @@
 """What a run comes down to: the last measurement, beside FP32, has the last word."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -88,6 +90,40 @@ def test_a_plan_that_turns_out_slower_than_fp32_gives_way_to_the_next_best():
     assert choice.model == "b"
     assert [t.number for t in choice.turned_out] == [0]
     assert choice.turned_out[0].outcome is Outcome.SLOW
+
+
+def test_one_that_is_surely_the_best_is_not_measured_a_second_time():
+    trials = [trial("a", 0.4, 0), trial("b", 0.8, 1)]
+    run = job({"a": 0.9, "b": 0.9})
+    choice = choose(run, trials, run.model, undisturbed={0, 1})
+    assert not run.measurement.asked
+    assert choice.model == "a"
+    assert choice.speed.ratio.value == pytest.approx(2.5)
+    assert choice.speed.baseline == pytest.approx(1.0)
+    assert choice.measured == (trials[0],)
+
+
+@pytest.mark.parametrize(
+    ("shares", "undisturbed"),
+    [
+        ((0.5, 0.55), {0, 1}),  # two that noise may have misordered
+        ((0.5, 0.8), {1}),  # the best one was measured in another run, or beside others
+    ],
+)
+def test_a_best_plan_in_doubt_is_measured_again(shares, undisturbed):
+    trials = [trial(op, share, n) for n, (op, share) in enumerate(zip("ab", shares, strict=True))]
+    run = job({"a": 0.7, "b": 0.9})
+    choice = choose(run, trials, run.model, undisturbed)
+    assert len(run.measurement.asked) == 1
+    assert choice.speed.result == pytest.approx(0.7)
+
+
+def test_a_plan_that_may_be_slower_than_fp32_is_measured_again():
+    run = job({"a": 1.2})
+    slow = trial("a", 0.99, 0)
+    figures = {**slow.objectives, "relative_latency_high": 1.05}
+    choice = choose(run, [replace(slow, objectives=figures)], run.model, undisturbed={0})
+    assert choice.model is run.model
 
 
 def test_where_all_turn_out_slower_the_result_is_fp32_and_says_so():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from neural_mp import MixedPrecision
-from neural_mp.core.observations import Observations
+from neural_mp.core.observations import Observations, Times
 from neural_mp.core.precision import Precision
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.tuning.measuring_probe import MeasuringProbe, relative_noise
@@ -90,11 +90,55 @@ def test_what_was_measured_is_kept_with_the_run(converter, monkeypatch):
 
 
 def test_once_the_time_is_spent_nothing_is_measured(converter, monkeypatch):
-    monkeypatch.setattr("neural_mp.tuning.tuner.allowance", lambda baseline: 0.0)
+    monkeypatch.setattr("neural_mp.tuning.tuner.allowance", lambda *_: 0.0)
     converter()
     assert SEEN["noise"] is None
     assert SEEN["latencies"] is None
     assert not SEEN["times"].ops
+
+
+def test_a_report_says_that_ops_were_not_timed_and_why(converter, monkeypatch):
+    monkeypatch.setattr("neural_mp.tuning.tuner.allowance", lambda *_: 1e-9)
+    result = converter()
+    (words,) = (w for w in result.report.warnings if "not all timed" in w)
+    assert "no time is left" in words
+    converter.resume = True
+    assert words in converter().report.warnings
+
+
+def test_an_op_that_cannot_be_timed_is_said_with_its_error(converter, monkeypatch):
+    def broken(self, inputs):
+        raise RuntimeError("no profiler here")
+
+    monkeypatch.setattr("neural_mp.adaptors.loaded_model.LoadedModel.profile", broken)
+    assert any("no profiler here" in words for words in converter().report.warnings)
+
+
+def test_a_run_in_which_all_ops_are_timed_says_nothing_of_it(converter):
+    assert not [words for words in converter().report.warnings if "timed" in words]
+
+
+def test_a_busy_machine_takes_nothing_away_from_what_is_measured(converter, monkeypatch):
+    """Every measurement waits, as it does where others run: longer in all than may be spent."""
+    real = MeasuringProbe._converted_or_none
+
+    def waiting(self, plan):
+        time.sleep(0.5)
+        return real(self, plan)
+
+    monkeypatch.setattr("neural_mp.tuning.tuner.allowance", lambda *_: 1.4)
+    monkeypatch.setattr(MeasuringProbe, "_converted_or_none", waiting)
+    monkeypatch.setattr(MeasuringProbe, "times", lambda self: Times())
+    converter()
+    assert SEEN["noise"] is not None
+    assert SEEN["latencies"] is not None
+
+
+def work(seconds):
+    """Take so much CPU time."""
+    started = time.process_time()
+    while time.process_time() - started < seconds:
+        pass
 
 
 def test_no_more_than_one_measurement_ends_late(converter, monkeypatch):
@@ -102,10 +146,10 @@ def test_no_more_than_one_measurement_ends_late(converter, monkeypatch):
     taken = []
 
     def slow(self, plan):
-        time.sleep(0.3)
+        work(0.3)
         taken.append(plan)
 
-    monkeypatch.setattr("neural_mp.tuning.tuner.allowance", lambda baseline: 0.5)
+    monkeypatch.setattr("neural_mp.tuning.tuner.allowance", lambda *_: 0.5)
     monkeypatch.setattr(MeasuringProbe, "_converted_or_none", slow)
     converter()
     assert len(taken) == 1

@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch.convention import Call, float_dtype, has_axes, resized
+from neural_mp.adaptors.pytorch.functional import make_functional
 from neural_mp.adaptors.pytorch.input_sizes import sizes_of, watch_sizes
 from neural_mp.adaptors.pytorch.versions import unguarded_module
 from neural_mp.errors import CaptureError, DataError
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 #: takes any size takes 32, which is cheap; one that does not is found by its own complaint.
 _IMAGE_SIZES = (32, 64, 224, 28, 8, 16, 48, 96, 112, 128, 160, 192, 256, 299, 384, 512)
 
+#: Samples to try a module out with.
+_FEW = 2
 #: Where a module stands in the one that encloses it.
 ENCLOSED = "neural_mp_enclosed"
 
@@ -34,11 +37,11 @@ ENCLOSED = "neural_mp_enclosed"
 _ATTEMPTS = (("all", False), ("first", False), ("first", True), ("none", False))
 
 
-def capture(module: nn.Module, call: Call) -> ExportedProgram:
+def capture(module: nn.Module, call: Call) -> GraphModule:
     """Export a module, in inference mode, with axes as free as it allows.
 
     Returns:
-        The program with functional ops only.
+        The graph, with functional ops only, which checks the sizes of its inputs.
 
     Raises:
         DataError: the module does not run on these inputs at all.
@@ -47,11 +50,11 @@ def capture(module: nn.Module, call: Call) -> ExportedProgram:
     call = at_least_two(call)
     errors: list[Exception] = []
     with inference_mode(module):
-        run_once(module, call)
+        _try_out(module, call)
         shown = Enclosed(module) if _hides_graph(module) else module
         for axes, strict in _ATTEMPTS:
             try:
-                return export(shown, call, axes, strict)
+                return graph_of(_exported(shown, call, axes, strict))
             except Exception as error:
                 # torch.export raises dozens of unrelated types, user code any type at all.
                 logger.debug("export (%s axes, strict=%s) failed", axes, strict, exc_info=True)
@@ -98,6 +101,24 @@ def run_once(module: nn.Module, call: Call) -> Any:
         with torch.no_grad():
             for value, before in kept:
                 value.copy_(before)
+
+
+def _try_out(module: nn.Module, call: Call) -> None:
+    """Run a module once, on as few samples as will do: a batch may be large.
+
+    What it sets up as it first runs is set up with real tensors then, not with those of a trace.
+
+    Raises:
+        DataError: it does not run on the whole batch either.
+    """
+    if call.batch_size is not None and call.batch_size > _FEW:
+        try:
+            run_once(module, resized(call, _FEW))
+        except DataError:
+            logger.debug("%d samples are too few", _FEW, exc_info=True)
+        else:
+            return
+    run_once(module, call)
 
 
 def _given_whole(module: nn.Module, call: Call) -> str:
@@ -166,9 +187,12 @@ def _candidate_inputs(module: nn.Module) -> Iterator[tuple[tuple[int, ...], torc
             yield (2, 16), torch.int64
 
 
-def export(module: nn.Module, call: Call, axes: str, strict: bool = False) -> ExportedProgram:
-    """Export with `all` axes of the inputs free, the `first`, or `none`."""
+def export(module: nn.Module, call: Call, axes: str) -> ExportedProgram:
+    """Export with `all` axes of the inputs free, the `first`, or `none`; functional ops only."""
+    return _functional(_exported(module, call, axes))
 
+
+def _exported(module: nn.Module, call: Call, axes: str, strict: bool = False) -> ExportedProgram:
     def free(leaf: Any) -> Any:
         if not has_axes(leaf):
             return None
@@ -179,27 +203,29 @@ def export(module: nn.Module, call: Call, axes: str, strict: bool = False) -> Ex
         signature = inspect.signature(module.forward).bind(*call.args, **call.kwargs)
         shapes = pytree.tree_map(free, dict(signature.arguments))
     with torch.no_grad(), quiet_export():
-        return functional(
-            torch.export.export(
-                module, call.args, dict(call.kwargs), dynamic_shapes=shapes, strict=strict
-            )
+        return torch.export.export(
+            module, call.args, dict(call.kwargs), dynamic_shapes=shapes, strict=strict
         )
 
 
 def graph_of(program: ExportedProgram) -> GraphModule:
-    """A program as a module that checks the sizes of its inputs."""
+    """A program as a module of functional ops only that checks the sizes of its inputs."""
     module: GraphModule = unguarded_module(program)
+    with quiet_export():
+        simple = make_functional(module)
+    if not simple:
+        module = unguarded_module(_functional(program))
     watch_sizes(module, sizes_of(module))
     return module
 
 
-def functional(program: ExportedProgram) -> ExportedProgram:
+def _functional(program: ExportedProgram) -> ExportedProgram:
     """The program without in-place ops.
 
     An empty table decomposes nothing that matters but makes every op functional: in-place updates
-    seen through views come out right, which no local rewrite can promise.
+    seen through views come out right, which no rewrite op by op can promise.
     """
-    with quiet_export():
+    with torch.no_grad(), quiet_export():
         return program.run_decompositions({})
 
 
@@ -232,7 +258,7 @@ def inference_mode(module: nn.Module) -> Iterator[None]:
 
 def at_least_two(call: Call) -> Call:
     """A call to capture with: a batch of one would be taken for a constant, so show it twice."""
-    return resized(call, 2) if call.batch_size == 1 else call
+    return resized(call, _FEW) if call.batch_size == 1 else call
 
 
 def _capture_error(module: nn.Module, error: Exception) -> CaptureError:

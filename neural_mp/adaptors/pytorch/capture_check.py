@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch import capture
-from neural_mp.adaptors.pytorch.convention import Call, resized
+from neural_mp.adaptors.pytorch.convention import Call
 from neural_mp.adaptors.pytorch.input_sizes import SIZES, flat_inputs, freed
 from neural_mp.errors import DataError
 
@@ -21,13 +21,17 @@ logger = logging.getLogger(__name__)
 _RECURRENT = ("aten.lstm.", "aten.gru.", "aten.rnn_tanh.", "aten.rnn_relu.")
 
 
-def other_ways(original: nn.Module, module: GraphModule, call: Call) -> list[str]:
+def other_ways(original: nn.Module, single: Call, got: list[Any] | None) -> list[str]:
     """A warning if a batch of one is another case for the user's code than the graph's larger one.
 
     No bound says so: torch.export takes sizes of 0 and 1 for special without asking.
+
+    Args:
+        original: the user's module.
+        single: a batch of one.
+        got: what the graph gives for it; None if it does not run on it.
     """
-    single = resized(call, 1)
-    got, expected = result_of(module, single), _expected(original, single)
+    expected = None if got is None else _expected(original, single)
     if got is None or expected is None or _same(got, expected):
         return []
     return [

@@ -27,7 +27,6 @@ from neural_mp.adaptors.pytorch.input_sizes import (
 from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel, op_nodes, op_type
 from neural_mp.adaptors.pytorch.prepare import drop_updates, prepare
 from neural_mp.adaptors.pytorch.submodules import capture_modules, private
-from neural_mp.adaptors.pytorch.versions import unguarded_module
 from neural_mp.core.words import Capture
 from neural_mp.errors import ConfigurationError, ModelLoadError
 
@@ -87,8 +86,8 @@ def _refuse_unsuitable(source: Any) -> None:
 def _in_modules(source: nn.Module, call: Call, convention: Convention) -> TorchModel:
     call = capture.at_least_two(call)
     shell, parts, warnings = private(source), {}, []
-    for path, (program, example) in capture_modules(shell, call).items():
-        module, dropped = _prepared(program, path)
+    for path, (graph, example) in capture_modules(shell, call).items():
+        module, dropped = _prepared(graph, path)
         parts[path] = Part(module, module, example)
         warnings += dropped
     warnings.append(
@@ -98,12 +97,11 @@ def _in_modules(source: nn.Module, call: Call, convention: Convention) -> TorchM
     return TorchModel(parts, call, convention, shell, source, tuple(warnings))
 
 
-def _prepared(program: ExportedProgram, path: str = WHOLE) -> tuple[GraphModule, list[str]]:
-    """The graph of a program, and what to say of it.
+def _prepared(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list[str]]:
+    """A captured graph, rewritten in place, and what to say of it.
 
     That is every update of its own state that it loses, and what stays in FP32 in any case.
     """
-    module = capture.graph_of(program)
     said = list(drop_updates(module))
     prepared = prepare(module, path)
     recurrent = (kind for kind in map(op_type, op_nodes(prepared).values()) if kind in _RECURRENT)
@@ -112,12 +110,12 @@ def _prepared(program: ExportedProgram, path: str = WHOLE) -> tuple[GraphModule,
 
 
 def _assemble(
-    program: ExportedProgram,
+    module: GraphModule,
     call: Call,
     convention: Convention,
     original: nn.Module | None,
 ) -> TorchModel:
-    module, warnings = _prepared(program)
+    module, warnings = _prepared(module)
     if original is None:
         watch_sizes(module, as_exported(module.meta[SIZES]))
     fixed = fixed_batch_sizes(module.meta[SIZES])
@@ -131,18 +129,20 @@ def _assemble(
             )
         else:
             warnings.append(f"the model's own code fixes the batch size to {sizes}")
+    alone = resized(call, 1)
+    got = result_of(module, alone)
     small = resized(call, 2) if call.batch_size is not None else call
-    if not fixed and result_of(module, small) is not None:
+    # What runs for one sample and is no graph of one size runs for two.
+    if not fixed and (got is not None or result_of(module, small) is not None):
         call = small
     if original is not None:
         free_sequences(original, module, call)
-        warnings.extend(other_ways(original, module, call))
+        warnings.extend(other_ways(original, alone, got))
     whole = Part(module, module, call)
     return TorchModel({WHOLE: whole}, call, convention, original=original, warnings=tuple(warnings))
 
 
 def _from_program(program: ExportedProgram) -> TorchModel:
     call = storage.example_of(program)
-    program = capture.functional(program)
-    convention = convention_of(unguarded_module(program))
-    return _assemble(program, call, convention, None)
+    module = capture.graph_of(program)
+    return _assemble(module, call, convention_of(module), None)

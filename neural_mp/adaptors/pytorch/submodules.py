@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
@@ -117,7 +116,7 @@ def private(module: nn.Module) -> nn.Module:
     return assembled(module, {}).eval()
 
 
-def capture_modules(shell: nn.Module, call: Call) -> dict[str, tuple[ExportedProgram, Call]]:
+def capture_modules(shell: nn.Module, call: Call) -> dict[str, tuple[GraphModule, Call]]:
     """The largest modules of a model whose graphs can be captured, by path.
 
     Modules that do not run on this call are left as they are.
@@ -175,7 +174,7 @@ class _Taker:
     shell: nn.Module
     call: Call
     seen: Mapping[nn.Module, _Seen]
-    found: dict[str, tuple[ExportedProgram, Call]] = field(default_factory=dict)
+    found: dict[str, tuple[GraphModule, Call]] = field(default_factory=dict)
     known: set[nn.Module] = field(default_factory=set)
 
     def descend(self, module: nn.Module, path: str) -> None:
@@ -191,18 +190,17 @@ class _Taker:
             else:
                 self.found[place] = captured
 
-    def capture_alone(self, child: nn.Module, path: str) -> tuple[ExportedProgram, Call] | None:
+    def capture_alone(self, child: nn.Module, path: str) -> tuple[GraphModule, Call] | None:
         """The graph of one module, if it has one and the model runs with it in its place."""
         seen = self.seen.get(child)
         if seen is None or not seen.alike:
             return None
         try:
-            program = capture.capture(child, seen.call)
-            graph = Interpreter(capture.graph_of(program))
-            stand_in = assembled(self.shell, {path: _Interpreted(graph)})
+            graph = capture.capture(child, seen.call)
+            stand_in = assembled(self.shell, {path: _Interpreted(Interpreter(graph))})
             capture.run_once(stand_in, self.call)
         except NeuralMPError:
             # Its own code may do more with a module than to call it: go through its layers, say.
             logger.debug("%s cannot be a part", path, exc_info=True)
             return None
-        return program, seen.call
+        return graph, seen.call
