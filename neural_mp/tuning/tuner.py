@@ -207,7 +207,7 @@ class _TrialSearch:
             job.measurement.inputs,
         )
         self.job, self.log, self.trials = job, log, list(trials)
-        self._runner = TrialRunner(job, history, log.listener, deadline, assessor)
+        self._runner = TrialRunner(job, history, log, deadline, assessor)
 
     def drive(self, search: Search) -> None:
         """Go on until the strategy ends, the limits are reached or the user interrupts."""
