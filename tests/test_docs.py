@@ -138,7 +138,7 @@ def test_a_strategy_of_the_page_was_found_by_its_entry_point(tmp_path, reader):
             (tmp_path / name).write_text(block, encoding="utf-8")
     assert type(strategy_named("bisect")).__module__ == "bisect_strategy"
     assert "sklearn_mlp" in framework_names()
-    assert executor_named("threads").__module__ == "thread_executor"
+    assert executor_named("inline").__module__ == "inline_executor"
 
 
 def test_the_adaptor_of_the_page_keeps_the_contract_that_is_shipped(tmp_path):

@@ -219,6 +219,4 @@ APPROACH = one_of(*(word.value for word in Approach), *INT8_APPROACHES, *IGNORED
 OBJECTIVE = value_of(
     f"one of {', '.join(OBJECTIVES)}, or several with their weights", _is_objective
 )
-WORKERS = value_of(
-    "a whole number from 1, or a mapping such as {engine: ray, count: 8}", _is_workers
-)
+WORKERS = value_of("a whole number from 1, or a mapping with engine and count", _is_workers)
