@@ -130,6 +130,7 @@ def test_the_code_of_a_page_runs_in_order(page, reader, tmp_path, capsys):
 def test_a_strategy_of_the_page_was_found_by_its_entry_point(tmp_path, reader):
     from neural_mp.adaptors.registry import framework_names
     from neural_mp.strategies import strategy_named
+    from neural_mp.tuning.executors import executor_named
 
     install(tmp_path, "extending.md")
     for _, block in blocks("extending.md", "python"):
@@ -137,6 +138,7 @@ def test_a_strategy_of_the_page_was_found_by_its_entry_point(tmp_path, reader):
             (tmp_path / name).write_text(block, encoding="utf-8")
     assert type(strategy_named("bisect")).__module__ == "bisect_strategy"
     assert "sklearn_mlp" in framework_names()
+    assert executor_named("inline").__module__ == "inline_executor"
 
 
 def test_the_adaptor_of_the_page_keeps_the_contract_that_is_shipped(tmp_path):

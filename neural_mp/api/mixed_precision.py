@@ -82,7 +82,8 @@ class MixedPrecision:
         resume: go on with the latest run of the workspace.
         random_seed: for strategies that draw at random.
         early_stopping: whether an evaluation that is lost already is stopped.
-        workers: processes that try the plans of one round side by side.
+        workers: processes that try the plans of one round side by side; or a dict with `engine`,
+            `count`, `threads` and what the engine takes, such as `address`.
         target: what to convert for: `this` machine; a level of processors, `avx2`, `avx512`,
             `vnni`, `amx` or `arm-dotprod`; or `portable`, which is right on all of them.
         hardware: the machine at hand; found by itself.
@@ -124,7 +125,7 @@ class MixedPrecision:
         self.resume: bool = tuning.resume
         self.random_seed: int = tuning.random_seed
         self.early_stopping: bool = tuning.early_stopping
-        self.workers: int = tuning.workers
+        self.workers: int | Mapping[str, Any] = tuning.workers
         self.target: str = settings.target
         self.hardware: machine.Hardware | None = None
         self.listener: Listener | None = None

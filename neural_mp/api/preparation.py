@@ -30,11 +30,13 @@ from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
 from neural_mp.tuning.batches import Batches, Calibration
 from neural_mp.tuning.criterion import AccuracyCriterion
 from neural_mp.tuning.evaluator import Evaluator
+from neural_mp.tuning.executors import executor_named
 from neural_mp.tuning.history import History, storage_url
 from neural_mp.tuning.job import Described, SearchSettings, TuningJob
 from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.objectives import Measurement, parse_objectives
 from neural_mp.tuning.run_log import RunLog
+from neural_mp.tuning.workers import LOCAL, Workers
 
 if TYPE_CHECKING:
     from neural_mp.api.mixed_precision import MixedPrecision
@@ -47,7 +49,7 @@ _OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
     "sampling_size": (int,),
     "resume": (bool,),
     "early_stopping": (bool,),
-    "workers": (int,),
+    "workers": (int, dict),
     "hardware": (machine.Hardware, type(None)),
     "target": (str,),
     "listener": (Listener, type(None)),
@@ -109,7 +111,7 @@ class Preparation:
                 criterion=criterion,
                 exit_policy=given.exit_policy,
                 seed=given.random_seed,
-                workers=given.workers,
+                workers=Workers.read(given.workers),
                 early_stopping=given.early_stopping,
             ),
             amp=amp.words(),
@@ -258,9 +260,6 @@ def check(options: MixedPrecision) -> None:
     if options.model is None:
         raise ConfigurationError("no model was given; set converter.model")
     parse_objectives(options.objective)
-    workers = options.workers
-    if isinstance(workers, bool) or (isinstance(workers, int) and workers < 1):
-        raise ConfigurationError(f"workers must be at least 1, got {workers}")
     if options.approach is not None:
         Approach.read(options.approach, "approach")
     Capture.read(options.capture, "capture")
@@ -270,6 +269,9 @@ def check(options: MixedPrecision) -> None:
             raise ConfigurationError(
                 f"{name} must be {with_article(words)}, got {getattr(options, name)!r}"
             )
+    workers = Workers.read(options.workers)
+    if workers.engine != LOCAL:
+        executor_named(workers.engine).check(workers)
     names = options.outputs if isinstance(options.outputs, list | tuple) else [options.outputs]
     if options.outputs is not None and not all(isinstance(name, str) for name in names):
         raise ConfigurationError(f"outputs must be names, got {options.outputs!r}")

@@ -30,6 +30,7 @@ from neural_mp.core.precision import Precision
 from neural_mp.core.words import Dialect
 from neural_mp.errors import did_you_mean
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
+from neural_mp.tuning.workers import Workers
 
 _CONVERSIONS = ("mixed_precision", "graph_optimization")
 
@@ -136,6 +137,9 @@ def _tuning(source: Source, data: Mapping[str, Any], dialect: Dialect) -> Tuning
     workspace, resume = _workspace(source, data.get("workspace", {}))
     with source.at(("tuning", "exit_policy")):
         exit_policy = ExitPolicy(**data.get("exit_policy", {}))
+    workers = data.get("workers", TuningSettings.workers)
+    with source.at(("tuning", "workers")):
+        Workers.read(workers)
     return TuningSettings(
         strategy=_strategy(source, data.get("strategy", {}), dialect),
         criterion=_criterion(source, data.get("accuracy_criterion", {}), dialect),
@@ -146,7 +150,7 @@ def _tuning(source: Source, data: Mapping[str, Any], dialect: Dialect) -> Tuning
         resume=resume,
         storage=data.get("storage"),
         early_stopping=data.get("early_stopping", TuningSettings.early_stopping),
-        workers=data.get("workers", TuningSettings.workers),
+        workers=workers,
     )
 
 

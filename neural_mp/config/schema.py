@@ -32,6 +32,7 @@ from neural_mp.config.values import (
     TEXT,
     TRANSFORMS,
     VERSION,
+    WORKERS,
     one_of,
     quant_words,
     raised_to,
@@ -103,7 +104,7 @@ def _sections(share: Any, seconds: Any, trials: Any, seed: Any) -> dict[Any, Any
             workspace=_section(path=TEXT, resume=RESUME),
             storage=TEXT,
             early_stopping=BOOL,
-            workers=whole_from(1),
+            workers=WORKERS,
         ),
         evaluation=_section(
             accuracy=_section(

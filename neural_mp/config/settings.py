@@ -62,7 +62,7 @@ class TuningSettings:
         resume: go on with the run found there.
         storage: an Optuna storage URL in place of the file in the workspace.
         early_stopping: whether an evaluation that is lost already is stopped.
-        workers: processes that try plans side by side.
+        workers: processes that try plans side by side; or what `Workers.read` takes, as written.
     """
 
     strategy: str | None = None
@@ -74,7 +74,7 @@ class TuningSettings:
     resume: bool = False
     storage: str | None = None
     early_stopping: bool = True
-    workers: int = 1
+    workers: int | Mapping[str, Any] = 1
 
 
 @dataclass(frozen=True)

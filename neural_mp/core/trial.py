@@ -47,6 +47,7 @@ class Trial:
         number: its place in the run's history, from 0.
         metrics: name → value, where several metrics were evaluated; `accuracy` is then their
             weighted sum, or the score by which every one of them has to meet the target.
+        node: the machine that evaluated it; empty where that was not kept.
     """
 
     plan: PrecisionPlan
@@ -58,6 +59,7 @@ class Trial:
     error: str | None = None
     number: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
+    node: str = ""
 
     @property
     def met(self) -> bool:
@@ -103,6 +105,7 @@ class Trial:
             "error": self.error,
             "number": self.number,
             "metrics": dict(self.metrics),
+            "node": self.node,
         }
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import platform
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ class Assessment:
         error: of what failed, its error; of NaN or Inf, the op they begin at.
         seconds: how long it took.
         metrics: name → value, where several metrics were evaluated.
+        node: the machine that it was evaluated on.
     """
 
     outcome: Outcome
@@ -46,6 +48,7 @@ class Assessment:
     error: str | None = None
     seconds: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
+    node: str = field(default_factory=platform.node)
 
 
 @dataclass(frozen=True)

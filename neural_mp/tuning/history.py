@@ -273,7 +273,12 @@ def _run_numbers(url: str) -> list[int]:
 def _shown(trial: Trial) -> dict[str, Any]:
     """What people look at in a dashboard."""
     counts = {f"{precision} ops": count for precision, count in trial.plan.counts().items()}
-    values = {"outcome": trial.outcome.value, "loss": trial.loss, "error": trial.error}
+    values = {
+        "outcome": trial.outcome.value,
+        "loss": trial.loss,
+        "error": trial.error,
+        "node": trial.node,
+    }
     metrics = {f"metric {name}": value for name, value in trial.metrics.items()}
     return {**values, **metrics, **dict(trial.objectives), **counts}
 

@@ -20,6 +20,7 @@ from neural_mp.tuning.footprint import Footprints
 from neural_mp.tuning.history import History
 from neural_mp.tuning.objectives import Measurement, is_slow
 from neural_mp.tuning.record import Setting
+from neural_mp.tuning.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class SearchSettings:
         criterion: what the accuracy has to meet.
         exit_policy: when the search ends at the latest.
         seed: for strategies that draw at random.
-        workers: processes that try the plans of a round side by side.
+        workers: what tries the plans of a round side by side.
         early_stopping: whether an evaluation that is lost is stopped.
     """
 
@@ -42,7 +43,7 @@ class SearchSettings:
     criterion: AccuracyCriterion = AccuracyCriterion()
     exit_policy: ExitPolicy = ExitPolicy()
     seed: int = 0
-    workers: int = 1
+    workers: Workers = Workers()
     early_stopping: bool = True
 
 

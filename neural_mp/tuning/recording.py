@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from importlib import metadata
 
@@ -90,8 +90,13 @@ def _runs(hardware: Hardware, precision: Precision) -> tuple[str, str]:
 
 
 def _versions(packages: Sequence[str]) -> dict[str, str]:
-    found = {"Python": platform.python_version()}
-    for package in (*_PACKAGES, *packages):
+    return {"Python": platform.python_version(), **versions_of((*_PACKAGES, *packages))}
+
+
+def versions_of(packages: Iterable[str]) -> dict[str, str]:
+    """Package → the version that is installed, of those that are."""
+    found = {}
+    for package in packages:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

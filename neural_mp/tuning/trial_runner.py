@@ -13,13 +13,23 @@ from neural_mp.errors import MetricError, NeuralMPError, TuningError
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.assessment import Assessment, Assessor
 from neural_mp.tuning.evaluator import Deadline, TimeUpError, UserCodeError
+from neural_mp.tuning.executors import Executor, Work, executor_named
 from neural_mp.tuning.history import History
 from neural_mp.tuning.job import TuningJob
-from neural_mp.tuning.listener import Listener
-from neural_mp.tuning.workers import WorkerPool
+from neural_mp.tuning.run_log import RunLog
 
 #: Different plans that may fail with the same error before the run gives up with it.
 SAME_FAILURE_LIMIT = 3
+
+
+@dataclass
+class _Found:
+    """What a worker found of a plan, and the trial that it became."""
+
+    plan: ResolvedPlan
+    number: int
+    assessment: Assessment
+    trial: Trial | None = None
 
 
 @dataclass
@@ -32,12 +42,12 @@ class TrialRunner:
 
     job: TuningJob
     history: History
-    listener: Listener
+    log: RunLog
     deadline: Deadline
     assessor: Assessor
     undisturbed: set[int] = field(default_factory=set)
     _failures: dict[str, set[PrecisionPlan]] = field(default_factory=dict)
-    _pool: WorkerPool | None = None
+    _executor: Executor | None = None
 
     def run(self, plans: Sequence[ResolvedPlan], ordinal: int) -> Iterator[Trial]:
         """Try plans, the first of which is the run's `ordinal`-th; trials come in their order.
@@ -46,9 +56,10 @@ class TrialRunner:
             TimeUpError: the time limit passed meanwhile.
             UserCodeError: the user's own code raised.
             TuningError: this was one failure of the same kind too many.
-            ConfigurationError: there are to be workers, and the model cannot be sent to them.
+            NeuralMPError: there are to be workers, and the model cannot be sent to them, or their
+                engine cannot be used.
         """
-        if self.job.settings.workers > 1 and len(plans) > 1:
+        if self.job.settings.workers.several and len(plans) > 1:
             yield from self._side_by_side(plans, ordinal)
             return
         for number, plan in enumerate(plans, start=ordinal):
@@ -56,51 +67,94 @@ class TrialRunner:
 
     def close(self) -> None:
         """End the workers, if there are any."""
-        if self._pool is not None:
-            self._pool.close()
+        if self._executor is not None:
+            self._executor.close()
+            self._executor = None
 
     def _alone(self, plan: ResolvedPlan, ordinal: int) -> Trial:
         self.deadline.check()
-        self.listener.phase(f"Trial {ordinal}", self.job.evaluator.batch_count)
+        self.log.listener.phase(f"Trial {ordinal}", self.job.evaluator.batch_count)
         number, started = self.history.start(), time.perf_counter()
         try:
             assessment, model = self.assessor(plan, self.deadline)
             trial = self._measured(plan, assessment, model, number)
         except (TimeUpError, KeyboardInterrupt, UserCodeError, MetricError) as error:
-            self.history.abandon(number, plan.plan, str(error) or type(error).__name__)
+            self._abandon(number, plan, error)
             raise
         self.undisturbed.add(number)
         return self._recorded(replace(trial, seconds=time.perf_counter() - started))
 
     def _side_by_side(self, plans: Sequence[ResolvedPlan], ordinal: int) -> Iterator[Trial]:
-        self.deadline.check()
-        if self._pool is None:
-            self._pool = WorkerPool(self.job.load, self.assessor, self.job.settings.workers)
-        self.listener.phase(f"Trials {ordinal} to {ordinal + len(plans) - 1}", len(plans))
-        waiting = [(plan, self.history.start()) for plan in plans]
-        futures = [self._pool.submit(plan, self.deadline.left()) for plan in plans]
-        stopped: BaseException | None = None
-        for (plan, number), future in zip(waiting, futures, strict=True):
-            if stopped is not None and not isinstance(stopped, TimeUpError):
-                self.history.abandon(number, plan.plan, str(stopped) or type(stopped).__name__)
-                continue
+        found, stopped = self._gathered(plans, ordinal)
+        if stopped is not None:
+            self.close()
+        # Only now, since latency is measured where nothing runs beside it.
+        for one in found:
             try:
-                assessment = self._pool.result(future)
-                if assessment.outcome in (Outcome.MET, Outcome.MISSED):
-                    self.job.evaluator.evaluations += 1
-                trial = self._measured(plan, assessment, None, number)
-            except (TimeUpError, KeyboardInterrupt, UserCodeError, NeuralMPError) as error:
-                # When the time is up, what others have found by then is not thrown away.
-                self.history.abandon(number, plan.plan, str(error) or type(error).__name__)
-                stopped = error
-                continue
-            self.listener.step()
-            try:
-                yield self._recorded(trial)
-            except TuningError as error:
-                stopped = error
+                trial = None if isinstance(stopped, KeyboardInterrupt) else self._settled(one)
+            except (KeyboardInterrupt, NeuralMPError) as error:
+                trial, stopped = None, error
+            if trial is not None:
+                yield self._announced(trial)
+            elif one.trial is None and stopped is not None:
+                self._abandon(one.number, one.plan, stopped)
         if stopped is not None:
             raise stopped
+
+    def _gathered(
+        self, plans: Sequence[ResolvedPlan], ordinal: int
+    ) -> tuple[list[_Found], BaseException | None]:
+        """What workers find of a round, in its order, and what ends it early if anything does.
+
+        Trials that need no latency are kept at once, so that no crash loses them.
+        """
+        self.deadline.check()
+        executor = self._started()
+        self.log.listener.phase(f"Trials {ordinal} to {ordinal + len(plans) - 1}", len(plans))
+        waiting = [(plan, self.history.start()) for plan in plans]
+        tickets = [executor.submit(plan, self.deadline.left()) for plan in plans]
+        found: list[_Found] = []
+        stopped: BaseException | None = None
+        for (plan, number), ticket in zip(waiting, tickets, strict=True):
+            if stopped is not None and not isinstance(stopped, TimeUpError):
+                self._abandon(number, plan, stopped)
+                continue
+            try:
+                assessment = executor.assessment(ticket)
+            except (TimeUpError, KeyboardInterrupt, UserCodeError, NeuralMPError) as error:
+                # When the time is up, what others have found by then is not thrown away.
+                self._abandon(number, plan, error)
+                stopped = error
+                continue
+            found.append(_Found(plan, number, assessment))
+            self.log.listener.step()
+            if assessment.outcome is not Outcome.MET:
+                try:
+                    self._give_up_on_repeated_failure(self._settled(found[-1]))
+                except TuningError as error:
+                    stopped = error
+        return found, stopped
+
+    def _abandon(self, number: int, plan: ResolvedPlan, error: BaseException) -> None:
+        self.history.abandon(number, plan.plan, str(error) or type(error).__name__)
+
+    def _settled(self, found: _Found) -> Trial:
+        """The trial of an assessment, kept at once."""
+        if found.trial is None:
+            if found.assessment.outcome in (Outcome.MET, Outcome.MISSED):
+                self.job.evaluator.evaluations += 1
+            trial = self._measured(found.plan, found.assessment, None, found.number)
+            self.history.finish(trial)
+            found.trial = trial
+        return found.trial
+
+    def _started(self) -> Executor:
+        """The executor of the run."""
+        if self._executor is None:
+            workers = self.job.settings.workers
+            work = Work.of(self.job.load, self.assessor, workers)
+            self._executor = executor_named(workers.engine)(work, workers, self.log.warn)
+        return self._executor
 
     def _measured(
         self, plan: ResolvedPlan, assessment: Assessment, model: AnyModel | None, number: int
@@ -124,13 +178,18 @@ class TrialRunner:
             assessment.error,
             number,
             assessment.metrics,
+            assessment.node,
         )
         return job.judged(trial, plan)
 
     def _recorded(self, trial: Trial) -> Trial:
         self.history.finish(trial)
-        self.listener.trial(trial, trial.speedup)
+        self._announced(trial)
         self._give_up_on_repeated_failure(trial)
+        return trial
+
+    def _announced(self, trial: Trial) -> Trial:
+        self.log.listener.trial(trial, trial.speedup)
         return trial
 
     def _give_up_on_repeated_failure(self, trial: Trial) -> None:

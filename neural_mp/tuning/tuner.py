@@ -216,7 +216,7 @@ class _TrialSearch:
             job.measurement.inputs,
         )
         self.job, self.log, self.trials = job, log, list(trials)
-        self._runner = TrialRunner(job, history, log.listener, deadline, assessor)
+        self._runner = TrialRunner(job, history, log, deadline, assessor)
 
     @property
     def undisturbed(self) -> Collection[int]:

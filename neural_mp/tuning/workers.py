@@ -1,157 +1,74 @@
-"""Plans evaluated side by side, by processes that each hold a copy of the model."""
+"""Where plans are tried side by side, as the user set it."""
 
 from __future__ import annotations
 
-import logging
-import pickle
-import time
-from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from neural_mp.adaptors.loaded_model import AnyModel
-from neural_mp.errors import ConfigurationError, NeuralMPError, TuningError
-from neural_mp.space import ResolvedPlan
-from neural_mp.tuning.assessment import Assessment, Assessor
-from neural_mp.tuning.evaluator import Deadline, TimeUpError, UserCodeError
+from neural_mp.errors import ConfigurationError, did_you_mean, inside
 
-logger = logging.getLogger(__name__)
+#: The engine of processes on this machine.
+LOCAL = "local"
+_OWN_KEYS = ("engine", "count", "threads")
 
 
 @dataclass(frozen=True)
-class _Task:
-    """What a process needs to evaluate plans: all but the model, which it loads for itself.
+class Workers:
+    """What the option `workers` says.
 
     Attributes:
-        load: makes the model; None where it comes with the assessor.
-        assessor: evaluates, once it has the model.
+        engine: the executor, by its name.
+        count: plans tried at the same time; None for as many as the engine has room for.
+        threads: threads that one of them may use; None leaves it to the engine.
+        options: what the engine takes beside these.
     """
 
-    load: Callable[[], AnyModel] | None
-    assessor: Assessor
+    engine: str = LOCAL
+    count: int | None = 1
+    threads: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
-    def made(self) -> Assessor:
-        if self.load is None:
-            return self.assessor
-        loaded = self.load()
-        model = replace(self.assessor.model, adaptor=loaded.adaptor, held=loaded.held)
-        return replace(self.assessor, model=model)
-
-
-@dataclass(frozen=True)
-class _Raised:
-    """What the user's own code raised in a worker."""
-
-    error: BaseException
-
-
-#: In a worker: the task it was given, and what it has made of it.
-_task: bytes = b""
-_assessor: Assessor | None = None
-
-
-def _begin(task: bytes) -> None:
-    global _task
-    _task = task
-
-
-def _assess(plan: ResolvedPlan, until: float) -> Assessment | _Raised:
-    global _assessor
-    if _assessor is None:
-        import cloudpickle
-
-        _assessor = cloudpickle.loads(_task).made()
-    try:
-        # What came before, waiting and loading the model, counts as well.
-        left = max(until - time.time(), 1e-6) if until else 0.0
-        assessment, _ = _assessor(plan, Deadline(left))
-    except UserCodeError as failure:
-        return _Raised(_sendable(failure.__cause__ or failure))
-    return assessment
-
-
-def _sendable(error: BaseException) -> BaseException:
-    """An error as it is, or its words where it cannot be copied to another process."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        # Whatever the user's own exception raises when it is to be copied.
-        logger.debug("an exception cannot be copied to another process", exc_info=True)
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
-
-
-class WorkerPool:
-    """Processes that evaluate plans.
-
-    Args:
-        load: makes the model; runs once in every process.
-        assessor: evaluates a plan; the model that it holds stays here, unless it can be copied.
-        workers: how many processes.
-
-    Raises:
-        ConfigurationError: the model, data or metric cannot be sent to another process.
-    """
-
-    def __init__(self, load: Callable[[], AnyModel], assessor: Assessor, workers: int) -> None:
-        import cloudpickle
-        import loky
-
-        model = assessor.model
-        copied = model.adaptor.copied(model.held)
-        adaptor: Any = None if copied is None else model.adaptor
-        evaluator = replace(assessor.evaluator, on_batch=_do_nothing)
-        sendable = replace(model, adaptor=adaptor, held=copied)
-        bare = replace(assessor, model=sendable, evaluator=evaluator)
-        try:
-            sent = cloudpickle.dumps(_Task(load if copied is None else None, bare))
-        except Exception as error:
-            # Whatever the user's own objects raise when they are to be copied.
-            raise ConfigurationError(
-                f"workers = {workers} needs a model, data and metric that can be copied to another "
-                f"process: {type(error).__name__}: {error}; use workers = 1"
-            ) from error
-        self._pool = loky.ProcessPoolExecutor(workers, initializer=_begin, initargs=(sent,))
-        self._submitted: list[Future[Any]] = []
-
-    def submit(self, plan: ResolvedPlan, seconds: float) -> Future[Any]:
-        """Have a plan evaluated, within so many seconds from now; 0 sets no limit."""
-        until = time.time() + seconds if seconds else 0.0
-        found: Future[Any] = self._pool.submit(_assess, plan, until)
-        self._submitted.append(found)
-        return found
-
-    @staticmethod
-    def result(future: Future[Any]) -> Assessment:
-        """What came of it, once it is there.
+    @classmethod
+    def read(cls, value: int | Mapping[str, Any]) -> Workers:
+        """The setting that a number, or a mapping with `engine`, `count` and others, stands for.
 
         Raises:
-            TimeUpError: the time was up.
-            UserCodeError: the user's own code raised.
-            MetricError: the metric's result is no number.
-            TuningError: the worker ended without a result.
+            ConfigurationError: a key or the engine is unknown, or a number is not from 1.
         """
-        try:
-            found = future.result()
-        except (TimeUpError, NeuralMPError):
-            raise
-        except Exception as error:
-            # Whatever ends a process, or keeps it from reading what it was sent.
-            words = next(iter(str(error).splitlines()), "no reason given")
-            raise TuningError(
-                f"a worker ended without a result: {type(error).__name__}: {words}; use workers = 1"
-            ) from error
-        if isinstance(found, _Raised):
-            raise UserCodeError(f"{type(found.error).__name__}: {found.error}") from found.error
-        assert isinstance(found, Assessment)
-        return found
+        if not isinstance(value, Mapping):
+            return cls(count=_whole("workers", value))
+        from neural_mp.tuning.executors import executor_named
 
-    def close(self) -> None:
-        """End the processes, at once if they are still at work."""
-        done = all(future.done() for future in self._submitted)
-        self._pool.shutdown(wait=True, kill_workers=not done)
+        engine = value.get("engine", LOCAL)
+        with inside("engine"):
+            known = (*_OWN_KEYS, *executor_named(engine).options)
+        for key in value:
+            if key not in known:
+                with inside(key):
+                    raise ConfigurationError(
+                        f"workers of engine {engine!r} have no key {key!r}"
+                        f"{did_you_mean(key, known)}"
+                    )
+        numbers = {
+            name: None if value.get(name) is None else _whole(f"workers: {name}", value[name])
+            for name in ("count", "threads")
+        }
+        options = {key: value[key] for key in value if key not in _OWN_KEYS}
+        return cls(engine, numbers["count"], numbers["threads"], options)
+
+    def __str__(self) -> str:
+        if self.engine == LOCAL and self.count is not None:
+            return f"workers = {self.count}"
+        return f"the engine {self.engine!r} of workers"
+
+    @property
+    def several(self) -> bool:
+        """Whether plans are evaluated anywhere else than in this process."""
+        return self.engine != LOCAL or self.count != 1
 
 
-def _do_nothing() -> None:
-    """In a worker nobody looks at progress."""
+def _whole(option: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigurationError(f"{option} must be at least 1, got {value!r}")
+    return value

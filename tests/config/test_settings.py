@@ -270,6 +270,13 @@ def test_the_full_example_survives_a_round_trip():
     assert parse_settings(settings_to_yaml(EXPECTED)) == EXPECTED
 
 
+def test_workers_of_an_engine_are_written_and_read_back():
+    workers = {"engine": "ray", "address": "10.0.0.1:6379", "count": 8}
+    settings = parse_settings(f"tuning: {{workers: {workers}}}")
+    assert settings.tuning.workers == workers
+    assert parse_settings(settings_to_yaml(settings)) == settings
+
+
 @pytest.mark.parametrize(
     "metrics",
     [

@@ -31,6 +31,8 @@ BAD = [
     Bad("tuning: {strategy: 5}", 1, "tuning.strategy", ("a word", "found 5")),
     Bad("tuning: {objective: {speed: 1}}", 1, "tuning.objective", ("footprint",)),
     Bad("tuning: {workers: 0}", 1, "tuning.workers", ("from 1", "0")),
+    Bad("tuning: {workers: {engine: rai}}", 1, "tuning.workers.engine", ("'rai'", "ray")),
+    Bad("tuning: {workers: {cuont: 2}}", 1, "tuning.workers.cuont", ("did you mean", "count")),
     Bad("tuning: {objective: speed}", 1, "tuning.objective", ("footprint", "'speed'")),
     Bad("tuning: {random_seed: 1.5}", 1, "tuning.random_seed", ("1.5",)),
     Bad("tuning:\n  workspace:\n    resume: 3", 3, "tuning.workspace.resume", ("a path", "3")),

@@ -7,5 +7,5 @@ from quick_runs import make_quick, measure_briefly
 @pytest.fixture(autouse=True)
 def _quick(request, monkeypatch):
     # For workers, other processes load the net for themselves.
-    workers = request.module.__name__ == "test_workers"
+    workers = request.module.__name__ in ("test_workers", "test_ray")
     (measure_briefly if workers else make_quick)(monkeypatch)

@@ -1,0 +1,262 @@
+"""The contract of executors, and what they send to the processes that evaluate plans."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import pickle
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from neural_mp.adaptors.contract import Adaptor
+from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.core.trial import Outcome
+from neural_mp.errors import (
+    ConfigurationError,
+    MissingFrameworkError,
+    NeuralMPError,
+    TuningError,
+)
+from neural_mp.space import ResolvedPlan
+from neural_mp.tuning.assessment import Assessment, Assessor
+from neural_mp.tuning.evaluator import Deadline, TimeUpError, UserCodeError
+from neural_mp.tuning.workers import Workers
+
+logger = logging.getLogger(__name__)
+
+#: What a failed trial says of a process that died with its plan.
+DIED = (
+    "a worker ended without a result: its process died, for want of memory or in native code; "
+    "use workers = 1 to see more of it"
+)
+
+
+@dataclass(frozen=True)
+class Raised:
+    """What was raised in a worker.
+
+    Attributes:
+        error: the exception itself, or its words where it cannot be copied.
+        by_user: whether the user's own code raised it.
+    """
+
+    error: BaseException
+    by_user: bool = False
+
+
+Answer = Assessment | Raised
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a process needs to evaluate plans: all but the model, which it loads for itself.
+
+    Attributes:
+        load: makes the model; None where it comes with the assessor.
+        assessor: evaluates, once it has the model.
+    """
+
+    load: Callable[[], AnyModel] | None
+    assessor: Assessor
+
+    def made(self) -> Assessor:
+        if self.load is None:
+            return self.assessor
+        loaded = self.load()
+        model = replace(self.assessor.model, adaptor=loaded.adaptor, held=loaded.held)
+        return replace(self.assessor, model=model)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is sent to the processes.
+
+    Attributes:
+        kind: the adaptor of the model.
+        sent: the task, the same for all plans, as bytes.
+    """
+
+    kind: type[Adaptor[Any]]
+    sent: bytes
+
+    @classmethod
+    def of(cls, load: Callable[[], AnyModel], assessor: Assessor, workers: Workers) -> Work:
+        """The work of a run.
+
+        Args:
+            load: makes the model; runs once in every process.
+            assessor: evaluates a plan; the model that it holds is sent where it can be copied.
+            workers: the user's setting.
+
+        Raises:
+            ConfigurationError: the model, data or metric cannot be sent to another process.
+        """
+        import cloudpickle
+
+        model = assessor.model
+        copied = model.adaptor.copied(model.held)
+        adaptor: Any = None if copied is None else model.adaptor
+        evaluator = replace(assessor.evaluator, on_batch=_do_nothing)
+        sendable = replace(model, adaptor=adaptor, held=copied)
+        bare = replace(assessor, model=sendable, evaluator=evaluator)
+        try:
+            sent = cloudpickle.dumps(_Task(load if copied is None else None, bare))
+        except Exception as error:
+            # Whatever the user's own objects raise when they are to be copied.
+            raise ConfigurationError(
+                f"{workers} needs a model, data and metric that can be copied to another process: "
+                f"{type(error).__name__}: {error}; use workers = 1"
+            ) from error
+        return cls(type(model.adaptor), sent)
+
+
+class Worker:
+    """Evaluates plans, in the process that it is made in.
+
+    Args:
+        kind: see `Work`.
+        sent: see `Work`; anything with the buffer protocol.
+        threads: threads that the framework may use; None leaves it to the framework.
+    """
+
+    def __init__(self, kind: type[Adaptor[Any]], sent: Any, threads: int | None = None) -> None:
+        self._kind, self._sent, self._threads = kind, sent, threads
+        self._assessor: Assessor | None = None
+
+    def __call__(self, plan: ResolvedPlan, seconds: float) -> Answer:
+        """Evaluate a plan within so many seconds, loading the model included; 0 sets no limit."""
+        deadline = Deadline(seconds, time.monotonic())
+        try:
+            assessor = self._made()
+            with assessor.model.adaptor.threads(self._threads):
+                return assessor(plan, deadline)[0]
+        except UserCodeError as failure:
+            return Raised(_sendable(failure.__cause__ or failure), by_user=True)
+        except (TimeUpError, NeuralMPError) as error:
+            return Raised(_sendable(error))
+
+    def _made(self) -> Assessor:
+        if self._assessor is None:
+            import cloudpickle
+
+            # TensorFlow takes a number of threads only before anything runs.
+            with self._kind().threads(self._threads):
+                self._assessor = cloudpickle.loads(self._sent).made()
+            self._sent = b""
+        return self._assessor
+
+
+def taken(answer: Answer) -> Assessment:
+    """The assessment that a worker answered with.
+
+    Raises:
+        TimeUpError: the time was up.
+        UserCodeError: the user's own code raised.
+        NeuralMPError: what the worker raised on purpose.
+        TuningError: anything else that it raised.
+    """
+    if isinstance(answer, Assessment):
+        return answer
+    error = answer.error
+    if answer.by_user:
+        raise UserCodeError(f"{type(error).__name__}: {error}") from error
+    if isinstance(error, TimeUpError | NeuralMPError):
+        raise error
+    raise no_result(error) from error
+
+
+def no_result(error: BaseException) -> TuningError:
+    """The error of a worker that broke for reasons nobody foresaw."""
+    words = next(iter(str(error).splitlines()), "no reason given")
+    return TuningError(
+        f"a worker ended without a result: {type(error).__name__}: {words}; use workers = 1"
+    )
+
+
+def died(node: str) -> Assessment:
+    """The assessment of a plan whose process died."""
+    return Assessment(Outcome.FAILED, None, DIED, node=node)
+
+
+class Executor(ABC):
+    """Evaluates plans somewhere else, several at the same time.
+
+    Plans of a round are submitted one after the other, and their assessments are asked for in the
+    same order, whichever of them is there first. Only the process that owns the executor calls it,
+    and it measures times only while nothing is open.
+
+    Args:
+        work: what the processes need.
+        workers: the user's setting.
+        warn: takes what the user should know.
+
+    Raises:
+        NeuralMPError: the engine cannot be used as it is set.
+    """
+
+    #: What the user calls it: `workers: {engine: …}`.
+    name: ClassVar[str] = ""
+    #: The keys that it takes beside `engine`, `count` and `threads`.
+    options: ClassVar[tuple[str, ...]] = ()
+    #: The packages that it is built on → the line that installs them.
+    needs: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, work: Work, workers: Workers, warn: Callable[[str], None]) -> None:
+        self.work, self.workers, self.warn = work, workers, warn
+
+    @classmethod
+    def check(cls, workers: Workers) -> None:
+        """Look at the setting before a model is loaded.
+
+        Raises:
+            ConfigurationError: an option has a value that it cannot have.
+            MissingFrameworkError: a package that the engine needs is not installed.
+        """
+        for package, line in cls.needs.items():
+            if importlib.util.find_spec(package) is None:
+                raise MissingFrameworkError(
+                    f"workers of engine {workers.engine} need the package {package}, which is not "
+                    f"installed; install it with: {line}"
+                )
+
+    @abstractmethod
+    def submit(self, plan: ResolvedPlan, seconds: float) -> Any:
+        """Have a plan evaluated, within so many seconds from now; 0 sets no limit.
+
+        Returns:
+            What `assessment` takes.
+        """
+
+    @abstractmethod
+    def assessment(self, ticket: Any) -> Assessment:
+        """What came of a plan, once it is there; see `taken`.
+
+        A process that dies makes its plan a failed one, with the words `DIED`.
+
+        Raises:
+            TimeUpError: the time was up.
+            UserCodeError: the user's own code raised.
+            NeuralMPError: what the worker raised on purpose.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the processes, at once if they are still at work."""
+
+
+def _sendable(error: BaseException) -> BaseException:
+    """An error as it is, or its words where it cannot be copied to another process."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        # Whatever the user's own exception raises when it is to be copied.
+        logger.debug("an exception cannot be copied to another process", exc_info=True)
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def _do_nothing() -> None:
+    """In a worker nobody looks at progress."""

@@ -1,0 +1,145 @@
+"""Processes on this machine, each with a copy of the model."""
+
+from __future__ import annotations
+
+import logging
+import platform
+from collections.abc import Callable, Collection, Iterable
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from neural_mp.core import hardware
+from neural_mp.core.grammar import counted
+from neural_mp.space import ResolvedPlan
+from neural_mp.tuning.executors.contract import Answer, Raised, Work, Worker, died
+from neural_mp.tuning.executors.queued import QueuedExecutor, Ticket
+from neural_mp.tuning.workers import Workers
+
+logger = logging.getLogger(__name__)
+
+#: Where the libraries that compute look for the number of their threads, when they are loaded.
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_CONTROL_GROUP = Path("/sys/fs/cgroup")
+
+#: In a worker: what evaluates.
+_worker: Worker | None = None
+
+
+def _begin(kind: type, sent: bytes, threads: int) -> None:
+    global _worker
+    _worker = Worker(kind, sent, threads)
+
+
+def _evaluate(plan: ResolvedPlan, seconds: float) -> Answer:
+    assert _worker is not None
+    return _worker(plan, seconds)
+
+
+def room(workers: Workers, cores: int, free: int, each: int) -> tuple[int, str]:
+    """How many processes there is room for, and a warning if that is less than was asked for.
+
+    Args:
+        workers: the user's setting.
+        cores: of this machine.
+        free: bytes of memory that can still be used.
+        each: bytes that one process takes.
+    """
+    by_cores = max(1, cores // (workers.threads or 1))
+    by_memory = max(1, free // max(1, each))
+    count = min(by_cores, by_memory, workers.count or by_cores)
+    if workers.count is None or count == workers.count:
+        return count, ""
+    if by_memory < by_cores:
+        why = f"{free >> 20} MiB of free memory, and a process takes about {each >> 20} MiB"
+    elif workers.threads is not None:
+        why = f"{counted(cores, 'core')} for {counted(workers.threads, 'thread')} each"
+    else:
+        why = counted(cores, "core")
+    processes = counted(count, "process is", "processes are")
+    return count, f"workers = {workers.count}: this machine has {why}; {processes} used"
+
+
+class LocalExecutor(QueuedExecutor):
+    """Processes on this machine, as many as cores and memory allow.
+
+    Each is a pool of its own: where a process dies, it is known with which plan, and no other plan
+    suffers.
+    """
+
+    name = "local"
+
+    def __init__(self, work: Work, workers: Workers, warn: Callable[[str], None]) -> None:
+        super().__init__(work, workers, warn)
+        cores = hardware.detect().cores
+        # A worker holds what this process holds: the framework, the model and its data.
+        count, told = room(workers, cores, _free_memory(), psutil.Process().memory_info().rss)
+        if told:
+            warn(told)
+        self.threads = workers.threads or max(1, cores // count)
+        self._pools: list[Any] = [None] * count
+
+    def places(self) -> Iterable[int]:
+        """The numbers of the processes."""
+        return range(len(self._pools))
+
+    def start(self, place: int, plan: ResolvedPlan, seconds: float) -> futures.Future[Answer]:
+        """Give a plan to a process, which is started if there is none yet."""
+        if self._pools[place] is None:
+            self._pools[place] = self._started()
+        found: futures.Future[Answer] = self._pools[place].submit(_evaluate, plan, seconds)
+        return found
+
+    def _started(self) -> Any:
+        import loky
+
+        return loky.ProcessPoolExecutor(
+            1,
+            initializer=_begin,
+            initargs=(self.work.kind, self.work.sent, self.threads),
+            env=dict.fromkeys(_THREAD_VARIABLES, str(self.threads)),
+        )
+
+    def wait(self, handles: Collection[Any]) -> Iterable[Any]:
+        """Wait for one process at least."""
+        return futures.wait(handles, return_when=futures.FIRST_COMPLETED).done
+
+    def answer(self, place: int, handle: futures.Future[Answer], ticket: Ticket) -> Answer:
+        """What a process answered, or that it died."""
+        from loky.process_executor import BrokenProcessPool, TerminatedWorkerError
+
+        try:
+            return handle.result()
+        except BrokenProcessPool as error:
+            self._end(place, at_once=True)
+            killed = isinstance(error, TerminatedWorkerError)
+            return died(platform.node()) if killed else Raised(error)
+        except Exception as error:
+            # Whatever keeps a process from reading what it was sent, or from loading the model.
+            logger.debug("a process raised", exc_info=True)
+            return Raised(error)
+
+    def close(self) -> None:
+        """End the processes, at once if they are still at work."""
+        for place in self.places():
+            if self._pools[place] is not None:
+                self._end(place, at_once=bool(self.busy))
+
+    def _end(self, place: int, at_once: bool) -> None:
+        self._pools[place].shutdown(wait=True, kill_workers=at_once)
+        self._pools[place] = None
+
+
+def _free_memory() -> int:
+    """Bytes that can still be used, by the machine's account and by that of the control group."""
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit = int((_CONTROL_GROUP / "memory.max").read_text())
+        used = int((_CONTROL_GROUP / "memory.current").read_text())
+        lines = (_CONTROL_GROUP / "memory.stat").read_text().splitlines()
+        cached = sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+    except (OSError, ValueError):
+        return free  # no such group, or `max`: it sets no limit
+    return max(0, min(free, limit - used + cached))

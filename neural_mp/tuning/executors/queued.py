@@ -1,0 +1,100 @@
+"""An executor that holds its queue itself: every place has one plan at a time."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from neural_mp.errors import TuningError
+from neural_mp.space import ResolvedPlan
+from neural_mp.tuning.assessment import Assessment
+from neural_mp.tuning.evaluator import TimeUpError
+from neural_mp.tuning.executors.contract import Answer, Executor, Raised, Work, taken
+from neural_mp.tuning.workers import Workers
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A plan that was submitted.
+
+    Attributes:
+        plan: the plan.
+        until: when its time is up, by this process's monotonic clock; 0 sets no limit.
+        answer: what came of it, once it is there.
+        losses: how often the machine that had it was lost.
+    """
+
+    plan: ResolvedPlan
+    until: float
+    answer: Answer | None = None
+    losses: int = 0
+
+
+class QueuedExecutor(Executor):
+    """What executors have in common that give a plan to the first place that is free.
+
+    A place stays the same while the executor lives; a handle is one evaluation that goes on there.
+    Clocks of other machines do not matter: a place is told the seconds left when it gets a plan.
+    """
+
+    def __init__(self, work: Work, workers: Workers, warn: Callable[[str], None]) -> None:
+        super().__init__(work, workers, warn)
+        self._queue: deque[Ticket] = deque()
+        self._open: dict[Any, tuple[Any, Ticket]] = {}
+
+    @abstractmethod
+    def places(self) -> Iterable[Any]:
+        """All places there are now, those first that are to be filled first."""
+
+    @abstractmethod
+    def start(self, place: Any, plan: ResolvedPlan, seconds: float) -> Any:
+        """Begin to evaluate a plan at a place that is free; the handle of that."""
+
+    @abstractmethod
+    def wait(self, handles: Collection[Any]) -> Iterable[Any]:
+        """Wait for one of the handles at least; those that are done."""
+
+    @abstractmethod
+    def answer(self, place: Any, handle: Any, ticket: Ticket) -> Answer | None:
+        """What came of a handle that is done; None where the plan is to be run again."""
+
+    def submit(self, plan: ResolvedPlan, seconds: float) -> Ticket:
+        """Put a plan into the queue."""
+        ticket = Ticket(plan, time.monotonic() + seconds if seconds else 0.0)
+        self._queue.append(ticket)
+        self._hand_out()
+        return ticket
+
+    def assessment(self, ticket: Ticket) -> Assessment:
+        """What came of a plan; while it is awaited, the others go on as well."""
+        while ticket.answer is None:
+            if not self._open:
+                raise TuningError("there is no worker left that could evaluate plans")
+            for handle in self.wait(list(self._open)):
+                place, found = self._open.pop(handle)
+                found.answer = self.answer(place, handle, found)
+                if found.answer is None:
+                    self._queue.appendleft(found)
+            self._hand_out()
+        return taken(ticket.answer)
+
+    @property
+    def busy(self) -> list[Any]:
+        """The handles of what goes on."""
+        return list(self._open)
+
+    def _hand_out(self) -> None:
+        taken_places = [place for place, _ in self._open.values()]
+        free = deque(place for place in self.places() if place not in taken_places)
+        while self._queue and free:
+            ticket = self._queue.popleft()
+            left = ticket.until - time.monotonic() if ticket.until else 0.0
+            if left < 0:
+                ticket.answer = Raised(TimeUpError())
+                continue
+            place = free.popleft()
+            self._open[self.start(place, ticket.plan, left)] = place, ticket

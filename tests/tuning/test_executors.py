@@ -1,0 +1,158 @@
+"""What evaluates plans outside of the process of a run."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import cloudpickle
+import pytest
+import torch
+
+from neural_mp import MixedPrecision
+from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+from neural_mp.core.hardware import detect
+from neural_mp.core.trial import Outcome
+from neural_mp.errors import ConfigurationError, MissingFrameworkError
+from neural_mp.tuning.assessment import Assessment
+from neural_mp.tuning.evaluator import TimeUpError
+from neural_mp.tuning.executors import Work
+from neural_mp.tuning.executors.contract import DIED, _Task
+from neural_mp.tuning.executors.local import LocalExecutor, room
+from neural_mp.tuning.workers import Workers
+
+
+@dataclass
+class Obedient:
+    """In place of an assessor: a plan is a function that is called in the worker."""
+
+    @property
+    def model(self):
+        return SimpleNamespace(adaptor=PyTorchAdaptor())
+
+    def __call__(self, plan, deadline):
+        return Assessment(Outcome.MISSED, float(plan())), None
+
+
+@pytest.fixture
+def started():
+    made = []
+
+    def start(**setting):
+        work = Work(PyTorchAdaptor, cloudpickle.dumps(_Task(None, Obedient())))
+        warnings = []
+        made.append(LocalExecutor(work, Workers(**setting), warnings.append))
+        return made[-1], warnings
+
+    yield start
+    for executor in made:
+        executor.close()
+
+
+def die():
+    os._exit(3)
+
+
+def late():
+    time.sleep(1)
+    return 1
+
+
+def soon():
+    return 2
+
+
+@pytest.mark.slow
+def test_assessments_come_in_the_order_of_the_round_and_a_death_harms_no_other_plan(started):
+    executor, _ = started(count=2)
+    tickets = [executor.submit(plan, 0.0) for plan in (late, soon, die, soon, late)]
+    found = [executor.assessment(ticket) for ticket in tickets]
+    assert [one.accuracy for one in found] == [1, 2, None, 2, 1]
+    assert [one.error for one in found] == [None, None, DIED, None, None]
+    assert found[2].outcome is Outcome.FAILED
+    assert all(one.node for one in found)
+
+
+@pytest.mark.slow
+def test_processes_share_the_cores(started):
+    executor, _ = started(count=detect().cores)
+    assert executor.assessment(executor.submit(torch.get_num_threads, 0.0)).accuracy == 1
+    executor, _ = started(count=1, threads=3)
+    assert executor.assessment(executor.submit(torch.get_num_threads, 0.0)).accuracy == 3
+
+
+@pytest.mark.slow
+def test_what_waits_longer_than_its_time_is_not_begun(started):
+    executor, _ = started(count=1)
+    first, second = executor.submit(late, 0.0), executor.submit(late, 0.5)
+    executor.assessment(first)
+    with pytest.raises(TimeUpError):
+        executor.assessment(second)
+
+
+def test_a_billion_workers_are_as_many_as_there_are_cores(started):
+    executor, warnings = started(count=10**9)
+    assert 1 <= len(list(executor.places())) <= detect().cores
+    (words,) = warnings
+    assert words.startswith("workers = 1000000000: this machine has ")
+
+
+GIGABYTE = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("setting", "count", "words"),
+    [
+        ({"count": 4}, 4, ""),
+        ({"count": None}, 8, ""),
+        ({"count": 9}, 8, "8 cores; 8 processes are used"),
+        ({"count": 8, "threads": 4}, 2, "8 cores for 4 threads each; 2 processes are used"),
+        ({"count": None, "threads": 16}, 1, ""),
+    ],
+)
+def test_cores_bound_the_processes(setting, count, words):
+    found, told = room(Workers(**setting), cores=8, free=100 * GIGABYTE, each=GIGABYTE)
+    assert found == count
+    assert told.endswith(words)
+    assert bool(told) == bool(words)
+
+
+def test_memory_bounds_the_processes():
+    count, words = room(Workers(count=4), cores=8, free=3 * GIGABYTE, each=GIGABYTE)
+    assert count == 3
+    assert "3072 MiB of free memory, and a process takes about 1024 MiB" in words
+    assert room(Workers(count=4), cores=8, free=0, each=GIGABYTE)[0] == 1
+
+
+def workers(value):
+    made = MixedPrecision(model=torch.nn.Linear(2, 2))
+    made.workers = value
+    return made
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"engine": "rai"}, r"no engine 'rai' for workers.*ray"),
+        ({"engine": "ray", "adress": "auto"}, r"no key 'adress'.*address"),
+        ({"count": 0}, r"workers: count must be at least 1, got 0"),
+        ({"threads": "two"}, r"workers: threads must be at least 1, got 'two'"),
+        ({"engine": "ray", "address": "ray://10.0.0.1:10001"}, r"address must be .*ray://"),
+        ({"engine": "ray", "address": 6379}, r"address must be .* got 6379"),
+    ],
+)
+def test_a_setting_that_means_nothing_is_named(value, words):
+    with pytest.raises(ConfigurationError, match=words):
+        workers(value)()
+
+
+def test_without_ray_it_is_said_how_to_install_it(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "ray" else find(name)
+    )
+    with pytest.raises(MissingFrameworkError, match=r"pip install 'neural-mp\[ray\]'"):
+        workers({"engine": "ray"})()

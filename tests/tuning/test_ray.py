@@ -1,0 +1,150 @@
+"""Trials side by side on the nodes of a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import cloudpickle
+import pytest
+
+from neural_mp import ExitPolicy, MixedPrecision
+from neural_mp.errors import ConfigurationError, TuningError
+from neural_mp.metrics import build_metric
+from neural_mp.tuning.executors import ray_cluster
+
+pytestmark = pytest.mark.slow
+
+# A node does not have this file.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module")
+def ray():
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    return pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module")
+def cluster(ray):
+    """Two nodes of one CPU each."""
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    made.add_node(**NODE)
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture
+def converter(hostile_net, digits):
+    made = MixedPrecision()
+    made.model = hostile_net
+    made.precisions = "int8"
+    made.strategy = "random"
+    made.objective = "modelsize"
+    made.metric = build_metric("accuracy")
+    made.eval_dataloader = digits[1].loader()
+    made.exit_policy = ExitPolicy(max_trials=8)
+    return made
+
+
+NODE = {"num_cpus": 1, "object_store_memory": 100 << 20}
+
+
+class MarkedMetric:
+    """Accuracy that takes its time, and leaves a file named for the parent of its process."""
+
+    def __init__(self, folder, pause):
+        self.inner, self.folder, self.pause = build_metric("accuracy"), folder, pause
+
+    def reset(self):
+        self.inner.reset()
+
+    def update(self, preds, labels):
+        (self.folder / str(os.getppid())).touch()
+        time.sleep(self.pause)
+        self.inner.update(preds, labels)
+
+    def result(self):
+        return self.inner.result()
+
+
+def kill_when_at_work(folder, raylet):
+    """A node's processes are children of its raylet, and end with it."""
+    until = time.monotonic() + 60
+    while not (folder / str(raylet)).exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    os.kill(raylet, signal.SIGKILL)
+
+
+def told(result):
+    return [(trial.plan, trial.accuracy, trial.outcome) for trial in result.trials]
+
+
+def test_two_nodes_find_what_one_process_finds(converter, cluster):
+    alone = converter()
+    converter.workers = {"engine": "ray", "address": cluster.address}
+    together = converter()
+    assert told(together) == told(alone)
+    assert together.plan == alone.plan
+    assert len({trial.node for trial in together.trials}) == 2
+    assert {trial.node for trial in alone.trials} != {trial.node for trial in together.trials}
+
+
+def test_a_node_killed_in_the_middle_changes_nothing(converter, cluster, tmp_path):
+    converter.metric = MarkedMetric(tmp_path, 0.0)
+    alone = converter()
+    converter.metric = MarkedMetric(tmp_path, 0.2)
+    converter.workers = {"engine": "ray", "address": cluster.address}
+    raylet = cluster.add_node(**NODE).all_processes["raylet"][0].process.pid
+    killer = threading.Thread(target=kill_when_at_work, args=(tmp_path, raylet))
+    killer.start()
+    together = converter()
+    killer.join()
+    assert (tmp_path / str(raylet)).exists()
+    assert told(together) == told(alone)
+    assert any("was lost; its plans run again" in words for words in together.report.warnings)
+
+
+class DeadlyMetric(MarkedMetric):
+    """Ends the process of whoever evaluates anything but FP32, the first pass."""
+
+    passes = 0
+
+    def reset(self):
+        super().reset()
+        self.passes += 1
+        if self.passes > 1:
+            os._exit(3)
+
+
+def test_a_process_that_dies_makes_its_plan_a_failed_one(converter, cluster, tmp_path):
+    converter.metric = DeadlyMetric(tmp_path, 0.0)
+    converter.workers = {"engine": "ray", "address": cluster.address}
+    with pytest.raises(TuningError, match=r"different plans failed .* its process died"):
+        converter()
+
+
+def test_a_node_that_computes_in_another_way_gets_no_work(converter, cluster, monkeypatch):
+    here = ray_cluster.Traits.here
+
+    def other_version(kind):
+        return ray_cluster.Traits({**here(kind).values, "torch": "1.0"})
+
+    # Only this process is changed, not those of the nodes.
+    monkeypatch.setattr(ray_cluster.Traits, "here", other_version)
+    converter.workers = {"engine": "ray", "address": cluster.address}
+    with pytest.raises(TuningError, match=r"node .* gets no work: its torch is .*, here 1\.0"):
+        converter()
+
+
+def test_an_address_without_a_cluster_is_named(converter, ray):
+    converter.workers = {"engine": "ray", "address": "127.0.0.1:9"}
+    with pytest.raises(ConfigurationError, match=r"no Ray cluster at address '127\.0\.0\.1:9'"):
+        converter()
