@@ -52,7 +52,8 @@ def job_digest(file: Path) -> str:
 
 def _words(value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
-        for item in value.values():
+        for key, item in value.items():
+            yield from _words(key)
             yield from _words(item)
     elif isinstance(value, list | tuple):
         for item in value:
