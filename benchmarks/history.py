@@ -1,6 +1,7 @@
 """How a storage with many runs behaves: seconds to start a run, to list all, to read one.
 
     python benchmarks/history.py --runs 10000 --models 100
+    python benchmarks/history.py --writers 16 [--storage postgresql://…]
 
 Runs are written into SQLite by Optuna's own tables in one transaction: through its interface that
 would take an hour.
@@ -14,6 +15,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +29,21 @@ from neural_mp.search.quiet_optuna import quiet_optuna
 from neural_mp.tuning.history import History, storage_url
 from neural_mp.tuning.stored_runs import run_names
 
+#: Trials that every writer writes.
+TRIALS = 20
+
 
 def main() -> None:
     """Make the storage, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--models", type=int, default=100)
+    parser.add_argument("--writers", type=int, default=0, help="processes that write trials")
+    parser.add_argument("--storage", help="Optuna storage URL; a new SQLite file by default")
     given = parser.parse_args()
+    if given.writers:
+        write(given.writers, given.storage)
+        return
     with tempfile.TemporaryDirectory() as folder:
         url = storage_url(folder)
         rows = [("a run in an empty storage", timed(lambda: started(url, 0)))]
@@ -50,6 +60,33 @@ def main() -> None:
         ]
     for what, seconds in rows:
         print(f"{what:40} {seconds:6.2f} s")
+
+
+def write(writers: int, storage: str | None) -> None:
+    """Let processes write trials into one storage, each into a run of its own."""
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(writers) as pool:
+        url = storage or storage_url(folder)
+        started(url, 0)
+        list(pool.map(tried, [url] * writers, range(writers), [1] * writers))  # all have imported
+        begun = time.perf_counter()
+        slowest = max(pool.map(tried, [url] * writers, range(writers), [TRIALS] * writers))
+        seconds = time.perf_counter() - begun
+    each = 1000 * seconds / TRIALS
+    print(
+        f"{writers} writers: {writers * TRIALS / seconds:.0f} trials/s in all, {each:.0f} ms each"
+    )
+    print(f"the slowest trial took {slowest:.2f} s")
+
+
+def tried(url: str, model: int, count: int) -> float:
+    """Write trials into a new run of a model; seconds that the slowest of them took."""
+    history, slowest = started(url, model), 0.0
+    plan = PrecisionPlan({"conv": OpConfig(Precision.BF16)})
+    for _ in range(count):
+        begun = time.perf_counter()
+        history.finish(Trial(plan, Outcome.MET, 0.97, number=history.start()))
+        slowest = max(slowest, time.perf_counter() - begun)
+    return slowest
 
 
 def digest(model: int) -> str:

@@ -26,6 +26,11 @@ class JobStatus(Word):
     FAILED = "failed"
 
     @property
+    def ended(self) -> bool:
+        """Whether it was done, well or badly."""
+        return self is not JobStatus.BEGUN
+
+    @property
     def finished(self) -> bool:
         """Whether there is a result, so that the job is not done again."""
         return self not in (JobStatus.BEGUN, JobStatus.FAILED)

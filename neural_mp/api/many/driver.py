@@ -179,6 +179,7 @@ class _Team:
         self._jobs = jobs
         unique = {job.name: job for job in jobs if not job.known}
         self._left = deque(unique.values())
+        self._before = {name: read_outcome(output / name) for name in unique}
         self._threads_each = max(1, (_cores() or 1) // workers)
         self._events: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._running: set[subprocess.Popen[str]] = set()
@@ -230,11 +231,11 @@ class _Team:
 
     def _done(self, job: JobOutcome, lock: int) -> JobOutcome:
         """Have a process do a job, unless another one was just faster."""
-        finished = _as_left(job, self._output)
-        if finished.known:
-            return finished
         folder, started = self._output / job.name, time.monotonic()
-        resume, logged = read_outcome(folder) is not None, _size(folder / LOG_FILE)
+        left = read_outcome(folder)
+        if left is not None and left != self._before[job.name] and left.status.ended:
+            return replace(left, file=job.file)
+        resume, logged = left is not None, _size(folder / LOG_FILE)
         begun = replace(job, reason="it was cut off")
         begun.write(folder)
         self._tell(self._listener.told, job.name, "resumes" if resume else "starts")
