@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from neural_mp import common
     from neural_mp.amp.options import AutoMixedPrecisionOptions
     from neural_mp.api.compare import compare
+    from neural_mp.api.many import tune_many
     from neural_mp.api.mixed_precision import MixedPrecision
     from neural_mp.api.optimized_model import OptimizedModel, load
     from neural_mp.api.replay import convert_with_plan
@@ -38,6 +39,7 @@ _LAZY = {
     "compare": "neural_mp.api.compare",
     "convert_with_plan": "neural_mp.api.replay",
     "load": "neural_mp.api.optimized_model",
+    "tune_many": "neural_mp.api.many",
 }
 
 __all__ = [
@@ -54,6 +56,7 @@ __all__ = [
     "compare",
     "convert_with_plan",
     "load",
+    "tune_many",
 ]
 
 

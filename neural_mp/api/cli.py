@@ -21,6 +21,7 @@ from neural_mp.api.commands import (
     report,
     sensitivity,
     tune,
+    tune_many,
 )
 from neural_mp.api.commands.exit_codes import epilog
 from neural_mp.api.commands.failures import reported
@@ -52,6 +53,7 @@ def _whole(
 
 
 app.command(epilog=tune.EPILOG)(tune.tune)
+app.command("tune-many", epilog=tune_many.EPILOG)(tune_many.tune_many)
 app.command(epilog=inspect.EPILOG)(inspect.inspect)
 app.command(epilog=explain.EPILOG)(explain.explain)
 app.command(epilog=convert.EPILOG)(convert.convert)

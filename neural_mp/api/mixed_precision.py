@@ -79,7 +79,7 @@ class MixedPrecision:
         strategy: name of the search strategy.
         objective: `performance`, `footprint` or `modelsize`; or several with their weights.
         workspace: folder the trials are kept in; `storage` an Optuna storage URL instead.
-        resume: go on with the latest run of the workspace.
+        resume: go on with the workspace's latest run of the same model.
         random_seed: for strategies that draw at random.
         early_stopping: whether an evaluation that is lost already is stopped.
         workers: processes that try the plans of one round side by side; or a dict with `engine`,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,19 +22,26 @@ from neural_mp.tuning.record_form import (
     setup_from_dict,
     setup_to_dict,
 )
+from neural_mp.tuning.stored_runs import (
+    FINGERPRINT,
+    RunName,
+    chosen_run,
+    model_digest,
+    open_storage,
+    run_names,
+    runs_about,
+)
 
 if TYPE_CHECKING:
     import optuna
+    from optuna.storages import RDBStorage
 
 logger = logging.getLogger(__name__)
 
 HISTORY_FILE = "history.db"
-_PREFIX = "tuning-"
-_FINGERPRINT, _BASELINE, _OBSERVATIONS, _TRIAL = "fingerprint", "baseline", "observations", "trial"
+_BASELINE, _OBSERVATIONS, _TRIAL = "baseline", "observations", "trial"
 _SETUP, _ENDING = "setup", "ending"
 _MEASURED = "measured: "
-#: Runs that an error names.
-_NAMED_RUNS = 5
 #: What `History.remember` keeps is also read by `History.record`: under the names of the fields of
 #: `Measured`, noise at the outputs with the repairs and the name of its tensor behind this.
 TIMES, VALUES, ARRIVING = "times", "values", "arriving: "
@@ -104,7 +110,7 @@ class History:
         url: an Optuna storage URL.
         fingerprint: what the run is about: `model`, `data`, `metric`… → a digest or word.
         higher_is_better: the direction of the metric.
-        resume: go on with the storage's latest run instead of starting a new one.
+        resume: go on with the latest run about the same instead of starting a new one.
 
     Raises:
         HistoryError: the storage cannot be opened, or `resume` finds no run, or one about
@@ -118,30 +124,34 @@ class History:
         self._running: dict[int, optuna.trial.Trial] = {}
         with quiet_optuna():
             try:
+                storage = open_storage(url)
                 if resume:
-                    self._study = self._latest(url)
+                    self._study = self._latest(storage, fingerprint, url)
                     self._check(fingerprint)
                     self._bury_the_killed()
                 else:
-                    self._study = self._create(url, higher_is_better)
-                    self._study.set_user_attr(_FINGERPRINT, dict(fingerprint))
+                    self._study = self._create(storage, fingerprint, higher_is_better)
+                    self._study.set_user_attr(FINGERPRINT, dict(fingerprint))
             except HistoryError:
                 raise
             except Exception as error:
                 raise _unopened(url, error) from error
 
     @staticmethod
-    def _create(url: str, higher_is_better: bool) -> optuna.Study:
+    def _create(
+        storage: RDBStorage, fingerprint: Mapping[str, str], higher_is_better: bool
+    ) -> optuna.Study:
         import optuna
 
         directions = optuna.study.StudyDirection
         direction = directions.MAXIMIZE if higher_is_better else directions.MINIMIZE
+        model = model_digest(fingerprint)
         while True:
-            number = max(_run_numbers(url), default=0) + 1
+            numbers = (name.number for name in run_names(storage, model))
             try:
                 return optuna.create_study(
-                    storage=url,
-                    study_name=f"{_PREFIX}{number:04d}",
+                    storage=storage,
+                    study_name=str(RunName(model, max(numbers, default=0) + 1)),
                     direction=direction,
                     sampler=optuna.samplers.RandomSampler(seed=0),
                 )
@@ -149,15 +159,18 @@ class History:
                 continue  # another process took the number in between
 
     @staticmethod
-    def _latest(url: str) -> optuna.Study:
-        numbers = _run_numbers(url)
-        if not numbers:
+    def _latest(storage: RDBStorage, fingerprint: Mapping[str, str], url: str) -> optuna.Study:
+        """The latest run about the same, else the one that comes nearest to it."""
+        runs = runs_about(storage, model_digest(fingerprint))
+        same = [name for name, about in runs if not _changed(about, fingerprint)]
+        of_model = [name for name, about in runs if about.get("model") == fingerprint.get("model")]
+        found = same or of_model or run_names(storage)
+        if not found:
             raise HistoryError(f"there is no run to resume in {url!r}; start one without resume")
-        return _study(url, max(numbers))
+        return _study(storage, found[-1])
 
     def _check(self, fingerprint: Mapping[str, str]) -> None:
-        before = self._study.user_attrs.get(_FINGERPRINT, {})
-        changed = [key for key in fingerprint if before.get(key) != fingerprint[key]]
+        changed = _changed(self._study.user_attrs.get(FINGERPRINT, {}), fingerprint)
         if changed:
             raise HistoryError(
                 f"cannot resume: the {' and the '.join(changed)} of this run differ from those of "
@@ -190,11 +203,11 @@ class History:
     def observations(self) -> Observations | None:
         """What calibration saw, once it ran."""
         stored = self._study.user_attrs.get(_OBSERVATIONS)
-        return Observations.from_dict(json.loads(stored)) if stored else None
+        return _observations(stored) if stored else None
 
     @observations.setter
     def observations(self, observations: Observations) -> None:
-        self._study.set_user_attr(_OBSERVATIONS, json.dumps(observations.to_dict()))
+        self._study.set_user_attr(_OBSERVATIONS, _packed(observations.to_dict()))
 
     def recall(self, key: str) -> tuple[bool, Any]:
         """Whether something was written down under a key, and what."""
@@ -261,13 +274,9 @@ class History:
             self._study.tell(number, state=optuna.trial.TrialState.FAIL)
 
 
-def _run_numbers(url: str) -> list[int]:
-    """The numbers of our runs in a storage that may hold other studies too."""
-    import optuna
-
-    names = optuna.get_all_study_names(url)
-    matches = (re.fullmatch(rf"{_PREFIX}(\d+)", name) for name in names)
-    return [int(match[1]) for match in matches if match]
+def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """What a run is about that differs from what another one is about."""
+    return [key for key in now if before.get(key) != now[key]]
 
 
 def _shown(trial: Trial) -> dict[str, Any]:
@@ -283,25 +292,23 @@ def _shown(trial: Trial) -> dict[str, Any]:
     return {**values, **metrics, **dict(trial.objectives), **counts}
 
 
-def read_record(url: str, number: int | None = None) -> RunRecord:
+def read_record(url: str, number: int | None = None, model: str | None = None) -> RunRecord:
     """All that a storage keeps of a run, finished or not; nothing in it is changed.
 
     Args:
         url: an Optuna storage URL.
         number: that of the run; the latest by default.
+        model: the first characters of the model's fingerprint; of any model by default.
 
     Raises:
-        HistoryError: there is no such run, or the storage cannot be opened or read.
+        HistoryError: there is no such run, or there are several, or the storage cannot be opened
+            or read.
     """
     with quiet_optuna():
         try:
-            known = sorted(_run_numbers(url))
-            if not known:
-                raise HistoryError(f"there is no run in {url!r}; tune a model with this workspace")
-            if number is not None and number not in known:
-                words = ", ".join(map(str, known[-_NAMED_RUNS:]))
-                raise HistoryError(f"there is no run {number} in {url!r}; the latest are {words}")
-            return _record_of(_study(url, known[-1] if number is None else number))
+            storage = open_storage(url)
+            name = chosen_run(run_names(storage), number, model, url)
+            return _record_of(_study(storage, name))
         except HistoryError:
             raise
         except Exception as error:
@@ -315,12 +322,12 @@ def _unopened(url: str, error: Exception) -> HistoryError:
     return HistoryError(f"the history {url!r} cannot be opened: {type(error).__name__}: {words[0]}")
 
 
-def _study(url: str, number: int) -> optuna.Study:
+def _study(storage: RDBStorage, name: RunName) -> optuna.Study:
     import optuna
 
     return optuna.load_study(
-        study_name=f"{_PREFIX}{number:04d}",
-        storage=url,
+        study_name=str(name),
+        storage=storage,
         sampler=optuna.samplers.RandomSampler(seed=0),
     )
 
@@ -343,7 +350,7 @@ def _record_of(study: optuna.Study) -> RunRecord:
         setup_from_dict(_unpacked(attributes[_SETUP])),
         str(study.study_name),
         attributes.get(_BASELINE),
-        Observations.from_dict(json.loads(stored)) if stored else Observations(),
+        _observations(stored) if stored else Observations(),
         tuple(_trials_of(study)),
         Measured(
             Times.from_dict(times) if times else Times(),
@@ -352,6 +359,12 @@ def _record_of(study: optuna.Study) -> RunRecord:
         ),
         ending_from_dict(_unpacked(ending)) if ending else None,
     )
+
+
+def _observations(stored: str) -> Observations:
+    """What calibration saw; the runs of earlier versions have it as bare JSON."""
+    bare = stored.startswith("{")  # what is packed starts with the header of zlib
+    return Observations.from_dict(json.loads(stored) if bare else _unpacked(stored))
 
 
 def _packed(value: Mapping[str, Any]) -> str:

@@ -83,7 +83,7 @@ def test_the_document_has_what_the_page_is_of(run, tmp_path, kept, tuned):
     code, out, _ = run("report", str(kept), "--run", "1", "-o", str(page), "--json")
     assert code == 0
     found = json.loads(out)
-    assert found["run"] == "tuning-0001"
+    assert found["run"] == tuned.record.name
     assert found["met"] is True
     assert found["saved_to"] == str(page)
     assert found["report"]["accuracy"] == tuned.report.accuracy
@@ -104,10 +104,12 @@ def test_a_saved_result_has_the_page_of_its_run(run, tmp_path, tuned):
 
 
 def test_what_has_no_run_is_said_in_one_line(run, tmp_path, kept, tuned):
+    digest = tuned.record.name.partition("/")[0]
     cases = {
         ("missing",): "'missing' is no folder; give the folder that the option 'workspace'",
         (str(tmp_path),): "has no runs in it",
         (str(kept), "--run", "9"): "there is no run 9 in",
+        (str(kept), "--model", "x"): f"models there, the latest first, are {digest}",
         ("x", "--storage", "nonsense://"): "cannot be opened",
         (str(kept), "-o", str(kept / "history.db" / "x.html")): ("cannot be written"),
     }

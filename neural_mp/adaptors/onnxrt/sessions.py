@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -42,7 +43,8 @@ class Runner:
         program: the graph.
         folder: where its external data lies.
         provider: the execution provider.
-        threads: threads within an op; None leaves it to ONNX Runtime.
+        threads: threads within an op; None for as many as `OMP_NUM_THREADS` says, as everywhere
+            else, and where that is not set, as ONNX Runtime likes.
         level: how far ONNX Runtime may optimise the graph.
         profiled: whether to take the time of every kernel.
         lean: whether to give memory back after every run rather than to keep it for the next.
@@ -68,6 +70,7 @@ class Runner:
         options.graph_optimization_level = level
         if lean:
             options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        threads = threads or _allowed_threads()
         if threads is not None:
             options.intra_op_num_threads = threads
         if profiled:
@@ -151,3 +154,12 @@ def _inline_bytes(program: ir.Model) -> int:
         for tensor in tensors_in(program)
         if not isinstance(tensor, ir.ExternalTensor)
     )
+
+
+def _allowed_threads() -> int | None:
+    """What limits the threads of a process, which ONNX Runtime's own default leaves unread.
+
+    Nor would it help to bind the process to some cores: it binds its threads to all of them.
+    """
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) else None

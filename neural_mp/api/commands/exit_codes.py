@@ -11,6 +11,7 @@ class ExitCode(IntEnum):
     DONE = 0
     TARGET_MISSED = 1
     PLAN_BROKEN = 1
+    JOB_FAILED = 1
     MISTAKE = 2
     USER_CODE = 3
     FAULT = 4
@@ -24,7 +25,9 @@ class ExitCode(IntEnum):
 
 _WORDS = {
     ExitCode.DONE: "done",
-    ExitCode.TARGET_MISSED: "the accuracy target was missed, or an audited plan does not hold",
+    ExitCode.TARGET_MISSED: (
+        "the accuracy target was missed, an audited plan does not hold, or a job failed"
+    ),
     ExitCode.MISTAKE: "a mistake in what was asked for, named in one line",
     ExitCode.USER_CODE: "code of your own (metric, data, model) raised an exception",
     ExitCode.FAULT: "a fault of neural-mp itself",

@@ -15,7 +15,9 @@ from neural_mp.errors import HistoryError
 if TYPE_CHECKING:
     from neural_mp.tuning.record import RunRecord
 
-EPILOG = epilog("report neural_mp_workspace", "report workspace --run 3 --output third.html")
+EPILOG = epilog(
+    "report neural_mp_workspace", "report workspace --model 1f0c --run 3 --output third.html"
+)
 
 
 def report(
@@ -24,6 +26,10 @@ def report(
     ],
     number: Annotated[
         int | None, typer.Option("--run", help="Number of the run; the latest by default.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="First characters of the run's name, where a storage has many models."),
     ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The file to write the page into.")
@@ -39,7 +45,7 @@ def report(
     with Output(as_json, quiet, verbose) as out:
         from neural_mp.reporting.page import page_of, write_page
 
-        record = _read(workspace, storage, number)
+        record = _read(workspace, storage, number, model)
         with out.working(f"Drawing {record.name or workspace}"):
             write_page(output, page_of(record))
         out.line(f"{_in_words(record)}; the page is in {output}")
@@ -47,7 +53,7 @@ def report(
             out.document(_document(record, output))
 
 
-def _read(workspace: Path, storage: str | None, number: int | None) -> RunRecord:
+def _read(workspace: Path, storage: str | None, number: int | None, model: str | None) -> RunRecord:
     """The record of a run.
 
     Raises:
@@ -58,13 +64,14 @@ def _read(workspace: Path, storage: str | None, number: int | None) -> RunRecord
     from neural_mp.tuning.record_form import read_record_file
 
     if storage is not None:
-        return read_record(storage, number)
+        return read_record(storage, number, model)
     if (workspace / HISTORY_FILE).is_file():
-        return read_record(storage_url(workspace), number)
+        return read_record(storage_url(workspace), number, model)
     if (workspace / RECORD_FILE).is_file():
-        if number is not None:
+        if number is not None or model is not None:
             raise HistoryError(
-                f"--run is for workspaces; {str(workspace)!r} is a saved result, which has one run"
+                f"--run and --model are for workspaces; {str(workspace)!r} is a saved result, "
+                f"which has one run"
             )
         return read_record_file(workspace / RECORD_FILE)
     what = "has no runs in it" if workspace.is_dir() else "is no folder"

@@ -26,7 +26,9 @@ def tune(
     model: Annotated[str | None, typer.Option(help="Overrides model: name in the YAML.")] = None,
     output: SaveOption = None,
     target: TargetOption = None,
-    resume: Annotated[bool, typer.Option(help="Go on with the workspace's latest run.")] = False,
+    resume: Annotated[
+        bool, typer.Option(help="Go on with the workspace's latest run of the same model.")
+    ] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = 0,

@@ -51,7 +51,11 @@ def page_of(record: RunRecord) -> str:
         raw("script", _script()),
         class_="nmp",
     )
-    return "<!doctype html>\n" + markup(element("html", _head(view), body, lang="en"))
+    return "<!doctype html>\n" + markup(
+        element(
+            "html", head(f"{view.record.setup.model}: neural-mp report", _script()), body, lang="en"
+        )
+    )
 
 
 def write_page(path: str | Path, page: str) -> None:
@@ -93,10 +97,17 @@ def report_cell(report: Report, caption: str = "Before and after") -> str:
     return notebook_table(headings, before_and_after(report), caption)
 
 
-def _head(view: View) -> Element:
+def head(title: str, script: str = "") -> Element:
+    """The head of a page in our look, which lets nothing be loaded and only its own script run.
+
+    Args:
+        title: of the page.
+        script: what it runs; nothing by default.
+    """
     style = _file("charts.css") + _file("page.css")
+    scripts = f"'{_digest(script)}'" if script else "'none'"
     policy = (
-        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(_script())}'; "
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src {scripts}; "
         f"img-src data:; base-uri 'none'; form-action 'none'"
     )
     return element(
@@ -104,7 +115,7 @@ def _head(view: View) -> Element:
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width,initial-scale=1"),
         element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("title", f"{view.record.setup.model}: neural-mp report"),
+        element("title", title),
         raw("style", style),
     )
 

@@ -56,14 +56,15 @@ def tiles(view: View) -> Element:
     figures = _figures(report) if report else _figures_so_far(view)
     return element(
         "section",
-        _tile("Verdict", title, said, precision_bar(view, small=True), kind=f"verdict {kind}"),
-        [_tile(*figure) for figure in figures],
+        tile("Verdict", title, said, precision_bar(view, small=True), kind=f"verdict {kind}"),
+        [tile(*figure) for figure in figures],
         class_="tiles",
         aria_label="Result",
     )
 
 
-def _tile(what: str, big: str, said: Child, *more: Child, kind: str = "") -> Element:
+def tile(what: str, big: str, said: Child, *more: Child, kind: str = "") -> Element:
+    """A figure with what it is and what there is to say of it."""
     return element(
         "div",
         element("div", what, class_="what"),

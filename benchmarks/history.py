@@ -1,0 +1,155 @@
+"""How a storage with many runs behaves: seconds to start a run, to list all, to read one.
+
+    python benchmarks/history.py --runs 10000 --models 100
+    python benchmarks/history.py --writers 16 [--storage postgresql://…]
+
+Runs are written into SQLite by Optuna's own tables in one transaction: through its interface that
+would take an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import optuna
+import sqlalchemy
+
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import OpConfig, Precision
+from neural_mp.core.trial import Outcome, Trial
+from neural_mp.search.quiet_optuna import quiet_optuna
+from neural_mp.tuning.history import History, storage_url
+from neural_mp.tuning.stored_runs import run_names
+
+#: Trials that every writer writes.
+TRIALS = 20
+
+
+def main() -> None:
+    """Make the storage, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=10_000)
+    parser.add_argument("--models", type=int, default=100)
+    parser.add_argument("--writers", type=int, default=0, help="processes that write trials")
+    parser.add_argument("--storage", help="Optuna storage URL; a new SQLite file by default")
+    given = parser.parse_args()
+    if given.writers:
+        write(given.writers, given.storage)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        url = storage_url(folder)
+        rows = [("a run in an empty storage", timed(lambda: started(url, 0)))]
+        fill(url, given.runs, given.models)
+        size = Path(folder, "history.db").stat().st_size
+        print(f"{given.runs} runs of {given.models} models, {size / 1e6:.1f} MB")
+        rows += [
+            ("a new run", timed(lambda: started(url, 1))),
+            ("a new run of a model not seen before", timed(lambda: started(url, given.models))),
+            ("resume the latest run of a model", timed(lambda: started(url, 1, resume=True))),
+            ("list all runs", timed(lambda: run_names(url))),
+            ("list all with Optuna's summaries", timed(lambda: summaries(url))),
+            ("list the runs of one model", timed(lambda: run_names(url, digest(1)[:12]))),
+        ]
+    for what, seconds in rows:
+        print(f"{what:40} {seconds:6.2f} s")
+
+
+def write(writers: int, storage: str | None) -> None:
+    """Let processes write trials into one storage, each into a run of its own."""
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(writers) as pool:
+        url = storage or storage_url(folder)
+        started(url, 0)
+        list(pool.map(tried, [url] * writers, range(writers), [1] * writers))  # all have imported
+        begun = time.perf_counter()
+        slowest = max(pool.map(tried, [url] * writers, range(writers), [TRIALS] * writers))
+        seconds = time.perf_counter() - begun
+    each = 1000 * seconds / TRIALS
+    print(
+        f"{writers} writers: {writers * TRIALS / seconds:.0f} trials/s in all, {each:.0f} ms each"
+    )
+    print(f"the slowest trial took {slowest:.2f} s")
+
+
+def tried(url: str, model: int, count: int) -> float:
+    """Write trials into a new run of a model; seconds that the slowest of them took."""
+    history, slowest = started(url, model), 0.0
+    plan = PrecisionPlan({"conv": OpConfig(Precision.BF16)})
+    for _ in range(count):
+        begun = time.perf_counter()
+        history.finish(Trial(plan, Outcome.MET, 0.97, number=history.start()))
+        slowest = max(slowest, time.perf_counter() - begun)
+    return slowest
+
+
+def digest(model: int) -> str:
+    """The fingerprint of a model that does not exist."""
+    return hashlib.sha256(str(model).encode()).hexdigest()[:16]
+
+
+def about(model: int) -> dict[str, str]:
+    """What a run is about, as `History` keeps it."""
+    return {"model": digest(model), "data": "100:0123456789abcdef", "criterion": "1 % relative"}
+
+
+def started(url: str, model: int, resume: bool = False) -> History:
+    """A run that is started, or gone on with."""
+    return History(url, about(model), higher_is_better=True, resume=resume)
+
+
+def summaries(url: str) -> None:
+    """What a look at the storage costs without us."""
+    optuna.get_all_study_summaries(url)
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """Seconds that something takes."""
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def fill(url: str, runs: int, models: int) -> None:
+    """Copy one small run with a trial so often, each under the name of a model's next run."""
+    history = started(url, 0)
+    history.baseline = {"accuracy": 0.97, "seconds": 1.0}
+    history.remember("values", {f"op_{number}": number / 7 for number in range(200)})
+    plan = PrecisionPlan({"conv": OpConfig(Precision.BF16)})
+    history.finish(Trial(plan, Outcome.MET, 0.97, number=history.start()))
+    engine = sqlalchemy.create_engine(url)
+    tables = sqlalchemy.MetaData()
+    tables.reflect(engine)
+    with quiet_optuna(), engine.begin() as connection:
+        first = _rows(connection, tables.tables["studies"])[-1]
+        for name in ("studies", "study_directions", "study_user_attributes", "trials"):
+            table = tables.tables[name]
+            ours = [r for r in _rows(connection, table) if r["study_id"] == first["study_id"]]
+            key = next(iter(table.primary_key)).name
+            copies = []
+            for number in range(runs):
+                for row in ours:
+                    copy = {**row, "study_id": first["study_id"] + 1 + number}
+                    if key != "study_id":
+                        copy.pop(key)
+                    if name == "studies":
+                        run = number // models + 3
+                        copy["study_name"] = f"{digest(number % models)[:12]}/tuning-{run:04d}"
+                    if row.get("key") == "fingerprint":
+                        copy["value_json"] = json.dumps(about(number % models))
+                    copies.append(copy)
+            connection.execute(table.insert(), copies)
+
+
+def _rows(connection: sqlalchemy.Connection, table: sqlalchemy.Table) -> list[dict[str, Any]]:
+    return [dict(row) for row in connection.execute(table.select()).mappings()]
+
+
+if __name__ == "__main__":
+    main()

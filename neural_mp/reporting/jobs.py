@@ -1,0 +1,142 @@
+"""Many jobs as they go on, and what came of them, on a console."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from neural_mp.core.grammar import counted
+from neural_mp.reporting import words
+from neural_mp.reporting.console import error_console
+from neural_mp.tuning.job_outcome import JobOutcome, JobStatus
+
+_STYLES = {JobStatus.MET: "green", JobStatus.MISSED: "yellow", JobStatus.FAILED: "red"}
+
+
+class JobsListener:
+    """Receives what happens to many jobs; every method may be overridden, none must."""
+
+    def began(self, count: int) -> None:
+        """So many jobs are to be done, those that are finished already included."""
+
+    def told(self, job: str, said: str) -> None:
+        """A job that goes on tells what it does."""
+
+    def ended(self, outcome: JobOutcome) -> None:
+        """A job ended, or was finished before."""
+
+    def close(self) -> None:
+        """All jobs ended, or they were interrupted."""
+
+
+class LiveJobs(JobsListener):
+    """Shows a line for every job that runs; on a console that is no terminal, one for every event.
+
+    Args:
+        console: where to; standard error by default.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or error_console()
+        self._running: dict[str, tuple[float, str]] = {}
+        self._counts: dict[str, int] = {}
+        self._whole = 0
+        self._live: Live | None = None
+        if self._console.is_terminal:
+            self._live = Live(get_renderable=self._rendered, console=self._console, transient=True)
+            self._live.start()
+
+    def began(self, count: int) -> None:
+        """Note how many there are."""
+        self._whole = count
+
+    def told(self, job: str, said: str) -> None:
+        """Show what the job does now."""
+        since, _ = self._running.get(job, (time.monotonic(), ""))
+        self._running[job] = since, said
+        if self._live is None:
+            self._line(f"{job}: {said}")
+
+    def ended(self, outcome: JobOutcome) -> None:
+        """Leave a line behind."""
+        self._running.pop(outcome.name, None)
+        self._counts[outcome.status] = self._counts.get(outcome.status, 0) + 1
+        self._line(f"{outcome.name}: {in_words(outcome)}", _STYLES.get(outcome.status, ""))
+
+    def close(self) -> None:
+        """Take the lines of those that ran away."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _line(self, said: str, style: str = "") -> None:
+        self._console.print(said, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def _rendered(self) -> Group:
+        table = Table.grid(padding=(0, 2))
+        now = time.monotonic()
+        for job, (since, said) in self._running.items():
+            table.add_row(Text(job), Text(f"{now - since:.0f} s", "dim"), Text(said))
+        ended = sum(self._counts.values())
+        counts = ", ".join(f"{count} {status}" for status, count in self._counts.items())
+        return Group(table, Text(f"{ended} of {counted(self._whole, 'job')} ended; {counts}"))
+
+
+def in_words(job: JobOutcome) -> str:
+    """What came of a job, in one line."""
+    if not job.status.finished:
+        return f"{'failed' if job.status is JobStatus.FAILED else 'not finished'}: {job.reason}"
+    parts = [
+        {
+            JobStatus.MET: "met its target",
+            JobStatus.MISSED: "did not meet its target",
+            JobStatus.UNCHECKED: "accuracy not checked",
+        }[job.status],
+        f"{words.times(job.speedup)} as fast as FP32" if job.speedup else "",
+        f"accuracy {words.number(job.accuracy)}" if job.accuracy is not None else "",
+        "finished before" if job.known else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def jobs_table(outcomes: Sequence[JobOutcome]) -> Table:
+    """What came of jobs, a row for each."""
+    table = Table(title=totals(outcomes), title_justify="left")
+    for heading in ("job", "result"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("accuracy", "FP32", "speed", "size", "time"):
+        table.add_column(heading, justify="right")
+    for job in outcomes:
+        reason = f": {job.reason}" if job.reason else ""
+        table.add_row(
+            Text(job.name),
+            Text(f"{job.status}{reason}", _STYLES.get(job.status, "")),
+            *figures(job),
+        )
+    return table
+
+
+def figures(job: JobOutcome) -> tuple[str, str, str, str, str]:
+    """Accuracy, that of FP32, speed, size and time of a job; dashes where there are none."""
+    smaller = f"{job.size / job.baseline_size:.0%}" if job.baseline_size else "–"
+    return (
+        words.number(job.accuracy),
+        words.number(job.baseline_accuracy),
+        words.times(job.speedup),
+        smaller,
+        words.seconds(job.seconds or None),
+    )
+
+
+def totals(outcomes: Sequence[JobOutcome]) -> str:
+    """How many jobs ended how."""
+    counts = {status: sum(job.status is status for job in outcomes) for status in JobStatus}
+    known = sum(job.known for job in outcomes)
+    parts = [f"{count} {status}" for status, count in counts.items() if count]
+    parts += [f"{known} of them finished before"] if known else []
+    return f"{counted(len(outcomes), 'job')}: {', '.join(parts)}"

@@ -1,0 +1,169 @@
+"""Which runs a storage holds, told by their names alone, so that ten thousand take a moment."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from neural_mp.errors import HistoryError
+
+if TYPE_CHECKING:
+    from optuna.storages import RDBStorage
+
+#: The attribute of a run that says what it is about.
+FINGERPRINT = "fingerprint"
+#: Stands for the model of runs that were named before names had one.
+NO_MODEL = "none"
+_NAME = re.compile(r"(?:(\w+)/)?tuning-(\d+)")
+#: Characters of a model's fingerprint in the name of a run.
+_LETTERS = 12
+#: Seconds that a process waits for another one to finish writing into the same SQLite file.
+_PATIENCE = 60
+#: Models and runs that an error names.
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class RunName:
+    """What a run is called.
+
+    Attributes:
+        model: the first characters of the model's fingerprint; `none` in runs of old storages.
+        number: counted from 1 for every model.
+    """
+
+    model: str
+    number: int
+
+    def __str__(self) -> str:
+        prefix = "" if self.model == NO_MODEL else f"{self.model}/"
+        return f"{prefix}tuning-{self.number:04d}"
+
+
+def model_digest(fingerprint: Mapping[str, str]) -> str:
+    """What stands for a model in the names of its runs.
+
+    Args:
+        fingerprint: what a run is about.
+    """
+    model = fingerprint.get("model", "")
+    if not re.fullmatch(rf"[0-9a-f]{{{_LETTERS},}}", model):
+        model = hashlib.sha256(model.encode()).hexdigest()
+    return model[:_LETTERS]
+
+
+def open_storage(url: str) -> RDBStorage:
+    """The storage behind an URL; every error that opening it raises comes through."""
+    from optuna.storages import RDBStorage
+
+    waits = {"connect_args": {"timeout": _PATIENCE}} if url.startswith("sqlite") else {}
+    return RDBStorage(url, engine_kwargs=waits)
+
+
+def run_names(storage: RDBStorage | str, model: str | None = None) -> list[RunName]:
+    """Our runs in a storage that may hold other studies, too; the latest last.
+
+    Args:
+        storage: it, or its URL.
+        model: of which model; of all by default.
+    """
+    opened = open_storage(storage) if isinstance(storage, str) else storage
+    found = [_read(name) for (name,) in _studies(opened, model)]
+    return [name for name in found if name is not None]
+
+
+def runs_about(storage: RDBStorage, model: str) -> list[tuple[RunName, dict[str, str]]]:
+    """Runs that may be about a model, and what they are about; the latest last.
+
+    Args:
+        storage: holds them.
+        model: what stands for it in their names; runs without a model in their names count, too.
+    """
+    rows = [
+        (_read(name), json.loads(about))
+        for wanted in (NO_MODEL, model)
+        for name, about in _studies(storage, wanted, attribute=FINGERPRINT)
+    ]
+    return [(name, about) for name, about in rows if name is not None]
+
+
+def chosen_run(
+    known: Sequence[RunName], number: int | None, model: str | None, url: str
+) -> RunName:
+    """The run that a user means.
+
+    Args:
+        known: all runs, the latest last.
+        number: of the run; of those that are left the latest by default.
+        model: the first characters of what stands for the model; any by default.
+        url: of the storage, for messages.
+
+    Raises:
+        HistoryError: there is none, or there are runs of this number of several models.
+    """
+    if not known:
+        raise HistoryError(f"there is no run in {url!r}; tune a model with this workspace")
+    models = list(dict.fromkeys(name.model for name in reversed(known)))
+    meant = [m for m in models if model is None or m.startswith(model)]
+    if not meant:
+        raise HistoryError(f"there is no run of a model {model!r} in {url!r}; {_listed(models)}")
+    if model and len(meant) > 1:
+        raise HistoryError(f"{model!r} may stand for several models in {url!r}; {_listed(meant)}")
+    of_model = [name for name in known if name.model in meant]
+    found = [name for name in of_model if number in (None, name.number)]
+    if not found:
+        words = ", ".join(str(name.number) for name in of_model[-_NAMED:])
+        raise HistoryError(f"there is no run {number} in {url!r}; the latest are {words}")
+    if number is not None and len(found) > 1:
+        models = [name.model for name in reversed(found)]
+        raise HistoryError(
+            f"there are runs {number} of several models in {url!r}; name the model, too; "
+            f"{_listed(models)}"
+        )
+    return found[-1]
+
+
+def _listed(models: Sequence[str]) -> str:
+    more = f" and {len(models) - _NAMED} more" if len(models) > _NAMED else ""
+    return f"models there, the latest first, are {', '.join(models[:_NAMED])}{more}"
+
+
+def _read(name: str) -> RunName | None:
+    match = _NAME.fullmatch(name)
+    return RunName(match[1] or NO_MODEL, int(match[2])) if match else None
+
+
+def _studies(
+    storage: RDBStorage, model: str | None = None, attribute: str | None = None
+) -> list[tuple[Any, ...]]:
+    """The names of studies in the order in which they were made.
+
+    Optuna's own functions load every attribute of every study, 20 s for ten thousand.
+
+    Args:
+        storage: holds them.
+        model: of which model; `none` for those without one in their names.
+        attribute: an attribute whose JSON is given, too.
+    """
+    import sqlalchemy as sql
+
+    studies = sql.table("studies", sql.column("study_id"), sql.column("study_name"))
+    name = studies.c.study_name
+    query = sql.select(name)
+    if attribute is not None:
+        kept = sql.table(
+            "study_user_attributes",
+            *(sql.column("study_id"), sql.column("key"), sql.column("value_json")),
+        )
+        query = sql.select(name, kept.c.value_json).where(
+            kept.c.study_id == studies.c.study_id, kept.c.key == attribute
+        )
+    if model is not None:
+        prefix = "tuning-" if model == NO_MODEL else f"{model}/tuning-"
+        query = query.where(name.startswith(prefix, autoescape=True))
+    with storage.engine.connect() as connection:
+        return [tuple(row) for row in connection.execute(query.order_by(studies.c.study_id))]

@@ -1,0 +1,264 @@
+"""Many tuning files are many jobs: none stops another, and none is done twice."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from rich.console import Console
+
+import neural_mp
+from neural_mp.api.many.digest import job_digest
+from neural_mp.errors import ConfigurationError, TuningError
+from neural_mp.reporting.jobs import JobsListener, LiveJobs, jobs_table
+from neural_mp.reporting.page.jobs import jobs_page
+from neural_mp.tuning.job_outcome import JobOutcome, JobStatus, read_outcome
+
+#: Evaluations of a job that has one trial: that of FP32 and that of the trial.
+EVALUATIONS = 2
+METRICS = """
+import os, signal, time
+
+class Right:
+    def __init__(self):
+        self.reset()
+
+    def reset(self):
+        self.right = self.all = 0
+
+    def update(self, preds, labels):
+        if not self.all:
+            note("begin")
+            time.sleep(float(os.environ.get("PAUSE", "0")))
+        self.right += int((preds.argmax(1) == labels).sum())
+        self.all += len(labels)
+
+    def result(self):
+        note("end")
+        return self.right / self.all
+
+class Crashes(Right):
+    def update(self, preds, labels):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+class Raises(Right):
+    def update(self, preds, labels):
+        raise ZeroDivisionError("nothing to divide by")
+
+def note(word):
+    with open("evaluations.txt", "a") as file:
+        print(word, file=file)
+"""
+JOB = """
+model: {name: %s}
+mixed_precision: {precisions: int8}
+evaluation:
+  accuracy:
+    metric: {metrics_of_mine:%s: {}}
+    dataloader: {batch_size: 100, dataset: {numpy: {path: test.npz}}}
+tuning: {objective: modelsize, accuracy_criterion: {relative: 0.05}}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, digits, monkeypatch):
+    """A folder with data, metrics, and a maker of jobs, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    train, test = digits
+    np.savez("test.npz", inputs=test.images.reshape(-1, 64), labels=test.labels)
+    Path("metrics_of_mine.py").write_text(METRICS)
+    Path("jobs").mkdir()
+    given, wanted = train.images.reshape(-1, 64), np.eye(10)[train.labels]
+    weights = np.linalg.lstsq(given, wanted, rcond=None)[0].astype(np.float32)
+    return lambda name, metric="Right": write_job(name, metric, weights)
+
+
+def write_job(name, metric, weights):
+    """A linear classifier, a little different for every name, and its tuning file."""
+    size = np.float32(1 + sum(map(ord, name)) / 1000)
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["scores"], name="dense")],
+        "classifier",
+        [value("x", TensorProto.FLOAT, ["n", 64])],
+        [value("scores", TensorProto.FLOAT, ["n", 10])],
+        [numpy_helper.from_array(weights * size, "w")],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), f"{name}.onnx")
+    file = Path("jobs") / f"{name}.yaml"
+    file.write_text(JOB % (f"{name}.onnx", metric))
+    return file
+
+
+def evaluations(word):
+    file = Path("evaluations.txt")
+    return file.read_text().split().count(word) if file.exists() else 0
+
+
+def command(*arguments, **options):
+    words = [sys.executable, "-m", "neural_mp.api.cli", "tune-many", "jobs", "-o", "out"]
+    return subprocess.Popen(
+        [*words, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        **options,
+    )
+
+
+def test_a_crash_stops_nothing_and_what_is_finished_is_not_done_again(folder, run):
+    folder("first")
+    folder("second", "Raises")
+    broken = folder("third", "Crashes")
+    code, out, err = run("tune-many", "jobs/*.yaml", "--workers", "2", "-o", "out", "--json")
+    assert code == 1
+    found = json.loads(out)
+    jobs = {Path(job["file"]).stem: job for job in found["jobs"]}
+    assert [job["status"] for job in found["jobs"]] == ["met", "failed", "failed"]
+    assert jobs["second"]["reason"] == "ZeroDivisionError: nothing to divide by"
+    assert "SIGSEGV" in jobs["third"]["reason"]
+    assert evaluations("end") == EVALUATIONS
+    assert re.search(r"^first-\w+: met its target", err, re.MULTILINE)
+    assert re.search(r"^third-\w+: failed: its process was ended by signal", err, re.MULTILINE)
+
+    page = Path(found["page"]).read_text("utf-8")
+    links = re.findall(r'href="([^"]+)"', page)
+    assert all((Path("out") / link).is_file() for link in links)
+    assert sum(link.endswith("result/report.html") for link in links) == 1
+    assert "2 without result" in page
+    assert neural_mp.load(Path("out", jobs["first"]["name"], "result")).met
+
+    # Another name, other words for the same, another place for the runs: the same job.
+    Path("jobs/first.yaml").rename("jobs/renamed.yaml")
+    with Path("jobs/renamed.yaml").open("a") as file:
+        file.write("# a comment\n")
+    folder("third")  # mended
+    assert broken.is_file()
+    code, out, err = run("tune-many", "jobs", "-o", "out")
+    assert code == 1
+    assert evaluations("end") == 2 * EVALUATIONS
+    assert err.count("finished before") == 1
+    assert "3 jobs: 2 met, 1 failed, 1 of them finished before" in out
+
+
+@pytest.mark.slow
+def test_after_kill_9_two_commands_go_on_and_nothing_is_repeated(folder):
+    for name in ("first", "second", "third"):
+        folder(name)
+    folder("zeroth", "Raises")
+    process = command(env={**os.environ, "PAUSE": "0.5"})
+    deadline = time.monotonic() + 600
+    # The first job has ended, and the only trial of the second is half done.
+    while (evaluations("begin"), evaluations("end")) != (4, 3):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    both = [command("--json"), command("--json")]
+    for again in both:
+        document = json.loads(again.communicate(timeout=600)[0])
+        assert [job["status"] for job in document["jobs"]] == [*["met"] * 3, "failed"]
+    # One of the two took over from the other that it fails.
+    (log,) = Path("out").glob("zeroth-*/log.txt")
+    assert log.read_text().count("Traceback") == 1
+    assert evaluations("end") == 3 * EVALUATIONS
+    # Only what the kill cut off was begun twice.
+    assert evaluations("begin") == 3 * EVALUATIONS + 1
+
+
+def test_ctrl_c_ends_the_processes_and_leaves_a_page(folder):
+    folder("first")
+    process = command(env={**os.environ, "PAUSE": "60"}, start_new_session=True)
+    deadline = time.monotonic() + 600
+    while not evaluations("begin"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=20) == 130
+    assert "it was cut off" in Path("out/index.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize("changed", ["model", "data", "metric", "setting", "file that is no YAML"])
+def test_a_job_is_another_one_if_what_it_is_about_changed(folder, changed):
+    file = folder("first")
+    text = file.read_text()
+    if changed == "file that is no YAML":
+        text = "model: ["
+        file.write_text(text)
+    before = job_digest(file)
+    if changed == "model":
+        folder("other")
+        shutil.copy("other.onnx", "first.onnx")
+    elif changed == "data":
+        np.savez("test.npz", inputs=np.zeros((4, 64), np.float32), labels=np.zeros(4))
+    elif changed == "metric":
+        Path("metrics_of_mine.py").write_text(METRICS + "# better\n")
+    elif changed == "setting":
+        file.write_text(text.replace("0.05", "0.04"))
+    else:
+        file.write_text(text + "[")
+    assert job_digest(file) != before
+
+
+def test_a_job_is_the_same_wherever_its_runs_are_kept(folder):
+    file = folder("first")
+    before = job_digest(file)
+    file.write_text(file.read_text().replace("objective", "workers: 2, workspace: w, objective"))
+    assert job_digest(file) == before
+
+
+def test_what_is_wrong_is_said_in_one_line(folder, run):
+    file = folder("first")
+    for arguments, words in {
+        ("jobs/second.yaml",): "there is no 'jobs/second.yaml'",
+        ("nowhere/*.yaml",): "there is no 'nowhere/*.yaml'",
+        ("jobs", "-o", "test.npz"): "cannot be written",
+    }.items():
+        code, _, err = run("tune-many", *arguments)
+        assert code == 2
+        assert words in err
+        assert len(err.splitlines()) == 1
+    with pytest.raises(ConfigurationError, match="workers must be at least 1"):
+        neural_mp.tune_many(file, workers=0)
+    Path("jobs/empty").mkdir()
+    with pytest.raises(ConfigurationError, match="no tuning file was found"):
+        neural_mp.tune_many("jobs/empty")
+    Path("job.json").write_text("{")
+    with pytest.raises(TuningError, match="delete it to have the job done again"):
+        read_outcome(Path())
+
+
+def test_a_terminal_shows_a_line_for_every_job_that_runs():
+    screen = io.StringIO()
+    live = LiveJobs(Console(file=screen, force_terminal=True, width=100))
+    live.began(2)
+    live.told("first", "Calibrating")
+    live.told("second", "Evaluating FP32")
+    live._live.refresh()
+    assert re.search(r"first .*0 s.*Calibrating", screen.getvalue())
+    assert "0 of 2 jobs ended" in screen.getvalue()
+    live.ended(JobOutcome("first", "first.yaml", "0", JobStatus.FAILED, "no luck"))
+    live.close()
+    assert "first: failed: no luck" in screen.getvalue()
+    JobsListener().told("nobody", "listens")
+
+
+def test_names_cannot_break_out_of_the_page():
+    bad = JobOutcome("<b>", '"><script>', "0", JobStatus.FAILED, "<script>alert(1)</script>")
+    page = jobs_page([bad], {"<b>": 'javascript"<'})
+    assert "<script" not in page
+    assert "script-src 'none'" in page
+    assert jobs_table([bad]).row_count == 1

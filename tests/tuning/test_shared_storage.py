@@ -1,0 +1,158 @@
+"""One storage keeps the runs of many models, each model's for itself."""
+
+import json
+import time
+
+import optuna
+import pytest
+import sqlalchemy
+
+from neural_mp import MixedPrecision
+from neural_mp.core.observations import Observations
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import OpConfig, Precision
+from neural_mp.core.trial import Outcome, Trial
+from neural_mp.errors import HistoryError
+from neural_mp.search.quiet_optuna import quiet_optuna
+from neural_mp.tuning.history import History, read_record, storage_url
+from neural_mp.tuning.stored_runs import run_names
+
+FIRST, SECOND = "1" * 16, "2" * 16
+
+
+@pytest.fixture
+def url(tmp_path):
+    return storage_url(tmp_path / "shared")
+
+
+@pytest.fixture
+def begin(url):
+    """A run about a model, begun or gone on with."""
+
+    def begun(model, resume=False, **about):
+        return History(url, {"model": model, "criterion": "1 %", **about}, True, resume)
+
+    return begun
+
+
+def tried(history, accuracy):
+    plan = PrecisionPlan({"conv": OpConfig(Precision.BF16)})
+    history.finish(Trial(plan, Outcome.MET, accuracy, number=history.start()))
+
+
+def rename(url, study, name):
+    """Give a run the name that an earlier version would have given it."""
+    with sqlalchemy.create_engine(url).begin() as connection:
+        update = sqlalchemy.text("UPDATE studies SET study_name = :new WHERE study_name = :old")
+        connection.execute(update, {"old": study, "new": name})
+
+
+def test_after_a_run_of_another_model_the_first_is_resumed(net, deep, digits, accuracy, tmp_path):
+    def converter(model, **options):
+        return MixedPrecision(
+            model=model,
+            precisions="int8",
+            objective="modelsize",
+            metric=accuracy,
+            eval_dataloader=digits[1].loader(),
+            workspace=tmp_path / "shared",
+            **options,
+        )
+
+    first = converter(net)()
+    second = converter(deep)()
+    spent = accuracy.evaluations
+    resumed = converter(net, resume=True)()
+    assert accuracy.evaluations == spent
+    assert resumed.plan == first.plan
+    assert resumed.record.name == first.record.name
+    assert first.record.name.endswith("/tuning-0001")
+    assert second.record.name.endswith("/tuning-0001")
+    assert first.record.name != second.record.name
+
+
+def test_runs_are_counted_for_every_model(begin):
+    names = [begin(model).name for model in (FIRST, SECOND, FIRST, FIRST)]
+    first, second = FIRST[:12], SECOND[:12]
+    assert names == [
+        f"{first}/tuning-0001",
+        f"{second}/tuning-0001",
+        f"{first}/tuning-0002",
+        f"{first}/tuning-0003",
+    ]
+
+
+def test_of_two_runs_of_a_model_the_one_about_the_same_is_resumed(begin):
+    tried(begin(FIRST), 0.9)
+    begin(FIRST, criterion="2 %")
+    resumed = begin(FIRST, resume=True)
+    assert resumed.name.endswith("tuning-0001")
+    assert [trial.accuracy for trial in resumed.trials()] == [0.9]
+    with pytest.raises(HistoryError, match="the criterion of this run differ from those of .*0002"):
+        begin(FIRST, resume=True, criterion="3 %")
+
+
+def test_a_model_without_runs_cannot_be_resumed(begin):
+    with pytest.raises(HistoryError, match="there is no run to resume"):
+        begin(FIRST, resume=True)
+    begin(FIRST)
+    with pytest.raises(HistoryError, match="cannot resume: the model of this run differ"):
+        begin(SECOND, resume=True)
+
+
+def test_runs_of_earlier_versions_are_listed_and_resumed(begin, url):
+    old = begin(FIRST)
+    tried(old, 0.8)
+    rename(url, old.name, "tuning-0001")
+    tried(begin(SECOND), 0.9)
+    resumed = begin(FIRST, resume=True)
+    assert resumed.name == "tuning-0001"
+    assert [trial.accuracy for trial in resumed.trials()] == [0.8]
+    assert [str(name) for name in run_names(url)] == ["tuning-0001", f"{SECOND[:12]}/tuning-0001"]
+    # A new run does not go on with their numbers.
+    assert begin(FIRST).name == f"{FIRST[:12]}/tuning-0001"
+
+
+def test_a_record_is_chosen_by_number_and_model(begin, url):
+    names = [begin(model).name for model in (FIRST, SECOND, SECOND)]
+
+    def read(*chosen):
+        with pytest.raises(HistoryError) as refused:
+            read_record(url, *chosen)
+        return str(refused.value)
+
+    # These runs were never begun in earnest; the message says which of them was meant.
+    assert names[2] in read()
+    assert names[1] in read(1, "22")
+    assert names[0] in read(None, "1")
+    assert "there are runs 1 of several models" in read(1)
+    assert f"are {SECOND[:12]}, {FIRST[:12]}" in read(1)
+    assert "there is no run of a model 'abc'" in read(None, "abc")
+    assert "there is no run 7" in read(7)
+
+
+def test_what_calibration_saw_is_kept_small(begin, url):
+    seen = Observations(samples=3, noise={f"layer{n}.conv": n / 7 for n in range(2000)})
+    history = begin(FIRST)
+    history.observations = seen
+    assert begin(FIRST, resume=True).observations == seen
+    with quiet_optuna():
+        study = optuna.load_study(study_name=history.name, storage=url)
+        bare = json.dumps(seen.to_dict())
+        assert len(study.user_attrs["observations"]) < 0.5 * len(bare)
+        # As earlier versions kept it.
+        study.set_user_attr("observations", bare)
+    assert begin(FIRST, resume=True).observations == seen
+
+
+def test_ten_thousand_runs_are_listed_in_a_moment(begin, url):
+    begin(FIRST)
+    with sqlalchemy.create_engine(url).begin() as connection:
+        insert = sqlalchemy.text("INSERT INTO studies (study_name) VALUES (:name)")
+        rows = [{"name": f"{n % 100:012x}/tuning-{n // 100 + 1:04d}"} for n in range(10_000)]
+        connection.execute(insert, rows)
+    started = time.perf_counter()
+    assert len(run_names(url)) == 10_001
+    assert len(run_names(url, f"{7:012x}")) == 100
+    assert begin(SECOND).name == f"{SECOND[:12]}/tuning-0001"
+    assert time.perf_counter() - started < 2
