@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
 
 from neural_mp.core.environment import users_environment
 from neural_mp.errors import KernelLogError
@@ -54,7 +58,7 @@ def run_with_kernel_log(
             f"{command[0]!r} cannot be run: {error.strerror}; give a program and its arguments "
             f"behind --, such as: neural-mp kernels -- python train.py"
         ) from None
-    with process:
+    with process, _interrupted_once():
         assert process.stdout is not None
         for part in _parts(process.stdout.fileno()):
             write(sieve.passed(part))
@@ -64,22 +68,32 @@ def run_with_kernel_log(
 
 
 def _parts(end: int) -> Iterator[bytes]:
-    """What comes out of a pipe until it is closed.
-
-    Ctrl-C interrupts the program as well; what it still prints then is waited for once.
-    """
-    interrupted = False
-    while True:
-        try:
-            part = os.read(end, 1 << 16)
-        except KeyboardInterrupt:
-            if interrupted:
-                raise
-            interrupted = True
-            continue
-        if not part:
-            return
+    """What comes out of a pipe until it is closed."""
+    while part := os.read(end, 1 << 16):
         yield part
+
+
+@contextmanager
+def _interrupted_once() -> Iterator[None]:
+    """The first Ctrl-C interrupts the program alone, and what it prints then is waited for.
+
+    It may come at any line here. Caught where it is raised, it would cost a part of the output.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+
+    def first(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, before)
+        with suppress(KeyboardInterrupt):
+            before(number, frame)
+
+    signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _silence(environment: Mapping[str, str]) -> str:
