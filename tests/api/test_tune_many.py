@@ -179,6 +179,7 @@ def test_after_kill_9_two_commands_go_on_and_nothing_is_repeated(folder):
     assert evaluations("begin") == 3 * EVALUATIONS + 1
 
 
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_ends_the_processes_and_leaves_a_page(folder):
     folder("first")
     process = command(env={**os.environ, "PAUSE": "60"}, start_new_session=True)
