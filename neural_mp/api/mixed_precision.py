@@ -82,8 +82,9 @@ class MixedPrecision:
         resume: go on with the workspace's latest run of the same model.
         random_seed: for strategies that draw at random.
         early_stopping: whether an evaluation that is lost already is stopped.
-        workers: processes that try the plans of one round side by side; or a dict with `engine`,
-            `count`, `threads` and what the engine takes, such as `address`.
+        workers: processes that try the plans of one round side by side; an engine with its
+            address, `"ray:10.0.0.1:6379"`; or a dict with `engine`, `count`, `threads` and what the
+            engine takes, such as `address`.
         target: what to convert for: `this` machine; a level of processors, `avx2`, `avx512`,
             `vnni`, `amx` or `arm-dotprod`; or `portable`, which is right on all of them.
         hardware: the machine at hand; found by itself.
@@ -125,7 +126,7 @@ class MixedPrecision:
         self.resume: bool = tuning.resume
         self.random_seed: int = tuning.random_seed
         self.early_stopping: bool = tuning.early_stopping
-        self.workers: int | Mapping[str, Any] = tuning.workers
+        self.workers: int | str | Mapping[str, Any] = tuning.workers
         self.target: str = settings.target
         self.hardware: machine.Hardware | None = None
         self.listener: Listener | None = None

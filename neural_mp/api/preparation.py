@@ -49,7 +49,7 @@ _OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
     "sampling_size": (int,),
     "resume": (bool,),
     "early_stopping": (bool,),
-    "workers": (int, dict),
+    "workers": (int, str, dict),
     "hardware": (machine.Hardware, type(None)),
     "target": (str,),
     "listener": (Listener, type(None)),

@@ -74,7 +74,7 @@ class TuningSettings:
     resume: bool = False
     storage: str | None = None
     early_stopping: bool = True
-    workers: int | Mapping[str, Any] = 1
+    workers: int | str | Mapping[str, Any] = 1
 
 
 @dataclass(frozen=True)

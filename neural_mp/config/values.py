@@ -163,7 +163,7 @@ def quant_words(kind: str) -> And:
 
 
 def _is_workers(value: Any) -> bool:
-    return _is_named(value) or (_is_whole(value) and value >= 1)
+    return isinstance(value, str) or _is_named(value) or (_is_whole(value) and value >= 1)
 
 
 def whole_from(least: int) -> And:
@@ -219,4 +219,7 @@ APPROACH = one_of(*(word.value for word in Approach), *INT8_APPROACHES, *IGNORED
 OBJECTIVE = value_of(
     f"one of {', '.join(OBJECTIVES)}, or several with their weights", _is_objective
 )
-WORKERS = value_of("a whole number from 1, or a mapping with engine and count", _is_workers)
+WORKERS = value_of(
+    "a whole number from 1, an engine such as ray:10.0.0.1:6379, or a mapping with engine, count",
+    _is_workers,
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,8 @@ from neural_mp.errors import ConfigurationError, did_you_mean, inside
 #: The engine of processes on this machine.
 LOCAL = "local"
 _OWN_KEYS = ("engine", "count", "threads")
+#: The option that follows the name of an engine in a word such as `ray:10.0.0.1:6379`.
+_ADDRESS = "address"
 
 
 @dataclass(frozen=True)
@@ -30,12 +33,19 @@ class Workers:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, value: int | Mapping[str, Any]) -> Workers:
-        """The setting that a number, or a mapping with `engine`, `count` and others, stands for.
+    def read(cls, value: int | str | Mapping[str, Any]) -> Workers:
+        """The setting that a user's value stands for.
+
+        Args:
+            value: a number of processes; a word, `4`, `ray` or `ray:10.0.0.1:6379`, which is an
+                engine with the address that it takes; or a mapping with `engine`, `count` and
+                others.
 
         Raises:
             ConfigurationError: a key or the engine is unknown, or a number is not from 1.
         """
+        if isinstance(value, str):
+            return cls._of_word(value)
         if not isinstance(value, Mapping):
             return cls(count=_whole("workers", value))
         from neural_mp.tuning.executors import executor_named
@@ -56,6 +66,18 @@ class Workers:
         }
         options = {key: value[key] for key in value if key not in _OWN_KEYS}
         return cls(engine, numbers["count"], numbers["threads"], options)
+
+    @classmethod
+    def _of_word(cls, word: str) -> Workers:
+        from neural_mp.tuning.executors import executor_named
+
+        with suppress(ValueError):
+            return cls(count=_whole("workers", int(word)))
+        engine, colon, address = word.partition(":")
+        known = executor_named(engine).options
+        if colon and _ADDRESS not in known:
+            raise ConfigurationError(f"workers of engine {engine!r} have no address, got {word!r}")
+        return cls(engine, None, options={_ADDRESS: address} if colon else {})
 
     def __str__(self) -> str:
         if self.engine == LOCAL and self.count is not None:

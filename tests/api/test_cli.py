@@ -39,6 +39,20 @@ def test_tune_takes_another_model_and_resumes(run, workplace):
     assert "trial 1" not in err
 
 
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("0", "workers must be at least 1, got 0"),
+        ("rai", "no engine 'rai' for workers"),
+        ("ray:", "workers: address must be that of a Ray cluster"),
+    ],
+)
+def test_tune_reads_workers_as_the_file_does(run, workplace, word, says):
+    code, _, err = run("tune", "conf.yaml", "--workers", word)
+    assert code == 2
+    assert says in err
+
+
 def test_tune_exits_with_1_if_the_target_was_not_met(run, workplace, hostile_net):
     program = torch.export.export(
         hostile_net, (torch.zeros(2, 1, 8, 8),), dynamic_shapes=({0: torch.export.Dim.AUTO},)

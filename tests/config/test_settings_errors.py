@@ -31,6 +31,8 @@ BAD = [
     Bad("tuning: {strategy: 5}", 1, "tuning.strategy", ("a word", "found 5")),
     Bad("tuning: {objective: {speed: 1}}", 1, "tuning.objective", ("footprint",)),
     Bad("tuning: {workers: 0}", 1, "tuning.workers", ("from 1", "0")),
+    Bad("tuning: {workers: 2.5}", 1, "tuning.workers", ("from 1", "2.5")),
+    Bad("tuning:\n  workers: rai:10.0.0.1:6379", 2, "tuning.workers", ("'rai'", "ray")),
     Bad("tuning: {workers: {engine: rai}}", 1, "tuning.workers.engine", ("'rai'", "ray")),
     Bad("tuning: {workers: {cuont: 2}}", 1, "tuning.workers.cuont", ("did you mean", "count")),
     Bad("tuning: {objective: speed}", 1, "tuning.objective", ("footprint", "'speed'")),

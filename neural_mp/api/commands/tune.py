@@ -26,6 +26,13 @@ def tune(
     model: Annotated[str | None, typer.Option(help="Overrides model: name in the YAML.")] = None,
     output: SaveOption = None,
     target: TargetOption = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            help="What tries plans side by side: a number of processes; ray, for the Ray cluster "
+            "that runs here; or ray:HOST:PORT. Overrides tuning: workers in the YAML.",
+        ),
+    ] = None,
     resume: Annotated[
         bool, typer.Option(help="Go on with the workspace's latest run of the same model.")
     ] = False,
@@ -47,6 +54,8 @@ def tune(
             converter.model = model
         if target is not None:
             converter.target = target
+        if workers is not None:
+            converter.workers = workers
         if resume:
             converter.resume = True
         out.kept = "the trials so far are kept, and --resume goes on from there"
