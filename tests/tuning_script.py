@@ -1,15 +1,22 @@
 """A tuning run in a process of its own, which a test can kill; every evaluation leaves a line.
 
-Usage: tuning_script.py WEIGHTS DATA SECONDS_A_BATCH {new,resume} STRATEGY
+Usage: tuning_script.py WEIGHTS DATA SECONDS_A_BATCH {new,resume} STRATEGY WORKERS
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
 import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from nets import deep_net
@@ -17,16 +24,20 @@ from quick_runs import measure_briefly
 
 from neural_mp import ExitPolicy, MixedPrecision
 
+#: Where evaluations leave their lines.
+EVALUATIONS = "evaluations.txt"
+
 
 class CountingAccuracy:
-    """Writes a line when an evaluation begins and one when it ends."""
+    """Writes a line when an evaluation begins and one when it ends, in whatever process."""
 
     def __init__(self, pause: float) -> None:
         self.pause = pause
+        self.file = Path(EVALUATIONS).resolve()  # processes of a cluster run in other folders
 
     def _note(self, word: str) -> None:
-        with open("evaluations.txt", "a") as file:  # noqa: PTH123
-            file.write(f"{word}\n")
+        with self.file.open("a") as file:
+            file.write(f"{os.getpid()} {word}\n")
 
     def reset(self) -> None:
         self.right = self.all = 0
@@ -42,9 +53,75 @@ class CountingAccuracy:
         return self.right / self.all
 
 
+def evaluations(folder: Path) -> list[tuple[str, str]]:
+    """The process and the word of every line so far."""
+    file = folder / EVALUATIONS
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [(process, word) for process, word in (line.split() for line in lines)]
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What came of a run that was killed.
+
+    Attributes:
+        outcome: what the process that resumed it printed.
+        ended: evaluations that had ended when it was killed.
+        begun: evaluations that were begun after that.
+        left: processes of the killed run that are still there.
+    """
+
+    outcome: dict[str, Any]
+    ended: int
+    begun: int
+    left: list[str]
+
+    @property
+    def repeated(self) -> int:
+        """Evaluations that were begun though they had ended before; FP32 has one, too."""
+        return self.begun - (1 + self.outcome["trials"] - self.ended)
+
+
+def killed_and_resumed(folder: Path, strategy: str, workers: str, least: int = 4) -> Resumed:
+    """Kill a run in the middle of a trial, and have another process resume it, alone.
+
+    Args:
+        folder: holds `weights.pt` and `data.npz`.
+        strategy: that of the run.
+        workers: the same, as a word.
+        least: evaluations that must have ended before, that of FP32 among them.
+
+    """
+
+    def command(pause: float, mode: str, workers: str) -> list[str]:
+        given = ("weights.pt", "data.npz", str(pause), mode, strategy, workers)
+        return [sys.executable, __file__, *given]
+
+    process = subprocess.Popen(command(0.1, "new", workers), cwd=folder, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while True:
+        before = evaluations(folder)
+        latest, ended = dict(before), [word for _, word in before].count("end")
+        workers_words = {word for pid, word in latest.items() if pid != str(process.pid)}
+        # Who has another plan has handed over what came of the one before.
+        if ended >= least and (workers_words or set(latest.values())) == {"begin"}:
+            break
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    resumed = subprocess.run(
+        command(0, "resume", "1"), cwd=folder, check=True, capture_output=True, text=True
+    )
+    after = [word for pid, word in evaluations(folder) if pid not in latest]
+    left = [pid for pid in latest if psutil.pid_exists(int(pid))]
+    return Resumed(json.loads(resumed.stdout), ended, after.count("begin"), left)
+
+
 def main() -> None:
     measure_briefly(pytest.MonkeyPatch())
-    weights, data, pause, mode, strategy = sys.argv[1:6]
+    weights, data, pause, mode, strategy, workers = sys.argv[1:7]
     model = deep_net()
     model.load_state_dict(torch.load(weights, weights_only=True))
     arrays = np.load(data)
@@ -59,7 +136,8 @@ def main() -> None:
     converter.objective = "modelsize"  # latencies this short are the machine's mood
     converter.metric = CountingAccuracy(float(pause))
     converter.eval_dataloader = batches
-    converter.exit_policy = ExitPolicy(max_trials=12)
+    converter.exit_policy = ExitPolicy(max_trials=10)
+    converter.workers = workers
     converter.resume = mode == "resume"
     result = converter()
     outcome = {

@@ -174,8 +174,8 @@ def unmeasured(trial: Trial, model: AnyTunableModel) -> Choice:
 
 
 def fastest_slow(trials: Sequence[Trial]) -> Trial | None:
-    """Of the trials that meet the target, the fastest; None if none does."""
-    accurate = (trial for trial in trials if trial.accurate)
+    """Of the trials that meet the target, the fastest; None if none does, or was measured."""
+    accurate = (trial for trial in trials if trial.accurate and trial.speedup)
     return min(accurate, key=lambda trial: trial.objectives["relative_latency"], default=None)
 
 

@@ -183,7 +183,7 @@ class History:
 
         for trial in self._study.get_trials(deepcopy=False):
             if trial.state is optuna.trial.TrialState.RUNNING:
-                self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+                self._close(trial)
 
     @property
     def name(self) -> str:
@@ -246,6 +246,10 @@ class History:
         self._running[trial.number] = trial
         return int(trial.number)
 
+    def keep(self, trial: Trial) -> None:
+        """Write down what is known of an open trial: a run that is resumed has it as a trial."""
+        self._running[trial.number].set_user_attr(_TRIAL, json.dumps(trial.to_dict()))
+
     def finish(self, trial: Trial) -> None:
         """Write a trial down; once this returns, no crash loses it."""
         import optuna
@@ -264,14 +268,23 @@ class History:
                 self._study.tell(trial.number, trial.accuracy)
 
     def abandon(self, number: int, plan: PrecisionPlan, error: str) -> None:
-        """Close a trial that did not end for reasons of its own; resuming tries the plan again."""
-        import optuna
+        """Close a trial that did not end for reasons of its own.
 
+        Resuming tries the plan again, unless `keep` has what came of it.
+        """
         handle = self._running.pop(number)
         handle.set_user_attr("error", error)
         handle.set_user_attr("plan", json.dumps(plan.to_dict()))
         with quiet_optuna():
-            self._study.tell(number, state=optuna.trial.TrialState.FAIL)
+            self._close(handle)
+
+    def _close(self, trial: optuna.Trial | optuna.trial.FrozenTrial) -> None:
+        """End an open trial of Optuna's: with its accuracy, where it was kept."""
+        import optuna
+
+        kept = json.loads(trial.user_attrs.get(_TRIAL, "{}")).get("accuracy")
+        failed = optuna.trial.TrialState.FAIL if kept is None else None
+        self._study.tell(trial.number, kept, failed)
 
 
 def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

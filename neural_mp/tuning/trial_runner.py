@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from neural_mp.adaptors.loaded_model import AnyModel
@@ -91,7 +91,9 @@ class TrialRunner:
         # Only now, since latency is measured where nothing runs beside it.
         for one in found:
             try:
-                trial = None if isinstance(stopped, KeyboardInterrupt) else self._settled(one)
+                trial = one.trial
+                if not isinstance(stopped, KeyboardInterrupt):
+                    trial = self._settled(one)
             except (KeyboardInterrupt, NeuralMPError) as error:
                 trial, stopped = None, error
             if trial is not None:
@@ -106,34 +108,41 @@ class TrialRunner:
     ) -> tuple[list[_Found], BaseException | None]:
         """What workers find of a round, in its order, and what ends it early if anything does.
 
-        Trials that need no latency are kept at once, so that no crash loses them.
+        What is there is kept at once, whatever its order, so that no crash loses it.
         """
         self.deadline.check()
         executor = self._started()
         self.log.listener.phase(f"Trials {ordinal} to {ordinal + len(plans) - 1}", len(plans))
-        waiting = [(plan, self.history.start()) for plan in plans]
+        numbers = {plan: self.history.start() for plan in plans}
+        arrived: dict[ResolvedPlan, _Found] = {}
+
+        def keep(plan: ResolvedPlan, assessment: Assessment) -> None:
+            if plan not in arrived:
+                arrived[plan] = _Found(plan, numbers[plan], assessment)
+                self._keep(arrived[plan])
+
+        executor.arrived = keep
         tickets = [executor.submit(plan, self.deadline.left()) for plan in plans]
-        found: list[_Found] = []
         stopped: BaseException | None = None
-        for (plan, number), ticket in zip(waiting, tickets, strict=True):
-            if stopped is not None and not isinstance(stopped, TimeUpError):
-                self._abandon(number, plan, stopped)
-                continue
+        for (plan, number), ticket in zip(numbers.items(), tickets, strict=True):
             try:
-                assessment = executor.assessment(ticket)
-            except (TimeUpError, KeyboardInterrupt, UserCodeError, NeuralMPError) as error:
                 # When the time is up, what others have found by then is not thrown away.
-                self._abandon(number, plan, error)
+                if stopped is None or isinstance(stopped, TimeUpError):
+                    keep(plan, executor.assessment(ticket))
+                    self.log.listener.step()
+                    self._give_up_on_repeated_failure(arrived[plan].trial)
+            except (TimeUpError, KeyboardInterrupt, UserCodeError, NeuralMPError) as error:
                 stopped = error
-                continue
-            found.append(_Found(plan, number, assessment))
-            self.log.listener.step()
-            if assessment.outcome is not Outcome.MET:
-                try:
-                    self._give_up_on_repeated_failure(self._settled(found[-1]))
-                except TuningError as error:
-                    stopped = error
-        return found, stopped
+            if stopped is not None and plan not in arrived:
+                self._abandon(number, plan, stopped)
+        return [arrived[plan] for plan in numbers if plan in arrived], stopped
+
+    def _keep(self, found: _Found) -> None:
+        """Write an assessment down; it becomes a trial at once where it needs no latency."""
+        if found.assessment.outcome is Outcome.MET:
+            self.history.keep(self._trial(found.plan, found.assessment, found.number, {}))
+        else:
+            self._settled(found)
 
     def _abandon(self, number: int, plan: ResolvedPlan, error: BaseException) -> None:
         self.history.abandon(number, plan.plan, str(error) or type(error).__name__)
@@ -165,7 +174,16 @@ class TrialRunner:
             if model is None:
                 model = self.assessor.model.converted(plan)
             figures = job.figures(model, plan)
-        loss = None
+        return self._trial(plan, assessment, number, figures)
+
+    def _trial(
+        self,
+        plan: ResolvedPlan,
+        assessment: Assessment,
+        number: int,
+        figures: Mapping[str, float],
+    ) -> Trial:
+        job, loss = self.job, None
         if assessment.accuracy is not None:
             loss = job.settings.criterion.loss(self.assessor.baseline, assessment.accuracy)
         trial = Trial(
@@ -192,8 +210,8 @@ class TrialRunner:
         self.log.listener.trial(trial, trial.speedup)
         return trial
 
-    def _give_up_on_repeated_failure(self, trial: Trial) -> None:
-        if trial.outcome is not Outcome.FAILED or trial.error is None:
+    def _give_up_on_repeated_failure(self, trial: Trial | None) -> None:
+        if trial is None or trial.outcome is not Outcome.FAILED or trial.error is None:
             return
         plans = self._failures.setdefault(trial.error, set())
         plans.add(trial.plan)

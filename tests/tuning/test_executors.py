@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import time
+from collections import Counter
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -68,12 +69,16 @@ def soon():
 @pytest.mark.slow
 def test_assessments_come_in_the_order_of_the_round_and_a_death_harms_no_other_plan(started):
     executor, _ = started(count=2)
+    arrived = []
+    executor.arrived = lambda plan, assessment: arrived.append(plan)
     tickets = [executor.submit(plan, 0.0) for plan in (late, soon, die, soon, late)]
     found = [executor.assessment(ticket) for ticket in tickets]
     assert [one.accuracy for one in found] == [1, 2, None, 2, 1]
     assert [one.error for one in found] == [None, None, DIED, None, None]
     assert found[2].outcome is Outcome.FAILED
     assert all(one.node for one in found)
+    # What is there is told at once, so that it can be kept.
+    assert Counter(arrived) == {late: 2, soon: 2, die: 1}
 
 
 @pytest.mark.slow
@@ -142,11 +147,29 @@ def workers(value):
         ({"threads": "two"}, r"workers: threads must be at least 1, got 'two'"),
         ({"engine": "ray", "address": "ray://10.0.0.1:10001"}, r"address must be .*ray://"),
         ({"engine": "ray", "address": 6379}, r"address must be .* got 6379"),
+        ("0", r"workers must be at least 1, got 0"),
+        ("rai:auto", r"no engine 'rai' for workers.*ray"),
+        ("local:10.0.0.1:6379", r"workers of engine 'local' have no address"),
+        ("ray:", r"address must be .* got ''"),
     ],
 )
 def test_a_setting_that_means_nothing_is_named(value, words):
     with pytest.raises(ConfigurationError, match=words):
         workers(value)()
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("4", 4),
+        ("local", {"engine": "local"}),
+        ("ray", {"engine": "ray"}),
+        ("ray:local", {"engine": "ray", "address": "local"}),
+        ("ray:10.0.0.1:6379", {"engine": "ray", "address": "10.0.0.1:6379"}),
+    ],
+)
+def test_a_word_says_what_a_number_or_a_mapping_says(word, value):
+    assert Workers.read(word) == Workers.read(value)
 
 
 def test_without_ray_it_is_said_how_to_install_it(monkeypatch):

@@ -1,68 +1,36 @@
 """Nothing that was computed is lost, however a run ends."""
 
-import json
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
-
 import numpy as np
+import optuna
 import pytest
 import torch
+from tuning_script import killed_and_resumed
 
-from neural_mp import AccuracyCriterion, MixedPrecision
+from neural_mp import AccuracyCriterion, MixedPrecision, PrecisionPlan
+from neural_mp.core.precision import FP32
+from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import HistoryError
+from neural_mp.tuning.history import History
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = Path(__file__).parent.parent / "tuning_script.py"
 
-
-def lines(folder: Path) -> list[str]:
-    file = folder / "evaluations.txt"
-    return file.read_text().split() if file.exists() else []
-
-
-@pytest.fixture
-def command(hostile_net, digits, tmp_path):
+@pytest.mark.parametrize(
+    ("strategy", "workers"), [("basic", "1"), ("tpe", "1"), ("exhaustive", "2")]
+)
+def test_after_kill_9_a_resumed_run_repeats_no_finished_trial(
+    hostile_net, digits, tmp_path, strategy, workers
+):
     torch.save(hostile_net.state_dict(), tmp_path / "weights.pt")
     np.savez(tmp_path / "data.npz", images=digits[1].images, labels=digits[1].labels)
-
-    def make(pause: float, mode: str, strategy: str) -> list[str]:
-        given = ("weights.pt", "data.npz", str(pause), mode, strategy)
-        return [sys.executable, str(SCRIPT), *given]
-
-    return make
-
-
-@pytest.mark.parametrize("strategy", ["basic", "tpe"])
-def test_after_kill_9_a_resumed_run_repeats_no_finished_trial(command, tmp_path, strategy):
-    begun = command(0.1, "new", strategy)
-    process = subprocess.Popen(begun, cwd=tmp_path, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    # The baseline and three trials have ended, and the fourth is half done.
-    while lines(tmp_path).count("end") < 4 or lines(tmp_path)[-1] != "begin":
-        assert process.poll() is None, "the run ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    ended_before = lines(tmp_path).count("end")
-
-    resumed = subprocess.run(
-        command(0, "resume", strategy), cwd=tmp_path, check=True, capture_output=True, text=True
-    )
-    outcome = json.loads(resumed.stdout)
+    # The baseline and three trials have ended, and the next ones go on.
+    resumed = killed_and_resumed(tmp_path, strategy, workers)
     if strategy == "basic":
-        assert outcome["met"]
-        assert outcome["int8"] >= 7
-    # One evaluation for the baseline and one for each different plan, over both processes.
-    assert outcome["plans"] == outcome["trials"]
-    assert lines(tmp_path).count("end") == 1 + outcome["trials"]
-    # Only what the kill cut off was begun twice.
-    assert lines(tmp_path).count("begin") == lines(tmp_path).count("end") + 1
-    assert ended_before >= 4
+        assert resumed.outcome["met"]
+        assert resumed.outcome["int8"] >= 7
+    assert resumed.outcome["plans"] == resumed.outcome["trials"]
+    assert resumed.repeated == 0
+    assert not resumed.left
 
 
 @pytest.fixture
@@ -74,6 +42,23 @@ def converter(net, digits, accuracy):
     made.metric = accuracy
     made.eval_dataloader = digits[1].loader()
     return made
+
+
+@pytest.mark.parametrize("end", ["abandoned", "killed"])
+def test_what_is_known_of_a_trial_that_did_not_end_is_kept(tmp_path, end):
+    about, url = {"model": "net"}, f"sqlite:///{tmp_path / 'history.db'}"
+    history = History(url, about, higher_is_better=True)
+    plans = [PrecisionPlan({"a": FP32}), PrecisionPlan({"b": FP32})]
+    numbers = [history.start(), history.start()]
+    history.keep(Trial(plans[0], Outcome.MET, 0.9, number=numbers[0]))
+    if end == "abandoned":
+        for number, plan in zip(numbers, plans, strict=True):
+            history.abandon(number, plan, "Ctrl-C")
+    (trial,) = History(url, about, higher_is_better=True, resume=True).trials()
+    assert (trial.plan, trial.accuracy) == (plans[0], 0.9)
+    (study,) = optuna.get_all_study_summaries(url)
+    found = optuna.load_study(study_name=study.study_name, storage=url)
+    assert [one.state.name for one in found.trials] == ["COMPLETE", "FAIL"]
 
 
 def test_resuming_a_finished_run_evaluates_nothing(converter, accuracy):
@@ -155,8 +140,6 @@ def test_ctrl_c_returns_the_best_so_far_and_keeps_the_trials(converter, hostile_
 
 
 def test_any_optuna_storage_can_keep_the_trials(converter, tmp_path):
-    import optuna
-
     converter.storage = f"sqlite:///{tmp_path / 'elsewhere.db'}"
     result = converter()
     (study,) = optuna.get_all_study_summaries(converter.storage)

@@ -193,6 +193,10 @@ class Executor(ABC):
         workers: the user's setting.
         warn: takes what the user should know.
 
+    Attributes:
+        arrived: takes a plan and its assessment, out of turn. An executor that has one before it is
+            asked for calls this at once, so that the assessment is kept if the run is killed.
+
     Raises:
         NeuralMPError: the engine cannot be used as it is set.
     """
@@ -206,6 +210,7 @@ class Executor(ABC):
 
     def __init__(self, work: Work, workers: Workers, warn: Callable[[str], None]) -> None:
         self.work, self.workers, self.warn = work, workers, warn
+        self.arrived: Callable[[ResolvedPlan, Assessment], None] = _keep_nothing
 
     @classmethod
     def check(cls, workers: Workers) -> None:
@@ -260,3 +265,7 @@ def _sendable(error: BaseException) -> BaseException:
 
 def _do_nothing() -> None:
     """In a worker nobody looks at progress."""
+
+
+def _keep_nothing(_plan: ResolvedPlan, _assessment: Assessment) -> None:
+    """What arrives is kept only where there is a history."""

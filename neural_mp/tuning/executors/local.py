@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
+import threading
+import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent import futures
 from pathlib import Path
@@ -22,15 +25,25 @@ logger = logging.getLogger(__name__)
 
 #: Where the libraries that compute look for the number of their threads, when they are loaded.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+#: Seconds between two looks at whether the process that owns a worker is there.
+_LOOK_AGAIN = 1.0
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 #: In a worker: what evaluates.
 _worker: Worker | None = None
 
 
-def _begin(kind: type, sent: bytes, threads: int) -> None:
+def _begin(kind: type, sent: bytes, threads: int, owner: int) -> None:
     global _worker
+    threading.Thread(target=_end_with, args=(owner,), daemon=True).start()
     _worker = Worker(kind, sent, threads)
+
+
+def _end_with(owner: int) -> None:
+    """End this process with the one that owns it; where that is killed, nothing else would."""
+    while os.getppid() == owner:
+        time.sleep(_LOOK_AGAIN)
+    os._exit(1)
 
 
 def _evaluate(plan: ResolvedPlan, seconds: float) -> Answer:
@@ -98,7 +111,7 @@ class LocalExecutor(QueuedExecutor):
         return loky.ProcessPoolExecutor(
             1,
             initializer=_begin,
-            initargs=(self.work.kind, self.work.sent, self.threads),
+            initargs=(self.work.kind, self.work.sent, self.threads, os.getpid()),
             env=dict.fromkeys(_THREAD_VARIABLES, str(self.threads)),
         )
 

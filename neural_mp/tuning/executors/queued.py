@@ -79,6 +79,8 @@ class QueuedExecutor(Executor):
                 found.answer = self.answer(place, handle, found)
                 if found.answer is None:
                     self._queue.appendleft(found)
+                elif isinstance(found.answer, Assessment):
+                    self.arrived(found.plan, found.answer)
             self._hand_out()
         return taken(ticket.answer)
 

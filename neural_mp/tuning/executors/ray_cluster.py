@@ -34,7 +34,7 @@ _INTRODUCTION = 120.0
 #: Seconds in which a node that lost a process shows that it is alive itself.
 _SIGN_OF_LIFE = 30.0
 #: Ray looks for nodes that fell silent only after minutes otherwise; milliseconds but for the last.
-_WATCHFUL: Mapping[str, str] = {
+WATCHFUL: Mapping[str, str] = {
     "RAY_grpc_client_keepalive_time_ms": "10000",
     "RAY_grpc_client_keepalive_timeout_ms": "10000",
     "RAY_health_check_period_ms": "2000",
@@ -159,7 +159,7 @@ class RayExecutor(QueuedExecutor):
 
         if ray.is_initialized():
             return False
-        for name, value in _WATCHFUL.items():
+        for name, value in WATCHFUL.items():
             os.environ.setdefault(name, value)
         address = self.workers.options.get("address", _ANY_CLUSTER)
         quiet = {"log_to_driver": False, "configure_logging": False}
