@@ -14,10 +14,9 @@ import time
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
+from tune_many_jobs import METRICS, evaluations, write_jobs_into
 
 import neural_mp
 from neural_mp.api.many.digest import job_digest
@@ -28,84 +27,13 @@ from neural_mp.tuning.job_outcome import JobOutcome, JobStatus, read_outcome
 
 #: Evaluations of a job that has one trial: that of FP32 and that of the trial.
 EVALUATIONS = 2
-METRICS = """
-import os, signal, time
-
-class Right:
-    def __init__(self):
-        self.reset()
-
-    def reset(self):
-        self.right = self.all = 0
-
-    def update(self, preds, labels):
-        if not self.all:
-            note("begin")
-            time.sleep(float(os.environ.get("PAUSE", "0")))
-        self.right += int((preds.argmax(1) == labels).sum())
-        self.all += len(labels)
-
-    def result(self):
-        note("end")
-        return self.right / self.all
-
-class Crashes(Right):
-    def update(self, preds, labels):
-        os.kill(os.getpid(), signal.SIGSEGV)
-
-class Raises(Right):
-    def update(self, preds, labels):
-        raise ZeroDivisionError("nothing to divide by")
-
-def note(word):
-    with open("evaluations.txt", "a") as file:
-        print(word, file=file)
-"""
-JOB = """
-model: {name: %s}
-mixed_precision: {precisions: int8}
-evaluation:
-  accuracy:
-    metric: {metrics_of_mine:%s: {}}
-    dataloader: {batch_size: 100, dataset: {numpy: {path: test.npz}}}
-tuning: {objective: modelsize, accuracy_criterion: {relative: 0.05}}
-"""
 
 
 @pytest.fixture
 def folder(tmp_path, digits, monkeypatch):
     """A folder with data, metrics, and a maker of jobs, which is the current one."""
     monkeypatch.chdir(tmp_path)
-    train, test = digits
-    np.savez("test.npz", inputs=test.images.reshape(-1, 64), labels=test.labels)
-    Path("metrics_of_mine.py").write_text(METRICS)
-    Path("jobs").mkdir()
-    given, wanted = train.images.reshape(-1, 64), np.eye(10)[train.labels]
-    weights = np.linalg.lstsq(given, wanted, rcond=None)[0].astype(np.float32)
-    return lambda name, metric="Right": write_job(name, metric, weights)
-
-
-def write_job(name, metric, weights):
-    """A linear classifier, a little different for every name, and its tuning file."""
-    size = np.float32(1 + sum(map(ord, name)) / 1000)
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["scores"], name="dense")],
-        "classifier",
-        [value("x", TensorProto.FLOAT, ["n", 64])],
-        [value("scores", TensorProto.FLOAT, ["n", 10])],
-        [numpy_helper.from_array(weights * size, "w")],
-    )
-    opset = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), f"{name}.onnx")
-    file = Path("jobs") / f"{name}.yaml"
-    file.write_text(JOB % (f"{name}.onnx", metric))
-    return file
-
-
-def evaluations(word):
-    file = Path("evaluations.txt")
-    return file.read_text().split().count(word) if file.exists() else 0
+    return write_jobs_into(tmp_path, digits)
 
 
 def command(*arguments, **options):

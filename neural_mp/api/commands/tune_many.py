@@ -21,7 +21,13 @@ def tune_many(
     files: Annotated[
         list[str], typer.Argument(help="Tuning YAMLs, or folders of them; each is a job.")
     ],
-    workers: Annotated[int, typer.Option(help="Jobs that run side by side.", min=1)] = 1,
+    workers: Annotated[
+        str,
+        typer.Option(
+            help="Jobs that run side by side: 4 processes; ray, for the Ray cluster that runs "
+            "here; or ray:HOST:PORT, with the files on every node."
+        ),
+    ] = "1",
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for results, logs and the summary page.")
     ] = Path("neural_mp_jobs"),

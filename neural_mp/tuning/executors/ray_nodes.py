@@ -1,0 +1,243 @@
+"""The nodes of a Ray cluster that compute as this machine does."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from neural_mp.adaptors.contract import Adaptor
+from neural_mp.adaptors.detect import FRAMEWORKS
+from neural_mp.adaptors.registry import installed_products
+from neural_mp.core import hardware
+from neural_mp.core.grammar import counted
+from neural_mp.errors import ConfigurationError, TuningError
+from neural_mp.tuning.recording import versions_of
+from neural_mp.tuning.workers import Workers
+
+logger = logging.getLogger(__name__)
+
+#: Seconds in which somebody has to answer at the address of a cluster.
+_ANSWER = 10.0
+#: Seconds a node has to introduce itself; it imports the framework for that.
+_INTRODUCTION = 120.0
+#: Ray looks for nodes that fell silent only after minutes otherwise; milliseconds but for the last.
+WATCHFUL: Mapping[str, str] = {
+    "RAY_grpc_client_keepalive_time_ms": "10000",
+    "RAY_grpc_client_keepalive_timeout_ms": "10000",
+    "RAY_health_check_period_ms": "2000",
+    "RAY_health_check_timeout_ms": "5000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+#: An address that stands for a cluster of one's own, which ends with the run.
+_OWN_CLUSTER = "local"
+_ANY_CLUSTER = "auto"
+
+#: Node and number of a slot.
+Slot = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What decides on the numbers that a machine computes.
+
+    Attributes:
+        values: trait → what the machine has.
+    """
+
+    values: Mapping[str, str]
+
+    @classmethod
+    def here(cls, kind: type[Adaptor[Any]] | None) -> Traits:
+        """Those of this machine, for the models of an adaptor, or of all that are installed."""
+        if kind is not None:
+            adaptor = kind()
+            packages, known = adaptor.packages, {"": adaptor.kernel_products(hardware.detect())}
+        else:
+            packages = tuple(entry.package for entry in FRAMEWORKS.values())
+            known = installed_products(hardware.detect())
+        products = [
+            f"{name} {kind}: {by[kind]}".strip()
+            for name, by in sorted(known.items())
+            for kind in sorted(by)
+        ]
+        values = {"processor": platform.machine(), "byte products": ", ".join(products)}
+        return cls({**values, **versions_of(("neural-mp", *packages))})
+
+    def differences(self, other: Traits) -> list[str]:
+        """Where another machine is different, in words."""
+        names = [*self.values, *(name for name in other.values if name not in self.values)]
+        return [
+            f"its {name} is {other.values.get(name, 'none')}, here {self.values.get(name, 'none')}"
+            for name in names
+            if self.values.get(name) != other.values.get(name)
+        ]
+
+
+def _introduce(kind: type[Adaptor[Any]] | None) -> tuple[str, Traits]:
+    return platform.node(), Traits.here(kind)
+
+
+def check_address(workers: Workers) -> None:
+    """See that somebody answers at the address of a cluster.
+
+    Raises:
+        ConfigurationError: the address is no address of a cluster that this process can join.
+    """
+    address = workers.options.get("address", _ANY_CLUSTER)
+    if not isinstance(address, str) or not address or "://" in address:
+        raise ConfigurationError(
+            f"workers: address must be that of a Ray cluster with this machine among its "
+            f"nodes, such as 10.0.0.1:6379, or auto, or local for a cluster of its own; "
+            f"got {address!r}"
+        )
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        return
+    try:
+        # Ray itself goes on asking for minutes.
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER).close()
+    except (OSError, OverflowError) as error:
+        raise _no_cluster(address, error) from error
+
+
+class ClusterNodes:
+    """The nodes of a cluster that is joined, those that compute as this machine does.
+
+    Args:
+        workers: the user's setting.
+        kind: the adaptor of the models; None for models of any framework.
+        warn: takes what the user should know.
+
+    Attributes:
+        threads: CPUs of a slot.
+
+    Raises:
+        ConfigurationError: the cluster cannot be joined.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        kind: type[Adaptor[Any]] | None,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.threads = workers.threads or 1
+        self._count, self._kind, self._warn = workers.count, kind, warn
+        #: Node → its name for people; empty for one that gets no work.
+        self._names: dict[str, str] = {}
+        self._refused: list[str] = []
+        self._own = _join(workers.options.get("address", _ANY_CLUSTER))
+
+    def slots(self) -> list[Slot]:
+        """All slots of the nodes that are alive and alike; a slot of each node first."""
+        import ray
+
+        alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        room = {
+            name: int(node["Resources"].get("CPU", 0)) // self.threads
+            for name, node in alive.items()
+        }
+        self._introduce([name for name in alive if room[name] and name not in self._names])
+        slots = [
+            (name, slot) for name in alive if self._names.get(name) for slot in range(room[name])
+        ]
+        slots.sort(key=lambda slot: slot[1])
+        return slots[: self._count]
+
+    def name(self, node: str) -> str:
+        """What people call a node."""
+        return self._names[node]
+
+    def nobody(self, wanted: str) -> TuningError:
+        """The error where there is no slot at all.
+
+        Args:
+            wanted: what nobody can do.
+        """
+        why = "; ".join(self._refused) or f"none has {counted(self.threads, 'CPU')}"
+        return TuningError(f"no node of the Ray cluster can {wanted}: {why}")
+
+    def _introduce(self, nodes: list[str]) -> None:
+        """Have nodes say what they are, and warn of those that are not like this machine."""
+        import ray
+
+        here, done = Traits.here(self._kind), []
+        asked = {
+            remote(_introduce, node, cpus=0, max_retries=0).remote(self._kind): node
+            for node in nodes
+        }
+        if asked:
+            done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_INTRODUCTION)
+        for reference, node in asked.items():
+            self._names[node] = ""
+            short = node[:8]
+            try:
+                if reference not in done:
+                    raise TimeoutError(f"no answer within {_INTRODUCTION:g} s")
+                host, traits = ray.get(reference)
+            except Exception as error:
+                # A node that lacks a package raises whatever its import raises.
+                logger.debug("a node did not introduce itself", exc_info=True)
+                words = next(iter(str(getattr(error, "cause", error)).splitlines()), "no reason")
+                self._refuse(f"node {short} of the Ray cluster gets no work: {words}")
+                continue
+            differences = here.differences(traits)
+            if differences:
+                words = "; ".join(differences)
+                self._refuse(f"node {short} ({host}) of the Ray cluster gets no work: {words}")
+            else:
+                self._names[node] = f"{host} {short}"
+
+    def _refuse(self, words: str) -> None:
+        self._refused.append(words)
+        self._warn(words)
+
+    def leave(self) -> None:
+        """Leave the cluster, if it was joined here."""
+        import ray
+
+        if self._own:
+            ray.shutdown()
+
+
+def remote(subject: Any, node: str, cpus: int, **options: Any) -> Any:
+    """A function or class that runs on one node, and nowhere else."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    place = NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.remote(num_cpus=cpus, scheduling_strategy=place, **options)(subject)
+
+
+def _join(address: str) -> bool:
+    """Connect to the cluster; whether that was done here, and not before."""
+    import ray
+
+    if ray.is_initialized():
+        return False
+    for name, value in WATCHFUL.items():
+        os.environ.setdefault(name, value)
+    quiet = {"log_to_driver": False, "configure_logging": False}
+    if address == _OWN_CLUSTER:
+        quiet["include_dashboard"] = False
+    try:
+        ray.init(address=address, **quiet)
+    except Exception as error:
+        # Ray raises ConnectionError, RuntimeError, ValueError and its own.
+        raise _no_cluster(address, error) from error
+    return True
+
+
+def _no_cluster(address: str, error: Exception) -> ConfigurationError:
+    words = next(iter(str(error).splitlines()), "no reason given")
+    return ConfigurationError(
+        f"workers: there is no Ray cluster at address {address!r} that this machine is a node of: "
+        f"{type(error).__name__}: {words}; start one with `ray start --head`, or use the address "
+        f"local"
+    )

@@ -1,0 +1,109 @@
+"""Jobs on the nodes of a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tune_many_jobs import evaluations, write_jobs_into
+
+import neural_mp
+from neural_mp.errors import ConfigurationError
+from neural_mp.reporting.jobs import JobsListener
+from neural_mp.tuning.job_outcome import JobStatus
+
+pytestmark = pytest.mark.slow
+
+NODE = {"num_cpus": 1, "object_store_memory": 100 << 20}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two nodes of one CPU each."""
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    made.add_node(**NODE)
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture
+def folder(tmp_path, digits, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return write_jobs_into(tmp_path, digits)
+
+
+class Heard(JobsListener):
+    def __init__(self):
+        self.words = []
+
+    def told(self, job, said):
+        self.words.append((job.partition("-")[0], said))
+
+
+def test_nodes_do_jobs_and_nothing_that_is_finished_is_done_again(folder, cluster):
+    for name in ("first", "second", "third"):
+        folder(name)
+    folder("fourth", "Raises")
+    heard = Heard()
+    workers = f"ray:{cluster.address}"
+    done = neural_mp.tune_many("jobs", workers=workers, output="out", listener=heard)
+    status = {Path(job.file).stem: job.status for job in done.outcomes}
+    assert status == {
+        "first": JobStatus.MET,
+        "second": JobStatus.MET,
+        "third": JobStatus.MET,
+        "fourth": JobStatus.FAILED,
+    }
+    (failed,) = done.failed
+    assert failed.reason == "ZeroDivisionError: nothing to divide by"
+    assert ("first", "starts") in heard.words
+    assert any(said.startswith("trial 1: met") for _, said in heard.words)
+    assert done.page.is_file()
+    assert neural_mp.load(Path("out", done.outcomes[0].name, "result")).met
+
+    evaluated = evaluations("end")
+    again = neural_mp.tune_many("jobs", workers=workers, output="out")
+    assert evaluations("end") == evaluated
+    assert len([job for job in again.outcomes if job.known]) == 3
+
+
+def test_a_job_whose_node_is_killed_goes_on_at_another(folder, cluster, tmp_path):
+    names = ("first", "second", "third")  # one for every node
+    for name in names:
+        folder(name, "Pausing")
+    raylet = cluster.add_node(**NODE).all_processes["raylet"][0].process.pid
+
+    def kill():
+        until = time.monotonic() + 300
+        # The file that a job leaves is named for the parent of the process that started it.
+        while not (tmp_path / f"at-{raylet}").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        machine = psutil.Process(raylet)
+        for process in (*machine.children(recursive=True), machine):
+            process.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    heard = Heard()
+    workers = {"engine": "ray", "address": cluster.address}
+    done = neural_mp.tune_many("jobs", workers=workers, output="out", listener=heard)
+    killer.join()
+    assert [job.status for job in done.outcomes] == [JobStatus.MET] * len(names)
+    (lost,) = {job for job, said in heard.words if said.endswith("was lost")}
+    assert (lost, "resumes") in heard.words
+
+
+def test_an_engine_that_does_no_jobs_is_told(folder, monkeypatch):
+    folder("first")
+    with pytest.raises(ConfigurationError, match="there is no engine 'rey' for workers"):
+        neural_mp.tune_many("jobs", workers="rey", output="out")
