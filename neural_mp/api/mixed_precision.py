@@ -13,7 +13,7 @@ from neural_mp.amp import AutoMixedPrecisionOptions
 from neural_mp.api.criteria import criterion_of, exit_policy_of
 from neural_mp.api.explain import write_log
 from neural_mp.api.optimized_model import OptimizedModel
-from neural_mp.api.preparation import DEFAULT_PRECISIONS, Preparation
+from neural_mp.api.preparation import DEFAULT_PRECISIONS, DEFAULT_WORKSPACE, Preparation
 from neural_mp.config import Settings, load_settings, settings_from
 from neural_mp.core import hardware as machine
 from neural_mp.core.precision import Precision, parse_precisions
@@ -28,9 +28,6 @@ from neural_mp.tuning.sensitivity import SensitivityReport, measured_sensitiviti
 from neural_mp.tuning.tuner import tune
 
 logger = logging.getLogger(__name__)
-
-#: Where trials are kept unless the user says otherwise.
-DEFAULT_WORKSPACE = "neural_mp_workspace"
 
 
 class MixedPrecision:
@@ -82,6 +79,9 @@ class MixedPrecision:
         resume: go on with the workspace's latest run of the same model.
         random_seed: for strategies that draw at random.
         early_stopping: whether an evaluation that is lost already is stopped.
+        cache: whether the accuracy of FP32, the calibration and the times of ops are taken from
+            earlier runs in the workspace where model, data, metric, machine and versions are the
+            same, and kept for later ones.
         workers: processes that try the plans of one round side by side; an engine with its
             address, `"ray:10.0.0.1:6379"`; or a dict with `engine`, `count`, `threads` and what the
             engine takes, such as `address`.
@@ -126,6 +126,7 @@ class MixedPrecision:
         self.resume: bool = tuning.resume
         self.random_seed: int = tuning.random_seed
         self.early_stopping: bool = tuning.early_stopping
+        self.cache: bool = tuning.cache
         self.workers: int | str | Mapping[str, Any] = tuning.workers
         self.target: str = settings.target
         self.hardware: machine.Hardware | None = None

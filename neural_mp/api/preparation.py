@@ -33,6 +33,7 @@ from neural_mp.tuning.evaluator import Evaluator
 from neural_mp.tuning.executors import executor_named
 from neural_mp.tuning.history import History, storage_url
 from neural_mp.tuning.job import Described, SearchSettings, TuningJob
+from neural_mp.tuning.known import KNOWN_FOLDER, NOTHING_KNOWN, Known, machine_words
 from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.objectives import Measurement, parse_objectives
 from neural_mp.tuning.run_log import RunLog
@@ -49,11 +50,14 @@ _OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
     "sampling_size": (int,),
     "resume": (bool,),
     "early_stopping": (bool,),
+    "cache": (bool,),
     "workers": (int, str, dict),
     "hardware": (machine.Hardware, type(None)),
     "target": (str,),
     "listener": (Listener, type(None)),
 }
+#: Where trials are kept unless the user says otherwise.
+DEFAULT_WORKSPACE = "neural_mp_workspace"
 #: What is tried unless the user says otherwise.
 DEFAULT_PRECISIONS = Precisions((Precision.INT8, Precision.BF16))
 
@@ -115,6 +119,7 @@ class Preparation:
                 early_stopping=given.early_stopping,
             ),
             amp=amp.words(),
+            known=self._known(loaded),
             described=Described(model_name(given.model), settings_in_words(given), hardware),
         )
         return job, log_folder
@@ -224,6 +229,16 @@ class Preparation:
             performance.iteration,
             threads=performance.cores_per_instance,
         )
+
+    def _known(self, model: AnyModel) -> Known:
+        """What earlier runs in the workspace measured of this model on this machine."""
+        workspace = self.options.workspace
+        elsewhere = self.options.storage is not None and workspace == DEFAULT_WORKSPACE
+        if not self.options.cache or elsewhere or not isinstance(workspace, str | Path):
+            return NOTHING_KNOWN  # opening the history will say what is wrong with the workspace
+        words = machine_words(model.adaptor.packages)
+        folder = Path(workspace) / KNOWN_FOLDER
+        return Known(folder, {"model": model.fingerprint(), **words})
 
     def _history(
         self,

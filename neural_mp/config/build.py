@@ -150,6 +150,7 @@ def _tuning(source: Source, data: Mapping[str, Any], dialect: Dialect) -> Tuning
         resume=resume,
         storage=data.get("storage"),
         early_stopping=data.get("early_stopping", TuningSettings.early_stopping),
+        cache=data.get("cache", TuningSettings.cache),
         workers=workers,
     )
 

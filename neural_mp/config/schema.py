@@ -104,6 +104,7 @@ def _sections(share: Any, seconds: Any, trials: Any, seed: Any) -> dict[Any, Any
             workspace=_section(path=TEXT, resume=RESUME),
             storage=TEXT,
             early_stopping=BOOL,
+            cache=BOOL,
             workers=WORKERS,
         ),
         evaluation=_section(

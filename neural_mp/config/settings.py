@@ -62,6 +62,7 @@ class TuningSettings:
         resume: go on with the run found there.
         storage: an Optuna storage URL in place of the file in the workspace.
         early_stopping: whether an evaluation that is lost already is stopped.
+        cache: whether what earlier runs in the workspace measured is used, and kept for later ones.
         workers: processes that try plans side by side; or what `Workers.read` takes, as written.
     """
 
@@ -74,6 +75,7 @@ class TuningSettings:
     resume: bool = False
     storage: str | None = None
     early_stopping: bool = True
+    cache: bool = True
     workers: int | str | Mapping[str, Any] = 1
 
 

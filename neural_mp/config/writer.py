@@ -134,6 +134,7 @@ def _tuning(tuning: TuningSettings) -> dict[str, Any]:
             "workspace": _given({"path": tuning.workspace, "resume": tuning.resume}),
             "storage": tuning.storage,
             "early_stopping": tuning.early_stopping,
+            "cache": tuning.cache,
             "workers": tuning.workers,
         }
     )

@@ -5,6 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+#: How the names of variables begin by which libraries decide how they compute, and on what.
+_NUMERIC = (
+    *("ATEN_", "DNNL_", "GOMP_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "ORT_"),
+    *("TF_", "TORCH_", "XLA_", "CUDA_VISIBLE_DEVICES"),
+)
 #: Variable → what the user had there before we set it; None for nothing.
 _hidden: dict[str, str | None] = {}
 
@@ -31,3 +36,9 @@ def restore_users(prefix: str) -> None:
         value = _hidden.pop(key)
         if value is not None:
             os.environ[key] = value
+
+
+def numeric_variables() -> dict[str, str]:
+    """The user's variables by which libraries decide how they compute, by name."""
+    found = users_environment()
+    return {name: found[name] for name in sorted(found) if name.startswith(_NUMERIC)}

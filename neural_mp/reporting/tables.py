@@ -162,6 +162,9 @@ def result_tables(report: Report, met: bool | None) -> RenderableType:
             style="dim",
         )
     )
+    if report.reused:
+        words_of = f"as in an earlier run, and not measured again: {', '.join(report.reused)}"
+        parts.append(Text(words_of, style="dim"))
     parts.extend(Text(f"warning: {warning}", style="yellow") for warning in report.warnings)
     return Group(*parts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -74,6 +75,17 @@ class TuningSpace:
     def decided(self) -> tuple[str, ...]:
         """The ops a plan has to decide, in the graph's order: those that have a choice."""
         return tuple(op.name for op in self.graph if len(self.choices(op.name)) > 1)
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of every op with what it may run in: equal in another process, too."""
+        said = hashlib.sha256()
+        for op in self.graph:
+            found = self.capabilities[op.name]
+            lists = [f"{p}: {self.lists[p].of(op.type)}" for p in sorted(self.lists)]
+            emulated = sorted(found.emulated)
+            said.update(f"{op}{found.configs}{emulated}{found.weights}{lists};".encode())
+        return said.hexdigest()
 
     def fastest_plan(self) -> PrecisionPlan:
         """Every op in the best of its choices: the first guess of most strategies."""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from neural_mp.common import Batch
+from neural_mp.core.content import DataDigest
 from neural_mp.core.grammar import with_article
 from neural_mp.core.labels import labels_of
 from neural_mp.core.nested import count_samples
@@ -223,25 +221,6 @@ def limited(
 
 
 def _digest(value: Any) -> str:
-    digest = hashlib.sha256()
-    _feed(digest, value)
+    digest = DataDigest()
+    digest.feed(value)
     return digest.hexdigest()[:16]
-
-
-def _feed(digest: Any, value: Any) -> None:
-    if isinstance(value, Mapping):
-        for key in value:
-            digest.update(str(key).encode())
-            _feed(digest, value[key])
-    elif isinstance(value, tuple | list):
-        for item in value:
-            _feed(digest, item)
-    else:
-        try:
-            array = np.asarray(value)
-            digest.update(f"{array.dtype}{array.shape}".encode())
-            digest.update(
-                pickle.dumps(array.tolist()) if array.dtype == object else array.tobytes()
-            )
-        except (TypeError, ValueError, RuntimeError):
-            digest.update(repr(type(value)).encode())

@@ -8,10 +8,13 @@ import numbers
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.common import Metric
+from neural_mp.core.content import Witness
+from neural_mp.core.identity import identity
 from neural_mp.core.nested import count_samples
 from neural_mp.errors import MetricError
 from neural_mp.tuning.batches import Batches
@@ -79,6 +82,7 @@ class Evaluator:
         running: the accuracy on the way through the last pass; empty where the metrics do not
             allow for that.
         together: how the values of several metrics become one number.
+        witness: watches the batches of a pass where it is to be known later what they held.
         values: name → value, of the last pass; empty where a single number was measured.
     """
 
@@ -92,6 +96,7 @@ class Evaluator:
     running: RunningValues = field(default_factory=RunningValues)
     together: Together = field(default_factory=Together)
     values: Mapping[str, float] = field(default_factory=dict)
+    witness: Witness | None = None
 
     @property
     def available(self) -> bool:
@@ -137,6 +142,35 @@ class Evaluator:
             for name, baseline in together.baseline.items()
             if name in values
         }
+
+    @cached_property
+    def identity(self) -> str | None:
+        """A digest of what is done with predictions and labels; None where it cannot be told.
+
+        Raises:
+            UserCodeError: the user's own metric raised.
+        """
+        if self.eval_func is not None or self.batches is None:
+            return None  # it reads data that nobody else sees
+        for metric, _ in self.metrics:
+            self._users(metric.reset)  # what it saw before is no part of what it is
+        together = self.together.names, self.together.every
+        return identity((list(self.metrics), self.postprocess, together))
+
+    def content(self, deadline: Deadline) -> str | None:
+        """A digest of all evaluation data, which are read for it; None where it cannot be told.
+
+        Raises:
+            TimeUpError: the deadline passed before the data ended.
+            UserCodeError: the user's own code raised.
+        """
+        assert self.batches is not None
+        witness = Witness()
+        pairs = witness.watch(self.batches.pairs())
+        while self._users(next, pairs, None) is not None:
+            self.on_batch()
+            deadline.check()
+        return witness.digest
 
     def __call__(
         self,
@@ -191,6 +225,8 @@ class Evaluator:
         looks = all(getattr(metric, "running", False) for metric, _ in self.metrics)
         looks = looks and not self.together.every  # a loss against a baseline is no running value
         pairs = self.batches.pairs()
+        if self.witness is not None:
+            pairs = self.witness.watch(pairs)
         for number in itertools.count(1):
             pair = self._users(next, pairs, None)
             if pair is None:

@@ -18,6 +18,7 @@ from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.tuning.evaluator import Evaluator
 from neural_mp.tuning.footprint import Footprints
 from neural_mp.tuning.history import History
+from neural_mp.tuning.known import NOTHING_KNOWN, Known
 from neural_mp.tuning.objectives import Measurement, is_slow
 from neural_mp.tuning.record import Setting
 from neural_mp.tuning.workers import Workers
@@ -76,6 +77,7 @@ class TuningJob:
         open_history: opens the run's record; only called where accuracy is evaluated.
         settings: how the search goes about its work.
         amp: what the user said of auto mixed precision, in words.
+        known: what earlier runs measured of this model on this machine.
         described: what people are told of the run.
     """
 
@@ -88,6 +90,7 @@ class TuningJob:
     open_history: Callable[[], History]
     settings: SearchSettings = SearchSettings()
     amp: tuple[str, ...] = ()
+    known: Known = NOTHING_KNOWN
     described: Described = field(default_factory=Described)
 
     @property

@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
-from neural_mp.core.observations import Times
+from neural_mp.core.content import digest_of
+from neural_mp.core.observations import Observations, Times
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.core.words import Objective
@@ -25,6 +27,7 @@ from neural_mp.strategies.base import Probe
 from neural_mp.tuning.fidelity import USELESS, relative_noise
 from neural_mp.tuning.history import ARRIVING, TIMES, Notes
 from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.known import NOTHING_KNOWN, Known
 from neural_mp.tuning.record import repairs_in
 
 logger = logging.getLogger(__name__)
@@ -52,11 +55,13 @@ class MeasuringProbe(Probe):
         job: the run.
         model: the FP32 model, calibrated.
         history: where measurements are kept.
+        known: what earlier runs measured under the same conditions.
         allowance: CPU seconds that may be spent.
         spent: CPU seconds spent so far.
         seconds: the same by the clock on the wall.
         untimed: why single ops were not timed, or not in every precision; empty where they were,
             or nobody asked for it.
+        reused: whether anything was not measured, since an earlier run had.
     """
 
     job: TuningJob
@@ -66,6 +71,8 @@ class MeasuringProbe(Probe):
     spent: float = 0.0
     seconds: float = 0.0
     untimed: str = ""
+    reused: bool = False
+    known: Known = NOTHING_KNOWN
     _longest: float = 0.0
     _reference: list[Any] | None = field(default=None, repr=False)
 
@@ -185,8 +192,13 @@ class MeasuringProbe(Probe):
         key = "weight sensitivity"
         known, found = self.history.recall(key)
         if not known:
-            with self._counted():
-                found = self.model.weight_sensitivity(batches)
+            found = self.known.recall(key, lambda: self._measured_on)
+            if found is None:
+                with self._counted():
+                    found = self.model.weight_sensitivity(batches)
+                self.known.keep(key, self._measured_on, found)
+            else:
+                self.reused = True
             self.history.remember(key, found)
         return dict(found)
 
@@ -206,12 +218,25 @@ class MeasuringProbe(Probe):
         known, value = self.history.recall(key)
         if known:
             return value
-        before = self.spent
-        with self._counted():
-            value = measure() if self._has_time(time.process_time(), plans) else None
-        self._longest = max(self._longest, (self.spent - before) / plans)
+        value = self.known.recall(key, lambda: self._measured_on)
+        if value is None:
+            before = self.spent
+            with self._counted():
+                value = measure() if self._has_time(time.process_time(), plans) else None
+            self._longest = max(self._longest, (self.spent - before) / plans)
+            if value is not None and not self.untimed:
+                self.known.keep(key, self._measured_on, value)
+        else:
+            self.reused = True
         self.history.remember(key, value)
         return value
+
+    @cached_property
+    def _measured_on(self) -> str | None:
+        """A digest of the batches that are measured on."""
+        data = self.job.calibration
+        first = None if data is None else data.batches.first_inputs
+        return digest_of([self.job.measurement.inputs, [] if first is None else first])
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -225,6 +250,16 @@ class MeasuringProbe(Probe):
         """Whether so many more plans can be measured, some time after a measurement started."""
         passed = self.spent + time.process_time() - started
         return passed + plans * self._longest < self.allowance
+
+
+def known_of_probes(job: TuningJob, observations: Observations) -> Known:
+    """What earlier runs measured of the same model, calibrated to the same."""
+    seen = json.dumps(observations.to_dict(), sort_keys=True)
+    return job.known.of(
+        space=job.space.digest,
+        observations=hashlib.sha256(seen.encode()).hexdigest(),
+        threads=str(job.measurement.threads),
+    )
 
 
 def _digest(plans: Sequence[ResolvedPlan]) -> str:

@@ -7,14 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from neural_mp.adaptors.loaded_model import AnyTunableModel
+from neural_mp.core.content import Witness
+from neural_mp.core.observations import Observations
 from neural_mp.core.precision import Precision
 from neural_mp.errors import MetricError
+from neural_mp.tuning.batches import Calibration
 from neural_mp.tuning.early_stopping import RunningValues
 from neural_mp.tuning.evaluator import Deadline, TimeUpError, UserCodeError, is_usable
 from neural_mp.tuning.history import History
 from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.known import Known
 from neural_mp.tuning.run_log import RunLog
 
+#: Names of what is kept for later runs.
+_BASELINE, _CALIBRATION = "baseline", "calibration"
 #: How the baseline's accuracy came about, in the run's history.
 _BASELINE_RUNNING = "baseline running"
 
@@ -47,7 +53,13 @@ def measured_baseline(
         UserCodeError: the user's own code raised.
         DataError: the model does not run on the data.
     """
-    known = history.baseline or _first_baseline(job, history, log, deadline)
+    known = history.baseline
+    if known is None:
+        found = _earlier_baseline(job, log, deadline) or _first_baseline(job, log, deadline)
+        known, on_the_way = found
+        history.remember(_BASELINE_RUNNING, on_the_way)
+        known["target"] = job.settings.criterion.target(known["accuracy"])
+        history.baseline = known
     criterion = job.settings.criterion
     if known["accuracy"] == 0 and criterion.relative:
         log.warn(
@@ -64,30 +76,56 @@ def measured_baseline(
     return Baseline(known["accuracy"], seconds, known.get("cpu_seconds", seconds), running)
 
 
+def _earlier_baseline(
+    job: TuningJob, log: RunLog, deadline: Deadline
+) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The baseline that an earlier run measured on the same data, and how it came about."""
+    evaluator = job.evaluator
+
+    def content() -> str | None:
+        with log.phase("baseline", "Reading the evaluation data", evaluator.batch_count):
+            return evaluator.content(deadline)
+
+    found = _known_baseline(job).recall(_BASELINE, content)
+    if found is None:
+        return None
+    log.reuse("the accuracy of FP32")
+    return found["baseline"], found["running"]
+
+
+def _known_baseline(job: TuningJob) -> Known:
+    """What earlier runs measured that depends on how the accuracy is measured."""
+    return job.known.of(metric=job.evaluator.identity)
+
+
 def _first_baseline(
-    job: TuningJob, history: History, log: RunLog, deadline: Deadline
-) -> dict[str, Any]:
-    with log.phase("baseline", "Evaluating FP32", job.evaluator.batch_count):
+    job: TuningJob, log: RunLog, deadline: Deadline
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The baseline, measured and kept for later runs, and how it came about."""
+    known, evaluator = _known_baseline(job), job.evaluator
+    evaluator.witness = Witness() if known.keeps else None
+    with log.phase("baseline", "Evaluating FP32", evaluator.batch_count):
         started = time.process_time()
         accuracy = _evaluated(job, deadline)
         taken = time.process_time() - started
+    witness, evaluator.witness = evaluator.witness, None
     if not is_usable(accuracy):
         values = ", ".join(f"{name} {value}" for name, value in job.evaluator.values.items())
         raise MetricError(
             f"the accuracy of the FP32 model is {accuracy}{f' ({values})' if values else ''}; "
             f"check the metric, the labels and the model's outputs"
         )
-    history.remember(_BASELINE_RUNNING, job.evaluator.running.to_dict())
     found: dict[str, Any] = {
         "accuracy": accuracy,
-        "target": job.settings.criterion.target(accuracy),
         "seconds": log.seconds["baseline"],
         "cpu_seconds": taken,
     }
-    if job.evaluator.values:
-        found |= {"metrics": dict(job.evaluator.values), "every": job.evaluator.together.every}
-    history.baseline = found
-    return found
+    if evaluator.values:
+        found |= {"metrics": dict(evaluator.values), "every": evaluator.together.every}
+    running = evaluator.running.to_dict()
+    if witness is not None:
+        known.keep(_BASELINE, witness.digest, {"baseline": found, "running": running})
+    return found, running
 
 
 def _evaluated(job: TuningJob, deadline: Deadline) -> float:
@@ -116,13 +154,47 @@ def calibrated(
     if stored is not None and all(t.name in stored.ranges for t in job.space.tensors):
         return job.model.observed(stored)
 
+    known = job.known.of(space=job.space.digest, samples=str(data.samples))
+    seen = _seen_earlier(known, data, log, deadline)
+    if seen is None:
+        seen = _seen_now(job, known, data, log, deadline)
+    if history is not None:
+        history.observations = seen
+    return job.model.observed(seen)
+
+
+def _seen_earlier(
+    known: Known, data: Calibration, log: RunLog, deadline: Deadline
+) -> Observations | None:
+    """What calibration on the same samples saw in an earlier run."""
+
+    def content() -> str | None:
+        witness = Witness()
+        for _ in witness.watch(data.inputs(deadline.check)):
+            pass
+        return witness.digest
+
+    with log.phase("calibrate"):
+        found = known.recall(_CALIBRATION, content)
+    if found is None:
+        return None
+    log.reuse("the calibration")
+    return Observations.from_dict(found)
+
+
+def _seen_now(
+    job: TuningJob, known: Known, data: Calibration, log: RunLog, deadline: Deadline
+) -> Observations:
+    """What calibration sees, kept for later runs."""
+
     def before_each() -> None:
         deadline.check()
         log.listener.step()
 
+    witness = Witness()
+    inputs = data.inputs(before_each)
     blamed = data.batches.blamed(passed_on=(TimeUpError,))
     with log.phase("calibrate", "Calibrating", data.count), blamed:
-        model = job.model.calibrated(data.inputs(before_each))
-    if history is not None:
-        history.observations = model.observations
-    return model
+        seen = job.model.calibrated(witness.watch(inputs) if known.keeps else inputs).observations
+    known.keep(_CALIBRATION, witness.digest, seen.to_dict())
+    return seen

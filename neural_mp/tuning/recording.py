@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from importlib import metadata
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from neural_mp.core.observations import Times
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quantization_flow import QuantizationFlow
 from neural_mp.core.trial import Trial
+from neural_mp.core.versions import versions_of
 from neural_mp.search.sensitivity import best_repairs, noise_after_repairs
 from neural_mp.space import Capability
 from neural_mp.tuning.finish import Choice
@@ -91,17 +91,6 @@ def _runs(hardware: Hardware, precision: Precision) -> tuple[str, str]:
 
 def _versions(packages: Sequence[str]) -> dict[str, str]:
     return {"Python": platform.python_version(), **versions_of((*_PACKAGES, *packages))}
-
-
-def versions_of(packages: Iterable[str]) -> dict[str, str]:
-    """Package → the version that is installed, of those that are."""
-    found = {}
-    for package in packages:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue  # of a framework there may be several packages (tensorflow-cpu)
-    return found
 
 
 def ending_of(

@@ -69,6 +69,7 @@ class Report:
         warnings: everything the user was warned of on the way.
         barred: convolutions and products that may not run in a precision that was asked for, and
             why; those of most ops first.
+        reused: what was not measured, since an earlier run had measured the same.
         record: what is kept of the run for people who look at it; None for one that lacks it.
     """
 
@@ -97,6 +98,7 @@ class Report:
     best_rejected: Trial | None = None
     warnings: tuple[str, ...] = ()
     barred: tuple[Reason, ...] = ()
+    reused: tuple[str, ...] = ()
     record: RunRecord | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -156,6 +158,7 @@ class Report:
         values["amp"] = list(self.amp)
         values["emulated"] = list(self.emulated)
         values["warnings"] = list(self.warnings)
+        values["reused"] = list(self.reused)
         values["barred"] = [reason.to_dict() for reason in self.barred]
         values["speedup"] = self.speedup
         if self.best_rejected is not None:
@@ -173,6 +176,7 @@ class Report:
         values["amp"] = tuple(data.get("amp", ()))
         values["emulated"] = tuple(data.get("emulated", ()))
         values["warnings"] = tuple(data.get("warnings", ()))
+        values["reused"] = tuple(data.get("reused", ()))
         values["barred"] = tuple(Reason.from_dict(reason) for reason in data.get("barred", ()))
         rejected = data.get("best_rejected")
         if rejected is not None:

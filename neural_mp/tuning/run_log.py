@@ -16,6 +16,9 @@ class RunLog:
         listener: receives the events of the run.
         warnings: what the user was already warned of.
         seconds: phases already done → how long they took.
+
+    Attributes:
+        reused: what was not measured, since an earlier run had.
     """
 
     def __init__(
@@ -27,6 +30,12 @@ class RunLog:
         self.listener = listener or Listener()
         self.warnings = list(warnings)
         self.seconds = dict(seconds or {})
+        self.reused: list[str] = []
+
+    def reuse(self, what: str) -> None:
+        """Note that something was not measured: an earlier run did."""
+        if what not in self.reused:
+            self.reused.append(what)
 
     def warn(self, words: str) -> None:
         """Keep a warning for the report."""

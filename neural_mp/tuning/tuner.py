@@ -33,7 +33,7 @@ from neural_mp.tuning.finish import (
 )
 from neural_mp.tuning.history import VALUES, History
 from neural_mp.tuning.job import TuningJob
-from neural_mp.tuning.measuring_probe import LEAST_ALLOWANCE, MeasuringProbe
+from neural_mp.tuning.measuring_probe import LEAST_ALLOWANCE, MeasuringProbe, known_of_probes
 from neural_mp.tuning.objectives import best_trial
 from neural_mp.tuning.preparation import Baseline, calibrated, measured_baseline
 from neural_mp.tuning.record import Ending, Measured, RunRecord, Setup
@@ -158,11 +158,14 @@ def _tuned(job: TuningJob, log: RunLog) -> TuningResult:
             choice = fp32_choice(job)
         return _judged_result(job, log, history, choice, baseline, kept)
     history.remember(VALUES, dict(job.footprints.values))
-    probe = MeasuringProbe(job, model, history, allowance(job, baseline))
+    known = known_of_probes(job, model.observations)
+    probe = MeasuringProbe(job, model, history, allowance(job, baseline), known=known)
     search = _TrialSearch(job, model, history, baseline, log, deadline, kept)
     with log.phase("search"):
         search.drive(job.strategy.search(_problem(job, model, probe)))
     log.seconds["probe"] = probe.seconds
+    if probe.reused:
+        log.reuse("what single ops cost and gain")
     if probe.untimed:
         log.warn(
             f"single ops were not all timed, so it was estimated what they take: {probe.untimed}"
@@ -349,6 +352,7 @@ def _report(job: TuningJob, choice: Choice, log: RunLog) -> Report:
         barred=counted_reasons(job.space, job.space.products, job.settings.precisions),
         amp=job.amp,
         warnings=tuple(log.warnings),
+        reused=tuple(log.reused),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -36,6 +35,7 @@ from neural_mp.adaptors.pytorch import (
 from neural_mp.adaptors.pytorch.casts import CAST
 from neural_mp.adaptors.pytorch.convention import is_array, resized, to_arrays
 from neural_mp.adaptors.pytorch.converted import CompiledModule, ConvertedModule
+from neural_mp.adaptors.pytorch.fingerprint import fingerprint
 from neural_mp.adaptors.pytorch.graph import build_graph
 from neural_mp.adaptors.pytorch.kernel_products import kernel_products
 from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel
@@ -198,15 +198,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
 
     def fingerprint(self, model: TorchModel) -> str:
         """Of the graph's ops in order and every weight."""
-        digest = hashlib.sha256()
-        for part in model.parts.values():
-            for node in part.portable.graph.nodes:
-                digest.update(f"{node.op} {node.target} {node.name};".encode())
-        for name, value in sorted(model.weights.items()):
-            digest.update(name.encode())
-            stored = value.detach().contiguous().reshape(-1).view(torch.uint8)
-            digest.update(stored.numpy().tobytes())
-        return digest.hexdigest()
+        return fingerprint(model)
 
     def first_non_finite(self, model: TorchModel, inputs: Any) -> str | None:
         """Of the graph that is run."""

@@ -36,6 +36,9 @@ def tune(
     resume: Annotated[
         bool, typer.Option(help="Go on with the workspace's latest run of the same model.")
     ] = False,
+    cache: Annotated[
+        bool, typer.Option(help="Use what earlier runs in the workspace measured of the same.")
+    ] = True,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = 0,
@@ -58,6 +61,8 @@ def tune(
             converter.workers = workers
         if resume:
             converter.resume = True
+        if not cache:
+            converter.cache = False
         out.kept = "the trials so far are kept, and --resume goes on from there"
         listener = Listener() if quiet else LiveListener(error_console(), summary=False)
         converter.listener = listener

@@ -16,7 +16,7 @@ from neural_mp.adaptors.registry import installed_products
 from neural_mp.core import hardware
 from neural_mp.core.grammar import counted
 from neural_mp.errors import ConfigurationError, TuningError
-from neural_mp.tuning.recording import versions_of
+from neural_mp.core.versions import versions_of
 from neural_mp.tuning.workers import Workers
 
 logger = logging.getLogger(__name__)

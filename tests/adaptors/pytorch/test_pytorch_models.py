@@ -322,3 +322,21 @@ def test_the_sample_that_clips_ranges_sees_every_channel(all_machine):
     full = ranges["minmax"][1]
     assert ranges["mse"][1] > 0.5 * full
     assert ranges["percentile"][1] > 0.5 * full
+
+
+def test_models_that_differ_in_an_option_of_an_op_or_a_constant_have_different_fingerprints():
+    class Scaled(nn.Module):
+        def __init__(self, slope, factor):
+            super().__init__()
+            self.slope, self.factor = slope, factor
+
+        def forward(self, x):
+            return nn.functional.leaky_relu(x, self.slope) * torch.tensor([1.0, self.factor])
+
+    adaptor = PyTorchAdaptor()
+
+    def fingerprint(*options):
+        return adaptor.fingerprint(adaptor.load(Scaled(*options).eval(), inputs=torch.ones(3, 2)))
+
+    assert fingerprint(0.1, 2.0) == fingerprint(0.1, 2.0)
+    assert len({fingerprint(0.1, 2.0), fingerprint(0.2, 2.0), fingerprint(0.1, 3.0)}) == 3

@@ -1,0 +1,177 @@
+"""What earlier runs measured, so that it is not measured again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from neural_mp.core import hardware
+from neural_mp.core.environment import numeric_variables
+from neural_mp.core.versions import versions_of
+
+logger = logging.getLogger(__name__)
+
+KNOWN_FOLDER = "known"
+#: Of how many different data a file keeps what was measured on them.
+_DATA_A_FILE = 8
+#: How many files a folder may hold; those used least recently go first.
+_FILES = 1000
+#: The largest file that is read, in bytes as it is unpacked: a damaged one must not fill memory.
+_LARGEST = 1 << 28
+
+
+@dataclass(frozen=True)
+class Known:
+    """What earlier runs measured, in files of a folder.
+
+    Something is found again where all that it depends on is the same: the model, the data, the
+    machine, the versions, and what else `about` says. Files that cannot be read or written cost
+    time, and nothing else.
+
+    Attributes:
+        folder: where the files are; None to keep nothing.
+        about: word → what everything here depends on.
+    """
+
+    folder: Path | None = None
+    about: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether anything is kept here."""
+        return self.folder is not None
+
+    def of(self, **about: str | None) -> Known:
+        """What depends on more: nothing is kept where one of these could not be told."""
+        told = {word: value for word, value in about.items() if value is not None}
+        if len(told) < len(about):
+            return NOTHING_KNOWN
+        return replace(self, about={**self.about, **told})
+
+    def recall(self, what: str, data: Callable[[], str | None]) -> Any:
+        """What was kept of something; None where that is nothing.
+
+        Args:
+            what: its name.
+            data: the digest of the data that it was measured on; only asked for where something
+                is known, since reading all data may take long.
+        """
+        kept = self._read(what)
+        if not kept:
+            return None
+        digest = data()
+        for known, value in reversed(kept):
+            if digest is not None and known == digest:
+                self._touch(what)
+                return value
+        return None
+
+    def keep(self, what: str, data: str | None, value: Any) -> None:
+        """Keep numbers, words, lists and dicts for later runs; of data that was not told nothing.
+
+        Args:
+            what: its name.
+            data: the digest of the data that it was measured on.
+            value: what was measured.
+        """
+        if self.folder is None or data is None:
+            return
+        others = [pair for pair in self._read(what) if pair[0] != data]
+        found = [*others, [data, value]][-_DATA_A_FILE:]
+        text = json.dumps({"about": self._words(what), "found": found})
+        path = self._path(what)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, zlib.compress(text.encode()))
+            _forget_the_oldest(path.parent)
+        except OSError as error:
+            logger.warning("what was measured is not kept for later runs: %s", error)
+
+    def _words(self, what: str) -> dict[str, str]:
+        return {**self.about, "what": what}
+
+    def _path(self, what: str) -> Path:
+        assert self.folder is not None
+        said = json.dumps(self._words(what), sort_keys=True)
+        return self.folder / f"{hashlib.sha256(said.encode()).hexdigest()[:32]}.json.z"
+
+    def _read(self, what: str) -> list[list[Any]]:
+        """Pairs of a digest and what was measured, oldest first."""
+        if self.folder is None:
+            return []
+        path = self._path(what)
+        try:
+            kept = json.loads(_unpacked(path.read_bytes()))
+            pairs = [[str(data), value] for data, value in kept["found"]]
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, TypeError, KeyError, zlib.error) as error:
+            logger.debug("%s cannot be read: %s", path, error)
+            return []
+        return pairs if kept["about"] == self._words(what) else []
+
+    def _touch(self, what: str) -> None:
+        try:
+            os.utime(self._path(what))
+        except OSError:
+            logger.debug("a file cannot be marked as used", exc_info=True)
+
+
+#: Nothing is found, and nothing kept.
+NOTHING_KNOWN = Known()
+
+
+def machine_words(packages: tuple[str, ...]) -> dict[str, str]:
+    """What decides on numbers and times of a model, beside itself.
+
+    Args:
+        packages: the framework's packages.
+
+    Returns:
+        Word → the CPU, the versions, and the variables that tell libraries how to compute.
+    """
+    here = hardware.detect()
+    return {
+        "cpu": here.name,
+        "flags": " ".join(sorted(here.flags)),
+        "cores": str(here.cores),
+        "forced": " ".join(sorted(here.forced)),
+        **versions_of(("neural-mp", "numpy", *packages)),
+        **numeric_variables(),
+    }
+
+
+def _unpacked(packed: bytes) -> bytes:
+    unpacking = zlib.decompressobj()
+    text = unpacking.decompress(packed, _LARGEST)
+    if unpacking.unconsumed_tail:
+        raise ValueError(f"it holds more than {_LARGEST} bytes")
+    return text
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file that others see whole, or not at all."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _forget_the_oldest(folder: Path) -> None:
+    files = [path for path in folder.iterdir() if path.name.endswith(".json.z")]
+    if len(files) <= _FILES:
+        return
+    for path in sorted(files, key=lambda path: path.stat().st_mtime)[: len(files) - _FILES]:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,136 @@
+"""Whether two objects of a user's are the same, told in another process."""
+
+import functools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from neural_mp.core.identity import identity
+
+SHARE = 0.5
+
+
+def scaled(value):
+    return value * SHARE
+
+
+def top(k):
+    return lambda scores: sorted(scores)[-k:]
+
+
+class Top:
+    def __init__(self, k, found=None):
+        self.k = k
+        self.found = found
+
+    def result(self):
+        return self.k + 1
+
+
+class Slotted:
+    __slots__ = ("k",)
+
+    def __init__(self, k):
+        self.k = k
+
+
+def made(body, name="metric", **names):
+    exec(body, names)
+    return names[name]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (top(1), top(5)),
+        (Top(1), Top(5)),
+        (Slotted(1), Slotted(5)),
+        (functools.partial(scaled, 1), functools.partial(scaled, 2)),
+        (Top(1).result, Top(5).result),
+        (Top(1, np.arange(3)), Top(1, np.arange(4))),
+        (Top(1, {"a": 1}), Top(1, {"a": 2})),
+        (made("def metric(a): return a + 1"), made("def metric(a): return a + 2")),
+        (made("def metric(a, b=1): return a"), made("def metric(a, b=2): return a")),
+        (made("def metric(a): return a + N", N=1), made("def metric(a): return a + N", N=2)),
+        (
+            made("def inner(a): return a\ndef metric(a): return inner(a)"),
+            made("def inner(a): return -a\ndef metric(a): return inner(a)"),
+        ),
+        (
+            made("class metric:\n def result(self): return 1", __name__="m"),
+            made("class metric:\n def result(self): return 2", __name__="m"),
+        ),
+        (np.mean, np.max),
+        ({1, 2}, {1, 3}),
+        (1, True),
+        ("1", 1),
+        ([1, [2]], [[1], 2]),
+    ],
+)
+def test_what_does_something_else_is_another(one, other):
+    assert identity(one) is not None
+    assert identity(other) is not None
+    assert identity(one) != identity(other)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: top(3),
+        lambda: Top(3, np.arange(3)),
+        lambda: functools.partial(scaled, 2),
+        lambda: made("def metric(a):\n return a"),
+        lambda: {"b": Slotted(1), "a": frozenset("xyz")},
+        lambda: np.random.default_rng(0),
+    ],
+)
+def test_what_is_made_in_the_same_way_is_the_same(make):
+    assert identity(make()) == identity(make()) is not None
+
+
+def test_where_a_function_stands_in_its_file_does_not_matter():
+    assert identity(made("def metric(a): return a")) == identity(
+        made("\n\n# a comment\ndef metric(a):\n    return a")
+    )
+
+
+def test_an_object_that_holds_itself_has_an_identity():
+    ring = Top(1)
+    ring.found = [ring]
+    assert identity(ring) is not None
+
+
+def test_of_what_cannot_be_copied_nothing_is_told(tmp_path):
+    with (tmp_path / "open").open("w") as file:
+        assert identity(Top(1, file)) is None
+        assert identity(lambda: file) is None
+
+
+PROGRAM = """
+from neural_mp.core.identity import identity
+from sklearn.metrics import f1_score
+
+LABELS = {"cat", "dog", "bird", "fish"}
+
+class Metric:
+    def __init__(self):
+        self.average = "macro"
+    def result(self, x):
+        return f1_score(x, x, average=self.average, labels=LABELS)
+
+print(identity((Metric(), lambda x: x + 1, frozenset(LABELS), f1_score)))
+"""
+
+
+def test_another_process_tells_the_same(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    told = {
+        subprocess.run(
+            [sys.executable, "program.py"], capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(2)
+    }
+    assert len(told) == 1
+    assert "None" not in told.pop()

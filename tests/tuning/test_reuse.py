@@ -1,0 +1,164 @@
+"""A second run takes over what the first one measured, where nothing that matters has changed."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from neural_mp import MixedPrecision
+from neural_mp.core import hardware, versions
+
+BASELINE, CALIBRATION, OPS = (
+    "the accuracy of FP32",
+    "the calibration",
+    "what single ops cost and gain",
+)
+
+
+class Right:
+    """The share of right answers."""
+
+    def __init__(self, share=1.0):
+        self.share = share
+        self.answers = []
+
+    def reset(self):
+        self.answers = []
+
+    def update(self, preds, labels):
+        self.answers += list(np.asarray(preds).argmax(1) == np.asarray(labels))
+
+    def result(self):
+        return self.share * float(np.mean(self.answers))
+
+
+class Counted(list):
+    """Batches that are counted as they are read."""
+
+    read = 0
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            self.read += 1
+            yield batch
+
+
+@pytest.fixture
+def batches(digits):
+    return list(digits[1].loader(batch_size=10))
+
+
+@pytest.fixture
+def tuned(net, batches):
+    def run(**options):
+        given = {
+            "model": net,
+            "metric": Right(),
+            "eval_dataloader": batches,
+            "precisions": "int8",
+            "accuracy_criterion": 0.05,
+            **options,
+        }
+        return MixedPrecision(**given)()
+
+    return run
+
+
+def test_with_another_tolerance_only_plans_are_tried(tuned):
+    first = tuned()
+    second = tuned(accuracy_criterion=0.02)
+    assert first.report.reused == ()
+    assert second.report.reused == (BASELINE, CALIBRATION, OPS)
+    assert second.report.evaluations == first.report.evaluations - 1
+    assert second.report.baseline_accuracy == first.report.baseline_accuracy
+    assert second.observations == first.observations
+    assert second.report.target == pytest.approx(0.98 * first.report.baseline_accuracy)
+    assert second.met
+
+
+def test_what_is_taken_over_is_what_would_be_measured(tuned):
+    tuned(accuracy_criterion=0.02)
+    again = tuned()
+    anew = tuned(cache=False)
+    assert anew.report.reused == ()
+    assert again.report.baseline_accuracy == anew.report.baseline_accuracy
+    assert again.observations == anew.observations
+
+
+def test_with_the_cache_off_nothing_is_kept(tuned, tmp_path):
+    tuned(cache=False)
+    assert not list(tmp_path.rglob("known"))
+    assert tuned().report.reused == ()
+
+
+def test_data_that_changed_in_their_last_batch_are_evaluated_again(tuned, batches):
+    tuned()
+    images, labels = batches[-1]
+    changed = [*batches[:-1], (images, (np.asarray(labels) + 1) % 10)]
+    again = tuned(eval_dataloader=changed)
+    assert BASELINE not in again.report.reused
+    assert CALIBRATION in again.report.reused  # these samples are the first ones
+    assert again.report.baseline_accuracy < 1
+
+
+def test_calibration_data_that_changed_are_looked_at_again(tuned, batches):
+    tuned(calib_dataloader=batches[:5])
+    changed = [(images * 2, labels) for images, labels in batches[:5]]
+    again = tuned(calib_dataloader=changed)
+    assert again.report.reused == (BASELINE,)
+
+
+def test_data_that_come_in_another_order_are_evaluated_again(tuned, batches):
+    tuned()
+    assert BASELINE not in tuned(eval_dataloader=batches[::-1]).report.reused
+
+
+def test_a_metric_that_counts_otherwise_is_evaluated_again(tuned):
+    tuned()
+    again = tuned(metric=Right(share=0.5))
+    assert again.report.reused == (CALIBRATION, OPS)
+
+
+def test_the_data_of_an_eval_func_are_not_known(tuned, batches):
+    def share_right(model):
+        with torch.no_grad():
+            right = [
+                model(torch.from_numpy(images)).argmax(1).numpy() == labels
+                for images, labels in batches
+            ]
+        return float(np.concatenate(right).mean())
+
+    given = {"metric": None, "eval_func": share_right, "calib_dataloader": batches}
+    tuned(**given)
+    assert BASELINE not in tuned(**given).report.reused
+
+
+@pytest.mark.parametrize("changed", ["cpu", "version", "variable", "weight"])
+def test_nothing_is_taken_from_elsewhere(tuned, net, monkeypatch, changed):
+    tuned()
+    options = {}
+    if changed == "cpu":
+        here = hardware.detect()
+        other = replace(here, name="another one", flags=here.flags | {"new"})
+        monkeypatch.setattr(hardware, "detect", lambda *_: other)
+    elif changed == "version":
+        version = versions.metadata.version
+        monkeypatch.setattr(versions.metadata, "version", lambda name: version(name) + "1")
+    elif changed == "variable":
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
+    else:
+        options["model"] = copy.deepcopy(net)
+        with torch.no_grad():
+            next(options["model"].parameters()).view(-1)[0] += 1e-3
+    assert tuned(**options).report.reused == ()
+
+
+def test_all_data_are_read_once_more_only_where_something_is_known(tuned, batches):
+    first = Counted(batches)
+    tuned(eval_dataloader=first)
+    second = Counted(batches)
+    tuned(eval_dataloader=second)
+    # Read instead of evaluated: whether the data are the same cannot be told from their beginning.
+    assert second.read <= first.read + len(batches) // 5
