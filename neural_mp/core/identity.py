@@ -41,7 +41,10 @@ def identity(value: Any) -> str | None:
         64 hexadecimal digits; None where the object holds something of which it cannot be told.
     """
     telling = _Identity()
-    return telling.digest.hexdigest() if telling.tell(value) else None
+    try:
+        return telling.digest.hexdigest() if telling.tell(value) else None
+    except RecursionError:  # such as a list whose every item holds the next one
+        return None
 
 
 class _Identity:

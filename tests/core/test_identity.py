@@ -108,6 +108,15 @@ def test_of_what_cannot_be_copied_nothing_is_told(tmp_path):
         assert identity(lambda: file) is None
 
 
+def test_of_what_is_nested_without_end_nothing_is_told():
+    chain = None
+    for _ in range(20_000):
+        chain = Top(1, chain)
+    assert identity(chain) is None
+    while chain is not None:  # or Python falls over it as it clears up
+        chain = chain.found
+
+
 PROGRAM = """
 from neural_mp.core.identity import identity
 from sklearn.metrics import f1_score

@@ -14,7 +14,7 @@ from neural_mp.config.source import read_text
 from neural_mp.errors import ConfigurationError
 
 #: Keys of `tuning` that say where and how a job runs, not what comes out.
-_NO_MATTER = ("workspace", "storage", "workers")
+_NO_MATTER = ("workspace", "storage", "workers", "cache")
 _BLOCK = 1 << 20
 #: Longer words name no file.
 _LONGEST = 500
