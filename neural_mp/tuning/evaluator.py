@@ -145,15 +145,9 @@ class Evaluator:
 
     @cached_property
     def identity(self) -> str | None:
-        """A digest of what is done with predictions and labels; None where it cannot be told.
-
-        Raises:
-            UserCodeError: the user's own metric raised.
-        """
+        """A digest of what is done with predictions and labels; None where it cannot be told."""
         if self.eval_func is not None or self.batches is None:
             return None  # it reads data that nobody else sees
-        for metric, _ in self.metrics:
-            self._users(metric.reset)  # what it saw before is no part of what it is
         together = self.together.names, self.together.every
         return identity((list(self.metrics), self.postprocess, together))
 
