@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -34,6 +35,9 @@ class Metric(Protocol):
 
     A metric that has the attribute `compare_label = False` needs no labels: in their place it is
     given what the FP32 model predicts, both before any postprocess.
+
+    A metric that has a method `merge(other)` takes in with it all that another of its kind has
+    taken in, after what it has taken in itself; then workers can share an evaluation.
     """
 
     def update(self, preds: Any, labels: Any) -> None:
@@ -50,6 +54,22 @@ def missing_methods(metric: Any) -> list[str]:
     """Those methods of a `Metric` that an object lacks."""
     needed = ("update", "reset", "result")
     return [name for name in needed if not callable(getattr(metric, name, None))]
+
+
+def can_merge(metric: Any) -> bool:
+    """Whether a metric has a method `merge` that knows of all that it collects.
+
+    A class that changes how one of ours collects has to say anew how it merges.
+    """
+    if not callable(getattr(metric, "merge", None)):
+        return False
+    for kind in type(metric).__mro__:
+        if "merge" in vars(kind):
+            break
+        ours = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
+        if not ours and not {"update", "reset", "result"}.isdisjoint(vars(kind)):
+            return False
+    return True
 
 
 def stack(samples: Sequence[Any]) -> Any:
@@ -130,8 +150,24 @@ class DataLoader:
         return math.floor(batches) if self.last_batch == "discard" else math.ceil(batches)
 
     def __iter__(self) -> Iterator[Any]:
+        return self._batched(self._samples())
+
+    def part(self, start: int, stop: int | None = None) -> Iterator[Any]:
+        """Some of the batches; samples of others are not read where there is a way around it.
+
+        Args:
+            start: how many batches come before them.
+            stop: the number, from 0, of the first batch after them; None for all until the end.
+        """
+        if not self._indexable or self.shuffle:
+            return itertools.islice(iter(self), start, stop)
+        end = None if stop is None else stop * self.batch_size
+        indices = range(len(self.dataset))[start * self.batch_size : end]
+        return self._batched(self.dataset[index] for index in indices)
+
+    def _batched(self, found: Iterable[Any]) -> Iterator[Any]:
         samples: list[Any] = []
-        for sample in self._samples():
+        for sample in found:
             samples.append(sample)
             if len(samples) == self.batch_size:
                 yield self.collate_fn(samples)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +28,19 @@ class Pipeline:
             sample = transform(sample)
         return sample
 
-    def reset(self) -> None:
-        """Forget what transforms hold back, of those that do."""
-        for transform in self.transforms:
-            reset = getattr(transform, "reset", None)
-            if callable(reset):
+    @property
+    def reset(self) -> Callable[[], None] | None:
+        """Forgets what transforms hold back; None where none of them does."""
+        found = [getattr(transform, "reset", None) for transform in self.transforms]
+        resets = [reset for reset in found if callable(reset)]
+        if not resets:
+            return None
+
+        def reset_all() -> None:
+            for reset in resets:
                 reset()
+
+        return reset_all
 
 
 @dataclass(frozen=True, eq=False)

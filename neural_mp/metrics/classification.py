@@ -126,6 +126,15 @@ class F1(Collection):
         self._two_classes &= bool(np.isin(predicted, (0, 1)).all() and np.isin(truth, (0, 1)).all())
         self.take_in(predicted, truth)
 
+    def merge(self, other: Any) -> None:
+        """Take in all that another F1 has taken in, after what is here.
+
+        Raises:
+            MetricError: its samples have another shape.
+        """
+        super().merge(other)
+        self._two_classes &= other._two_classes
+
     def result(self) -> float:
         """The score since the last reset, 0 to 1.
 
@@ -255,6 +264,11 @@ class Loss(RunningMean):
             tiny = np.finfo(np.float64).eps
             logarithms = np.log(np.clip(_probabilities("loss", scores), tiny, 1 - tiny))
         self.take_in(-np.take_along_axis(logarithms, truth[:, np.newaxis], axis=1))
+
+    def merge(self, other: Any) -> None:
+        """Take in all that another loss has taken in."""
+        super().merge(other)
+        self._all_probabilities &= other._all_probabilities
 
     def result(self) -> float:
         """The loss since the last reset; NaN where a prediction was NaN.

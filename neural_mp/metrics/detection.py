@@ -13,7 +13,7 @@ Classes are whole numbers from 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -111,6 +111,13 @@ class MeanAveragePrecision:
                 f"mAP got predictions for {counted(len(found), 'image')} "
                 f"and labels for {len(truth)}"
             )
+        self._add(found, truth)
+
+    def merge(self, other: Any) -> None:
+        """Take in all that another mAP has taken in, after what is here."""
+        self._add(other._found.values(), other._truth.values())
+
+    def _add(self, found: Iterable[Boxes], truth: Iterable[Boxes]) -> None:
         start = len(self._truth)
         for number, (ours, theirs) in enumerate(zip(found, truth, strict=True), start):
             self._found[str(number)], self._truth[str(number)] = ours, theirs

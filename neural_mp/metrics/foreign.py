@@ -113,6 +113,10 @@ class EvaluateMetric:
             predicted = predicted[..., 0] if predicted.shape[-1] == 1 else predicted.argmax(axis=-1)
         self._batches.append((predicted.copy(), truth.copy()))
 
+    def merge(self, other: Any) -> None:
+        """Take in all that another of its kind has taken in, after what is here."""
+        self._batches += other._batches
+
     def result(self) -> Any:
         """The value, or several by name."""
         for predictions, references in self._batches:

@@ -96,6 +96,11 @@ class OverAllData:
         self._preds.append(_kept(preds))
         self._labels.append(_kept(labels))
 
+    def merge(self, other: Any) -> None:
+        """Take in all that another of its kind has taken in, after what is here."""
+        self._preds += other._preds
+        self._labels += other._labels
+
     def result(self) -> Any:
         """What the function gives for all that was taken in.
 

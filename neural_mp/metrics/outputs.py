@@ -8,11 +8,12 @@ items (ONNX, graphs of TensorFlow); or a bare tuple, whose outputs have position
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from neural_mp.common import can_merge
 from neural_mp.errors import MetricError, did_you_mean
 
 
@@ -149,6 +150,13 @@ class OfOutput:
     def compare_label(self) -> bool:
         """Whether it is given labels, and not what the FP32 model predicts."""
         return getattr(self.__wrapped__, "compare_label", True) is not False
+
+    @property
+    def merge(self) -> Callable[[OfOutput], None] | None:
+        """Takes in all that another of its kind has taken in; None where the metric cannot."""
+        if not can_merge(self.__wrapped__):
+            return None
+        return lambda other: self.__wrapped__.merge(other.__wrapped__)
 
     def reset(self) -> None:
         """Forget everything."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -47,6 +47,11 @@ class RunningMean:
         self._sum += float(np.sum(values, dtype=np.float64))
         self._count += values.size
 
+    def merge(self, other: Any) -> None:
+        """Take in all that another of its kind has taken in."""
+        self._sum += other._sum
+        self._count += other._count
+
 
 class Collection:
     """Predictions and labels kept whole, for metrics that need all of them at once."""
@@ -67,14 +72,28 @@ class Collection:
         Raises:
             MetricError: its samples have another shape than those before.
         """
+        self._check_shape(preds)
+        # A copy: frameworks reuse the memory behind what they return.
+        self._preds.append(preds.copy())
+        self._labels.append(labels.copy())
+
+    def merge(self, other: Any) -> None:
+        """Take in all that another of its kind has taken in, after what is here.
+
+        Raises:
+            MetricError: its samples have another shape.
+        """
+        if other._preds:
+            self._check_shape(other._preds[0])
+        self._preds += other._preds
+        self._labels += other._labels
+
+    def _check_shape(self, preds: np.ndarray) -> None:
         if self._preds and self._preds[0].shape[1:] != preds.shape[1:]:
             raise MetricError(
                 f"predictions of shape {preds.shape} do not fit those of shape "
                 f"{self._preds[0].shape} in an earlier batch"
             )
-        # A copy: frameworks reuse the memory behind what they return.
-        self._preds.append(preds.copy())
-        self._labels.append(labels.copy())
 
     def collected(self) -> tuple[np.ndarray, np.ndarray]:
         """All predictions and all labels since the last reset.

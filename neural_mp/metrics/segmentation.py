@@ -100,8 +100,19 @@ class MeanIoU:
         classes = self._count_classes(truth, predicted)
         predicted = np.where(unknown, (truth + 1) % max(classes, 2), predicted)
         classes = max(classes, 2) if unknown.any() else classes
-        before, self._confusion = self._confusion, confusion_matrix(truth, predicted, classes)
-        self._confusion[: len(before), : len(before)] += before
+        self._add(confusion_matrix(truth, predicted, classes))
+
+    def merge(self, other: Any) -> None:
+        """Take in all that another mIoU has taken in."""
+        self._add(other._confusion)
+        self._scored = other._scored or self._scored
+
+    def _add(self, confusion: np.ndarray) -> None:
+        """Add how often each class was taken for each; either side may know more classes."""
+        size = max(len(self._confusion), len(confusion))
+        known, self._confusion = self._confusion, np.zeros((size, size), np.int64)
+        for counts in (known, confusion):
+            self._confusion[: len(counts), : len(counts)] += counts
 
     def result(self) -> float:
         """The mean since the last reset, 0 to 1.

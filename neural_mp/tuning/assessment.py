@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,10 +22,12 @@ from neural_mp.tuning.evaluator import (
     Deadline,
     Evaluator,
     LostError,
+    NotSharedError,
     TimeUpError,
     UserCodeError,
     is_usable,
 )
+from neural_mp.tuning.sharing import Share, Tally
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +42,7 @@ class Assessment:
         error: of what failed, its error; of NaN or Inf, the op they begin at.
         seconds: how long it took.
         metrics: name → value, where several metrics were evaluated.
-        node: the machine that it was evaluated on.
+        node: the machine that it was evaluated on, or the machines that shared it.
     """
 
     outcome: Outcome
@@ -100,13 +102,61 @@ class Assessor:
             # Whatever a framework raises: one plan that fails must not end the search.
             logger.debug("a plan failed", exc_info=True)
             return assessed(Outcome.FAILED, None, f"{type(error).__name__}: {error}"), model
+        return assessed(*self._judged(accuracy, lambda: self._origin_of_nan(model))), model
+
+    def of_share(self, share: Share, deadline: Deadline) -> Assessment | Tally:
+        """What comes of a share; an assessment where the plan failed.
+
+        Raises:
+            NotSharedError: this evaluation cannot be shared.
+            TimeUpError: the time limit passed meanwhile.
+            UserCodeError: the user's own code raised.
+        """
+        started = time.perf_counter()
+        try:
+            model = self.model.converted(share.plan)
+            states = self.evaluator.states(model, deadline, share.batches, self.model)
+            origin = self._origin_of_nan(model) if share.is_first else None
+        except (TimeUpError, UserCodeError, NotSharedError):
+            raise
+        except Exception as error:
+            # Whatever a framework raises, as for a whole evaluation.
+            logger.debug("a plan failed", exc_info=True)
+            return Assessment(Outcome.FAILED, None, f"{type(error).__name__}: {error}")
+        return Tally(states, origin, time.perf_counter() - started)
+
+    def merged(self, found: Sequence[Assessment | Tally]) -> Assessment:
+        """The assessment of a plan whose evaluation was shared.
+
+        Args:
+            found: what came of the shares, in their order; if one failed, so has the plan.
+
+        Raises:
+            UserCodeError: the user's own code raised.
+            MetricError: the metric's result is no number.
+        """
+        tallies = []
+        for one in found:
+            if isinstance(one, Assessment):
+                return one
+            tallies.append(one)
+        accuracy = self.evaluator.merged([tally.states for tally in tallies])
+        nodes = ", ".join(dict.fromkeys(tally.node for tally in tallies))
+        seconds = max(tally.seconds for tally in tallies)
+        judged = self._judged(accuracy, lambda: tallies[0].origin)
+        return Assessment(*judged, seconds, self.evaluator.values, nodes)
+
+    def _judged(
+        self, accuracy: float, origin_of_nan: Callable[[], str | None]
+    ) -> tuple[Outcome, float | None, str | None]:
+        """What an accuracy on all of the data amounts to, with what there is to say of it."""
         if not is_usable(accuracy):
-            origin = self._origin_of_nan(model)
+            origin = origin_of_nan()
             words = f"the accuracy is {accuracy}" + (f"; {origin}" if origin else "")
-            return assessed(Outcome.MISSED, None, words), model
+            return Outcome.MISSED, None, words
         if self.criterion.met(self.baseline, accuracy):
-            return assessed(Outcome.MET, accuracy, None), model
-        return assessed(Outcome.MISSED, accuracy, self._origin_of_nan(model)), model
+            return Outcome.MET, accuracy, None
+        return Outcome.MISSED, accuracy, origin_of_nan()
 
     def _stops_when(self) -> Callable[[RunningValues], bool] | None:
         if not self.running.values:

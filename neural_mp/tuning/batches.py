@@ -16,6 +16,7 @@ from neural_mp.core.grammar import with_article
 from neural_mp.core.labels import labels_of
 from neural_mp.core.nested import count_samples
 from neural_mp.errors import DataError, NeuralMPError
+from neural_mp.tuning.parts import part_of
 
 #: Batches that go into a fingerprint: enough to tell data apart, few enough to be read quickly.
 _FINGERPRINTED = 32
@@ -56,6 +57,7 @@ class Batches:
     Attributes:
         position: which batch was given last, counted from 1; 0 before the first.
         raised: what the user's own code raised instead of a batch; None if it did not.
+        walked: how many batches there were when they were last walked to their end; 0 before that.
 
     Raises:
         DataError: it cannot be walked.
@@ -65,6 +67,9 @@ class Batches:
         self.name = name
         self.position = 0
         self.raised: Exception | None = None
+        self.walked = 0
+        self._first_digest = ""
+        self._shuffled: bool | None = None
         indexable = hasattr(source, "__getitem__") and hasattr(source, "__len__")
         walkable = isinstance(source, Iterable) or callable(source) or indexable
         if not walkable or isinstance(source, str | bytes | Mapping):
@@ -75,9 +80,14 @@ class Batches:
         self._source = list(source) if isinstance(source, Iterator) else source
 
     def __iter__(self) -> Iterator[Any]:
-        self.position = 0
+        yield from self._walk(self._produced, 0)
+        self.walked = self.position
+
+    def _walk(self, produce: Callable[[], Iterable[Any]], before: int) -> Iterator[Any]:
+        """What is produced, with an eye on which batch that is."""
+        self.position = before
         try:
-            batches = iter(self._produced())
+            batches = iter(produce())
             while (batch := next(batches, _END)) is not _END:
                 self.position += 1
                 yield batch
@@ -86,6 +96,17 @@ class Batches:
             raise
         if not self.position:
             raise DataError(f"{self.name} yields nothing; give at least one batch")
+
+    def _part(self, part: slice) -> Iterator[Any]:
+        """Some of the batches; the others are not read where there is a way around it."""
+
+        def produce() -> Iterable[Any]:
+            found = part_of(self._source, part)
+            if found is None:
+                return itertools.islice(self._produced(), part.start, part.stop)
+            return found
+
+        return self._walk(produce, part.start or 0)
 
     def _produced(self) -> Iterable[Any]:
         if callable(self._source) and not isinstance(self._source, Iterable):
@@ -100,16 +121,19 @@ class Batches:
             return self._source
         return (self._source[index] for index in range(len(self._source)))
 
-    def pairs(self) -> Iterator[Batch]:
+    def pairs(self, part: slice | None = None) -> Iterator[Batch]:
         """The batches as `(inputs, labels)`.
 
         Of a dict with labels in it, such as a collator of Hugging Face gives, the inputs are the
         dict itself: only the model can tell which of it is to be fed.
 
+        Args:
+            part: which of them, counted from 0; None for all.
+
         Raises:
             DataError: a batch is no pair, and no dict with labels in it.
         """
-        for batch in self:
+        for batch in self if part is None else self._part(part):
             if isinstance(batch, Mapping):
                 yield batch, labels_of(batch, self.name)
                 continue
@@ -176,10 +200,29 @@ class Batches:
         except (TypeError, NotImplementedError):
             return 0
 
+    @property
+    def count(self) -> int:
+        """How many there are, by their length or by what was walked; 0 where it is not known."""
+        return len(self) or self.walked
+
+    @property
+    def shuffled(self) -> bool:
+        """Whether they come in another order, or changed, each time; the first of them tells."""
+        if self._shuffled is None:
+            self._first_digest = _digest(next(iter(self)))
+            self._shuffled = self.begin_otherwise()
+        return self._shuffled
+
+    def begin_otherwise(self) -> bool:
+        """Whether the first batch is another one now, or here, than when it was first looked at."""
+        return _digest(next(iter(self))) != self._first_digest
+
     def fingerprint(self) -> str:
         """A digest of the first batches and the length; of the length alone if it is shuffled."""
         batches = [_digest(batch) for batch in itertools.islice(iter(self), _FINGERPRINTED)]
-        if _digest(next(iter(self))) != batches[0]:
+        self._first_digest = batches[0]
+        self._shuffled = self.begin_otherwise()
+        if self._shuffled:
             return f"{len(self)}:shuffled"
         return f"{len(self)}:{hashlib.sha256(''.join(batches).encode()).hexdigest()[:16]}"
 

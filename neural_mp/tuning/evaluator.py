@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import numbers
+import pickle
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from neural_mp.common import Metric
 from neural_mp.core.content import Witness
 from neural_mp.core.identity import identity
 from neural_mp.core.nested import count_samples
-from neural_mp.errors import MetricError
+from neural_mp.errors import MetricError, NeuralMPError
 from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.early_stopping import RunningValues
 from neural_mp.tuning.report import MetricFigures
@@ -32,6 +32,10 @@ class TimeUpError(Exception):
 
 class UserCodeError(Exception):
     """The user's metric, evaluation function or data raised; `__cause__` is what it raised."""
+
+
+class NotSharedError(NeuralMPError):
+    """An evaluation cannot be shared among workers after all; caught by whoever shares it."""
 
 
 class LostError(Exception):
@@ -210,23 +214,36 @@ class Evaluator:
         is_lost: Callable[[RunningValues], bool],
         reference: AnyModel,
     ) -> float:
+        self.running, unseen = RunningValues(), 0
+        looks = all(getattr(metric, "running", False) for metric, _ in self.metrics)
+        looks = looks and not self.together.every  # a loss against a baseline is no running value
+        batches = self._taken_in(model, deadline, reference)
+        for number, inputs in enumerate(batches, start=1):
+            unseen += count_samples(inputs)
+            if looks and self._is_time_to_look(number):
+                self.running = self.running.then(self._so_far(), unseen)
+                unseen = 0
+                if is_lost(self.running):
+                    raise LostError(self.running.values[-1])
+        accuracy = self._accuracy()
+        if looks and unseen:  # what is told apart later is the accuracy on all of the data
+            self.running = self.running.then(accuracy, unseen)
+        return accuracy
+
+    def _taken_in(
+        self, model: AnyModel, deadline: Deadline, reference: AnyModel, part: slice | None = None
+    ) -> Iterator[Any]:
+        """Have the metrics take in batch by batch, and give the inputs of each after that."""
         assert self.batches is not None
         for metric, _ in self.metrics:
             self._users(metric.reset)
         if callable(reset := getattr(self.postprocess, "reset", None)):
             self._users(reset)
-        self.running, unseen = RunningValues(), 0
-        looks = all(getattr(metric, "running", False) for metric, _ in self.metrics)
-        looks = looks and not self.together.every  # a loss against a baseline is no running value
-        pairs = self.batches.pairs()
+        pairs = self.batches.pairs(part)
         if self.witness is not None:
             pairs = self.witness.watch(pairs)
-        for number in itertools.count(1):
-            pair = self._users(next, pairs, None)
-            if pair is None:
-                break
+        while (pair := self._users(next, pairs, None)) is not None:
             inputs, labels = pair
-            unseen += count_samples(inputs)
             predictions = model(inputs)
             judged = predictions, labels
             if self.postprocess is not None:
@@ -238,14 +255,51 @@ class Evaluator:
                     self._users(metric.update, *judged)
             self.on_batch()
             deadline.check()
-            if looks and self._is_time_to_look(number):
-                self.running = self.running.then(self._so_far(), unseen)
-                unseen = 0
-                if is_lost(self.running):
-                    raise LostError(self.running.values[-1])
+            yield inputs
+
+    def states(
+        self, model: AnyModel, deadline: Deadline, part: slice, reference: AnyModel
+    ) -> bytes:
+        """The metrics after some of the batches, as `merged` takes them.
+
+        Args:
+            model: what to evaluate.
+            deadline: checked after every batch.
+            part: which of the batches.
+            reference: the FP32 model.
+
+        Raises:
+            NotSharedError: the batches have another order here, or a metric cannot be copied.
+            TimeUpError: the deadline passed before the part ended.
+            UserCodeError: the user's own code raised.
+        """
+        assert self.batches is not None
+        deadline.check()
+        if self._users(self.batches.begin_otherwise):
+            raise NotSharedError("the evaluation data begin with another batch in another process")
+        for _ in self._taken_in(model, deadline, reference, part):
+            pass
+        return _packed(self.metrics)
+
+    def merged(self, parts: Sequence[bytes]) -> float:
+        """The accuracy over parts of the data that together are all of them; may be NaN.
+
+        Args:
+            parts: what `states` gave for each, in the order of the data.
+
+        Raises:
+            UserCodeError: the user's own code raised.
+            MetricError: the metric's result is no number.
+        """
+        self.values, self.running = {}, RunningValues()
+        for metric, _ in self.metrics:
+            self._users(metric.reset)
+        for part in parts:
+            others = self._users(pickle.loads, part)
+            for (metric, _), other in zip(self.metrics, others, strict=True):
+                self._users(metric.merge, other)  # type: ignore[attr-defined]
         accuracy = self._accuracy()
-        if looks and unseen:  # what is told apart later is the accuracy on all of the data
-            self.running = self.running.then(accuracy, unseen)
+        self.evaluations += 1
         return accuracy
 
     def _is_time_to_look(self, number: int) -> bool:
@@ -259,13 +313,18 @@ class Evaluator:
     def _accuracy(self) -> float:
         return self._scored(self._results(), [weight for _, weight in self.metrics])
 
-    def _results(self) -> dict[str, Any]:
-        """Name → what the metric gives now."""
+    @property
+    def names(self) -> list[str]:
+        """What the metrics are called, each by a name of its own."""
         names = list(self.together.names or (type(metric).__name__ for metric, _ in self.metrics))
         if len(set(names)) < len(names):  # nobody named them
             names = [f"{name} {place}" for place, name in enumerate(names, start=1)]
+        return names
+
+    def _results(self) -> dict[str, Any]:
+        """Name → what the metric gives now."""
         found = [self._users(metric.result) for metric, _ in self.metrics]
-        return dict(zip(names, found, strict=True))
+        return dict(zip(self.names, found, strict=True))
 
     def _scored(self, results: Mapping[str, Any], weights: Sequence[float]) -> float:
         """The one number that results come to, each a number or several by name."""
@@ -299,6 +358,25 @@ class Evaluator:
             return call(*arguments)
         except Exception as error:
             raise UserCodeError(f"{type(error).__name__}: {error}") from error
+
+
+def _packed(metrics: Sequence[tuple[Metric, float]]) -> bytes:
+    """Metrics without their weights, as another process can read them.
+
+    Raises:
+        NotSharedError: what one of them has collected cannot be copied.
+    """
+    import cloudpickle
+
+    try:
+        found: bytes = cloudpickle.dumps([metric for metric, _ in metrics])
+    except Exception as error:
+        # Whatever the user's own metric raises when it is to be copied.
+        raise NotSharedError(
+            f"what a metric has collected cannot be copied to another process: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return found
 
 
 def _number(value: Any, name: str) -> float:

@@ -9,14 +9,15 @@ from dataclasses import dataclass, field, replace
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.errors import MetricError, NeuralMPError, TuningError
+from neural_mp.errors import NeuralMPError, TuningError
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.assessment import Assessment, Assessor
-from neural_mp.tuning.evaluator import Deadline, TimeUpError, UserCodeError
+from neural_mp.tuning.evaluator import Deadline, NotSharedError, TimeUpError, UserCodeError
 from neural_mp.tuning.executors import Executor, Work, executor_named
 from neural_mp.tuning.history import History
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.run_log import RunLog
+from neural_mp.tuning.sharing import SENDING, STARTING, Share, Sharing
 
 #: Different plans that may fail with the same error before the run gives up with it.
 SAME_FAILURE_LIMIT = 3
@@ -37,6 +38,7 @@ class TrialRunner:
     """Tries plans of one run against its FP32 baseline.
 
     Attributes:
+        sharing: whether workers share the evaluation of a plan that is tried alone.
         undisturbed: the numbers of trials that were measured with no other trial beside them.
     """
 
@@ -45,9 +47,11 @@ class TrialRunner:
     log: RunLog
     deadline: Deadline
     assessor: Assessor
+    sharing: Sharing
     undisturbed: set[int] = field(default_factory=set)
     _failures: dict[str, set[PrecisionPlan]] = field(default_factory=dict)
     _executor: Executor | None = None
+    _at_work: bool = False  #: whether the workers have started, which they do with their first plan
 
     def run(self, plans: Sequence[ResolvedPlan], ordinal: int) -> Iterator[Trial]:
         """Try plans, the first of which is the run's `ordinal`-th; trials come in their order.
@@ -69,20 +73,60 @@ class TrialRunner:
         """End the workers, if there are any."""
         if self._executor is not None:
             self._executor.close()
-            self._executor = None
+            self._executor, self._at_work = None, False
 
     def _alone(self, plan: ResolvedPlan, ordinal: int) -> Trial:
         self.deadline.check()
-        self.log.listener.phase(f"Trial {ordinal}", self.job.evaluator.batch_count)
         number, started = self.history.start(), time.perf_counter()
         try:
-            assessment, model = self.assessor(plan, self.deadline)
+            assessment, model = self._assessed(plan, ordinal)
             trial = self._measured(plan, assessment, model, number)
-        except (TimeUpError, KeyboardInterrupt, UserCodeError, MetricError) as error:
+        except (TimeUpError, KeyboardInterrupt, UserCodeError, NeuralMPError) as error:
             self._abandon(number, plan, error)
             raise
         self.undisturbed.add(number)
         return self._recorded(replace(trial, seconds=time.perf_counter() - started))
+
+    def _assessed(self, plan: ResolvedPlan, ordinal: int) -> tuple[Assessment, AnyModel | None]:
+        """A plan evaluated with no other beside it, here or by all workers together."""
+        shares = self._shares(plan)
+        if shares:
+            words = f"Trial {ordinal}, shared by {len(shares)} workers"
+            self.log.listener.phase(words, len(shares))
+            try:
+                return self._shared(shares), None
+            except (NotSharedError, TuningError) as error:
+                self.sharing.give_up(str(error))
+        self.log.listener.phase(f"Trial {ordinal}", self.job.evaluator.batch_count)
+        return self.assessor(plan, self.deadline)
+
+    def _shares(self, plan: ResolvedPlan) -> list[Share]:
+        """What each worker gets of a plan's evaluation; none where it is evaluated here."""
+        cost = SENDING if self._at_work else STARTING
+        if not self.job.settings.workers.several or not self.sharing.may_be_worth(cost):
+            return []
+        try:
+            executor = self._started()
+        except NeuralMPError as error:
+            # Without workers, a plan that is tried alone is evaluated here.
+            self.sharing.give_up(str(error))
+            return []
+        return self.sharing.shares(plan, executor.width, executor.threads, cost)
+
+    def _shared(self, shares: Sequence[Share]) -> Assessment:
+        """The assessment of a plan, each worker having evaluated its share."""
+        executor, self._at_work = self._started(), True
+        found = []
+        try:
+            tickets = [executor.submit(share, self.deadline.left()) for share in shares]
+            for ticket in tickets:
+                found.append(executor.assessment(ticket))
+                self.log.listener.step()
+            return self.assessor.merged(found)
+        except BaseException:
+            # The other shares are of no use any more.
+            self.close()
+            raise
 
     def _side_by_side(self, plans: Sequence[ResolvedPlan], ordinal: int) -> Iterator[Trial]:
         found, stopped = self._gathered(plans, ordinal)
@@ -122,13 +166,16 @@ class TrialRunner:
                 self._keep(arrived[plan])
 
         executor.arrived = keep
+        self._at_work = True
         tickets = [executor.submit(plan, self.deadline.left()) for plan in plans]
         stopped: BaseException | None = None
         for (plan, number), ticket in zip(numbers.items(), tickets, strict=True):
             try:
                 # When the time is up, what others have found by then is not thrown away.
                 if stopped is None or isinstance(stopped, TimeUpError):
-                    keep(plan, executor.assessment(ticket))
+                    assessment = executor.assessment(ticket)
+                    assert isinstance(assessment, Assessment)  # of a plan, not of a share
+                    keep(plan, assessment)
                     self.log.listener.step()
                     self._give_up_on_repeated_failure(arrived[plan].trial)
             except (TimeUpError, KeyboardInterrupt, UserCodeError, NeuralMPError) as error:

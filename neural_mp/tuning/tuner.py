@@ -40,6 +40,7 @@ from neural_mp.tuning.record import Ending, Measured, RunRecord, Setup
 from neural_mp.tuning.recording import ending_of, setup_of
 from neural_mp.tuning.report import Report, count_ops, emulated_precisions
 from neural_mp.tuning.run_log import RunLog
+from neural_mp.tuning.sharing import Sharing
 from neural_mp.tuning.trial_runner import TrialRunner
 
 logger = logging.getLogger(__name__)
@@ -219,7 +220,8 @@ class _TrialSearch:
             job.measurement.inputs,
         )
         self.job, self.log, self.trials = job, log, list(trials)
-        self._runner = TrialRunner(job, history, log, deadline, assessor)
+        sharing = Sharing(job.evaluator, baseline.seconds, baseline.cpu_seconds, log.warn)
+        self._runner = TrialRunner(job, history, log, deadline, assessor, sharing)
 
     @property
     def undisturbed(self) -> Collection[int]:

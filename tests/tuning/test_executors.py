@@ -21,7 +21,7 @@ from neural_mp.errors import ConfigurationError, MissingFrameworkError
 from neural_mp.tuning.assessment import Assessment
 from neural_mp.tuning.evaluator import TimeUpError
 from neural_mp.tuning.executors import Work
-from neural_mp.tuning.executors.contract import DIED, _Task
+from neural_mp.tuning.executors.contract import DIED, _Package
 from neural_mp.tuning.executors.local import LocalExecutor, room
 from neural_mp.tuning.workers import Workers
 
@@ -43,7 +43,7 @@ def started():
     made = []
 
     def start(**setting):
-        work = Work(PyTorchAdaptor, cloudpickle.dumps(_Task(None, Obedient())))
+        work = Work(PyTorchAdaptor, cloudpickle.dumps(_Package(None, Obedient())))
         warnings = []
         made.append(LocalExecutor(work, Workers(**setting), warnings.append))
         return made[-1], warnings

@@ -17,6 +17,7 @@ from tuning_script import killed_and_resumed
 from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.errors import ConfigurationError, TuningError
 from neural_mp.metrics import build_metric
+from neural_mp.tuning import sharing, trial_runner
 from neural_mp.tuning.executors import ray_nodes
 
 pytestmark = pytest.mark.slow
@@ -131,6 +132,33 @@ def test_a_driver_that_is_killed_repeats_nothing_when_it_is_resumed(
     assert resumed.outcome["plans"] == resumed.outcome["trials"]
     assert resumed.repeated == 0
     assert not resumed.left
+
+
+class MergingMetric(MarkedMetric):
+    def merge(self, other):
+        self.inner.merge(other.inner)
+
+
+def test_a_share_of_an_evaluation_whose_node_is_killed_runs_again(
+    converter, cluster, tmp_path, monkeypatch
+):
+    converter.strategy, converter.early_stopping = "basic", False
+    converter.exit_policy = ExitPolicy(max_trials=1)
+    converter.metric = MergingMetric(tmp_path, 0.0)
+    alone = converter()
+    monkeypatch.setattr(trial_runner, "STARTING", 0.0)
+    monkeypatch.setattr(sharing, "shared_seconds", lambda *known: 0.0)
+    converter.metric = MergingMetric(tmp_path, 0.5)
+    converter.workers = {"engine": "ray", "address": cluster.address}
+    raylet = cluster.add_node(**NODE).all_processes["raylet"][0].process.pid
+    killer = threading.Thread(target=kill_when_at_work, args=(tmp_path, raylet))
+    killer.start()
+    together = converter()
+    killer.join()
+    assert (tmp_path / str(raylet)).exists()
+    assert told(together) == told(alone)
+    assert len(together.trials[0].node.split(", ")) == 2
+    assert any("was lost; its plans run again" in words for words in together.report.warnings)
 
 
 class DeadlyMetric(MarkedMetric):

@@ -6,7 +6,7 @@ from importlib import metadata
 from typing import Any
 
 from neural_mp.errors import ConfigurationError, did_you_mean
-from neural_mp.tuning.executors.contract import Executor, Raised, Work, Worker, taken
+from neural_mp.tuning.executors.contract import Executor, Finding, Raised, Task, Work, Worker, taken
 
 #: Where third parties announce executors of their own.
 ENTRY_POINT_GROUP = "neural_mp.executors"
@@ -40,4 +40,14 @@ def executor_named(name: Any) -> type[Executor]:
     return known[name]
 
 
-__all__ = ["Executor", "Raised", "Work", "Worker", "executor_classes", "executor_named", "taken"]
+__all__ = [
+    "Executor",
+    "Finding",
+    "Raised",
+    "Task",
+    "Work",
+    "Worker",
+    "executor_classes",
+    "executor_named",
+    "taken",
+]

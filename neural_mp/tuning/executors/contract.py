@@ -23,6 +23,7 @@ from neural_mp.errors import (
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.assessment import Assessment, Assessor
 from neural_mp.tuning.evaluator import Deadline, TimeUpError, UserCodeError
+from neural_mp.tuning.sharing import Share, Tally
 from neural_mp.tuning.workers import Workers
 
 logger = logging.getLogger(__name__)
@@ -47,11 +48,14 @@ class Raised:
     by_user: bool = False
 
 
-Answer = Assessment | Raised
+#: What executors take, and what comes of it. They need not tell plans from shares of one.
+Task = ResolvedPlan | Share
+Finding = Assessment | Tally
+Answer = Finding | Raised
 
 
 @dataclass(frozen=True)
-class _Task:
+class _Package:
     """What a process needs to evaluate plans: all but the model, which it loads for itself.
 
     Attributes:
@@ -76,7 +80,7 @@ class Work:
 
     Attributes:
         kind: the adaptor of the model.
-        sent: the task, the same for all plans, as bytes.
+        sent: what it takes to evaluate plans, the same for all of them, as bytes.
     """
 
     kind: type[Adaptor[Any]]
@@ -103,7 +107,7 @@ class Work:
         sendable = replace(model, adaptor=adaptor, held=copied)
         bare = replace(assessor, model=sendable, evaluator=evaluator)
         try:
-            sent = cloudpickle.dumps(_Task(load if copied is None else None, bare))
+            sent = cloudpickle.dumps(_Package(load if copied is None else None, bare))
         except Exception as error:
             # Whatever the user's own objects raise when they are to be copied.
             raise ConfigurationError(
@@ -126,13 +130,18 @@ class Worker:
         self._kind, self._sent, self._threads = kind, sent, threads
         self._assessor: Assessor | None = None
 
-    def __call__(self, plan: ResolvedPlan, seconds: float) -> Answer:
-        """Evaluate a plan within so many seconds, loading the model included; 0 sets no limit."""
+    def __call__(self, task: Task, seconds: float) -> Answer:
+        """Evaluate a plan, or a share of one, within so many seconds; 0 sets no limit.
+
+        Loading the model is included.
+        """
         deadline = Deadline(seconds, time.monotonic())
         try:
             assessor = self._made()
             with assessor.model.adaptor.threads(self._threads):
-                return assessor(plan, deadline)[0]
+                if isinstance(task, Share):
+                    return assessor.of_share(task, deadline)
+                return assessor(task, deadline)[0]
         except UserCodeError as failure:
             return Raised(_sendable(failure.__cause__ or failure), by_user=True)
         except (TimeUpError, NeuralMPError) as error:
@@ -149,8 +158,8 @@ class Worker:
         return self._assessor
 
 
-def taken(answer: Answer) -> Assessment:
-    """The assessment that a worker answered with.
+def taken(answer: Answer) -> Finding:
+    """What a worker found: an assessment, or the tally of a share.
 
     Raises:
         TimeUpError: the time was up.
@@ -158,7 +167,7 @@ def taken(answer: Answer) -> Assessment:
         NeuralMPError: what the worker raised on purpose.
         TuningError: anything else that it raised.
     """
-    if isinstance(answer, Assessment):
+    if not isinstance(answer, Raised):
         return answer
     error = answer.error
     if answer.by_user:
@@ -185,8 +194,9 @@ class Executor(ABC):
     """Evaluates plans somewhere else, several at the same time.
 
     Plans of a round are submitted one after the other, and their assessments are asked for in the
-    same order, whichever of them is there first. Only the process that owns the executor calls it,
-    and it measures times only while nothing is open.
+    same order, whichever of them is there first. So are the shares of one plan, where its
+    evaluation takes long; to an executor they are like plans. Only the process that owns the
+    executor calls it, and it measures times only while nothing is open.
 
     Args:
         work: what the processes need.
@@ -194,6 +204,7 @@ class Executor(ABC):
         warn: takes what the user should know.
 
     Attributes:
+        threads: threads that one evaluation may use.
         arrived: takes a plan and its assessment, out of turn. An executor that has one before it is
             asked for calls this at once, so that the assessment is kept if the run is killed.
 
@@ -210,7 +221,13 @@ class Executor(ABC):
 
     def __init__(self, work: Work, workers: Workers, warn: Callable[[str], None]) -> None:
         self.work, self.workers, self.warn = work, workers, warn
+        self.threads = workers.threads or 1
         self.arrived: Callable[[ResolvedPlan, Assessment], None] = _keep_nothing
+
+    @property
+    def width(self) -> int:
+        """How many evaluations go on at the same time; with 1 none is shared."""
+        return 1
 
     @classmethod
     def check(cls, workers: Workers) -> None:
@@ -228,18 +245,18 @@ class Executor(ABC):
                 )
 
     @abstractmethod
-    def submit(self, plan: ResolvedPlan, seconds: float) -> Any:
-        """Have a plan evaluated, within so many seconds from now; 0 sets no limit.
+    def submit(self, task: Task, seconds: float) -> Any:
+        """Have a plan, or a share of one, evaluated within so many seconds; 0 sets no limit.
 
         Returns:
             What `assessment` takes.
         """
 
     @abstractmethod
-    def assessment(self, ticket: Any) -> Assessment:
-        """What came of a plan, once it is there; see `taken`.
+    def assessment(self, ticket: Any) -> Finding:
+        """What came of a plan or a share, once it is there; see `taken`.
 
-        A process that dies makes its plan a failed one, with the words `DIED`.
+        A process that dies makes its plan a failed one: an assessment with the words `DIED`.
 
         Raises:
             TimeUpError: the time was up.

@@ -16,8 +16,7 @@ import psutil
 
 from neural_mp.core import hardware
 from neural_mp.core.grammar import counted
-from neural_mp.space import ResolvedPlan
-from neural_mp.tuning.executors.contract import Answer, Raised, Work, Worker, died
+from neural_mp.tuning.executors.contract import Answer, Raised, Task, Work, Worker, died
 from neural_mp.tuning.executors.queued import QueuedExecutor, Ticket
 from neural_mp.tuning.workers import Workers
 
@@ -46,9 +45,9 @@ def _end_with(owner: int) -> None:
     os._exit(1)
 
 
-def _evaluate(plan: ResolvedPlan, seconds: float) -> Answer:
+def _evaluate(task: Task, seconds: float) -> Answer:
     assert _worker is not None
-    return _worker(plan, seconds)
+    return _worker(task, seconds)
 
 
 def room(workers: Workers, cores: int, free: int, each: int) -> tuple[int, str]:
@@ -98,11 +97,11 @@ class LocalExecutor(QueuedExecutor):
         """The numbers of the processes."""
         return range(len(self._pools))
 
-    def start(self, place: int, plan: ResolvedPlan, seconds: float) -> futures.Future[Answer]:
-        """Give a plan to a process, which is started if there is none yet."""
+    def start(self, place: int, task: Task, seconds: float) -> futures.Future[Answer]:
+        """Give a plan, or a share of one, to a process, which is started if there is none yet."""
         if self._pools[place] is None:
             self._pools[place] = self._started()
-        found: futures.Future[Answer] = self._pools[place].submit(_evaluate, plan, seconds)
+        found: futures.Future[Answer] = self._pools[place].submit(_evaluate, task, seconds)
         return found
 
     def _started(self) -> Any:

@@ -13,22 +13,22 @@ from neural_mp.errors import TuningError
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.assessment import Assessment
 from neural_mp.tuning.evaluator import TimeUpError
-from neural_mp.tuning.executors.contract import Answer, Executor, Raised, Work, taken
+from neural_mp.tuning.executors.contract import Answer, Executor, Finding, Raised, Task, Work, taken
 from neural_mp.tuning.workers import Workers
 
 
 @dataclass(eq=False)
 class Ticket:
-    """A plan that was submitted.
+    """A plan, or a share of one, that was submitted.
 
     Attributes:
-        plan: the plan.
+        task: the plan or the share.
         until: when its time is up, by this process's monotonic clock; 0 sets no limit.
         answer: what came of it, once it is there.
         losses: how often the machine that had it was lost.
     """
 
-    plan: ResolvedPlan
+    task: Task
     until: float
     answer: Answer | None = None
     losses: int = 0
@@ -51,8 +51,8 @@ class QueuedExecutor(Executor):
         """All places there are now, those first that are to be filled first."""
 
     @abstractmethod
-    def start(self, place: Any, plan: ResolvedPlan, seconds: float) -> Any:
-        """Begin to evaluate a plan at a place that is free; the handle of that."""
+    def start(self, place: Any, task: Task, seconds: float) -> Any:
+        """Begin to evaluate a plan, or a share, at a place that is free; the handle of that."""
 
     @abstractmethod
     def wait(self, handles: Collection[Any]) -> Iterable[Any]:
@@ -60,17 +60,22 @@ class QueuedExecutor(Executor):
 
     @abstractmethod
     def answer(self, place: Any, handle: Any, ticket: Ticket) -> Answer | None:
-        """What came of a handle that is done; None where the plan is to be run again."""
+        """What came of a handle that is done; None where it is to be run again."""
 
-    def submit(self, plan: ResolvedPlan, seconds: float) -> Ticket:
-        """Put a plan into the queue."""
-        ticket = Ticket(plan, time.monotonic() + seconds if seconds else 0.0)
+    @property
+    def width(self) -> int:
+        """How many places there are."""
+        return len(list(self.places()))
+
+    def submit(self, task: Task, seconds: float) -> Ticket:
+        """Put a plan, or a share of one, into the queue."""
+        ticket = Ticket(task, time.monotonic() + seconds if seconds else 0.0)
         self._queue.append(ticket)
         self._hand_out()
         return ticket
 
-    def assessment(self, ticket: Ticket) -> Assessment:
-        """What came of a plan; while it is awaited, the others go on as well."""
+    def assessment(self, ticket: Ticket) -> Finding:
+        """What came of a ticket; while it is awaited, the others go on as well."""
         while ticket.answer is None:
             if not self._open:
                 raise TuningError("there is no worker left that could evaluate plans")
@@ -79,8 +84,8 @@ class QueuedExecutor(Executor):
                 found.answer = self.answer(place, handle, found)
                 if found.answer is None:
                     self._queue.appendleft(found)
-                elif isinstance(found.answer, Assessment):
-                    self.arrived(found.plan, found.answer)
+                elif isinstance(found.answer, Assessment) and isinstance(found.task, ResolvedPlan):
+                    self.arrived(found.task, found.answer)
             self._hand_out()
         return taken(ticket.answer)
 
@@ -99,4 +104,4 @@ class QueuedExecutor(Executor):
                 ticket.answer = Raised(TimeUpError())
                 continue
             place = free.popleft()
-            self._open[self.start(place, ticket.plan, left)] = place, ticket
+            self._open[self.start(place, ticket.task, left)] = place, ticket

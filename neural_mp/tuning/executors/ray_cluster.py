@@ -9,9 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.space import ResolvedPlan
-from neural_mp.tuning.assessment import Assessment
-from neural_mp.tuning.executors.contract import Answer, Raised, Work, Worker, died
+from neural_mp.tuning.executors.contract import Answer, Raised, Task, Work, Worker, died
 from neural_mp.tuning.executors.queued import QueuedExecutor, Ticket
 from neural_mp.tuning.executors.ray_nodes import ClusterNodes, Slot, check_address, remote
 from neural_mp.tuning.workers import Workers
@@ -27,14 +25,12 @@ _SIGN_OF_LIFE = 30.0
 _kept: dict[str, Worker] = {}
 
 
-def _evaluate(
-    key: str, kind: type, sent: Any, threads: int, plan: ResolvedPlan, seconds: float
-) -> Answer:
+def _evaluate(key: str, kind: type, sent: Any, threads: int, task: Task, seconds: float) -> Answer:
     """In a process of a node; the array `sent` lies in the node's own store, and is not copied."""
     if key not in _kept:
         _kept.clear()
         _kept[key] = Worker(kind, memoryview(sent), threads)
-    return _kept[key](plan, seconds)
+    return _kept[key](task, seconds)
 
 
 def _show_life() -> None:
@@ -80,12 +76,12 @@ class RayExecutor(QueuedExecutor):
         """The slots of the nodes."""
         return self._places
 
-    def start(self, place: Slot, plan: ResolvedPlan, seconds: float) -> Any:
-        """Give a plan to a node."""
+    def start(self, place: Slot, task: Task, seconds: float) -> Any:
+        """Give a plan, or a share of one, to a node."""
         # Ray cannot tell a plan that kills its process from bad luck; `answer` can.
-        task = remote(_evaluate, place[0], self.threads, max_retries=0)
+        run = remote(_evaluate, place[0], self.threads, max_retries=0)
         key = self._sent.hex()
-        return task.remote(key, self.work.kind, self._sent, self.threads, plan, seconds)
+        return run.remote(key, self.work.kind, self._sent, self.threads, task, seconds)
 
     def wait(self, handles: Collection[Any]) -> Iterable[Any]:
         """Wait for one node at least."""
@@ -110,9 +106,9 @@ class RayExecutor(QueuedExecutor):
             if process_died and self._lives(node):
                 return died(self._nodes.name(node))
             return self._lost(node, ticket)
-        if isinstance(answer, Assessment):
-            return replace(answer, node=self._nodes.name(node))
-        return answer
+        if isinstance(answer, Raised):
+            return answer
+        return replace(answer, node=self._nodes.name(node))
 
     def _lives(self, node: str) -> bool:
         import ray

@@ -15,8 +15,8 @@ from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.adaptors.registry import installed_products
 from neural_mp.core import hardware
 from neural_mp.core.grammar import counted
-from neural_mp.errors import ConfigurationError, TuningError
 from neural_mp.core.versions import versions_of
+from neural_mp.errors import ConfigurationError, TuningError
 from neural_mp.tuning.workers import Workers
 
 logger = logging.getLogger(__name__)
@@ -168,10 +168,7 @@ class ClusterNodes:
         import ray
 
         here, done = Traits.here(self._kind), []
-        asked = {
-            remote(_introduce, node, cpus=0, max_retries=0).remote(self._kind): node
-            for node in nodes
-        }
+        asked = {remote(_introduce, node, cpus=0).remote(self._kind): node for node in nodes}
         if asked:
             done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_INTRODUCTION)
         for reference, node in asked.items():

@@ -147,6 +147,11 @@ class Accuracy(RunningMean):
         self._count += count
         self._most = max(self._most, truth.size / max(count, 1))
 
+    def merge(self, other: Any) -> None:
+        """Take in all that another of its kind has taken in."""
+        super().merge(other)
+        self._most = max(self._most, other._most)
+
 
 @registered(METRICS, "ROC")
 class ROC(RunningMean):
@@ -212,6 +217,10 @@ class F1:
             MetricError: predictions or labels are no list of single values.
         """
         self._scores.append(token_f1(_tokens(preds, "predictions"), _tokens(labels, "labels")))
+
+    def merge(self, other: Any) -> None:
+        """Take in all that another of its kind has taken in, after what is here."""
+        self._scores += other._scores
 
     def result(self) -> float:
         """The mean over batches since the last reset, 0 to 1.
@@ -292,6 +301,10 @@ class MeanIntersectionOverUnion:
                 f"be turned into classes by the model or a postprocess transform"
             )
         self._confusion += confusion_matrix(truth, predicted, self.num_classes)
+
+    def merge(self, other: Any) -> None:
+        """Take in all that another of its kind has taken in."""
+        self._confusion += other._confusion
 
     def result(self) -> float:
         """The mean since the last reset, 0 to 1.

@@ -92,6 +92,12 @@ class _Precision:
                 self._truth[image] = self._boxes("labels", corners[i], classes)
                 self._found[image] = self._detected({w: out[i] for w, out in chosen.items()})
 
+    def merge(self, other: Any) -> None:
+        """Take in the images that another of its kind has taken in, but for those here."""
+        for image in other._truth:
+            self._truth.setdefault(image, other._truth[image])
+            self._found.setdefault(image, other._found[image])
+
     def result(self) -> float:
         """The value since the last reset, 0 to 1.
 

@@ -233,6 +233,13 @@ class BLEU:
                 self._right[length - 1] += (runs & known).total()
                 self._runs[length - 1] += runs.total()
 
+    def merge(self, other: Any) -> None:
+        """Take in all that another of its kind has taken in."""
+        self._right += other._right
+        self._runs += other._runs
+        self._words += other._words
+        self._reference_words += other._reference_words
+
     def result(self) -> float:
         """The score since the last reset, 0 to 100.
 

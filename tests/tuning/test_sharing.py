@@ -1,0 +1,393 @@
+"""The batches of one evaluation shared among workers; these workers are no processes."""
+
+from __future__ import annotations
+
+import re
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import ClassVar
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+
+from neural_mp import ExitPolicy, MixedPrecision
+from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+from neural_mp.common import DataLoader
+from neural_mp.core.trial import Outcome
+from neural_mp.errors import ConfigurationError, TuningError
+from neural_mp.metrics import Accuracy, build_metric
+from neural_mp.testing import Accuracy as WithoutMerge
+from neural_mp.tuning import executors, trial_runner
+from neural_mp.tuning.batches import Batches
+from neural_mp.tuning.evaluator import (
+    Deadline,
+    Evaluator,
+    NotSharedError,
+    TimeUpError,
+    UserCodeError,
+)
+from neural_mp.tuning.executors import Executor, Work, Worker, taken
+from neural_mp.tuning.executors.contract import _Package, died
+from neural_mp.tuning.listener import Listener
+from neural_mp.tuning.sharing import Share, shared_seconds
+
+WIDTH = 3
+#: Of twelve batches.
+SHARES = [slice(0, 4), slice(4, 8), slice(8, None)]
+
+
+class Here(Executor):
+    """Evaluates in this process, where `answer` does not say something else."""
+
+    name = "here"
+    made: ClassVar[list[Here]] = []
+    answer = staticmethod(lambda number: None)
+    tasks: ClassVar[list] = []
+
+    def __init__(self, work, workers, warn):
+        super().__init__(work, workers, warn)
+        self.open = True
+        self.made.append(self)
+
+    @property
+    def width(self):
+        return WIDTH
+
+    def submit(self, task, seconds):
+        self.tasks.append(task)
+        return task, seconds, len(self.tasks) - 1
+
+    def assessment(self, ticket):
+        task, seconds, number = ticket
+        found = self.answer(number)
+        if found is None:
+            found = self.work.of_share(task, Deadline(seconds))
+            found = replace(found, node=f"node {number % WIDTH}")
+        return found
+
+    def close(self):
+        self.open = False
+
+
+@pytest.fixture
+def here(monkeypatch):
+    monkeypatch.setattr(Here, "made", [])
+    monkeypatch.setattr(Here, "tasks", [])
+    monkeypatch.setattr(executors, "executor_classes", lambda: {"here": Here})
+    monkeypatch.setattr(Work, "of", lambda load, assessor, workers: assessor)
+    return Here
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """However little it saves."""
+    monkeypatch.setattr(trial_runner, "STARTING", 0.0)
+    monkeypatch.setattr(trial_runner, "SENDING", 0.0)
+
+
+@pytest.fixture
+def converter(hostile_net, digits, here):
+    made = MixedPrecision()
+    made.model = hostile_net
+    made.precisions = "int8"
+    made.strategy = "basic"  # one plan after the other
+    made.objective = "modelsize"
+    made.metric = build_metric("accuracy")
+    made.eval_dataloader = digits[1].loader(50)
+    made.exit_policy = ExitPolicy(max_trials=3)
+    made.early_stopping = False
+    made.workers = {"engine": "here"}
+    return made
+
+
+def told(result):
+    return [(trial.plan, trial.accuracy, trial.outcome, trial.loss) for trial in result.trials]
+
+
+def said(result):
+    return [words for words in result.report.warnings if "not shared among the workers" in words]
+
+
+def without_workers(converter):
+    converter.workers = 1
+    result = converter()
+    converter.workers = {"engine": "here"}
+    return result
+
+
+def test_a_shared_evaluation_finds_what_one_process_finds(converter, here, always):
+    alone = without_workers(converter)
+    assert not here.tasks
+    together = converter()
+    assert told(together) == told(alone)
+    assert {trial.outcome for trial in alone.trials} == {Outcome.MISSED}
+    assert together.report.evaluations == alone.report.evaluations == 4
+    assert [task.batches for task in here.tasks] == SHARES * 3
+    assert {trial.node for trial in together.trials} == {"node 0, node 1, node 2"}
+    assert not said(together)
+    assert len(here.made) == 1
+    assert not here.made[0].open
+
+
+def test_several_metrics_are_merged_each(converter, here, always):
+    converter.metric = {"accuracy": {}, "loss": {}, "F1": {}}
+    alone, together = without_workers(converter), converter()
+    assert len(here.tasks) == WIDTH * 3
+    for one, other in zip(alone.trials, together.trials, strict=True):
+        assert one.outcome is other.outcome
+        assert set(one.metrics) == {"accuracy", "loss", "F1"}
+        assert other.metrics == pytest.approx(one.metrics, rel=1e-12)
+
+
+def test_batches_of_unknown_number_are_counted_while_fp32_is_evaluated(converter, here, always):
+    loader = converter.eval_dataloader
+    converter.eval_dataloader = lambda: iter(loader)
+    converter()
+    assert [task.batches for task in here.tasks] == SHARES * 3
+
+
+def test_what_is_evaluated_quickly_is_not_shared(converter, here):
+    result = converter()
+    assert not here.made
+    assert not said(result)
+
+
+def test_how_many_share_is_announced(converter, here, always):
+    phases = []
+
+    class Hearing(Listener):
+        def phase(self, name, total=None):
+            phases.append((name, total))
+
+    converter.listener = Hearing()
+    converter()
+    assert ("Trial 2, shared by 3 workers", WIDTH) in phases
+
+
+class Random(DataLoader):
+    def __init__(self, data):
+        super().__init__(data, 50, shuffle=True)
+
+
+class HoldingBack:
+    def reset(self): ...
+
+    def __call__(self, sample):
+        return sample
+
+
+class Louder(Accuracy):
+    """Made from a metric that merges, without a merge of its own."""
+
+    def result(self):
+        return super().result() * 100
+
+
+def metric_without_merge(converter, data):
+    converter.metric = WithoutMerge()
+
+
+def metric_made_from_one_that_merges(converter, data):
+    converter.metric = {"accuracy": {}, "mine": Louder()}
+
+
+def function_of_the_model(converter, data):
+    converter.metric = converter.eval_dataloader = None
+    converter.calib_dataloader = data.loader(50)
+    images, labels = torch.from_numpy(data.images), torch.from_numpy(data.labels)
+    converter.eval_func = lambda model: float((model(images).argmax(1) == labels).float().mean())
+
+
+def random_order(converter, data):
+    converter.eval_dataloader = Random(data)
+
+
+def state_in_the_postprocess(converter, data):
+    converter.postprocess = HoldingBack()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (metric_without_merge, r"the metric Accuracy has no method merge\(other\)"),
+        (metric_made_from_one_that_merges, r"the metric mine has no method merge\(other\)"),
+        (function_of_the_model, "eval_func sees all of the data"),
+        (random_order, "in another order each time"),
+        (state_in_the_postprocess, "the postprocess has a method reset"),
+    ],
+)
+def test_what_cannot_be_shared_runs_whole_and_it_is_said_once(
+    converter, here, always, digits, change, words
+):
+    change(converter, digits[1])
+    result = converter()
+    assert len(result.trials) > 1
+    assert not here.made
+    (warning,) = said(result)
+    assert re.search(words, warning)
+
+
+def test_a_plan_fails_with_the_share_whose_process_died(converter, here, always, monkeypatch):
+    answers = {4: died("node 1")}
+    monkeypatch.setattr(here, "answer", staticmethod(answers.get))
+    first, second, third = converter().trials
+    assert (second.outcome, second.node) == (Outcome.FAILED, "node 1")
+    assert "a worker ended without a result: its process died" in second.error
+    assert first.outcome is third.outcome is Outcome.MISSED
+
+
+class Merging(WithoutMerge):
+    """What a user writes; `trouble` is raised where batches of other processes are merged."""
+
+    trouble: Exception | None = None
+
+    def merge(self, other):
+        if self.trouble is not None:
+            raise self.trouble
+        self.right += other.right
+        self.all += other.all
+
+
+def test_a_metric_of_the_users_merges(converter, here, always):
+    converter.metric = Merging()
+    alone, together = without_workers(converter), converter()
+    assert told(together) == told(alone)
+    assert len(here.tasks) == WIDTH * 3
+
+
+def test_what_the_users_merge_raises_comes_through(converter, always):
+    converter.metric = Merging()
+    converter.metric.trouble = KeyError("no such class")
+    with pytest.raises(KeyError, match="no such class"):
+        converter()
+
+
+class BrokenInShares(Merging):
+    def update(self, preds, labels):
+        super().update(preds, labels)
+        if Here.tasks:
+            raise KeyError("no such class")
+
+
+def test_what_the_users_own_code_raises_in_a_share_comes_through(converter, here, always):
+    converter.metric = BrokenInShares()
+    with pytest.raises(KeyError, match="no such class"):
+        converter()
+    assert len(here.tasks) == WIDTH
+    assert not here.made[0].open
+
+
+class Failing:
+    """In place of an assessor."""
+
+    def of_share(self, share, deadline):
+        raise UserCodeError from KeyError("no such class")
+
+    @property
+    def model(self):
+        return SimpleNamespace(adaptor=PyTorchAdaptor())
+
+
+def test_a_worker_sends_back_what_the_users_own_code_raised():
+    worker = Worker(PyTorchAdaptor, cloudpickle.dumps(_Package(None, Failing())))
+    with pytest.raises(UserCodeError) as failure:
+        taken(worker(Share(None, slice(0, 4)), 0.0))
+    assert repr(failure.value.__cause__) == repr(KeyError("no such class"))
+
+
+def raising(error):
+    def answer(number):
+        if number == 4:
+            raise error
+        return
+
+    return staticmethod(answer)
+
+
+def test_the_time_limit_holds_for_shares(converter, here, always, monkeypatch):
+    monkeypatch.setattr(here, "answer", raising(TimeUpError()))
+    result = converter()
+    assert len(result.trials) == 1
+    assert any("time limit" in words for words in result.report.warnings)
+    assert not here.made[0].open
+
+
+@pytest.mark.parametrize("error", [NotSharedError("of the order"), TuningError("of the order")])
+def test_what_turns_out_not_to_be_shared_is_evaluated_whole(
+    converter, here, always, monkeypatch, error
+):
+    alone = without_workers(converter)
+    monkeypatch.setattr(here, "answer", raising(error))
+    result = converter()
+    assert told(result) == told(alone)
+    assert len(here.tasks) == 2 * WIDTH
+    (warning,) = said(result)
+    assert warning.endswith(": of the order")
+    assert not here.made[0].open
+
+
+def test_what_cannot_be_sent_to_workers_is_evaluated_whole(converter, here, always, monkeypatch):
+    def refuse(load, assessor, workers):
+        raise ConfigurationError("it cannot be copied")
+
+    alone = without_workers(converter)
+    monkeypatch.setattr(Work, "of", refuse)
+    result = converter()
+    assert told(result) == told(alone)
+    (warning,) = said(result)
+    assert warning.endswith(": it cannot be copied")
+
+
+class Turned:
+    """Other batches from the fourth walk on, as where the order depends on the process."""
+
+    def __init__(self, loader):
+        self.batches, self.walks = list(loader), 0
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        self.walks += 1
+        return iter(self.batches if self.walks < 4 else self.batches[::-1])
+
+
+class Locked(Merging):
+    def update(self, preds, labels):
+        super().update(preds, labels)
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("loader", "metric", "words"),
+    [(Turned, Merging, "begin with another batch"), (list, Locked, "cannot be copied")],
+)
+def test_a_worker_says_why_it_cannot_share(digits, loader, metric, words):
+    batches = Batches(loader(digits[1].loader(100)), "eval_dataloader")
+    evaluator = Evaluator(batches, [(metric(), 1.0)])
+
+    def model(inputs):
+        return np.zeros((len(inputs), 10))
+
+    assert not batches.shuffled
+    if loader is Turned:
+        evaluator.states(model, Deadline(), slice(0, 3), model)
+    with pytest.raises(NotSharedError, match=words):
+        evaluator.states(model, Deadline(), slice(0, 3), model)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "cpu_seconds", "width", "threads", "expected"),
+    [
+        (100, 100, 2, 1, 50),  # one thread of two cores was at work
+        (50, 100, 2, 1, 50),  # both were: nothing is left to gain
+        (50, 100, 2, 2, 25),  # two other machines of two cores
+        (10, 160, 2, 1, 80),  # two small machines instead of a large one
+        (100, 20, 4, 1, 25),  # waiting for data
+    ],
+)
+def test_what_a_shared_evaluation_takes(seconds, cpu_seconds, width, threads, expected):
+    assert shared_seconds(seconds, cpu_seconds, width, threads) == expected
