@@ -63,12 +63,12 @@ def can_merge(metric: Any) -> bool:
     """
     if not callable(getattr(metric, "merge", None)):
         return False
+    changed = False
     for kind in type(metric).__mro__:
-        if "merge" in vars(kind):
-            break
         ours = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
-        if not ours and not {"update", "reset", "result"}.isdisjoint(vars(kind)):
-            return False
+        if "merge" in vars(kind):
+            return not (ours and changed)
+        changed |= not ours and not {"update", "reset", "result"}.isdisjoint(vars(kind))
     return True
 
 

@@ -82,9 +82,9 @@ class MixedPrecision:
         cache: whether the accuracy of FP32, the calibration and the times of ops are taken from
             earlier runs in the workspace where model, data, metric, machine and versions are the
             same, and kept for later ones.
-        workers: processes that try the plans of one round side by side; an engine with its
-            address, `"ray:10.0.0.1:6379"`; or a dict with `engine`, `count`, `threads` and what the
-            engine takes, such as `address`.
+        workers: processes that try the plans of one round side by side, or share an evaluation
+            that takes long; an engine with its address, `"ray:10.0.0.1:6379"`; or a dict with
+            `engine`, `count`, `threads` and what the engine takes, such as `address`.
         target: what to convert for: `this` machine; a level of processors, `avx2`, `avx512`,
             `vnni`, `amx` or `arm-dotprod`; or `portable`, which is right on all of them.
         hardware: the machine at hand; found by itself.

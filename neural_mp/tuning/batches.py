@@ -202,8 +202,8 @@ class Batches:
 
     @property
     def count(self) -> int:
-        """How many there are, by their length or by what was walked; 0 where it is not known."""
-        return len(self) or self.walked
+        """How many there are, by what was walked or by their length; 0 where it is not known."""
+        return self.walked or len(self)
 
     @property
     def shuffled(self) -> bool:

@@ -122,7 +122,7 @@ class Batches:
     def __len__(self):
         return len(self._pairs)
 
-    def pairs(self):
+    def pairs(self, part=None):
         return iter(self._pairs)
 
 

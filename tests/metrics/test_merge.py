@@ -171,8 +171,16 @@ class CountingAndMerging(Counting):
         self.seen += other.seen
 
 
+class Doubting(CountingAndMerging):
+    """Changes what the user's own merge knows of."""
+
+    def result(self):
+        return super().result() / 2
+
+
 def test_who_cannot_merge_says_so():
     assert not can_merge(as_metric(Foreign()))
     assert not can_merge(as_metric((Foreign(), {"output": 0})))
     assert not can_merge(Counting())
     assert can_merge(CountingAndMerging())
+    assert can_merge(Doubting())
