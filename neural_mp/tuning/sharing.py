@@ -83,7 +83,14 @@ class Sharing:
         Args:
             cost: seconds that it has to save, `STARTING` or `SENDING`.
         """
-        if self._given_up or self.seconds <= cost:
+        if self._given_up:
+            return False
+        if self.seconds <= cost:
+            logger.info(
+                "an evaluation is not shared: it takes %.1f s, and sharing costs %g s",
+                self.seconds,
+                cost,
+            )
             return False
         why = obstacle(self.evaluator)
         if why:

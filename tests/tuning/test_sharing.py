@@ -20,7 +20,7 @@ from neural_mp.core.trial import Outcome
 from neural_mp.errors import ConfigurationError, TuningError
 from neural_mp.metrics import Accuracy, build_metric
 from neural_mp.testing import Accuracy as WithoutMerge
-from neural_mp.tuning import executors, trial_runner
+from neural_mp.tuning import executors, sharing, trial_runner
 from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.evaluator import (
     Deadline,
@@ -97,7 +97,7 @@ def converter(hostile_net, digits, here):
     made.objective = "modelsize"
     made.metric = build_metric("accuracy")
     made.eval_dataloader = digits[1].loader(50)
-    made.exit_policy = ExitPolicy(max_trials=3)
+    made.exit_policy = ExitPolicy(max_trials=2)
     made.early_stopping = False
     made.workers = {"engine": "here"}
     return made
@@ -111,6 +111,19 @@ def said(result):
     return [words for words in result.report.warnings if "not shared among the workers" in words]
 
 
+@pytest.fixture(scope="module")
+def found_alone():
+    return []
+
+
+@pytest.fixture
+def alone(converter, found_alone):
+    """What one process finds, with the metric accuracy; it is evaluated once."""
+    if not found_alone:
+        found_alone.append(without_workers(converter))
+    return found_alone[0]
+
+
 def without_workers(converter):
     converter.workers = 1
     result = converter()
@@ -118,14 +131,13 @@ def without_workers(converter):
     return result
 
 
-def test_a_shared_evaluation_finds_what_one_process_finds(converter, here, always):
-    alone = without_workers(converter)
+def test_a_shared_evaluation_finds_what_one_process_finds(converter, here, always, alone):
     assert not here.tasks
     together = converter()
     assert told(together) == told(alone)
     assert {trial.outcome for trial in alone.trials} == {Outcome.MISSED}
-    assert together.report.evaluations == alone.report.evaluations == 4
-    assert [task.batches for task in here.tasks] == SHARES * 3
+    assert together.report.evaluations == alone.report.evaluations == 3
+    assert [task.batches for task in here.tasks] == SHARES * 2
     assert {trial.node for trial in together.trials} == {"node 0, node 1, node 2"}
     assert not said(together)
     assert len(here.made) == 1
@@ -135,7 +147,7 @@ def test_a_shared_evaluation_finds_what_one_process_finds(converter, here, alway
 def test_several_metrics_are_merged_each(converter, here, always):
     converter.metric = {"accuracy": {}, "loss": {}, "F1": {}}
     alone, together = without_workers(converter), converter()
-    assert len(here.tasks) == WIDTH * 3
+    assert len(here.tasks) == WIDTH * 2
     for one, other in zip(alone.trials, together.trials, strict=True):
         assert one.outcome is other.outcome
         assert set(one.metrics) == {"accuracy", "loss", "F1"}
@@ -146,13 +158,26 @@ def test_batches_of_unknown_number_are_counted_while_fp32_is_evaluated(converter
     loader = converter.eval_dataloader
     converter.eval_dataloader = lambda: iter(loader)
     converter()
-    assert [task.batches for task in here.tasks] == SHARES * 3
+    assert [task.batches for task in here.tasks] == SHARES * 2
 
 
-def test_what_is_evaluated_quickly_is_not_shared(converter, here):
+def test_what_is_evaluated_quickly_is_not_shared_as_the_log_says(converter, here, caplog):
+    caplog.set_level("INFO", "neural_mp")
     result = converter()
     assert not here.made
     assert not said(result)
+    assert re.search(r"it takes \d\.\d s, and sharing costs 15 s", caplog.text)
+
+
+def test_what_would_save_too_little_is_not_shared_as_the_log_says(
+    converter, here, always, monkeypatch, caplog
+):
+    monkeypatch.setattr(sharing, "shared_seconds", lambda seconds, *known: seconds)
+    caplog.set_level("INFO", "neural_mp")
+    result = converter()
+    assert not here.tasks
+    assert not said(result)
+    assert "3 workers would save 0.0 s" in caplog.text
 
 
 def test_how_many_share_is_announced(converter, here, always):
@@ -233,10 +258,10 @@ def test_what_cannot_be_shared_runs_whole_and_it_is_said_once(
 def test_a_plan_fails_with_the_share_whose_process_died(converter, here, always, monkeypatch):
     answers = {4: died("node 1")}
     monkeypatch.setattr(here, "answer", staticmethod(answers.get))
-    first, second, third = converter().trials
+    first, second = converter().trials
     assert (second.outcome, second.node) == (Outcome.FAILED, "node 1")
     assert "a worker ended without a result: its process died" in second.error
-    assert first.outcome is third.outcome is Outcome.MISSED
+    assert first.outcome is Outcome.MISSED
 
 
 class Merging(WithoutMerge):
@@ -251,11 +276,11 @@ class Merging(WithoutMerge):
         self.all += other.all
 
 
-def test_a_metric_of_the_users_merges(converter, here, always):
+def test_a_metric_of_the_users_merges(converter, here, always, alone):
     converter.metric = Merging()
-    alone, together = without_workers(converter), converter()
+    together = converter()
     assert told(together) == told(alone)
-    assert len(here.tasks) == WIDTH * 3
+    assert len(here.tasks) == WIDTH * 2
 
 
 def test_what_the_users_merge_raises_comes_through(converter, always):
@@ -317,9 +342,8 @@ def test_the_time_limit_holds_for_shares(converter, here, always, monkeypatch):
 
 @pytest.mark.parametrize("error", [NotSharedError("of the order"), TuningError("of the order")])
 def test_what_turns_out_not_to_be_shared_is_evaluated_whole(
-    converter, here, always, monkeypatch, error
+    converter, here, always, monkeypatch, alone, error
 ):
-    alone = without_workers(converter)
     monkeypatch.setattr(here, "answer", raising(error))
     result = converter()
     assert told(result) == told(alone)
@@ -329,11 +353,10 @@ def test_what_turns_out_not_to_be_shared_is_evaluated_whole(
     assert not here.made[0].open
 
 
-def test_what_cannot_be_sent_to_workers_is_evaluated_whole(converter, here, always, monkeypatch):
+def test_what_cannot_be_sent_to_workers_is_evaluated_whole(converter, always, monkeypatch, alone):
     def refuse(load, assessor, workers):
         raise ConfigurationError("it cannot be copied")
 
-    alone = without_workers(converter)
     monkeypatch.setattr(Work, "of", refuse)
     result = converter()
     assert told(result) == told(alone)
