@@ -9,10 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from neural_mp.adaptors.detect import FRAMEWORKS
+from neural_mp.adaptors.registry import installed_products
 from neural_mp.api.many.runner import JobRunner
 from neural_mp.api.many.team import PlaceLostError
+from neural_mp.core import hardware
 from neural_mp.tuning.executors import executor_named
-from neural_mp.tuning.executors.ray_nodes import ClusterNodes, remote
+from neural_mp.tuning.executors.ray_nodes import ClusterNodes, Traits, remote
 from neural_mp.tuning.job_outcome import JobOutcome
 from neural_mp.tuning.workers import Workers
 
@@ -82,6 +85,13 @@ class _RayPlace:
         ray.kill(self._runner)
 
 
+def _traits() -> Traits:
+    """Those of the machine that calls this, for models of every framework that it has."""
+    by_framework = installed_products(hardware.detect())
+    products = {f"{name} {kind}": by[kind] for name, by in by_framework.items() for kind in by}
+    return Traits.of(products, [entry.package for entry in FRAMEWORKS.values()])
+
+
 @contextmanager
 def ray_places(workers: Workers, warn: Callable[[str], None]) -> Iterator[Sequence[_RayPlace]]:
     """The slots of a cluster's nodes that are like this machine, as long as it is joined.
@@ -96,7 +106,7 @@ def ray_places(workers: Workers, warn: Callable[[str], None]) -> Iterator[Sequen
         TuningError: no node can do jobs.
     """
     executor_named(workers.engine).check(workers)
-    nodes = ClusterNodes(workers, None, warn)
+    nodes = ClusterNodes(workers, _traits, warn)
     try:
         slots = nodes.slots()
         if not slots:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
 from neural_mp.tuning.executors.contract import Answer, Raised, Task, Work, Worker, died
 from neural_mp.tuning.executors.queued import QueuedExecutor, Ticket
-from neural_mp.tuning.executors.ray_nodes import ClusterNodes, Slot, check_address, remote
+from neural_mp.tuning.executors.ray_nodes import (
+    ClusterNodes,
+    Slot,
+    check_address,
+    remote,
+    traits_of,
+)
 from neural_mp.tuning.workers import Workers
 
 logger = logging.getLogger(__name__)
@@ -62,7 +69,7 @@ class RayExecutor(QueuedExecutor):
     def __init__(self, work: Work, workers: Workers, warn: Callable[[str], None]) -> None:
         super().__init__(work, workers, warn)
         self.check(workers)
-        self._nodes = ClusterNodes(workers, work.kind, warn)
+        self._nodes = ClusterNodes(workers, partial(traits_of, work.kind), warn)
         import ray
 
         self.threads = self._nodes.threads

@@ -6,14 +6,13 @@ import logging
 import os
 import platform
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from neural_mp.adaptors.contract import Adaptor
-from neural_mp.adaptors.detect import FRAMEWORKS
-from neural_mp.adaptors.registry import installed_products
 from neural_mp.core import hardware
+from neural_mp.core.byte_products import ByteProducts
 from neural_mp.core.grammar import counted
 from neural_mp.core.versions import versions_of
 from neural_mp.errors import ConfigurationError, TuningError
@@ -53,20 +52,21 @@ class Traits:
     values: Mapping[str, str]
 
     @classmethod
-    def here(cls, kind: type[Adaptor[Any]] | None) -> Traits:
-        """Those of this machine, for the models of an adaptor, or of all that are installed."""
-        if kind is not None:
-            adaptor = kind()
-            packages, known = adaptor.packages, {"": adaptor.kernel_products(hardware.detect())}
-        else:
-            packages = tuple(entry.package for entry in FRAMEWORKS.values())
-            known = installed_products(hardware.detect())
-        products = [
-            f"{name} {kind}: {by[kind]}".strip()
-            for name, by in sorted(known.items())
-            for kind in sorted(by)
-        ]
-        values = {"processor": platform.machine(), "byte products": ", ".join(products)}
+    def here(cls, kind: type[Adaptor[Any]]) -> Traits:
+        """Those of this machine, for the models of an adaptor."""
+        adaptor = kind()
+        return cls.of(adaptor.kernel_products(hardware.detect()), adaptor.packages)
+
+    @classmethod
+    def of(cls, products: Mapping[Any, ByteProducts], packages: Iterable[str]) -> Traits:
+        """Those of this machine.
+
+        Args:
+            products: what is multiplied → how integer kernels multiply its bytes.
+            packages: those whose versions matter.
+        """
+        words = ", ".join(f"{what}: {products[what]}" for what in sorted(products))
+        values = {"processor": platform.machine(), "byte products": words}
         return cls({**values, **versions_of(("neural-mp", *packages))})
 
     def differences(self, other: Traits) -> list[str]:
@@ -79,8 +79,13 @@ class Traits:
         ]
 
 
-def _introduce(kind: type[Adaptor[Any]] | None) -> tuple[str, Traits]:
-    return platform.node(), Traits.here(kind)
+def traits_of(kind: type[Adaptor[Any]]) -> Traits:
+    """Those of the machine that calls this, for the models of an adaptor."""
+    return Traits.here(kind)
+
+
+def _introduce(traits: Callable[[], Traits]) -> tuple[str, Traits]:
+    return platform.node(), traits()
 
 
 def check_address(workers: Workers) -> None:
@@ -111,7 +116,7 @@ class ClusterNodes:
 
     Args:
         workers: the user's setting.
-        kind: the adaptor of the models; None for models of any framework.
+        traits: tells those of the machine that calls it; every node does.
         warn: takes what the user should know.
 
     Attributes:
@@ -124,11 +129,11 @@ class ClusterNodes:
     def __init__(
         self,
         workers: Workers,
-        kind: type[Adaptor[Any]] | None,
+        traits: Callable[[], Traits],
         warn: Callable[[str], None],
     ) -> None:
         self.threads = workers.threads or 1
-        self._count, self._kind, self._warn = workers.count, kind, warn
+        self._count, self._traits, self._warn = workers.count, traits, warn
         #: Node → its name for people; empty for one that gets no work.
         self._names: dict[str, str] = {}
         self._refused: list[str] = []
@@ -167,8 +172,8 @@ class ClusterNodes:
         """Have nodes say what they are, and warn of those that are not like this machine."""
         import ray
 
-        here, done = Traits.here(self._kind), []
-        asked = {remote(_introduce, node, cpus=0).remote(self._kind): node for node in nodes}
+        here, done = self._traits(), []
+        asked = {remote(_introduce, node, cpus=0).remote(self._traits): node for node in nodes}
         if asked:
             done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_INTRODUCTION)
         for reference, node in asked.items():
