@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from neural_mp.errors import TuningError
-from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.assessment import Assessment
 from neural_mp.tuning.evaluator import TimeUpError
 from neural_mp.tuning.executors.contract import Answer, Executor, Finding, Raised, Task, Work, taken
+from neural_mp.tuning.sharing import Share
 from neural_mp.tuning.workers import Workers
 
 
@@ -84,7 +84,7 @@ class QueuedExecutor(Executor):
                 found.answer = self.answer(place, handle, found)
                 if found.answer is None:
                     self._queue.appendleft(found)
-                elif isinstance(found.answer, Assessment) and isinstance(found.task, ResolvedPlan):
+                elif isinstance(found.answer, Assessment) and not isinstance(found.task, Share):
                     self.arrived(found.task, found.answer)
             self._hand_out()
         return taken(ticket.answer)
