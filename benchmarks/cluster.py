@@ -1,0 +1,311 @@
+"""What it costs to have plans evaluated elsewhere, and what it gains, for each engine of workers.
+
+    python benchmarks/cluster.py [--engines local,ray] [--seconds 10]
+
+Every engine has two places of one core on this machine: two processes, or two Ray nodes. Eight
+plans are evaluated in this process, four before and four after the engine has evaluated the same
+eight, so that what else the machine does hits both alike. `ray` needs `neural-mp[ray]`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+# Files beside this one bear the names of packages: its folder must not be searched for those.
+# ruff: noqa: E402
+MODELS = Path(__file__).resolve().parent / "models"
+sys.path[0] = str(MODELS)
+# A node is to use one core. Set before torch is imported, and for the nodes.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, (str(MODELS), str(MODELS.parent.parent), os.environ.get("PYTHONPATH", "")))
+)
+# By default, what Ray starts gives way to other processes; what it is compared with does not.
+os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_worker_niceness="0")
+
+import argparse
+import itertools
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psutil
+import torch
+from rich.console import Console
+from rich.table import Table
+from search_data import Accuracy, Digits
+from search_nets import search_net
+from torch import nn
+
+from neural_mp import MixedPrecision, common
+from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.api.preparation import Preparation
+from neural_mp.config import Settings
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.trial import Outcome
+from neural_mp.space import ResolvedPlan
+from neural_mp.strategies.combinations import combinations, levels, plan_of
+from neural_mp.tuning.assessment import Assessment, Assessor
+from neural_mp.tuning.early_stopping import RunningValues
+from neural_mp.tuning.evaluator import Deadline
+from neural_mp.tuning.executors import Executor, Work, executor_named
+from neural_mp.tuning.executors.ray_cluster import WATCHFUL
+from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.preparation import calibrated
+from neural_mp.tuning.run_log import RunLog
+from neural_mp.tuning.workers import Workers
+
+PLACES = 2
+PLANS = 8
+BATCH = 100
+#: Layers of the large model; each has WIDTH × WIDTH weights: 25 million, 100 MB.
+LAYERS, WIDTH = 6, 2048
+#: Trials of which the overhead is the median.
+TRIALS = 50
+STORE = 600 << 20
+MEGABYTE = 1e6
+
+
+@dataclass(frozen=True)
+class TimedAssessor(Assessor):
+    """Evaluates plans, in CPU seconds; the one that lowers nothing has its answer at once."""
+
+    def __call__(
+        self, plan: ResolvedPlan, deadline: Deadline
+    ) -> tuple[Assessment, AnyModel | None]:
+        if not plan.lowers:
+            return Assessment(Outcome.MISSED), None
+        begun = time.process_time()
+        found, model = super().__call__(plan, deadline)
+        return replace(found, seconds=time.process_time() - begun), model
+
+
+class Repeated:
+    """The same samples over and over."""
+
+    def __init__(self, dataset: Any, times: int) -> None:
+        self.dataset, self.times = dataset, times
+
+    def __len__(self) -> int:
+        return len(self.dataset) * self.times
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index % len(self.dataset)]
+
+
+class Noise:
+    """A few samples for the large model."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.randn(WIDTH, generator=torch.Generator().manual_seed(index)).numpy(), 0
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is evaluated, and the plans."""
+
+    job: TuningJob
+    assessor: TimedAssessor
+    plans: tuple[ResolvedPlan, ...]
+
+    @classmethod
+    def of(cls, model: nn.Module, data: Any, samples: Any) -> Task:
+        converter = MixedPrecision(
+            model=model,
+            precisions="int8",
+            metric=Accuracy(),
+            eval_dataloader=common.DataLoader(data, batch_size=BATCH),
+            calib_dataloader=common.DataLoader(samples, batch_size=BATCH),
+        )
+        log = RunLog()
+        job, _ = Preparation(converter, Settings(), None, log).job()
+        assessor = TimedAssessor(
+            calibrated(job, log, Deadline()),
+            job.evaluator,
+            job.settings.criterion,
+            0.0,
+            RunningValues(),
+            job.measurement.inputs,
+        )
+        space = job.space
+        found = combinations([levels(space, ops) for ops in space.decisions])
+        plans = (space.resolve(plan_of(space, one)) for one in found)
+        return cls(job, assessor, tuple(itertools.islice(plans, PLANS)))
+
+    @property
+    def nothing(self) -> ResolvedPlan:
+        """The plan that is answered at once."""
+        return self.job.space.resolve(PrecisionPlan())
+
+    def alone(self, plans: Sequence[ResolvedPlan]) -> list[Assessment]:
+        with self.assessor.model.adaptor.threads(1):
+            return [self.assessor(plan, Deadline())[0] for plan in plans]
+
+    def started(self, workers: Workers) -> Executor:
+        """An engine all of whose places have answered."""
+        work = Work.of(self.job.load, self.assessor, workers)
+        executor = executor_named(workers.engine)(work, workers, print)
+        gathered(executor, [self.nothing] * PLACES)
+        return executor
+
+
+def gathered(executor: Executor, plans: Sequence[ResolvedPlan]) -> list[Assessment]:
+    tickets = [executor.submit(plan, 0.0) for plan in plans]
+    return [executor.assessment(ticket) for ticket in tickets]
+
+
+@contextmanager
+def places(engine: str) -> Iterator[Workers]:
+    """The setting for two places of one core."""
+    if engine != "ray":
+        yield Workers.read({"engine": engine, "count": PLACES, "threads": 1})
+        return
+    import ray
+    from ray.cluster_utils import Cluster
+
+    os.environ.update(WATCHFUL)
+    node = {"num_cpus": 1, "object_store_memory": STORE}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    for _ in range(PLACES - 1):
+        cluster.add_node(**node)
+    yield Workers.read(f"ray:{cluster.address}")
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def sent_so_far(engine: str) -> int:
+    """Bytes: what this process wrote, pipes included; of Ray, what went over the loopback."""
+    if engine == "ray":
+        return psutil.net_io_counters(pernic=True)["lo"].bytes_sent
+    return psutil.Process().io_counters().write_chars
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured of an engine; seconds, bytes.
+
+    Attributes:
+        start: until all places had answered.
+        overhead: of a trial that evaluates nothing, from the hand-over to the answer.
+        size: what the large model takes in memory.
+        sent: of it to each place that is not this process's own node.
+        alone, together: of all plans, in this process and on the engine.
+        cpu_alone, cpu_together: the same in CPU seconds, which others take nothing from.
+        load: how many processes wanted a core, on average, in the minute before.
+    """
+
+    start: float
+    overhead: float
+    size: int
+    sent: float
+    alone: float
+    together: float
+    cpu_alone: float
+    cpu_together: float
+    load: float
+
+    @property
+    def undisturbed(self) -> float:
+        """The speed-up that CPU seconds come to on a machine that does nothing else."""
+        return self.cpu_alone / ((self.cpu_together + PLANS * self.overhead) / PLACES)
+
+
+def measured(engine: str, task: Task, large: Task) -> Figures:
+    load = psutil.getloadavg()[0]
+    with places(engine) as workers:
+        before = sent_so_far(engine)
+        executor = large.started(workers)
+        # Who has answered has the model; of Ray's nodes, one shares this process's memory.
+        sent = (sent_so_far(engine) - before) / (PLACES - (engine == "ray"))
+        executor.close()
+
+        begun = time.perf_counter()
+        executor = task.started(workers)
+        start = time.perf_counter() - begun
+        overheads = [seconds(gathered, executor, [task.nothing])[0] for _ in range(TRIALS)]
+        half = len(task.plans) // 2
+        first, found = seconds(task.alone, task.plans[:half])
+        together, beside = seconds(gathered, executor, task.plans)
+        second, others = seconds(task.alone, task.plans[half:])
+        executor.close()
+    alone = [*found, *others]
+    same = [one.accuracy for one in alone] == [one.accuracy for one in beside]
+    assert same, "the engine found other accuracies"
+    return Figures(
+        start,
+        statistics.median(overheads),
+        large.assessor.model.size,
+        sent,
+        first + second,
+        together,
+        sum(one.seconds for one in alone),
+        sum(one.seconds for one in beside),
+        load,
+    )
+
+
+def seconds(call: Any, *arguments: Any) -> tuple[float, Any]:
+    """How long a call takes, and what it returns."""
+    begun = time.perf_counter()
+    found = call(*arguments)
+    return time.perf_counter() - begun, found
+
+
+def lasting(wanted: float) -> Task:
+    """A net for digits, with so much data that a plan takes so many CPU seconds."""
+    net, test, train = search_net("residual1"), Digits("test"), Digits("train")
+    short = Task.of(net, test, train)
+    short.alone(short.plans[:1])
+    taken = statistics.median(short.alone(short.plans[:1])[0].seconds for _ in range(5))
+    return Task.of(net, Repeated(test, max(1, round(wanted / taken))), train)
+
+
+def table_of(found: dict[str, Figures]) -> Table:
+    table = Table("", *found)
+    all_of = found.values()
+    lines = {
+        "start, until both places answered": [f"{one.start:.1f} s" for one in all_of],
+        "overhead of a trial": [f"{one.overhead * 1e3:.1f} ms" for one in all_of],
+        f"sent to a place, of a model of {next(iter(all_of)).size / MEGABYTE:.0f} MB": [
+            f"{one.sent / MEGABYTE:.0f} MB" for one in all_of
+        ],
+        f"{PLANS} evaluations in this process": [f"{one.alone:.1f} s" for one in all_of],
+        f"the same on {PLACES} places": [f"{one.together:.1f} s" for one in all_of],
+        "their CPU seconds, here and there": [
+            f"{one.cpu_alone:.1f} and {one.cpu_together:.1f}" for one in all_of
+        ],
+        "speed-up": [f"{one.alone / one.together:.2f}×" for one in all_of],
+        "speed-up by CPU seconds": [f"{one.undisturbed:.2f}×" for one in all_of],
+        "speed-up, with the start": [
+            f"{one.alone / (one.start + one.together):.2f}×" for one in all_of
+        ],
+        "load of the machine in the minute before": [f"{one.load:.1f}" for one in all_of],
+    }
+    for words, cells in lines.items():
+        table.add_row(words, *cells)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--engines", default="local,ray")
+    parser.add_argument("--seconds", type=float, default=10.0, help="that an evaluation takes")
+    chosen = parser.parse_args()
+    torch.manual_seed(0)
+    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
+    large = Task.of(nn.Sequential(*layers).eval(), Noise(), Noise())
+    task = lasting(chosen.seconds)
+    found = {engine: measured(engine, task, large) for engine in chosen.engines.split(",")}
+    Console().print(table_of(found))
+
+
+if __name__ == "__main__":
+    main()
