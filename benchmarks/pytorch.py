@@ -1,125 +1,147 @@
 """ResNet-50 and BERT-base on PyTorch: speed, seconds and memory to convert, fidelity.
 
-    python benchmarks/pytorch.py [--models resnet50,bert] [--batches 1,16]
+    python benchmarks/pytorch.py [--models resnet50,bert,easy,chain,residual1,transformer]
+                                 [--batches 1,16] [--peer ENV/bin/python] [--rounds 3]
+                                 [--only-costs]
 
 Ratios of medians of runs taken in turn; absolute times of a shared machine mean little. Where a
 C++ compiler is there, compiled models stand beside the eager ones; where torchao is there, its
-PT2E path too. Seconds and memory to convert are taken in a process of their own each.
+PT2E path too. Seconds and memory to convert are taken in a process of their own each, the ways
+in turn; with `--peer`, a Python that has Intel Neural Compressor, its INT8 of the same model too.
 """
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+# The models are modules beside each other, as a peer's own Python finds them too.
+# ruff: noqa: E402
+sys.path[0] = str(Path(__file__).resolve().parent / "models")
+
 import argparse
 import json
 import shutil
+import statistics
 import subprocess
-import sys
-import time
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
+import psutil
+import pt2e
 import torch
-from models import pt2e
-from models.bert import bert_base
-from models.resnet50 import resnet50
+from clock import Clock
+from peak import peak_memory
 from rich.console import Console
 from rich.table import Table
 from torch import nn
+from torch_nets import LARGE, NETS, Inputs, Net
 
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.core.hardware import detect
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
-from neural_mp.profiling import interleaved_medians, peak_growth
+from neural_mp.profiling import interleaved_medians
 
-SAMPLES = 32
-Inputs = tuple[torch.Tensor, ...]
-
-
-def images(batch: int) -> Inputs:
-    return (torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0)),)
-
-
-def sentences(batch: int) -> Inputs:
-    draw = torch.Generator().manual_seed(0)
-    return torch.randint(0, 30000, (batch, 128), generator=draw), torch.ones(batch, 128).long()
-
-
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Inputs]]] = {
-    "resnet50": (resnet50, images),
-    "bert": (bert_base, sentences),
+THIS = Path(__file__).resolve()
+#: The ways to convert a model, and what they are called.
+WAYS = {
+    "ours": "neural-mp",
+    "theirs": "torchao PT2E, before its compilation",
+    "peer": "Intel Neural Compressor",
 }
-
-
-def split(inputs: Inputs, size: int) -> list[Inputs]:
-    return list(zip(*(tensor.split(size) for tensor in inputs), strict=True))
 
 
 @dataclass
 class Ours:
     """A model captured, calibrated, and converted to one precision."""
 
-    name: str
+    net: nn.Module
+    calibration: list[Inputs]
     precision: Precision = Precision.INT8
+    clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
-        build, inputs = MODELS[self.name]
-        calibration = split(inputs(SAMPLES), 8)
-        self.seconds: dict[str, float] = {}
-        net = build()
-        self.adaptor = adaptor_for(net)
-        with self.clock("capture"):
-            model = self.adaptor.load(net, example=calibration[0])
+        self.adaptor = adaptor_for(self.net)
+        with self.clock.part("capture"):
+            model = self.adaptor.load(self.net, example=self.calibration[0])
             space = self.adaptor.space(model, detect())
-        with self.clock("calibrate"):
-            observed = self.adaptor.observe(model, calibration, space)
+        with self.clock.part("calibrate"):
+            observed = self.adaptor.observe(model, self.calibration, space)
         plan = {op: space.capabilities[op].config(self.precision) or FP32 for op in space.decided}
-        with self.clock("convert"):
+        with self.clock.part("convert"):
             self.held = self.adaptor.convert(
                 model, space.resolve(PrecisionPlan(plan)), observed, space
             )
 
-    @contextmanager
-    def clock(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = time.perf_counter() - start
+
+def theirs(net: Net, batch: int) -> nn.Module:
+    inputs = net.inputs(max(net.samples, batch))
+    batches = list(zip(*(tensor.split(batch) for tensor in inputs), strict=True))
+    return pt2e.converted(net.build(), batches[: net.samples // batch or 1])
 
 
-def theirs(name: str, batch: int) -> nn.Module:
-    build, inputs = MODELS[name]
-    return pt2e.converted(
-        build(), split(inputs(max(SAMPLES, batch)), batch)[: SAMPLES // batch or 1]
-    )
+class ChildError(Exception):
+    """A child process that ended with an error."""
 
 
-def cost(way: str, name: str) -> dict[str, float]:
-    """Seconds and growth of memory of one conversion, run in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--cost", way, "--models", name],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+def cost(way: str, name: str, peer: str | None) -> dict[str, Any]:
+    """What one conversion took, run in a process of its own."""
+    if way == "peer":
+        command = [str(peer), str(THIS.parent / "models" / "inc_pytorch.py"), name]
+    else:
+        command = [sys.executable, str(THIS), "--cost", way, "--models", name]
+    with tempfile.TemporaryDirectory() as folder:  # the peer writes files where it stands
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    if done.returncode:
+        raise ChildError((done.stderr.strip().splitlines() or ["no words"])[-1])
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def print_cost(way: str, name: str) -> None:
-    start = time.perf_counter()
-    seconds: dict[str, float] = {}
+    net, calibration = NETS[name].build(), NETS[name].calibration()
+    before = psutil.Process().memory_info().rss
+    if way == "ours":
+        parts = Ours(net, calibration).clock.parts
+        cpu, seconds = (sum(taken) for taken in zip(*parts.values(), strict=True))
+        parts["all"] = cpu, seconds
+    else:
+        clock = Clock()
+        with clock.part("all"):
+            pt2e.converted(net, calibration)
+        parts = clock.parts
+    memory = (peak_memory() - before) / 1e6
+    print(json.dumps({"parts": parts, "megabytes": memory}))
 
-    def run() -> None:
-        if way == "ours":
-            seconds.update(Ours(name).seconds)
-        else:
-            theirs(name, 8)
 
-    growth = peak_growth(run)
-    print(json.dumps({**seconds, "all": time.perf_counter() - start, "megabytes": growth / 1e6}))
+def compare_costs(name: str, rounds: int, peer: str | None, console: Console) -> None:
+    """What the ways to convert a model take, medians of rounds in which they take turns."""
+    ways = ["ours", *(["theirs"] if find_spec("torchao") else []), *(["peer"] if peer else [])]
+    found: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
+    for way in ways * rounds:
+        try:
+            found[way].append(cost(way, name, peer))
+        except ChildError as error:
+            console.print(f"{WAYS[way]} failed: {error}")
+    table = Table(title=f"{name}: to convert to INT8, {NETS[name].samples} samples")
+    for heading in ("", "CPU seconds", "seconds", "CPU seconds of", "memory grew by, MB"):
+        table.add_column(heading)
+    for way, taken in found.items():
+        if not taken:
+            continue
+        parts = {
+            part: [statistics.median(one["parts"][part][kind] for one in taken) for kind in (0, 1)]
+            for part in taken[0]["parts"]
+        }
+        words = ", ".join(f"{part} {cpu:.2f}" for part, (cpu, _) in parts.items() if part != "all")
+        memory = statistics.median(one["megabytes"] for one in taken)
+        cpu, seconds = parts["all"]
+        table.add_row(WAYS[way], f"{cpu:.2f}", f"{seconds:.2f}", words, f"{memory:.0f}")
+    console.print(table)
 
 
 def decibels(reference: torch.Tensor, given: torch.Tensor) -> float:
@@ -144,7 +166,7 @@ def contenders(
     name: str, batch: int, int8: Ours, bf16: Ours | None
 ) -> Iterator[tuple[str, Callable[..., Any]]]:
     compiler = shutil.which("g++") or shutil.which("clang++")
-    net = MODELS[name][0]()
+    net = NETS[name].build()
     yield "FP32 eager", net
     yield "INT8, no compiler", int8.adaptor.native(int8.held)
     if bf16 is not None:
@@ -153,15 +175,16 @@ def contenders(
         yield "FP32 compiled", frozen(net)
         yield "INT8 compiled", int8.adaptor.compiled(int8.held)
     if compiler and find_spec("torchao"):
-        yield "torchao PT2E compiled", frozen(theirs(name, batch))
+        yield "torchao PT2E compiled", frozen(theirs(NETS[name], batch))
 
 
 def compare(name: str, batches: list[int], iterations: int, console: Console) -> None:
-    int8 = Ours(name)
+    net, calibration = NETS[name].build(), NETS[name].calibration()
+    int8 = Ours(net, calibration)
     able = detect().support(Precision.BF16).available
-    bf16 = Ours(name, Precision.BF16) if able else None
+    bf16 = Ours(net, calibration, Precision.BF16) if able else None
     for batch in batches:
-        inputs = MODELS[name][1](batch)
+        inputs = NETS[name].inputs(batch)
         named = dict(contenders(name, batch, int8, bf16))
         runs = [partial(run, *inputs) for run in named.values()]
         with torch.no_grad():
@@ -186,30 +209,23 @@ def compare(name: str, batches: list[int], iterations: int, console: Console) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--models", default=",".join(LARGE), help=f"of {', '.join(NETS)}")
     parser.add_argument("--batches", default="1,16", help="batch sizes to time")
     parser.add_argument("--iterations", type=int, default=11)
+    parser.add_argument("--peer", help="a Python with neural-compressor and psutil")
+    parser.add_argument("--rounds", type=int, default=3, help="conversions of every way")
+    parser.add_argument("--only-costs", action="store_true", help="do not time what is converted")
     parser.add_argument("--cost", choices=("ours", "theirs"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.cost:
         print_cost(options.cost, options.models)
         return
     console = Console(width=100)
+    batches = [int(size) for size in options.batches.split(",")]
     for name in options.models.split(","):
-        compare(
-            name, [int(size) for size in options.batches.split(",")], options.iterations, console
-        )
-        ways = ["ours", *(["theirs"] if find_spec("torchao") else [])]
-        table = Table(title=f"{name}: to convert to INT8, {SAMPLES} samples")
-        for heading in ("", "seconds", "of which", "memory grew by, MB"):
-            table.add_column(heading)
-        for way in ways:
-            taken = cost(way, name)
-            parts = {k: v for k, v in taken.items() if k not in ("all", "megabytes")}
-            words = ", ".join(f"{part} {seconds:.1f}" for part, seconds in parts.items())
-            label = "neural-mp" if way == "ours" else "torchao PT2E, before its compilation"
-            table.add_row(label, f"{taken['all']:.1f}", words, f"{taken['megabytes']:.0f}")
-        console.print(table)
+        if not options.only_costs:
+            compare(name, batches, options.iterations, console)
+        compare_costs(name, options.rounds, options.peer, console)
 
 
 if __name__ == "__main__":
