@@ -94,8 +94,18 @@ def summarized(values: Floats, channels: int = -1) -> TensorSummary | None:
     """
     if not values.size:
         return None
-    flat = values.reshape(-1)
     axis = channels % values.ndim if values.ndim > 1 else 0
+    places = (sample_shares() * values.size).astype(np.int64)
+    if values.flags.c_contiguous:
+        sample = values.reshape(-1)[places]
+    else:
+        sample, moved = (
+            values[np.unravel_index(places, values.shape)],
+            np.moveaxis(values, axis, -1),
+        )
+        if moved.flags.c_contiguous:
+            # Channels come last in memory: read as they lie there, as a copy would take longer.
+            values, axis = moved, values.ndim - 1
     if values.ndim < 2 or axis == values.ndim - 1:
         shaped: Floats = values.reshape(-1, values.shape[-1] if values.ndim > 1 else 1)
         power, rest = np.einsum("xc,xc->c", shaped, shaped), tuple[int, ...]((0,))
@@ -103,7 +113,6 @@ def summarized(values: Floats, channels: int = -1) -> TensorSummary | None:
         shaped = values.reshape(int(np.prod(values.shape[:axis])), values.shape[axis], -1)
         power, rest = np.einsum("bcx,bcx->c", shaped, shaped), (0, 2)
     count = values.size // len(power)
-    sample = flat[(sample_shares() * flat.size).astype(np.int64)]
     low, high, mean = shaped.min(rest), shaped.max(rest), shaped.mean(rest)
     return TensorSummary(low, high, power / count, count, sample, mean)
 

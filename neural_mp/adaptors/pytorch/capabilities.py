@@ -156,8 +156,10 @@ def _near_the_end(value: Any) -> bool:
     """Whether a tensor holds numbers that float32 has and no 16-bit dtype: masks do."""
     if not isinstance(value, torch.Tensor) or value.dtype != torch.float32 or not value.numel():
         return False
-    largest = torch.nan_to_num(value, posinf=0.0, neginf=0.0).abs().max()
-    return bool(largest > torch.finfo(torch.bfloat16).max)
+    ends = torch.aminmax(value)
+    if not (ends.min.isfinite() and ends.max.isfinite()):
+        ends = torch.aminmax(torch.nan_to_num(value, posinf=0.0, neginf=0.0))
+    return max(-float(ends.min), float(ends.max)) > torch.finfo(torch.bfloat16).max
 
 
 def _integer_kernel(module: GraphModule, node: Node, products: Products) -> IntegerKernel:

@@ -27,7 +27,7 @@ aten = torch.ops.aten
 
 #: In-place op → the op that computes the same; both keep the dtype of what they are given, if all
 #: that they are given has it.
-_OUT_OF_PLACE = {
+OUT_OF_PLACE = {
     aten.relu_.default: aten.relu.default,
     aten.hardtanh_.default: aten.hardtanh.default,
     aten.hardswish_.default: aten.hardswish.default,
@@ -86,7 +86,7 @@ def _expand(node: Node) -> None:
         _NeedsTraceError: what it does cannot be said of it by itself.
     """
     target: Any = node.target
-    if getattr(target, "__module__", None) in _OF_SIZES or target in _OUT_OF_PLACE:
+    if getattr(target, "__module__", None) in _OF_SIZES or target in OUT_OF_PLACE:
         return
     if not isinstance(target, OpOverload) or target._schema.is_mutable or target in _WRONG_SCHEMA:
         raise _NeedsTraceError(str(target))
@@ -185,7 +185,7 @@ def _without_updates(module: GraphModule) -> None:
     views: set[Node] = set()
     sharing: dict[Node, list[Node]] = {}
     for node in list(module.graph.nodes):
-        if node.target in _OUT_OF_PLACE:
+        if node.target in OUT_OF_PLACE:
             updated = node.args[0]
             others = (o for o in sharing[memory[updated]] if o is not updated)
             seen = any(order[user] >= order[node] for other in others for user in other.users)
@@ -216,7 +216,7 @@ def _computed_anew(node: Node, order: dict[Node, int]) -> Node:
     dtype = updated.meta["val"].dtype
     if any(source.meta["val"].dtype != dtype for source in node.all_input_nodes):
         raise _NeedsTraceError(f"{node.target} of several dtypes")
-    target: Any = _OUT_OF_PLACE[node.target]
+    target: Any = OUT_OF_PLACE[node.target]
     with node.graph.inserting_before(node):
         computed = node.graph.call_function(target, node.args, node.kwargs)
     computed.meta, order[computed] = dict(node.meta), order[node]

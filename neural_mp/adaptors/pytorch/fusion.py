@@ -25,7 +25,7 @@ from neural_mp.adaptors.pytorch.layers import (
     has_integer_kernel,
     is_computed,
 )
-from neural_mp.adaptors.pytorch.model import OP_NAME, op_nodes
+from neural_mp.adaptors.pytorch.model import OP_NAME, op_nodes, sizes_of_result
 from neural_mp.adaptors.pytorch.versions import INTEGER_CONVOLUTIONS, convolution_takes_activations
 
 aten = torch.ops.aten
@@ -73,7 +73,7 @@ class _FloatLayers(FusionRules[Node, Node]):
         first, second = addition.args
         if not is_computed(first) or not is_computed(second) or first is second:
             return None
-        if _shape(first) != _shape(second):
+        if sizes_of_result(first) != sizes_of_result(second):
             return None
         return Step(SUM, (addition,), second if first is group.tail else first)
 
@@ -131,10 +131,6 @@ def fused_layers(module: GraphModule) -> dict[str, str]:
 def match(layer: Node) -> Group:
     """The group of ops that the kernel of a layer with quantized inputs runs."""
     return find_fusion_groups([layer], _IntegerLayers())[layer]
-
-
-def _shape(node: Node) -> tuple[str, ...]:
-    return tuple(map(str, node.meta["val"].shape))
 
 
 def quantizer(tail: Node) -> Node | None:

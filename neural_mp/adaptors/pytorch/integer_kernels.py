@@ -42,6 +42,7 @@ from neural_mp.adaptors.pytorch.model import (
     arguments,
     attribute,
     finish,
+    likely_size,
     shallow_copy,
     tensor_name,
 )
@@ -192,7 +193,7 @@ def _weights(module: GraphModule, layer: Node, before: Node) -> tuple[Node, Node
     integers_node, scales_node = layer.args[1].args
     integers = attribute(module, integers_node.target)
     scales = attribute(module, scales_node.target)
-    shape = [_likely(size) for size in layer.args[0].meta["val"].shape]
+    shape = [likely_size(size) for size in layer.args[0].meta["val"].shape]
     if layer.target is LINEAR:
         packed = onednn.qlinear_prepack(integers, [math.prod(shape[:-1]), shape[-1]])
     else:
@@ -204,13 +205,6 @@ def _weights(module: GraphModule, layer: Node, before: Node) -> tuple[Node, Node
         scales_node,
         add_constant(module, f"{layer.name}_zero_points", zeros, before),
     )
-
-
-def _likely(size: Any) -> int:
-    """A size; for one that is free, what it was when the graph was captured."""
-    if isinstance(size, torch.SymInt):
-        return int(size.node.hint) if size.node.has_hint() else 1
-    return int(size)
 
 
 def _bias(layer: Node) -> Node | None:

@@ -176,6 +176,20 @@ def set_arguments(node: Node, **changes: Any) -> None:
     node.kwargs = {}
 
 
+def sizes_of_result(node: Node) -> tuple[Any, ...]:
+    """The sizes of a node's result, to compare: numbers, and expressions where they are free."""
+    # Not as text: to write an expression takes longer than to make it.
+    sizes = node.meta["val"].shape
+    return tuple(size.node.expr if isinstance(size, torch.SymInt) else size for size in sizes)
+
+
+def likely_size(size: Any) -> int:
+    """A size; for one that is free, what it was when the graph was captured."""
+    if isinstance(size, torch.SymInt):
+        return int(size.node.hint) if size.node.has_hint() else 1
+    return int(size)
+
+
 def is_float(value: Any) -> bool:
     """Whether a value is a tensor of floating-point numbers."""
     return isinstance(value, torch.Tensor) and value.is_floating_point()

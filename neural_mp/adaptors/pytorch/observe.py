@@ -10,6 +10,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.calibration import TensorSummary, summarized
+from neural_mp.adaptors.pytorch.calibration_form import calibration_form
 from neural_mp.adaptors.pytorch.convention import Call
 from neural_mp.adaptors.pytorch.layers import CONVOLUTIONS, INTEGER_LAYERS
 from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel, is_float, tensor_name
@@ -22,16 +23,19 @@ def watch(
 ) -> Iterator[tuple[str, TensorSummary]]:
     """Tensor name and a summary of its values, for the named tensors in every call."""
     found: list[tuple[str, TensorSummary]] = []
+    nodes = (node for part in model.parts.values() for node in part.portable.graph.nodes)
+    computed = (node for node in nodes if node.op in ("placeholder", "call_function"))
+    wanted = {tensor_name(node): node for node in computed if tensor_name(node) in tensors}
 
     def visit(node: Node, run: Callable[[], Any]) -> Any:
-        result = run()
-        wanted = node.op in ("placeholder", "call_function") and tensor_name(node) in tensors
-        if wanted and is_float(result):
-            seen = summarized(as_numpy(result.float()), _channel_axis(node, result.ndim))
-            found.extend([(tensor_name(node), seen)] if seen is not None else [])
+        result, name = run(), tensor_name(node)
+        if node.op != "get_attr" and name in wanted and is_float(result):
+            # At once: the next op may write over it.
+            seen = summarized(as_numpy(result.float()), _channel_axis(wanted[name], result.ndim))
+            found.extend([(name, seen)] if seen is not None else [])
         return result
 
-    run = visited(model, visit, portable=True)
+    run = visited(calibration_form(model), visit, portable=True)
     for call in calls:
         run(call)
         yield from found

@@ -6,6 +6,7 @@ import operator
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch.fx import GraphModule, Node
 
@@ -125,16 +126,19 @@ def _fold_batch_norms(module: GraphModule) -> None:
 
 
 def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
-    values = (constant(module, argument) for argument in norm.args[1:5])
+    normed = (constant(module, argument) for argument in norm.args[1:5])
     weight, bias = (constant(module, arguments(layer)[word]) for word in ("weight", "bias"))
     assert weight is not None
     affine = Affine.identity(len(weight))
     if bias is not None:
         affine.then_add(as_numpy(bias))
-    parameters = [None if value is None else as_numpy(value) for value in values]
+    parameters = [None if value is None else as_numpy(value) for value in normed]
     affine.then_normalize(parameters, norm.args[6])
     # The first axis of a layer's weight is that of its output channels.
-    scaled = as_numpy(weight) * affine.scale.reshape(-1, *[1] * (weight.ndim - 1))
+    values, scale = as_numpy(weight), affine.scale.reshape(-1, *[1] * (weight.ndim - 1))
+    # Rounded part by part where one rounding will do: all in float64 is twice the weight.
+    scaled = np.empty_like(values) if weight.dtype == torch.float32 else None
+    scaled = np.multiply(values, scale, out=scaled, casting="same_kind")
     put_constant(module, layer, "weight", scaled)
     put_constant(module, layer, "bias", affine.shift)
     layer.meta[TAKEN_IN] = (*layer.meta.get(TAKEN_IN, ()), norm.meta.get("nn_module_stack") or {})

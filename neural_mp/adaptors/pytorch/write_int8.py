@@ -66,7 +66,9 @@ def _quantize(module: GraphModule, node: Node, encoding: Encoding, flow: Quantiz
         after = [n for n in graph.nodes if n.op == "placeholder"][-1]
     with graph.inserting_after(after):
         quantized = graph.call_function(ops.quantize, (node, scale, zero_point))
-    quantized.meta["val"] = node.meta["val"].to(torch.uint8)
+    value = node.meta["val"]
+    # It has no numbers; to cast it would work out again whether it lies in one piece.
+    quantized.meta["val"] = value.new_empty_strided(value.shape, value.stride(), dtype=torch.uint8)
     pairs: dict[torch.dtype, Node] = {}
 
     def dequantized(dtype: torch.dtype) -> Node:

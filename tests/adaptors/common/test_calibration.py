@@ -1,5 +1,7 @@
 """Ranges and scores from statistics, against what numpy computes from all values at once."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -183,3 +185,24 @@ def test_what_is_taken_of_a_tensor_is_what_numpy_says_of_each_channel(shape, axi
     assert seen.count == channels.shape[1]
     assert set(np.unique(seen.sample)) <= set(np.unique(values))
     assert summarized(np.zeros((0, 3), np.float32)) is None
+
+
+def test_images_with_channels_last_in_memory_are_summarized_where_they_lie():
+    stored = np.random.default_rng(0).standard_normal((4, 64, 64, 32), np.float32)
+    image = np.moveaxis(stored, -1, 1)
+    tracemalloc.start()
+    try:
+        seen = summarized(image, 1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < image.nbytes / 4
+    expected = summarized(np.ascontiguousarray(image), 1)
+    assert seen is not None
+    assert expected is not None
+    np.testing.assert_array_equal(seen.sample, expected.sample)
+    np.testing.assert_array_equal(seen.low, expected.low)
+    np.testing.assert_array_equal(seen.high, expected.high)
+    np.testing.assert_allclose(seen.mean, expected.mean, atol=1e-5)
+    np.testing.assert_allclose(seen.power, expected.power, rtol=1e-5)
+    assert seen.count == expected.count
