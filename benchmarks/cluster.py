@@ -54,7 +54,7 @@ from neural_mp.tuning.assessment import Assessment, Assessor
 from neural_mp.tuning.early_stopping import RunningValues
 from neural_mp.tuning.evaluator import Deadline
 from neural_mp.tuning.executors import Executor, Work, executor_named
-from neural_mp.tuning.executors.ray_cluster import WATCHFUL
+from neural_mp.tuning.executors.ray_nodes import WATCHFUL
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.preparation import calibrated
 from neural_mp.tuning.run_log import RunLog
