@@ -15,7 +15,8 @@ from neural_mp.tuning.executors.queued import QueuedExecutor, Ticket
 from neural_mp.tuning.executors.ray_nodes import (
     ClusterNodes,
     Slot,
-    check_address,
+    address_of,
+    check_answer,
     remote,
     traits_of,
 )
@@ -63,8 +64,9 @@ class RayExecutor(QueuedExecutor):
             MissingFrameworkError: Ray is not installed.
             ConfigurationError: the address is no address of a cluster that this process can join.
         """
+        address = address_of(workers)
         super().check(workers)
-        check_address(workers)
+        check_answer(address)
 
     def __init__(self, work: Work, workers: Workers, warn: Callable[[str], None]) -> None:
         super().__init__(work, workers, warn)

@@ -88,11 +88,11 @@ def _introduce(traits: Callable[[], Traits]) -> tuple[str, Traits]:
     return platform.node(), traits()
 
 
-def check_address(workers: Workers) -> None:
-    """See that somebody answers at the address of a cluster.
+def address_of(workers: Workers) -> str:
+    """The address of the cluster that the user set.
 
     Raises:
-        ConfigurationError: the address is no address of a cluster that this process can join.
+        ConfigurationError: it is no address of a cluster that a process can join.
     """
     address = workers.options.get("address", _ANY_CLUSTER)
     if not isinstance(address, str) or not address or "://" in address:
@@ -101,6 +101,15 @@ def check_address(workers: Workers) -> None:
             f"nodes, such as 10.0.0.1:6379, or auto, or local for a cluster of its own; "
             f"got {address!r}"
         )
+    return address
+
+
+def check_answer(address: str) -> None:
+    """See that somebody answers at the address of a cluster.
+
+    Raises:
+        ConfigurationError: nobody does.
+    """
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
         return
@@ -137,7 +146,7 @@ class ClusterNodes:
         #: Node → its name for people; empty for one that gets no work.
         self._names: dict[str, str] = {}
         self._refused: list[str] = []
-        self._own = _join(workers.options.get("address", _ANY_CLUSTER))
+        self._own = _join(address_of(workers))
 
     def slots(self) -> list[Slot]:
         """All slots of the nodes that are alive and alike; a slot of each node first."""
