@@ -19,6 +19,7 @@ from hypothesis import settings
 from machine import machine
 from nets import deep_net, hostile, small_net, train
 from quick_runs import make_quick
+from ray_nodes_here import NODE
 from torch import nn
 
 from neural_mp.core.hardware import Hardware
@@ -119,3 +120,23 @@ def bf16_machine() -> Hardware:
 def all_machine() -> Hardware:
     """A machine on which everything is forced."""
     return machine(Precision.BF16, Precision.FP16)
+
+
+@pytest.fixture(scope="module")
+def ray():
+    """Ray; the test is skipped where it is not installed."""
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    return pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module")
+def cluster(ray):
+    """Two nodes of one CPU each."""
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    made.add_node(**NODE)
+    yield made
+    ray.shutdown()
+    made.shutdown()

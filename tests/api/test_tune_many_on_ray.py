@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+from ray_nodes_here import added_raylet
 from tune_many_jobs import evaluations, write_jobs_into
 
 import neural_mp
@@ -17,23 +17,6 @@ from neural_mp.reporting.jobs import JobsListener
 from neural_mp.tuning.job_outcome import JobStatus
 
 pytestmark = pytest.mark.slow
-
-NODE = {"num_cpus": 1, "object_store_memory": 100 << 20}
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    """Two nodes of one CPU each."""
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray = pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
-
-    made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
-    made.add_node(**NODE)
-    yield made
-    ray.shutdown()
-    made.shutdown()
 
 
 @pytest.fixture
@@ -81,7 +64,7 @@ def test_a_job_whose_node_is_killed_goes_on_at_another(folder, cluster, tmp_path
     names = ("first", "second", "third")  # one for every node
     for name in names:
         folder(name, "Pausing")
-    raylet = cluster.add_node(**NODE).all_processes["raylet"][0].process.pid
+    raylet = added_raylet(cluster)
 
     def kill():
         until = time.monotonic() + 300

@@ -12,6 +12,7 @@ import cloudpickle
 import numpy as np
 import pytest
 import torch
+from ray_nodes_here import added_raylet
 from tuning_script import killed_and_resumed
 
 from neural_mp import ExitPolicy, MixedPrecision
@@ -26,25 +27,6 @@ pytestmark = pytest.mark.slow
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-@pytest.fixture(scope="module")
-def ray():
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    return pytest.importorskip("ray")
-
-
-@pytest.fixture(scope="module")
-def cluster(ray):
-    """Two nodes of one CPU each."""
-    from ray.cluster_utils import Cluster
-
-    made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
-    made.add_node(**NODE)
-    yield made
-    ray.shutdown()
-    made.shutdown()
-
-
 @pytest.fixture
 def converter(hostile_net, digits):
     made = MixedPrecision()
@@ -56,9 +38,6 @@ def converter(hostile_net, digits):
     made.eval_dataloader = digits[1].loader()
     made.exit_policy = ExitPolicy(max_trials=8)
     return made
-
-
-NODE = {"num_cpus": 1, "object_store_memory": 100 << 20}
 
 
 class MarkedMetric:
@@ -112,7 +91,7 @@ def test_a_node_killed_in_the_middle_changes_nothing(converter, cluster, tmp_pat
     alone = converter()
     converter.metric = MarkedMetric(tmp_path, 0.2)
     converter.workers = {"engine": "ray", "address": cluster.address}
-    raylet = cluster.add_node(**NODE).all_processes["raylet"][0].process.pid
+    raylet = added_raylet(cluster)
     killer = threading.Thread(target=kill_when_at_work, args=(tmp_path, raylet))
     killer.start()
     together = converter()
@@ -150,7 +129,7 @@ def test_a_share_of_an_evaluation_whose_node_is_killed_runs_again(
     monkeypatch.setattr(sharing, "shared_seconds", lambda *known: 0.0)
     converter.metric = MergingMetric(tmp_path, 0.5)
     converter.workers = {"engine": "ray", "address": cluster.address}
-    raylet = cluster.add_node(**NODE).all_processes["raylet"][0].process.pid
+    raylet = added_raylet(cluster)
     killer = threading.Thread(target=kill_when_at_work, args=(tmp_path, raylet))
     killer.start()
     together = converter()
