@@ -127,6 +127,8 @@ def ray():
     """Ray; the test is skipped where it is not installed."""
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # What Ray starts would give way to the other tests, and answer too late.
+    os.environ["RAY_worker_niceness"] = "0"
     return pytest.importorskip("ray")
 
 
