@@ -128,7 +128,7 @@ def ray():
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # What Ray starts would give way to the other tests, and answer too late.
-    os.environ["RAY_worker_niceness"] = "0"
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (so Ray has it)
     return pytest.importorskip("ray")
 
 
