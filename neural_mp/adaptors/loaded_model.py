@@ -88,8 +88,9 @@ class LoadedModel(Generic[M]):
         """What the user should know of how the model was taken in."""
         return self.adaptor.warnings(self.held)
 
+    @cached_property
     def fingerprint(self) -> str:
-        """A digest of the ops and weights."""
+        """A digest of the ops and weights, which are read for it once."""
         return self.adaptor.fingerprint(self.held)
 
     def draw(self, path: Path) -> tuple[Path, ...]:

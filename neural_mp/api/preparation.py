@@ -238,7 +238,7 @@ class Preparation:
             return NOTHING_KNOWN  # opening the history will say what is wrong with the workspace
         words = machine_words(model.adaptor.packages)
         folder = Path(workspace) / KNOWN_FOLDER
-        return Known(folder, {"model": model.fingerprint(), **words})
+        return Known(folder, {"model": model.fingerprint, **words})
 
     def _history(
         self,
@@ -250,7 +250,7 @@ class Preparation:
         amp: AmpSettings,
     ) -> History:
         fingerprint: Mapping[str, str] = {
-            "model": model.fingerprint(),
+            "model": model.fingerprint,
             "data": evaluation.fingerprint() if evaluation is not None else "none",
             "calibration": f"{self.options.sampling_size} samples of "
             + (

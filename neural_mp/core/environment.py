@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+#: Where the libraries that compute look for the number of their threads, when they are loaded.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 #: How the names of variables begin by which libraries decide how they compute, and on what.
 _NUMERIC = (
     *("ATEN_", "DNNL_", "GOMP_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "ORT_"),

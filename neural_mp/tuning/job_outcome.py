@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from neural_mp.core.whole_files import write_whole
 from neural_mp.core.words import Word
 from neural_mp.errors import TuningError
 from neural_mp.tuning.report import Report
@@ -106,10 +106,7 @@ class JobOutcome:
 
     def write(self, folder: Path) -> None:
         """Keep it in the folder of the job; a reader sees all of it or what was there before."""
-        folder.mkdir(parents=True, exist_ok=True)
-        scratch = folder / f"{OUTCOME_FILE}.{os.getpid()}"
-        scratch.write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
-        scratch.replace(folder / OUTCOME_FILE)
+        write_whole(folder / OUTCOME_FILE, json.dumps(self.to_dict(), indent=1).encode())
 
 
 def read_outcome(folder: Path) -> JobOutcome | None:

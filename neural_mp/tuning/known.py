@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from typing import Any
 from neural_mp.core import hardware
 from neural_mp.core.environment import numeric_variables
 from neural_mp.core.versions import versions_of
+from neural_mp.core.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +89,7 @@ class Known:
         text = json.dumps({"about": self._words(what), "found": found})
         path = self._path(what)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, zlib.compress(text.encode()))
+            write_whole(path, zlib.compress(text.encode()))
             _forget_the_oldest(path.parent)
         except OSError as error:
             logger.warning("what was measured is not kept for later runs: %s", error)
@@ -155,18 +154,6 @@ def _unpacked(packed: bytes) -> bytes:
     if unpacking.unconsumed_tail:
         raise ValueError(f"it holds more than {_LARGEST} bytes")
     return text
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file that others see whole, or not at all."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _forget_the_oldest(folder: Path) -> None:

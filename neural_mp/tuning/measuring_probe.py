@@ -190,15 +190,11 @@ class MeasuringProbe(Probe):
         data = self.job.calibration
         batches = [] if data is None else [data.batches.first_inputs]
         key = "weight sensitivity"
-        known, found = self.history.recall(key)
+        known, found = self._recalled(key)
         if not known:
-            found = self.known.recall(key, lambda: self._measured_on)
-            if found is None:
-                with self._counted():
-                    found = self.model.weight_sensitivity(batches)
-                self.known.keep(key, self._measured_on, found)
-            else:
-                self.reused = True
+            with self._counted():
+                found = self.model.weight_sensitivity(batches)
+            self.known.keep(key, self._measured_on, found)
             self.history.remember(key, found)
         return dict(found)
 
@@ -215,21 +211,27 @@ class MeasuringProbe(Probe):
 
     def _kept(self, key: str, measure: Callable[[], Any], plans: int = 1) -> Any:
         """What is known from before, or is measured now if there is time for so many plans."""
-        known, value = self.history.recall(key)
+        known, value = self._recalled(key)
         if known:
             return value
-        value = self.known.recall(key, lambda: self._measured_on)
-        if value is None:
-            before = self.spent
-            with self._counted():
-                value = measure() if self._has_time(time.process_time(), plans) else None
-            self._longest = max(self._longest, (self.spent - before) / plans)
-            if value is not None and not self.untimed:
-                self.known.keep(key, self._measured_on, value)
-        else:
-            self.reused = True
+        before = self.spent
+        with self._counted():
+            value = measure() if self._has_time(time.process_time(), plans) else None
+        self._longest = max(self._longest, (self.spent - before) / plans)
+        if value is not None and not self.untimed:
+            self.known.keep(key, self._measured_on, value)
         self.history.remember(key, value)
         return value
+
+    def _recalled(self, key: str) -> tuple[bool, Any]:
+        """Whether this run or an earlier one has looked at something, and what it found."""
+        looked, value = self.history.recall(key)
+        if not looked:
+            value = self.known.recall(key, lambda: self._measured_on)
+            if value is not None:
+                looked = self.reused = True
+                self.history.remember(key, value)
+        return looked, value
 
     @cached_property
     def _measured_on(self) -> str | None:

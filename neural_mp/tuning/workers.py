@@ -11,6 +11,10 @@ from neural_mp.errors import ConfigurationError, did_you_mean, inside
 
 #: The engine of processes on this machine.
 LOCAL = "local"
+#: The engine of nodes of a Ray cluster.
+RAY = "ray"
+#: How often work is begun again whose machine was lost.
+RUNS_AGAIN = 3
 _OWN_KEYS = ("engine", "count", "threads")
 #: The option that follows the name of an engine in a word such as `ray:10.0.0.1:6379`.
 _ADDRESS = "address"

@@ -66,6 +66,19 @@ def kill_when_at_work(folder, raylet):
     os.kill(raylet, signal.SIGKILL)
 
 
+def tuned_as_a_node_is_killed(converter, cluster, folder):
+    """The result of a run that has lost a node while it was at work."""
+    converter.workers = {"engine": "ray", "address": cluster.address}
+    raylet = added_raylet(cluster)
+    killer = threading.Thread(target=kill_when_at_work, args=(folder, raylet))
+    killer.start()
+    result = converter()
+    killer.join()
+    assert (folder / str(raylet)).exists()
+    assert any("was lost; its plans run again" in words for words in result.report.warnings)
+    return result
+
+
 def told(result):
     return [(trial.plan, trial.accuracy, trial.outcome) for trial in result.trials]
 
@@ -90,15 +103,8 @@ def test_a_node_killed_in_the_middle_changes_nothing(converter, cluster, tmp_pat
     converter.metric = MarkedMetric(tmp_path, 0.0)
     alone = converter()
     converter.metric = MarkedMetric(tmp_path, 0.2)
-    converter.workers = {"engine": "ray", "address": cluster.address}
-    raylet = added_raylet(cluster)
-    killer = threading.Thread(target=kill_when_at_work, args=(tmp_path, raylet))
-    killer.start()
-    together = converter()
-    killer.join()
-    assert (tmp_path / str(raylet)).exists()
+    together = tuned_as_a_node_is_killed(converter, cluster, tmp_path)
     assert told(together) == told(alone)
-    assert any("was lost; its plans run again" in words for words in together.report.warnings)
 
 
 def test_a_driver_that_is_killed_repeats_nothing_when_it_is_resumed(
@@ -128,16 +134,9 @@ def test_a_share_of_an_evaluation_whose_node_is_killed_runs_again(
     monkeypatch.setattr(trial_runner, "STARTING", 0.0)
     monkeypatch.setattr(sharing, "shared_seconds", lambda *known: 0.0)
     converter.metric = MergingMetric(tmp_path, 0.5)
-    converter.workers = {"engine": "ray", "address": cluster.address}
-    raylet = added_raylet(cluster)
-    killer = threading.Thread(target=kill_when_at_work, args=(tmp_path, raylet))
-    killer.start()
-    together = converter()
-    killer.join()
-    assert (tmp_path / str(raylet)).exists()
+    together = tuned_as_a_node_is_killed(converter, cluster, tmp_path)
     assert told(together) == told(alone)
     assert len(together.trials[0].node.split(", ")) == 2
-    assert any("was lost; its plans run again" in words for words in together.report.warnings)
 
 
 class DeadlyMetric(MarkedMetric):

@@ -14,13 +14,13 @@ import logging
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
 from neural_mp.core.hardware import detect
+from neural_mp.core.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -107,12 +107,7 @@ def _file(module: str, described: str) -> Path:
 
 def _keep(file: Path, found: frozenset[str]) -> None:
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=file.parent, delete=False, encoding="utf-8"
-        ) as scratch:
-            json.dump(sorted(found), scratch)
-        Path(scratch.name).replace(file)
+        write_whole(file, json.dumps(sorted(found)).encode())
     except OSError:
         logger.debug("the answers cannot be kept in %s", file, exc_info=True)
 

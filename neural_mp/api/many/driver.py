@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,16 +14,15 @@ from neural_mp.api.many.ray_places import ray_places
 from neural_mp.api.many.runner import JobRunner
 from neural_mp.api.many.team import Team
 from neural_mp.api.saved_folder import PAGE_FILE
+from neural_mp.core.hardware import detect
 from neural_mp.errors import ConfigurationError, NeuralMPError
 from neural_mp.reporting.jobs import JobsListener
 from neural_mp.reporting.page.document import write_page
 from neural_mp.reporting.page.jobs import jobs_page
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus, read_outcome
-from neural_mp.tuning.workers import LOCAL, Workers
+from neural_mp.tuning.workers import LOCAL, RAY, Workers
 
 logger = logging.getLogger(__name__)
-
-RAY = "ray"
 
 DEFAULT_OUTPUT = "neural_mp_jobs"
 #: Characters of a job's digest in the name of its folder.
@@ -101,9 +99,10 @@ def tune_many(
 
 def _work(jobs: list[JobOutcome], folder: Path, listener: JobsListener, workers: Workers) -> None:
     if workers.engine == LOCAL:
-        count = workers.count or max(1, _cores() // (workers.threads or 1))
+        cores = detect().cores
+        count = workers.count or max(1, cores // (workers.threads or 1))
         # One process has all cores anyway.
-        share = max(1, _cores() // count) if count > 1 else None
+        share = max(1, cores // count) if count > 1 else None
         places = [JobRunner(workers.threads or share) for _ in range(count)]
         Team(jobs, folder, listener, places).work()
         return
@@ -168,9 +167,3 @@ def _pages(outcomes: Iterable[JobOutcome], output: Path) -> dict[str, str]:
                 found[job.name] = f"{job.name}/{link}"
                 break
     return found
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

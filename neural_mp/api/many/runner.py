@@ -15,15 +15,11 @@ from pathlib import Path
 
 from neural_mp.api.many.claim import claimed
 from neural_mp.api.many.folder import LOG_FILE
-from neural_mp.core.environment import users_environment
+from neural_mp.core.environment import THREAD_VARIABLES, users_environment
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus, read_outcome
 
-#: What limits threads → in OpenMP, MKL, OpenBLAS, TensorFlow; ONNX Runtime's adaptor obeys the
-#: first.
-_THREADS = (
-    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
-    *("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"),
-)
+#: What limits threads, also in TensorFlow; ONNX Runtime's adaptor obeys the first.
+_THREADS = (*THREAD_VARIABLES, "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
 
 class JobRunner:

@@ -15,11 +15,10 @@ from neural_mp.core.grammar import counted
 from neural_mp.errors import TuningError
 from neural_mp.reporting.jobs import JobsListener
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus, read_outcome
+from neural_mp.tuning.workers import RUNS_AGAIN
 
 #: Seconds between two looks at a job that another process does.
 _LOOK = 0.2
-#: How often a job is begun again whose machine was lost.
-_RUNS_AGAIN = 3
 
 
 class PlaceLostError(Exception):
@@ -141,7 +140,7 @@ class Team:
         """Have another place go on with a job, unless that was tried too often."""
         self._losses[job.name] += 1
         self._tell(self._listener.told, job.name, words)
-        if self._losses[job.name] <= _RUNS_AGAIN:
+        if self._losses[job.name] <= RUNS_AGAIN:
             self._left.append(job)
             return
         failed = replace(job, status=JobStatus.FAILED, reason=words)

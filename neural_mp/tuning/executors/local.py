@@ -15,15 +15,14 @@ from typing import Any
 import psutil
 
 from neural_mp.core import hardware
+from neural_mp.core.environment import THREAD_VARIABLES
 from neural_mp.core.grammar import counted
 from neural_mp.tuning.executors.contract import Answer, Raised, Task, Work, Worker, died
 from neural_mp.tuning.executors.queued import QueuedExecutor, Ticket
-from neural_mp.tuning.workers import Workers
+from neural_mp.tuning.workers import LOCAL, Workers
 
 logger = logging.getLogger(__name__)
 
-#: Where the libraries that compute look for the number of their threads, when they are loaded.
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 #: Seconds between two looks at whether the process that owns a worker is there.
 _LOOK_AGAIN = 1.0
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
@@ -81,7 +80,7 @@ class LocalExecutor(QueuedExecutor):
     suffers.
     """
 
-    name = "local"
+    name = LOCAL
 
     def __init__(self, work: Work, workers: Workers, warn: Callable[[str], None]) -> None:
         super().__init__(work, workers, warn)
@@ -111,7 +110,7 @@ class LocalExecutor(QueuedExecutor):
             1,
             initializer=_begin,
             initargs=(self.work.kind, self.work.sent, self.threads, os.getpid()),
-            env=dict.fromkeys(_THREAD_VARIABLES, str(self.threads)),
+            env=dict.fromkeys(THREAD_VARIABLES, str(self.threads)),
         )
 
     def wait(self, handles: Collection[Any]) -> Iterable[Any]:

@@ -20,12 +20,10 @@ from neural_mp.tuning.executors.ray_nodes import (
     remote,
     traits_of,
 )
-from neural_mp.tuning.workers import Workers
+from neural_mp.tuning.workers import RAY, RUNS_AGAIN, Workers
 
 logger = logging.getLogger(__name__)
 
-#: How often a plan is run again whose node was lost.
-_RUNS_AGAIN = 3
 #: Seconds in which a node that lost a process shows that it is alive itself.
 _SIGN_OF_LIFE = 30.0
 
@@ -52,7 +50,7 @@ class RayExecutor(QueuedExecutor):
     no plan. A plan whose node is lost runs again elsewhere; a plan whose process dies has failed.
     """
 
-    name = "ray"
+    name = RAY
     options = ("address",)
     needs: ClassVar[Mapping[str, str]] = {"ray": "pip install 'neural-mp[ray]'"}
 
@@ -74,7 +72,6 @@ class RayExecutor(QueuedExecutor):
         self._nodes = ClusterNodes(workers, partial(traits_of, work.kind), warn)
         import ray
 
-        self.threads = self._nodes.threads
         self._sent = ray.put(np.frombuffer(work.sent, np.uint8))
         self._places = self._nodes.slots()
         if not self._places:
@@ -136,7 +133,7 @@ class RayExecutor(QueuedExecutor):
         if any(node == found for found, _ in self._places):
             self.warn(f"node {name} of the Ray cluster was lost; its plans run again elsewhere")
         self._places = [place for place in self._nodes.slots() if place[0] != node]
-        return died(name) if ticket.losses > _RUNS_AGAIN else None
+        return died(name) if ticket.losses > RUNS_AGAIN else None
 
     def close(self) -> None:
         """Give up what goes on; leave the cluster if it was joined here."""
