@@ -1,0 +1,72 @@
+"""Attack the toolkit in every way known, and count how the attacks end.
+
+    python benchmarks/attack.py                      # all families, the long form
+    python benchmarks/attack.py --only kills --scale 0.1
+
+Every attack must end in a right result or in one error of ours. What `lost`, `repeated`,
+`traceback`, `hang`, `executed` or `wrong` counts is listed with the words that were seen, and the
+exit code is 1.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# Beside this file lie `onnx.py` and `tensorflow.py`, which are not those.
+sys.path[0] = str(Path(__file__).resolve().parent / "models")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "attack"))
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator
+
+from families import FAMILIES
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from verdicts import Family, Finding, Verdict, counts, harmful
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", nargs="*", default=[], help="names of families")
+    parser.add_argument("--scale", type=float, default=1.0, help="part of the long form")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def _attacked(family: Family, given: argparse.Namespace, progress: Progress) -> Iterator[Finding]:
+    count = max(1, round(family.full * given.scale))
+    bar = progress.add_task(family.name, total=count)
+    with tempfile.TemporaryDirectory() as folder:
+        for finding in family.findings(count, Path(folder), given.seed):
+            progress.advance(bar)
+            yield finding
+
+
+def main() -> None:
+    """Attack, and print the counts."""
+    given, console = _arguments(), Console()
+    chosen = [f for f in FAMILIES if not given.only or f.name in given.only]
+    findings, table = [], Table("attacks", "of them", *(v.value for v in Verdict), "seconds")
+    with Progress(console=console) as progress:
+        for family in chosen:
+            begun = time.monotonic()
+            found = list(_attacked(family, given, progress))
+            findings += found
+            by = counts(found).get(family.name, {})
+            numbers = [str(by.get(verdict, 0)) for verdict in Verdict]
+            seconds = f"{time.monotonic() - begun:.0f}"
+            table.add_row(family.name, str(len(found)), *numbers, seconds)
+    console.print(table)
+    broken = harmful(findings)
+    for finding in broken:
+        console.print(f"{finding.family}: {finding.case}: {finding.verdict.value}: {finding.words}")
+    sys.exit(1 if broken else 0)
+
+
+if __name__ == "__main__":
+    main()
