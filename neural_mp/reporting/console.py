@@ -6,9 +6,14 @@ import codecs
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from neural_mp.core.markup import visible
 
 #: Columns of a line where there is no screen that it must fit on: wide enough for any table.
 _UNLIMITED = 100_000
@@ -36,8 +41,28 @@ _PLAIN = {
 _IN_PLAIN_WORDS = "neural_mp.plain"
 
 
-class _Console(Console):
-    """A console that ends the process as the shell expects where nobody reads any more."""
+class SafeConsole(Console):
+    """A console on which names out of files are just names.
+
+    They are no markup and no emoji, and control characters in them, with which a terminal could be
+    made to do something, are shown as their code. Where nobody reads any more, the process ends as
+    the shell expects.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(markup=False, emoji=False, **settings)
+
+    def render_str(self, text: str, **settings: Any) -> Text:
+        """A text as it is shown; so it is known how wide that is."""
+        return super().render_str(visible(text), **settings)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Pieces of what is shown, whoever made the text in them."""
+        for piece in super().render(renderable, options):
+            text, style, control = piece
+            yield piece if control else Segment(visible(text), style)
 
     def on_broken_pipe(self) -> None:
         """Exit as a program does that the signal SIGPIPE ended."""
@@ -56,13 +81,13 @@ def error_console() -> Console:
     return _console(stderr=True)
 
 
-def _console(*, stderr: bool) -> Console:
+def _console(*, stderr: bool) -> SafeConsole:
     stream = sys.stderr if stderr else sys.stdout
     _make_printable(stream)
     # Asked once: while TensorFlow is imported, standard error leads through a pipe.
     on_terminal = stream.isatty()
     coloured = bool(os.environ.get("FORCE_COLOR")) and not on_terminal
-    return _Console(
+    return SafeConsole(
         # Kept: a bar must move on while a framework's own words are caught.
         file=stream,
         stderr=stderr,

@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
+
+from neural_mp.reporting.console import SafeConsole
 
 #: Seconds between two pictures of a run: a browser that draws each step would be all that is busy.
 _BETWEEN = 0.25
@@ -65,7 +67,7 @@ class NotebookLive:
 
 def html_of(shown: RenderableType) -> str:
     """What a terminal would show, as HTML with its own styles."""
-    console = Console(
+    console = SafeConsole(
         record=True, file=io.StringIO(), width=_COLUMNS, force_jupyter=False, color_system="256"
     )
     console.print(shown)
