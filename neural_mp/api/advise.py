@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from neural_mp.adaptors.registry import require_framework
 from neural_mp.api import configured
-from neural_mp.api.loading import resolve_source
 from neural_mp.config import load_settings
 from neural_mp.data.user_code import load_user_object
 from neural_mp.errors import ConfigurationError
@@ -25,6 +25,7 @@ def advise_from_file(
     *,
     steps: int = 100,
     limit: float = 0.01,
+    trust: Iterable[str] = (),
 ) -> Advice:
     """What `neural_mp.training.advise` says of the model and the data of a tuning file.
 
@@ -36,11 +37,12 @@ def advise_from_file(
         precision: `bf16` or `fp16`.
         steps: how long the run in float32 is.
         limit: how much noise the gradients may have.
+        trust: see `MixedPrecision`.
 
     Raises:
         NeuralMPError: the file, the model, the loss or the data are not what they should be.
     """
-    settings = load_settings(conf)
+    settings = load_settings(conf, trust=trust)
     loader = configured.loader(settings, configured.CALIBRATION)
     if loader is None:
         loader = configured.loader(settings, configured.ACCURACY)
@@ -49,11 +51,10 @@ def advise_from_file(
             f"{conf} names no data; add quantization.calibration.dataloader, whose samples are "
             f"trained on"
         )
-    source = model or settings.model.name
-    if source is None:
+    if model is None and settings.model.name is None:
         raise ConfigurationError(f"{conf} names no model; add model.name, or give --model")
     return advise(
-        _trained(source),
+        _trained(configured.model(settings, model or settings.model.name)),
         loader,
         load_user_object(loss) if loss is not None and ":" in loss else loss,
         precision,
@@ -62,9 +63,8 @@ def advise_from_file(
     )
 
 
-def _trained(source: str) -> Any:
+def _trained(found: Any) -> Any:
     """A model that can be trained, of a file or of `module:attribute`."""
-    found = resolve_source(source)
     if not isinstance(found, str):
         return found
     if Path(found).suffix not in _KERAS_FILES:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ def compare_files(
     batch_size: int | None = None,
     framework: str | None = None,
     inputs: Any = None,
+    trust: Iterable[str] = (),
 ) -> Comparison:
     """The same of models and data that are named.
 
@@ -65,10 +66,11 @@ def compare_files(
         batch_size: of data in arrays; as many as the example inputs of A hold by default.
         framework: of models in whose case it is not found by itself.
         inputs: example inputs of models that come without any.
+        trust: see `MixedPrecision`.
     """
-    example = first_of(data, batch_size) if data is not None and inputs is None else inputs
+    example = first_of(data, batch_size, trust) if data is not None and inputs is None else inputs
     one, other = (_taken(source, framework, example) for source in (a, b))
-    batches = inputs_of(data, one[0], batch_size, samples)
+    batches = inputs_of(data, one[0], batch_size, samples, trust)
     with batches.blamed():
         return compare_models(one[0], other[0], batches, _rescaled(one, other))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,19 @@ _ARRAYS, _TUNING_FILES = (".npy", ".npz"), (".yaml", ".yml")
 _Arrays = Array | dict[str, Array]
 
 
-def first_of(data: str | Path, batch_size: int | None) -> Any:
+def first_of(data: str | Path, batch_size: int | None, trust: Iterable[str] = ()) -> Any:
     """The inputs of the first batch, to take in models with that come without any."""
     if Path(data).suffix in _TUNING_FILES:
-        return _loader(Path(data)).first_inputs
+        return _loader(Path(data), trust).first_inputs
     return _taken(_arrays(Path(data)), 0, batch_size or _CAPTURED_WITH)
 
 
 def inputs_of(
-    data: str | Path | None, model: AnyModel, batch_size: int | None, samples: int
+    data: str | Path | None,
+    model: AnyModel,
+    batch_size: int | None,
+    samples: int,
+    trust: Iterable[str] = (),
 ) -> Batches:
     """The inputs that are in a file, in batches.
 
@@ -45,6 +49,7 @@ def inputs_of(
         model: what is run on them.
         batch_size: of data in arrays; as many as the example inputs of the model hold by default.
         samples: how many samples to give.
+        trust: see `MixedPrecision`.
 
     Raises:
         DataError: the file is missing, or holds something else.
@@ -54,33 +59,36 @@ def inputs_of(
         return Batches([model.example_inputs(batch_size)], "the random inputs")
     path = Path(data)
     if path.suffix in _TUNING_FILES:
-        loader = _loader(path)
+        loader = _loader(path, trust)
         return Batches(lambda: limited(loader.inputs(), samples), str(path))
     arrays = _arrays(path)
     size = batch_size or count_samples(model.example_inputs())
     return Batches(lambda: _batches(arrays, size, samples), str(path))
 
 
-def batches_of(data: str | Path, batch_size: int | None, samples: int) -> list[tuple[Any, None]]:
+def batches_of(
+    data: str | Path, batch_size: int | None, samples: int, trust: Iterable[str] = ()
+) -> list[tuple[Any, None]]:
     """The same for what takes data before it takes the model: pairs of inputs and no labels.
 
     Args:
         data: an `.npy`, `.npz` or tuning file.
         batch_size: of data in arrays.
         samples: how many samples to give.
+        trust: see `MixedPrecision`.
     """
     path = Path(data)
     if path.suffix in _TUNING_FILES:
-        found = limited(_loader(path).inputs(), samples)
+        found = limited(_loader(path, trust).inputs(), samples)
     else:
         found = _batches(_arrays(path), batch_size or _CAPTURED_WITH, samples)
     return [(inputs, None) for inputs in found]
 
 
-def _loader(path: Path) -> Batches:
+def _loader(path: Path, trust: Iterable[str]) -> Batches:
     if not path.is_file():
         raise DataError(f"there is no tuning file {str(path)!r}")
-    settings = load_settings(path)
+    settings = load_settings(path, trust=trust)
     for section in (configured.CALIBRATION, configured.ACCURACY):
         loader = configured.loader(settings, section)
         if loader is not None:

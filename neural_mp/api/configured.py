@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+from neural_mp.api.loading import resolve_source
 from neural_mp.common import DataLoader, Metric
 from neural_mp.config import Settings
 from neural_mp.config.source import KeyPath
 from neural_mp.core.words import Dialect
 from neural_mp.data import OWN, Transform, Vocabulary, build_dataloader, build_transforms
+from neural_mp.data.user_code import named_in_file
 from neural_mp.errors import NeuralMPError
 from neural_mp.metrics import METRICS, build_metric
 from neural_mp.strategies import Strategy, strategy_named
@@ -31,6 +34,29 @@ def vocabulary_of(settings: Settings) -> Vocabulary:
     return vocabulary(framework if framework in FRAMEWORKS else None)
 
 
+@contextmanager
+def _reading(settings: Settings, path: KeyPath) -> Iterator[None]:
+    """Look up inside what the file names at this place."""
+    with settings.source.at(path), named_in_file(settings.folder, settings.trust):
+        yield
+
+
+def model(settings: Settings, given: Any) -> Any:
+    """The model, as an adaptor takes it.
+
+    Args:
+        settings: the file.
+        given: what the user set; the name that the file holds where nothing was set.
+
+    Raises:
+        ConfigurationError: its name cannot be imported, or a file names what is not the user's.
+    """
+    if given is None or given is not settings.model.name:
+        return resolve_source(given)
+    with _reading(settings, ("model", "name")):
+        return resolve_source(given)
+
+
 def loader(settings: Settings, section: KeyPath) -> DataLoader | None:
     """The loader that a section of a file describes; None where it describes none.
 
@@ -49,7 +75,7 @@ def loader(settings: Settings, section: KeyPath) -> DataLoader | None:
     }[section]
     if spec is None:
         return None
-    with settings.source.at((*section, "dataloader")):
+    with _reading(settings, (*section, "dataloader")):
         return build_dataloader(spec, vocabulary_of(settings))
 
 
@@ -59,7 +85,7 @@ def postprocess(settings: Settings) -> Transform | None:
     Raises:
         ConfigurationError: a name or an option is wrong.
     """
-    with settings.source.at((*ACCURACY, "postprocess")):
+    with _reading(settings, (*ACCURACY, "postprocess")):
         return build_transforms(settings.evaluation.postprocess, vocabulary_of(settings))
 
 
@@ -76,7 +102,7 @@ def metrics(settings: Settings) -> list[tuple[Metric, float]]:
     path = next((path for path in _METRICS if path in lines), _METRICS[0])
     written = [str(keys[-1]) for keys in lines if keys[:-1] == path]
     for item in settings.evaluation.metrics:
-        with settings.source.at(path), _as_written(written):
+        with _reading(settings, path), _as_written(written):
             weight = 1.0 if item.weight is None else item.weight
             found.append((build_metric(item.name, item.options, names), weight))
     return found

@@ -14,7 +14,7 @@ from neural_mp.api.criteria import criterion_of, exit_policy_of
 from neural_mp.api.explain import write_log
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.api.preparation import DEFAULT_PRECISIONS, DEFAULT_WORKSPACE, Preparation
-from neural_mp.config import Settings, load_settings, settings_from
+from neural_mp.config import Settings, load_settings, settings_from, trust_of
 from neural_mp.core import hardware as machine
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.errors import ConfigurationError, did_you_mean
@@ -85,6 +85,8 @@ class MixedPrecision:
         workers: processes that try the plans of one round side by side, or share an evaluation
             that takes long; an engine with its address, `"ray:10.0.0.1:6379"`; or a dict with
             `engine`, `count`, `threads` and what the engine takes, such as `address`.
+        trust: modules that a file may name classes and functions of, such as `("sklearn",)`, beside
+            those that lie in the working directory or in the file's folder.
         target: what to convert for: `this` machine; a level of processors, `avx2`, `avx512`,
             `vnni`, `amx` or `arm-dotprod`; or `portable`, which is right on all of them.
         hardware: the machine at hand; found by itself.
@@ -128,6 +130,7 @@ class MixedPrecision:
         self.early_stopping: bool = tuning.early_stopping
         self.cache: bool = tuning.cache
         self.workers: int | str | Mapping[str, Any] = tuning.workers
+        self.trust: str | Iterable[str] = settings.trust
         self.target: str = settings.target
         self.hardware: machine.Hardware | None = None
         self.listener: Listener | None = None
@@ -173,7 +176,7 @@ class MixedPrecision:
 
     def without_python(self) -> MixedPrecision:
         """The options as the file alone says, or as they are by default without one."""
-        return MixedPrecision(self._settings)
+        return MixedPrecision(self._settings, trust=self.trust)
 
     def sensitivity(self, most: int | None = None) -> SensitivityReport:
         """Measure which decisions cost accuracy, and what they gain, without any evaluation.
@@ -191,8 +194,12 @@ class MixedPrecision:
         """
         log = RunLog(self.listener or _default_listener())
         with log.loading():
-            job, _ = Preparation(self, self._settings, self._precisions, log).job()
+            job, _ = self._preparation(log).job()
         return measured_sensitivities(job, log, most)
+
+    def _preparation(self, log: RunLog) -> Preparation:
+        settings = replace(self._settings, trust=trust_of(self.trust))
+        return Preparation(self, settings, self._precisions, log)
 
     def __call__(self) -> OptimizedModel:
         """Tune and return the result; the same as `fit()`."""
@@ -210,8 +217,7 @@ class MixedPrecision:
         """
         log = RunLog(self.listener or _default_listener())
         with log.loading():
-            prepared = Preparation(self, self._settings, self._precisions, log)
-            job, log_folder = prepared.job()
+            job, log_folder = self._preparation(log).job()
         found = tune(job, log)
         report = replace(found.report, record=found.record)
         for line in report.converted:

@@ -16,7 +16,7 @@ from neural_mp.api.deployment import hardware_for, not_native, without_kernels
 from neural_mp.api.described import model_name, settings_in_words
 from neural_mp.api.given_metrics import GivenMetrics, gather_metrics, metric_words
 from neural_mp.api.limits import constrained
-from neural_mp.api.loading import load_source, resolve_source, without_int8_if_no_data
+from neural_mp.api.loading import load_source, without_int8_if_no_data
 from neural_mp.api.metric_direction import directed, metric_label, together
 from neural_mp.config import Settings
 from neural_mp.core import hardware as machine
@@ -172,7 +172,7 @@ class Preparation:
         """Loads the model; can be sent to another process."""
         return partial(
             load_source,
-            resolve_source(self.options.model),
+            configured.model(self.settings, self.options.model),
             self.options.framework,
             self.options.inputs,
             outputs=self.options.outputs,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ def sensitivity_of(
     framework: str | None = None,
     inputs: Any = None,
     listener: Listener | None = None,
+    trust: Iterable[str] = (),
 ) -> SensitivityReport:
     """What every decision of a model costs and gains.
 
@@ -41,6 +42,7 @@ def sensitivity_of(
         framework: where it is not found by itself.
         inputs: example inputs of a model that comes without any.
         listener: receives the progress.
+        trust: see `MixedPrecision`.
 
     Raises:
         NeuralMPError: the model or the data cannot be read, or do not fit.
@@ -48,7 +50,7 @@ def sensitivity_of(
     if is_saved_model(model):
         return load(model).sensitivity()
     if Path(model).suffix in (".yaml", ".yml"):
-        converter = MixedPrecision(model)
+        converter = MixedPrecision(model, trust=trust)
     else:
         converter = MixedPrecision(model=model, framework=framework, inputs=inputs)
         if data is None:
@@ -57,7 +59,7 @@ def sensitivity_of(
                 example = load_source(model, framework, None).example_inputs(batch_size)
             converter.calib_dataloader = [(example, None)]
     if data is not None:
-        converter.calib_dataloader = batches_of(data, batch_size, samples)
+        converter.calib_dataloader = batches_of(data, batch_size, samples, trust)
     if precisions:
         converter.precisions = ",".join(precisions)
     converter.sampling_size = samples

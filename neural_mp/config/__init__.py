@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +36,20 @@ __all__ = [
     "parse_settings",
     "settings_from",
     "settings_to_yaml",
+    "trust_of",
 ]
 
 
-def load_settings(path: str | Path, dialect: Dialect | None = None) -> Settings:
+def load_settings(
+    path: str | Path, dialect: Dialect | None = None, trust: Iterable[str] = ()
+) -> Settings:
     """Read a tuning file.
 
     Args:
         path: the file.
         dialect: whose words it is written in; by default found by what it holds.
+        trust: modules that it may name classes and functions of, beside those that lie in the
+            working directory or beside the file.
 
     Warns:
         IgnoredSettingWarning: a setting of Intel Neural Compressor has no effect here.
@@ -62,7 +69,8 @@ def load_settings(path: str | Path, dialect: Dialect | None = None) -> Settings:
         raise ConfigurationError(
             f"{path}, line {line}: not readable YAML: the text is not UTF-8"
         ) from error
-    return parse_settings(text, str(path), dialect)
+    settings = parse_settings(text, str(path), dialect)
+    return replace(settings, folder=Path(path).parent, trust=trust_of(trust))
 
 
 def parse_settings(text: str, origin: str = "<text>", dialect: Dialect | None = None) -> Settings:
@@ -100,3 +108,21 @@ def settings_from(
         ConfigurationError: the content is not as it should be; the message names the key.
     """
     return build(read_mapping(content, origin), dialect)
+
+
+def trust_of(modules: str | Iterable[str]) -> tuple[str, ...]:
+    """The modules that a user trusts, checked.
+
+    Raises:
+        ConfigurationError: one is no name of a module, or one of Python's own.
+    """
+    found = (modules,) if isinstance(modules, str) else tuple(modules)
+    for word in found:
+        if not isinstance(word, str) or not all(p.isidentifier() for p in word.split(".")):
+            raise ConfigurationError(f"trust takes names of modules, such as sklearn; got {word!r}")
+        if word.partition(".")[0] in sys.stdlib_module_names:
+            raise ConfigurationError(
+                f"trust names {word!r}, a module of Python's own, which no file may name; write a "
+                f"function of your own that calls what you need"
+            )
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from neural_mp.amp import AutoMixedPrecisionOptions
@@ -150,6 +151,8 @@ class Settings:
         evaluation: accuracy and latency.
         dialect: whose names datasets, transforms and metrics go by.
         source: the file, to say where in it a mistake is.
+        folder: where the file lies; None where its content was given.
+        trust: modules beside the user's own whose classes and functions it may name.
     """
 
     model: ModelSettings = ModelSettings()
@@ -164,3 +167,5 @@ class Settings:
     evaluation: EvaluationSettings = EvaluationSettings()
     dialect: Dialect = Dialect.OWN
     source: Source = field(default_factory=lambda: Source("the settings"), compare=False)
+    folder: Path | None = field(default=None, compare=False)
+    trust: tuple[str, ...] = field(default=(), compare=False)

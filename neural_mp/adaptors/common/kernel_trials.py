@@ -20,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 
 from neural_mp.core.hardware import detect
+from neural_mp.core.python_processes import python_command
 from neural_mp.core.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ def _run(module: str, environment: dict[str, str]) -> frozenset[str]:
     tried: set[str] = set()
     while True:
         done = subprocess.run(
-            [sys.executable, "-m", module, *sorted(tried)],
+            python_command(module, *sorted(tried)),
             capture_output=True,
             text=True,
             timeout=_LIMIT_SECONDS,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from neural_mp.api.commands.exit_codes import epilog
-from neural_mp.api.commands.options import JsonOption, QuietOption, VerboseOption
+from neural_mp.api.commands.options import JsonOption, QuietOption, TrustOption, VerboseOption
 from neural_mp.api.commands.output import Output
 from neural_mp.errors import ConfigurationError
 
@@ -33,6 +33,7 @@ def advise(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A plan file for apply_plan.")
     ] = None,
+    trust: TrustOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = 0,
@@ -46,7 +47,9 @@ def advise(
                 f"--output {output}: there is no folder {str(output.parent)!r}"
             )
         with out.working(f"Training as {conf} says"):
-            found = advise_from_file(conf, model, loss, precision, steps=steps, limit=limit)
+            found = advise_from_file(
+                conf, model, loss, precision, steps=steps, limit=limit, trust=trust or ()
+            )
         out.show(found.table)
         for warning in found.warnings:
             out.warn(warning)

@@ -16,6 +16,7 @@ from neural_mp.api.commands.options import (
     QuietOption,
     SamplesOption,
     ShapeOption,
+    TrustOption,
     VerboseOption,
 )
 from neural_mp.api.commands.output import Output
@@ -35,6 +36,7 @@ def compare(
     as_csv: CsvOption = False,
     framework: FrameworkOption = None,
     input_shape: ShapeOption = None,
+    trust: TrustOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = 0,
@@ -61,6 +63,7 @@ def compare(
                 batch_size=batch_size,
                 framework=framework,
                 inputs=inputs,
+                trust=trust or (),
             )
         if as_csv:
             out.line(comparison_csv(found, worst).rstrip())

@@ -36,6 +36,13 @@ DataOption = Annotated[
     Path | None,
     typer.Option(help="A .npy or .npz file, or a tuning YAML; random inputs by default."),
 ]
+TrustOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A module, such as sklearn, that a tuning YAML may name code of, beside your own in "
+        "the working directory or beside the file; several times.",
+    ),
+]
 SamplesOption = Annotated[int, typer.Option(min=1, help="Samples that are run.")]
 BatchSizeOption = Annotated[
     int | None, typer.Option(min=1, help="Samples a batch of an array, where another is wanted.")

@@ -18,6 +18,7 @@ from neural_mp.api.commands.options import (
     QuietOption,
     SamplesOption,
     ShapeOption,
+    TrustOption,
     VerboseOption,
 )
 from neural_mp.api.commands.output import Output
@@ -41,6 +42,7 @@ def sensitivity(
     as_csv: CsvOption = False,
     framework: FrameworkOption = None,
     input_shape: ShapeOption = None,
+    trust: TrustOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = 0,
@@ -67,6 +69,7 @@ def sensitivity(
             framework=framework,
             inputs=random_inputs(input_shape or ()),
             listener=Listener() if quiet else LiveListener(error_console(), summary=False),
+            trust=trust or (),
         )
         if as_csv:
             out.line(found.to_csv().rstrip())

@@ -13,6 +13,7 @@ from neural_mp.api.commands.options import (
     QuietOption,
     SaveOption,
     TargetOption,
+    TrustOption,
     VerboseOption,
 )
 from neural_mp.api.commands.output import Output
@@ -39,6 +40,7 @@ def tune(
     cache: Annotated[
         bool, typer.Option(help="Use what earlier runs in the workspace measured of the same.")
     ] = True,
+    trust: TrustOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = 0,
@@ -52,7 +54,7 @@ def tune(
 
         if output is not None:
             check_destination(output)  # now, not after hours of tuning
-        converter = MixedPrecision(conf)
+        converter = MixedPrecision(conf, trust=trust or ())
         if model is not None:
             converter.model = model
         if target is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from neural_mp.api.commands.exit_codes import ExitCode, epilog
-from neural_mp.api.commands.options import JsonOption, QuietOption, VerboseOption
+from neural_mp.api.commands.options import JsonOption, QuietOption, TrustOption, VerboseOption
 from neural_mp.api.commands.output import Output
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def tune_many(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for results, logs and the summary page.")
     ] = Path("neural_mp_jobs"),
+    trust: TrustOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = 0,
@@ -42,7 +43,9 @@ def tune_many(
 
         out.kept = "what is finished is kept, and the same command goes on from there"
         listener = JobsListener() if quiet else LiveJobs()
-        results = many.tune_many(files, workers=workers, output=output, listener=listener)
+        results = many.tune_many(
+            files, workers=workers, output=output, listener=listener, trust=trust or ()
+        )
         out.show(jobs_table(results.outcomes))
         out.line(f"the page is in {results.page}")
         if as_json:

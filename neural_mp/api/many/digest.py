@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.config.source import read_text
+from neural_mp.data.user_code import user_folders
 from neural_mp.errors import ConfigurationError
 
 #: Keys of `tuning` that say where and how a job runs, not what comes out.
@@ -45,7 +46,7 @@ def job_digest(file: Path) -> str:
     if isinstance(settings, dict) and isinstance(settings.get("tuning"), dict):
         tuning = {k: v for k, v in settings["tuning"].items() if k not in _NO_MATTER}
         settings = {**settings, "tuning": tuning}
-    named = {word: found for word in _words(settings) if (found := _named(word))}
+    named = {word: found for word in _words(settings) if (found := _named(word, file.parent))}
     said = json.dumps([settings, named], sort_keys=True, default=str)
     return hashlib.sha256(said.encode()).hexdigest()
 
@@ -62,7 +63,7 @@ def _words(value: Any) -> Iterator[str]:
         yield value
 
 
-def _named(word: str) -> str | None:
+def _named(word: str, beside: Path) -> str | None:
     """The digest of the file, folder or module that a word names; None where it names none."""
     try:
         path = Path(word)
@@ -71,10 +72,10 @@ def _named(word: str) -> str | None:
             return _of_file(path.resolve(), found.st_size, found.st_mtime_ns)
         if word and path.is_dir():
             return _of_folder(path)
-        source = _source(word)
+        source = _source(word, beside)
     except OSError:  # such as a name that is too long
         return None
-    return _named(str(source)) if source else None
+    return _named(str(source), beside) if source else None
 
 
 @cache
@@ -97,13 +98,13 @@ def _of_folder(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _source(word: str) -> Path | None:
+def _source(word: str, beside: Path) -> Path | None:
     """The file of the module in `module:attribute`; nothing is imported."""
     module, colon, attribute = word.partition(":")
     parts = module.split(".")
     if not colon or not all(part.isidentifier() for part in (*parts, *attribute.split("."))):
         return None
-    for place in (Path.cwd(), *map(Path, sys.path)):
+    for place in (*user_folders(beside), *map(Path, sys.path)):
         base = place.joinpath(*parts)
         for file in (base.with_suffix(".py"), base / "__init__.py"):
             if file.is_file():

@@ -14,6 +14,7 @@ from neural_mp.api.many.ray_places import ray_places
 from neural_mp.api.many.runner import JobRunner
 from neural_mp.api.many.team import Team
 from neural_mp.api.saved_folder import PAGE_FILE
+from neural_mp.config import trust_of
 from neural_mp.core.hardware import detect
 from neural_mp.errors import ConfigurationError, NeuralMPError
 from neural_mp.reporting.jobs import JobsListener
@@ -58,6 +59,7 @@ def tune_many(
     workers: int | str | Mapping[str, Any] = 1,
     output: str | Path = DEFAULT_OUTPUT,
     listener: JobsListener | None = None,
+    trust: Iterable[str] = (),
 ) -> JobResults:
     """Tune many models, each as a YAML file says, in a process of its own.
 
@@ -72,6 +74,7 @@ def tune_many(
             see the same files under the same paths.
         output: the folder for results, logs and the page; each job has a folder in it.
         listener: receives what happens.
+        trust: see `MixedPrecision`.
 
     Returns:
         What came of every job.
@@ -80,7 +83,7 @@ def tune_many(
         ConfigurationError: no file was given, one does not exist, or `workers` is no such thing.
         NeuralMPError: the folder cannot be written, or no machine is left.
     """
-    setting = Workers.read(workers)
+    setting, trusted = Workers.read(workers), trust_of(trust)
     folder, told = Path(output), listener or JobsListener()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +92,7 @@ def tune_many(
     earlier = {path.name[-_LETTERS:]: path.name for path in folder.iterdir() if path.is_dir()}
     jobs = [_job(file, folder, earlier) for file in _expanded(files)]
     try:
-        _work(jobs, folder, told, setting)
+        _work(jobs, folder, told, setting, trusted)
     finally:
         outcomes = tuple(_now(job, folder) for job in jobs)
         page = folder / SUMMARY_FILE
@@ -97,20 +100,26 @@ def tune_many(
     return JobResults(outcomes, page)
 
 
-def _work(jobs: list[JobOutcome], folder: Path, listener: JobsListener, workers: Workers) -> None:
+def _work(
+    jobs: list[JobOutcome],
+    folder: Path,
+    listener: JobsListener,
+    workers: Workers,
+    trust: tuple[str, ...],
+) -> None:
     if workers.engine == LOCAL:
         cores = detect().cores
         count = workers.count or max(1, cores // (workers.threads or 1))
         # One process has all cores anyway.
         share = max(1, cores // count) if count > 1 else None
-        places = [JobRunner(workers.threads or share) for _ in range(count)]
+        places = [JobRunner(workers.threads or share, trust) for _ in range(count)]
         Team(jobs, folder, listener, places).work()
         return
     if workers.engine != RAY:
         raise ConfigurationError(
             f"jobs are done by the engines {LOCAL} and {RAY}, got {workers.engine!r} for workers"
         )
-    with ray_places(workers, logger.warning) as found:
+    with ray_places(workers, trust, logger.warning) as found:
         Team(jobs, folder, listener, found).work()
 
 

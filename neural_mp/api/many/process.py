@@ -1,4 +1,4 @@
-"""The process of one job: `python -m neural_mp.api.many.process FILE FOLDER [--resume]`.
+"""The process of one job: `… FILE FOLDER [--resume] [--trust=MODULE]`.
 
 What it tells of itself goes to standard output, a JSON document a line; what frameworks and the
 user's own code print goes where standard error goes. It ends, with all its children, when its
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+_TRUST = "--trust="
+
+
 class _Teller(Listener):
     """Tells the process that started this one how far the job is."""
 
@@ -50,7 +53,7 @@ class _Teller(Listener):
         self._tell(f"trial {self._trials}: {trial.outcome}, {words.accuracy(trial)}")
 
 
-def main(file: str, folder: str, resume: bool) -> int:
+def main(file: str, folder: str, resume: bool, trust: tuple[str, ...]) -> int:
     """Do a job, and keep what came of it in its folder.
 
     Returns:
@@ -67,7 +70,7 @@ def main(file: str, folder: str, resume: bool) -> int:
     assert outcome is not None
     code = ExitCode.DONE
     try:
-        result = _tuned(file, place, resume, _Teller(tell))
+        result = _tuned(file, place, resume, trust, _Teller(tell))
         outcome = outcome.ended(result.report, result.met)
     except Exception as error:
         # Whatever ends a job: it is told with its reason, and the other jobs go on.
@@ -81,11 +84,13 @@ def main(file: str, folder: str, resume: bool) -> int:
     return int(code)
 
 
-def _tuned(file: str, place: Path, resume: bool, listener: Listener) -> OptimizedModel:
+def _tuned(
+    file: str, place: Path, resume: bool, trust: tuple[str, ...], listener: Listener
+) -> OptimizedModel:
     from neural_mp.api.mixed_precision import MixedPrecision
     from neural_mp.config import load_settings
 
-    settings = load_settings(file)
+    settings = load_settings(file, trust=trust)
     converter = MixedPrecision(settings)
     converter.listener = listener
     if settings.tuning.workspace is None and settings.tuning.storage is None:
@@ -131,7 +136,8 @@ def _end_with_parent() -> None:
 
 
 def _arguments(given: list[str]) -> tuple[Any, ...]:
-    return given[0], given[1], "--resume" in given[2:]
+    trust = (word.removeprefix(_TRUST) for word in given[2:] if word.startswith(_TRUST))
+    return given[0], given[1], "--resume" in given[2:], tuple(trust)
 
 
 if __name__ == "__main__":

@@ -33,11 +33,12 @@ class _NodesRunner:
     Args:
         folder: the folder that the command was started in, which names of files begin in.
         threads: threads that a job may use.
+        trust: see `MixedPrecision`.
     """
 
-    def __init__(self, folder: str, threads: int) -> None:
+    def __init__(self, folder: str, threads: int, trust: tuple[str, ...]) -> None:
         os.chdir(folder)
-        self._runner = JobRunner(threads)
+        self._runner = JobRunner(threads, trust)
         self._told: list[str] = []
 
     def run(self, job: JobOutcome, folder: Path, before: JobOutcome | None) -> JobOutcome | None:
@@ -50,9 +51,9 @@ class _NodesRunner:
 class _RayPlace:
     """One slot of a node; see `Place`."""
 
-    def __init__(self, node: str, name: str, threads: int) -> None:
+    def __init__(self, node: str, name: str, threads: int, trust: tuple[str, ...]) -> None:
         made = remote(_NodesRunner, node, threads, max_concurrency=_CALLS, max_restarts=0)
-        self._runner: Any = made.remote(str(Path.cwd()), threads)
+        self._runner: Any = made.remote(str(Path.cwd()), threads, trust)
         self._name, self._heard = name, 0
 
     def run(
@@ -93,11 +94,14 @@ def _traits() -> Traits:
 
 
 @contextmanager
-def ray_places(workers: Workers, warn: Callable[[str], None]) -> Iterator[Sequence[_RayPlace]]:
+def ray_places(
+    workers: Workers, trust: tuple[str, ...], warn: Callable[[str], None]
+) -> Iterator[Sequence[_RayPlace]]:
     """The slots of a cluster's nodes that are like this machine, as long as it is joined.
 
     Args:
         workers: the user's setting.
+        trust: see `MixedPrecision`.
         warn: takes what the user should know.
 
     Raises:
@@ -111,6 +115,6 @@ def ray_places(workers: Workers, warn: Callable[[str], None]) -> Iterator[Sequen
         slots = nodes.slots()
         if not slots:
             raise nodes.nobody("do jobs")
-        yield [_RayPlace(node, nodes.name(node), nodes.threads) for node, _ in slots]
+        yield [_RayPlace(node, nodes.name(node), nodes.threads, trust) for node, _ in slots]
     finally:
         nodes.leave()

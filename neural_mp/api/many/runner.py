@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 from neural_mp.api.many.claim import claimed
 from neural_mp.api.many.folder import LOG_FILE
 from neural_mp.core.environment import THREAD_VARIABLES, users_environment
+from neural_mp.core.python_processes import python_command
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus, read_outcome
 
 #: What limits threads, also in TensorFlow; ONNX Runtime's adaptor obeys the first.
@@ -27,9 +27,11 @@ class JobRunner:
 
     Args:
         threads: threads that a job may use; None for no limit.
+        trust: see `MixedPrecision`.
     """
 
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(self, threads: int | None = None, trust: tuple[str, ...] = ()) -> None:
+        self._trust = tuple(f"--trust={module}" for module in trust)
         self._limits = {} if threads is None else dict.fromkeys(_THREADS, str(threads))
         self._process: subprocess.Popen[str] | None = None
         self._stopped = threading.Event()
@@ -69,10 +71,10 @@ class JobRunner:
         begun = replace(job, reason="it was cut off")
         begun.write(folder)
         tell("resumes" if resume else "starts")
-        command = [sys.executable, "-m", "neural_mp.api.many.process", job.file, str(folder)]
+        command = python_command("neural_mp.api.many.process", job.file, str(folder))
         with (folder / LOG_FILE).open("a", encoding="utf-8") as log:
             self._process = process = subprocess.Popen(
-                [*command, *(["--resume"] if resume else [])],
+                [*command, *(["--resume"] if resume else []), *self._trust],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import runpy
 import sys
+
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+    # Where `-m` has put the working directory; the script's folder takes its place, as if the
+    # script were run without us. Now, before it is looked into for what is imported here.
+    sys.path.append(sys.path.pop(0))
+
+import runpy
 from pathlib import Path
 
 from neural_mp.compat.inc.aliases import THEIRS, register

@@ -20,6 +20,7 @@ from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel, load
 from neural_mp.api.saved_folder import is_saved_model
 from neural_mp.core.nested import count_samples
+from neural_mp.core.python_processes import restore_environment, worker_environment
 from neural_mp.errors import TuningError
 
 #: Seconds that an instance waits for the others to be ready.
@@ -119,7 +120,7 @@ def run_instances(job: Job, shares: Sequence[Sequence[int]]) -> Performance:
             job.model.save(saved)
             job = replace(job, model=str(saved))
         task = cloudpickle.dumps(job)
-        with ProcessPoolExecutor(len(shares), env=threads) as pool:
+        with ProcessPoolExecutor(len(shares), env=worker_environment(threads)) as pool:
             runs = [
                 pool.submit(_instance, task, list(cores), ready, len(shares)) for cores in shares
             ]
@@ -130,6 +131,7 @@ def run_instances(job: Job, shares: Sequence[Sequence[int]]) -> Performance:
 
 
 def _instance(task: bytes, cores: list[int], folder: Path, count: int) -> tuple[float, ...]:
+    restore_environment()
     # First of all: frameworks look at it when they make their threads.
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)

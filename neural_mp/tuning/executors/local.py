@@ -17,6 +17,7 @@ import psutil
 from neural_mp.core import hardware
 from neural_mp.core.environment import THREAD_VARIABLES
 from neural_mp.core.grammar import counted
+from neural_mp.core.python_processes import restore_environment, worker_environment
 from neural_mp.tuning.executors.contract import Answer, Raised, Task, Work, Worker, died
 from neural_mp.tuning.executors.queued import QueuedExecutor, Ticket
 from neural_mp.tuning.workers import LOCAL, Workers
@@ -33,6 +34,7 @@ _worker: Worker | None = None
 
 def _begin(kind: type, sent: bytes, threads: int, owner: int) -> None:
     global _worker
+    restore_environment()
     threading.Thread(target=_end_with, args=(owner,), daemon=True).start()
     _worker = Worker(kind, sent, threads)
 
@@ -110,7 +112,7 @@ class LocalExecutor(QueuedExecutor):
             1,
             initializer=_begin,
             initargs=(self.work.kind, self.work.sent, self.threads, os.getpid()),
-            env=dict.fromkeys(THREAD_VARIABLES, str(self.threads)),
+            env=worker_environment(dict.fromkeys(THREAD_VARIABLES, str(self.threads))),
         )
 
     def wait(self, handles: Collection[Any]) -> Iterable[Any]:

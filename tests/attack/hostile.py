@@ -1,0 +1,78 @@
+"""What attacks by hostile files share: a file is made, and then read as a user would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verdicts import Finding, judged, judged_command
+
+FAMILY = "hostile files"
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One hostile file.
+
+    Attributes:
+        name: what it does.
+        play: (an empty folder, the canary) → what came of it.
+    """
+
+    name: str
+    play: Callable[[Path, Path], Finding]
+
+
+class Attacks(list[Attack]):
+    """Collects attacks by decorators."""
+
+    def here(
+        self, name: str, *values: Any, refused: bool = True
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Decorate what makes a file and reads it, (folder, canary, *values) → anything.
+
+        Args:
+            name: of the attack; with values, it is given for each of them and says it.
+            values: what the attack is made with, one after the other; tuples by their first.
+            refused: whether the file must be refused; else it may be read as if it were harmless.
+        """
+
+        def add(call: Callable[..., Any]) -> Callable[..., Any]:
+            for given in [(value,) for value in values] or [()]:
+                said = [g[0] if isinstance(g, tuple) else str(g) for g in given]
+                title = " ".join([name, *said])
+                self.append(Attack(title, _played(title, call, given, refused)))
+            return call
+
+        return add
+
+    def command(
+        self, name: str, refused: bool = True
+    ) -> Callable[[Callable[..., Sequence[str]]], Callable[..., Sequence[str]]]:
+        """Decorate what makes a file, (folder, canary) → the arguments of a command."""
+
+        def add(arguments: Callable[..., Sequence[str]]) -> Callable[..., Sequence[str]]:
+            def play(folder: Path, canary: Path) -> Finding:
+                given = arguments(folder, canary)
+                return judged_command(FAMILY, name, given, canary=canary, folder=folder)
+
+            self.append(Attack(name, play))
+            return arguments
+
+        return add
+
+
+def _played(
+    title: str, call: Callable[..., Any], given: tuple[Any, ...], refused: bool
+) -> Callable[[Path, Path], Finding]:
+    def play(folder: Path, canary: Path) -> Finding:
+        def read() -> None:
+            call(folder, canary, *given)
+            if refused:
+                raise AssertionError("it was not refused")
+
+        return judged(FAMILY, title, read, canary=canary, seconds=60)
+
+    return play

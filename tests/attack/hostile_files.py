@@ -1,0 +1,24 @@
+"""Files that want to run code, read other files, or take all memory when they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from hostile import FAMILY, Attack
+from hostile_settings import SETTINGS
+from verdicts import Family, Finding
+
+ATTACKS: tuple[Attack, ...] = (*SETTINGS,)
+
+
+def findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:
+    """What came of so many attacks; of all of them in turn."""
+    for number in range(count):
+        attack = ATTACKS[(seed + number) % len(ATTACKS)]
+        place = folder / str(number)
+        place.mkdir()
+        yield attack.play(place, folder / f"ran_{number}")
+
+
+HOSTILE_FILES = Family(FAMILY, len(ATTACKS), findings)
