@@ -88,6 +88,10 @@ class HistoryError(NeuralMPError):
     """The record of a tuning run cannot be read, or belongs to another run."""
 
 
+class RunInUseError(HistoryError):
+    """A run cannot be gone on with, since another process does so now."""
+
+
 class KernelLogError(NeuralMPError):
     """A log of kernels that cannot be read or kept, or that holds no kernel."""
 

@@ -8,13 +8,14 @@ import logging
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from neural_mp.core.observations import Observations, Times
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import HistoryError
 from neural_mp.search.quiet_optuna import quiet_optuna
+from neural_mp.tuning.notes import TIMES, VALUES, arriving_in
 from neural_mp.tuning.record import Ending, Measured, RunRecord, Setup
 from neural_mp.tuning.record_form import (
     ending_from_dict,
@@ -22,19 +23,11 @@ from neural_mp.tuning.record_form import (
     setup_from_dict,
     setup_to_dict,
 )
-from neural_mp.tuning.stored_runs import (
-    FINGERPRINT,
-    RunName,
-    chosen_run,
-    model_digest,
-    open_storage,
-    run_names,
-    runs_about,
-)
+from neural_mp.tuning.run_opening import claimed_run, new_run, study_named
+from neural_mp.tuning.stored_runs import chosen_run, open_storage, run_names
 
 if TYPE_CHECKING:
     import optuna
-    from optuna.storages import RDBStorage
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +35,6 @@ HISTORY_FILE = "history.db"
 _BASELINE, _OBSERVATIONS, _TRIAL = "baseline", "observations", "trial"
 _SETUP, _ENDING = "setup", "ending"
 _MEASURED = "measured: "
-#: What `History.remember` keeps is also read by `History.record`: under the names of the fields of
-#: `Measured`, noise at the outputs with the repairs and the name of its tensor behind this.
-TIMES, VALUES, ARRIVING = "times", "values", "arriving: "
 
 
 def storage_url(workspace: str | Path, storage: str | None = None) -> str:
@@ -63,48 +53,10 @@ def storage_url(workspace: str | Path, storage: str | None = None) -> str:
     return f"sqlite:///{(folder / HISTORY_FILE).resolve()}"
 
 
-class Notes(Protocol):
-    """Keeps what was measured."""
-
-    def recall(self, key: str) -> tuple[bool, Any]:
-        """Whether something was written down under a key, and what."""
-
-    def remember(self, key: str, value: Any) -> None:
-        """Write down what was measured: numbers, words, lists and dicts."""
-
-
-class Notebook:
-    """Keeps what was measured as long as it lives, for what needs no history."""
-
-    def __init__(self) -> None:
-        self._notes: dict[str, Any] = {}
-
-    def recall(self, key: str) -> tuple[bool, Any]:
-        """Whether something was written down under a key, and what."""
-        return key in self._notes, self._notes.get(key)
-
-    def remember(self, key: str, value: Any) -> None:
-        """Write down what was measured."""
-        self._notes[key] = value
-
-    @property
-    def arriving(self) -> dict[str, dict[str, float]]:
-        """See `Measured.arriving`."""
-        return _arriving(self._notes)
-
-
-def _arriving(notes: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Tensor or op → repairs → noise at the outputs, of all that was measured."""
-    found: dict[str, dict[str, float]] = {}
-    for key, noise in notes.items():
-        if key.startswith(ARRIVING):
-            repairs, name = key.removeprefix(ARRIVING).split(": ", 1)
-            found.setdefault(name, {})[repairs] = noise
-    return found
-
-
 class History:
     """One run: what it was about, its baseline, what calibration saw, its trials.
+
+    As long as it is open, nobody else writes into the run.
 
     Args:
         url: an Optuna storage URL.
@@ -115,67 +67,36 @@ class History:
     Raises:
         HistoryError: the storage cannot be opened, or `resume` finds no run, or one about
             something else.
+        RunInUseError: somebody else writes into the run that is to be gone on with.
     """
 
     def __init__(
         self, url: str, fingerprint: Mapping[str, str], higher_is_better: bool, resume: bool = False
     ) -> None:
-
         self._running: dict[int, optuna.trial.Trial] = {}
         with quiet_optuna():
             try:
                 storage = open_storage(url)
                 if resume:
-                    self._study = self._latest(storage, fingerprint, url)
-                    self._check(fingerprint)
-                    self._bury_the_killed()
+                    name, self._claim = claimed_run(storage, fingerprint, url)
                 else:
-                    self._study = self._create(storage, fingerprint, higher_is_better)
-                    self._study.set_user_attr(FINGERPRINT, dict(fingerprint))
+                    name, self._claim = new_run(storage, fingerprint, higher_is_better)
+                self._study = study_named(storage, name)
+                self._bury_the_killed()
             except HistoryError:
                 raise
             except Exception as error:
                 raise _unopened(url, error) from error
 
-    @staticmethod
-    def _create(
-        storage: RDBStorage, fingerprint: Mapping[str, str], higher_is_better: bool
-    ) -> optuna.Study:
-        import optuna
+    def __enter__(self) -> History:
+        return self
 
-        directions = optuna.study.StudyDirection
-        direction = directions.MAXIMIZE if higher_is_better else directions.MINIMIZE
-        model = model_digest(fingerprint)
-        while True:
-            numbers = (name.number for name in run_names(storage, model))
-            try:
-                return optuna.create_study(
-                    storage=storage,
-                    study_name=str(RunName(model, max(numbers, default=0) + 1)),
-                    direction=direction,
-                    sampler=optuna.samplers.RandomSampler(seed=0),
-                )
-            except optuna.exceptions.DuplicatedStudyError:
-                continue  # another process took the number in between
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    @staticmethod
-    def _latest(storage: RDBStorage, fingerprint: Mapping[str, str], url: str) -> optuna.Study:
-        """The latest run about the same, else the one that comes nearest to it."""
-        runs = runs_about(storage, model_digest(fingerprint))
-        same = [name for name, about in runs if not _changed(about, fingerprint)]
-        of_model = [name for name, about in runs if about.get("model") == fingerprint.get("model")]
-        found = same or of_model or run_names(storage)
-        if not found:
-            raise HistoryError(f"there is no run to resume in {url!r}; start one without resume")
-        return _study(storage, found[-1])
-
-    def _check(self, fingerprint: Mapping[str, str]) -> None:
-        changed = _changed(self._study.user_attrs.get(FINGERPRINT, {}), fingerprint)
-        if changed:
-            raise HistoryError(
-                f"cannot resume: the {' and the '.join(changed)} of this run differ from those of "
-                f"{self._study.study_name!r}; restore them, or start a new run without resume"
-            )
+    def close(self) -> None:
+        """Let others write into the run."""
+        self._claim.release()
 
     def _bury_the_killed(self) -> None:
         """A trial still marked as running was cut off with its process."""
@@ -240,7 +161,12 @@ class History:
         return _trials_of(self._study)
 
     def start(self) -> int:
-        """Open a trial; its number."""
+        """Open a trial; its number.
+
+        Raises:
+            RunInUseError: somebody else has taken the run over.
+        """
+        self._claim.check()
         with quiet_optuna():
             trial = self._study.ask()
         self._running[trial.number] = trial
@@ -287,11 +213,6 @@ class History:
         self._study.tell(trial.number, kept, failed)
 
 
-def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What a run is about that differs from what another one is about."""
-    return [key for key in now if before.get(key) != now[key]]
-
-
 def _shown(trial: Trial) -> dict[str, Any]:
     """What people look at in a dashboard."""
     counts = {f"{precision} ops": count for precision, count in trial.plan.counts().items()}
@@ -321,7 +242,7 @@ def read_record(url: str, number: int | None = None, model: str | None = None) -
         try:
             storage = open_storage(url)
             name = chosen_run(run_names(storage), number, model, url)
-            return _record_of(_study(storage, name))
+            return _record_of(study_named(storage, name))
         except HistoryError:
             raise
         except Exception as error:
@@ -333,16 +254,6 @@ def _unopened(url: str, error: Exception) -> HistoryError:
     logger.debug("opening %s failed", url, exc_info=True)
     words = str(error).splitlines() or ["no reason given"]
     return HistoryError(f"the history {url!r} cannot be opened: {type(error).__name__}: {words[0]}")
-
-
-def _study(storage: RDBStorage, name: RunName) -> optuna.Study:
-    import optuna
-
-    return optuna.load_study(
-        study_name=str(name),
-        storage=storage,
-        sampler=optuna.samplers.RandomSampler(seed=0),
-    )
 
 
 def _record_of(study: optuna.Study) -> RunRecord:
@@ -367,7 +278,7 @@ def _record_of(study: optuna.Study) -> RunRecord:
         tuple(_trials_of(study)),
         Measured(
             Times.from_dict(times) if times else Times(),
-            _arriving(notes),
+            arriving_in(notes),
             notes.get(VALUES) or {},
         ),
         ending_from_dict(_unpacked(ending)) if ending else None,

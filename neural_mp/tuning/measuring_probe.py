@@ -25,9 +25,9 @@ from neural_mp.profiling import interleaved_medians
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Probe
 from neural_mp.tuning.fidelity import USELESS, relative_noise
-from neural_mp.tuning.history import ARRIVING, TIMES, Notes
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.known import NOTHING_KNOWN, Known
+from neural_mp.tuning.notes import ARRIVING, TIMES, Notes
 from neural_mp.tuning.record import repairs_in
 
 logger = logging.getLogger(__name__)

@@ -76,16 +76,19 @@ def run_names(storage: RDBStorage | str, model: str | None = None) -> list[RunNa
     return [name for name in found if name is not None]
 
 
-def runs_about(storage: RDBStorage, model: str) -> list[tuple[RunName, dict[str, str]]]:
+def runs_about(
+    storage: RDBStorage, model: str | None = None
+) -> list[tuple[RunName, dict[str, str]]]:
     """Runs that may be about a model, and what they are about; the latest last.
 
     Args:
         storage: holds them.
         model: what stands for it in their names; runs without a model in their names count, too.
+            Any by default.
     """
     rows = [
         (_read(name), json.loads(about))
-        for wanted in (NO_MODEL, model)
+        for wanted in ([None] if model is None else [NO_MODEL, model])
         for name, about in _studies(storage, wanted, attribute=FINGERPRINT)
     ]
     return [(name, about) for name, about in rows if name is not None]

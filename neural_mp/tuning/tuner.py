@@ -31,9 +31,10 @@ from neural_mp.tuning.finish import (
     unmeasured,
     why_fp32,
 )
-from neural_mp.tuning.history import VALUES, History
+from neural_mp.tuning.history import History
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.measuring_probe import LEAST_ALLOWANCE, MeasuringProbe, known_of_probes
+from neural_mp.tuning.notes import VALUES
 from neural_mp.tuning.objectives import best_trial
 from neural_mp.tuning.preparation import Baseline, calibrated, measured_baseline
 from neural_mp.tuning.record import Ending, Measured, RunRecord, Setup
@@ -144,7 +145,12 @@ def _compared_with_fp32(job: TuningJob, converted: AnyModel, log: RunLog) -> flo
 
 
 def _tuned(job: TuningJob, log: RunLog) -> TuningResult:
-    history = job.open_history()
+    with job.open_history() as history:
+        return _recorded_search(job, log, history)
+
+
+def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningResult:
+    """The best model that a run comes to whose history is open."""
     history.begin(setup_of(job))
     deadline = Deadline(job.settings.exit_policy.timeout)
     # Where precisions or constraints changed since, plans that are out of bounds now are left.

@@ -54,6 +54,7 @@ def test_what_is_known_of_a_trial_that_did_not_end_is_kept(tmp_path, end):
     if end == "abandoned":
         for number, plan in zip(numbers, plans, strict=True):
             history.abandon(number, plan, "Ctrl-C")
+    history.close()
     (trial,) = History(url, about, higher_is_better=True, resume=True).trials()
     assert (trial.plan, trial.accuracy) == (plans[0], 0.9)
     (study,) = optuna.get_all_study_summaries(url)

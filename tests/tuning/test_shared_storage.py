@@ -103,6 +103,7 @@ def test_a_model_without_runs_cannot_be_resumed(begin):
 def test_runs_of_earlier_versions_are_listed_and_resumed(begin, url):
     old = begin(FIRST)
     tried(old, 0.8)
+    old.close()
     rename(url, old.name, "tuning-0001")
     tried(begin(SECOND), 0.9)
     resumed = begin(FIRST, resume=True)
@@ -135,6 +136,7 @@ def test_what_calibration_saw_is_kept_small(begin, url):
     seen = Observations(samples=3, noise={f"layer{n}.conv": n / 7 for n in range(2000)})
     history = begin(FIRST)
     history.observations = seen
+    history.close()
     assert begin(FIRST, resume=True).observations == seen
     with quiet_optuna():
         study = optuna.load_study(study_name=history.name, storage=url)

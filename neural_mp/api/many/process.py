@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from neural_mp.api.many.folder import RESULT, WORKSPACE
 from neural_mp.core.trial import Trial
-from neural_mp.errors import HistoryError
+from neural_mp.errors import HistoryError, RunInUseError
 from neural_mp.tuning.job_outcome import JobStatus, read_outcome
 from neural_mp.tuning.listener import Listener
 
@@ -98,8 +98,8 @@ def _tuned(
     converter.resume = converter.resume or resume
     try:
         result = converter()
-    except HistoryError:
-        if not resume:
+    except HistoryError as error:
+        if not resume or isinstance(error, RunInUseError):
             raise
         converter.resume = False  # it was killed before it had a run
         result = converter()

@@ -1,0 +1,245 @@
+"""Who writes into a run: one process at a time, told by a row of the storage that holds the run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from neural_mp.core.process_identity import ProcessIdentity
+from neural_mp.errors import HistoryError, RunInUseError
+
+if TYPE_CHECKING:
+    from optuna.storages import RDBStorage
+    from sqlalchemy import Engine
+
+logger = logging.getLogger(__name__)
+
+#: The attribute of a run that says who writes into it.
+CLAIM = "in use by"
+#: Seconds between two signs of life.
+_BEAT = 5.0
+#: Seconds without one after which a process is taken for dead that cannot be seen from here.
+_SILENCE = 60.0
+#: Seconds between two looks at whether there is a sign of life.
+_LOOK = 0.5
+
+#: The tokens of all claims that this process has.
+_held: set[str] = set()
+
+
+@dataclass(frozen=True)
+class _Holder:
+    """Who has a claim.
+
+    Attributes:
+        process: the process.
+        since: the date and time, UTC.
+        token: tells claims of one process apart.
+        beats: signs of life so far.
+    """
+
+    process: ProcessIdentity
+    since: str
+    token: str
+    beats: int = 0
+
+    @classmethod
+    def new(cls) -> _Holder:
+        since = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+        return cls(ProcessIdentity.here(), since, uuid.uuid4().hex)
+
+    @classmethod
+    def read(cls, text: str) -> _Holder:
+        """Who wrote a row; nobody who lives where it is damaged."""
+        try:
+            values: Mapping[str, Any] = json.loads(text)
+            process = ProcessIdentity.from_dict(values["process"])
+            return cls(process, str(values["since"]), str(values["token"]), int(values["beats"]))
+        except (ValueError, KeyError, TypeError):
+            return cls(ProcessIdentity("", "", 0, 0.0), "", "")
+
+    @property
+    def text(self) -> str:
+        """What the row holds."""
+        return json.dumps(asdict(self))
+
+    @property
+    def lives(self) -> bool | None:
+        """Whether it still has the claim; None where that cannot be seen from here."""
+        if not self.token:
+            return False
+        return self.token in _held if self.process.is_this_one else self.process.lives
+
+    def __str__(self) -> str:
+        return f"{self.process} since {self.since}"
+
+
+class _Row:
+    """The row of a storage that says who has the claim on a run."""
+
+    def __init__(self, engine: Engine, study: int) -> None:
+        import sqlalchemy as sql
+
+        names = ("study_id", "key", "value_json")
+        self._engine, self._study = engine, study
+        self._table = sql.table("study_user_attributes", *(sql.column(name) for name in names))
+        self._here = (self._table.c.study_id == study) & (self._table.c.key == CLAIM)
+
+    def read(self) -> str | None:
+        import sqlalchemy as sql
+
+        with self._engine.connect() as connection:
+            query = sql.select(self._table.c.value_json).where(self._here)
+            found: str | None = connection.execute(query).scalar()
+            return found
+
+    def add(self, text: str) -> bool:
+        """Write the row if there is none; whether there was none."""
+        from sqlalchemy.exc import IntegrityError
+
+        try:
+            with self._engine.begin() as connection:
+                values = {"study_id": self._study, "key": CLAIM, "value_json": text}
+                connection.execute(self._table.insert().values(values))
+        except IntegrityError:
+            return False
+        return True
+
+    def replace(self, before: str, text: str) -> bool:
+        """Write the row if it holds what it held before; whether it did."""
+        same = self._here & (self._table.c.value_json == before)
+        with self._engine.begin() as connection:
+            done = connection.execute(self._table.update().where(same).values(value_json=text))
+            return bool(done.rowcount)
+
+    def remove(self, before: str) -> None:
+        """Remove the row if it holds what it held before."""
+        same = self._here & (self._table.c.value_json == before)
+        with self._engine.begin() as connection:
+            connection.execute(self._table.delete().where(same))
+
+
+class RunClaim:
+    """The right to write into a run, until it is released or its process ends.
+
+    A process that is killed releases nothing: the next one sees that it is gone, by its number and
+    the time at which it began. One on another machine cannot be seen; it gives signs of life.
+
+    Args:
+        storage: holds the run.
+        study: the number of the run's study in it.
+        name: what the run is called, for messages.
+
+    Raises:
+        RunInUseError: another run has the claim, in this process or another one.
+    """
+
+    def __init__(self, storage: RDBStorage, study: int, name: str) -> None:
+        self._beating = _Beating(_Row(storage.engine, study), name)
+        self.release = weakref.finalize(self, self._beating.end)
+
+    def check(self) -> None:
+        """See that nobody has taken the claim over.
+
+        Raises:
+            RunInUseError: somebody has, since there was no sign of life for long.
+        """
+        self._beating.check()
+
+
+class _Beating:
+    """Holds a claim: a thread gives signs of life."""
+
+    def __init__(self, row: _Row, name: str) -> None:
+        self._row, self._name = row, name
+        self._holder = _Holder.new()
+        self._ended, self._lost = threading.Event(), False
+        # One thread may take it twice: garbage is collected wherever a thread happens to be.
+        self._writing = threading.RLock()
+        _held.add(self._holder.token)
+        try:
+            while not self._took():
+                continue  # somebody else was quicker; let us see who
+        except BaseException:
+            _held.discard(self._holder.token)
+            raise
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def _took(self) -> bool:
+        found = self._row.read()
+        if found is None:
+            return self._row.add(self._holder.text)
+        other = _Holder.read(found)
+        lives = other.lives
+        if lives is None:
+            logger.warning(
+                "%s was in use by %s, which cannot be seen from here; this takes up to %g s",
+                *(self._name, other, _SILENCE),
+            )
+            lives = self._changes(found)
+        if lives:
+            raise self._in_use(other)
+        return self._row.replace(found, self._holder.text)
+
+    def _changes(self, found: str) -> bool:
+        """Whether the holder gives a sign of life."""
+        until = time.monotonic() + _SILENCE
+        while time.monotonic() < until:
+            time.sleep(_LOOK)
+            if self._row.read() != found:
+                return True
+        return False
+
+    def _in_use(self, other: _Holder) -> RunInUseError:
+        return RunInUseError(
+            f"the run {self._name!r} is in use by {other}; wait until it ends, begin a run of its "
+            f"own without resume, or take another workspace"
+        )
+
+    def _beat(self) -> None:
+        while not self._ended.wait(_BEAT):
+            with self._writing:
+                if not self._ended.is_set():
+                    self._give_sign()
+
+    def _give_sign(self) -> None:
+        told = replace(self._holder, beats=self._holder.beats + 1)
+        try:
+            kept = self._row.replace(self._holder.text, told.text)
+        except Exception:
+            # Whatever the database raises: the run itself will say so, or it is back soon.
+            logger.debug("no sign of life could be given", exc_info=True)
+            return
+        if kept:
+            self._holder = told
+        else:
+            self._lost = True
+            self._ended.set()
+
+    def check(self) -> None:
+        if self._lost:
+            found = self._row.read()
+            if found is not None:
+                raise self._in_use(_Holder.read(found))
+            raise HistoryError(f"the run {self._name!r} is gone from its storage")
+
+    def end(self) -> None:
+        if self._holder.process.pid != os.getpid():
+            return  # a copy of the process that has the claim
+        with self._writing:
+            self._ended.set()
+            try:
+                self._row.remove(self._holder.text)
+            except Exception:
+                # Whatever the database raises: with the process, the claim will end, too.
+                logger.debug("a run could not be released", exc_info=True)
+            _held.discard(self._holder.token)

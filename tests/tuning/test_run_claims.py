@@ -1,0 +1,215 @@
+"""Of two processes at once, one writes into a run; what a killed one had is free at once."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import optuna
+import psutil
+import pytest
+
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.process_identity import ProcessIdentity
+from neural_mp.core.trial import Outcome, Trial
+from neural_mp.errors import HistoryError, RunInUseError
+from neural_mp.search.quiet_optuna import quiet_optuna
+from neural_mp.tuning import run_claim
+from neural_mp.tuning.history import History, storage_url
+from neural_mp.tuning.run_claim import CLAIM
+from neural_mp.tuning.stored_runs import run_names
+
+ABOUT = {"model": "1" * 16, "criterion": "1 %"}
+#: Opens a run, says so, and waits for its end.
+PROCESS = """
+import sys
+from neural_mp.tuning.history import History
+ABOUT = {"model": "1" * 16, "criterion": "1 %"}
+history = History(sys.argv[1], ABOUT, True, sys.argv[2] == "resume")
+print(history.name, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def url(tmp_path):
+    return storage_url(tmp_path / "shared")
+
+
+@pytest.fixture
+def elsewhere(url):
+    """Opens a run in another process, which is handed over."""
+    started = []
+
+    def opened(mode="new"):
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROCESS, url, mode],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        process.name = process.stdout.readline().strip()
+        assert process.name
+        return process
+
+    yield opened
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def begin(url):
+    return lambda resume=False: History(url, ABOUT, True, resume)
+
+
+def row(url, name, change):
+    """Read or change what a run says of who has it."""
+    with quiet_optuna():
+        study = optuna.load_study(study_name=name, storage=url)
+        values = json.loads(json.dumps(study.user_attrs[CLAIM]))
+        change(values)
+        study.set_user_attr(CLAIM, values)
+    return values
+
+
+def test_who_resumes_a_run_that_goes_on_is_told_where(begin, elsewhere):
+    other = elsewhere()
+    with pytest.raises(RunInUseError, match=rf"'{other.name}' is in use by process {other.pid} on"):
+        begin(resume=True)
+    # A run of one's own is no trouble to anybody.
+    with begin() as own:
+        assert own.name != other.name
+    assert begin(resume=True).name == own.name
+    other.communicate()
+
+
+def test_what_a_killed_process_had_is_free_at_once(begin, elsewhere):
+    other = elsewhere()
+    other.send_signal(signal.SIGKILL)
+    until = time.monotonic() + 10
+    while psutil.Process(other.pid).status() != psutil.STATUS_ZOMBIE:  # nobody waited for it yet
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert begin(resume=True).name == other.name
+    other.wait()
+    assert begin(resume=True).name == other.name
+
+
+def test_a_run_is_free_after_its_end(begin, elsewhere):
+    other = elsewhere()
+    other.communicate()
+    with begin(resume=True) as ours:
+        assert ours.name == other.name
+    assert begin(resume=True).name == other.name
+
+
+def test_two_threads_of_a_process_do_not_share_a_run(begin):
+    history, found = begin(), []
+
+    def resume():
+        try:
+            begin(resume=True)
+        except HistoryError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=resume)
+    thread.start()
+    thread.join()
+    assert isinstance(found[0], RunInUseError)
+    history.close()
+    assert begin(resume=True).name == history.name
+
+
+def test_another_process_of_the_same_number_is_not_the_one_that_had_it(begin, elsewhere, url):
+    other = elsewhere()
+    row(url, other.name, lambda values: values["process"].update(began=1e9))
+    assert begin(resume=True).name == other.name
+
+
+def _away(values):
+    values["process"].update(host="far", place="another machine")
+
+
+def test_who_cannot_be_seen_is_dead_once_he_gives_no_sign_of_life(begin, url, monkeypatch):
+    monkeypatch.setattr(run_claim, "_SILENCE", 1.0)
+    history = begin()
+    history._claim._beating._ended.set()
+    row(url, history.name, _away)
+    started = time.monotonic()
+    with begin(resume=True) as ours:
+        assert ours.name == history.name
+    assert time.monotonic() - started >= 1
+
+
+def test_who_gives_signs_of_life_cannot_be_taken_for_dead(begin, url):
+    history = begin()
+    history._claim._beating._ended.set()
+    values = row(url, history.name, _away)
+    timer = threading.Timer(1.0, row, (url, history.name, lambda v: v.update(beats=7)))
+    timer.start()
+    with pytest.raises(RunInUseError, match="is in use by process .* on far since"):
+        begin(resume=True)
+    timer.join()
+    assert values["beats"] == 0
+
+
+def test_signs_of_life_are_given(begin, url, monkeypatch):
+    monkeypatch.setattr(run_claim, "_BEAT", 0.05)
+    with begin() as history:
+        time.sleep(1)
+        assert row(url, history.name, lambda values: None)["beats"] > 1
+
+
+def test_who_was_taken_for_dead_writes_no_more(begin, url, monkeypatch):
+    monkeypatch.setattr(run_claim, "_BEAT", 0.05)
+    history = begin()
+    number = history.start()
+    row(url, history.name, _away)
+    time.sleep(1)
+    with pytest.raises(RunInUseError, match="on far since"):
+        history.start()
+    history.finish(Trial(PrecisionPlan(), Outcome.MET, 0.9, number=number))  # it is not lost
+
+
+@pytest.mark.parametrize("words", ["", "[]", "{}", '{"process": {"pid": 1}}', "no JSON"])
+def test_a_damaged_row_keeps_nobody_out(words):
+    assert run_claim._Holder.read(words).lives is False
+
+
+def test_a_run_of_which_it_is_not_known_what_it_was_about_is_not_seen(begin, url):
+    with quiet_optuna():
+        # As a version before left it that was killed before it had written more.
+        optuna.create_study(storage=url, study_name=f"{'1' * 12}/tuning-0001")
+    with pytest.raises(HistoryError, match="there is no run to resume in"):
+        begin(resume=True)
+    with begin() as history:
+        assert history.name.endswith("tuning-0002")
+    assert begin(resume=True).name == history.name
+
+
+def test_a_run_has_no_name_before_it_says_what_it_is_about(begin, url, monkeypatch):
+    from optuna.storages import RDBStorage
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RDBStorage, "set_study_user_attr", killed)
+    with pytest.raises(KeyboardInterrupt):
+        begin()
+    monkeypatch.undo()
+    assert run_names(url) == []
+    with pytest.raises(HistoryError, match="there is no run to resume in"):
+        begin(resume=True)
+
+
+def test_this_process_knows_itself():
+    here = ProcessIdentity.here()
+    assert here.is_this_one
+    assert ProcessIdentity.from_dict(json.loads(json.dumps(here.to_dict()))) == here
+    assert str(here).startswith("process ")
