@@ -21,7 +21,7 @@ _MOST_MEMBERS = 100_000
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 0x1
 #: What `zipfile` raises about the bytes it reads.
-_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, ValueError)
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError)
 _UNSAFE_NAME = re.compile(r"[\x00-\x1f\x7f\\]|^/|^[A-Za-z]:|(^|/)\.\.?(/|$)|//")
 
 
@@ -45,12 +45,19 @@ def checked_archive(
     """
     shown = str(file) if isinstance(file, Path) else str(getattr(file, "name", "the archive"))
     try:
-        with zipfile.ZipFile(file) as archive:
+        with _opened(file) as archive:
             for fault in _faults(archive):
                 raise error(f"{shown!r} is not read: {fault}. Save it again")
             yield archive
     except _DAMAGE as problem:
         raise error(f"{shown!r} is no zip archive, or damaged: {in_one_line(problem)}") from problem
+
+
+def _opened(file: Path | BinaryIO) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(file)
+    except ValueError as problem:  # of positions and names that make no sense
+        raise zipfile.BadZipFile(str(problem)) from problem
 
 
 def _faults(archive: zipfile.ZipFile) -> Iterator[str]:

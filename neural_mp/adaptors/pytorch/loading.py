@@ -43,7 +43,10 @@ def load(source: Any, wanted: GivenInputs, how: Capture) -> TorchModel:
         how: whether modules are captured one by one.
     """
     if isinstance(source, str | Path):
-        source = files.read(Path(source))
+        path, source = Path(source), files.read(Path(source))
+        if isinstance(source, ExportedProgram):
+            with storage.taken_from(path):
+                return _from_program(source)
     if isinstance(source, ExportedProgram):
         return _from_program(source)
     _refuse_unsuitable(source)

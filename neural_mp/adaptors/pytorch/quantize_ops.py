@@ -15,7 +15,9 @@ import torch
 from neural_mp.adaptors.common.calibration import affine_parameters
 from neural_mp.adaptors.common.integer_encoding import rounded_to_int8, weight_scales
 
-_library = torch.library.Library("neural_mp", "FRAGMENT")
+#: The name of our library of ops.
+LIBRARY = "neural_mp"
+_library = torch.library.Library(LIBRARY, "FRAGMENT")
 
 
 def _registered(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:

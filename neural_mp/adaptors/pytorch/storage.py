@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
-import json
 import logging
 import tempfile
-import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -19,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.saved_details import read_details, write_details
 from neural_mp.adaptors.pytorch import quantize_ops as ops
+from neural_mp.adaptors.pytorch.archive import read_program
 from neural_mp.adaptors.pytorch.capture import export, quiet_export
 from neural_mp.adaptors.pytorch.convention import Call, convention_of
 from neural_mp.adaptors.pytorch.input_sizes import SIZES, from_plain, to_plain, watch_sizes
@@ -27,7 +26,7 @@ from neural_mp.adaptors.pytorch.model import OP_NAME, WHOLE, Part, TorchModel, h
 from neural_mp.adaptors.pytorch.named_outputs import with_named_outputs, with_plain_outputs
 from neural_mp.adaptors.pytorch.prepare import views_to_reshapes
 from neural_mp.adaptors.pytorch.versions import unguarded_module
-from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
+from neural_mp.errors import ConversionError, ModelLoadError, NeuralMPError, in_one_line
 
 logger = logging.getLogger(__name__)
 
@@ -106,26 +105,31 @@ def draw(model: TorchModel, path: Path) -> tuple[Path, ...]:
 
 def restore(folder: Path) -> TorchModel:
     """Read back what `save` wrote and put its integer kernels in."""
-    program = load_program(folder / PROGRAM_FILE)
-    portable = unguarded_module(program)
+    file = folder / PROGRAM_FILE
+    program = load_program(file)
     with read_details(folder / DETAILS_FILE) as details:
-        names, inputs = details["ops"], tuple(details["inputs"])
+        names, inputs = dict[str, str](details["ops"]), tuple(details["inputs"])
         dtype = getattr(torch, details["dtype"])
         # Folders that earlier versions wrote lack both.
         parameters = tuple(details.get("parameters", ()))
         named = bool(details.get("named_outputs"))
-        watch_sizes(portable, from_plain(details["sizes"]))
-    for node in portable.graph.nodes:
-        if node.name in names:
-            node.meta[OP_NAME] = names[node.name]
-    views_to_reshapes(portable)  # exporting turns them back
-    portable.recompile()
-    if named:
-        portable = with_named_outputs(portable)
-    known = convention_of(portable, inputs)
-    convention = replace(known, dtype=dtype, parameters=parameters or known.parameters)
-    example = example_of(program)
-    whole = Part(portable, runnable_form(portable), example)
+        sizes = from_plain(details["sizes"])
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"it names the data type {details['dtype']!r}")
+    with taken_from(file):
+        portable = unguarded_module(program)
+        watch_sizes(portable, sizes)
+        for node in portable.graph.nodes:
+            if node.name in names:
+                node.meta[OP_NAME] = names[node.name]
+        views_to_reshapes(portable)  # exporting turns them back
+        portable.recompile()
+        if named:
+            portable = with_named_outputs(portable)
+        known = convention_of(portable, inputs)
+        convention = replace(known, dtype=dtype, parameters=parameters or known.parameters)
+        example = example_of(program)
+        whole = Part(portable, runnable_form(portable), example)
     return TorchModel({WHOLE: whole}, example, convention)
 
 
@@ -145,54 +149,30 @@ def load_program(path: Path) -> ExportedProgram:
     """Read a program that `torch.export.save` wrote, if that runs no code from the file.
 
     Raises:
-        ModelLoadError: the file is missing, damaged, or holds pickled objects other than tensors.
+        ModelLoadError: the file is missing, damaged, or holds more than a program and tensors.
     """
     assert ops.quantize is not None  # a file may hold our ops: they must be registered
     if not path.is_file():
         raise ModelLoadError(f"there is no model file {str(path)!r}")
+    with taken_from(path), quiet_export():
+        return read_program(path)
+
+
+@contextmanager
+def taken_from(path: Path) -> Iterator[None]:
+    """Whatever goes wrong inside is said of a file, where it is no error of ours already.
+
+    Raises:
+        ModelLoadError: something did.
+    """
     try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-            if damaged is not None:
-                raise ModelLoadError(f"{str(path)!r} is damaged: {damaged!r} fails its checksum")
-            _refuse_code(archive, path)
-        with quiet_export():
-            return torch.export.load(path)
-    except ModelLoadError:
+        yield
+    except NeuralMPError:
         raise
     except Exception as error:
-        # The loader raises what its parsers raise: KeyError, RuntimeError, JSON errors…
+        # A loader raises what its parsers raise: KeyError, RuntimeError, JSON errors…
         logger.debug("reading %s failed", path, exc_info=True)
         raise ModelLoadError(
             f"{str(path)!r} is no program that torch.export.save wrote, or is damaged: "
             f"{in_one_line(error)}"
         ) from error
-
-
-def _refuse_code(archive: zipfile.ZipFile, path: Path) -> None:
-    """Reject archives whose reading would unpickle anything but plain tensors."""
-    for name in archive.namelist():
-        data = archive.read(name)
-        if name.endswith(".json") and b"use_pickle" in data:
-            if _asks_for_pickle(json.loads(data)):
-                raise ModelLoadError(
-                    f"{str(path)!r} holds pickled objects ({name}); reading them could run code. "
-                    f"Save it again with plain tensors only"
-                )
-        elif name.endswith(".pt") or data[:2] == b"PK":
-            try:
-                torch.load(io.BytesIO(data), weights_only=True)
-            except Exception as error:
-                raise ModelLoadError(
-                    f"{str(path)!r}: entry {name!r} is not plain tensors; reading it could run code"
-                ) from error
-        if "/custom_obj_" in name or "/opaque_obj_" in name:
-            raise ModelLoadError(
-                f"{str(path)!r} holds an object of a custom class ({name}), which is never loaded"
-            )
-
-
-def _asks_for_pickle(value: Any) -> bool:
-    if isinstance(value, dict):
-        return bool(value.get("use_pickle")) or any(map(_asks_for_pickle, value.values()))
-    return isinstance(value, list) and any(map(_asks_for_pickle, value))

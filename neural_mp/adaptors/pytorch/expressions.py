@@ -1,0 +1,199 @@
+"""Sizes worked out of other sizes, as programs hold them in text: taken apart, and written anew.
+
+PyTorch evaluates such a text as Python, whatever it holds. Here it is parsed into the few forms
+that `torch.export.save` writes, and what PyTorch gets is rendered from those.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+
+_MOST_CHARACTERS = 20_000
+_MOST_NESTED = 100
+_LARGEST = 2**64
+#: A power of a sum is multiplied out; more than this is in no size.
+_LARGEST_EXPONENT = 16
+
+_SYMBOL = re.compile(r"(s|u|zf|zuf)\d{1,6}")
+_FLOAT_TEXT = re.compile(r"-?\d{1,400}(\.\d{0,400})?(e[+-]?\d{1,3})?")
+_OF_SYMPY = (
+    "Abs Add And Ceiling Eq Equality Ge GreaterThan Gt Integer Le LessThan Lt Max Min Mul Ne Not Or"
+    " Rational StrictGreaterThan StrictLessThan Unequality Xor ceiling floor sign"
+)
+_OF_TORCH = (
+    "CeilDiv CeilToInt CleanDiv FloatTrueDiv FloorDiv FloorToInt Identity IntTrueDiv Mod"
+    " IsNonOverlappingAndDenseIndicator ModularIndexing PythonMod RoundDecimal RoundToInt ToFloat"
+    " TruncToFloat TruncToInt Where"
+)
+_UNARY = "sqrt cos cosh sin sinh tan tanh asin acos atan exp log asinh log2"
+_FUNCTIONS = frozenset(
+    {
+        *_OF_SYMPY.split(),
+        *_OF_TORCH.split(),
+        *(f"OpaqueUnaryFn_{name}" for name in _UNARY.split()),
+    }
+)
+#: What makes large numbers of small ones: the second argument is a small constant.
+_POWERS = frozenset({"Pow", "PowByNatural", "FloatPow", "LShift", "RShift"})
+_CONSTANTS = frozenset({"true", "false", "True", "False", "oo", "int_oo"})
+_ASSUMPTIONS = frozenset(
+    {"positive", "integer", "nonnegative", "real", "nonzero", "negative", "finite"}
+)
+_OPERATORS: dict[type[ast.AST], str] = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
+    ast.BitAnd: "&",
+    ast.BitOr: "|",
+    ast.USub: "-",
+    ast.UAdd: "+",
+    ast.Invert: "~",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+}
+
+
+def rendered(text: str) -> str:
+    """An expression of sizes, written anew from its parsed form.
+
+    Raises:
+        ValueError: it is no such expression, or larger than any that is right.
+    """
+    if len(text) > _MOST_CHARACTERS or _depth(text) > _MOST_NESTED or not text.isascii():
+        raise ValueError(f"the expression {text[:100]!r} is too long, or no expression of sizes")
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+        return _rendered(tree.body, 1, 0)
+    except (SyntaxError, RecursionError, MemoryError, _NotOneError) as error:
+        raise ValueError(f"{text[:100]!r} is no expression of sizes") from error
+
+
+class _NotOneError(Exception):
+    """A form that no expression of sizes has."""
+
+
+def _depth(text: str) -> int:
+    deepest = depth = 0
+    for character in text:
+        if character in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in ")]}":
+            depth -= 1
+    return max(deepest, text.count("**"), len(re.findall(r"[-+~][-+~ ]*[-+~]", text)))
+
+
+def _rendered(tree: ast.AST, power: int, level: int) -> str:
+    """One part of an expression; `power` is what the powers around it come to together."""
+    if level > 2 * _MOST_NESTED:
+        raise _NotOneError
+    match tree:
+        case ast.Constant(value=bool() as known):
+            return str(known)
+        case ast.Constant(value=int() as number):
+            return _number(number)
+        case ast.Constant(value=float() as real) if math.isfinite(real):
+            return repr(real)
+        case ast.Name(id=name) if _SYMBOL.fullmatch(name) or name in _CONSTANTS:
+            return name
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
+            return f"({_OPERATORS[type(op)]}{_rendered(operand, power, level + 1)})"
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            return f"({' ** '.join(_raised(left, right, power, level))})"
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            sides = (_rendered(side, power, level + 1) for side in (left, right))
+            return f"({f' {_OPERATORS[type(op)]} '.join(sides)})"
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATORS:
+            sides = (_rendered(side, power, level + 1) for side in (left, right))
+            return f"({f' {_OPERATORS[type(op)]} '.join(sides)})"
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
+            return _call(name, args, keywords, power, level + 1)
+    raise _NotOneError
+
+
+def _call(
+    name: str, args: list[ast.expr], keywords: list[ast.keyword], power: int, level: int
+) -> str:
+    if name == "Symbol":
+        return _symbol(args, keywords)
+    if name == "Float":
+        return _float(args, keywords)
+    if keywords or not args:
+        raise _NotOneError
+    if name in _POWERS and len(args) == 2:
+        return f"{name}({', '.join(_raised(args[0], args[1], power, level))})"
+    if name in {"Integer", "Rational"} and not all(map(_is_integer, args)):
+        raise _NotOneError
+    if name not in _FUNCTIONS:
+        raise _NotOneError
+    return f"{name}({', '.join(_rendered(arg, power, level) for arg in args)})"
+
+
+def _symbol(args: list[ast.expr], keywords: list[ast.keyword]) -> str:
+    match args:
+        case [ast.Constant(value=str() as name)] if _SYMBOL.fullmatch(name):
+            pass
+        case _:
+            raise _NotOneError
+    words = [repr(name)]
+    for keyword in keywords:
+        match keyword:
+            case ast.keyword(arg=str() as word, value=ast.Constant(value=bool() as known)) if (
+                word in _ASSUMPTIONS
+            ):
+                words.append(f"{word}={known}")
+            case _:
+                raise _NotOneError
+    return f"Symbol({', '.join(words)})"
+
+
+def _float(args: list[ast.expr], keywords: list[ast.keyword]) -> str:
+    match args, keywords:
+        case (
+            [ast.Constant(value=str() as text)],
+            [ast.keyword(arg="precision", value=ast.Constant(value=53))],
+        ) if _FLOAT_TEXT.fullmatch(text):
+            return f"Float({text!r}, precision=53)"
+    raise _NotOneError
+
+
+def _raised(base: ast.expr, exponent: ast.expr, power: int, level: int) -> tuple[str, str]:
+    """A base and its small, constant exponent."""
+    number = _constant(exponent)
+    if number is None or power * max(abs(number), 1) > _LARGEST_EXPONENT:
+        raise _NotOneError
+    raised = _rendered(base, int(power * max(abs(number), 1)), level + 1)
+    return raised, _rendered(exponent, 1, level + 1)
+
+
+def _constant(tree: ast.expr) -> float | None:
+    """The value of a plain number, however it is written."""
+    match tree:
+        case ast.Constant(value=int() | float() as number):
+            return number
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            below = _constant(operand)
+            return None if below is None else -below
+        case ast.Call(func=ast.Name(id="Integer"), args=[argument], keywords=[]):
+            return _constant(argument)
+        case ast.Call(func=ast.Name(id="Rational"), args=[dividend, divisor], keywords=[]):
+            parts = _constant(dividend), _constant(divisor)
+            return None if not parts[0] or not parts[1] else parts[0] / parts[1]
+    return None
+
+
+def _is_integer(tree: ast.expr) -> bool:
+    return isinstance(_constant(tree), int)
+
+
+def _number(number: int) -> str:
+    if abs(number) > _LARGEST:
+        raise _NotOneError
+    return str(number)
