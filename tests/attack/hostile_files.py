@@ -7,9 +7,10 @@ from pathlib import Path
 
 from hostile import FAMILY, Attack
 from hostile_settings import SETTINGS
+from hostile_tensorflow import TENSORFLOW
 from verdicts import Family, Finding
 
-ATTACKS: tuple[Attack, ...] = (*SETTINGS,)
+ATTACKS: tuple[Attack, ...] = (*SETTINGS, *TENSORFLOW)
 
 
 def findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:

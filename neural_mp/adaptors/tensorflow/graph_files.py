@@ -21,12 +21,13 @@ from neural_mp.adaptors.tensorflow.nodes import (
     without_large,
 )
 from neural_mp.adaptors.tensorflow.runtime import imported
+from neural_mp.adaptors.tensorflow.safe_ops import check_graph
 from neural_mp.errors import ConfigurationError, ModelLoadError, did_you_mean
 
 #: Files of a graph alone.
 SUFFIXES = (".pb", ".pbtxt")
 #: What is raised of a file that is damaged, or holds something else.
-UNREADABLE = (DecodeError, text_format.ParseError, UnicodeDecodeError, OSError)
+UNREADABLE = (DecodeError, text_format.ParseError, UnicodeDecodeError, OSError, RecursionError)
 #: Ops whose results nobody reads, and that are yet no outputs.
 _NO_OUTPUTS = (
     *(CONSTANT, *PLACEHOLDERS, "NoOp", "Assert", "CheckNumerics"),
@@ -54,6 +55,7 @@ def read(path: Path) -> tuple[GraphDef, list[str]]:
         ) from error
     if not graph.node:
         raise ModelLoadError(f"the graph in {str(path)!r} is empty")
+    check_graph(graph, f"the graph in {str(path)!r}")
     if graph.versions.producer or path.suffix != ".pb":
         return graph, []
     # The version is written behind the nodes, so a file that was cut between two nodes lacks it.

@@ -87,6 +87,7 @@ def _read_path(path: Path, wanted: GivenInputs) -> Taken:
 def _read_saved_model(path: Path) -> Taken:
     if not any((path / name).is_file() for name in _SAVED_MODEL):
         raise ModelLoadError(f"{str(path)!r} is no SavedModel: it holds no saved_model.pb")
+    v1_saved_models.checked(path, session=False)
     try:
         loaded = tf.saved_model.load(str(path))
     except Exception:

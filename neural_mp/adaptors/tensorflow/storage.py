@@ -16,6 +16,7 @@ from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import TensorGraph, indexed
 from neural_mp.adaptors.tensorflow.runtime import imported
+from neural_mp.adaptors.tensorflow.safe_ops import check_graph
 from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
 from neural_mp.errors import ConversionError, ModelLoadError
 
@@ -68,6 +69,7 @@ def restore(folder: Path) -> TensorFlowModel:
     try:
         saved.ParseFromString(path.read_bytes())
         graph = saved.meta_graphs[0].graph_def
+        check_graph(graph, f"the graph in {str(path)!r}")
         imported(graph)
     except (DecodeError, IndexError, OSError, ValueError, tf.errors.OpError) as error:
         raise ModelLoadError(f"{str(path)!r} is missing or damaged: {error}") from error

@@ -24,6 +24,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     output_of,
     plain,
 )
+from neural_mp.adaptors.tensorflow.saved_model_gate import check_saved_model
 from neural_mp.adaptors.tensorflow.served_signature import DEFAULT_KEY, ServedSignature
 from neural_mp.core.nested import Structure
 from neural_mp.errors import ModelLoadError, in_one_line
@@ -41,7 +42,7 @@ def read(path: Path) -> tuple[TensorGraph, ServedSignature]:
         ModelLoadError: there are several graphs or signatures and none is the usual one, or the
             variables cannot be restored.
     """
-    meta = _chosen_graph(path, _parsed(path).meta_graphs)
+    meta = _chosen_graph(path, checked(path, session=True).meta_graphs)
     key = _chosen_signature(path, meta.signature_def)
     signature = meta.signature_def[key]
     with tf.Graph().as_default() as graph, tf.compat.v1.Session(graph=graph) as session:
@@ -64,15 +65,26 @@ def read(path: Path) -> tuple[TensorGraph, ServedSignature]:
     )
 
 
-def _parsed(path: Path) -> saved_model_pb2.SavedModel:
+def checked(path: Path, *, session: bool) -> saved_model_pb2.SavedModel:
+    """What the file of a SavedModel holds, which does nothing but compute.
+
+    Args:
+        path: its folder.
+        session: whether a session is to read it.
+
+    Raises:
+        ModelLoadError: it cannot be read, or does more.
+    """
     found = saved_model_pb2.SavedModel()
     binary = path / "saved_model.pb"
+    file = binary if binary.is_file() else binary.with_suffix(".pbtxt")
     try:
-        parse(binary if binary.is_file() else binary.with_suffix(".pbtxt"), found)
+        parse(file, found)
     except UNREADABLE as error:
         raise ModelLoadError(
             f"the SavedModel {str(path)!r} cannot be read: {in_one_line(error)}"
         ) from error
+    check_saved_model(found, file, session=session)
     return found
 
 

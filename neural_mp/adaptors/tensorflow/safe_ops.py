@@ -1,0 +1,216 @@
+"""Which ops a graph that comes from a file may hold: those that compute, and touch nothing else.
+
+An op without state may, unless it is known to reach files or Python all the same; of the ops with
+state, which TensorFlow marks, only those may that are known to keep it in memory. So an op that a
+later version brings is refused if it has state.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from tensorflow.python.framework import op_def_registry
+
+from neural_mp.adaptors.tensorflow.nodes import (
+    FunctionDefLibrary,
+    GraphDef,
+    NodeDef,
+    is_control,
+    node_of,
+)
+from neural_mp.errors import ModelLoadError
+
+#: Ops that TensorFlow takes for stateless, and that read or write files, reach other machines, call
+#: Python, make graphs of strings or end the process.
+_HARMFUL = re.compile(
+    r"Abort|CacheDataset|DatasetFromGraph|DebugIdentity|DebugNanCount|DebugNumericSummary"
+    r"|(De|En)codeProto(V2)?|(Experimental)?SleepDataset|GenerateVocabRemapping|ImmutableConst"
+    r"|InitializeTableFromTextFile|MatchingFiles|PyFuncStateless|ReadFile|Reader.*"
+    r"|RegisterDataset(V2)?|Snapshot\w*(Dataset|Reader)(V2)?|SnapshotChunkDataset|TPU.*"
+)
+#: Ops with state that is in memory alone.
+_IN_MEMORY = re.compile(
+    # Variables.
+    r"Variable(V2|Shape)?|VarHandleOp|VarIsInitializedOp|ReadVariableOp|Assign(Add|Sub)?VariableOp"
+    r"|Resource\w+|DestroyResourceOp|DisableCopyOnRead|TemporaryVariable|GuaranteeConst|Empty"
+    r"|DeepCopy|DeviceIndex"
+    # Flow of control.
+    r"|Assert|Case|CheckNumerics(V2)?|If|StatefulPartitionedCall|Timestamp|While"
+    # Random numbers.
+    r"|Multinomial|ParameterizedTruncatedNormal|Random(Crop|Gamma|Poisson(V2)?|Shuffle)"
+    r"|Random(StandardNormal|Uniform(Int)?)|Rng(ReadAndSkip|Skip)|NonDeterministicInts"
+    r"|SampleDistortedBoundingBox(V2)?|Stateful(RandomBinomial|TruncatedNormal)"
+    r"|Stateful(StandardNormal(V2)?|Uniform(FullInt|Int)?)|StatelessRandomGetAlg|TruncatedNormal"
+    r"|(All|LearnedUnigram|LogUniform|ThreadUnsafeUnigram|Uniform)CandidateSampler"
+    r"|(Anonymous|Delete|Dummy)(Random)?SeedGenerator"
+    # Collections of tensors.
+    r"|Stack\w*|TensorArray\w*|(Anonymous)?(Mutable)?(Dense)?HashTable(V2)?|InitializeTableV2"
+    r"|(Anonymous)?MutableHashTableOfTensors(V2)?|LookupTable\w+|BoostedTrees\w+|Barrier"
+    r"|(FIFO|PaddingFIFO|Priority|RandomShuffle)Queue(V2)?|Queue\w+V2|FakeQueue"
+    r"|(Sparse)?ConditionalAccumulator"
+    # Data that are in memory.
+    r"|(Anonymous)?Iterator(V2|V3)?|IteratorGet\w+|IteratorToStringHandle|MakeIterator"
+    r"|DeleteIterator|OneShotIterator|DatasetToSingleElement|ReduceDataset|GeneratorDataset"
+    r"|(List|Random|Range|SparseTensorSlice|Tensor|TensorSlice)Dataset(V2)?"
+    r"|Shuffle(AndRepeat)?Dataset(V2|V3)?"
+    # Others.
+    r"|CudnnRNN\w*|Print"
+)
+#: What saves and restores variables; a SavedModel holds them beside what it computes.
+_SAVES = re.compile(r"Save(V2|Slices)?|MergeV2Checkpoints")
+_RESTORES = re.compile(r"Restore(V2|Slice)?")
+_TABLES_OF_FILES = re.compile(r"InitializeTableFromTextFile(V2)?")
+#: Where `PrintV2` may write to.
+_STREAMS = re.compile(rb"|stdout|stderr|log\((info|warning|error)\)")
+
+
+@dataclass(frozen=True)
+class Found:
+    """An op that does more than compute.
+
+    Attributes:
+        node: its node.
+        where: the function that the node is in; empty for the graph itself.
+    """
+
+    node: NodeDef
+    where: str = ""
+
+    @property
+    def saves(self) -> bool:
+        """Whether it writes a checkpoint."""
+        return _SAVES.fullmatch(self.node.op) is not None
+
+    @property
+    def restores(self) -> bool:
+        """Whether it reads one."""
+        return _RESTORES.fullmatch(self.node.op) is not None
+
+    @property
+    def fills_a_table(self) -> bool:
+        """Whether it reads a lookup table from a file."""
+        return _TABLES_OF_FILES.fullmatch(self.node.op) is not None
+
+    def refusal(self, what: str) -> ModelLoadError:
+        """The error that says so.
+
+        Args:
+            what: the graph, for the message.
+        """
+        where = f" of function {self.where!r}" if self.where else ""
+        return ModelLoadError(
+            f"{what} is not read: its node {self.node.name!r}{where} is of the op "
+            f"{self.node.op!r}, which does more than compute: it may touch files, other machines "
+            f"or Python. If you trust the file, read it yourself with TensorFlow and give the "
+            f"object; or freeze the model where it was made, without this op"
+        )
+
+
+def harmless(node: NodeDef) -> bool:
+    """Whether a node computes, and touches nothing beside its inputs and memory of its own.
+
+    An op that this TensorFlow does not know is left to be refused by it.
+    """
+    op = node.op
+    if op == "PrintV2":
+        return _STREAMS.fullmatch(node.attr["output_stream"].s) is not None
+    if op in ("Copy", "CopyHost"):
+        return not node.attr["debug_ops_spec"].list.s
+    return _harmless_op(op)
+
+
+@cache
+def _harmless_op(op: str) -> bool:
+    if _HARMFUL.fullmatch(op):
+        return False
+    definition = op_def_registry.get(op)
+    if definition is None or not definition.is_stateful:
+        return True
+    return _IN_MEMORY.fullmatch(op) is not None
+
+
+def check_graph(graph: GraphDef, what: str) -> None:
+    """See that a graph does nothing but compute, before TensorFlow takes it in.
+
+    TensorFlow runs parts of a graph while it takes it in, to find out shapes.
+
+    Args:
+        graph: the graph, with its functions.
+        what: what to call it in errors.
+
+    Raises:
+        ModelLoadError: a node of it, or of a function in its library, does more.
+    """
+    for found in suspicious(graph):
+        raise found.refusal(what)
+
+
+def suspicious(graph: GraphDef) -> Iterator[Found]:
+    """All nodes of a graph and of its functions that do more than compute."""
+    for node in graph.node:
+        yield from _of_node(node, "")
+    for function in graph.library.function:
+        for node in function.node_def:
+            yield from _of_node(node, function.signature.name)
+
+
+def _of_node(node: NodeDef, where: str) -> Iterator[Found]:
+    if not harmless(node):
+        yield Found(node, where)
+    # An op can be named where a function is expected, too.
+    for name in called(node):
+        if name != node.op and not _harmless_op(name):
+            yield Found(NodeDef(name=node.name, op=name), where)
+
+
+def called(node: NodeDef) -> Iterator[str]:
+    """The functions that a node calls."""
+    yield node.op
+    for value in node.attr.values():
+        if value.HasField("func"):
+            yield value.func.name
+        yield from (function.name for function in value.list.func)
+
+
+def reached(
+    graph: GraphDef, nodes: Iterable[str], functions: Iterable[str] = ()
+) -> tuple[set[str], set[str]]:
+    """What runs when some nodes and functions do.
+
+    Returns:
+        The names of nodes of the graph, and of functions in its library.
+    """
+    by_name = {node.name: node for node in graph.node}
+    library = {function.signature.name: function for function in graph.library.function}
+    gradients = _gradients(graph.library)
+    found: set[str] = set()
+    waiting = list(nodes)
+    calls = list(functions)
+    while waiting:
+        name = waiting.pop()
+        if name in found or name not in by_name:
+            continue
+        found.add(name)
+        node = by_name[name]
+        waiting += [node_of(i.removeprefix("^") if is_control(i) else i) for i in node.input]
+        calls += called(node)
+    run: set[str] = set()
+    while calls:
+        name = calls.pop()
+        if name in run or name not in library:
+            continue
+        run.add(name)
+        calls += gradients.get(name, [])
+        for node in library[name].node_def:
+            calls += called(node)
+    return found, run
+
+
+def _gradients(library: FunctionDefLibrary) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for gradient in library.gradient:
+        found.setdefault(gradient.function_name, []).append(gradient.gradient_func)
+    return found
