@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hostile import FAMILY, Attack
+from hostile_keras import KERAS
 from hostile_settings import SETTINGS
 from hostile_tensorflow import TENSORFLOW
 from verdicts import Family, Finding
 
-ATTACKS: tuple[Attack, ...] = (*SETTINGS, *TENSORFLOW)
+ATTACKS: tuple[Attack, ...] = (*SETTINGS, *TENSORFLOW, *KERAS)
 
 
 def findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:

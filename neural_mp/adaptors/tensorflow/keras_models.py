@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from neural_mp.adaptors.tensorflow.keras_files import check_keras_file
 from neural_mp.core.labels import without_labels
 from neural_mp.errors import CaptureError, ModelLoadError, in_one_line
 
@@ -37,7 +38,8 @@ def load(path: Path, *, compiled: bool = False) -> Any:
         compiled: whether loss and optimizer are read, too, where it holds them.
 
     Raises:
-        ModelLoadError: it is damaged, holds weights only, or needs classes it does not hold.
+        ModelLoadError: it is damaged, holds weights only, needs classes it does not hold, or
+            names what is no part of a model.
     """
     import keras
 
@@ -45,6 +47,7 @@ def load(path: Path, *, compiled: bool = False) -> Any:
         raise ModelLoadError(
             f"Keras runs on the {keras.config.backend()} backend here; set KERAS_BACKEND=tensorflow"
         )
+    check_keras_file(path)
     try:
         with warnings.catch_warnings():
             # Of an optimizer whose state does not fit. Nobody goes on with it here.
