@@ -32,7 +32,7 @@ class CountingAccuracy:
     """Writes a line when an evaluation begins and one when it ends, in whatever process."""
 
     def __init__(self, pause: float) -> None:
-        self.pause = pause
+        self.about = {"pause": pause}  # no option: it says nothing of what is measured
         self.file = Path(EVALUATIONS).resolve()  # processes of a cluster run in other folders
 
     def _note(self, word: str) -> None:
@@ -44,7 +44,7 @@ class CountingAccuracy:
         self._note("begin")
 
     def update(self, preds, labels) -> None:
-        time.sleep(self.pause)
+        time.sleep(self.about["pause"])
         self.right += int((preds.argmax(1) == labels).sum())
         self.all += len(labels)
 

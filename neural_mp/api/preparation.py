@@ -31,6 +31,7 @@ from neural_mp.tuning.batches import Batches, Calibration
 from neural_mp.tuning.criterion import AccuracyCriterion
 from neural_mp.tuning.evaluator import Evaluator
 from neural_mp.tuning.executors import executor_named
+from neural_mp.tuning.fingerprint import in_detail
 from neural_mp.tuning.history import History, storage_url
 from neural_mp.tuning.job import Described, SearchSettings, TuningJob
 from neural_mp.tuning.known import KNOWN_FOLDER, NOTHING_KNOWN, Known, machine_words
@@ -98,17 +99,15 @@ class Preparation:
             precisions, told = without_int8_if_no_data(precisions, calibration)
             log.warnings += told
         space, precisions = self._space(loaded, hardware, precisions, amp)
-        samples = given.sampling_size
+        samples, evaluator = given.sampling_size, self._evaluator(evaluation, metrics)
         job = TuningJob(
             model=loaded.in_space(space),
             load=load,
             strategy=strategy,
-            evaluator=self._evaluator(evaluation, metrics),
+            evaluator=evaluator,
             calibration=None if calibration is None else Calibration(calibration, samples),
             measurement=self._measurement(loaded, evaluation or calibration),
-            open_history=lambda: self._history(
-                loaded, evaluation, calibration, metrics, criterion, amp
-            ),
+            open_history=lambda: self._history(loaded, evaluator, calibration, criterion, amp),
             settings=SearchSettings(
                 precisions=precisions,
                 for_numbers=here.forced | not_native(here),
@@ -243,12 +242,12 @@ class Preparation:
     def _history(
         self,
         model: AnyModel,
-        evaluation: Batches | None,
+        evaluator: Evaluator,
         calibration: Batches | None,
-        metrics: GivenMetrics,
         criterion: AccuracyCriterion,
         amp: AmpSettings,
     ) -> History:
+        evaluation = evaluator.batches
         fingerprint: Mapping[str, str] = {
             "model": model.fingerprint,
             "data": evaluation.fingerprint() if evaluation is not None else "none",
@@ -258,9 +257,13 @@ class Preparation:
                 if calibration is None or calibration is evaluation
                 else calibration.fingerprint()
             ),
-            "metric": metric_words(metrics, self.options.eval_func),
+            "metric": metric_words(evaluator.metrics, evaluator.eval_func),
             "criterion": str(criterion),
             "four lists": "; ".join(amp.list_words()) or "as they come",
+            **in_detail(
+                metric=evaluator.eval_func or [metric for metric, _ in evaluator.metrics],
+                postprocess=evaluator.postprocess,
+            ),
         }
         url = storage_url(self.options.workspace, self.options.storage)
         return History(url, fingerprint, criterion.prefers_higher, self.options.resume)

@@ -93,7 +93,7 @@ class _Identity:
         return found is not None and self._say("data", found)
 
     def _module(self, module: types.ModuleType) -> bool:
-        if _is_of_library(module.__name__):
+        if is_of_library(module.__name__):
             return self._of_library(module.__name__, "")
         try:
             source = Path(module.__file__ or "").read_bytes()
@@ -112,7 +112,7 @@ class _Identity:
         return named and (isinstance(owner, types.ModuleType) or self.tell(owner))
 
     def _function(self, function: types.FunctionType) -> bool:
-        if _is_of_library(function.__module__) and "<locals>" not in function.__qualname__:
+        if is_of_library(function.__module__) and "<locals>" not in function.__qualname__:
             return self._of_library(function.__module__, function.__qualname__)
         names = sorted(_names(function.__code__) & function.__globals__.keys())
         return (
@@ -132,7 +132,7 @@ class _Identity:
         )
 
     def _class(self, kind: type) -> bool:
-        if _is_of_library(kind.__module__):
+        if is_of_library(kind.__module__):
             return self._of_library(kind.__module__, kind.__qualname__)
         own = {
             name: value
@@ -151,7 +151,7 @@ class _Identity:
     def _object(self, value: Any) -> bool:
         """What an object shows of itself as it is copied: its class and what it holds."""
         kind = type(value)
-        if _is_of_library(kind.__module__) and callable(getattr(value, "get_config", None)):
+        if is_of_library(kind.__module__) and callable(getattr(value, "get_config", None)):
             # Keras writes the time into copies.
             return self._each("config", [kind, value.get_config()])
         try:
@@ -212,7 +212,7 @@ def _names(code: types.CodeType) -> set[str]:
     return found
 
 
-def _is_of_library(module: str | None) -> bool:
+def is_of_library(module: str | None) -> bool:
     """Whether a module came with Python, with a package that is installed, or with this one."""
     found = None if module is None else sys.modules.get(module)
     if found is None or module == "__main__":

@@ -1,5 +1,7 @@
 """Nothing that was computed is lost, however a run ends."""
 
+import json
+
 import numpy as np
 import optuna
 import pytest
@@ -10,6 +12,8 @@ from neural_mp import AccuracyCriterion, MixedPrecision, PrecisionPlan
 from neural_mp.core.precision import FP32
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import HistoryError
+from neural_mp.metrics import build_metric
+from neural_mp.tuning.fingerprint import differences, in_detail
 from neural_mp.tuning.history import History
 
 pytestmark = pytest.mark.slow
@@ -146,3 +150,55 @@ def test_any_optuna_storage_can_keep_the_trials(converter, tmp_path):
     (study,) = optuna.get_all_study_summaries(converter.storage)
     assert study.n_trials == len(result.trials)
     assert not (tmp_path / "neural_mp_workspace").exists()
+
+
+def fixed(value):
+    return lambda model: value
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        ({"metric": ("topk", 1)}, {"metric": ("topk", 5)}, r"metric \(k = 5, before 1\)"),
+        ({"eval_func": lambda m: 0.5}, {"eval_func": lambda m: 0.7}, "code of the metric"),
+        ({"eval_func": fixed(0.5)}, {"eval_func": fixed(0.7)}, "code of the metric"),
+        (
+            {"metric": "accuracy", "postprocess": lambda pair: pair},
+            {"metric": "accuracy", "postprocess": lambda pair: (pair[0] + 1, pair[1])},
+            "code of the postprocess",
+        ),
+    ],
+)
+def test_resume_refuses_what_measures_something_else(converter, before, now, words):
+    for name, value in {"metric": None, **before}.items():
+        setattr(converter, name, value)
+    converter()
+    converter.resume = True
+    assert converter().trials
+    for name, value in now.items():
+        setattr(converter, name, value)
+    with pytest.raises(HistoryError, match=f"cannot resume: the {words} of this run differ"):
+        converter()
+
+
+def test_runs_of_versions_that_did_not_tell_what_a_metric_does_are_resumed(tmp_path):
+    url, about = f"sqlite:///{tmp_path / 'history.db'}", {"model": "net", "metric": "topk"}
+    History(url, about, higher_is_better=True).close()
+    now = {**about, **in_detail(metric=lambda model: 0.5)}
+    History(url, now, higher_is_better=True, resume=True).close()
+    with pytest.raises(HistoryError, match="the metric of this run"):
+        History(url, {**now, "metric": "accuracy"}, higher_is_better=True, resume=True)
+
+
+def test_under_another_python_bytecode_is_not_compared():
+    def told(value, python):
+        return {
+            key: json.dumps({**json.loads(words), "python": python})
+            for key, words in in_detail(metric=value).items()
+        }
+
+    half, other = lambda model: 0.5, lambda model: 0.7
+    assert differences(told(half, "3.11"), told(other, "3.11"))
+    assert not differences(told(half, "3.11"), told(other, "3.12"))
+    one, five = build_metric("topk", 1), build_metric("topk", 5)
+    assert differences(told(one, "3.11"), told(five, "3.12")) == ["metric (k = 5, before 1)"]

@@ -1,0 +1,263 @@
+"""Whether two metrics measure the same, whatever they have taken in, told in another process."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pytest
+from sklearn import metrics as sklearn_metrics
+
+from neural_mp.core.behaviour import behaviour
+from neural_mp.metrics import METRICS, as_metric, build_metric
+
+FACTOR = 0.5
+calls = []
+
+
+def scaled(value, factor=1):
+    calls.append(value)
+    return value * FACTOR * factor
+
+
+def top(k):
+    return lambda scores: sorted(scores)[-k:]
+
+
+def made(body, name="metric", **names):
+    exec(body, names)
+    return names[name]
+
+
+class Counting:
+    """A metric that remembers much."""
+
+    best = 0.0
+    passes = 0
+
+    def __init__(self, k=1, log=None):
+        self.k, self.log = k, log
+        self.seen, self.right, self.all = [], 0, 0
+
+    def reset(self):
+        self.seen.clear()
+        self.right = self.all = 0
+        Counting.passes += 1
+
+    def update(self, preds, labels):
+        self.seen.append(len(labels))
+        self.right += int(np.sum(preds == labels))
+        self.all += len(labels)
+        type(self).best = max(self.best, self.right)
+
+    def result(self):
+        return self.right / self.all + self.k
+
+
+class Torchmetric:
+    """As a metric of torchmetrics holds itself."""
+
+    def __init__(self, top_k=1):
+        self.top_k, self._update_count = top_k, 0
+        self.add_state("right")
+
+    def add_state(self, name):
+        setattr(self, name, np.zeros(1))
+
+    def update(self, preds, target):
+        self._update_count += 1
+        self.right = self.right + int((preds == target).sum())
+
+    def compute(self):
+        return self.right
+
+    def reset(self):
+        self._update_count = 0
+        self.right = np.zeros(1)
+
+
+def digest(value):
+    found = behaviour(value)
+    assert found is not None
+    return found.digest
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda model: 0.1, lambda model: 0.2),
+        (lambda model: model + 1, lambda model: model - 1),
+        (top(1), top(5)),
+        (build_metric("topk", 1), build_metric("topk", 5)),
+        ([build_metric("topk", 1)], [build_metric("topk", 5)]),
+        (as_metric(("topk", {"k": 1, "output": 0})), as_metric(("topk", {"k": 1, "output": 1}))),
+        (build_metric("F1"), build_metric("F1", {"average": "macro"})),
+        (Counting(1), Counting(5)),
+        (Counting(1).update, Counting(5).update),
+        (as_metric(Torchmetric(1)), as_metric(Torchmetric(5))),
+        (
+            as_metric(keras.metrics.TopKCategoricalAccuracy(k=1)),
+            as_metric(keras.metrics.TopKCategoricalAccuracy(k=5)),
+        ),
+        (functools.partial(scaled, factor=1), functools.partial(scaled, factor=2)),
+        (as_metric(sklearn_metrics.f1_score), as_metric(sklearn_metrics.recall_score)),
+        (
+            as_metric((sklearn_metrics.fbeta_score, {"beta": 1})),
+            as_metric((sklearn_metrics.fbeta_score, {"beta": 2})),
+        ),
+        (
+            as_metric(sklearn_metrics.make_scorer(sklearn_metrics.fbeta_score, beta=1)),
+            as_metric(sklearn_metrics.make_scorer(sklearn_metrics.fbeta_score, beta=2)),
+        ),
+        (np.mean, np.max),
+        (made("def metric(a, b=1): return a"), made("def metric(a, b=2): return a")),
+        (made("def metric(a): return a + N", N=1), made("def metric(a): return a + N", N=2)),
+        (
+            made("def inner(a): return a\ndef metric(a): return inner(a)"),
+            made("def inner(a): return -a\ndef metric(a): return inner(a)"),
+        ),
+        (
+            made("class metric:\n k = 1\n def result(self): return self.k", __name__="m"),
+            made("class metric:\n k = 2\n def result(self): return self.k", __name__="m"),
+        ),
+    ],
+)
+def test_what_measures_something_else_is_told_apart(one, other):
+    assert digest(one) != digest(other)
+
+
+SCORES = np.eye(10, dtype=np.float32)[np.arange(40) % 10] + 0.01
+
+
+@pytest.mark.parametrize("name", ["accuracy", "topk", "F1", "loss", "MAE", "RMSE", "mIoU"])
+def test_what_a_metric_of_ours_has_taken_in_does_not_count(name):
+    options = {"num_classes": 10} if name == "mIoU" else None
+    metric = build_metric(name, options)
+    before = digest(metric)
+    metric.reset()
+    labels = np.arange(40) % 10
+    preds, truth = (SCORES[:, :1], labels[:, None]) if name in ("MAE", "RMSE") else (SCORES, labels)
+    metric.update(preds, truth)
+    assert digest(metric) == before
+    metric.result()
+    assert digest(metric) == before == digest(build_metric(name, options))
+
+
+@pytest.mark.parametrize("name", sorted({*METRICS} - {"mAP", "COCOmAP"}))
+def test_every_metric_of_ours_is_told(name):
+    metric = build_metric(name)
+    assert digest(metric) == digest(build_metric(name))
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        Counting(3),
+        as_metric(Torchmetric(3)),
+        as_metric(keras.metrics.SparseCategoricalAccuracy()),
+        as_metric(lambda preds, labels: float(np.mean(calls.append(1) is None))),
+    ],
+)
+def test_what_a_metric_of_the_users_has_taken_in_does_not_count(metric):
+    before = digest(metric)
+    metric.reset()
+    metric.update(SCORES, np.arange(40)[:, None] % 10)
+    metric.result()
+    assert digest(metric) == before
+    metric.reset()
+    assert digest(metric) == before
+
+
+def test_keras_numbers_its_metrics_which_does_not_count():
+    first, second = (keras.metrics.MeanSquaredError(name=name) for name in ("mse", "mse_1"))
+    assert digest(as_metric(first)) == digest(as_metric(second))
+
+
+def test_what_is_there_for_a_function_to_change_does_not_count():
+    started, folder, counted = time.time(), "/tmp/abc", 0
+
+    def evaluate(model):
+        nonlocal counted
+        counted += 1
+        calls.append((started, folder, os.getpid()))
+        return scaled(model)
+
+    before = digest(evaluate)
+    evaluate(1)
+    started, folder = time.time(), "/tmp/def"
+    assert digest(evaluate) == before
+
+
+def test_large_data_costs_nothing(tmp_path):
+    data, model = np.zeros((1000, 1000, 10)), {n: np.zeros(10) for n in range(1000)}
+    with (tmp_path / "open").open("w") as file:
+        started = time.perf_counter()
+        assert digest(lambda net: float(data.mean()) + len(model) + file.tell())
+        assert digest(Counting(1, file))
+    assert time.perf_counter() - started < 0.2
+
+
+def test_a_change_is_told_in_words():
+    assert dict(behaviour([build_metric("topk", 5)]).options) == {"k": "5"}
+
+
+def test_of_what_refuses_to_be_looked_at_nothing_is_told():
+    class Refusing:
+        __slots__ = ("k",)
+
+        def __getattribute__(self, name):
+            raise RuntimeError(name)
+
+    assert behaviour(Refusing()) is None
+
+
+PROGRAM = """
+import functools, time, tempfile, os
+import numpy as np, sklearn.metrics as of_others
+from neural_mp.core.behaviour import behaviour
+from neural_mp.metrics import METRICS, as_metric, build_metric
+
+LABELS, STARTED, FOLDER = frozenset(("cat", "dog", "bird", "fish")), time.time(), tempfile.mkdtemp()
+PLACES = {"cat", "dog", "bird"}
+
+class Mine:
+    def __init__(self, k):
+        self.k, self.labels, self.lock, self.seen = k, LABELS, object(), set(LABELS)
+    def update(self, p, l): self.seen |= set(l)
+    def reset(self): self.seen = set()
+    def result(self): return self.k if "cat" in {"dog", "cat", "fish"} else FOLDER
+
+def evaluate(model, mine=Mine(3)):
+    return mine.result() + STARTED + sum(x in {1, 2, "three", None} for x in PLACES)
+
+told = [evaluate, Mine(3), Mine(3).result, functools.partial(evaluate, 3), lambda m: evaluate(m)]
+told += [as_metric(x) for x in (Mine(3), of_others.f1_score, "f1_macro", lambda p, l: 0.5)]
+for name in sorted(METRICS):
+    try:
+        told.append(build_metric(name))
+    except Exception:
+        continue
+print([behaviour(one).digest for one in told])
+"""
+
+
+@pytest.mark.slow
+def test_another_process_tells_the_same(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    told = {
+        subprocess.run(
+            [sys.executable, "program.py"],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            cwd=tmp_path,
+        ).stdout
+        for seed in range(4)
+    }
+    assert len(told) == 1
