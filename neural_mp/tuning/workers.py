@@ -15,6 +15,8 @@ LOCAL = "local"
 RAY = "ray"
 #: How often work is begun again whose machine was lost.
 RUNS_AGAIN = 3
+#: No machine has so many cores; libraries that are told to use more threads never come back.
+_MOST_THREADS = 4096
 _OWN_KEYS = ("engine", "count", "threads")
 #: The option that follows the name of an engine in a word such as `ray:10.0.0.1:6379`.
 _ADDRESS = "address"
@@ -68,6 +70,10 @@ class Workers:
             name: None if value.get(name) is None else _whole(f"workers: {name}", value[name])
             for name in ("count", "threads")
         }
+        if (numbers["threads"] or 0) > _MOST_THREADS:
+            raise ConfigurationError(
+                f"workers: threads must be at most {_MOST_THREADS}, got {numbers['threads']}"
+            )
         options = {key: value[key] for key in value if key not in _OWN_KEYS}
         return cls(engine, numbers["count"], numbers["threads"], options)
 

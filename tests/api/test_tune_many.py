@@ -120,6 +120,12 @@ def test_ctrl_c_ends_the_processes_and_leaves_a_page(folder):
     assert "it was cut off" in Path("out/index.html").read_text("utf-8")
 
 
+def test_a_billion_workers_are_as_many_as_there_are_jobs(folder):
+    folder("first")
+    done = neural_mp.tune_many("jobs", workers=10**9, output="out")
+    assert [job.status for job in done.outcomes] == [JobStatus.MET]
+
+
 @pytest.mark.parametrize("changed", ["model", "data", "metric", "setting", "file that is no YAML"])
 def test_a_job_is_another_one_if_what_it_is_about_changed(folder, changed):
     file = folder("first")

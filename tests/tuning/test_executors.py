@@ -143,6 +143,7 @@ def workers(value):
     [
         ({"engine": "rai"}, r"no engine 'rai' for workers.*ray"),
         ({"engine": "ray", "adress": "auto"}, r"no key 'adress'.*address"),
+        ({"threads": 10**9}, r"workers: threads must be at most 4096, got 1000000000"),
         ({"count": 0}, r"workers: count must be at least 1, got 0"),
         ({"threads": "two"}, r"workers: threads must be at least 1, got 'two'"),
         ({"engine": "ray", "address": "ray://10.0.0.1:10001"}, r"address must be .*ray://"),

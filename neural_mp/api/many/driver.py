@@ -109,7 +109,9 @@ def _work(
 ) -> None:
     if workers.engine == LOCAL:
         cores = detect().cores
-        count = workers.count or max(1, cores // (workers.threads or 1))
+        open_jobs = len({job.name for job in jobs if not job.known})
+        wanted = workers.count or max(1, cores // (workers.threads or 1))
+        count = max(1, min(wanted, open_jobs))  # more would have nothing to do
         # One process has all cores anyway.
         share = max(1, cores // count) if count > 1 else None
         places = [JobRunner(workers.threads or share, trust) for _ in range(count)]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import threading
-import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent import futures
 from pathlib import Path
@@ -19,13 +17,12 @@ from neural_mp.core.environment import THREAD_VARIABLES
 from neural_mp.core.grammar import counted
 from neural_mp.core.python_processes import restore_environment, worker_environment
 from neural_mp.tuning.executors.contract import Answer, Raised, Task, Work, Worker, died
+from neural_mp.tuning.executors.owner import end_with
 from neural_mp.tuning.executors.queued import QueuedExecutor, Ticket
 from neural_mp.tuning.workers import LOCAL, Workers
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks at whether the process that owns a worker is there.
-_LOOK_AGAIN = 1.0
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 #: In a worker: what evaluates.
@@ -35,15 +32,8 @@ _worker: Worker | None = None
 def _begin(kind: type, sent: bytes, threads: int, owner: int) -> None:
     global _worker
     restore_environment()
-    threading.Thread(target=_end_with, args=(owner,), daemon=True).start()
+    end_with(owner)
     _worker = Worker(kind, sent, threads)
-
-
-def _end_with(owner: int) -> None:
-    """End this process with the one that owns it; where that is killed, nothing else would."""
-    while os.getppid() == owner:
-        time.sleep(_LOOK_AGAIN)
-    os._exit(1)
 
 
 def _evaluate(task: Task, seconds: float) -> Answer:
@@ -115,9 +105,13 @@ class LocalExecutor(QueuedExecutor):
             env=worker_environment(dict.fromkeys(THREAD_VARIABLES, str(self.threads))),
         )
 
-    def wait(self, handles: Collection[Any]) -> Iterable[Any]:
+    def wait(self, handles: Collection[Any], seconds: float | None) -> Iterable[Any]:
         """Wait for one process at least."""
-        return futures.wait(handles, return_when=futures.FIRST_COMPLETED).done
+        return futures.wait(handles, seconds, return_when=futures.FIRST_COMPLETED).done
+
+    def stop(self, place: int, handle: futures.Future[Answer]) -> None:
+        """Kill a process, with all that it started."""
+        self._end(place, at_once=True)
 
     def answer(self, place: int, handle: futures.Future[Answer], ticket: Ticket) -> Answer:
         """What a process answered, or that it died."""

@@ -16,6 +16,9 @@ from neural_mp.tuning.executors.contract import Answer, Executor, Finding, Raise
 from neural_mp.tuning.sharing import Share
 from neural_mp.tuning.workers import Workers
 
+#: Seconds that a worker has, once its time is up, to say so itself.
+_GRACE = 2.0
+
 
 @dataclass(eq=False)
 class Ticket:
@@ -55,8 +58,17 @@ class QueuedExecutor(Executor):
         """Begin to evaluate a plan, or a share, at a place that is free; the handle of that."""
 
     @abstractmethod
-    def wait(self, handles: Collection[Any]) -> Iterable[Any]:
-        """Wait for one of the handles at least; those that are done."""
+    def wait(self, handles: Collection[Any], seconds: float | None) -> Iterable[Any]:
+        """Wait for one of the handles at least; those that are done.
+
+        Args:
+            handles: what goes on.
+            seconds: how long to wait at most; None sets no limit.
+        """
+
+    @abstractmethod
+    def stop(self, place: Any, handle: Any) -> None:
+        """End what goes on at a place, whatever it does; the place is free then."""
 
     @abstractmethod
     def answer(self, place: Any, handle: Any, ticket: Ticket) -> Answer | None:
@@ -79,15 +91,30 @@ class QueuedExecutor(Executor):
         while ticket.answer is None:
             if not self._open:
                 raise TuningError("there is no worker left that could evaluate plans")
-            for handle in self.wait(list(self._open)):
+            for handle in self.wait(list(self._open), self._patience()):
                 place, found = self._open.pop(handle)
                 found.answer = self.answer(place, handle, found)
                 if found.answer is None:
                     self._queue.appendleft(found)
                 elif isinstance(found.answer, Assessment) and not isinstance(found.task, Share):
                     self.arrived(found.task, found.answer)
+            self._stop_the_late()
             self._hand_out()
         return taken(ticket.answer)
+
+    def _patience(self) -> float | None:
+        """Seconds until the first of those at work is late; None where nobody can be."""
+        limits = [ticket.until for _, ticket in self._open.values() if ticket.until]
+        return max(0.0, min(limits) + _GRACE - time.monotonic()) if limits else None
+
+    def _stop_the_late(self) -> None:
+        """End what should have seen for itself that its time is up: it hangs in the user's code."""
+        now = time.monotonic()
+        for handle, (place, ticket) in list(self._open.items()):
+            if ticket.until and now >= ticket.until + _GRACE:
+                del self._open[handle]
+                ticket.answer = Raised(TimeUpError())
+                self.stop(place, handle)
 
     @property
     def busy(self) -> list[Any]:

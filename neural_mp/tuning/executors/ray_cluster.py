@@ -89,11 +89,17 @@ class RayExecutor(QueuedExecutor):
         key = self._sent.hex()
         return run.remote(key, self.work.kind, self._sent, self.threads, task, seconds)
 
-    def wait(self, handles: Collection[Any]) -> Iterable[Any]:
+    def wait(self, handles: Collection[Any], seconds: float | None) -> Iterable[Any]:
         """Wait for one node at least."""
         import ray
 
-        return list(ray.wait(list(handles), num_returns=1)[0])
+        return list(ray.wait(list(handles), num_returns=1, timeout=seconds)[0])
+
+    def stop(self, place: Slot, handle: Any) -> None:
+        """Kill the process of a task."""
+        import ray
+
+        ray.cancel(handle, force=True)
 
     def answer(self, place: Slot, handle: Any, ticket: Ticket) -> Answer | None:
         """What a node answered; a plan whose node is lost is to be run again, three times."""
