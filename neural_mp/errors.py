@@ -105,6 +105,8 @@ class TrainingError(NeuralMPError):
 
 
 E = TypeVar("E", bound=BaseException)
+#: Characters of an unknown word that are compared with the known ones.
+_COMPARED = 200
 
 
 def users_own(error: E) -> E:
@@ -140,7 +142,8 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
         nothing is known.
     """
     words = sorted({str(word) for word in known})
-    near = difflib.get_close_matches(str(name), words, n=3, cutoff=0.6)
+    # Longer ones take the time of their length squared to compare.
+    near = difflib.get_close_matches(str(name)[:_COMPARED], words, n=3, cutoff=0.6)
     if near:
         return "; did you mean " + " or ".join(repr(word) for word in near) + "?"
     if not words:

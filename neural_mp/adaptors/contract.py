@@ -20,6 +20,7 @@ from neural_mp.core.byte_products import KernelKind
 from neural_mp.core.executed import Executed
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Hardware
+from neural_mp.core.kinds import count, fields
 from neural_mp.core.observations import Observations, Range
 from neural_mp.core.precision import Precision
 from neural_mp.core.words import Capture
@@ -37,6 +38,12 @@ class ConversionCounts:
     casts: int = 0
     quantize: int = 0
     dequantize: int = 0
+
+    @classmethod
+    def from_dict(cls, data: Any) -> ConversionCounts:
+        """Read back the dict of its attributes; `NeuralMPError` where that is none."""
+        kinds = dict.fromkeys(cls.__dataclass_fields__, count)
+        return cls(**fields(kinds, tuple(kinds))(data))
 
 
 class Adaptor(ABC, Generic[M]):

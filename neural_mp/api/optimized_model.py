@@ -22,10 +22,22 @@ from neural_mp.api.saved_folder import (
     PLAN_FILE,
     RECORD_FILE,
     check_destination,
+    digests_of_files,
     put_in_place,
+)
+from neural_mp.core.kinds import (
+    UnfitError,
+    count,
+    fields,
+    mapping_of,
+    optional,
+    shown,
+    text,
+    truth,
 )
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
+from neural_mp.core.reading import read_json
 from neural_mp.core.trial import Trial
 from neural_mp.errors import DataError, ModelLoadError, NeuralMPError, PlanError
 from neural_mp.profiling.audit import Audit, audited
@@ -282,7 +294,7 @@ def load(path: str | Path) -> OptimizedModel:
     record = None
     if RECORD_FILE in manifest["files"]:
         record = read_record_file(folder / RECORD_FILE)
-    report = replace(Report.from_dict(manifest["report"]), record=record)
+    report = replace(manifest["report"], record=record)
     restored = LoadedModel(adaptor, adaptor.restore(folder))
     right, done = made_right_here(restored, repr(str(folder)))
     return OptimizedModel(
@@ -291,7 +303,7 @@ def load(path: str | Path) -> OptimizedModel:
         replace(report, warnings=(*report.warnings, *done)),
         manifest["met"],
         observations=observations,
-        planned={name: PlannedOp.from_dict(op) for name, op in manifest["ops"].items()},
+        planned=manifest["ops"],
     )
 
 
@@ -302,21 +314,30 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             f"{str(folder)!r} is no saved model: it has no {MANIFEST}; give the folder that "
             f"OptimizedModel.save wrote"
         )
-    try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-        version = manifest["neural_mp"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ModelLoadError(f"{str(file)!r} is damaged: {error}") from None
-    if version != FORMAT_VERSION:
-        raise ModelLoadError(
-            f"{str(folder)!r} was saved in format {version}; this version reads {FORMAT_VERSION}"
+    return read_json(file, _manifest, ModelLoadError)
+
+
+def _manifest(value: Any) -> dict[str, Any]:
+    version = value.get("neural_mp") if isinstance(value, Mapping) else None
+    if version is not None and version != FORMAT_VERSION:
+        raise UnfitError(
+            f"it was saved in format {shown(version)}; this version reads {FORMAT_VERSION}"
         )
-    manifest.setdefault("ops", {})  # which earlier versions did not write
-    expected = {"framework": str, "files": dict, "report": dict, "ops": dict}
-    wrong = [key for key, kind in expected.items() if not isinstance(manifest.get(key), kind)]
-    if wrong or "met" not in manifest:
-        raise ModelLoadError(f"{str(file)!r} is damaged: {(wrong or ['met'])[0]} is not as written")
-    return dict(manifest)
+    # Earlier versions did not write the ops.
+    return {"ops": {}, **_MANIFEST(value)}
+
+
+_MANIFEST = fields(
+    {
+        "neural_mp": count,
+        "framework": text,
+        "met": optional(truth),
+        "report": Report.from_dict,
+        "ops": mapping_of(PlannedOp.from_dict),
+        "files": digests_of_files,
+    },
+    ("ops",),
+)
 
 
 def _digest(file: Path) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
-from neural_mp.errors import NeuralMPError
+from neural_mp.core.kinds import UnfitError, fields, mapping_of, shown, text
+from neural_mp.core.reading import read_json
+from neural_mp.errors import ModelLoadError, NeuralMPError
+
+logger = logging.getLogger(__name__)
 
 MANIFEST = "neural_mp.json"
 PLAN_FILE = "plan.yaml"
@@ -94,12 +98,28 @@ def _taken(folder: Path, name: str) -> NeuralMPError:
 
 def _files_of(folder: Path) -> list[Path]:
     """The files of the saved model in a folder, the one that lists them first; none without it."""
+    if not is_saved_model(folder):
+        return []
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        names = [str(name) for name in manifest["files"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return [Path(MANIFEST)] if is_saved_model(folder) else []
-    # A file that was tampered with must not lead out of the folder.
-    files = map(Path, names)
-    within = (path for path in files if not path.is_absolute() and ".." not in path.parts)
-    return [Path(MANIFEST), *within]
+        files = read_json(folder / MANIFEST, _FILES, ModelLoadError)["files"]
+    except ModelLoadError as error:
+        logger.debug("%s", error)
+        files = {}
+    return [Path(MANIFEST), *map(Path, files)]
+
+
+def digests_of_files(value: Any) -> dict[str, str]:
+    """The names of a saved model's files, none of which leads out of its folder, and their digests.
+
+    Raises:
+        NeuralMPError: they are something else.
+    """
+    found = mapping_of(text)(value)
+    for name in found:
+        path = Path(name)
+        if path.is_absolute() or ".." in path.parts or "\0" in name or not path.parts:
+            raise UnfitError(f"expected names of files in the folder, found {shown(name)}")
+    return found
+
+
+_FILES = fields({"files": digests_of_files})

@@ -7,8 +7,18 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from neural_mp.core.kinds import (
+    Kind,
+    UnfitError,
+    amount,
+    count,
+    fields,
+    finite_numbers,
+    mapping_of,
+    optional,
+    unfit,
+)
 from neural_mp.core.precision import Precision
-from neural_mp.errors import PlanError
 
 Range = tuple[float, float]
 
@@ -49,13 +59,13 @@ class Times:
         return {"ops": ops, "conversion": self.conversion, "value": self.value}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Times:
-        """Read back what `to_dict` wrote."""
-        ops = {
-            op: {Precision(name): found for name, found in by.items()}
-            for op, by in data["ops"].items()
-        }
-        return cls(ops, data["conversion"], data["value"])
+    def from_dict(cls, data: Any) -> Times:
+        """Read back what `to_dict` wrote.
+
+        Raises:
+            NeuralMPError: it was not written so.
+        """
+        return cls(**_TIMES(data))
 
 
 @dataclass(frozen=True)
@@ -109,52 +119,53 @@ class Observations:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Observations:
+    def from_dict(cls, data: Any) -> Observations:
         """Read back what `to_dict` wrote.
 
         Raises:
-            PlanError: a range is not a pair of numbers.
+            NeuralMPError: it was not written so.
         """
-        _require_mapping("observations", data)
-        for part in ("ranges", "noise", "channels", "repaired", "values"):
-            _require_mapping(f"the {part} in observations", data.get(part) or {})
-        ranges: dict[str, dict[str, Range]] = {}
-        for tensor, by_algorithm in (data.get("ranges") or {}).items():
-            _require_mapping(f"the ranges of tensor {tensor!r}", by_algorithm)
-            ranges[str(tensor)] = {}
-            for algorithm, pair in by_algorithm.items():
-                try:
-                    low, high = (float(bound) for bound in pair)
-                except (TypeError, ValueError):
-                    raise PlanError(
-                        f"the {algorithm} range of tensor {tensor!r} must be [low, high], "
-                        f"got {pair!r}"
-                    ) from None
-                ranges[str(tensor)][str(algorithm)] = (low, high)
-        noise = {str(tensor): float(value) for tensor, value in (data.get("noise") or {}).items()}
-        values = {str(tensor): float(count) for tensor, count in (data.get("values") or {}).items()}
-        channels = {
-            str(tensor): _channels_from(str(tensor), by)
-            for tensor, by in (data.get("channels") or {}).items()
-        }
-        repaired = {
-            str(tensor): {str(repair): float(value) for repair, value in by.items()}
-            for tensor, by in (data.get("repaired") or {}).items()
-        }
-        return cls(ranges, noise, int(data.get("samples", 0)), channels, repaired, values)
+        return cls(**_OBSERVATIONS({} if data is None else data))
 
 
-def _channels_from(tensor: str, data: Any) -> Channels:
-    try:
-        found = Channels(**{name: tuple(map(float, values)) for name, values in data.items()})
-    except (AttributeError, TypeError, ValueError):
-        found = None
-    if found is None or len({len(values) for values in vars(found).values()}) != 1:
-        words = ", ".join(Channels.__dataclass_fields__)
-        raise PlanError(f"the channels of tensor {tensor!r} must be lists of one length: {words}")
-    return found
+def _range(value: Any) -> Range:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise unfit("a range: [low, high]", value)
+    low, high = finite_numbers(value)
+    if low > high:
+        raise UnfitError(f"expected a range, low to high, found [{low}, {high}]")
+    return low, high
 
 
-def _require_mapping(what: str, value: Any) -> None:
-    if not isinstance(value, Mapping):
-        raise PlanError(f"{what} must be a mapping, got {value!r}")
+def _channels(value: Any) -> Channels:
+    found = _CHANNELS(value)
+    if len({len(numbers) for numbers in found.values()}) != 1:
+        lengths = ", ".join(f"{len(numbers)} of {name}" for name, numbers in found.items())
+        raise UnfitError(f"expected lists of one length, found {lengths}")
+    return Channels(**found)
+
+
+def _or_empty(kind: Kind[dict[str, Any]]) -> Kind[dict[str, Any]]:
+    """A mapping of a kind; nothing stands for an empty one, as a person would write it."""
+    return lambda value: {} if value is None else kind(value)
+
+
+_CHANNELS = fields(dict.fromkeys(Channels.__dataclass_fields__, finite_numbers), strict=True)
+_PARTS = {
+    "samples": count,
+    "ranges": _or_empty(mapping_of(mapping_of(_range))),
+    "noise": _or_empty(mapping_of(amount)),
+    "values": _or_empty(mapping_of(amount)),
+    "channels": _or_empty(mapping_of(_channels)),
+    "repaired": _or_empty(mapping_of(mapping_of(amount))),
+}
+_OBSERVATIONS = fields(_PARTS, tuple(_PARTS))
+
+
+def _seconds_by_precision(value: Any) -> dict[Precision, float]:
+    return {Precision.read(name, "a precision"): s for name, s in mapping_of(amount)(value).items()}
+
+
+_TIMES = fields(
+    {"ops": mapping_of(_seconds_by_precision), "conversion": optional(amount), "value": amount}
+)

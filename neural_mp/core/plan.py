@@ -11,10 +11,13 @@ from typing import Any
 import yaml
 
 from neural_mp.core.grammar import counted
+from neural_mp.core.kinds import UnfitError, at, brief, fields, mapping_of, optional, shown, unfit
 from neural_mp.core.markup import notebook_table
 from neural_mp.core.observations import Observations
+from neural_mp.core.plain_yaml import plain_yaml
 from neural_mp.core.precision import OpConfig, Precision, QuantSpec, parse_precisions
-from neural_mp.errors import PlanError, UnknownPrecisionError
+from neural_mp.core.reading import read_yaml, reading
+from neural_mp.errors import PlanError
 
 FILE_VERSION = 1
 
@@ -89,7 +92,8 @@ class PrecisionPlan(Mapping[str, OpConfig]):
         Raises:
             PlanError: an entry is malformed; the message names the op.
         """
-        return cls({str(op): _config_from_plain(str(op), entry) for op, entry in data.items()})
+        with reading("the plan", PlanError):
+            return plan_of(data)
 
     def to_yaml(self, *, framework: str = "", observations: Observations | None = None) -> str:
         """The plan as YAML that a person can edit; with `observations`, enough to replay it."""
@@ -108,7 +112,8 @@ class PrecisionPlan(Mapping[str, OpConfig]):
         Raises:
             PlanError: the text is no plan; the message names `origin` and what is wrong.
         """
-        return cls.from_dict(_read_document(text, origin)["ops"])
+        with reading(origin, PlanError):
+            return _document(plain_yaml(text))[0]
 
     def save(self, path: str | Path, **contents: Any) -> None:
         """Write `to_yaml(**contents)` to a file.
@@ -133,18 +138,10 @@ def load_plan_file(path: str | Path) -> tuple[PrecisionPlan, Observations | None
     Raises:
         PlanError: the file is missing or is no plan.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"the plan file {str(path)!r} cannot be read: {error}") from None
-    document = _read_document(text, str(path))
-    observed = document.get("observations")
-    plan = PrecisionPlan.from_dict(document["ops"])
-    return plan, Observations.from_dict(observed) if observed else None
+    return read_yaml(path, _document, PlanError)
 
 
 # Observations are numbers by the thousand; libyaml is ten times as fast, where PyYAML has it.
-_SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SAFE_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
@@ -159,19 +156,26 @@ def _represent_list(dumper: Any, data: list[Any]) -> yaml.Node:
 _PlanDumper.add_representer(list, _represent_list)
 
 
-def _read_document(text: str, origin: str) -> dict[str, Any]:
-    try:
-        document = yaml.load(text, _SAFE_LOADER)
-    except yaml.YAMLError as error:
-        raise PlanError(f"{origin} is not YAML: {error}") from None
-    if not isinstance(document, dict) or not isinstance(document.get("ops"), dict):
-        raise PlanError(f"{origin} is no plan: expected a mapping with the key 'ops'")
-    if document.get("neural_mp_plan") != FILE_VERSION:
-        raise PlanError(
-            f"{origin} has neural_mp_plan: {document.get('neural_mp_plan')!r}; "
+def _document(value: Any) -> tuple[PrecisionPlan, Observations | None]:
+    if not isinstance(value, Mapping) or "ops" not in value:
+        raise UnfitError(f"no plan: expected a mapping with the key 'ops', found {shown(value)}")
+    if value.get("neural_mp_plan") != FILE_VERSION:
+        raise UnfitError(
+            f"neural_mp_plan: {shown(value.get('neural_mp_plan'))}; "
             f"this version reads {FILE_VERSION}"
         )
-    return document
+    observed = value.get("observations")
+    plan = at("ops", plan_of, value["ops"])
+    return plan, at("observations", Observations.from_dict, observed) if observed else None
+
+
+def plan_of(value: Any) -> PrecisionPlan:
+    """The plan that `to_dict` wrote: a kind, for what holds plans.
+
+    Raises:
+        NeuralMPError: it is none.
+    """
+    return PrecisionPlan(mapping_of(_config)(value))
 
 
 def _config_to_plain(config: OpConfig) -> Any:
@@ -187,24 +191,35 @@ def _config_to_plain(config: OpConfig) -> Any:
     return entry
 
 
-def _config_from_plain(op: str, entry: Any) -> OpConfig:
+def _config(entry: Any) -> OpConfig:
     if isinstance(entry, str):
-        entry = {"precision": entry}
-    if not isinstance(entry, dict) or "precision" not in entry:
-        raise PlanError(
-            f"op {op!r}: expected a precision such as 'fp32' or a mapping with one, got {entry!r}"
-        )
-    unknown = set(entry) - {"precision", "weight", "activation", "repairs"}
-    if unknown:
-        raise PlanError(f"op {op!r}: unknown key {sorted(map(str, unknown))[0]!r}")
-    try:
-        (precision,) = parse_precisions(entry["precision"])
-        repairs = tuple(str(entry.get("repairs") or "").split())
-        specs = {
-            key: QuantSpec.parse(entry[key]) for key in ("weight", "activation") if entry.get(key)
-        }
-        return OpConfig(precision, **specs, repairs=repairs)
-    except (UnknownPrecisionError, PlanError) as error:
-        raise PlanError(f"op {op!r}: {error}") from None
-    except ValueError:
-        raise PlanError(f"op {op!r}: give one precision, got {entry['precision']!r}") from None
+        return OpConfig(_precision(entry))
+    if not isinstance(entry, Mapping):
+        raise unfit("a precision such as 'fp32', or a mapping with one", entry)
+    said = _ENTRY(entry)
+    specs = {key: said[key] for key in ("weight", "activation") if said.get(key)}
+    repairs = tuple((said.get("repairs") or "").split())
+    return OpConfig(said["precision"], **specs, repairs=repairs)
+
+
+def _precision(value: Any) -> Precision:
+    found = parse_precisions(brief(value))
+    if len(found) > 1:
+        raise unfit("one precision", value)
+    return found[0]
+
+
+def _quant_spec(value: Any) -> QuantSpec | None:
+    return QuantSpec.parse(brief(value)) if value else None
+
+
+_ENTRY = fields(
+    {
+        "precision": _precision,
+        "weight": _quant_spec,
+        "activation": _quant_spec,
+        "repairs": optional(brief),
+    },
+    ("weight", "activation", "repairs"),
+    strict=True,
+)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.kinds import count, fields, mapping_of, number, optional, text, word
+from neural_mp.core.plan import PrecisionPlan, plan_of
 from neural_mp.core.words import Objective, Word
 
 #: Objective → the figure of a trial that says how well it does, as a share of FP32's. Of latencies
@@ -109,14 +110,27 @@ class Trial:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Trial:
+    def from_dict(cls, data: Any) -> Trial:
         """Read back what `to_dict` wrote; what is left out is as for a new trial.
 
         Raises:
-            PlanError: the plan is malformed.
-            ValueError: there is no such outcome.
+            NeuralMPError: it was not written so.
         """
-        values = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
-        values["plan"] = PrecisionPlan.from_dict(data["plan"])
-        values["outcome"] = Outcome(data["outcome"])
-        return cls(**values)
+        return cls(**_TRIAL(data))
+
+
+_TRIAL = fields(
+    {
+        "plan": plan_of,
+        "outcome": word(Outcome),
+        "accuracy": optional(number),
+        "loss": optional(number),
+        "objectives": mapping_of(number),
+        "seconds": number,
+        "error": optional(text),
+        "number": count,
+        "metrics": mapping_of(number),
+        "node": text,
+    },
+    ("accuracy", "loss", "objectives", "seconds", "error", "number", "metrics", "node"),
+)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from neural_mp.core.kinds import fields, text, truth, word
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.words import Approach
-from neural_mp.errors import PlanError
 from neural_mp.space.resolution import ResolvedPlan
 from neural_mp.space.space import TuningSpace
 
@@ -53,24 +52,26 @@ class PlannedOp:
         return {**found, **flags}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> PlannedOp:
+    def from_dict(cls, data: Any) -> PlannedOp:
         """Read back what `to_dict` wrote.
 
         Raises:
-            PlanError: it is no such thing.
+            NeuralMPError: it was not written so.
         """
-        try:
-            approach = data.get("approach")
-            return cls(
-                str(data["type"]),
-                Precision(data["precision"]),
-                None if approach is None else Approach(approach),
-                data.get("along"),
-                bool(data.get("or_behind")),
-                bool(data.get("moves")),
-            )
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise PlanError(f"what a plan comes down to for an op is damaged: {error}") from None
+        return cls(**_PLANNED(data))
+
+
+_PLANNED = fields(
+    {
+        "type": text,
+        "precision": word(Precision),
+        "approach": word(Approach),
+        "along": text,
+        "or_behind": truth,
+        "moves": truth,
+    },
+    ("approach", "along", "or_behind", "moves"),
+)
 
 
 def planned_ops(space: TuningSpace, plan: ResolvedPlan) -> dict[str, PlannedOp]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neural_mp.core.graph import Op
+from neural_mp.core.kinds import count, fields, mapping_of, text, word
 from neural_mp.core.precision import Precision
 from neural_mp.space.space import TuningSpace
 
@@ -41,9 +42,17 @@ class Reason:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Reason:
-        """Read back what `to_dict` wrote."""
-        return cls(Precision(data["precision"]), data["reason"], dict(data["types"]))
+    def from_dict(cls, data: Any) -> Reason:
+        """Read back what `to_dict` wrote.
+
+        Raises:
+            NeuralMPError: it was not written so.
+        """
+        said = _REASON(data)
+        return cls(said["precision"], said["reason"], said["types"])
+
+
+_REASON = fields({"precision": word(Precision), "reason": text, "types": mapping_of(count)})
 
 
 def counted_reasons(

@@ -27,13 +27,14 @@ variables by betting", JRSS B 2024 (arXiv 2010.09686), section 5.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from neural_mp.core.kinds import count, fields, finite, list_of, optional, unfit
 from neural_mp.tuning.criterion import AccuracyCriterion
 
 Array = NDArray[np.float64]
@@ -89,15 +90,20 @@ class RunningValues:
         return {"values": values, "samples": list(self.samples)}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> RunningValues:
+    def from_dict(cls, data: Any) -> RunningValues:
         """The inverse of `to_dict`; what was not finite is NaN.
 
         Raises:
-            KeyError: a part is missing.
-            ValueError: the parts do not fit each other.
+            NeuralMPError: it was not written so, or the parts do not fit each other.
         """
-        values = (math.nan if value is None else float(value) for value in data["values"])
-        return cls(tuple(values), tuple(int(count) for count in data["samples"]))
+        said = _RUNNING(data)
+        values = tuple(math.nan if value is None else value for value in said["values"])
+        if len(values) != len(said["samples"]):
+            raise unfit(f"{len(values)} sample counts, as there are values", said["samples"])
+        return cls(values, said["samples"])
+
+
+_RUNNING = fields({"values": list_of(optional(finite)), "samples": list_of(count)})
 
 
 def is_lost(

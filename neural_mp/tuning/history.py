@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from neural_mp.core.observations import Observations, Times
+from neural_mp.core.kinds import Kind
+from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.reading import packed, reading
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import HistoryError
 from neural_mp.search.quiet_optuna import quiet_optuna
-from neural_mp.tuning.notes import TIMES, VALUES, arriving_in
-from neural_mp.tuning.record import Ending, Measured, RunRecord, Setup
-from neural_mp.tuning.record_form import (
-    ending_from_dict,
-    ending_to_dict,
-    setup_from_dict,
-    setup_to_dict,
-)
+from neural_mp.tuning.record import Ending, RunRecord, Setup
+from neural_mp.tuning.record_form import ending_to_dict, setup_to_dict
 from neural_mp.tuning.run_opening import claimed_run, new_run, study_named
+from neural_mp.tuning.stored_record import (
+    BASELINE,
+    ENDING,
+    MEASURED,
+    OBSERVATIONS,
+    SETUP,
+    TRIAL,
+    baseline_of,
+    kept,
+    record_of,
+    trial_of,
+    trials_of,
+)
 from neural_mp.tuning.stored_runs import chosen_run, open_storage, run_names
 
 if TYPE_CHECKING:
     import optuna
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 HISTORY_FILE = "history.db"
-_BASELINE, _OBSERVATIONS, _TRIAL = "baseline", "observations", "trial"
-_SETUP, _ENDING = "setup", "ending"
-_MEASURED = "measured: "
 
 
 def storage_url(workspace: str | Path, storage: str | None = None) -> str:
@@ -114,39 +119,45 @@ class History:
     @property
     def baseline(self) -> dict[str, Any] | None:
         """The FP32 baseline, once it was measured."""
-        return self._study.user_attrs.get(_BASELINE)
+        return baseline_of(self._study)
 
     @baseline.setter
     def baseline(self, values: Mapping[str, Any]) -> None:
-        self._study.set_user_attr(_BASELINE, dict(values))
+        self._study.set_user_attr(BASELINE, dict(values))
 
     @property
     def observations(self) -> Observations | None:
         """What calibration saw, once it ran."""
-        stored = self._study.user_attrs.get(_OBSERVATIONS)
-        return _observations(stored) if stored else None
+        return kept(self._study, OBSERVATIONS, Observations.from_dict)
 
     @observations.setter
     def observations(self, observations: Observations) -> None:
-        self._study.set_user_attr(_OBSERVATIONS, _packed(observations.to_dict()))
+        self._study.set_user_attr(OBSERVATIONS, _packed(observations.to_dict()))
 
-    def recall(self, key: str) -> tuple[bool, Any]:
-        """Whether something was written down under a key, and what."""
+    def recall(self, key: str, kind: Kind[T]) -> tuple[bool, T | None]:
+        """Whether something was written down under a key, and what, of a kind.
+
+        Raises:
+            HistoryError: what was written is not of that kind.
+        """
         attributes = self._study.user_attrs
-        return _MEASURED + key in attributes, attributes.get(_MEASURED + key)
+        if MEASURED + key not in attributes:
+            return False, None
+        with reading(f"{self.name}: {key}", HistoryError):
+            return True, kind(attributes[MEASURED + key])
 
     def remember(self, key: str, value: Any) -> None:
         """Write down what was measured: numbers, words, lists and dicts."""
-        self._study.set_user_attr(_MEASURED + key, value)
+        self._study.set_user_attr(MEASURED + key, value)
 
     def begin(self, setup: Setup) -> None:
         """Write down what the run is, for people who look at it later; it has no ending now."""
-        self._study.set_user_attr(_SETUP, _packed(setup_to_dict(setup)))
-        self._study.set_user_attr(_ENDING, None)
+        self._study.set_user_attr(SETUP, _packed(setup_to_dict(setup)))
+        self._study.set_user_attr(ENDING, None)
 
     def end(self, ending: Ending) -> None:
         """Write down how the run ended."""
-        self._study.set_user_attr(_ENDING, _packed(ending_to_dict(ending)))
+        self._study.set_user_attr(ENDING, _packed(ending_to_dict(ending)))
 
     def record(self) -> RunRecord:
         """All that is kept of the run.
@@ -154,11 +165,11 @@ class History:
         Raises:
             HistoryError: it was begun by a version that kept less.
         """
-        return _record_of(self._study)
+        return record_of(self._study)
 
     def trials(self) -> list[Trial]:
         """All finished trials, oldest first."""
-        return _trials_of(self._study)
+        return trials_of(self._study)
 
     def start(self) -> int:
         """Open a trial; its number.
@@ -174,14 +185,14 @@ class History:
 
     def keep(self, trial: Trial) -> None:
         """Write down what is known of an open trial: a run that is resumed has it as a trial."""
-        self._running[trial.number].set_user_attr(_TRIAL, json.dumps(trial.to_dict()))
+        self._running[trial.number].set_user_attr(TRIAL, json.dumps(trial.to_dict()))
 
     def finish(self, trial: Trial) -> None:
         """Write a trial down; once this returns, no crash loses it."""
         import optuna
 
         handle = self._running.pop(trial.number)
-        handle.set_user_attr(_TRIAL, json.dumps(trial.to_dict()))
+        handle.set_user_attr(TRIAL, json.dumps(trial.to_dict()))
         for name, value in _shown(trial).items():
             handle.set_user_attr(name, value)
         with quiet_optuna():
@@ -208,9 +219,10 @@ class History:
         """End an open trial of Optuna's: with its accuracy, where it was kept."""
         import optuna
 
-        kept = json.loads(trial.user_attrs.get(_TRIAL, "{}")).get("accuracy")
-        failed = optuna.trial.TrialState.FAIL if kept is None else None
-        self._study.tell(trial.number, kept, failed)
+        stored = trial.user_attrs.get(TRIAL)
+        found = None if stored is None else trial_of(stored, f"trial {trial.number}").accuracy
+        failed = optuna.trial.TrialState.FAIL if found is None else None
+        self._study.tell(trial.number, found, failed)
 
 
 def _shown(trial: Trial) -> dict[str, Any]:
@@ -242,7 +254,7 @@ def read_record(url: str, number: int | None = None, model: str | None = None) -
         try:
             storage = open_storage(url)
             name = chosen_run(run_names(storage), number, model, url)
-            return _record_of(study_named(storage, name))
+            return record_of(study_named(storage, name))
         except HistoryError:
             raise
         except Exception as error:
@@ -256,56 +268,5 @@ def _unopened(url: str, error: Exception) -> HistoryError:
     return HistoryError(f"the history {url!r} cannot be opened: {type(error).__name__}: {words[0]}")
 
 
-def _record_of(study: optuna.Study) -> RunRecord:
-    attributes = study.user_attrs
-    notes = {
-        key.removeprefix(_MEASURED): value
-        for key, value in attributes.items()
-        if key.startswith(_MEASURED)
-    }
-    if _SETUP not in attributes:
-        raise HistoryError(
-            f"{study.study_name!r} was begun by a version that kept less, or was killed before it "
-            f"began to search; there is nothing to show of it"
-        )
-    stored, ending = attributes.get(_OBSERVATIONS), attributes.get(_ENDING)
-    times = notes.get(TIMES)
-    return RunRecord(
-        setup_from_dict(_unpacked(attributes[_SETUP])),
-        str(study.study_name),
-        attributes.get(_BASELINE),
-        _observations(stored) if stored else Observations(),
-        tuple(_trials_of(study)),
-        Measured(
-            Times.from_dict(times) if times else Times(),
-            arriving_in(notes),
-            notes.get(VALUES) or {},
-        ),
-        ending_from_dict(_unpacked(ending)) if ending else None,
-    )
-
-
-def _observations(stored: str) -> Observations:
-    """What calibration saw; the runs of earlier versions have it as bare JSON."""
-    bare = stored.startswith("{")  # what is packed starts with the header of zlib
-    return Observations.from_dict(json.loads(stored) if bare else _unpacked(stored))
-
-
 def _packed(value: Mapping[str, Any]) -> str:
-    """A value as text that is short: graphs repeat themselves."""
-    return base64.b85encode(zlib.compress(json.dumps(value).encode())).decode()
-
-
-def _unpacked(text: str) -> dict[str, Any]:
-    try:
-        return dict(json.loads(zlib.decompress(base64.b85decode(text))))
-    except (ValueError, zlib.error) as error:
-        raise HistoryError(f"the record of a run is damaged: {error}") from None
-
-
-def _trials_of(study: optuna.Study) -> list[Trial]:
-    return [
-        Trial.from_dict({**json.loads(stored.user_attrs[_TRIAL]), "number": stored.number})
-        for stored in study.get_trials(deepcopy=False)
-        if _TRIAL in stored.user_attrs
-    ]
+    return packed(json.dumps(value).encode())

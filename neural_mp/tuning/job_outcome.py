@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from neural_mp.core.kinds import (
+    Kind,
+    amount,
+    count,
+    fields,
+    number,
+    optional,
+    text,
+    truth,
+    whole,
+    word,
+)
+from neural_mp.core.reading import read_json
 from neural_mp.core.whole_files import write_whole
 from neural_mp.core.words import Word
 from neural_mp.errors import TuningError
@@ -116,14 +130,25 @@ def read_outcome(folder: Path) -> JobOutcome | None:
         TuningError: the file is damaged.
     """
     file = folder / OUTCOME_FILE
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        known = JobOutcome.__dataclass_fields__.keys()
-        values = {name: value for name, value in found.items() if name in known}
-        return JobOutcome(**{**values, "status": JobStatus(found["status"])})
-    except FileNotFoundError:
+    if not file.exists():
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TuningError(
-            f"{str(file)!r} is damaged: {error}; delete it to have the job done again"
-        ) from error
+    return read_json(file, _outcome, TuningError, "delete it to have the job done again")
+
+
+def _outcome(value: Any) -> JobOutcome:
+    return JobOutcome(**_OUTCOME(value))
+
+
+_NEEDED = ("name", "file", "digest", "status")
+_KINDS: Mapping[str, Kind[Any]] = {
+    **dict.fromkeys(("name", "file", "digest"), text),
+    "status": word(JobStatus),
+    **dict.fromkeys(("reason", "run", "framework"), text),
+    "exit_code": optional(whole),
+    "seconds": amount,
+    "known": truth,
+    **dict.fromkeys(("accuracy", "baseline_accuracy", "target"), optional(number)),
+    **dict.fromkeys(("latency", "baseline_latency"), optional(amount)),
+    **dict.fromkeys(("size", "baseline_size", "evaluations"), count),
+}
+_OUTCOME = fields(_KINDS, [name for name in _KINDS if name not in _NEEDED])

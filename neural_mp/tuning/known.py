@@ -10,22 +10,26 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from neural_mp.core import hardware
 from neural_mp.core.environment import numeric_variables
+from neural_mp.core.kinds import Kind, anything, fields, list_of, mapping_of, text, tuple_of
+from neural_mp.core.reading import read_json
 from neural_mp.core.versions import versions_of
 from neural_mp.core.whole_files import write_whole
+from neural_mp.errors import HistoryError, NeuralMPError
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 KNOWN_FOLDER = "known"
 #: Of how many different data a file keeps what was measured on them.
 _DATA_A_FILE = 8
 #: How many files a folder may hold; those used least recently go first.
 _FILES = 1000
-#: The largest file that is read, in bytes as it is unpacked: a damaged one must not fill memory.
-_LARGEST = 1 << 28
+
+_KEPT = fields({"about": mapping_of(text), "found": list_of(tuple_of(text, anything))})
 
 
 @dataclass(frozen=True)
@@ -56,11 +60,12 @@ class Known:
             return NOTHING_KNOWN
         return replace(self, about={**self.about, **told})
 
-    def recall(self, what: str, data: Callable[[], str | None]) -> Any:
-        """What was kept of something; None where that is nothing.
+    def recall(self, what: str, kind: Kind[T], data: Callable[[], str | None]) -> T | None:
+        """What was kept of something; None where that is nothing, or not of its kind.
 
         Args:
             what: its name.
+            kind: what it must be.
             data: the digest of the data that it was measured on; only asked for where something
                 is known, since reading all data may take long.
         """
@@ -71,8 +76,15 @@ class Known:
         for known, value in reversed(kept):
             if digest is not None and known == digest:
                 self._touch(what)
-                return value
+                return self._of_kind(what, kind, value)
         return None
+
+    def _of_kind(self, what: str, kind: Kind[T], value: Any) -> T | None:
+        try:
+            return kind(value)
+        except NeuralMPError as error:
+            logger.debug("%s: what is kept of %s: %s", self._path(what), what, error)
+            return None
 
     def keep(self, what: str, data: str | None, value: Any) -> None:
         """Keep numbers, words, lists and dicts for later runs; of data that was not told nothing.
@@ -85,7 +97,7 @@ class Known:
         if self.folder is None or data is None:
             return
         others = [pair for pair in self._read(what) if pair[0] != data]
-        found = [*others, [data, value]][-_DATA_A_FILE:]
+        found = [*others, (data, value)][-_DATA_A_FILE:]
         text = json.dumps({"about": self._words(what), "found": found})
         path = self._path(what)
         try:
@@ -102,20 +114,19 @@ class Known:
         said = json.dumps(self._words(what), sort_keys=True)
         return self.folder / f"{hashlib.sha256(said.encode()).hexdigest()[:32]}.json.z"
 
-    def _read(self, what: str) -> list[list[Any]]:
+    def _read(self, what: str) -> list[tuple[str, Any]]:
         """Pairs of a digest and what was measured, oldest first."""
         if self.folder is None:
             return []
         path = self._path(what)
+        if not path.exists():
+            return []
         try:
-            kept = json.loads(_unpacked(path.read_bytes()))
-            pairs = [[str(data), value] for data, value in kept["found"]]
-        except FileNotFoundError:
+            kept = read_json(path, _KEPT, HistoryError)
+        except HistoryError as error:
+            logger.debug("%s", error)
             return []
-        except (OSError, ValueError, TypeError, KeyError, zlib.error) as error:
-            logger.debug("%s cannot be read: %s", path, error)
-            return []
-        return pairs if kept["about"] == self._words(what) else []
+        return list(kept["found"]) if kept["about"] == self._words(what) else []
 
     def _touch(self, what: str) -> None:
         try:
@@ -146,14 +157,6 @@ def machine_words(packages: tuple[str, ...]) -> dict[str, str]:
         **versions_of(("neural-mp", "numpy", *packages)),
         **numeric_variables(),
     }
-
-
-def _unpacked(packed: bytes) -> bytes:
-    unpacking = zlib.decompressobj()
-    text = unpacking.decompress(packed, _LARGEST)
-    if unpacking.unconsumed_tail:
-        raise ValueError(f"it holds more than {_LARGEST} bytes")
-    return text
 
 
 def _forget_the_oldest(folder: Path) -> None:

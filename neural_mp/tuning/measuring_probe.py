@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.content import digest_of
+from neural_mp.core.kinds import Kind, checked, list_of, mapping_of, number, optional, text
 from neural_mp.core.observations import Observations, Times
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
@@ -31,6 +32,7 @@ from neural_mp.tuning.notes import ARRIVING, TIMES, Notes
 from neural_mp.tuning.record import repairs_in
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 #: CPU seconds of each thread that may be spent on measuring where an evaluation takes less.
 LEAST_ALLOWANCE = 2.0
@@ -79,9 +81,8 @@ class MeasuringProbe(Probe):
     def output_noise(self, plan: PrecisionPlan, alone: str | None = None) -> float | None:
         """See the contract."""
         resolved = self.job.space.resolve(plan)
-        found: float | None = self._kept(
-            f"noise {_digest([resolved])}", lambda: self._noise(resolved)
-        )
+        key = f"noise {_digest([resolved])}"
+        found = self._kept(key, optional(number), lambda: self._noise(resolved))
         if alone is not None and found is not None:
             self.history.remember(f"{ARRIVING}{repairs_in(resolved.plan)}: {alone}", found)
         return found
@@ -100,9 +101,9 @@ class MeasuringProbe(Probe):
         """See the contract."""
         if Objective.PERFORMANCE not in self.job.objectives:
             return Times()
-        stored = self._kept(TIMES, self._times)
-        known, words = self.history.recall(_UNTIMED)
-        if not known:
+        stored = self._kept(TIMES, optional(checked(Times.from_dict)), self._times)
+        known, words = self.history.recall(_UNTIMED, text)
+        if not known or words is None:
             words = self.untimed or ("" if stored else "no time is left for it")
             self.history.remember(_UNTIMED, words)
         self.untimed = words
@@ -172,7 +173,8 @@ class MeasuringProbe(Probe):
         """See the contract."""
         resolved = [self.job.space.resolve(plan) for plan in plans]
         key = f"latencies {_digest(resolved)}"
-        found = self._kept(key, lambda: self._latencies(resolved), len(resolved))
+        kind = optional(list_of(optional(number)))
+        found = self._kept(key, kind, lambda: self._latencies(resolved), len(resolved))
         return None if found is None else [float("inf") if s is None else s for s in found]
 
     def _latencies(self, plans: Sequence[ResolvedPlan]) -> list[float | None] | None:
@@ -190,8 +192,8 @@ class MeasuringProbe(Probe):
         data = self.job.calibration
         batches = [] if data is None else [data.batches.first_inputs]
         key = "weight sensitivity"
-        known, found = self._recalled(key)
-        if not known:
+        known, found = self._recalled(key, mapping_of(number))
+        if not known or found is None:
             with self._counted():
                 found = self.model.weight_sensitivity(batches)
             self.known.keep(key, self._measured_on, found)
@@ -209,11 +211,13 @@ class MeasuringProbe(Probe):
             return None
         return model
 
-    def _kept(self, key: str, measure: Callable[[], Any], plans: int = 1) -> Any:
+    def _kept(
+        self, key: str, kind: Kind[T], measure: Callable[[], Any], plans: int = 1
+    ) -> T | None:
         """What is known from before, or is measured now if there is time for so many plans."""
-        known, value = self._recalled(key)
+        known, recalled = self._recalled(key, kind)
         if known:
-            return value
+            return recalled
         before = self.spent
         with self._counted():
             value = measure() if self._has_time(time.process_time(), plans) else None
@@ -221,13 +225,13 @@ class MeasuringProbe(Probe):
         if value is not None and not self.untimed:
             self.known.keep(key, self._measured_on, value)
         self.history.remember(key, value)
-        return value
+        return kind(value)
 
-    def _recalled(self, key: str) -> tuple[bool, Any]:
+    def _recalled(self, key: str, kind: Kind[T]) -> tuple[bool, T | None]:
         """Whether this run or an earlier one has looked at something, and what it found."""
-        looked, value = self.history.recall(key)
+        looked, value = self.history.recall(key, kind)
         if not looked:
-            value = self.known.recall(key, lambda: self._measured_on)
+            value = self.known.recall(key, kind, lambda: self._measured_on)
             if value is not None:
                 looked = self.reused = True
                 self.history.remember(key, value)

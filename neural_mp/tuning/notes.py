@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+from neural_mp.core.kinds import Kind, at, number
+
+T = TypeVar("T")
 
 #: What a run remembers is also read for its record: under the names of the fields of `Measured`,
 #: noise at the outputs with the repairs and the name of its tensor behind this.
@@ -13,8 +17,8 @@ TIMES, VALUES, ARRIVING = "times", "values", "arriving: "
 class Notes(Protocol):
     """Keeps what was measured."""
 
-    def recall(self, key: str) -> tuple[bool, Any]:
-        """Whether something was written down under a key, and what."""
+    def recall(self, key: str, kind: Kind[T]) -> tuple[bool, T | None]:
+        """Whether something was written down under a key, and what, of a kind."""
 
     def remember(self, key: str, value: Any) -> None:
         """Write down what was measured: numbers, words, lists and dicts."""
@@ -26,9 +30,9 @@ class Notebook:
     def __init__(self) -> None:
         self._notes: dict[str, Any] = {}
 
-    def recall(self, key: str) -> tuple[bool, Any]:
-        """Whether something was written down under a key, and what."""
-        return key in self._notes, self._notes.get(key)
+    def recall(self, key: str, kind: Kind[T]) -> tuple[bool, T | None]:
+        """Whether something was written down under a key, and what, of a kind."""
+        return (True, kind(self._notes[key])) if key in self._notes else (False, None)
 
     def remember(self, key: str, value: Any) -> None:
         """Write down what was measured."""
@@ -45,6 +49,6 @@ def arriving_in(notes: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for key, noise in notes.items():
         if key.startswith(ARRIVING):
-            repairs, name = key.removeprefix(ARRIVING).split(": ", 1)
-            found.setdefault(name, {})[repairs] = noise
+            repairs, _, name = key.removeprefix(ARRIVING).partition(": ")
+            found.setdefault(name, {})[repairs] = at(key, number, noise)
     return found

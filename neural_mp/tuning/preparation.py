@@ -8,6 +8,7 @@ from typing import Any
 
 from neural_mp.adaptors.loaded_model import AnyTunableModel
 from neural_mp.core.content import Witness
+from neural_mp.core.kinds import checked, fields
 from neural_mp.core.observations import Observations
 from neural_mp.core.precision import Precision
 from neural_mp.errors import MetricError
@@ -17,12 +18,21 @@ from neural_mp.tuning.evaluator import Deadline, TimeUpError, UserCodeError, is_
 from neural_mp.tuning.history import History
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.known import Known
+from neural_mp.tuning.record_form import BASELINE_FIGURES
 from neural_mp.tuning.run_log import RunLog
 
 #: Names of what is kept for later runs.
 _BASELINE, _CALIBRATION = "baseline", "calibration"
 #: How the baseline's accuracy came about, in the run's history.
 _BASELINE_RUNNING = "baseline running"
+
+
+def _earlier(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    found = _KEPT(value)
+    return found["baseline"], found["running"]
+
+
+_KEPT = fields({"baseline": BASELINE_FIGURES, "running": checked(RunningValues.from_dict)})
 
 
 @dataclass(frozen=True)
@@ -68,12 +78,12 @@ def measured_baseline(
         )
     job.evaluator.know_baseline(known.get("metrics", {}), known.get("every", False))
     if job.evaluator.targets:
-        log.listener.metrics(known["metrics"], job.evaluator.targets)
+        log.listener.metrics(known.get("metrics", {}), job.evaluator.targets)
     log.listener.baseline(known["accuracy"], criterion.target(known["accuracy"]))
-    _, kept = history.recall(_BASELINE_RUNNING)
-    running = RunningValues.from_dict(kept) if kept else RunningValues()
+    _, running = history.recall(_BASELINE_RUNNING, RunningValues.from_dict)
     seconds = known.get("seconds", 0.0)
-    return Baseline(known["accuracy"], seconds, known.get("cpu_seconds", seconds), running)
+    cpu_seconds = known.get("cpu_seconds", seconds)
+    return Baseline(known["accuracy"], seconds, cpu_seconds, running or RunningValues())
 
 
 def _earlier_baseline(
@@ -86,11 +96,10 @@ def _earlier_baseline(
         with log.phase("baseline", "Reading the evaluation data", evaluator.batch_count):
             return evaluator.content(deadline)
 
-    found = _known_baseline(job).recall(_BASELINE, content)
-    if found is None:
-        return None
-    log.reuse("the accuracy of FP32")
-    return found["baseline"], found["running"]
+    found = _known_baseline(job).recall(_BASELINE, _earlier, content)
+    if found is not None:
+        log.reuse("the accuracy of FP32")
+    return found
 
 
 def _known_baseline(job: TuningJob) -> Known:
@@ -175,11 +184,10 @@ def _seen_earlier(
         return witness.digest
 
     with log.phase("calibrate"):
-        found = known.recall(_CALIBRATION, content)
-    if found is None:
-        return None
-    log.reuse("the calibration")
-    return Observations.from_dict(found)
+        found = known.recall(_CALIBRATION, Observations.from_dict, content)
+    if found is not None:
+        log.reuse("the calibration")
+    return found
 
 
 def _seen_now(

@@ -4,17 +4,35 @@ from __future__ import annotations
 
 import gzip
 import json
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from neural_mp.core.graph import Layer, Op, OpGraph
+from neural_mp.core.kinds import (
+    Kind,
+    UnfitError,
+    amount,
+    at,
+    count,
+    fields,
+    list_of,
+    mapping_of,
+    number,
+    optional,
+    shown,
+    text,
+    truth,
+    tuple_of,
+    unfit,
+    word,
+)
 from neural_mp.core.observations import Observations, Times
-from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.plan import plan_of
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quantization_flow import QuantizedTensor
+from neural_mp.core.reading import read_json, reading
 from neural_mp.core.trial import Trial
 from neural_mp.errors import HistoryError
 from neural_mp.space import Capability
@@ -28,8 +46,6 @@ from neural_mp.tuning.record import (
     Setup,
 )
 from neural_mp.tuning.report import Report
-
-T = TypeVar("T")
 
 
 def setup_to_dict(setup: Setup) -> dict[str, Any]:
@@ -64,46 +80,121 @@ def setup_to_dict(setup: Setup) -> dict[str, Any]:
     }
 
 
-def setup_from_dict(data: Mapping[str, Any]) -> Setup:
+def setup_from_dict(data: Any) -> Setup:
     """Read back what `setup_to_dict` wrote.
 
     Raises:
-        HistoryError: it was not written so.
+        NeuralMPError: it was not written so.
     """
-    return _read("the start of a run", _setup, data)
-
-
-def _setup(data: Mapping[str, Any]) -> Setup:
-    ops, capabilities = [], {}
-    for said in data["ops"]:
-        fields = {name: value for name, value in said.items() if name in Op.__dataclass_fields__}
-        fields["inputs"] = tuple(said.get("inputs", ()))
-        fields["layers"] = tuple(Layer(*part) for part in said.get("layers", ()))
-        ops.append(Op(**fields))
-        capabilities[said["name"]] = Capability(
-            tuple(OpConfig(Precision(word)) for word in said["runs in"]),
-            {Precision(p): data["reasons"][w] for p, w in said.get("why not", {}).items()},
-            frozenset(map(Precision, said.get("emulated", ()))),
+    said = _SETUP(data)
+    reasons, known = said.pop("reasons"), said.pop("ops")
+    capabilities = {
+        op["name"]: Capability(
+            tuple(OpConfig(precision) for precision in op["runs in"]),
+            at("ops", _reasons, (op, reasons)),
+            frozenset(op.get("emulated", ())),
         )
-    machine = dict(data["machine"])
-    machine["flags"] = tuple(machine["flags"])
-    machine["supports"] = {p: (how, why) for p, (how, why) in machine["supports"].items()}
-    return Setup(
-        **{name: data[name] for name in ("started", "model", "framework", "batch_size")},
-        graph=OpGraph(ops, data["inputs"], data["outputs"]),
-        capabilities=capabilities,
-        decided=tuple(data["decided"]),
-        tensors=tuple(
-            QuantizedTensor(
-                t["name"], *(tuple(t[k]) for k in ("producers", "consumers", "keepers"))
-            )
-            for t in data["tensors"]
-        ),
-        fan_in={str(op): int(count) for op, count in data["fan_in"].items()},
-        settings={name: Setting(**said) for name, said in data["settings"].items()},
-        machine=Machine(**machine),
-        versions=dict(data["versions"]),
-    )
+        for op in known
+    }
+    ops = [Op(**{key: op[key] for key in _OP_FIELDS if key in op}) for op in known]
+    graph = OpGraph(ops, said.pop("inputs"), said.pop("outputs"))
+    return _consistent(Setup(**said, graph=graph, capabilities=capabilities))
+
+
+def _consistent(setup: Setup) -> Setup:
+    """The setup, whose names are all of its own graph.
+
+    Raises:
+        UnfitError: one is not.
+    """
+    known = {op.name for op in setup.graph}
+    sources = known | set(setup.graph.inputs)
+    tensors = setup.tensors
+    named = {
+        "outputs": (setup.graph.outputs, sources),
+        "ops.fusion_group": ([op.fusion_group for op in setup.graph if op.fusion_group], known),
+        "decided": (setup.decided, known),
+        "fan_in": (setup.fan_in, known),
+        "tensors.name": ([tensor.name for tensor in tensors], sources),
+        "tensors.producers": ([op for tensor in tensors for op in tensor.producers], known),
+        "tensors.consumers": ([op for tensor in tensors for op in tensor.consumers], known),
+        "tensors.keepers": ([op for tensor in tensors for op in tensor.keepers], known),
+    }
+    for key, (names, expected) in named.items():
+        for name in names:
+            if name not in expected:
+                raise UnfitError(f"{key}: expected the name of an op, found {shown(name)}")
+    return setup
+
+
+def _reasons(given: tuple[Mapping[str, Any], Sequence[str]]) -> dict[Precision, str]:
+    """Precision → why an op does not run in it, of the reasons of all ops."""
+    op, reasons = given
+    found = {}
+    for name, place in op.get("why not", {}).items():
+        if place >= len(reasons):
+            raise UnfitError(f"expected the place of one of {len(reasons)} reasons, found {place}")
+        found[Precision.read(name, "a precision", UnfitError)] = reasons[place]
+    return found
+
+
+def _layer(value: Any) -> Layer:
+    return Layer(*tuple_of(text, text)(value))
+
+
+def _tensor(value: Any) -> QuantizedTensor:
+    return QuantizedTensor(**_TENSOR(value))
+
+
+def _setting(value: Any) -> Setting:
+    return Setting(**_SETTING(value))
+
+
+def _machine(value: Any) -> Machine:
+    return Machine(**_MACHINE(value))
+
+
+_NAMES = list_of(text)
+_OP_KINDS: Mapping[str, Kind[Any]] = {
+    "name": text,
+    "type": text,
+    "inputs": _NAMES,
+    "fusion_group": text,
+    **dict.fromkeys(("quantize_agnostic", "writes_int8", "joins_int8"), truth),
+    "weights": count,
+    "layers": list_of(_layer),
+    "runs in": list_of(word(Precision)),
+    "emulated": list_of(word(Precision)),
+    "why not": mapping_of(count),
+}
+_OP_FIELDS = tuple(Op.__dataclass_fields__)
+_OP = fields(_OP_KINDS, [key for key in _OP_KINDS if key not in ("name", "type", "runs in")])
+_TENSOR = fields(
+    {"name": text, **dict.fromkeys(("producers", "consumers", "keepers"), _NAMES)}, ("keepers",)
+)
+_SETTING = fields({"value": text, "origin": text}, ("origin",))
+_MACHINE = fields(
+    {
+        "name": text,
+        "cores": count,
+        "flags": _NAMES,
+        "supports": mapping_of(tuple_of(text, text)),
+        "system": text,
+    }
+)
+_SETUP = fields(
+    {
+        **dict.fromkeys(("started", "model", "framework"), text),
+        "batch_size": count,
+        **dict.fromkeys(("inputs", "outputs", "reasons", "decided"), _NAMES),
+        "ops": list_of(_OP),
+        "tensors": list_of(_tensor),
+        "fan_in": mapping_of(count),
+        "settings": mapping_of(_setting),
+        "machine": _machine,
+        "versions": mapping_of(text),
+    }
+)
 
 
 def ending_to_dict(ending: Ending) -> dict[str, Any]:
@@ -122,31 +213,42 @@ def ending_to_dict(ending: Ending) -> dict[str, Any]:
     }
 
 
-def ending_from_dict(data: Mapping[str, Any]) -> Ending:
+def ending_from_dict(data: Any) -> Ending:
     """Read back what `ending_to_dict` wrote.
 
     Raises:
-        HistoryError: it was not written so.
+        NeuralMPError: it was not written so.
     """
-    return _read("the end of a run", _ending, data)
+    return Ending(**_ENDING(data))
 
 
-def _ending(data: Mapping[str, Any]) -> Ending:
-    return Ending(
-        data["ended"],
-        data["met"],
-        PrecisionPlan.from_dict(data["plan"]),
-        Report.from_dict(data["report"]),
-        data["chosen"],
-        tuple(Trial.from_dict(trial) for trial in data["finalists"]),
-        {int(number): share for number, share in data["predicted"].items()},
-        dict(data["baseline_times"]),
-        dict(data["result_times"]),
-        tuple(
-            Conversion(c["source"], tuple(c["readers"]), c["kind"], c["seconds"])
-            for c in data["conversions"]
-        ),
-    )
+def _predicted(value: Any) -> dict[int, float]:
+    found = mapping_of(number)(value)
+    wrong = next((key for key in found if not (key.isdecimal() and len(key) < 10)), None)
+    if wrong is not None:
+        raise unfit("the number of a trial", wrong)
+    return {int(key): share for key, share in found.items()}
+
+
+def _conversion(value: Any) -> Conversion:
+    return Conversion(**_CONVERSION(value))
+
+
+_CONVERSION = fields({"source": text, "readers": _NAMES, "kind": text, "seconds": optional(amount)})
+_ENDING = fields(
+    {
+        "ended": text,
+        "met": optional(truth),
+        "plan": plan_of,
+        "report": Report.from_dict,
+        "chosen": optional(count),
+        "finalists": list_of(Trial.from_dict),
+        "predicted": _predicted,
+        "baseline_times": mapping_of(amount),
+        "result_times": mapping_of(amount),
+        "conversions": list_of(_conversion),
+    }
+)
 
 
 def record_to_dict(record: RunRecord) -> dict[str, Any]:
@@ -164,13 +266,47 @@ def record_to_dict(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def record_from_dict(data: Mapping[str, Any]) -> RunRecord:
+def record_from_dict(data: Any) -> RunRecord:
     """Read back what `record_to_dict` wrote.
 
     Raises:
         HistoryError: it was not written so.
     """
-    return _read("the record of a run", _record, data)
+    with reading("the record of a run", HistoryError):
+        return _record(data)
+
+
+def _record(data: Any) -> RunRecord:
+    said = _RECORD(data)
+    measured = Measured(said.pop("times"), said.pop("arriving"), said.pop("values"))
+    return RunRecord(**said, measured=measured)
+
+
+#: FP32 on the user's data, as `RunRecord.baseline` and a history have it.
+BASELINE_FIGURES = fields(
+    {
+        "accuracy": number,
+        "seconds": amount,
+        "cpu_seconds": amount,
+        "target": optional(number),
+        "metrics": mapping_of(number),
+        "every": truth,
+    },
+    ("seconds", "cpu_seconds", "target", "metrics", "every"),
+)
+_RECORD = fields(
+    {
+        "setup": setup_from_dict,
+        "name": text,
+        "baseline": optional(BASELINE_FIGURES),
+        "observations": Observations.from_dict,
+        "trials": list_of(Trial.from_dict),
+        "times": Times.from_dict,
+        "arriving": mapping_of(mapping_of(number)),
+        "values": mapping_of(amount),
+        "ending": optional(ending_from_dict),
+    }
+)
 
 
 def write_record(path: Path, record: RunRecord) -> None:
@@ -190,30 +326,4 @@ def read_record_file(path: Path) -> RunRecord:
     Raises:
         HistoryError: the file is missing or damaged.
     """
-    try:
-        data = json.loads(gzip.decompress(path.read_bytes()))
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise HistoryError(f"the record {str(path)!r} cannot be read: {error}") from None
-    return record_from_dict(data)
-
-
-def _record(data: Mapping[str, Any]) -> RunRecord:
-    return RunRecord(
-        _setup(data["setup"]),
-        data["name"],
-        data["baseline"],
-        Observations.from_dict(data["observations"]),
-        tuple(Trial.from_dict(trial) for trial in data["trials"]),
-        Measured(Times.from_dict(data["times"]), dict(data["arriving"]), dict(data["values"])),
-        None if data["ending"] is None else _ending(data["ending"]),
-    )
-
-
-def _read(what: str, reader: Callable[[Mapping[str, Any]], T], data: Mapping[str, Any]) -> T:
-    try:
-        return reader(data)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise HistoryError(
-            f"{what} cannot be read: {type(error).__name__}: {error}; it was damaged, or written "
-            f"by another version"
-        ) from None
+    return read_json(path, _record, HistoryError)

@@ -10,6 +10,18 @@ from typing import TYPE_CHECKING, Any
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.core.grammar import counted
 from neural_mp.core.graph import OpGraph
+from neural_mp.core.kinds import (
+    Kind,
+    amount,
+    count,
+    fields,
+    list_of,
+    mapping_of,
+    number,
+    optional,
+    text,
+    truth,
+)
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
 from neural_mp.errors import NeuralMPError
@@ -166,22 +178,50 @@ class Report:
         return values
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Report:
-        """Read back what `to_dict` wrote, the rejected trial's plan and accuracy included."""
-        known = cls.__dataclass_fields__.keys() - {"record"}
-        values = {name: data[name] for name in known if name in data}
-        values["conversions"] = ConversionCounts(**data.get("conversions", {}))
-        metrics = data.get("metrics", {})
-        values["metrics"] = {name: MetricFigures(**found) for name, found in metrics.items()}
-        values["amp"] = tuple(data.get("amp", ()))
-        values["emulated"] = tuple(data.get("emulated", ()))
-        values["warnings"] = tuple(data.get("warnings", ()))
-        values["reused"] = tuple(data.get("reused", ()))
-        values["barred"] = tuple(Reason.from_dict(reason) for reason in data.get("barred", ()))
-        rejected = data.get("best_rejected")
-        if rejected is not None:
-            values["best_rejected"] = Trial.from_dict({"outcome": "missed", **rejected})
-        return cls(**values)
+    def from_dict(cls, data: Any) -> Report:
+        """Read back what `to_dict` wrote, the rejected trial's plan and accuracy included.
+
+        Raises:
+            NeuralMPError: it was not written so.
+        """
+        return cls(**_REPORT(data))
+
+
+def _metric(value: Any) -> MetricFigures:
+    return MetricFigures(**_METRIC(value))
+
+
+def _rejected(value: Any) -> Trial:
+    # Earlier versions left its outcome out.
+    return Trial.from_dict({"outcome": "missed", **value} if isinstance(value, Mapping) else value)
+
+
+_METRIC = fields(
+    {
+        "baseline": number,
+        "value": number,
+        "target": optional(number),
+        "higher_is_better": truth,
+    },
+    ("target", "higher_is_better"),
+)
+_KINDS: Mapping[str, Kind[Any]] = {
+    "metric": text,
+    "higher_is_better": truth,
+    **dict.fromkeys(("baseline_accuracy", "accuracy", "target", "decibels"), optional(number)),
+    "metrics": mapping_of(_metric),
+    **dict.fromkeys(("baseline_latency", "latency"), optional(amount)),
+    **dict.fromkeys(("speedup_low", "speedup_high"), optional(number)),
+    **dict.fromkeys(("batch_size", "baseline_size", "size", "evaluations"), count),
+    **dict.fromkeys(("baseline_footprint", "footprint"), optional(count)),
+    "seconds": mapping_of(amount),
+    "op_counts": mapping_of(mapping_of(count)),
+    "conversions": ConversionCounts.from_dict,
+    "best_rejected": optional(_rejected),
+    **dict.fromkeys(("emulated", "amp", "warnings", "reused"), list_of(text)),
+    "barred": list_of(Reason.from_dict),
+}
+_REPORT = fields(_KINDS, tuple(_KINDS))
 
 
 def emulated_precisions(space: TuningSpace, precisions: Mapping[str, Precision]) -> tuple[str, ...]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from neural_mp.core.kinds import mapping_of, text
+from neural_mp.core.reading import of_json
 from neural_mp.errors import HistoryError
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def runs_about(
             Any by default.
     """
     rows = [
-        (_read(name), json.loads(about))
+        (_read(name), of_json(about, mapping_of(text), f"{name}: {FINGERPRINT}", HistoryError))
         for wanted in ([None] if model is None else [NO_MODEL, model])
         for name, about in _studies(storage, wanted, attribute=FINGERPRINT)
     ]

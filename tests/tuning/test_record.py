@@ -176,7 +176,9 @@ def test_there_is_no_record_of_a_run_that_is_not_there(converter, stored, tmp_pa
 def test_a_damaged_record_is_one_clear_error(converter):
     said = record_to_dict(converter().record)
     said["setup"]["ops"][0]["runs in"] = ["int7"]
-    with pytest.raises(HistoryError, match="the record of a run cannot be read"):
+    with pytest.raises(
+        HistoryError, match=r"the record of a run: setup\.ops\.0\.runs in\.0: expected one of int8"
+    ):
         record_from_dict(said)
 
 

@@ -179,6 +179,9 @@ class TensorStatistics:
         if self._power is None or self._extremes is None or self._mean is None:
             return None
         values = (*self._extremes, self._power, self._mean)
+        # Values beyond 1e19 have a power beyond float32: of those no channel can be repaired.
+        if not all(np.isfinite(array).all() for array in values):
+            return None
         return Channels(*(tuple(map(_rounded, array.tolist())) for array in values))
 
     def ranges(self) -> dict[str, Range]:

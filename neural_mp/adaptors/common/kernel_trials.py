@@ -20,8 +20,11 @@ from importlib import metadata
 from pathlib import Path
 
 from neural_mp.core.hardware import detect
+from neural_mp.core.kinds import list_of, text
 from neural_mp.core.python_processes import python_command
+from neural_mp.core.reading import read_json
 from neural_mp.core.whole_files import write_whole
+from neural_mp.errors import ConversionError
 
 logger = logging.getLogger(__name__)
 
@@ -90,9 +93,9 @@ def facts(module: str, version: str, onednn_limit: str | None = None) -> frozens
     settings = [f"{name}={environment.get(name, '')}" for name in _SETTINGS]
     file = _file(module, f"{version} {sorted(detect({}).flags)} {settings}")
     try:
-        return frozenset(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        logger.debug("no answers are kept in %s", file)
+        return frozenset(read_json(file, list_of(text), ConversionError))
+    except ConversionError as error:
+        logger.debug("no answers are kept: %s", error)
     found = _run(module, environment)
     if found:
         _keep(file, found)

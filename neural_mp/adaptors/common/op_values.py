@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.integer_encoding import Encoding
 from neural_mp.core.graph import Op, OpGraph
+from neural_mp.core.kinds import amount, text, tuple_of, whole
 from neural_mp.core.nested import Array
 
 
@@ -51,10 +52,18 @@ class OpResult:
         return [self.tensor, self.type, *([stored.scale, stored.zero_point] if stored else ())]
 
     @classmethod
-    def from_list(cls, data: list[Any]) -> OpResult:
-        """Read back what `to_list` wrote."""
-        tensor, kind, *stored = data
+    def from_list(cls, data: Any) -> OpResult:
+        """Read back what `to_list` wrote.
+
+        Raises:
+            NeuralMPError: it was not written so.
+        """
+        bare = isinstance(data, list) and len(data) == len(_BARE)
+        tensor, kind, *stored = tuple_of(*_BARE, *(() if bare else (amount, whole)))(data)
         return cls(tensor, kind, Encoding(*stored) if stored else None)
+
+
+_BARE = (text, text)
 
 
 def op_value(found: Array, encoding: Encoding | None) -> OpValue | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from neural_mp.core.kinds import Kind
+from neural_mp.core.reading import read_json
 from neural_mp.errors import ModelLoadError
+
+T = TypeVar("T")
 
 
 def write_details(file: Path, details: Mapping[str, Any]) -> None:
@@ -16,14 +19,14 @@ def write_details(file: Path, details: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(details, indent=1), encoding="utf-8")
 
 
-@contextmanager
-def read_details(file: Path) -> Iterator[dict[str, Any]]:
-    """The details, for a `with` block that takes them apart.
+def read_details(file: Path, kind: Kind[T]) -> T:
+    """The details.
+
+    Args:
+        file: theirs.
+        kind: what the adaptor expects in it.
 
     Raises:
-        ModelLoadError: there is no such file, or the block does not find in it what it looks for.
+        ModelLoadError: there is no such file, or it holds something else.
     """
-    try:
-        yield json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelLoadError(f"{str(file)!r} is damaged: {error}") from error
+    return read_json(file, kind, ModelLoadError)

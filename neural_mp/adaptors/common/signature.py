@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -9,6 +10,17 @@ from typing import Any, TypeVar
 import numpy as np
 
 from neural_mp.core.grammar import counted
+from neural_mp.core.kinds import (
+    UnfitError,
+    brief,
+    count,
+    fields,
+    list_of,
+    mapping_of,
+    optional,
+    text,
+    unfit,
+)
 from neural_mp.core.labels import without_labels
 from neural_mp.core.nested import Array, NamedList, Structure, flattened, leaves, packed
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
@@ -43,11 +55,13 @@ class Port:
         return {**vars(self), "dtype": dtype, "shape": shape}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Port:
-        """Read back what `to_dict` wrote."""
-        shape = None if data["shape"] is None else tuple(data["shape"])
-        dtype = None if data["dtype"] is None else np.dtype(data["dtype"])
-        return cls(data["name"], data["tensor"], dtype, shape, data["alias"])
+    def from_dict(cls, data: Any) -> Port:
+        """Read back what `to_dict` wrote.
+
+        Raises:
+            NeuralMPError: it was not written so, or an array for it would fill the memory.
+        """
+        return cls(**_PORT(data))
 
     @property
     def has_unknown_sizes(self) -> bool:
@@ -103,12 +117,17 @@ class Signature:
         }
 
     @classmethod
-    def from_dict(cls: type[_S], data: Mapping[str, Any]) -> _S:
-        """Read back what `to_dict` wrote."""
-        inputs, outputs = (
-            tuple(Port.from_dict(port) for port in data[key]) for key in ("inputs", "outputs")
-        )
-        return cls(inputs, outputs, data["returns"])
+    def from_dict(cls: type[_S], data: Any) -> _S:
+        """Read back what `to_dict` wrote.
+
+        Raises:
+            NeuralMPError: it was not written so.
+        """
+        said = _SIGNATURE(data)
+        for position in leaves(said["returns"]):
+            if position is not None and position >= len(said["outputs"]):
+                raise unfit(f"the places of {len(said['outputs'])} outputs", position)
+        return cls(**said)
 
     def bind(self, inputs: Any) -> dict[str, Array]:
         """Tensor → array, for the inputs of one batch.
@@ -219,6 +238,50 @@ class Signature:
         elif isinstance(self.returns, dict):
             returns = {port.name: i for port, i in zip(chosen.outputs, positions, strict=True)}
         return replace(chosen, returns=returns)
+
+
+def shape_of(value: Any) -> Shape:
+    """Sizes as a file holds them.
+
+    Raises:
+        NeuralMPError: they are none, or an array of them would fill the memory.
+    """
+    sizes = optional(list_of(optional(count)))(value)
+    if math.prod(size or 1 for size in sizes or ()) > _LARGEST_EXAMPLE:
+        raise UnfitError(f"expected sizes of at most {_LARGEST_EXAMPLE} numbers in all")
+    return sizes
+
+
+def _dtype(value: Any) -> np.dtype[Any]:
+    name = brief(value)
+    try:
+        found = np.dtype(name)
+    except (TypeError, ValueError, SyntaxError):
+        raise unfit("the name of an element type, such as float32", value) from None
+    if found.name != name or found.itemsize > _LARGEST_ELEMENT:
+        raise unfit("the name of an element type, such as float32", value)
+    return found
+
+
+def _structure(value: Any) -> Structure:
+    if isinstance(value, list):
+        return list(list_of(_structure)(value))
+    return mapping_of(_structure)(value) if isinstance(value, dict) else optional(count)(value)
+
+
+#: Numbers of an example input, and bytes of one of them: more would fill the memory.
+_LARGEST_EXAMPLE, _LARGEST_ELEMENT = 1 << 28, 16
+_PORT = fields(
+    {
+        "name": text,
+        "tensor": text,
+        "dtype": optional(_dtype),
+        "shape": shape_of,
+        "alias": optional(text),
+    }
+)
+_PORTS = list_of(Port.from_dict)
+_SIGNATURE = fields({"inputs": _PORTS, "outputs": _PORTS, "returns": _structure})
 
 
 def example_for(signature: Signature) -> dict[str, Array]:

@@ -6,6 +6,7 @@ import hashlib
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -19,6 +20,7 @@ from neural_mp.adaptors.onnxrt.external_weights import raw_bytes, write_with_wei
 from neural_mp.adaptors.onnxrt.loading import program_of, read_file
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
 from neural_mp.adaptors.onnxrt.sessions import MESSAGE_LIMIT, PLAIN, Runner, bytes_of
+from neural_mp.core.kinds import count, fields, mapping_of, text, truth
 from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
 
 MODEL_FILE, DETAILS_FILE = "model.onnx", "neural_mp_onnx.json"
@@ -46,12 +48,7 @@ def restore(folder: Path, provider: str) -> OnnxModel:
     """
     read = read_file(folder / MODEL_FILE)
     program = program_of(read)
-    with read_details(folder / DETAILS_FILE) as details:
-        signature = Signature.from_dict(details)
-        counts, ops = ConversionCounts(**details["counts"]), dict(details["ops"])
-        # Folders that earlier versions wrote lack them.
-        found = {op: OpResult.from_list(r) for op, r in details.get("results", {}).items()}
-        opset, converted = int(details["opset"]), bool(details["converted"])
+    signature, details = read_details(folder / DETAILS_FILE, _details)
     origin = Origin.of(read.folder, program)
     try:
         Runner(program, read.folder, provider, level=PLAIN)
@@ -61,14 +58,30 @@ def restore(folder: Path, provider: str) -> OnnxModel:
         program,
         signature,
         example_for(signature),
-        None if converted else program,
+        None if details["converted"] else program,
         origin,
-        ops,
-        found,
-        counts=counts,
-        opset=opset,
+        details["ops"],
+        details.get("results", {}),
+        counts=details["counts"],
+        opset=details["opset"],
         provider=provider,
     )
+
+
+def _details(value: Any) -> tuple[Signature, dict[str, Any]]:
+    return Signature.from_dict(value), _DETAILS(value)
+
+
+_DETAILS = fields(
+    {
+        "counts": ConversionCounts.from_dict,
+        "ops": mapping_of(text),
+        "results": mapping_of(OpResult.from_list),
+        "opset": count,
+        "converted": truth,
+    },
+    ("results",),  # which earlier versions did not write
+)
 
 
 def save_file(model: OnnxModel, path: Path, metadata: Mapping[str, str]) -> None:

@@ -7,7 +7,6 @@ and carry it along, through every rewrite and into files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.utils._sympy.numbers import IntInfinity
 
 from neural_mp.adaptors.pytorch.versions import is_being_traced
 from neural_mp.core.grammar import counted
+from neural_mp.core.kinds import count, list_of, optional, text, truth, tuple_of
 from neural_mp.errors import DataError
 
 #: Key of `GraphModule.meta` under which the sizes are kept.
@@ -172,6 +172,20 @@ def to_plain(sizes: Sizes) -> list[Any]:
     return [None if axes is None else [list(astuple(axis)) for axis in axes] for axes in sizes]
 
 
-def from_plain(data: Sequence[Any]) -> Sizes:
-    """Read back what `to_plain` wrote."""
-    return tuple(None if axes is None else tuple(Axis(*axis) for axis in axes) for axes in data)
+def from_plain(data: Any) -> Sizes:
+    """Read back what `to_plain` wrote.
+
+    Raises:
+        NeuralMPError: it was not written so.
+    """
+    return list_of(optional(list_of(_axis_of)))(data)
+
+
+def _axis_of(value: Any) -> Axis:
+    if isinstance(value, list) and len(value) == len(_EARLIER):
+        return Axis(*tuple_of(*_EARLIER)(value))
+    return Axis(*tuple_of(*_EARLIER, truth)(value))
+
+
+#: What earlier versions wrote of an axis, before they told whether it is of an exported program.
+_EARLIER = (text, count, optional(count))

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -26,6 +27,7 @@ from neural_mp.adaptors.pytorch.model import OP_NAME, WHOLE, Part, TorchModel, h
 from neural_mp.adaptors.pytorch.named_outputs import with_named_outputs, with_plain_outputs
 from neural_mp.adaptors.pytorch.prepare import views_to_reshapes
 from neural_mp.adaptors.pytorch.versions import unguarded_module
+from neural_mp.core.kinds import fields, list_of, mapping_of, text, truth, unfit
 from neural_mp.errors import ConversionError, ModelLoadError, NeuralMPError, in_one_line
 
 logger = logging.getLogger(__name__)
@@ -107,30 +109,44 @@ def restore(folder: Path) -> TorchModel:
     """Read back what `save` wrote and put its integer kernels in."""
     file = folder / PROGRAM_FILE
     program = load_program(file)
-    with read_details(folder / DETAILS_FILE) as details:
-        names, inputs = dict[str, str](details["ops"]), tuple(details["inputs"])
-        dtype = getattr(torch, details["dtype"])
-        # Folders that earlier versions wrote lack both.
-        parameters = tuple(details.get("parameters", ()))
-        named = bool(details.get("named_outputs"))
-        sizes = from_plain(details["sizes"])
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"it names the data type {details['dtype']!r}")
+    details = read_details(folder / DETAILS_FILE, _DETAILS)
+    names = details["ops"]
     with taken_from(file):
         portable = unguarded_module(program)
-        watch_sizes(portable, sizes)
+        watch_sizes(portable, details["sizes"])
         for node in portable.graph.nodes:
             if node.name in names:
                 node.meta[OP_NAME] = names[node.name]
         views_to_reshapes(portable)  # exporting turns them back
         portable.recompile()
-        if named:
+        if details.get("named_outputs"):
             portable = with_named_outputs(portable)
-        known = convention_of(portable, inputs)
-        convention = replace(known, dtype=dtype, parameters=parameters or known.parameters)
+        known = convention_of(portable, details["inputs"])
+        parameters = details.get("parameters") or known.parameters
+        convention = replace(known, dtype=details["dtype"], parameters=parameters)
         example = example_of(program)
         whole = Part(portable, runnable_form(portable), example)
     return TorchModel({WHOLE: whole}, example, convention)
+
+
+def _dtype(value: Any) -> torch.dtype:
+    found = getattr(torch, text(value), None)
+    if not isinstance(found, torch.dtype):
+        raise unfit("the name of a torch.dtype", value)
+    return found
+
+
+_DETAILS = fields(
+    {
+        "ops": mapping_of(text),
+        "inputs": list_of(text),
+        "parameters": list_of(text),
+        "named_outputs": truth,
+        "sizes": from_plain,
+        "dtype": _dtype,
+    },
+    ("parameters", "named_outputs"),  # which earlier versions did not write
+)
 
 
 def example_of(program: ExportedProgram) -> Call:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from neural_mp.adaptors.common.signature import Signature
+from neural_mp.core.kinds import fields, list_of, text
 
 #: The signature that TensorFlow Serving calls unless told otherwise.
 DEFAULT_KEY = "serving_default"
@@ -27,6 +27,13 @@ class ServedSignature(Signature):
         return {**super().to_dict(), "keys": self.keys}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ServedSignature:
-        """Read back what `to_dict` wrote."""
-        return replace(super().from_dict(data), keys=tuple(data["keys"]))
+    def from_dict(cls, data: Any) -> ServedSignature:
+        """Read back what `to_dict` wrote.
+
+        Raises:
+            NeuralMPError: it was not written so.
+        """
+        return replace(super().from_dict(data), **_KEYS(data))
+
+
+_KEYS = fields({"keys": list_of(text)})

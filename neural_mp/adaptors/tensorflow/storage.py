@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 from google.protobuf.message import DecodeError, EncodeError
@@ -11,13 +12,14 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from neural_mp.adaptors.common.op_values import OpResult
 from neural_mp.adaptors.common.saved_details import read_details, write_details
-from neural_mp.adaptors.common.signature import Port, Shape, example_for
+from neural_mp.adaptors.common.signature import Port, Shape, example_for, shape_of
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import TensorGraph, indexed
 from neural_mp.adaptors.tensorflow.runtime import imported
 from neural_mp.adaptors.tensorflow.safe_ops import check_graph
 from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
+from neural_mp.core.kinds import fields, mapping_of, text
 from neural_mp.errors import ConversionError, ModelLoadError
 
 MODEL_FILE = "saved_model.pb"
@@ -73,14 +75,8 @@ def restore(folder: Path) -> TensorFlowModel:
         imported(graph)
     except (DecodeError, IndexError, OSError, ValueError, tf.errors.OpError) as error:
         raise ModelLoadError(f"{str(path)!r} is missing or damaged: {error}") from error
-    with read_details(folder / DETAILS_FILE) as details:
-        signature = ServedSignature.from_dict(details)
-        shapes: dict[str, Shape] = {k: tuple(v) for k, v in details["example"].items()}
-        # Folders that earlier versions wrote lack them.
-        found = {op: OpResult.from_list(r) for op, r in details.get("results", {}).items()}
-        counts, ops = ConversionCounts(**details["counts"]), dict(details["ops"])
-        # Folders that earlier versions wrote lack it; there it is told by the layers.
-        written = dict(details.get("written", ops))
+    signature, details = read_details(folder / DETAILS_FILE, _details)
+    shapes: dict[str, Shape] = details["example"]
     sized = replace(
         signature,
         inputs=tuple(replace(p, shape=shapes.get(p.tensor, p.shape)) for p in signature.inputs),
@@ -89,11 +85,28 @@ def restore(folder: Path) -> TensorFlowModel:
         TensorGraph.from_graph_def(graph),
         signature,
         example_for(sized),
-        ops,
-        counts=counts,
-        written=written,
-        results=found,
+        details["ops"],
+        counts=details["counts"],
+        # Where earlier versions did not write it, it is told by the layers.
+        written=details.get("written", details["ops"]),
+        results=details.get("results", {}),
     )
+
+
+def _details(value: Any) -> tuple[ServedSignature, dict[str, Any]]:
+    return ServedSignature.from_dict(value), _DETAILS(value)
+
+
+_DETAILS = fields(
+    {
+        "example": mapping_of(shape_of),
+        "results": mapping_of(OpResult.from_list),
+        "counts": ConversionCounts.from_dict,
+        "ops": mapping_of(text),
+        "written": mapping_of(text),
+    },
+    ("results", "written"),  # which earlier versions did not write
+)
 
 
 def _described(port: Port) -> meta_graph_pb2.TensorInfo:

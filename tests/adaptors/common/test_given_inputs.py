@@ -7,8 +7,9 @@ from neural_mp.adaptors.common.free_names import unused
 from neural_mp.adaptors.common.given_inputs import GivenInputs, unused_capture
 from neural_mp.adaptors.common.saved_details import read_details, write_details
 from neural_mp.adaptors.common.signature import Port, Signature, in_parts
+from neural_mp.core.kinds import fields, mapping_of, text
 from neural_mp.core.words import Capture
-from neural_mp.errors import ConfigurationError, DataError, ModelLoadError
+from neural_mp.errors import ConfigurationError, DataError, ModelLoadError, NeuralMPError
 
 FLOAT = np.dtype(np.float32)
 
@@ -97,9 +98,8 @@ def test_free_names_are_numbered():
 def test_details_are_read_as_they_were_written(tmp_path):
     file = tmp_path / "details.json"
     write_details(file, {"signature": PAIR.to_dict(), "ops": {"a": "b"}})
-    with read_details(file) as details:
-        assert Signature.from_dict(details["signature"]) == PAIR
-        assert details["ops"] == {"a": "b"}
+    kind = fields({"signature": Signature.from_dict, "ops": mapping_of(text)})
+    assert read_details(file, kind) == {"signature": PAIR, "ops": {"a": "b"}}
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"inputs": 3}', '{"inputs": [{}]}'])
@@ -107,5 +107,26 @@ def test_damaged_details_are_refused_by_name(content, tmp_path):
     file = tmp_path / "details.json"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(ModelLoadError, match=r"details\.json' is damaged"), read_details(file) as d:
-        Signature.from_dict(d)
+    with pytest.raises(ModelLoadError, match=r"details\.json'"):
+        read_details(file, Signature.from_dict)
+
+
+def test_an_example_is_not_made_up_of_sizes_that_fill_the_memory():
+    said = PAIR.to_dict()
+    said["inputs"][0]["shape"] = [None, 10**6, 10**6]
+    with pytest.raises(NeuralMPError, match="expected sizes of at most"):
+        Signature.from_dict(said)
+
+
+@pytest.mark.parametrize("dtype", ["i4,i4", "S99999999", "int99", "", 3, ["int8"]])
+def test_an_element_type_is_one_by_name(dtype):
+    said = PAIR.to_dict()
+    said["inputs"][0]["dtype"] = dtype
+    with pytest.raises(NeuralMPError, match="expected"):
+        Signature.from_dict(said)
+
+
+def test_outputs_that_are_returned_are_there():
+    said = {**PAIR.to_dict(), "returns": {"x": [0, 99]}}
+    with pytest.raises(NeuralMPError, match="found 99"):
+        Signature.from_dict(said)

@@ -1,0 +1,107 @@
+"""A run as Optuna's storage keeps it, read back: whoever wrote it last, all of it is checked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from neural_mp.core.kinds import Kind, at, mapping_of, number
+from neural_mp.core.observations import Observations, Times
+from neural_mp.core.reading import of_json, reading
+from neural_mp.core.trial import Trial
+from neural_mp.errors import HistoryError
+from neural_mp.tuning.notes import TIMES, VALUES, arriving_in
+from neural_mp.tuning.record import Measured, RunRecord
+from neural_mp.tuning.record_form import BASELINE_FIGURES, ending_from_dict, setup_from_dict
+
+if TYPE_CHECKING:
+    import optuna
+
+T = TypeVar("T")
+
+#: Attributes of a run, and of a trial.
+BASELINE, OBSERVATIONS, TRIAL = "baseline", "observations", "trial"
+SETUP, ENDING = "setup", "ending"
+MEASURED = "measured: "
+
+
+def record_of(study: optuna.Study) -> RunRecord:
+    """All that is kept of a run.
+
+    Raises:
+        HistoryError: it is damaged, or was begun by a version that kept less.
+    """
+    attributes = study.user_attrs
+    notes = {
+        key.removeprefix(MEASURED): value
+        for key, value in attributes.items()
+        if key.startswith(MEASURED)
+    }
+    setup = kept(study, SETUP, setup_from_dict)
+    if setup is None:
+        raise HistoryError(
+            f"{study.study_name!r} was begun by a version that kept less, or was killed before it "
+            f"began to search; there is nothing to show of it"
+        )
+    with reading(str(study.study_name), HistoryError):
+        measured = Measured(
+            at(TIMES, Times.from_dict, notes[TIMES]) if notes.get(TIMES) else Times(),
+            arriving_in(notes),
+            at(VALUES, mapping_of(number), notes.get(VALUES) or {}),
+        )
+    return RunRecord(
+        setup,
+        str(study.study_name),
+        baseline_of(study),
+        kept(study, OBSERVATIONS, Observations.from_dict) or Observations(),
+        tuple(trials_of(study)),
+        measured,
+        kept(study, ENDING, ending_from_dict),
+    )
+
+
+def baseline_of(study: optuna.Study) -> dict[str, Any] | None:
+    """The FP32 baseline, once it was measured.
+
+    Raises:
+        HistoryError: it is damaged.
+    """
+    found = study.user_attrs.get(BASELINE)
+    with reading(f"{study.study_name}: {BASELINE}", HistoryError):
+        return None if found is None else BASELINE_FIGURES(found)
+
+
+def kept(study: optuna.Study, key: str, kind: Kind[T]) -> T | None:
+    """What is kept of a run under a key, packed; None where nothing is.
+
+    Raises:
+        HistoryError: it is damaged.
+    """
+    stored = study.user_attrs.get(key)
+    origin = f"{study.study_name}: {key}"
+    return None if stored is None else of_json(stored, kind, origin, HistoryError)
+
+
+def trial_of(stored: Any, origin: str) -> Trial:
+    """A trial as `History.finish` wrote it down.
+
+    Raises:
+        HistoryError: it is damaged.
+    """
+    return of_json(stored, Trial.from_dict, origin, HistoryError)
+
+
+def trials_of(study: optuna.Study) -> list[Trial]:
+    """All trials that were written down, oldest first.
+
+    Raises:
+        HistoryError: one is damaged.
+    """
+    return [
+        replace(
+            trial_of(stored.user_attrs[TRIAL], f"{study.study_name}: trial {stored.number}"),
+            number=stored.number,
+        )
+        for stored in study.get_trials(deepcopy=False)
+        if TRIAL in stored.user_attrs
+    ]

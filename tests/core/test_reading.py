@@ -1,0 +1,197 @@
+"""A damaged or hostile file is one short error that names the file, the key and what was found."""
+
+import gzip
+import json
+import time
+import zlib
+
+import pytest
+
+from neural_mp.core.kinds import (
+    amount,
+    count,
+    fields,
+    finite,
+    list_of,
+    mapping_of,
+    number,
+    optional,
+    text,
+    word,
+)
+from neural_mp.core.observations import Observations
+from neural_mp.core.plain_yaml import plain_yaml
+from neural_mp.core.plan import PrecisionPlan, load_plan_file
+from neural_mp.core.precision import Precision
+from neural_mp.core.reading import LARGEST, of_json, packed, read_json
+from neural_mp.errors import HistoryError, NeuralMPError, PlanError
+
+LIMIT_SECONDS = 5
+
+_BOMB = "\n".join(
+    ["a0: &a0 {precision: fp32}"]
+    + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
+)
+
+HOSTILE = {
+    "aliases that multiply": f"neural_mp_plan: 1\n{_BOMB}\nops: {{conv: *a11}}",
+    "an alias of itself": "neural_mp_plan: 1\nops: &ops {conv: *ops}",
+    "deep lists": f"neural_mp_plan: 1\nops: {'[' * 200_000}",
+    "deep mappings": f"neural_mp_plan: 1\nops: {'{a: ' * 200_000}",
+    "deep lines": f"{'- ' * 200_000}a",
+    "merged keys": "neural_mp_plan: 1\nx: &x {a: fp32}\nops: {<<: [*x, *x]}",
+    "base 60": f"neural_mp_plan: 1\nops: {{}}\nobservations: {{samples: 1{':59' * 300_000}}}",
+    "many digits": f"neural_mp_plan: 1\nops: {{}}\nobservations: {{samples: {'9' * 100_000}}}",
+    "a tag": "neural_mp_plan: 1\nops: !!python/object/apply:os.system [echo]",
+    "a long word": f"neural_mp_plan: 1\nops: {{conv: {'fp33' * 500_000}}}",
+    "a long key": f"neural_mp_plan: 1\nops:\n  ? {'conv' * 500_000}\n  : 5",
+    "two documents": "neural_mp_plan: 1\nops: {}\n---\nneural_mp_plan: 1",
+    "NUL": "neural_mp_plan: 1\nops: {conv: \0}",
+    "nothing": "",
+    "a list": "[]",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_plan_file_is_one_short_error_at_once(name, tmp_path):
+    file = tmp_path / "plan.yaml"
+    file.write_text(HOSTILE[name])
+    started = time.monotonic()
+    with pytest.raises(PlanError, match=r"plan\.yaml") as caught:
+        load_plan_file(file)
+    assert time.monotonic() - started < LIMIT_SECONDS
+    assert len(str(caught.value)) < 2000
+
+
+@pytest.mark.parametrize("wrong", [[], {}, None, "abc", [[1.0]], True, 10**400, float("nan")])
+@pytest.mark.parametrize(
+    ("key", "around"),
+    [
+        ("ranges.relu.kl.0", lambda wrong: {"ranges": {"relu": {"kl": [wrong, 1.0]}}}),
+        ("noise.relu", lambda wrong: {"noise": {"relu": wrong}}),
+        ("values.relu", lambda wrong: {"values": {"relu": wrong}}),
+        ("samples", lambda wrong: {"samples": wrong}),
+        ("repaired.relu.smooth", lambda wrong: {"repaired": {"relu": {"smooth": wrong}}}),
+        (
+            "channels.relu.high.1",
+            lambda wrong: {
+                "channels": {"relu": {k: [0.0, wrong] for k in ("low", "high", "power", "mean")}}
+            },
+        ),
+    ],
+)
+def test_what_is_no_number_in_observations_is_named_with_its_key(key, around, wrong):
+    with pytest.raises(NeuralMPError, match="expected") as caught:
+        Observations.from_dict(around(wrong))
+    found = ".".join(map(str, caught.value.keys))
+    assert found == key or key.startswith("channels")
+
+
+def test_a_range_goes_from_low_to_high():
+    with pytest.raises(NeuralMPError, match=r"low to high, found \[2.0, 1.0\]"):
+        Observations.from_dict({"ranges": {"relu": {"kl": [2.0, 1.0]}}})
+
+
+def test_aliases_that_do_not_multiply_are_read():
+    plan = PrecisionPlan.from_yaml(
+        "neural_mp_plan: 1\n"
+        "ops:\n"
+        "  a: &int8 {precision: int8, weight: int8 symmetric per_channel}\n"
+        "  b: *int8\n"
+    )
+    assert plan["a"] == plan["b"]
+
+
+def test_plain_yaml_is_what_people_mean():
+    said = (
+        "{a: 1, b: 1e-3, c: yes, d: ~, e: .inf, f: '1', g: [x y, -2.5], 007: 2001-01-01, h: 1:30}"
+    )
+    assert plain_yaml(said) == {
+        "a": 1,
+        "b": 0.001,
+        "c": True,
+        "d": None,
+        "e": float("inf"),
+        "f": "1",
+        "g": ["x y", -2.5],
+        "007": "2001-01-01",
+        "h": "1:30",
+    }
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zlib.compress], ids=["gzip", "zlib"])
+def test_what_is_packed_is_unpacked_no_further_than_a_limit(pack, tmp_path):
+    file = tmp_path / "run.json.gz"
+    file.write_bytes(pack(b" " * (LARGEST + 1)))
+    with pytest.raises(HistoryError, match=r"run\.json\.gz.*more than 64 MiB"):
+        read_json(file, text, HistoryError)
+    file.write_bytes(pack(b'{"a": 1}')[:-3])
+    with pytest.raises(HistoryError, match=r"run\.json\.gz.*damaged"):
+        read_json(file, text, HistoryError)
+    file.write_bytes(pack(b'{"a": 1}'))
+    assert read_json(file, mapping_of(count), HistoryError) == {"a": 1}
+
+
+def test_packed_text_is_bounded_too():
+    with pytest.raises(HistoryError, match="trial 3.*more than 64 MiB"):
+        of_json(packed(b" " * (LARGEST + 1)), text, "trial 3", HistoryError)
+    assert of_json(packed(b"[1]"), list_of(count), "trial 3", HistoryError) == (1,)
+    with pytest.raises(HistoryError, match="trial 3: it is damaged"):
+        of_json("no such text", text, "trial 3", HistoryError)
+    with pytest.raises(HistoryError, match="trial 3: expected a text, found a list of 1"):
+        of_json([1], text, "trial 3", HistoryError)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" * 100_000,
+        b"9" * 10_000,
+        b'"\\ud800"',
+        b"\xff",
+        b"",
+        b"[[], []]" * 3,
+        b"[" + b"[]," * (1 << 24),
+    ],
+    ids=["deep", "digits", "surrogate", "no UTF-8", "nothing", "more", "many values"],
+)
+def test_hostile_json_is_one_short_error(content, tmp_path):
+    file = tmp_path / "details.json"
+    file.write_bytes(content)
+    with pytest.raises(HistoryError, match=r"details\.json") as caught:
+        read_json(file, text, HistoryError)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_file_whose_name_holds_a_nul_is_not_there():
+    with pytest.raises(PlanError, match="cannot be read"):
+        load_plan_file("plan\0.yaml")
+
+
+def test_an_error_names_the_way_to_the_value(tmp_path):
+    kind = fields({"jobs": mapping_of(list_of(fields({"runs in": word(Precision)})))})
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps({"jobs": {"first": [{"runs in": "int8"}, {"runs in": "int9"}]}}))
+    with pytest.raises(
+        HistoryError, match=r"jobs\.first\.1\.runs in: expected one of int8.*'int9'"
+    ):
+        read_json(file, kind, HistoryError)
+
+
+@pytest.mark.parametrize(
+    ("kind", "right", "wrong"),
+    [
+        (count, [0, 5, 2**62], [-1, True, 1.0, 2**63, "1", None]),
+        (finite, [0, -1.5, 2**62], [float("inf"), float("nan"), 10**400, "1", False]),
+        (number, [float("inf"), 3], [None, "x", True, 10**400]),
+        (amount, [0, 2.5], [-0.1, float("inf")]),
+        (text, ["", "é", "\n"], ["\ud800", 1, None, b""]),
+        (optional(count), [None, 1], [-1]),
+    ],
+)
+def test_kinds_take_what_they_say(kind, right, wrong):
+    for value in right:
+        assert kind(value) == value
+    for value in wrong:
+        with pytest.raises(NeuralMPError, match="expected"):
+            kind(value)
