@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from neural_mp.core.arguments import MOST, SEEDS, brief
 from neural_mp.errors import DataError
 
 Batch = tuple[Any, Any]
@@ -128,7 +129,12 @@ class DataLoader:
                 f"{type(dataset).__name__} is neither"
             )
         if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-            raise DataError(f"batch_size must be a whole number from 1, got {batch_size!r}")
+            raise DataError(f"batch_size must be a whole number from 1, got {brief(batch_size)}")
+        if batch_size > MOST:
+            raise DataError(f"batch_size can be {MOST} at most, got {brief(batch_size)}")
+        if isinstance(seed, int) and seed not in SEEDS:
+            words = f"a whole number from 0 to {SEEDS[-1]}"
+            raise DataError(f"seed must be {words}, got {brief(seed)}")
         if collate_fn is not None and not callable(collate_fn):
             raise DataError(f"collate_fn must be a function, got {type(collate_fn).__name__}")
         if last_batch not in ("rollover", "discard"):

@@ -12,6 +12,7 @@ import numpy as np
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.api import configured
 from neural_mp.config import load_settings
+from neural_mp.core.arguments import path_of
 from neural_mp.core.labels import NAMES
 from neural_mp.core.nested import Array, count_samples
 from neural_mp.errors import ConfigurationError, DataError
@@ -28,7 +29,7 @@ _Arrays = Array | dict[str, Array]
 
 def first_of(data: str | Path, batch_size: int | None, trust: Iterable[str] = ()) -> Any:
     """The inputs of the first batch, to take in models with that come without any."""
-    if Path(data).suffix in _TUNING_FILES:
+    if path_of("data", data).suffix in _TUNING_FILES:
         return _loader(Path(data), trust).first_inputs
     return _taken(_arrays(Path(data)), 0, batch_size or _CAPTURED_WITH)
 
@@ -57,7 +58,7 @@ def inputs_of(
     """
     if data is None:
         return Batches([model.example_inputs(batch_size)], "the random inputs")
-    path = Path(data)
+    path = path_of("data", data)
     if path.suffix in _TUNING_FILES:
         loader = _loader(path, trust)
         return Batches(lambda: limited(loader.inputs(), samples), str(path))
@@ -77,7 +78,7 @@ def batches_of(
         samples: how many samples to give.
         trust: see `MixedPrecision`.
     """
-    path = Path(data)
+    path = path_of("data", data)
     if path.suffix in _TUNING_FILES:
         found = limited(_loader(path, trust).inputs(), samples)
     else:

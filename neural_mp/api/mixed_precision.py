@@ -16,6 +16,7 @@ from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.api.preparation import DEFAULT_PRECISIONS, DEFAULT_WORKSPACE, Preparation
 from neural_mp.config import Settings, load_settings, settings_from, trust_of
 from neural_mp.core import hardware as machine
+from neural_mp.core.arguments import check_text
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.reporting import LiveListener, NotebookListener, is_notebook
@@ -145,6 +146,7 @@ class MixedPrecision:
             raise ConfigurationError(
                 f"MixedPrecision has no option {name!r}{did_you_mean(name, known)}"
             )
+        check_text(name, value)
         super().__setattr__(name, value)
 
     @property

@@ -25,6 +25,7 @@ from neural_mp.api.saved_folder import (
     digests_of_files,
     put_in_place,
 )
+from neural_mp.core.arguments import path_of
 from neural_mp.core.kinds import (
     UnfitError,
     count,
@@ -174,7 +175,7 @@ class OptimizedModel:
         Raises:
             ConversionError: the model has ops that ONNX lacks, or its framework has no way there.
         """
-        target = Path(path)
+        target = path_of("the ONNX file", path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -214,7 +215,7 @@ class OptimizedModel:
             NeuralMPError: another model is in the folder already, or it cannot be written.
         """
         if isinstance(path, str | Path) and Path(path).suffix in self.adaptor.file_suffixes:
-            self._save_file(Path(path))
+            self._save_file(path_of("the file to save a model in", path))
         else:
             self._save_folder(path)
         level = logging.INFO if self.right_on == EVERYWHERE else logging.WARNING
@@ -279,7 +280,7 @@ def load(path: str | Path) -> OptimizedModel:
     """
     if not isinstance(path, str | Path):
         raise ModelLoadError(f"a saved model is loaded from its folder; got {path!r} for its path")
-    folder = Path(path)
+    folder = path_of("the folder of a saved model", path)
     manifest = _read_manifest(folder)
     for name, expected in manifest["files"].items():
         file = folder / name

@@ -20,6 +20,7 @@ from neural_mp.api.loading import load_source, without_int8_if_no_data
 from neural_mp.api.metric_direction import directed, metric_label, together
 from neural_mp.config import Settings
 from neural_mp.core import hardware as machine
+from neural_mp.core.arguments import check_count, check_seed
 from neural_mp.core.grammar import with_article
 from neural_mp.core.log_folder import prepared_folder
 from neural_mp.core.precision import Precision, Precisions
@@ -287,6 +288,8 @@ def check(options: MixedPrecision) -> None:
             raise ConfigurationError(
                 f"{name} must be {with_article(words)}, got {getattr(options, name)!r}"
             )
+    check_seed("random_seed", options.random_seed)
+    check_count("sampling_size", options.sampling_size)
     workers = Workers.read(options.workers)
     if workers.engine != LOCAL:
         executor_named(workers.engine).check(workers)

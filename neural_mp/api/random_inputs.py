@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from neural_mp.core.arguments import brief, check_size
 from neural_mp.errors import ConfigurationError
 
 
@@ -23,6 +24,7 @@ def random_inputs(descriptions: Sequence[str]) -> tuple[np.ndarray, ...] | None:
         try:
             dtype = np.dtype(kind or "float32")
             shape = tuple(int(size) for size in shape_text.split(","))
+            check_size(f"input shape {brief(text)}", shape, np.dtype(np.float64).itemsize)
             drawn = np.random.default_rng(0).random(shape)
         except (TypeError, ValueError):
             raise ConfigurationError(

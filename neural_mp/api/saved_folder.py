@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from neural_mp.core.arguments import path_of
 from neural_mp.core.kinds import UnfitError, fields, mapping_of, shown, text
 from neural_mp.core.reading import read_json
 from neural_mp.errors import ModelLoadError, NeuralMPError
@@ -42,7 +43,7 @@ def check_destination(path: str | Path) -> Path:
     """
     if not isinstance(path, str | Path):
         raise NeuralMPError(f"a model is saved in a folder; got {path!r} for its path")
-    target = Path(path)
+    target = path_of("the folder to save a model in", path)
     if target.exists() and not target.is_dir():
         raise NeuralMPError(f"{str(target)!r} is a file; choose a folder to save the model in")
     if not is_saved_model(target):

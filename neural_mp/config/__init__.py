@@ -20,6 +20,7 @@ from neural_mp.config.settings import (
 )
 from neural_mp.config.source import IgnoredSettingWarning, read_mapping, read_text
 from neural_mp.config.writer import settings_to_yaml
+from neural_mp.core.arguments import path_of
 from neural_mp.core.words import Dialect
 from neural_mp.errors import ConfigurationError
 
@@ -59,7 +60,7 @@ def load_settings(
             message names the file, the line and the key.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = path_of("conf", path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigurationError(
             f"{path}: the tuning file cannot be read: {error.strerror or error}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,6 +39,7 @@ from neural_mp.config.values import (
     raised_to,
     whole_from,
 )
+from neural_mp.core.arguments import SEEDS, brief
 from neural_mp.core.hardware import TARGETS
 from neural_mp.core.precision import QUANT_CHOICES
 from neural_mp.core.words import Dialect
@@ -127,8 +129,8 @@ def _sections(share: Any, seconds: Any, trials: Any, seed: Any) -> dict[Any, Any
 
 #: What the files of whose words may hold: theirs may go below what has a meaning, as it does there.
 _SECTIONS: Mapping[Dialect, dict[Any, Any]] = {
-    Dialect.OWN: _sections(SHARE, SECONDS, whole_from(1), whole_from(0)),
-    Dialect.INC: _sections(ANY_SHARE, ANY_SECONDS, raised_to(1), raised_to(0)),
+    Dialect.OWN: _sections(SHARE, SECONDS, whole_from(1), whole_from(0, SEEDS[-1])),
+    Dialect.INC: _sections(ANY_SHARE, ANY_SECONDS, raised_to(1), raised_to(0, SEEDS[-1])),
 }
 
 #: Sections that a single word may stand for → the key that the word then is.
@@ -209,5 +211,5 @@ def _explained(error: SchemaError, data: Any, level: Any) -> tuple[KeyPath, str]
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "…"
+    # Values may be nested, and hold texts of megabytes.
+    return reprlib.Repr().repr(value) if isinstance(value, dict | list) else brief(value)

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from neural_mp.core.arguments import check_text
 from neural_mp.core.words import Dialect
 from neural_mp.errors import ConfigurationError, NeuralMPError
 
@@ -27,6 +28,9 @@ _MERGE_TAG = "tag:yaml.org,2002:merge"
 _MAPPING_TAGS = ("tag:yaml.org,2002:map", "!Pruner")
 _SEQUENCE_TAGS = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:python/tuple")
 _MOST_VALUES = 200_000
+#: Characters of a number, which YAML may have in base 60, and of what an error says.
+_LONGEST_NUMBER, _LONGEST_MESSAGE, _LONGEST_KEY = 400, 2000, 80
+_NUMBER_TAGS = ("tag:yaml.org,2002:int", FLOAT_TAG)
 
 
 class IgnoredSettingWarning(UserWarning):
@@ -58,13 +62,13 @@ class Source:
 
     def where(self, path: KeyPath) -> str:
         """File, line and dotted path, to start a message with; no line where nothing was read."""
-        dotted = ".".join(str(key) for key in path)
+        dotted = ".".join(_brief_key(key) for key in path)
         line = f", line {self.line(path)}" if self.lines else ""
         return f"{self.origin}{line}: {dotted}"
 
     def error(self, path: KeyPath, message: str) -> ConfigurationError:
         """An error that says where in the file it comes from."""
-        return ConfigurationError(f"{self.where(path)}: {message}")
+        return ConfigurationError(f"{self.where(path)}: {message[:_LONGEST_MESSAGE]}")
 
     @contextmanager
     def at(self, path: KeyPath) -> Iterator[None]:
@@ -76,7 +80,8 @@ class Source:
         try:
             yield
         except NeuralMPError as error:
-            raise type(error)(f"{self.where((*path, *error.keys))}: {error}") from error
+            words = str(error)[:_LONGEST_MESSAGE]
+            raise type(error)(f"{self.where((*path, *error.keys))}: {words}") from error
 
     def ignored(self, path: KeyPath, reason: str) -> None:
         """Warn once that a setting has no effect."""
@@ -133,20 +138,28 @@ def read_mapping(data: Mapping[Any, Any], origin: str) -> Source:
         ConfigurationError: it is nested without end.
     """
     try:
-        return Source(origin, _plain(dict(data)))
+        return Source(origin, _plain(dict(data), origin))
     except RecursionError as error:
         raise ConfigurationError(f"{origin}: nested too deeply to be read") from error
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, where: str) -> Any:
     """A value as a YAML file could hold it: words for enumerations and paths, lists for tuples."""
     if isinstance(value, Mapping):
-        return {str(_plain(key)): _plain(item) for key, item in value.items()}
+        names = ((str(_plain(key, where)), item) for key, item in value.items())
+        return {key: _plain(item, f"{where}: {_brief_key(key)}") for key, item in names}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item) for item in value]
+        return [_plain(item, where) for item in value]
     if isinstance(value, Enum):
         return value.value
-    return str(value) if isinstance(value, os.PathLike) else value
+    found = str(value) if isinstance(value, os.PathLike) else value
+    check_text(where, found)
+    return found
+
+
+def _brief_key(key: object) -> str:
+    words = str(key) if str(key).isprintable() else repr(key)
+    return words if len(words) <= _LONGEST_KEY else f"{words[: _LONGEST_KEY - 1]}…"
 
 
 def _compose(text: str, origin: str) -> Source:
@@ -234,18 +247,24 @@ class _Reader:
     def _key(self, node: yaml.Node, path: KeyPath) -> str:
         if not isinstance(node, yaml.ScalarNode):
             raise self._error(node, path, "a key must be a word, found a list or mapping")
+        if "\0" in node.value:
+            raise self._error(node, path, "a key holds the character NUL")
         return str(node.value)
 
     def _scalar(self, node: yaml.Node, path: KeyPath) -> Any:
         known = node.tag in yaml.SafeLoader.yaml_constructors and not node.tag.startswith("!")
         if not isinstance(node, yaml.ScalarNode) or not known:
             raise self._error(node, path, f"the tag {node.tag!r} is not understood here")
+        if "\0" in node.value:
+            raise self._error(node, path, "the value holds the character NUL")
+        if node.tag in _NUMBER_TAGS and len(node.value) > _LONGEST_NUMBER:
+            raise self._error(node, path, f"a number of {len(node.value)} characters")
         try:
             return self._loader.construct_object(node)
         except (ValueError, KeyError, AttributeError) as error:
             raise self._error(node, path, f"cannot be read as a value: {error}") from error
 
     def _error(self, node: yaml.Node, path: KeyPath, message: str) -> ConfigurationError:
-        dotted = ".".join(str(key) for key in path) or "top level"
+        dotted = ".".join(_brief_key(key) for key in path) or "top level"
         line = node.start_mark.line + 1
         return ConfigurationError(f"{self._origin}, line {line}: {dotted}: {message}")

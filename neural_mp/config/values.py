@@ -16,6 +16,7 @@ from neural_mp.config.inc import (
     INT8_APPROACHES,
     QUANT_WORDS,
 )
+from neural_mp.core.arguments import MOST, MOST_SECONDS
 from neural_mp.core.grammar import counted
 from neural_mp.core.precision import QUANT_CHOICES, Precision
 from neural_mp.core.words import Approach, Capture, Objective
@@ -36,8 +37,10 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    real = isinstance(value, int | float) and not isinstance(value, bool)
-    return real and math.isfinite(value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    # Larger whole numbers have no float.
+    return _is_whole(value) and abs(value) < 1 << 1023
 
 
 def _is_any_share(value: Any) -> bool:
@@ -73,7 +76,7 @@ def _is_sizes(value: Any) -> bool:
 
 
 def _is_size(word: str) -> bool:
-    return re.fullmatch(r"[0-9]{1,12}", word.strip()) is not None and int(word) >= 1
+    return re.fullmatch(r"[0-9]{1,12}", word.strip()) is not None and 1 <= int(word) <= MOST
 
 
 def _largest(value: Any) -> int:
@@ -166,16 +169,21 @@ def _is_workers(value: Any) -> bool:
     return isinstance(value, str) or _is_named(value) or (_is_whole(value) and value >= 1)
 
 
-def whole_from(least: int) -> And:
-    """A whole number that is at least this."""
+def whole_from(least: int, most: int = MOST) -> And:
+    """A whole number within bounds."""
     return value_of(
-        f"a whole number from {least}", lambda value: _is_whole(value) and value >= least
+        f"a whole number from {least} to {most}",
+        lambda value: _is_whole(value) and least <= value <= most,
     )
 
 
-def raised_to(least: int) -> And:
-    """A whole number; this where it is lower."""
-    return value_of("a whole number", _is_whole, Use(lambda value: max(value, least)))
+def raised_to(least: int, most: int = MOST) -> And:
+    """A whole number up to a bound; `least` where it is lower."""
+    return value_of(
+        f"a whole number up to {most}",
+        lambda value: _is_whole(value) and value <= most,
+        Use(lambda value: max(value, least)),
+    )
 
 
 def one_of(*words: str) -> And:
@@ -191,10 +199,16 @@ SHARE = value_of("a number from 0, or a percentage such as 1%", _is_share, Use(_
 ANY_SHARE = value_of("a number, or a percentage such as 1%", _is_any_share, Use(_share))
 SIZES = value_of("a whole number from 1, or several", _is_sizes, Use(_largest))
 SECONDS = value_of(
-    "a number of seconds from 0", lambda value: _is_number(value) and value >= 0, Use(float)
+    f"a number of seconds from 0 to {MOST_SECONDS}",
+    lambda value: _is_number(value) and 0 <= value <= MOST_SECONDS,
+    Use(float),
 )
 #: -1 sets no limit in files of Intel Neural Compressor, as 0 does here.
-ANY_SECONDS = value_of("a number of seconds", _is_number, Use(lambda value: max(float(value), 0.0)))
+ANY_SECONDS = value_of(
+    f"a number of seconds up to {MOST_SECONDS}",
+    lambda value: _is_number(value) and value <= MOST_SECONDS,
+    Use(lambda value: max(float(value), 0.0)),
+)
 DATA_TYPE = value_of(
     f"one of {', '.join(kind.name for kind in AmpDataType)}",
     str,
@@ -211,7 +225,7 @@ METRICS = value_of("a mapping of metric names to their options", _is_named)
 ITERATIONS = value_of(
     "a whole number from 1",
     # -1 stands for all of the data in files of Intel Neural Compressor.
-    lambda value: _is_whole(value) and (value >= 1 or value == -1),
+    lambda value: _is_whole(value) and (1 <= value <= MOST or value == -1),
 )
 RESUME = value_of("true, false or a path", lambda value: isinstance(value, bool | str))
 CAPTURE = one_of(*(word.value for word in Capture))

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from neural_mp.core.arguments import path_of
 from neural_mp.core.grammar import counted
 from neural_mp.core.kinds import UnfitError, at, brief, fields, mapping_of, optional, shown, unfit
 from neural_mp.core.markup import notebook_table
@@ -122,7 +123,7 @@ class PrecisionPlan(Mapping[str, OpConfig]):
             PlanError: the file cannot be written.
         """
         try:
-            Path(path).write_text(self.to_yaml(**contents), encoding="utf-8")
+            path_of("the plan file", path).write_text(self.to_yaml(**contents), encoding="utf-8")
         except OSError as error:
             raise PlanError(f"the plan file {str(path)!r} cannot be written: {error}") from error
 

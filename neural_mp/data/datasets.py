@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from neural_mp.core.arguments import check_size
 from neural_mp.core.grammar import counted
 from neural_mp.data.options import finite_number, numeric_dtype, whole_number, whole_numbers
 from neural_mp.data.registry import Registry
@@ -96,6 +97,7 @@ class DummyDataset:
         for name, value in settings.items():
             object.__setattr__(self, name, value)
         self._check_range()
+        check_size("dummy: shape", tuple(self.shape), np.dtype(np.float64).itemsize)
 
     def _check_range(self) -> None:
         if self.low >= self.high:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from numbers import Integral, Real
 from pathlib import Path
@@ -10,7 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from neural_mp.core.arguments import SEEDS, brief, path_of
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
+
+_LARGEST = 1e300
 
 
 def whole_number(option: str, value: Any, minimum: int | None = None) -> int:
@@ -18,7 +20,9 @@ def whole_number(option: str, value: Any, minimum: int | None = None) -> int:
     fits = isinstance(value, Integral) and not isinstance(value, bool)
     if not fits or (minimum is not None and value < minimum):
         bound = "" if minimum is None else f" from {minimum}"
-        raise ConfigurationError(f"{option} must be a whole number{bound}, got {value!r}")
+        raise ConfigurationError(f"{option} must be a whole number{bound}, got {brief(value)}")
+    if abs(value) > SEEDS[-1]:
+        raise ConfigurationError(f"{option} can be {SEEDS[-1]} at most, got {brief(value)}")
     return int(value)
 
 
@@ -32,8 +36,8 @@ def whole_numbers(option: str, value: Any, minimum: int | None = None) -> tuple[
 def finite_number(option: str, value: Any) -> float:
     """`value` as a finite float."""
     fits = isinstance(value, Real) and not isinstance(value, bool)
-    if not fits or not math.isfinite(value):
-        raise ConfigurationError(f"{option} must be a number, got {value!r}")
+    if not fits or not abs(value) < _LARGEST:  # beyond, whole numbers have no float
+        raise ConfigurationError(f"{option} must be a number, got {brief(value)}")
     return float(value)
 
 
@@ -87,8 +91,8 @@ def existing_path(option: str, value: Any) -> Path:
         DataError: nothing is there.
     """
     if not isinstance(value, str | Path) or not str(value):
-        raise ConfigurationError(f"{option} must be a path, got {value!r}")
-    path = Path(value).expanduser()
+        raise ConfigurationError(f"{option} must be a path, got {brief(value)}")
+    path = path_of(option, value).expanduser()
     if not path.exists():
         raise DataError(f"{option}: there is nothing at {path} (looked from {Path.cwd()})")
     return path

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from itertools import chain
 from pathlib import Path
 
+from neural_mp.core.arguments import path_of
 from neural_mp.errors import KernelLogError
 from neural_mp.profiling.kernel_call import KernelLog
 from neural_mp.profiling.kernel_log_capture import sieved_output
@@ -35,7 +36,7 @@ def read_kernel_log(path_or_lines: str | Path | Iterable[str]) -> KernelLog:
     """
     if not isinstance(path_or_lines, str | Path):
         return _read(path_or_lines, "the log")
-    path = Path(path_or_lines)
+    path = path_of("the log", path_or_lines)
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
             return _read(lines, str(path))

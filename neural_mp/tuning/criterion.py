@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
+from neural_mp.core.arguments import MOST_SECONDS, brief, check_count
 from neural_mp.errors import ConfigurationError
 
 #: A relative tolerance from here on is a percentage that was written as a share.
 _TOO_LARGE_A_SHARE = 0.5
+#: Whole numbers beyond have no float.
+_LARGEST = 1e300
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,9 @@ class AccuracyCriterion:
     any_tolerance: bool = field(default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.tolerance, int | float) or not math.isfinite(self.tolerance):
+        if not isinstance(self.tolerance, int | float) or not abs(self.tolerance) < _LARGEST:
             raise ConfigurationError(
-                f"accuracy_criterion: the tolerance must be a number, got {self.tolerance!r}"
+                f"accuracy_criterion: the tolerance must be a number, got {brief(self.tolerance)}"
             )
         for name, kind in (("relative", bool), ("higher_is_better", bool | None)):
             if not isinstance(getattr(self, name), kind):
@@ -115,10 +117,18 @@ class ExitPolicy:
         ):
             value = getattr(self, name)
             if not isinstance(value, kind) or value != value:
-                raise ConfigurationError(f"exit_policy: {name} cannot be {value!r}")
+                raise ConfigurationError(f"exit_policy: {name} cannot be {brief(value)}")
         if self.timeout < 0:
-            raise ConfigurationError(f"exit_policy: timeout cannot be negative, got {self.timeout}")
+            raise ConfigurationError(
+                f"exit_policy: timeout cannot be negative, got {brief(self.timeout)}"
+            )
+        if self.timeout > MOST_SECONDS:
+            raise ConfigurationError(
+                f"exit_policy: timeout can be {MOST_SECONDS} seconds at most, and 0 sets no limit; "
+                f"got {brief(self.timeout)}"
+            )
         if self.max_trials < 1:
             raise ConfigurationError(
-                f"exit_policy: max_trials must be at least 1, got {self.max_trials}"
+                f"exit_policy: max_trials must be at least 1, got {brief(self.max_trials)}"
             )
+        check_count("exit_policy: max_trials", self.max_trials)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from neural_mp.core.arguments import check_text, path_of
 from neural_mp.core.kinds import Kind
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
@@ -47,10 +48,11 @@ def storage_url(workspace: str | Path, storage: str | None = None) -> str:
     if storage is not None:
         if not isinstance(storage, str):
             raise HistoryError(f"storage must be an Optuna storage URL, got {storage!r}")
+        check_text("storage", storage)
         return storage
     if not isinstance(workspace, str | Path):
         raise HistoryError(f"workspace must be the path of a folder, got {workspace!r}")
-    folder = Path(workspace)
+    folder = path_of("workspace", workspace)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -15,6 +15,7 @@ from neural_mp.api.many.runner import JobRunner
 from neural_mp.api.many.team import Team
 from neural_mp.api.saved_folder import PAGE_FILE
 from neural_mp.config import trust_of
+from neural_mp.core.arguments import path_of
 from neural_mp.core.hardware import detect
 from neural_mp.errors import ConfigurationError, NeuralMPError
 from neural_mp.reporting.jobs import JobsListener
@@ -84,7 +85,7 @@ def tune_many(
         NeuralMPError: the folder cannot be written, or no machine is left.
     """
     setting, trusted = Workers.read(workers), trust_of(trust)
-    folder, told = Path(output), listener or JobsListener()
+    folder, told = path_of("output", output), listener or JobsListener()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -129,7 +130,7 @@ def _expanded(files: str | Path | Iterable[str | Path]) -> list[Path]:
     given = [files] if isinstance(files, str | Path) else list(files)
     found: list[Path] = []
     for word in given:
-        path = Path(word)
+        path = path_of("a tuning file", word)
         if path.is_dir():
             found += sorted([*path.glob("*.yaml"), *path.glob("*.yml")])
         elif path.exists():

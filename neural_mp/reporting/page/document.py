@@ -8,6 +8,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
+from neural_mp.core.arguments import path_of
 from neural_mp.core.markup import Child, Element, element, markup, notebook_table, raw
 from neural_mp.errors import NeuralMPError
 from neural_mp.reporting.page.map_section import map_section, ops_section
@@ -64,7 +65,7 @@ def write_page(path: str | Path, page: str) -> None:
     Raises:
         NeuralMPError: it cannot be written.
     """
-    target = Path(path)
+    target = path_of("the file of the page", path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(page, encoding="utf-8", newline="\n")
