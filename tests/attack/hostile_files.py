@@ -7,11 +7,12 @@ from pathlib import Path
 
 from hostile import FAMILY, Attack
 from hostile_keras import KERAS
+from hostile_onnx import ONNX
 from hostile_settings import SETTINGS
 from hostile_tensorflow import TENSORFLOW
 from verdicts import Family, Finding
 
-ATTACKS: tuple[Attack, ...] = (*SETTINGS, *TENSORFLOW, *KERAS)
+ATTACKS: tuple[Attack, ...] = (*SETTINGS, *TENSORFLOW, *KERAS, *ONNX)
 
 
 def findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:

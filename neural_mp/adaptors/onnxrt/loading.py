@@ -19,9 +19,10 @@ from neural_mp.adaptors.common.signature import Array, Port, Signature
 from neural_mp.adaptors.onnxrt.external_weights import read_without_weights
 from neural_mp.adaptors.onnxrt.left_alone import left_alone
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
-from neural_mp.adaptors.onnxrt.nodes import forget_negative_sizes, name_nodes
+from neural_mp.adaptors.onnxrt.nodes import forget_negative_sizes, name_nodes, tensors_in
 from neural_mp.adaptors.onnxrt.opset import LEAST_OPSET, opset_of
 from neural_mp.adaptors.onnxrt.prepare import prepare
+from neural_mp.adaptors.onnxrt.safe_files import check_model
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
 from neural_mp.core.grammar import with_article
 from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
@@ -214,6 +215,7 @@ def read_file(path: Path) -> _Read:
             f"{str(path)!r} is no ONNX model, or is damaged: {in_one_line(error)}"
         ) from error
     _require_graph(proto, repr(str(path)))
+    check_model(proto, path)
     return _Read(proto, path.parent.absolute())
 
 
@@ -232,9 +234,9 @@ def program_of(read: _Read) -> ir.Model:
         # What it raises depends on what is broken.
         logger.debug("no graph", exc_info=True)
         raise ModelLoadError(f"the model's graph is broken: {in_one_line(error)}") from error
-    for value in program.graph.initializers.values():
-        if isinstance(value.const_value, ir.ExternalTensor):
-            value.const_value.base_dir = read.folder
+    for tensor in tensors_in(program):
+        if isinstance(tensor, ir.ExternalTensor):
+            tensor.base_dir = read.folder
     forget_negative_sizes(program)
     return program
 

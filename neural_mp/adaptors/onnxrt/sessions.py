@@ -29,6 +29,7 @@ PLAIN, ALL = (
     ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 )
 _FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
+_FORMAT = "session.load_model_format"
 _FATAL = 4
 #: Types of tensors that do not come as arrays by themselves.
 _STRANGE = ("tensor(bfloat16", "tensor(float8", "tensor(float4", "tensor(int4", "tensor(uint4")
@@ -86,6 +87,8 @@ class Runner:
             if folder is not None:
                 options.add_session_config_entry(_FOLDER_OF_WEIGHTS, str(folder))
             source = b""
+            # A message may begin as the runtime's own format does, which it would be taken for.
+            options.add_session_config_entry(_FORMAT, "ONNX")
         try:
             source = source or ir.to_proto(program).SerializeToString()
             self.session = ort.InferenceSession(source, options, providers=[provider])

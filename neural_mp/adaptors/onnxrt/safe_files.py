@@ -1,0 +1,179 @@
+"""What a file of ONNX may hold, seen to before anything is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from neural_mp.core.neighbours import beside
+from neural_mp.errors import ModelLoadError
+
+#: Ops that read files of their own, or call Python.
+_HARMFUL = ("EPContext", "PythonOp", "PythonOpGrad", "ATen", "ATenOp", "PyOp")
+#: Settings of sessions that ONNX Runtime takes from a model where a variable says so.
+_SETTINGS = "ort_config"
+#: Nodes that a graph may have when the functions in the file are put in the place of their calls.
+_MOST_NODES = 5_000_000
+_EXTERNAL = onnx.TensorProto.EXTERNAL
+
+_Function = tuple[str, str, str]
+
+
+def check_model(model: onnx.ModelProto, path: Path) -> None:
+    """See that a model takes its weights from files beside it, which hold them, and only computes.
+
+    Settings for ONNX Runtime that are in the model are taken out.
+
+    Args:
+        model: the model, without the weights that are in its file.
+        path: the file.
+
+    Raises:
+        ModelLoadError: it names a file elsewhere, an op that does more, or more than there is.
+    """
+    kept = [item for item in model.metadata_props if item.key != _SETTINGS]
+    if len(kept) < len(model.metadata_props):
+        del model.metadata_props[:]
+        model.metadata_props.extend(kept)
+    what, sizes = repr(str(path)), dict[str, int]()
+    for tensor in _initializers(model):
+        fault = _fault_of_external(tensor, path, sizes) if _external(tensor) else _fault(tensor)
+        if fault:
+            raise ModelLoadError(f"{what} is not read: the tensor {tensor.name!r} {fault}")
+    for tensor in _values(model):
+        fault = "is no initializer, and lies in a file" if _external(tensor) else _fault(tensor)
+        if fault:
+            raise ModelLoadError(f"{what} is not read: the tensor {tensor.name!r} {fault}")
+    for node in _nodes(model):
+        if node.op_type in _HARMFUL:
+            raise ModelLoadError(
+                f"{what} is not read: its node {node.name!r} is of the op {node.op_type!r}, which "
+                f"reads files of its own or calls Python; export the model without"
+            )
+    _check_functions(model, what)
+
+
+def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """The graph, and the graphs that its nodes and functions hold."""
+    waiting = [model.graph]
+    waiting += [g for info in model.training_info for g in (info.initialization, info.algorithm)]
+    waiting += _inner(node for function in model.functions for node in function.node)
+    while waiting:
+        graph = waiting.pop()
+        yield graph
+        waiting += _inner(graph.node)
+
+
+def _inner(nodes: Iterable[onnx.NodeProto]) -> list[onnx.GraphProto]:
+    attributes = [attribute for node in nodes for attribute in node.attribute]
+    single = [a.g for a in attributes if a.HasField("g")]
+    return [*single, *(graph for a in attributes for graph in a.graphs)]
+
+
+def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    for graph in _graphs(model):
+        yield from graph.node
+    for function in model.functions:
+        yield from function.node
+
+
+def _initializers(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    for graph in _graphs(model):
+        yield from graph.initializer
+
+
+def _values(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """All other tensors."""
+    for graph in _graphs(model):
+        for sparse in graph.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+    defaults = [a for function in model.functions for a in function.attribute_proto]
+    for attribute in (*defaults, *(a for node in _nodes(model) for a in node.attribute)):
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+        sparse_ones = [*attribute.sparse_tensors]
+        if attribute.HasField("sparse_tensor"):
+            sparse_ones.append(attribute.sparse_tensor)
+        for sparse in sparse_ones:
+            yield from (sparse.values, sparse.indices)
+
+
+def _external(tensor: onnx.TensorProto) -> bool:
+    return bool(tensor.data_location == _EXTERNAL)
+
+
+def _fault(tensor: onnx.TensorProto) -> str:
+    """What is wrong with a tensor, in words; empty for nothing."""
+    if any(size < 0 for size in tensor.dims):
+        return f"has a size below nothing: {list(tensor.dims)}"
+    needed, there = _bytes(tensor), len(tensor.raw_data)
+    if tensor.HasField("raw_data") and needed is not None and needed > there:
+        return f"is declared with {needed} bytes, and {there} are there"
+    return ""
+
+
+def _fault_of_external(tensor: onnx.TensorProto, path: Path, sizes: dict[str, int]) -> str:
+    """The same of one that lies in a file; `sizes` keeps those of files."""
+    if any(size < 0 for size in tensor.dims):
+        return f"has a size below nothing: {list(tensor.dims)}"
+    needed = _bytes(tensor)
+    place = {item.key: item.value for item in tensor.external_data}
+    try:
+        offset, length = int(place.get("offset", "0")), int(place.get("length", "-1"))
+    except ValueError:
+        return f"lies at no place in its file: {place}"
+    location = place.get("location", "")
+    if location not in sizes:
+        file = beside(path, location)
+        # One that is missing is reported by what reads it.
+        sizes[location] = file.stat().st_size if file.is_file() else -1
+    size = sizes[location]
+    if size < 0:
+        return ""
+    there = max(0, min(length, size - offset) if "length" in place else size - offset)
+    if offset < 0 or ("length" in place and (length < 0 or offset + length > size)):
+        return f"lies at {offset}, {length} bytes, in {location!r}, which has {size}"
+    if needed is not None and needed > there:
+        return f"is declared with {needed} bytes, and {there} are there in {location!r}"
+    return ""
+
+
+def _bytes(tensor: onnx.TensorProto) -> int | None:
+    """The bytes that a tensor takes by its type and sizes; None where that is not told."""
+    try:
+        kind = ir.DataType(tensor.data_type)
+        return int(prod(tensor.dims) * kind.itemsize)
+    except (ValueError, TypeError, KeyError, OverflowError):  # text, or an unknown type
+        return None
+
+
+def _check_functions(model: onnx.ModelProto, what: str) -> None:
+    """See that functions do not call themselves, nor multiply without end."""
+    functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+    sizes: dict[_Function, int] = {}
+
+    def size_of(nodes: Iterable[Any], inside: tuple[_Function, ...]) -> int:
+        count = 0
+        for node in nodes:
+            key = (node.domain, node.op_type, node.overload)
+            if key in inside or len(inside) > 100:
+                raise ModelLoadError(f"{what} is not read: its function {key[1]!r} calls itself")
+            if key in functions and key not in sizes:
+                sizes[key] = size_of(functions[key].node, (*inside, key))
+            count += sizes.get(key, 1)
+            for graph in _inner([node]):
+                count += size_of(graph.node, inside)
+        return count
+
+    count = size_of(model.graph.node, ())
+    if count > _MOST_NODES:
+        raise ModelLoadError(
+            f"{what} is not read: with its functions in place it has {count} nodes, more than "
+            f"{_MOST_NODES}"
+        )
