@@ -10,6 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from neural_mp.core.arguments import MOST, SEEDS, brief
+from neural_mp.core.kept_batches import kept_items
+from neural_mp.core.users_code import is_misfit, misfit_words
 from neural_mp.errors import DataError
 
 Batch = tuple[Any, Any]
@@ -141,8 +143,10 @@ class DataLoader:
             raise DataError(f"last_batch must be 'rollover' or 'discard', got {last_batch!r}")
         if shuffle and not self._indexable:
             raise DataError("shuffle needs a dataset with __getitem__ and __len__")
-        self.dataset = list(dataset) if isinstance(dataset, Iterator) else dataset
-        self._indexable = self._indexable or isinstance(dataset, Iterator)
+        if isinstance(dataset, Iterator):
+            mend = "Give a dataset with __getitem__ and __len__, or an iterable that begins anew"
+            dataset, self._indexable = kept_items(dataset, "the dataset", mend), True
+        self.dataset = dataset
         self.batch_size = batch_size
         self.collate_fn = collate_fn or stack
         self.shuffle = shuffle
@@ -176,10 +180,19 @@ class DataLoader:
         for sample in found:
             samples.append(sample)
             if len(samples) == self.batch_size:
-                yield self.collate_fn(samples)
+                yield self._collated(samples)
                 samples = []
         if samples and self.last_batch == "rollover":
-            yield self.collate_fn(samples)
+            yield self._collated(samples)
+
+    def _collated(self, samples: list[Any]) -> Any:
+        try:
+            return self.collate_fn(samples)
+        except TypeError as error:
+            if is_misfit(error, self.collate_fn, samples):
+                words = misfit_words(error, self.collate_fn, "collate_fn(samples)")
+                raise DataError(words) from error
+            raise
 
     def _samples(self) -> Iterator[Any]:
         if not self._indexable:

@@ -112,16 +112,20 @@ _COMPARED = 200
 def users_own(error: E) -> E:
     """Mark an exception as one that the user's own code raised, whichever package it calls.
 
+    One of our own classes is an error of ours, wherever it was raised; a class that is derived from
+    one of them is the user's.
+
     Returns:
         The exception.
     """
-    error.__dict__["_neural_mp_users_own"] = True
+    if type(error).__module__.partition(".")[0] != __name__.partition(".")[0]:
+        error.__dict__["_neural_mp_users_own"] = True
     return error
 
 
 def is_users_own(error: BaseException) -> bool:
     """Whether `users_own` marked an exception."""
-    return bool(getattr(error, "_neural_mp_users_own", False))
+    return bool(error.__dict__.get("_neural_mp_users_own", False))
 
 
 def in_one_line(error: BaseException) -> str:

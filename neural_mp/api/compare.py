@@ -13,6 +13,7 @@ from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel, load
 from neural_mp.api.saved_folder import is_saved_model
 from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.users_code import UsersErrorsUnchanged
 from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.comparison import Comparison, compare_models
 
@@ -20,6 +21,7 @@ from neural_mp.tuning.comparison import Comparison, compare_models
 _Taken = tuple[AnyModel, PrecisionPlan | None]
 
 
+@UsersErrorsUnchanged()
 def compare(a: Any, b: Any, batches: Any, *, framework: str | None = None) -> Comparison:
     """How far apart two models of one origin are: their outputs, and op by op.
 
@@ -45,6 +47,7 @@ def compare(a: Any, b: Any, batches: Any, *, framework: str | None = None) -> Co
         return compare_models(one[0], other[0], walked.inputs(), _rescaled(one, other))
 
 
+@UsersErrorsUnchanged()
 def compare_files(
     a: str,
     b: str,

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 #: The options that decide what a run does, and have a short form in words.
 _SHOWN = (
     *("strategy", "precisions", "accuracy_criterion", "objective", "exit_policy", "approach"),
-    *("sampling_size", "target", "exclude", "op_wise", "optype_wise", "model_wise", "capture"),
+    *("sampling_size", "max_batches", "target", "capture"),
+    *("exclude", "op_wise", "optype_wise", "model_wise"),
     *("random_seed", "early_stopping", "workers", "resume"),
 )
 

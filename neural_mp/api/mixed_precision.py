@@ -18,6 +18,7 @@ from neural_mp.config import Settings, load_settings, settings_from, trust_of
 from neural_mp.core import hardware as machine
 from neural_mp.core.arguments import check_text
 from neural_mp.core.precision import Precision, parse_precisions
+from neural_mp.core.users_code import UsersErrorsUnchanged
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.reporting import LiveListener, NotebookListener, is_notebook
 from neural_mp.space import planned_ops
@@ -52,6 +53,7 @@ class MixedPrecision:
             labels)`, `reset()` and `result()`, a metric of Keras, torchmetrics or scikit-learn; a
             list, of which the mean counts, or a dict, of which every one has to meet the target.
         eval_dataloader: batches of `(inputs, labels)` the metric is computed over.
+        max_batches: how many of them; all by default. A loader without an end needs it.
         eval_func: model → accuracy, instead of `metric` and `eval_dataloader`.
         postprocess: applied to `(predictions, labels)` before the metric sees them.
         calib_dataloader: batches to calibrate INT8 with; `eval_dataloader` by default.
@@ -107,6 +109,7 @@ class MixedPrecision:
         self.amp: AutoMixedPrecisionOptions | None = None
         self.metric: Any = None
         self.eval_dataloader: Any = None
+        self.max_batches: int | None = settings.evaluation.max_batches
         self.eval_func: Callable[[Any], float] | None = None
         self.postprocess: Callable[[Any], Any] | None = None
         self.calib_dataloader: Any = None
@@ -180,6 +183,7 @@ class MixedPrecision:
         """The options as the file alone says, or as they are by default without one."""
         return MixedPrecision(self._settings, trust=self.trust)
 
+    @UsersErrorsUnchanged()
     def sensitivity(self, most: int | None = None) -> SensitivityReport:
         """Measure which decisions cost accuracy, and what they gain, without any evaluation.
 
@@ -207,6 +211,7 @@ class MixedPrecision:
         """Tune and return the result; the same as `fit()`."""
         return self.fit()
 
+    @UsersErrorsUnchanged()
     def fit(self) -> OptimizedModel:
         """Tune.
 

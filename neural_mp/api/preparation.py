@@ -50,6 +50,7 @@ _OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
     "framework": (str, type(None)),
     "random_seed": (int,),
     "sampling_size": (int,),
+    "max_batches": (int, type(None)),
     "resume": (bool,),
     "early_stopping": (bool,),
     "cache": (bool,),
@@ -161,7 +162,9 @@ class Preparation:
         loader = self.options.eval_dataloader
         if loader is None:
             loader = configured.loader(settings, configured.ACCURACY)
-        evaluation = None if loader is None else Batches(loader, "eval_dataloader")
+        evaluation = (
+            None if loader is None else Batches(loader, "eval_dataloader", self.options.max_batches)
+        )
         loader = self.options.calib_dataloader
         if loader is None:
             loader = configured.loader(settings, configured.CALIBRATION)
@@ -290,6 +293,13 @@ def check(options: MixedPrecision) -> None:
             )
     check_seed("random_seed", options.random_seed)
     check_count("sampling_size", options.sampling_size)
+    if options.max_batches is not None:
+        check_count("max_batches", options.max_batches)
+    if options.postprocess is not None and not callable(options.postprocess):
+        raise ConfigurationError(
+            f"postprocess must be a function (predictions, labels) → (predictions, labels), got "
+            f"{options.postprocess!r}"
+        )
     workers = Workers.read(options.workers)
     if workers.engine != LOCAL:
         executor_named(workers.engine).check(workers)

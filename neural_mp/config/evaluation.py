@@ -29,6 +29,7 @@ def evaluation(source: Source, data: Mapping[str, Any], dialect: Dialect) -> Eva
         dataloader=accuracy.get("dataloader"),
         postprocess=accuracy.get("postprocess", {}).get("transform"),
         performance=_performance(source, data.get("performance", {})),
+        max_batches=accuracy.get("max_batches"),
     )
 
 

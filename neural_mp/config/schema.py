@@ -114,6 +114,7 @@ def _sections(share: Any, seconds: Any, trials: Any, seed: Any) -> dict[Any, Any
                 metric=METRIC,
                 multi_metrics=METRICS,
                 dataloader=_DATALOADER,
+                max_batches=whole_from(1),
                 postprocess=_section(transform=TRANSFORMS),
             ),
             performance=_section(

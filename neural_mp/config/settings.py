@@ -126,12 +126,14 @@ class EvaluationSettings:
         dataloader: what accuracy is measured on.
         postprocess: transform name → options, applied to predictions and labels.
         performance: how latency is measured.
+        max_batches: how many batches accuracy is measured on; None for all.
     """
 
     metrics: tuple[MetricSettings, ...] = ()
     dataloader: Mapping[str, Any] | None = None
     postprocess: Mapping[str, Any] | None = None
     performance: PerformanceSettings = PerformanceSettings()
+    max_batches: int | None = None
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,7 @@ def _evaluation(evaluation: EvaluationSettings) -> dict[str, Any]:
     accuracy = {
         **_metrics(evaluation),
         "dataloader": evaluation.dataloader,
+        "max_batches": evaluation.max_batches,
         "postprocess": None if postprocess is None else {"transform": postprocess},
     }
     sections = {

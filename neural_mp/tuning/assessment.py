@@ -14,7 +14,8 @@ import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.trial import Outcome
-from neural_mp.errors import MetricError
+from neural_mp.core.users_code import UserCodeError
+from neural_mp.errors import DataError, MetricError
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.criterion import AccuracyCriterion
 from neural_mp.tuning.early_stopping import RunningValues, is_lost
@@ -24,9 +25,8 @@ from neural_mp.tuning.evaluator import (
     LostError,
     NotSharedError,
     TimeUpError,
-    UserCodeError,
-    is_usable,
 )
+from neural_mp.tuning.scores import is_usable
 from neural_mp.tuning.sharing import Share, Tally
 
 logger = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ class Assessor:
             TimeUpError: the time limit passed meanwhile.
             UserCodeError: the user's own code raised.
             MetricError: the metric's result is no number.
+            DataError: the data are others than FP32 was evaluated on, and do not fit.
         """
         started = time.perf_counter()
         model: AnyModel | None = None
@@ -96,7 +97,7 @@ class Assessor:
             accuracy = self.evaluator(model, deadline, self._stops_when(), self.model)
         except LostError as lost:
             return assessed(Outcome.PRUNED, lost.accuracy, self._origin_of_nan(model)), model
-        except (TimeUpError, UserCodeError, MetricError):
+        except (TimeUpError, UserCodeError, MetricError, DataError):
             raise
         except Exception as error:
             # Whatever a framework raises: one plan that fails must not end the search.
@@ -111,13 +112,14 @@ class Assessor:
             NotSharedError: this evaluation cannot be shared.
             TimeUpError: the time limit passed meanwhile.
             UserCodeError: the user's own code raised.
+            DataError: the data are others than FP32 was evaluated on, and do not fit.
         """
         started = time.perf_counter()
         try:
             model = self.model.converted(share.plan)
             states = self.evaluator.states(model, deadline, share.batches, self.model)
             origin = self._origin_of_nan(model) if share.is_first else None
-        except (TimeUpError, UserCodeError, NotSharedError):
+        except (TimeUpError, UserCodeError, NotSharedError, DataError):
             raise
         except Exception as error:
             # Whatever a framework raises, as for a whole evaluation.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,10 +15,15 @@ from typing import Any
 from neural_mp.common import Batch
 from neural_mp.core.content import DataDigest
 from neural_mp.core.grammar import with_article
+from neural_mp.core.kept_batches import KeptBatches
 from neural_mp.core.labels import labels_of
 from neural_mp.core.nested import count_samples
-from neural_mp.errors import DataError, NeuralMPError
+from neural_mp.core.shape_words import shape_words
+from neural_mp.core.users_code import UserCodeError, as_raised, is_misfit, misfit_words
+from neural_mp.errors import DataError, NeuralMPError, is_users_own, users_own
 from neural_mp.tuning.parts import part_of
+
+logger = logging.getLogger(__name__)
 
 #: Batches that go into a fingerprint: enough to tell data apart, few enough to be read quickly.
 _FINGERPRINTED = 32
@@ -53,6 +60,7 @@ class Batches:
         source: what the user gave; a generator that is already running is kept in memory, since
             it can be walked only once.
         name: the option it was given as, for error messages.
+        most: how many of them there are to be; None for all.
 
     Attributes:
         position: which batch was given last, counted from 1; 0 before the first.
@@ -63,10 +71,10 @@ class Batches:
         DataError: it cannot be walked.
     """
 
-    def __init__(self, source: Any, name: str) -> None:
-        self.name = name
+    def __init__(self, source: Any, name: str, most: int | None = None) -> None:
+        self.name, self.most = name, most
         self.position = 0
-        self.raised: Exception | None = None
+        self.raised: BaseException | None = None
         self.walked = 0
         self._first_digest = ""
         self._shuffled: bool | None = None
@@ -77,7 +85,13 @@ class Batches:
                 f"{name} must be a dataloader, a list of batches or a generator function, "
                 f"got {type(source).__name__}"
             )
-        self._source = list(source) if isinstance(source, Iterator) else source
+        self._source = KeptBatches(source, name, most) if isinstance(source, Iterator) else source
+        self._first = self._given = None
+        self._last: Callable[[], Any] = _nothing
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what is of this process alone."""
+        return {**self.__dict__, "_last": _nothing, "_given": None, "_first": None, "raised": None}
 
     def __iter__(self) -> Iterator[Any]:
         yield from self._walk(self._produced, 0)
@@ -86,31 +100,70 @@ class Batches:
     def _walk(self, produce: Callable[[], Iterable[Any]], before: int) -> Iterator[Any]:
         """What is produced, with an eye on which batch that is."""
         self.position = before
-        try:
-            batches = iter(produce())
-            while (batch := next(batches, _END)) is not _END:
-                self.position += 1
-                yield batch
-        except Exception as error:
-            self.raised = error
-            raise
+        batches = self._users(lambda: self._begun(produce))
+        while (batch := self._users(lambda: next(batches, _END))) is not _END:
+            self.position += 1
+            self._given = batch
+            if self._first is None:
+                self._first = batch
+            yield batch
         if not self.position:
-            raise DataError(f"{self.name} yields nothing; give at least one batch")
+            earlier = f" now, but gave {self.walked} the last time" if self.walked else ""
+            raise DataError(f"{self.name} yields nothing{earlier}; give at least one batch")
+
+    def _users(self, call: Callable[[], Any]) -> Any:
+        """What the user's own code gives; what it raises is remembered as theirs."""
+        try:
+            return call()
+        except Exception as error:
+            self.raised = users_own(as_raised(error))
+            if isinstance(self.raised, StopIteration):  # no generator lets it out
+                raise UserCodeError(self.raised) from error
+            raise
+
+    def _begun(self, produce: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+        """An iterator over what is produced, which must be another one each time."""
+        produced = produce()
+        try:
+            batches = iter(produced)
+        except TypeError as error:
+            if is_misfit(error, iter, produced):
+                raise DataError(f"{self.name} cannot be walked: {error}") from error
+            raise
+        if batches is self._last():
+            raise DataError(
+                f"{self.name} gives the same {type(batches).__name__} each time it is walked, and "
+                f"that can be read only once; give a list, a loader, or a function that makes the "
+                f"{type(batches).__name__} anew"
+            )
+        self._last = _reference(batches)
+        return batches
 
     def _part(self, part: slice) -> Iterator[Any]:
         """Some of the batches; the others are not read where there is a way around it."""
 
         def produce() -> Iterable[Any]:
-            found = part_of(self._source, part)
+            found = part_of(self._source, slice(part.start, stop))
             if found is None:
-                return itertools.islice(self._produced(), part.start, part.stop)
+                return itertools.islice(self._produced(), part.start, stop)
             return found
+
+        stop = part.stop if self.most is None else min(self.most, part.stop or self.most)
 
         return self._walk(produce, part.start or 0)
 
     def _produced(self) -> Iterable[Any]:
+        found = self._all()
+        return found if self.most is None else itertools.islice(found, self.most)
+
+    def _all(self) -> Iterable[Any]:
         if callable(self._source) and not isinstance(self._source, Iterable):
-            produced = self._source()
+            try:
+                produced = self._source()
+            except TypeError as error:
+                if is_misfit(error, self._source):
+                    raise DataError(misfit_words(error, self._source, f"{self.name}()")) from error
+                raise
             if not isinstance(produced, Iterable):
                 raise DataError(
                     f"{self.name} is a function that returns "
@@ -119,7 +172,20 @@ class Batches:
             return produced
         if isinstance(self._source, Iterable):
             return self._source
-        return (self._source[index] for index in range(len(self._source)))
+        return (self._source[index] for index in range(self._length()))
+
+    def _length(self) -> int:
+        """How many batches there are to be read by their number.
+
+        Raises:
+            DataError: the length is no whole number from 0.
+        """
+        try:
+            return len(self._source)
+        except (TypeError, ValueError) as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is None:
+                raise DataError(f"len({self.name}) is no whole number from 0: {error}") from error
+            raise
 
     def pairs(self, part: slice | None = None) -> Iterator[Batch]:
         """The batches as `(inputs, labels)`.
@@ -138,17 +204,13 @@ class Batches:
                 yield batch, labels_of(batch, self.name)
                 continue
             if not isinstance(batch, tuple | list) or len(batch) != 2:
-                size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
-                raise DataError(
-                    f"{self.name} must yield (inputs, labels), got "
-                    f"{with_article(type(batch).__name__)}{size}"
-                )
+                raise DataError(f"{self.name} must yield (inputs, labels), got {_told(batch)}")
             yield batch[0], batch[1]
 
     def inputs(self) -> Iterator[Any]:
         """The inputs of every batch: the first of a pair, else the batch itself."""
         for batch in self:
-            yield batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
+            yield _inputs(batch)
 
     @cached_property
     def first_inputs(self) -> Any:
@@ -173,16 +235,25 @@ class Batches:
         try:
             yield
         except DataError as error:
-            name_loader(error, self.name, self.position)
+            if not is_users_own(error):
+                name_loader(error, self.name, self.position)
             raise
         except Exception as error:
             # Whatever the framework says of inputs that do not fit.
-            if isinstance(error, (NeuralMPError, *passed_on)) or error is self.raised:
+            passed = (NeuralMPError, UserCodeError, *passed_on)
+            if isinstance(error, passed) or error is self.raised:
                 raise
             raise DataError(
-                f"the model does not run on {_place(self.name, self.position)}: "
+                f"the model does not run on {_place(self.name, self.position)}{self._sizes()}: "
                 f"{type(error).__name__}: {error}"
             ) from error
+
+    def _sizes(self) -> str:
+        """What the batch that was given last holds, beside the first one where they differ."""
+        found, first = (shape_words(_inputs(batch)) for batch in (self._given, self._first))
+        if self._given is None:
+            return ""
+        return f" ({found})" if found == first else f" ({found}; the first is {first})"
 
     def tried_on(self, model: Callable[[Any], Any]) -> Batches:
         """These batches, if a model runs on the first of them.
@@ -196,9 +267,12 @@ class Batches:
 
     def __len__(self) -> int:
         try:
-            return len(self._source)
-        except (TypeError, NotImplementedError):
+            found = len(self._source)
+        except Exception:
+            # Whatever the user's loader raises: nothing but progress depends on its length.
+            logger.debug("the length of %s is not known", self.name, exc_info=True)
             return 0
+        return found if self.most is None else min(found, self.most)
 
     @property
     def count(self) -> int:
@@ -261,6 +335,30 @@ def limited(
         before_each()
         yield inputs
         seen += count_samples(inputs)
+
+
+def _inputs(batch: Any) -> Any:
+    """The first of a pair, else the batch itself."""
+    return batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
+
+
+def _told(batch: Any) -> str:
+    words = shape_words(batch)
+    if not hasattr(batch, "shape"):
+        return words
+    return f"{with_article(type(batch).__name__)} alone, {words}"
+
+
+def _nothing() -> None:
+    """There was no pass yet."""
+
+
+def _reference(batches: Iterator[Any]) -> Callable[[], Any]:
+    """What gives an iterator as long as somebody else has it; some cannot be let go."""
+    try:
+        return weakref.ref(batches)
+    except TypeError:
+        return lambda: batches
 
 
 def _digest(value: Any) -> str:

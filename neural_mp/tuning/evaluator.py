@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,10 +15,14 @@ from neural_mp.common import Metric
 from neural_mp.core.content import Witness
 from neural_mp.core.identity import identity
 from neural_mp.core.nested import count_samples
+from neural_mp.core.users_code import UserCodeError, called
 from neural_mp.errors import MetricError, NeuralMPError
 from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.early_stopping import RunningValues
+from neural_mp.tuning.judged_batch import JudgedBatch
+from neural_mp.tuning.memory_watch import MemoryWatch
 from neural_mp.tuning.report import MetricFigures
+from neural_mp.tuning.scores import number_of
 from neural_mp.tuning.together import Together
 
 #: How often, in one pass, it is asked whether the evaluation is lost.
@@ -28,10 +31,6 @@ _LOOKS = 32
 
 class TimeUpError(Exception):
     """The time limit passed; caught by the tuner, never seen by users."""
-
-
-class UserCodeError(Exception):
-    """The user's metric, evaluation function or data raised; `__cause__` is what it raised."""
 
 
 class NotSharedError(NeuralMPError):
@@ -165,7 +164,7 @@ class Evaluator:
         assert self.batches is not None
         witness = Witness()
         pairs = witness.watch(self.batches.pairs())
-        while self._users(next, pairs, None) is not None:
+        while called(next, pairs, None) is not None:
             self.on_batch()
             deadline.check()
         return witness.digest
@@ -195,7 +194,8 @@ class Evaluator:
         deadline.check()
         self.values = {}
         if self.eval_func is not None:
-            value = self._users(self.eval_func, model.native)
+            form = "eval_func(model)"
+            value = called(self.eval_func, model.native, form=form, kind=MetricError)
             result = self._scored({"eval_func": value}, [1.0])
         else:
             result = self._over_batches(
@@ -235,27 +235,35 @@ class Evaluator:
     ) -> Iterator[Any]:
         """Have the metrics take in batch by batch, and give the inputs of each after that."""
         assert self.batches is not None
-        for metric, _ in self.metrics:
-            self._users(metric.reset)
+        self._reset()
         if callable(reset := getattr(self.postprocess, "reset", None)):
-            self._users(reset)
-        pairs = self.batches.pairs(part)
+            called(reset, form="postprocess.reset()", kind=MetricError)
+        pairs, memory = self.batches.pairs(part), MemoryWatch(self.batches.name)
         if self.witness is not None:
             pairs = self.witness.watch(pairs)
-        while (pair := self._users(next, pairs, None)) is not None:
+        names = self.names
+        while (pair := called(next, pairs, None)) is not None:
             inputs, labels = pair
-            predictions = model(inputs)
-            judged = predictions, labels
+            number = self.batches.position
+            given = JudgedBatch(model(inputs), labels, f"batch {number} of {self.batches.name}")
+            if model is reference:
+                given.check(is_first=number == 1)
+            judged = given
             if self.postprocess is not None:
-                judged = self._users(self.postprocess, judged)
-            for metric, _ in self.metrics:
+                judged = given.postprocessed(self.postprocess)
+            for name, (metric, _) in zip(names, self.metrics, strict=True):
                 if getattr(metric, "compare_label", True) is False:
-                    self._users(metric.update, predictions, reference(inputs))
+                    replace(given, labels=reference(inputs)).update(metric.update, name)
                 else:
-                    self._users(metric.update, *judged)
+                    judged.update(metric.update, name)
             self.on_batch()
             deadline.check()
+            memory.check(number)
             yield inputs
+
+    def _reset(self) -> None:
+        for name, (metric, _) in zip(self.names, self.metrics, strict=True):
+            called(metric.reset, form=f"{name}.reset()", kind=MetricError)
 
     def states(
         self, model: AnyModel, deadline: Deadline, part: slice, reference: AnyModel
@@ -275,7 +283,7 @@ class Evaluator:
         """
         assert self.batches is not None
         deadline.check()
-        if self._users(self.batches.begin_otherwise):
+        if called(self.batches.begin_otherwise):
             raise NotSharedError("the evaluation data begin with another batch in another process")
         for _ in self._taken_in(model, deadline, reference, part):
             pass
@@ -292,12 +300,11 @@ class Evaluator:
             MetricError: the metric's result is no number.
         """
         self.values, self.running = {}, RunningValues()
-        for metric, _ in self.metrics:
-            self._users(metric.reset)
+        self._reset()
         for part in parts:
-            others = self._users(pickle.loads, part)
+            others = called(pickle.loads, part)
             for (metric, _), other in zip(self.metrics, others, strict=True):
-                self._users(metric.merge, other)  # type: ignore[attr-defined]
+                called(metric.merge, other)  # type: ignore[attr-defined]
         accuracy = self._accuracy()
         self.evaluations += 1
         return accuracy
@@ -323,18 +330,22 @@ class Evaluator:
 
     def _results(self) -> dict[str, Any]:
         """Name → what the metric gives now."""
-        found = [self._users(metric.result) for metric, _ in self.metrics]
-        return dict(zip(self.names, found, strict=True))
+        return {
+            name: called(metric.result, form=f"{name}.result()", kind=MetricError)
+            for name, (metric, _) in zip(self.names, self.metrics, strict=True)
+        }
 
     def _scored(self, results: Mapping[str, Any], weights: Sequence[float]) -> float:
         """The one number that results come to, each a number or several by name."""
         values: dict[str, float] = {}
         for name, result in results.items():
             if isinstance(result, Mapping):
+                if not result:
+                    raise MetricError(f"{name} must return a number, got an empty dict")
                 start = "" if len(results) == 1 else f"{name} "
-                values |= {f"{start}{key}": _number(part, name) for key, part in result.items()}
+                values |= {f"{start}{key}": number_of(part, name) for key, part in result.items()}
             else:
-                values[name] = _number(result, name)
+                values[name] = number_of(result, name)
         if any(isinstance(result, Mapping) for result in results.values()):
             self.together = replace(self.together, every=True)  # parts without weights
         self.values = values if len(values) > 1 or self.together.every else {}
@@ -349,15 +360,10 @@ class Evaluator:
             if any(isinstance(result, Mapping) for result in results.values()):
                 return math.nan  # what these come to is a loss against a baseline
             return self._scored(results, [weight for _, weight in self.metrics])
-        except (UserCodeError, MetricError):
+        except (UserCodeError, MetricError) as error:
+            if isinstance(error, UserCodeError) and not isinstance(error.error, Exception):
+                raise  # it is to end the process
             return math.nan  # of one class there is no AUC, of no sample no mean
-
-    @staticmethod
-    def _users(call: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return call(*arguments)
-        except Exception as error:
-            raise UserCodeError(f"{type(error).__name__}: {error}") from error
 
 
 def _packed(metrics: Sequence[tuple[Metric, float]]) -> bytes:
@@ -377,22 +383,3 @@ def _packed(metrics: Sequence[tuple[Metric, float]]) -> bytes:
             f"{type(error).__name__}: {error}"
         ) from error
     return found
-
-
-def _number(value: Any, name: str) -> float:
-    if callable(getattr(value, "item", None)):  # numpy scalars, tensors of any framework
-        try:
-            value = value.item()
-        except (ValueError, RuntimeError) as error:
-            raise MetricError(f"{name} must return one number: {error}") from None
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise MetricError(f"{name} must return a number, got {value!r} ({type(value).__name__})")
-    try:
-        return float(value)
-    except OverflowError:
-        raise MetricError(f"{name} must return a number that fits a float") from None
-
-
-def is_usable(accuracy: float) -> bool:
-    """Whether an accuracy can be compared: neither NaN nor infinite."""
-    return math.isfinite(accuracy)

@@ -14,12 +14,13 @@ from neural_mp.core.precision import Precision
 from neural_mp.errors import MetricError
 from neural_mp.tuning.batches import Calibration
 from neural_mp.tuning.early_stopping import RunningValues
-from neural_mp.tuning.evaluator import Deadline, TimeUpError, UserCodeError, is_usable
+from neural_mp.tuning.evaluator import Deadline, TimeUpError
 from neural_mp.tuning.history import History
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.known import Known
 from neural_mp.tuning.record_form import BASELINE_FIGURES
 from neural_mp.tuning.run_log import RunLog
+from neural_mp.tuning.scores import is_usable
 
 #: Names of what is kept for later runs.
 _BASELINE, _CALIBRATION = "baseline", "calibration"
@@ -141,7 +142,7 @@ def _evaluated(job: TuningJob, deadline: Deadline) -> float:
     batches = job.evaluator.batches
     if batches is None:
         return job.evaluator(job.model, deadline)
-    with batches.blamed(passed_on=(TimeUpError, UserCodeError)):
+    with batches.blamed(passed_on=(TimeUpError,)):
         return job.evaluator(job.model, deadline)
 
 

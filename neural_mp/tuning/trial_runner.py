@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
+from neural_mp.core.users_code import UserCodeError
 from neural_mp.errors import NeuralMPError, TuningError
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.assessment import Assessment, Assessor
-from neural_mp.tuning.evaluator import Deadline, NotSharedError, TimeUpError, UserCodeError
+from neural_mp.tuning.evaluator import Deadline, NotSharedError, TimeUpError
 from neural_mp.tuning.executors import Executor, Work, executor_named
 from neural_mp.tuning.history import History
 from neural_mp.tuning.job import TuningJob
@@ -81,7 +82,8 @@ class TrialRunner:
         try:
             assessment, model = self._assessed(plan, ordinal)
             trial = self._measured(plan, assessment, model, number)
-        except (TimeUpError, KeyboardInterrupt, UserCodeError, NeuralMPError) as error:
+        except (Exception, KeyboardInterrupt) as error:
+            # Whatever ends the run, the user's own `sys.exit()` too: no trial stays open.
             self._abandon(number, plan, error)
             raise
         self.undisturbed.add(number)
@@ -138,7 +140,7 @@ class TrialRunner:
                 trial = one.trial
                 if not isinstance(stopped, KeyboardInterrupt):
                     trial = self._settled(one)
-            except (KeyboardInterrupt, NeuralMPError) as error:
+            except (KeyboardInterrupt, UserCodeError, NeuralMPError) as error:
                 trial, stopped = None, error
             if trial is not None:
                 yield self._announced(trial)

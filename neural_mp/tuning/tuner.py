@@ -12,14 +12,15 @@ from neural_mp.core.hardware import detect
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Trial
-from neural_mp.errors import NeuralMPError, TuningError, users_own
+from neural_mp.core.users_code import UsersErrorsUnchanged
+from neural_mp.errors import NeuralMPError, TuningError
 from neural_mp.profiling import Ratio
 from neural_mp.search.sensitivity import best_repairs, with_repairs
 from neural_mp.space import TuningSpace, counted_reasons
 from neural_mp.strategies.base import Search, TuningProblem
 from neural_mp.tuning.assessment import Assessor
 from neural_mp.tuning.early_stopping import RunningValues
-from neural_mp.tuning.evaluator import Deadline, TimeUpError, UserCodeError
+from neural_mp.tuning.evaluator import Deadline, TimeUpError
 from neural_mp.tuning.fidelity import LEAST_DECIBELS, signal_to_noise
 from neural_mp.tuning.finish import (
     Choice,
@@ -76,13 +77,12 @@ def tune(job: TuningJob, log: RunLog | None = None) -> TuningResult:
     Raises:
         MetricError: the FP32 model's own accuracy is no number.
         TuningError: every plan fails with the same error.
-        Exception: whatever the user's own metric or evaluation function raised, unchanged.
+        BaseException: whatever the user's own code raised, unchanged.
     """
     log = log or RunLog()
     try:
-        return _tuned(job, log) if job.evaluates else _converted_unchecked(job, log)
-    except UserCodeError as failure:
-        raise users_own(failure.__cause__ or failure) from None
+        with UsersErrorsUnchanged():
+            return _tuned(job, log) if job.evaluates else _converted_unchecked(job, log)
     finally:
         log.listener.close()
 

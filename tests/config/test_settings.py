@@ -70,6 +70,7 @@ evaluation:
     multi_metrics: {topk: 5, F1: , "my.metrics:Mine": {alpha: 2}, weight: [0.5, 0.3, 0.2]}
     dataloader: {batch_size: 4, dataset: "my.data:Dataset"}
     postprocess: {transform: {Cast: {dtype: int64}}}
+    max_batches: 7
   performance:
     warmup: 0
     iteration: 10
@@ -135,6 +136,7 @@ EXPECTED = Settings(
         performance=PerformanceSettings(
             0, 10, 4, {"dataset": {"dummy": {"shape": [8, 3, 32, 32]}}}
         ),
+        max_batches=7,
     ),
 )
 
@@ -381,6 +383,7 @@ all_settings = st.builds(
             st.none() | sizes,
             st.none() | dataloaders,
         ),
+        st.none() | sizes,
     ),
 )
 

@@ -309,7 +309,7 @@ class Failing:
     """In place of an assessor."""
 
     def of_share(self, share, deadline):
-        raise UserCodeError from KeyError("no such class")
+        raise UserCodeError(KeyError("no such class"))
 
     @property
     def model(self):
@@ -320,7 +320,7 @@ def test_a_worker_sends_back_what_the_users_own_code_raised():
     worker = Worker(PyTorchAdaptor, cloudpickle.dumps(_Package(None, Failing())))
     with pytest.raises(UserCodeError) as failure:
         taken(worker(Share(None, slice(0, 4)), 0.0))
-    assert repr(failure.value.__cause__) == repr(KeyError("no such class"))
+    assert repr(failure.value.error) == repr(KeyError("no such class"))
 
 
 def raising(error):

@@ -349,7 +349,10 @@ def _fitting(port: Port, value: Any) -> Array:
         return value  # sequences and the like, for which only the runtime knows what fits
     if any(leaf is None for leaf in leaves(value)):
         raise DataError(f"a batch's inputs hold None; expected {port}")
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise DataError(f"a batch's inputs form no array for the input {port}: {error}") from error
     wanted = port.dtype
     if array.dtype != wanted:
         if wanted.hasobject:

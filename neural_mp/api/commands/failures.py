@@ -24,7 +24,7 @@ def reported(error: Exception) -> ExitCode:
     Returns:
         The exit code to end with.
     """
-    if isinstance(error, NeuralMPError):
+    if isinstance(error, NeuralMPError) and not is_users_own(error):
         say_error(f"{type(error).__name__}: {error}")
         return ExitCode.MISTAKE
     place = _users_place(error)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
-import pickle
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -13,7 +11,9 @@ from typing import Any, ClassVar
 
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.core.carried import CarriedError, carried
 from neural_mp.core.trial import Outcome
+from neural_mp.core.users_code import UserCodeError
 from neural_mp.errors import (
     ConfigurationError,
     MissingFrameworkError,
@@ -22,11 +22,9 @@ from neural_mp.errors import (
 )
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.assessment import Assessment, Assessor
-from neural_mp.tuning.evaluator import Deadline, TimeUpError, UserCodeError
+from neural_mp.tuning.evaluator import Deadline, TimeUpError
 from neural_mp.tuning.sharing import Share, Tally
 from neural_mp.tuning.workers import Workers
-
-logger = logging.getLogger(__name__)
 
 #: What a failed trial says of a process that died with its plan.
 DIED = (
@@ -40,12 +38,19 @@ class Raised:
     """What was raised in a worker.
 
     Attributes:
-        error: the exception itself, or its words where it cannot be copied.
+        error: the exception itself; in another process, its words where it cannot be copied.
         by_user: whether the user's own code raised it.
     """
 
     error: BaseException
     by_user: bool = False
+
+    def __reduce__(self) -> tuple[Callable[..., Raised], tuple[CarriedError, bool]]:
+        return _raised, (carried(self.error), self.by_user)
+
+
+def _raised(error: CarriedError, by_user: bool) -> Raised:
+    return Raised(error.error(), by_user)
 
 
 #: What executors take, and what comes of it. They need not tell plans from shares of one.
@@ -143,9 +148,9 @@ class Worker:
                     return assessor.of_share(task, deadline)
                 return assessor(task, deadline)[0]
         except UserCodeError as failure:
-            return Raised(_sendable(failure.__cause__ or failure), by_user=True)
-        except (TimeUpError, NeuralMPError) as error:
-            return Raised(_sendable(error))
+            return Raised(failure.error, by_user=True)
+        except (TimeUpError, NeuralMPError, KeyboardInterrupt) as error:
+            return Raised(error)
 
     def _made(self) -> Assessor:
         if self._assessor is None:
@@ -171,8 +176,8 @@ def taken(answer: Answer) -> Finding:
         return answer
     error = answer.error
     if answer.by_user:
-        raise UserCodeError(f"{type(error).__name__}: {error}") from error
-    if isinstance(error, TimeUpError | NeuralMPError):
+        raise UserCodeError(error)
+    if isinstance(error, TimeUpError | NeuralMPError | KeyboardInterrupt):
         raise error
     raise no_result(error) from error
 
@@ -267,17 +272,6 @@ class Executor(ABC):
     @abstractmethod
     def close(self) -> None:
         """End the processes, at once if they are still at work."""
-
-
-def _sendable(error: BaseException) -> BaseException:
-    """An error as it is, or its words where it cannot be copied to another process."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        # Whatever the user's own exception raises when it is to be copied.
-        logger.debug("an exception cannot be copied to another process", exc_info=True)
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
 
 
 def _do_nothing() -> None:

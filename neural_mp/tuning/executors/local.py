@@ -7,13 +7,13 @@ import os
 import platform
 from collections.abc import Callable, Collection, Iterable
 from concurrent import futures
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from neural_mp.core import hardware
 from neural_mp.core.environment import THREAD_VARIABLES
+from neural_mp.core.free_memory import free_memory
 from neural_mp.core.grammar import counted
 from neural_mp.core.python_processes import restore_environment, worker_environment
 from neural_mp.tuning.executors.contract import Answer, Raised, Task, Work, Worker, died
@@ -22,8 +22,6 @@ from neural_mp.tuning.executors.queued import QueuedExecutor, Ticket
 from neural_mp.tuning.workers import LOCAL, Workers
 
 logger = logging.getLogger(__name__)
-
-_CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 #: In a worker: what evaluates.
 _worker: Worker | None = None
@@ -78,7 +76,7 @@ class LocalExecutor(QueuedExecutor):
         super().__init__(work, workers, warn)
         cores = hardware.detect().cores
         # A worker holds what this process holds: the framework, the model and its data.
-        count, told = room(workers, cores, _free_memory(), psutil.Process().memory_info().rss)
+        count, told = room(workers, cores, free_memory(), psutil.Process().memory_info().rss)
         if told:
             warn(told)
         self.threads = workers.threads or max(1, cores // count)
@@ -137,16 +135,3 @@ class LocalExecutor(QueuedExecutor):
     def _end(self, place: int, at_once: bool) -> None:
         self._pools[place].shutdown(wait=True, kill_workers=at_once)
         self._pools[place] = None
-
-
-def _free_memory() -> int:
-    """Bytes that can still be used, by the machine's account and by that of the control group."""
-    free = int(psutil.virtual_memory().available)
-    try:
-        limit = int((_CONTROL_GROUP / "memory.max").read_text())
-        used = int((_CONTROL_GROUP / "memory.current").read_text())
-        lines = (_CONTROL_GROUP / "memory.stat").read_text().splitlines()
-        cached = sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
-    except (OSError, ValueError):
-        return free  # no such group, or `max`: it sets no limit
-    return max(0, min(free, limit - used + cached))
