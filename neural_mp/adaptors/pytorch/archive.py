@@ -159,9 +159,16 @@ def _tensors(archive: zipfile.ZipFile, folder: str, kind: str) -> dict[str, torc
     return found
 
 
+def _plain(content: bytes) -> Any:
+    try:
+        return read_plain(io.BytesIO(content))
+    except ModelLoadError as error:
+        raise ValueError(f"a part of it was not written by torch.save: {error}") from error
+
+
 def _state(content: bytes) -> dict[str, torch.Tensor]:
     """Name → tensor, of what older versions pickled."""
-    found = read_plain(io.BytesIO(content)) if content else {}
+    found = _plain(content) if content else {}
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in found.items()
     ):
@@ -171,7 +178,7 @@ def _state(content: bytes) -> dict[str, torch.Tensor]:
 
 def _inputs(content: bytes) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """The arguments, positional and by keyword, that a program was exported with."""
-    match read_plain(io.BytesIO(content)) if content else None:
+    match _plain(content) if content else None:
         case None:
             return None
         case (tuple() | list() as args, dict() as named) if all(map(_is_text, named)):

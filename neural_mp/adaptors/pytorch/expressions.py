@@ -19,8 +19,8 @@ _LARGEST_EXPONENT = 16
 _SYMBOL = re.compile(r"(s|u|zf|zuf)\d{1,6}")
 _FLOAT_TEXT = re.compile(r"-?\d{1,400}(\.\d{0,400})?(e[+-]?\d{1,3})?")
 _OF_SYMPY = (
-    "Abs Add And Ceiling Eq Equality Ge GreaterThan Gt Integer Le LessThan Lt Max Min Mul Ne Not Or"
-    " Rational StrictGreaterThan StrictLessThan Unequality Xor ceiling floor sign"
+    "Abs Add And Ceiling Eq Equality Ge GreaterThan Gt Le LessThan Lt Max Min Mul Ne Not Or"
+    " StrictGreaterThan StrictLessThan Unequality Xor ceiling floor sign"
 )
 _OF_TORCH = (
     "CeilDiv CeilToInt CleanDiv FloatTrueDiv FloorDiv FloorToInt Identity IntTrueDiv Mod"
@@ -129,8 +129,8 @@ def _call(
         raise _NotOneError
     if name in _POWERS and len(args) == 2:
         return f"{name}({', '.join(_raised(args[0], args[1], power, level))})"
-    if name in {"Integer", "Rational"} and not all(map(_is_integer, args)):
-        raise _NotOneError
+    if name in {"Integer", "Rational"}:
+        return f"{name}({', '.join(map(_integer, args))})"
     if name not in _FUNCTIONS:
         raise _NotOneError
     return f"{name}({', '.join(_rendered(arg, power, level) for arg in args)})"
@@ -189,8 +189,11 @@ def _constant(tree: ast.expr) -> float | None:
     return None
 
 
-def _is_integer(tree: ast.expr) -> bool:
-    return isinstance(_constant(tree), int)
+def _integer(tree: ast.expr) -> str:
+    number = _constant(tree)
+    if not isinstance(number, int):
+        raise _NotOneError
+    return _number(number)
 
 
 def _number(number: int) -> str:

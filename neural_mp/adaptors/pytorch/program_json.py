@@ -48,7 +48,7 @@ def checked_program(content: bytes) -> bytes:
     program = _PROGRAM(_parsed(content))
     # PyTorch checks the ops of a program by these, and without any it checks none.
     program["verifiers"] = program.get("verifiers") or [_ANY]
-    return json.dumps(program, allow_nan=False).encode()
+    return json.dumps(program).encode()
 
 
 def checked_payloads(content: bytes) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,260 @@
+"""No code from files: what a program's file may hold, and that what people export still loads."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim, export
+from torch.utils import _pytree as pytree
+
+from neural_mp.adaptors.pytorch.archive import read_program
+from neural_mp.adaptors.pytorch.expressions import rendered
+from neural_mp.adaptors.pytorch.plain_pickles import read_plain
+from neural_mp.adaptors.pytorch.targets import checked_target
+from neural_mp.adaptors.pytorch.tree_texts import checked_tree
+from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.errors import ModelLoadError
+
+
+class Sizes(nn.Module):
+    """Sizes worked out of sizes, of inputs and of data."""
+
+    def forward(self, x, y):
+        count = x.shape[0]
+        rows = torch.cat([x, y])
+        chosen = x.sum(1).nonzero()
+        return rows.reshape(-1, 2), rows[: (count * 3) // 2], torch.arange(count**2 % 7), chosen
+
+
+class Kinds(nn.Module):
+    """Parameters that are shared, buffers, constants, and data types of many kinds."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4)
+        self.head = nn.Linear(4, 10, bias=False)
+        self.head.weight = self.embedding.weight
+        self.blocks = nn.ModuleDict({"a-b c": nn.Linear(4, 4)})
+        self.register_buffer("low", torch.zeros(4, dtype=torch.bfloat16))
+        self.register_buffer("aside", torch.ones(4), persistent=False)
+        self.turned = torch.arange(8.0).reshape(2, 4).t()
+        self.empty, self.repeated = torch.zeros(0, 4), torch.ones(1).expand(4)
+
+    def forward(self, tokens, *, flag=True, word="a", factor=1.5, more=None):
+        found = self.head(self.blocks["a-b c"](self.embedding(tokens)) * self.aside * self.repeated)
+        if more is not None:
+            found = found * more["by"][0]
+        limited = found.clamp(float("-inf"), 1e4) * factor
+        return OrderedDict(
+            a=(limited, [self.low + 1]), b=(self.turned @ self.turned.t()), c=self.empty
+        )
+
+
+class Branches(nn.Module):
+    def forward(self, x):
+        with torch.no_grad():
+            y = x * 2
+        return torch.cond(y.sum() > 0, lambda a: a + 1, lambda a: a - 1, (y,))
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.LSTM(4, 5, 2, bidirectional=True)
+
+    def forward(self, x):
+        return self.layer(x)[0]
+
+
+#: Programs that people export.
+PROGRAMS = {
+    "sizes": lambda: export(
+        Sizes(), (torch.ones(4, 4), torch.ones(8, 4)), dynamic_shapes=({0: Dim.AUTO}, {0: Dim.AUTO})
+    ),
+    "kinds": lambda: export(
+        Kinds(),
+        (torch.tensor([1, 2]),),
+        kwargs={"flag": True, "word": "b", "factor": 2.5, "more": {"by": [torch.ones(10)]}},
+    ),
+    "branches": lambda: export(
+        Branches().eval(), (torch.ones(4, 3),), dynamic_shapes=({0: Dim("batch", min=2)},)
+    ),
+    "recurrent": lambda: export(
+        Recurrent(), (torch.ones(3, 2, 4),), dynamic_shapes=({1: Dim("batch", min=2)},)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_what_is_read_is_what_pytorch_would_read(kind, tmp_path):
+    torch.manual_seed(0)
+    path = tmp_path / "net.pt2"
+    torch.export.save(PROGRAMS[kind](), path, extra_files={"notes.txt": "ours"})
+    theirs, ours = torch.export.load(path), read_program(path)
+    assert ours.graph_module.code == theirs.graph_module.code
+    assert str(ours.graph_signature) == str(theirs.graph_signature)
+    assert str(ours.range_constraints) == str(theirs.range_constraints)
+    args, named = theirs.example_inputs
+    same(ours.example_inputs, (args, named))
+    same(ours.module()(*args, **named), theirs.module()(*args, **named))
+
+
+def same(found, expected):
+    assert pytree.tree_structure(found) == pytree.tree_structure(expected)
+    pairs = zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True)
+    for one, other in pairs:
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+def test_shared_weights_are_read_once(tmp_path):
+    torch.export.save(PROGRAMS["kinds"](), tmp_path / "net.pt2")
+    weights = read_program(tmp_path / "net.pt2").state_dict
+    assert weights["head.weight"].data_ptr() == weights["embedding.weight"].data_ptr()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Symbol('s77', positive=True, integer=True)",
+        "Mul(Integer(2), Pow(Symbol('s0', positive=True, integer=True), Integer(2)))",
+        "Max(Integer(1), TruncToInt(Mul(Float('1.5', precision=53), ToFloat(Symbol('s1')))))",
+        "FloorDiv(Add(Symbol('u0', integer=True), Integer(-1)), Integer(2))",
+        "Equality(Mod(Symbol('s0', positive=True, integer=True), Integer(8)), Integer(0))",
+    ],
+)
+def test_what_pytorch_writes_of_sizes_stays_as_it_is(text):
+    assert rendered(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("s0 + 2*s1", "(s0 + (2 * s1))"), ("(3*s0)//2", "((3 * s0) // 2)"), ("s0**2", "(s0 ** 2)")],
+)
+def test_sizes_as_older_versions_write_them_mean_the_same(text, expected):
+    assert rendered(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').system('true')",
+        "Symbol('__import__(\"os\")')",
+        "Max(1, open('/etc/passwd'))",
+        "s0.__class__",
+        "Symbol('s0', cls=1)",
+        "[s0 for s0 in ()]",
+        "(lambda: s0)()",
+        "f'{s0}'",
+        "s0 if s1 else s0",
+        "s0; s1",
+        "Function('f')",
+        "2**2**2**99",
+        "(s0**8)**8",
+        "Pow(Integer(2), Symbol('s0'))",
+        "LShift(Integer(1), Integer(10000000000))",
+        "Float('1', precision=999999999)",
+        "9" * 100,
+        "(" * 5000 + "s0" + ")" * 5000,
+        "-" * 5000 + "1",
+        "s0" + "+s0" * 5000,
+        "u99999999999",
+        "",
+    ],
+)
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(ValueError, match="expression"):
+        rendered(text)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "torch.os.system",
+        "torch.hub.load",
+        "torch.load",
+        "os.system",
+        "math.factorial",
+        "_operator.methodcaller",
+        "torch.ops.aten.save.default",
+        "torch.ops.aten.from_file.default",
+        "torch.ops.aten.add.__class__",
+        "torch.ops.debugprims.load_tensor.default",
+        "torch.ops.higher_order.triton_kernel_wrapper_functional",
+        "#extension:op",
+    ],
+)
+def test_only_ops_are_called(target):
+    with pytest.raises(ValueError, match="it calls"):
+        checked_target(target)
+
+
+@pytest.mark.parametrize(
+    ("kind", "context"),
+    [
+        ("builtins.dict", '[{"__enum__": true, "fqn": "this:s", "name": "x"}]'),
+        (
+            "collections.defaultdict",
+            {"default_factory_module": "this", "default_factory_name": "s", "dict_context": []},
+        ),
+        ("subprocess.Popen", "null"),
+        ("collections.namedtuple", "os.stat_result"),
+    ],
+)
+def test_a_nesting_imports_nothing(kind, context):
+    tree = {"type": kind, "context": context, "children_spec": []}
+    with pytest.raises(ValueError, match="stands where|takes or returns"):
+        checked_tree(json.dumps([1, tree]))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.ones(2, 3).t(),
+        nn.Parameter(torch.ones(3), requires_grad=False),
+        {"a": [torch.zeros(0), (torch.tensor(1 + 2j), None)], "b": 2.5},
+        torch.ones(4, dtype=torch.uint16),
+    ],
+)
+def test_plain_tensors_are_unpickled(value):
+    written = io.BytesIO()
+    torch.save(value, written)
+    torch.testing.assert_close(read_plain(written), value, rtol=0, atol=0)
+
+
+def test_a_pickle_that_goes_round_in_circles_is_refused():
+    circle: list[object] = []
+    for _ in range(40):
+        circle = [circle, circle]
+    written = io.BytesIO()
+    torch.save(circle, written)
+    with pytest.raises(ValueError, match="too many"):
+        read_plain(written)
+
+
+def test_extra_files_that_are_libraries_are_refused(tmp_path):
+    path = tmp_path / "net.pt2"
+    torch.export.save(PROGRAMS["recurrent"](), path)
+    with zipfile.ZipFile(path, "a") as archive:
+        root = archive.namelist()[0].partition("/")[0]
+        archive.writestr(f"{root}/extra/notes.txt", b"\x7fELF")
+    with pytest.raises(ModelLoadError, match="carries code"):
+        adaptor_for(str(path)).load(str(path))
+
+
+def test_a_class_of_transformers_is_a_class_of_models(tmp_path: Path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    text = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**text, "architectures": ["pipeline"]}))
+    with pytest.raises(ModelLoadError, match="'pipeline', which is no class of models"):
+        adaptor_for(str(tmp_path)).load(str(tmp_path))
