@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from neural_mp.config import load_settings
 from neural_mp.core.arguments import path_of
 from neural_mp.core.labels import NAMES
 from neural_mp.core.nested import Array, count_samples
+from neural_mp.data.checked_arrays import load_arrays
 from neural_mp.errors import ConfigurationError, DataError
 from neural_mp.tuning.batches import Batches, limited
 
@@ -107,9 +109,9 @@ def _arrays(path: Path) -> _Arrays:
     if not path.is_file():
         raise DataError(f"there is no file {str(path)!r}")
     try:
-        loaded = np.load(path, mmap_mode="r", allow_pickle=False)
+        loaded = load_arrays(path, mapped=True)
         found = loaded if isinstance(loaded, np.ndarray) else dict(loaded)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
             f"{str(path)!r} cannot be read as plain .npy or .npz data (pickled objects are "
             f"refused): {error}"

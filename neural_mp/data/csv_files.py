@@ -118,7 +118,7 @@ def _number(file: Path, line: int, cell: str, column: int, names: list[str]) -> 
 def _labels(cells: list[str]) -> tuple[np.ndarray, tuple[str, ...]]:
     try:
         return np.array([int(cell) for cell in cells], dtype=np.int64), ()
-    except ValueError:
+    except (ValueError, OverflowError):
         pass
     try:
         return np.array([float(cell) for cell in cells], dtype=np.float32), ()

@@ -15,6 +15,8 @@ from neural_mp.data.transforms import TRANSFORMS, InputTransform
 from neural_mp.errors import DataError, MissingFrameworkError
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+#: What the contents of such files may be: of all that Pillow knows, some start other programs.
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 
 
 def pillow(needed_by: str) -> ModuleType:
@@ -47,10 +49,20 @@ def read_pixels(path: Path, mode: str | None, needed_by: str) -> np.ndarray:
         DataError: the file is missing or broken.
         MissingFrameworkError: Pillow is not installed.
     """
+    image_of = pillow(needed_by)
     try:
-        with pillow(needed_by).open(path) as image:
+        image_of.init()
+        known = [name for name in _FORMATS if name in image_of.OPEN]
+        with image_of.open(path, formats=known) as image:
+            most, pixels = image_of.MAX_IMAGE_PIXELS, image.width * image.height
+            if most is not None and pixels > most:
+                raise ValueError(
+                    f"it has {image.width} x {image.height} pixels, more than "
+                    f"PIL.Image.MAX_IMAGE_PIXELS, {most}"
+                )
             return np.array(image if mode is None else image.convert(mode))
-    except (OSError, SyntaxError, ValueError) as error:  # Pillow: a broken PNG, SyntaxError
+    except Exception as error:
+        # Pillow raises whatever its decoders meet, such as SyntaxError of a broken PNG.
         raise DataError(f"{path} cannot be read as an image: {error}") from error
 
 

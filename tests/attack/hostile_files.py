@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hostile import FAMILY, Attack
+from hostile_data import DATA
 from hostile_keras import KERAS
 from hostile_onnx import ONNX
 from hostile_settings import SETTINGS
 from hostile_tensorflow import TENSORFLOW
 from verdicts import Family, Finding
 
-ATTACKS: tuple[Attack, ...] = (*SETTINGS, *TENSORFLOW, *KERAS, *ONNX)
+ATTACKS: tuple[Attack, ...] = (*SETTINGS, *TENSORFLOW, *KERAS, *ONNX, *DATA)
 
 
 def findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from neural_mp.common import stack
 from neural_mp.compat.inc.names.accepted import existing_file, package, say_ignored
 from neural_mp.compat.inc.names.records import Record, RecordDataset
 from neural_mp.compat.inc.names.registries import DATASETS, registered
+from neural_mp.core.json_files import read_json
 from neural_mp.data.options import one_of
 from neural_mp.errors import DataError
 
@@ -49,7 +49,7 @@ class QuestionRecords:
 def _articles(name: str, label_file: Any) -> list[Any]:
     path = existing_file(f"{name}: label_file", label_file)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
     found = content if isinstance(content, dict) else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,8 @@ import numpy as np
 from neural_mp.compat.inc.names.accepted import existing_file, existing_folder, say_ignored
 from neural_mp.compat.inc.names.records import stack_images
 from neural_mp.compat.inc.names.registries import DATASETS, registered
+from neural_mp.core.json_files import read_json
+from neural_mp.data.checked_arrays import load_arrays
 from neural_mp.data.images import pillow, read_pixels
 from neural_mp.errors import DataError
 
@@ -46,7 +48,7 @@ def read_annotations(path: Path) -> tuple[list[AnnotatedImage], dict[int, str]]:
         DataError: it is no such file.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
         names = {int(item["id"]): str(item["name"]) for item in data["categories"]}
         of_image: dict[Any, list[Mapping[str, Any]]] = {}
         for annotation in data["annotations"]:
@@ -57,7 +59,7 @@ def read_annotations(path: Path) -> tuple[list[AnnotatedImage], dict[int, str]]:
         images = [_image(item, of_image.get(key, [])) for key, item in unique.items()]
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, OverflowError) as error:
         raise DataError(
             f"{path} is no COCO annotation file with images, annotations and categories: "
             f"{type(error).__name__}: {error}"
@@ -179,8 +181,8 @@ class ImageArrays:
         image = self.images[index]
         path = _array_path(self.folder, image)
         try:
-            pixels = np.load(path, allow_pickle=False)
-        except (ValueError, OSError, EOFError) as error:
+            pixels = load_arrays(path)
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise DataError(
                 f"{path} cannot be read as plain .npy data (pickled objects are refused): {error}"
             ) from error

@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import yaml
 
 from neural_mp.compat.inc.names.metrics_coco import CATEGORIES
 from neural_mp.compat.inc.names.metrics_forms import text
 from neural_mp.compat.inc.names.registries import METRICS, registered
+from neural_mp.config.source import read_text
 from neural_mp.core.grammar import with_article
 from neural_mp.core.nested import as_numpy
 from neural_mp.data.options import existing_path, one_of, whole_number
@@ -311,8 +311,8 @@ def _label_map(option: str, path: Any) -> dict[str, int]:
     file = existing_path(option, path)
     wanted = "must be a YAML file with a line 'name: id' for each class"
     try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        found = read_text(file.read_text(encoding="utf-8"), str(file)).data
+    except (OSError, UnicodeDecodeError, ConfigurationError) as error:
         raise ConfigurationError(f"{option} {wanted}; {file} cannot be read: {error}") from error
     fits = isinstance(found, Mapping) and found
     if not fits or not all(isinstance(number, int) for number in found.values()):

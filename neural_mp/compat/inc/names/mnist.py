@@ -5,7 +5,6 @@ The files are never downloaded, and pickled ones are not read, as those can run 
 
 from __future__ import annotations
 
-import gzip
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ import numpy as np
 
 from neural_mp.compat.inc.names.accepted import existing_folder, say_ignored, true_or_false
 from neural_mp.compat.inc.names.registries import DATASETS, registered
+from neural_mp.core.json_files import read_packed
+from neural_mp.data.checked_arrays import load_arrays
 from neural_mp.errors import DataError, did_you_mean
 
 MNIST_ARCHIVES = {
@@ -104,9 +105,8 @@ def _read_bytes(path: Path) -> bytes:
     try:
         if path.suffix != ".gz":
             return path.read_bytes()
-        with gzip.open(path) as file:
-            return file.read()
-    except (OSError, EOFError, zlib.error) as error:
+        return read_packed(path)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
 
 
@@ -139,14 +139,14 @@ def read_idx(path: Path, rank: int) -> np.ndarray:
 def _archive(path: Path, part: str, rank: int = 3) -> SmallImages:
     """The arrays `x_train`, `y_train`, `x_test`, `y_test`, as Keras names them."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with load_arrays(path) as archive:
             for key in (f"x_{part}", f"y_{part}"):
                 if key not in archive.files:
                     raise DataError(
                         f"{path} has no array {key!r}{did_you_mean(key, archive.files)}"
                     )
             images, labels = archive[f"x_{part}"], archive[f"y_{part}"]
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
             f"{path} cannot be read as plain .npz data (pickled objects are refused): {error}"
         ) from error

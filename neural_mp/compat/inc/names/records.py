@@ -23,6 +23,8 @@ from neural_mp.compat.inc.names.registries import DATASETS, registered
 from neural_mp.compat.inc.names.transforms.image_transform import as_tensor_image
 from neural_mp.errors import ConfigurationError, DataError, in_one_line
 
+#: Bytes before and behind a record: its length and checksums.
+_HEAD, _TAIL = 12, 4
 BOX_EDGES = ("ymin", "xmin", "ymax", "xmax")
 
 
@@ -88,6 +90,8 @@ class RecordDataset:
 
     def __iter__(self) -> Iterator[Any]:
         tensorflow = _tensorflow(self.name)
+        for file in self.files:
+            self._check_lengths(Path(file))
         paths = tensorflow.data.Dataset.from_tensor_slices(list(self.files))
         # Each walk reads anew; the order is the same every time.
         records = paths.interleave(
@@ -103,6 +107,20 @@ class RecordDataset:
                 f"{self.name}: record {read + 1} of {self._where()} cannot be read: "
                 f"{in_one_line(error)}"
             ) from error
+
+    def _check_lengths(self, file: Path) -> None:
+        """See that no record is said to be longer than its file: TensorFlow would end for it."""
+        size, place = file.stat().st_size, 0
+        with file.open("rb") as stream:
+            while place + _HEAD <= size:
+                stream.seek(place)
+                length = int.from_bytes(stream.read(8), "little")
+                if length > size:
+                    raise DataError(
+                        f"{self.name}: a record of {file} is said to hold {length} bytes, and the "
+                        f"file holds {size}"
+                    )
+                place += _HEAD + length + _TAIL
 
     def _where(self) -> str:
         more = f" and {len(self.files) - 1} more files" if len(self.files) > 1 else ""

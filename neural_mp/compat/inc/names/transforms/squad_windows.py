@@ -5,12 +5,12 @@ The way is that of `run_squad.py` of https://github.com/google-research/bert.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from neural_mp.core.json_files import read_json
 from neural_mp.errors import DataError, MissingFrameworkError
 
 _LONGEST_WORD = 200  # in characters; a longer one is unknown
@@ -62,7 +62,7 @@ def read_questions(path: Path) -> list[Question]:
         DataError: the file is of another form.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))["data"]
+        data = read_json(path)["data"]
         return [
             Question(str(question["id"]), question["question"], words)
             for article in data
