@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from neural_mp.api.replay import convert_with_plan
     from neural_mp.core.plan import PrecisionPlan
     from neural_mp.core.precision import Precision
+    from neural_mp.core.trusted import trusting
     from neural_mp.errors import NeuralMPError
     from neural_mp.tuning.comparison import Comparison
     from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
@@ -39,6 +40,7 @@ _LAZY = {
     "compare": "neural_mp.api.compare",
     "convert_with_plan": "neural_mp.api.replay",
     "load": "neural_mp.api.optimized_model",
+    "trusting": "neural_mp.core.trusted",
     "tune_many": "neural_mp.api.many",
 }
 
@@ -56,6 +58,7 @@ __all__ = [
     "compare",
     "convert_with_plan",
     "load",
+    "trusting",
     "tune_many",
 ]
 

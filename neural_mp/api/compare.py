@@ -13,6 +13,7 @@ from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel, load
 from neural_mp.api.saved_folder import is_saved_model
 from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.trusted import trusting
 from neural_mp.core.users_code import UsersErrorsUnchanged
 from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.comparison import Comparison, compare_models
@@ -72,7 +73,8 @@ def compare_files(
         trust: see `MixedPrecision`.
     """
     example = first_of(data, batch_size, trust) if data is not None and inputs is None else inputs
-    one, other = (_taken(source, framework, example) for source in (a, b))
+    with trusting(trust):
+        one, other = (_taken(source, framework, example) for source in (a, b))
     batches = inputs_of(data, one[0], batch_size, samples, trust)
     with batches.blamed():
         return compare_models(one[0], other[0], batches, _rescaled(one, other))

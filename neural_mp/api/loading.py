@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.saved_folder import is_saved_model
 from neural_mp.core.arguments import check_text
 from neural_mp.core.precision import Precision
+from neural_mp.core.trusted import trusting
 from neural_mp.core.words import Capture
 from neural_mp.data.user_code import load_user_object
 from neural_mp.errors import ConfigurationError, DataError
@@ -45,6 +47,7 @@ def load_source(
     outputs: Any = None,
     example: Any = None,
     capture: Capture = Capture.WHOLE,
+    trust: Iterable[str] = (),
 ) -> AnyModel:
     """A model (object, path or `module:attribute`), taken in by the adaptor of its framework.
 
@@ -55,14 +58,16 @@ def load_source(
         outputs: as there.
         example: the inputs of one batch; a `FirstBatch` where an error is to name their loader.
         capture: as there.
+        trust: ops that its file may hold although they do more than compute.
     """
     found = resolve_source(source)
     adaptor = adaptor_for(found, framework)
     data = example if isinstance(example, FirstBatch) else FirstBatch(example, "")
     try:
-        held = adaptor.load(
-            found, inputs=inputs, outputs=outputs, example=data.inputs, capture=capture
-        )
+        with trusting(trust):
+            held = adaptor.load(
+                found, inputs=inputs, outputs=outputs, example=data.inputs, capture=capture
+            )
     except DataError as error:
         name_loader(error, data.name)
         raise

@@ -89,7 +89,8 @@ class MixedPrecision:
             that takes long; an engine with its address, `"ray:10.0.0.1:6379"`; or a dict with
             `engine`, `count`, `threads` and what the engine takes, such as `address`.
         trust: modules that a file may name classes and functions of, such as `("sklearn",)`, beside
-            those that lie in the working directory or in the file's folder.
+            those that lie in the working directory or in the file's folder; and ops of TensorFlow's
+            that the file of a model may hold although they do more than compute, `"ReadFile"`.
         target: what to convert for: `this` machine; a level of processors, `avx2`, `avx512`,
             `vnni`, `amx` or `arm-dotprod`; or `portable`, which is right on all of them.
         hardware: the machine at hand; found by itself.

@@ -181,6 +181,7 @@ class Preparation:
             outputs=self.options.outputs,
             example=calibration.first if calibration is not None else None,
             capture=Capture(self.options.capture),
+            trust=self.settings.trust,
         )
 
     def _space(

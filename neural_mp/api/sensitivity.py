@@ -11,6 +11,7 @@ from neural_mp.api.loading import load_source
 from neural_mp.api.mixed_precision import MixedPrecision
 from neural_mp.api.optimized_model import load
 from neural_mp.api.saved_folder import is_saved_model
+from neural_mp.core.trusted import trusting
 from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.sensitivity import SensitivityReport
 
@@ -48,15 +49,17 @@ def sensitivity_of(
         NeuralMPError: the model or the data cannot be read, or do not fit.
     """
     if is_saved_model(model):
-        return load(model).sensitivity()
+        with trusting(trust):
+            return load(model).sensitivity()
     if Path(model).suffix in (".yaml", ".yml"):
         converter = MixedPrecision(model, trust=trust)
     else:
-        converter = MixedPrecision(model=model, framework=framework, inputs=inputs)
+        converter = MixedPrecision(model=model, framework=framework, inputs=inputs, trust=trust)
         if data is None:
             example = inputs
             if example is None:
-                example = load_source(model, framework, None).example_inputs(batch_size)
+                loaded = load_source(model, framework, None, trust=trust)
+                example = loaded.example_inputs(batch_size)
             converter.calib_dataloader = [(example, None)]
     if data is not None:
         converter.calib_dataloader = batches_of(data, batch_size, samples, trust)

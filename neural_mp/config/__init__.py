@@ -111,16 +111,19 @@ def settings_from(
     return build(read_mapping(content, origin), dialect)
 
 
-def trust_of(modules: str | Iterable[str]) -> tuple[str, ...]:
-    """The modules that a user trusts, checked.
+def trust_of(names: str | Iterable[str]) -> tuple[str, ...]:
+    """The names that a user trusts, checked.
 
     Raises:
         ConfigurationError: one is no name of a module, or one of Python's own.
     """
-    found = (modules,) if isinstance(modules, str) else tuple(modules)
+    found = (names,) if isinstance(names, str) else tuple(names)
     for word in found:
         if not isinstance(word, str) or not all(p.isidentifier() for p in word.split(".")):
-            raise ConfigurationError(f"trust takes names of modules, such as sklearn; got {word!r}")
+            raise ConfigurationError(
+                f"trust takes names of modules, such as sklearn, or of ops, such as "
+                f"ReadFile; got {word!r}"
+            )
         if word.partition(".")[0] in sys.stdlib_module_names:
             raise ConfigurationError(
                 f"trust names {word!r}, a module of Python's own, which no file may name; write a "

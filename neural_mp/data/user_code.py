@@ -20,24 +20,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from neural_mp.core.trusted import is_trusted, trusting
 from neural_mp.errors import ConfigurationError, did_you_mean
 
 
 @dataclass(frozen=True)
 class NamedInFile:
-    """That names come from a file, and what the user says of it.
+    """That names come from a file.
 
     Attributes:
         folder: where the file lies; None where its content was given.
-        trust: modules whose classes and functions it may name, with all that is in them.
     """
 
     folder: Path | None = None
-    trust: tuple[str, ...] = ()
-
-    def trusts(self, module: str) -> bool:
-        """Whether a module is among those the user trusts."""
-        return any(module == word or module.startswith(f"{word}.") for word in self.trust)
 
 
 _names: ContextVar[NamedInFile | None] = ContextVar("names", default=None)
@@ -45,10 +40,16 @@ _names: ContextVar[NamedInFile | None] = ContextVar("names", default=None)
 
 @contextmanager
 def named_in_file(folder: Path | None, trust: Iterable[str]) -> Iterator[None]:
-    """Let the names that are looked up inside be those of a file; see `NamedInFile`."""
-    before = _names.set(NamedInFile(folder, tuple(trust)))
+    """Let the names that are looked up inside be those of a file.
+
+    Args:
+        folder: see `NamedInFile`.
+        trust: modules whose classes and functions it may name, with all that is in them.
+    """
+    before = _names.set(NamedInFile(folder))
     try:
-        yield
+        with trusting(trust):
+            yield
     finally:
         _names.reset(before)
 
@@ -83,7 +84,7 @@ def load_user_object(name: str) -> Any:
             where = getattr(found, "__file__", None) or module_name
             raise ConfigurationError(f"{where} has no {part!r}{did_you_mean(part, public)}")
         found = getattr(found, part)
-    if rules is not None and not _is_users_object(found, folders, rules):
+    if rules is not None and not _is_users_object(found, folders):
         origin = found.__name__ if isinstance(found, ModuleType) else _home(found)
         raise _not_yours(name, f"it comes from {origin!r}", rules)
     return found
@@ -194,7 +195,7 @@ def _check_named(
     top = module_name.partition(".")[0]
     if _is_pythons(top):
         raise _not_yours(name, f"{top!r} is a module of Python's own", rules)
-    if rules.trusts(module_name):
+    if is_trusted(module_name):
         return
     spec = sys.modules.get(top) or importlib.machinery.PathFinder.find_spec(top)
     if spec is None:
@@ -239,18 +240,18 @@ def _check_passable(
     found: Any, part: str, name: str, folders: tuple[Path, ...], rules: NamedInFile
 ) -> None:
     """See that an attribute is looked up in the user's modules and classes alone."""
-    users = isinstance(found, ModuleType | type) and _is_users_object(found, folders, rules)
+    users = isinstance(found, ModuleType | type) and _is_users_object(found, folders)
     if part.startswith("__") or not users:
         what = found.__name__ if isinstance(found, ModuleType | type) else type(found).__name__
         raise _not_yours(name, f"{part!r} is looked up in {what!r}", rules)
 
 
-def _is_users_object(found: Any, folders: tuple[Path, ...], rules: NamedInFile) -> bool:
+def _is_users_object(found: Any, folders: tuple[Path, ...]) -> bool:
     """Whether a class, a function or an object was made in a module that a file may name."""
     if isinstance(found, ModuleType):
-        return _is_users_module(found.__name__, folders, rules)
+        return _is_users_module(found.__name__, folders)
     home = _home(found)
-    if home is not None and _is_users_module(home, folders, rules):
+    if home is not None and _is_users_module(home, folders):
         return True
     if isinstance(found, type) or hasattr(found, "__qualname__") or _bound_to(found):
         return False
@@ -259,7 +260,7 @@ def _is_users_object(found: Any, folders: tuple[Path, ...], rules: NamedInFile) 
     return not any(
         found is value
         for other, module in list(sys.modules.items())
-        if isinstance(module, ModuleType) and not _is_users_module(other, folders, rules)
+        if isinstance(module, ModuleType) and not _is_users_module(other, folders)
         # Past what modules do that load themselves when they are looked into.
         for value in list(object.__getattribute__(module, "__dict__").values())
     )
@@ -276,11 +277,11 @@ def _bound_to(found: Any) -> bool:
     return getattr(found, "__self__", None) is not None
 
 
-def _is_users_module(module_name: str, folders: tuple[Path, ...], rules: NamedInFile) -> bool:
+def _is_users_module(module_name: str, folders: tuple[Path, ...]) -> bool:
     top = module_name.partition(".")[0]
     if _is_pythons(top) or top == "__main__":
         return False
-    if rules.trusts(module_name):
+    if is_trusted(module_name):
         return True
     loaded = sys.modules.get(top)
     return loaded is not None and any(place in folders for place in _folders_of(loaded))

@@ -21,6 +21,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     is_control,
     node_of,
 )
+from neural_mp.core.trusted import is_trusted
 from neural_mp.errors import ModelLoadError
 
 #: Ops that TensorFlow takes for stateless, and that read or write files, reach other machines, call
@@ -104,8 +105,9 @@ class Found:
         return ModelLoadError(
             f"{what} is not read: its node {self.node.name!r}{where} is of the op "
             f"{self.node.op!r}, which does more than compute: it may touch files, other machines "
-            f"or Python. If you trust the file, read it yourself with TensorFlow and give the "
-            f"object; or freeze the model where it was made, without this op"
+            f"or Python. Freeze the model where it was made, without this op; or, if you trust "
+            f"what this op does in the file, allow it by --trust {self.node.op}, or "
+            f"trust=({self.node.op!r},)"
         )
 
 
@@ -115,6 +117,8 @@ def harmless(node: NodeDef) -> bool:
     An op that this TensorFlow does not know is left to be refused by it.
     """
     op = node.op
+    if is_trusted(op):
+        return True
     if op == "PrintV2":
         return _STREAMS.fullmatch(node.attr["output_stream"].s) is not None
     if op in ("Copy", "CopyHost"):
@@ -162,7 +166,7 @@ def _of_node(node: NodeDef, where: str) -> Iterator[Found]:
         yield Found(node, where)
     # An op can be named where a function is expected, too.
     for name in called(node):
-        if name != node.op and not _harmless_op(name):
+        if name != node.op and not (is_trusted(name) or _harmless_op(name)):
             yield Found(NodeDef(name=node.name, op=name), where)
 
 

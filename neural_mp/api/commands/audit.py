@@ -13,9 +13,11 @@ from neural_mp.api.commands.options import (
     JsonOption,
     QuietOption,
     ShapeOption,
+    TrustOption,
     VerboseOption,
 )
 from neural_mp.api.commands.output import Output
+from neural_mp.core.trusted import trusting
 from neural_mp.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -37,12 +39,13 @@ def audit(
     ] = False,
     framework: FrameworkOption = None,
     input_shape: ShapeOption = None,
+    trust: TrustOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = 0,
 ) -> None:
     """Show what every op really runs in, beside its plan; exit code 1 where they differ."""
-    with Output(as_json, quiet, verbose) as out:
+    with Output(as_json, quiet, verbose) as out, trusting(trust or ()):
         from neural_mp.reporting import audit_table, audit_words
 
         result = _result(out, model, plan, framework, input_shape)

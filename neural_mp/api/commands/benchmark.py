@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from neural_mp.api.commands.exit_codes import epilog
-from neural_mp.api.commands.options import JsonOption, QuietOption, ShapeOption, VerboseOption
+from neural_mp.api.commands.options import (
+    JsonOption,
+    QuietOption,
+    ShapeOption,
+    TrustOption,
+    VerboseOption,
+)
 from neural_mp.api.commands.output import Output
+from neural_mp.core.trusted import trusting
 
 if TYPE_CHECKING:
     from neural_mp.reporting.tables import BenchmarkRow
@@ -22,12 +29,13 @@ def benchmark(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples a batch.")] = None,
     warmup: Annotated[int, typer.Option(min=0, help="Rounds not counted.")] = 5,
     iterations: Annotated[int, typer.Option(min=1, help="Rounds counted.")] = 50,
+    trust: TrustOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = 0,
 ) -> None:
     """Compare latency, throughput and size, by interleaved runs."""
-    with Output(as_json, quiet, verbose) as out:
+    with Output(as_json, quiet, verbose) as out, trusting(trust or ()):
         from neural_mp.api.benchmark import benchmark_models
         from neural_mp.api.random_inputs import random_inputs
         from neural_mp.reporting import benchmark_table

@@ -15,10 +15,12 @@ from neural_mp.api.commands.options import (
     QuietOption,
     ShapeOption,
     TargetOption,
+    TrustOption,
     VerboseOption,
 )
 from neural_mp.api.commands.output import Output
 from neural_mp.api.commands.results import hand_over
+from neural_mp.core.trusted import trusting
 
 EPILOG = epilog("convert model.pt2 --plan tuned/plan.yaml --output replayed")
 
@@ -30,12 +32,13 @@ def convert(
     target: TargetOption = None,
     framework: FrameworkOption = None,
     input_shape: ShapeOption = None,
+    trust: TrustOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = 0,
 ) -> None:
     """Convert a model as a plan file says, without any search or data."""
-    with Output(as_json, quiet, verbose) as out:
+    with Output(as_json, quiet, verbose) as out, trusting(trust or ()):
         from neural_mp.api.random_inputs import random_inputs
         from neural_mp.api.replay import convert_with_plan
         from neural_mp.api.saved_folder import check_destination

@@ -15,9 +15,11 @@ from neural_mp.api.commands.options import (
     ModelArgument,
     QuietOption,
     ShapeOption,
+    TrustOption,
     VerboseOption,
 )
 from neural_mp.api.commands.output import Output
+from neural_mp.core.trusted import trusting
 
 if TYPE_CHECKING:
     from neural_mp.api.explain import Explanation
@@ -36,12 +38,13 @@ def explain(
     plan: Annotated[Path | None, typer.Option(help="Under this plan file.")] = None,
     framework: FrameworkOption = None,
     input_shape: ShapeOption = None,
+    trust: TrustOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = 0,
 ) -> None:
     """Say why an op runs in INT8 or in 16 bits, or does not."""
-    with Output(as_json, quiet, verbose) as out:
+    with Output(as_json, quiet, verbose) as out, trusting(trust or ()):
         from neural_mp.api.explain import explained
         from neural_mp.core.precision import parse_precisions
         from neural_mp.reporting import explanation_table

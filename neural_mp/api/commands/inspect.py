@@ -16,9 +16,11 @@ from neural_mp.api.commands.options import (
     QuietOption,
     ShapeOption,
     TargetOption,
+    TrustOption,
     VerboseOption,
 )
 from neural_mp.api.commands.output import Output
+from neural_mp.core.trusted import trusting
 from neural_mp.errors import ConfigurationError, UnknownOperatorError, did_you_mean
 
 if TYPE_CHECKING:
@@ -47,12 +49,13 @@ def inspect(
     target: TargetOption = None,
     framework: FrameworkOption = None,
     input_shape: ShapeOption = None,
+    trust: TrustOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = 0,
 ) -> None:
     """Show every op, its type, and what it can run in here; of a saved result, its plan."""
-    with Output(as_json, quiet, verbose) as out:
+    with Output(as_json, quiet, verbose) as out, trusting(trust or ()):
         from neural_mp.api.saved_folder import is_saved_model
 
         pattern = _compiled(match)

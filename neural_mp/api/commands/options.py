@@ -40,7 +40,8 @@ TrustOption = Annotated[
     list[str] | None,
     typer.Option(
         help="A module, such as sklearn, that a tuning YAML may name code of, beside your own in "
-        "the working directory or beside the file; several times.",
+        "the working directory or beside the file; or an op, such as ReadFile, that the file of a "
+        "TensorFlow model may hold. Several times.",
     ),
 ]
 SamplesOption = Annotated[int, typer.Option(min=1, help="Samples that are run.")]

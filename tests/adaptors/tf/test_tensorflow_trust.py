@@ -1,0 +1,79 @@
+"""What a graph of a file may hold, and what it may where the user trusts it."""
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
+
+import neural_mp
+from neural_mp.adaptors.tensorflow.nodes import NodeDef
+from neural_mp.adaptors.tensorflow.safe_ops import harmless
+from neural_mp.api.loading import load_source
+from neural_mp.errors import ModelLoadError
+
+
+@pytest.fixture
+def reading(tmp_path):
+    """A graph that adds the length of a file to its input."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 4], name="x")])
+    def run(x):
+        length = tf.strings.length(tf.io.read_file(str(tmp_path / "words.txt")))
+        return x + tf.cast(length, tf.float32)
+
+    (tmp_path / "words.txt").write_text("abc")
+    path = tmp_path / "net.pb"
+    path.write_bytes(run.get_concrete_function().graph.as_graph_def().SerializeToString())
+    return str(path)
+
+
+def test_an_op_that_reads_a_file_is_refused_unless_it_is_trusted(reading):
+    with pytest.raises(ModelLoadError, match=r"ReadFile.*--trust ReadFile"):
+        load_source(reading, None, None)
+    with pytest.raises(ModelLoadError, match="ReadFile"):
+        load_source(reading, None, None, trust=("WriteFile",))
+    for load in (
+        lambda: load_source(reading, None, None, trust=("ReadFile",)),
+        lambda: neural_mp.MixedPrecision(model=reading, trust=("ReadFile",)).sensitivity(0),
+    ):
+        assert load() is not None
+    with neural_mp.trusting(["ReadFile"]):
+        assert load_source(reading, None, None) is not None
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        *("Conv2D", "VarHandleOp", "ReadVariableOp", "RandomUniform", "TensorArrayV3", "While"),
+        *("StatefulPartitionedCall", "HashTableV2", "LookupTableFindV2", "Assert", "Print"),
+        *("FIFOQueueV2", "QueueDequeueV2", "IteratorGetNext", "_FusedConv2D", "CudnnRNNV3"),
+    ],
+)
+def test_ops_that_compute_and_keep_values_are_taken(op):
+    assert op_def_registry.get(op) is not None
+    assert harmless(NodeDef(op=op))
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        *("ReadFile", "WriteFile", "MatchingFiles", "PyFunc", "PyFuncStateless", "EagerPyFunc"),
+        *("RestoreV2", "SaveV2", "WholeFileReaderV2", "TFRecordDatasetV2", "SqlDataset"),
+        *("LMDBReader", "CacheDatasetV2", "SnapshotDatasetV2", "SaveDatasetV2", "LoadDataset"),
+        *("DataServiceDatasetV4", "RegisterDatasetV2", "RpcClient", "RpcServer", "RpcCall"),
+        *("RemoteCall", "_Send", "_Recv", "CreateSummaryFileWriter", "WriteSummary"),
+        *("DebugIdentityV2", "DebugIdentity", "FileSystemSetConfiguration", "DecodeProtoV2"),
+        *("EncodeProto", "ImmutableConst", "InitializeTableFromTextFileV2", "DatasetFromGraph"),
+        *("FixedUnigramCandidateSampler", "LoadAndRemapMatrix", "GenerateVocabRemapping"),
+        *("Abort", "ShutdownDistributedTPU", "RecordInput", "ImportEvent", "MergeV2Checkpoints"),
+    ],
+)
+def test_ops_that_do_more_are_not(op):
+    assert op_def_registry.get(op) is not None
+    assert not harmless(NodeDef(op=op))
+
+
+def test_ops_print_to_streams_only():
+    for stream, fine in (("stderr", True), ("log(info)", True), ("file:///tmp/x", False)):
+        node = NodeDef(op="PrintV2")
+        node.attr["output_stream"].s = stream.encode()
+        assert harmless(node) is fine
