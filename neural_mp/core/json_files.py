@@ -10,9 +10,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-#: Bytes that what is packed may become.
-_MOST = 2**30
-
 
 def read_json(path: Path) -> Any:
     """What a file in UTF-8 holds.
@@ -36,15 +33,19 @@ def json_of(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
-def read_packed(path: Path) -> bytes:
+def read_packed(path: Path, most: int) -> bytes:
     """What a file of gzip holds.
+
+    Args:
+        path: the file.
+        most: bytes that it may hold.
 
     Raises:
         OSError, EOFError, zlib.error: it cannot be read, or is no such file.
-        ValueError: it holds more than anything of use.
+        ValueError: it holds more.
     """
     with gzip.open(path) as file:
-        found = file.read(_MOST + 1)
-    if len(found) > _MOST:
-        raise ValueError(f"it holds more than {_MOST} bytes")
+        found = file.read(most + 1)
+    if len(found) > most:
+        raise ValueError(f"it holds more than {most} bytes")
     return found

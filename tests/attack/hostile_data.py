@@ -94,20 +94,16 @@ def _is_compared(folder: Path, canary: Path, kind: str) -> None:
 @DATA.here("an archive that is", "a bomb", "locked", "cut off", "packed in another way")
 def _is_an_odd_archive(folder: Path, canary: Path, what: str) -> None:
     path = folder / "x.npz"
-    right = _array(_described("(300000000,)"))
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        if what == "a bomb":
-            with archive.open("inputs.npy", "w", force_zip64=True) as member:
-                member.write(right)
-                for _ in range(1_200):
-                    member.write(bytes(10**6))
-        else:
-            archive.writestr("inputs.npy", _array(_described("(4,)"), bytes(16)))
+        archive.writestr("inputs.npy", _array(_described("(4,)"), bytes(16)))
     data = bytearray(path.read_bytes())
     places = [data.find(b"PK\x03\x04") + 6, data.find(b"PK\x01\x02") + 8]
     if what == "locked":
         for place in places:
             data[place] |= 1
+    elif what == "a bomb":
+        for place in places:
+            data[place + 16 : place + 20] = struct.pack("<I", 2**31)
     elif what == "packed in another way":
         for place in places:
             data[place + 2] = 99
@@ -219,10 +215,8 @@ def _checksum(data: bytes) -> int:
 def _is_mnist(folder: Path, canary: Path) -> None:
     from neural_mp.compat.inc.names.mnist import read_idx
 
-    with gzip.open(folder / "x.gz", "wb", compresslevel=1) as file:
-        file.write(bytes([0, 0, 8, 3]))
-        for _ in range(1_100):
-            file.write(bytes(2**20))
+    packed = gzip.compress(bytes(2**26))
+    (folder / "x.gz").write_bytes(gzip.compress(bytes([0, 0, 8, 3])) + packed * 17)
     read_idx(folder / "x.gz", 3)
 
 
@@ -254,9 +248,7 @@ def _is_a_result(folder: Path, canary: Path, what: str) -> None:
 def _is_a_run(folder: Path, canary: Path, what: str) -> None:
     path = folder / "x.json.gz"
     if what == "a bomb":
-        with gzip.open(path, "wb", compresslevel=1) as file:
-            for _ in range(1_100):
-                file.write(bytes(2**20))
+        path.write_bytes(gzip.compress(bytes(2**26)) * 5)
     else:
         text = _NESTED.encode() if what == "nested" else pickle.dumps(_Touches(canary))
         path.write_bytes(gzip.compress(text))

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from hostile import Attacks
 
-from neural_mp.adaptors.onnxrt import storage
 from neural_mp.api.benchmark import benchmark_models
 from neural_mp.api.loading import load_source
 
@@ -294,6 +293,8 @@ def _has_functions(folder: Path, canary: Path, what: str) -> None:
 @ONNX.here("a result of ours whose weights were moved elsewhere")
 def _is_ours(folder: Path, canary: Path) -> None:
     import onnx
+
+    from neural_mp.adaptors.onnxrt import storage
 
     loaded = load_source(_net(), None, None)
     (folder / "saved").mkdir()

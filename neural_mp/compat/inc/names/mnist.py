@@ -101,11 +101,15 @@ def _plain_or_packed(path: Path) -> Path | None:
     return next((file for file in (packed, path) if file.is_file()), None)
 
 
+#: Bytes that a packed file may hold.
+_LARGEST = 2**30
+
+
 def _read_bytes(path: Path) -> bytes:
     try:
         if path.suffix != ".gz":
             return path.read_bytes()
-        return read_packed(path)
+        return read_packed(path, _LARGEST)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
 
