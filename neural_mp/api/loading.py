@@ -9,7 +9,7 @@ from typing import Any
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.saved_folder import is_saved_model
-from neural_mp.core.arguments import check_text
+from neural_mp.core.arguments import check_path
 from neural_mp.core.precision import Precision
 from neural_mp.core.trusted import trusting
 from neural_mp.core.words import Capture
@@ -24,7 +24,7 @@ def resolve_source(source: Any) -> Any:
     Raises:
         ConfigurationError: the name cannot be imported.
     """
-    check_text("model", source)
+    check_path("model", source)
     if is_saved_model(source):
         raise ConfigurationError(
             f"{str(source)!r} holds a model that was already converted; give the original model, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ MOST = (1 << 31) - 1
 MOST_SECONDS = 10**9
 #: The most bytes of an array that an option gives the sizes of.
 _MOST_BYTES = 1 << 32
+#: Bytes of a path, and of a name in it, of common file systems.
+_LONGEST_PATH, _LONGEST_NAME = 4096, 255
 _SHOWN = 80
 
 
@@ -37,15 +40,32 @@ def check_text(option: str, value: Any) -> None:
         raise ConfigurationError(f"{option} holds the character NUL: {brief(str(value))}")
 
 
+def check_path(option: str, value: Any) -> None:
+    """Refuse a text or path that no file can be called.
+
+    Raises:
+        ConfigurationError: it holds NUL, or what has no bytes, or is too long.
+    """
+    if not isinstance(value, str | Path):
+        return
+    check_text(option, value)
+    try:
+        names = os.fsencode(value).split(os.fsencode(os.sep))
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(f"{option} is no path: {error.reason}") from None
+    if len(os.fsencode(value)) > _LONGEST_PATH or max(map(len, names)) > _LONGEST_NAME:
+        raise ConfigurationError(f"{option} is longer than a path can be: {brief(str(value))}")
+
+
 def path_of(option: str, value: Any) -> Path:
     """A path that a user gives.
 
     Raises:
-        ConfigurationError: it is no path, or holds the character NUL.
+        ConfigurationError: it is no path, or none that a file can have.
     """
     if not isinstance(value, str | Path):
         raise ConfigurationError(f"{option} must be a path, got {brief(value)}")
-    check_text(option, value)
+    check_path(option, value)
     return Path(value)
 
 

@@ -119,6 +119,14 @@ def amount(value: Any) -> float:
     return found
 
 
+def positive(value: Any) -> float:
+    """A finite number above 0, as a float."""
+    found = finite(value)
+    if found <= 0:
+        raise unfit("a number above 0", value)
+    return found
+
+
 def finite_numbers(value: Any) -> tuple[float, ...]:
     """A list of finite numbers, as floats; quick also for many."""
     if not isinstance(value, list | tuple):

@@ -16,6 +16,7 @@ from neural_mp.core.kinds import (
     finite_numbers,
     mapping_of,
     optional,
+    positive,
     unfit,
 )
 from neural_mp.core.precision import Precision
@@ -163,7 +164,9 @@ _OBSERVATIONS = fields(_PARTS, tuple(_PARTS))
 
 
 def _seconds_by_precision(value: Any) -> dict[Precision, float]:
-    return {Precision.read(name, "a precision"): s for name, s in mapping_of(amount)(value).items()}
+    return {
+        Precision.read(name, "a precision"): s for name, s in mapping_of(positive)(value).items()
+    }
 
 
 _TIMES = fields(

@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from neural_mp.core.kinds import count, fields, mapping_of, number, optional, text, word
+from neural_mp.core.kinds import (
+    amount,
+    checked,
+    count,
+    fields,
+    mapping_of,
+    number,
+    optional,
+    text,
+    word,
+)
 from neural_mp.core.plan import PrecisionPlan, plan_of
 from neural_mp.core.words import Objective, Word
 
@@ -125,7 +135,7 @@ _TRIAL = fields(
         "outcome": word(Outcome),
         "accuracy": optional(number),
         "loss": optional(number),
-        "objectives": mapping_of(number),
+        "objectives": mapping_of(checked(amount)),
         "seconds": number,
         "error": optional(text),
         "number": count,

@@ -103,7 +103,7 @@ def _profile(text: str, name: str) -> KernelLog | None:
     """The log of a profile; None of text that is none."""
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if not name.endswith(".json"):
             return None
         raise KernelLogError(

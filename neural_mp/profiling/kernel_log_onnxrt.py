@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from neural_mp.core.kinds import amount, anything, fields, list_of, mapping_of, text
+from neural_mp.errors import NeuralMPError
 from neural_mp.profiling.kernel_call import KernelCall, KernelLog
 
 #: How events of nodes are called that only wait: what a device still had to do.
@@ -12,6 +14,23 @@ _FENCES = ("_fence_before", "_fence_after")
 #: Ops whose time is that of the nodes within them, which have events of their own.
 _AROUND_OTHERS = ("If", "Loop", "Scan")
 _EMPTY = "the profile has no event of a node; end_profiling() must come after the model has run"
+
+
+_TENSORS = list_of(mapping_of(list_of(anything)))
+_EVENT = fields(
+    {
+        "dur": amount,
+        "args": fields(
+            {
+                "op_name": text,
+                "provider": text,
+                "input_type_shape": _TENSORS,
+                "output_type_shape": _TENSORS,
+            },
+            ("provider", "input_type_shape", "output_type_shape"),
+        ),
+    }
+)
 
 
 def is_profile(content: Any) -> bool:
@@ -25,26 +44,25 @@ def read_profile(events: Sequence[Mapping[str, Any]]) -> KernelLog:
     for event in events:
         if event.get("cat") != "Node" or str(event.get("name", "")).endswith(_FENCES):
             continue
-        details = event.get("args")
-        details = details if isinstance(details, Mapping) else {}
-        op = details.get("op_name")
-        if op in _AROUND_OTHERS:
-            continue
-        if not isinstance(op, str) or not isinstance(event.get("dur"), int | float):
+        try:
+            said = _EVENT(event)
+        except NeuralMPError:
             malformed += 1
             continue
-        calls.append(_call(op, details, event["dur"] / 1000))
+        details = said["args"]
+        if details["op_name"] not in _AROUND_OTHERS:
+            calls.append(_call(details["op_name"], details, said["dur"] / 1000))
     why = "" if calls else _EMPTY
     return KernelLog(tuple(calls), malformed, "", "ONNX Runtime", why)
 
 
 def _call(op: str, details: Mapping[str, Any], milliseconds: float) -> KernelCall:
-    provider = str(details.get("provider", ""))
+    provider = details.get("provider", "")
     short = provider.removesuffix("ExecutionProvider")
     read, written = (
         [
             (kind, "x".join(map(str, sizes)))
-            for tensor in details.get(f"{side}_type_shape") or ()
+            for tensor in details.get(f"{side}_type_shape", ())
             for kind, sizes in tensor.items()
         ]
         for side in ("input", "output")

@@ -15,8 +15,10 @@ from neural_mp.core.kinds import (
     UnfitError,
     amount,
     at,
+    checked,
     count,
     fields,
+    finite,
     list_of,
     mapping_of,
     number,
@@ -285,10 +287,10 @@ def _record(data: Any) -> RunRecord:
 #: FP32 on the user's data, as `RunRecord.baseline` and a history have it.
 BASELINE_FIGURES = fields(
     {
-        "accuracy": number,
+        "accuracy": checked(finite),
         "seconds": amount,
         "cpu_seconds": amount,
-        "target": optional(number),
+        "target": optional(checked(finite)),
         "metrics": mapping_of(number),
         "every": truth,
     },

@@ -13,8 +13,10 @@ from neural_mp.core.graph import OpGraph
 from neural_mp.core.kinds import (
     Kind,
     amount,
+    checked,
     count,
     fields,
+    finite,
     list_of,
     mapping_of,
     number,
@@ -196,6 +198,8 @@ def _rejected(value: Any) -> Trial:
     return Trial.from_dict({"outcome": "missed", **value} if isinstance(value, Mapping) else value)
 
 
+#: As it was written, whole numbers too.
+_finite = checked(finite)
 _METRIC = fields(
     {
         "baseline": number,
@@ -208,7 +212,8 @@ _METRIC = fields(
 _KINDS: Mapping[str, Kind[Any]] = {
     "metric": text,
     "higher_is_better": truth,
-    **dict.fromkeys(("baseline_accuracy", "accuracy", "target", "decibels"), optional(number)),
+    **dict.fromkeys(("baseline_accuracy", "accuracy", "target"), optional(_finite)),
+    "decibels": optional(number),
     "metrics": mapping_of(_metric),
     **dict.fromkeys(("baseline_latency", "latency"), optional(amount)),
     **dict.fromkeys(("speedup_low", "speedup_high"), optional(number)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from neural_mp.core.kinds import Kind, at, mapping_of, number
+from neural_mp.core.kinds import Kind, amount, at, mapping_of
 from neural_mp.core.observations import Observations, Times
 from neural_mp.core.reading import of_json, reading
 from neural_mp.core.trial import Trial
@@ -47,7 +47,7 @@ def record_of(study: optuna.Study) -> RunRecord:
         measured = Measured(
             at(TIMES, Times.from_dict, notes[TIMES]) if notes.get(TIMES) else Times(),
             arriving_in(notes),
-            at(VALUES, mapping_of(number), notes.get(VALUES) or {}),
+            at(VALUES, mapping_of(amount), notes.get(VALUES) or {}),
         )
     return RunRecord(
         setup,

@@ -19,7 +19,7 @@ from neural_mp.adaptors.tensorflow.nodes import TensorGraph, indexed
 from neural_mp.adaptors.tensorflow.runtime import imported
 from neural_mp.adaptors.tensorflow.safe_ops import check_graph
 from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
-from neural_mp.core.kinds import fields, mapping_of, text
+from neural_mp.core.kinds import fields, mapping_of, shown, text
 from neural_mp.errors import ConversionError, ModelLoadError
 
 MODEL_FILE = "saved_model.pb"
@@ -72,10 +72,11 @@ def restore(folder: Path) -> TensorFlowModel:
         saved.ParseFromString(path.read_bytes())
         graph = saved.meta_graphs[0].graph_def
         check_graph(graph, f"the graph in {str(path)!r}")
-        imported(graph)
+        known = imported(graph)
     except (DecodeError, IndexError, OSError, ValueError, tf.errors.OpError) as error:
         raise ModelLoadError(f"{str(path)!r} is missing or damaged: {error}") from error
     signature, details = read_details(folder / DETAILS_FILE, _details)
+    _check_ports(signature, known, folder / DETAILS_FILE)
     shapes: dict[str, Shape] = details["example"]
     sized = replace(
         signature,
@@ -91,6 +92,24 @@ def restore(folder: Path) -> TensorFlowModel:
         written=details.get("written", details["ops"]),
         results=details.get("results", {}),
     )
+
+
+def _check_ports(signature: ServedSignature, graph: tf.Graph, file: Path) -> None:
+    """Refuse a signature that is of another graph: running it would say no more.
+
+    Raises:
+        ModelLoadError: it names a tensor that the graph lacks, or one of another form.
+    """
+    for port in (*signature.inputs, *signature.outputs):
+        try:
+            tensor = graph.get_tensor_by_name(indexed(port.tensor))
+            fits = port.dtype is None or tf.as_dtype(port.dtype) == tensor.dtype
+            if port in signature.inputs:
+                fits = fits and tensor.shape.is_compatible_with(port.shape)
+        except (KeyError, ValueError, TypeError):
+            fits = False
+        if not fits:
+            raise ModelLoadError(f"{str(file)!r}: the graph has no tensor {shown(str(port))}")
 
 
 def _details(value: Any) -> tuple[ServedSignature, dict[str, Any]]:

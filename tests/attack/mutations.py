@@ -1,0 +1,61 @@
+"""Files with one thing changed: tuning files, plans, saved models and records of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import mutated_models as models
+import mutated_plans
+import mutated_runs
+import mutated_settings
+from children import Attacked, judged_in_children
+from verdicts import Family, Finding
+
+Attacks = Iterator[tuple[str, Callable[[], object]]]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Files of one kind.
+
+    Attributes:
+        name: of the kind.
+        share: how many of ten thousand attacks it makes.
+        prepare: makes what is attacked in an empty folder.
+        attacks: (that folder, an empty one, a seed, how many in all) → name of each, and the call.
+        a_process: how many attacks a process makes.
+        seconds: each must end before.
+    """
+
+    name: str
+    share: int
+    prepare: Callable[[Path], object]
+    attacks: Callable[[Path, Path, int, int], Attacks]
+    a_process: int = 500
+    seconds: float = 10
+
+
+_ALL = (
+    Group("tuning files", 5000, mutated_settings.prepare, mutated_settings.attacks),
+    Group("plans", 2500, mutated_plans.prepare, mutated_plans.attacks),
+    Group("records", 1200, mutated_runs.prepare, mutated_runs.record_attacks, 200, 20),
+    Group("histories", 500, mutated_runs.prepare, mutated_runs.history_attacks, 100, 20),
+    Group("PyTorch models", 300, models.prepare_pytorch, models.attacks, 75, 30),
+    Group("TensorFlow models", 200, models.prepare_tensorflow, models.attacks, 50, 30),
+    Group("ONNX models", 300, models.prepare_onnx, models.attacks, 75, 30),
+)
+GROUPS = {group.name: group for group in _ALL}
+
+
+def _findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:
+    shares = {group: max(1, round(count * group.share / MUTATIONS.full)) for group in _ALL}
+    # Groups that are made alike share what is made.
+    places = {group.prepare: folder / group.name for group in _ALL}
+    yield from judged_in_children(
+        [Attacked(g.name, places[g.prepare], part, g.a_process) for g, part in shares.items()], seed
+    )
+
+
+MUTATIONS = Family("mutations", 10_000, _findings)
