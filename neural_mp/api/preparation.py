@@ -39,7 +39,7 @@ from neural_mp.tuning.known import KNOWN_FOLDER, NOTHING_KNOWN, Known, machine_w
 from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.objectives import Measurement, parse_objectives
 from neural_mp.tuning.run_log import RunLog
-from neural_mp.tuning.workers import LOCAL, Workers
+from neural_mp.tuning.workers import Workers
 
 if TYPE_CHECKING:
     from neural_mp.api.mixed_precision import MixedPrecision
@@ -302,7 +302,7 @@ def check(options: MixedPrecision) -> None:
             f"{options.postprocess!r}"
         )
     workers = Workers.read(options.workers)
-    if workers.engine != LOCAL:
+    if workers.several:
         executor_named(workers.engine).check(workers)
     names = options.outputs if isinstance(options.outputs, list | tuple) else [options.outputs]
     if options.outputs is not None and not all(isinstance(name, str) for name in names):

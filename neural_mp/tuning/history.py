@@ -18,6 +18,7 @@ from neural_mp.errors import HistoryError
 from neural_mp.search.quiet_optuna import quiet_optuna
 from neural_mp.tuning.record import Ending, RunRecord, Setup
 from neural_mp.tuning.record_form import ending_to_dict, setup_to_dict
+from neural_mp.tuning.run_book import RunBook
 from neural_mp.tuning.run_opening import claimed_run, new_run, study_named
 from neural_mp.tuning.stored_record import (
     BASELINE,
@@ -80,7 +81,6 @@ class History:
     def __init__(
         self, url: str, fingerprint: Mapping[str, str], higher_is_better: bool, resume: bool = False
     ) -> None:
-        self._running: dict[int, optuna.trial.Trial] = {}
         with quiet_optuna():
             try:
                 storage = open_storage(url)
@@ -88,8 +88,9 @@ class History:
                     name, self._claim = claimed_run(storage, fingerprint, url)
                 else:
                     name, self._claim = new_run(storage, fingerprint, higher_is_better)
-                self._study = study_named(storage, name)
-                self._bury_the_killed()
+                study = study_named(storage, name)
+                _bury_the_killed(study)
+                self._book = RunBook(study)
             except HistoryError:
                 raise
             except Exception as error:
@@ -105,36 +106,33 @@ class History:
         """Let others write into the run."""
         self._claim.release()
 
-    def _bury_the_killed(self) -> None:
-        """A trial still marked as running was cut off with its process."""
-        import optuna
-
-        for trial in self._study.get_trials(deepcopy=False):
-            if trial.state is optuna.trial.TrialState.RUNNING:
-                self._close(trial)
-
     @property
     def name(self) -> str:
         """The run's name in the storage."""
-        return str(self._study.study_name)
+        return self._book.name
+
+    @property
+    def trouble(self) -> str:
+        """Why the storage holds only a part of the run, in words; empty where it holds all."""
+        return self._book.trouble
 
     @property
     def baseline(self) -> dict[str, Any] | None:
         """The FP32 baseline, once it was measured."""
-        return baseline_of(self._study)
+        return baseline_of(self._book)
 
     @baseline.setter
     def baseline(self, values: Mapping[str, Any]) -> None:
-        self._study.set_user_attr(BASELINE, dict(values))
+        self._book.write(BASELINE, dict(values))
 
     @property
     def observations(self) -> Observations | None:
         """What calibration saw, once it ran."""
-        return kept(self._study, OBSERVATIONS, Observations.from_dict)
+        return kept(self._book, OBSERVATIONS, Observations.from_dict)
 
     @observations.setter
     def observations(self, observations: Observations) -> None:
-        self._study.set_user_attr(OBSERVATIONS, _packed(observations.to_dict()))
+        self._book.write(OBSERVATIONS, _packed(observations.to_dict()))
 
     def recall(self, key: str, kind: Kind[T]) -> tuple[bool, T | None]:
         """Whether something was written down under a key, and what, of a kind.
@@ -142,7 +140,7 @@ class History:
         Raises:
             HistoryError: what was written is not of that kind.
         """
-        attributes = self._study.user_attrs
+        attributes = self._book.attributes
         if MEASURED + key not in attributes:
             return False, None
         with reading(f"{self.name}: {key}", HistoryError):
@@ -150,16 +148,16 @@ class History:
 
     def remember(self, key: str, value: Any) -> None:
         """Write down what was measured: numbers, words, lists and dicts."""
-        self._study.set_user_attr(MEASURED + key, value)
+        self._book.write(MEASURED + key, value)
 
     def begin(self, setup: Setup) -> None:
         """Write down what the run is, for people who look at it later; it has no ending now."""
-        self._study.set_user_attr(SETUP, _packed(setup_to_dict(setup)))
-        self._study.set_user_attr(ENDING, None)
+        self._book.write(SETUP, _packed(setup_to_dict(setup)))
+        self._book.write(ENDING, None)
 
     def end(self, ending: Ending) -> None:
         """Write down how the run ended."""
-        self._study.set_user_attr(ENDING, _packed(ending_to_dict(ending)))
+        self._book.write(ENDING, _packed(ending_to_dict(ending)))
 
     def record(self) -> RunRecord:
         """All that is kept of the run.
@@ -167,11 +165,11 @@ class History:
         Raises:
             HistoryError: it was begun by a version that kept less.
         """
-        return record_of(self._study)
+        return record_of(self._book)
 
     def trials(self) -> list[Trial]:
         """All finished trials, oldest first."""
-        return trials_of(self._study)
+        return trials_of(self._book)
 
     def start(self) -> int:
         """Open a trial; its number.
@@ -180,51 +178,43 @@ class History:
             RunInUseError: somebody else has taken the run over.
         """
         self._claim.check()
-        with quiet_optuna():
-            trial = self._study.ask()
-        self._running[trial.number] = trial
-        return int(trial.number)
+        return self._book.start()
 
     def keep(self, trial: Trial) -> None:
         """Write down what is known of an open trial: a run that is resumed has it as a trial."""
-        self._running[trial.number].set_user_attr(TRIAL, json.dumps(trial.to_dict()))
+        self._book.note(trial.number, {TRIAL: json.dumps(trial.to_dict())})
 
     def finish(self, trial: Trial) -> None:
         """Write a trial down; once this returns, no crash loses it."""
-        import optuna
-
-        handle = self._running.pop(trial.number)
-        handle.set_user_attr(TRIAL, json.dumps(trial.to_dict()))
-        for name, value in _shown(trial).items():
-            handle.set_user_attr(name, value)
-        with quiet_optuna():
-            if trial.accuracy is None or trial.outcome is Outcome.FAILED:
-                self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-            elif trial.outcome is Outcome.PRUNED:
-                handle.report(trial.accuracy, step=0)
-                self._study.tell(trial.number, state=optuna.trial.TrialState.PRUNED)
-            else:
-                self._study.tell(trial.number, trial.accuracy)
+        self.keep(trial)
+        self._book.note(trial.number, _shown(trial))
+        failed = trial.outcome is Outcome.FAILED
+        pruned = trial.outcome is Outcome.PRUNED
+        self._book.close(trial.number, None if failed else trial.accuracy, pruned=pruned)
 
     def abandon(self, number: int, plan: PrecisionPlan, error: str) -> None:
         """Close a trial that did not end for reasons of its own.
 
         Resuming tries the plan again, unless `keep` has what came of it.
         """
-        handle = self._running.pop(number)
-        handle.set_user_attr("error", error)
-        handle.set_user_attr("plan", json.dumps(plan.to_dict()))
-        with quiet_optuna():
-            self._close(handle)
+        self._book.note(number, {"error": error, "plan": json.dumps(plan.to_dict())})
+        self._book.close(number, _kept_accuracy(self._book.trials[number], number))
 
-    def _close(self, trial: optuna.Trial | optuna.trial.FrozenTrial) -> None:
-        """End an open trial of Optuna's: with its accuracy, where it was kept."""
-        import optuna
 
-        stored = trial.user_attrs.get(TRIAL)
-        found = None if stored is None else trial_of(stored, f"trial {trial.number}").accuracy
-        failed = optuna.trial.TrialState.FAIL if found is None else None
-        self._study.tell(trial.number, found, failed)
+def _bury_the_killed(study: optuna.Study) -> None:
+    """Close what is still marked as running: it was cut off with its process."""
+    from optuna.trial import TrialState
+
+    for trial in study.get_trials(deepcopy=False):
+        if trial.state is TrialState.RUNNING:
+            found = _kept_accuracy(trial.user_attrs, trial.number)
+            study.tell(trial.number, found, TrialState.FAIL if found is None else None)
+
+
+def _kept_accuracy(attributes: Mapping[str, Any], number: int) -> float | None:
+    """The accuracy of a trial, where it was kept before the trial was closed."""
+    stored = attributes.get(TRIAL)
+    return None if stored is None else trial_of(stored, f"trial {number}").accuracy
 
 
 def _shown(trial: Trial) -> dict[str, Any]:
@@ -256,7 +246,7 @@ def read_record(url: str, number: int | None = None, model: str | None = None) -
         try:
             storage = open_storage(url)
             name = chosen_run(run_names(storage), number, model, url)
-            return record_of(study_named(storage, name))
+            return record_of(RunBook(study_named(storage, name)))
         except HistoryError:
             raise
         except Exception as error:

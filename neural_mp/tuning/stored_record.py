@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from neural_mp.core.kinds import Kind, amount, at, mapping_of
 from neural_mp.core.observations import Observations, Times
@@ -13,9 +13,7 @@ from neural_mp.errors import HistoryError
 from neural_mp.tuning.notes import TIMES, VALUES, arriving_in
 from neural_mp.tuning.record import Measured, RunRecord
 from neural_mp.tuning.record_form import BASELINE_FIGURES, ending_from_dict, setup_from_dict
-
-if TYPE_CHECKING:
-    import optuna
+from neural_mp.tuning.run_book import RunBook
 
 T = TypeVar("T")
 
@@ -25,25 +23,25 @@ SETUP, ENDING = "setup", "ending"
 MEASURED = "measured: "
 
 
-def record_of(study: optuna.Study) -> RunRecord:
+def record_of(book: RunBook) -> RunRecord:
     """All that is kept of a run.
 
     Raises:
         HistoryError: it is damaged, or was begun by a version that kept less.
     """
-    attributes = study.user_attrs
+    attributes = book.attributes
     notes = {
         key.removeprefix(MEASURED): value
         for key, value in attributes.items()
         if key.startswith(MEASURED)
     }
-    setup = kept(study, SETUP, setup_from_dict)
+    setup = kept(book, SETUP, setup_from_dict)
     if setup is None:
         raise HistoryError(
-            f"{study.study_name!r} was begun by a version that kept less, or was killed before it "
+            f"{book.name!r} was begun by a version that kept less, or was killed before it "
             f"began to search; there is nothing to show of it"
         )
-    with reading(str(study.study_name), HistoryError):
+    with reading(book.name, HistoryError):
         measured = Measured(
             at(TIMES, Times.from_dict, notes[TIMES]) if notes.get(TIMES) else Times(),
             arriving_in(notes),
@@ -51,34 +49,34 @@ def record_of(study: optuna.Study) -> RunRecord:
         )
     return RunRecord(
         setup,
-        str(study.study_name),
-        baseline_of(study),
-        kept(study, OBSERVATIONS, Observations.from_dict) or Observations(),
-        tuple(trials_of(study)),
+        book.name,
+        baseline_of(book),
+        kept(book, OBSERVATIONS, Observations.from_dict) or Observations(),
+        tuple(trials_of(book)),
         measured,
-        kept(study, ENDING, ending_from_dict),
+        kept(book, ENDING, ending_from_dict),
     )
 
 
-def baseline_of(study: optuna.Study) -> dict[str, Any] | None:
+def baseline_of(book: RunBook) -> dict[str, Any] | None:
     """The FP32 baseline, once it was measured.
 
     Raises:
         HistoryError: it is damaged.
     """
-    found = study.user_attrs.get(BASELINE)
-    with reading(f"{study.study_name}: {BASELINE}", HistoryError):
+    found = book.attributes.get(BASELINE)
+    with reading(f"{book.name}: {BASELINE}", HistoryError):
         return None if found is None else BASELINE_FIGURES(found)
 
 
-def kept(study: optuna.Study, key: str, kind: Kind[T]) -> T | None:
+def kept(book: RunBook, key: str, kind: Kind[T]) -> T | None:
     """What is kept of a run under a key, packed; None where nothing is.
 
     Raises:
         HistoryError: it is damaged.
     """
-    stored = study.user_attrs.get(key)
-    origin = f"{study.study_name}: {key}"
+    stored = book.attributes.get(key)
+    origin = f"{book.name}: {key}"
     return None if stored is None else of_json(stored, kind, origin, HistoryError)
 
 
@@ -91,17 +89,14 @@ def trial_of(stored: Any, origin: str) -> Trial:
     return of_json(stored, Trial.from_dict, origin, HistoryError)
 
 
-def trials_of(study: optuna.Study) -> list[Trial]:
+def trials_of(book: RunBook) -> list[Trial]:
     """All trials that were written down, oldest first.
 
     Raises:
         HistoryError: one is damaged.
     """
     return [
-        replace(
-            trial_of(stored.user_attrs[TRIAL], f"{study.study_name}: trial {stored.number}"),
-            number=stored.number,
-        )
-        for stored in study.get_trials(deepcopy=False)
-        if TRIAL in stored.user_attrs
+        replace(trial_of(attributes[TRIAL], f"{book.name}: trial {number}"), number=number)
+        for number, attributes in book.trials.items()
+        if TRIAL in attributes
     ]

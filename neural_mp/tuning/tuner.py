@@ -38,7 +38,7 @@ from neural_mp.tuning.measuring_probe import LEAST_ALLOWANCE, MeasuringProbe, kn
 from neural_mp.tuning.notes import VALUES
 from neural_mp.tuning.objectives import best_trial
 from neural_mp.tuning.preparation import Baseline, calibrated, measured_baseline
-from neural_mp.tuning.record import Ending, Measured, RunRecord, Setup
+from neural_mp.tuning.record import Measured, RunRecord, Setup
 from neural_mp.tuning.recording import ending_of, setup_of
 from neural_mp.tuning.report import Report, count_ops, emulated_precisions
 from neural_mp.tuning.run_log import RunLog
@@ -308,6 +308,8 @@ def _judged_result(
     trials: Sequence[Trial],
 ) -> TuningResult:
     """A result whose accuracy was checked."""
+    if history.trouble:
+        log.warn(history.trouble)
     known = baseline.accuracy if baseline is not None else None
     report = replace(
         _report(job, choice, log),
@@ -321,21 +323,11 @@ def _judged_result(
     seconds = allowance(job, baseline)
     so_far = history.record()
     ending = ending_of(job, choice, met, report, seconds, so_far.measured.times, trials)
-    record = _recorded(history, so_far, ending)
+    history.end(ending)
+    record = history.record()
     return TuningResult(
         choice.model, choice.plan.plan, met, tuple(trials), record.observations, report, record
     )
-
-
-def _recorded(history: History, known: RunRecord, ending: Ending) -> RunRecord:
-    """What is kept of the run, with its end written down."""
-    try:
-        history.end(ending)
-        return history.record()
-    except Exception:
-        # Whatever the database raises, such as for a full disk: the result is not lost by it.
-        logger.warning("the end of the run could not be written to its history", exc_info=True)
-        return replace(known, ending=ending)
 
 
 def _report(job: TuningJob, choice: Choice, log: RunLog) -> Report:

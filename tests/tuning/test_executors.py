@@ -180,3 +180,12 @@ def test_without_ray_it_is_said_how_to_install_it(monkeypatch):
     )
     with pytest.raises(MissingFrameworkError, match=r"pip install 'neural-mp\[ray\]'"):
         workers({"engine": "ray"})()
+
+
+def test_where_processes_share_no_memory_it_is_said_before_anything_is_computed(monkeypatch):
+    def read_only(*_, **__):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("multiprocessing.synchronize.SemLock.__init__", read_only)
+    with pytest.raises(ConfigurationError, match=r"workers = 2 needs memory .* use workers = 1"):
+        workers(2)()

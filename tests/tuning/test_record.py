@@ -3,6 +3,7 @@
 import json
 import math
 
+import optuna
 import pytest
 import torch
 from torch.nn import functional
@@ -10,7 +11,7 @@ from torch.nn import functional
 from neural_mp import ExitPolicy, MixedPrecision, load
 from neural_mp.core.precision import Precision
 from neural_mp.errors import HistoryError, NeuralMPError
-from neural_mp.tuning.history import History, read_record, storage_url
+from neural_mp.tuning.history import read_record, storage_url
 from neural_mp.tuning.record_form import record_from_dict, record_to_dict
 from neural_mp.tuning.report import Report
 
@@ -153,16 +154,33 @@ def test_a_run_whose_accuracy_nobody_checks_has_a_record_too(converter):
     assert record.multiply_adds["stem"] > 0
 
 
-def test_a_disk_that_is_full_at_the_end_does_not_cost_the_result(converter, monkeypatch):
-    def full(*arguments):
+@pytest.mark.parametrize("since", ["the end", "the first trial", "the baseline"])
+def test_a_disk_that_is_full_does_not_cost_the_result(converter, stored, monkeypatch, since):
+    expected, writing, full = converter(), optuna.Study.set_user_attr, []
+
+    def write(study, name, value):
+        full.append(name == {"the end": "ending", "the baseline": "baseline"}.get(since) and value)
+        if any(full):
+            raise OSError("No space left on device")
+        writing(study, name, value)
+
+    def ask(*_):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(History, "end", full)
+    monkeypatch.setattr(optuna.Study, "set_user_attr", write)
+    if since == "the first trial":
+        monkeypatch.setattr(optuna.Study, "ask", ask)
     result = converter()
     assert result.met
+    assert result.plan == expected.plan
     assert result.record.ending.met
+    assert [trial.plan for trial in result.trials] == [trial.plan for trial in expected.trials]
     assert len(result.record.trials) == len(result.trials)
     assert result.observations.noise
+    said = [words for words in result.report.warnings if "is no longer written down" in words]
+    assert bool(said) == (since != "the end")
+    monkeypatch.undo()
+    assert len(stored().trials) == (len(result.trials) if since == "the end" else 0)
 
 
 def test_there_is_no_record_of_a_run_that_is_not_there(converter, stored, tmp_path):

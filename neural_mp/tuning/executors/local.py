@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import platform
 from collections.abc import Callable, Collection, Iterable
@@ -16,6 +17,7 @@ from neural_mp.core.environment import THREAD_VARIABLES
 from neural_mp.core.free_memory import free_memory
 from neural_mp.core.grammar import counted
 from neural_mp.core.python_processes import restore_environment, worker_environment
+from neural_mp.errors import ConfigurationError
 from neural_mp.tuning.executors.contract import Answer, Raised, Task, Work, Worker, died
 from neural_mp.tuning.executors.owner import end_with
 from neural_mp.tuning.executors.queued import QueuedExecutor, Ticket
@@ -71,6 +73,24 @@ class LocalExecutor(QueuedExecutor):
     """
 
     name = LOCAL
+
+    @classmethod
+    def check(cls, workers: Workers) -> None:
+        """See that processes can be started that are talked to.
+
+        Raises:
+            ConfigurationError: there is no memory that processes share.
+        """
+        super().check(workers)
+        # One of this kind is gone at once, and nobody has to clean up behind it.
+        context = multiprocessing.get_context("fork" if hasattr(os, "fork") else None)
+        try:
+            context.Lock()
+        except OSError as error:
+            raise ConfigurationError(
+                f"{workers} needs memory that processes share, such as /dev/shm: {error}; use "
+                f"workers = 1"
+            ) from error
 
     def __init__(self, work: Work, workers: Workers, warn: Callable[[str], None]) -> None:
         super().__init__(work, workers, warn)

@@ -1,0 +1,146 @@
+"""Two runs at once in one workspace: each has a run of its own, or is told who has it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from short_runs import Setting, as_text, kept, outcome, run_count, started, write_nets
+from verdicts import Family, Finding, Verdict
+
+NAME = "together"
+_HANG = 120.0
+_SETTINGS = (Setting("basic", pause=0.2), Setting("tpe", pause=0.2), Setting("exhaustive", 2))
+Process = multiprocessing.Process
+
+
+class _Pair:
+    """Runs in one folder.
+
+    Args:
+        nets: where the nets are.
+        home: the folder of the runs.
+        setting: of the runs.
+        dice: says how long to wait between them.
+    """
+
+    def __init__(self, nets: Path, home: Path, setting: Setting, dice: random.Random) -> None:
+        self._nets, self.home, self._setting, self._dice = nets, home, setting, dice
+
+    def start(self, resume: bool) -> Process:
+        return started(self._nets, self.home, self._setting, resume)
+
+    def wait(self, most: float) -> None:
+        time.sleep(self._dice.uniform(0, most))
+
+    def wait_for_a_run(self) -> None:
+        until = time.monotonic() + _HANG
+        while not run_count(self.home):
+            assert time.monotonic() < until, "no run was begun"
+            time.sleep(0.02)
+
+    def ends(self, *processes: Process) -> list[dict[str, Any]]:
+        """What came of processes that end by themselves."""
+        found = []
+        for process in processes:
+            process.join(_HANG)
+            assert not process.is_alive(), "it hangs"
+            told = outcome(process, self.home)
+            assert told is not None, f"it ended without words, by {process.exitcode}"
+            found.append(told)
+        return found
+
+
+def _two_new_runs(pair: _Pair) -> None:
+    first = pair.start(resume=False)
+    pair.wait(0.3)
+    one, other = pair.ends(first, pair.start(resume=False))
+    _right(pair, one, other)
+    assert one["run"] != other["run"], "they wrote into one run"
+
+
+def _resumed_while_it_goes_on(pair: _Pair) -> None:
+    first = pair.start(resume=False)
+    pair.wait_for_a_run()
+    one, other = pair.ends(first, pair.start(resume=True))
+    _right(pair, one)
+    if other["end"] == "right":  # the first one had ended before
+        _right(pair, one, other)
+    else:
+        assert f"in use by process {first.pid} on " in other["words"], other["words"]
+
+
+def _two_go_on(pair: _Pair) -> None:
+    first = pair.start(resume=False)
+    pair.wait_for_a_run()
+    pair.wait(0.5)
+    first.kill()
+    first.join()
+    ends = pair.ends(*[pair.start(resume=True) for _ in range(2)])
+    right = [end for end in ends if end["end"] == "right"]
+    assert right, f"nobody went on: {ends}"
+    _right(pair, *right)
+    assert all("in use by process" in end["words"] for end in ends if end not in right), ends
+
+
+def _gone_on_with_while_it_is_stopped(pair: _Pair) -> None:
+    first = pair.start(resume=False)
+    pair.wait_for_a_run()
+    assert first.pid is not None
+    os.kill(first.pid, signal.SIGSTOP)
+    try:
+        (other,) = pair.ends(pair.start(resume=True))
+        assert f"in use by process {first.pid} on " in other["words"], other
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
+    _right(pair, *pair.ends(first))
+
+
+_CASES: Sequence[Callable[[_Pair], None]] = (
+    _two_new_runs,
+    _resumed_while_it_goes_on,
+    _two_go_on,
+    _gone_on_with_while_it_is_stopped,
+)
+
+
+def _right(pair: _Pair, *ends: dict[str, Any]) -> None:
+    """See that all came to the same, and that no run has a trial twice."""
+    for end in ends:
+        assert end["end"] == "right", end["words"]
+        assert not end["warnings"] or not any("written down" in w for w in end["warnings"])
+        texts = Counter(map(as_text, end["trials"]))
+        assert set(texts.values()) <= {1}, f"trials came twice: {texts.most_common(1)}"
+        assert texts == Counter(map(as_text, ends[0]["trials"]))
+    known = kept(pair.home)
+    assert known.words == "ok"
+    runs = len({end["run"] for end in ends})
+    assert Counter(known.trials).total() == runs * len(ends[0]["trials"])
+
+
+def findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:
+    """Start two runs at once, in every way."""
+    dice, nets = random.Random(seed), folder / "nets"
+    nets.mkdir()
+    write_nets(nets)
+    for place in range(count):
+        case = _CASES[place % len(_CASES)]
+        setting = _SETTINGS[place // len(_CASES) % len(_SETTINGS)]
+        home = folder / f"pair {place}"
+        home.mkdir()
+        words = f"{case.__name__.strip('_').replace('_', ' ')}, {setting.strategy}"
+        try:
+            case(_Pair(nets, home, setting, dice))
+            yield Finding(NAME, words, Verdict.RIGHT)
+        except AssertionError as error:
+            yield Finding(NAME, words, Verdict.WRONG, str(error))
+
+
+TOGETHER = Family(NAME, 24, findings)
