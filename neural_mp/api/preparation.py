@@ -299,7 +299,7 @@ def check(options: MixedPrecision) -> None:
     if options.postprocess is not None and not callable(options.postprocess):
         raise ConfigurationError(
             f"postprocess must be a function (predictions, labels) → (predictions, labels), got "
-            f"{options.postprocess!r}"
+            f"{with_article(type(options.postprocess).__name__)}"
         )
     workers = Workers.read(options.workers)
     if workers.several:

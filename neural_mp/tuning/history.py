@@ -33,7 +33,7 @@ from neural_mp.tuning.stored_record import (
     trial_of,
     trials_of,
 )
-from neural_mp.tuning.stored_runs import chosen_run, open_storage, run_names
+from neural_mp.tuning.stored_runs import chosen_run, close_storage, open_storage, run_names
 
 if TYPE_CHECKING:
     import optuna
@@ -88,6 +88,7 @@ class History:
                     name, self._claim = claimed_run(storage, fingerprint, url)
                 else:
                     name, self._claim = new_run(storage, fingerprint, higher_is_better)
+                self._storage = storage
                 study = study_named(storage, name)
                 _bury_the_killed(study)
                 self._book = RunBook(study)
@@ -103,8 +104,9 @@ class History:
         self.close()
 
     def close(self) -> None:
-        """Let others write into the run."""
+        """Let others write into the run, and let go of its storage."""
         self._claim.release()
+        close_storage(self._storage)
 
     @property
     def name(self) -> str:
@@ -245,8 +247,11 @@ def read_record(url: str, number: int | None = None, model: str | None = None) -
     with quiet_optuna():
         try:
             storage = open_storage(url)
-            name = chosen_run(run_names(storage), number, model, url)
-            return record_of(RunBook(study_named(storage, name)))
+            try:
+                name = chosen_run(run_names(storage), number, model, url)
+                return record_of(RunBook(study_named(storage, name)))
+            finally:
+                close_storage(storage)
         except HistoryError:
             raise
         except Exception as error:

@@ -65,6 +65,12 @@ def open_storage(url: str) -> RDBStorage:
     return RDBStorage(url, engine_kwargs=waits)
 
 
+def close_storage(storage: RDBStorage) -> None:
+    """Give back its connections, so that no file of it stays open in this process."""
+    storage.remove_session()
+    storage.engine.dispose()
+
+
 def run_names(storage: RDBStorage | str, model: str | None = None) -> list[RunName]:
     """Our runs in a storage that may hold other studies, too; the latest last.
 

@@ -164,7 +164,10 @@ FUNCTIONS: dict[str, tuple[Callable[[Given], None], Comes]] = {
         postprocess(lambda pair: "ab"),
         Refused("postprocess must return .*a str"),
     ),
-    "postprocess that is a number": (postprocess(3), Refused("postprocess.*int|postprocess.*3")),
+    "postprocess that is a number": (
+        postprocess(3),
+        Refused("postprocess must be a function.*an int"),
+    ),
     "postprocess that raises": (postprocess(raiser(OwnError("mine"))), Own(OwnError)),
     "postprocess that raises StopIteration": (
         postprocess(raiser(StopIteration("mine"))),
