@@ -268,6 +268,24 @@ def _fills_from_elsewhere(folder: Path, canary: Path) -> None:
     load_source(str(path), None, None)
 
 
+@TENSORFLOW.here("a SavedModel whose signature is said to be what saves a variable")
+def _says_it_saves(folder: Path, canary: Path) -> None:
+    path = _saved(folder, _with("SaveV2", canary))
+
+    def edit(meta: Any) -> None:
+        objects = meta.object_graph_def
+        variable = next(node for node in objects.nodes if node.HasField("variable"))
+        for index, node in enumerate(objects.nodes):
+            if node.HasField("bare_concrete_function"):
+                variable.saveable_objects[str(index)].save_function = index
+        for signature in meta.signature_def.values():
+            for tensor in signature.outputs.values():
+                tensor.name = signature.inputs["image"].name if signature.inputs else tensor.name
+
+    _edited(path, edit)
+    _load_and_run(path)
+
+
 @TENSORFLOW.here("a SavedModel with a harmless table", refused=False)
 def _has_a_table(folder: Path, canary: Path) -> None:
     load_source(str(_tabled(folder)), None, None)

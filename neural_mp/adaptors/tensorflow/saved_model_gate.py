@@ -6,11 +6,10 @@ parts of graphs that can be worked out beforehand, wherever they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
-from tensorflow.core.protobuf.saved_object_graph_pb2 import SavedObjectGraph
 
 from neural_mp.adaptors.tensorflow.nodes import node_of
 from neural_mp.adaptors.tensorflow.safe_ops import Found, reached, suspicious
@@ -45,12 +44,9 @@ def check_saved_model(saved: saved_model_pb2.SavedModel, file: Path, *, session:
 def _check(
     meta: meta_graph_pb2.MetaGraphDef, found: Iterable[Found], what: str, session: bool
 ) -> None:
-    objects = meta.object_graph_def
-    saving, restoring = _savers(objects)
-    run = reached(
-        meta.graph_def, _entered(meta), set(objects.concrete_functions) - saving - restoring
-    )
-    restored = reached(meta.graph_def, [meta.saver_def.restore_op_name], restoring)
+    # Objects hand over what they save: the functions that write and read it are none of theirs.
+    run = reached(meta.graph_def, _entered(meta), meta.object_graph_def.concrete_functions)
+    restored = reached(meta.graph_def, [meta.saver_def.restore_op_name])
     for item in found:
         if item.fills_a_table:
             fine = _from_asset(meta, item) if not item.where else not session
@@ -68,26 +64,13 @@ def _within(found: Found, run: tuple[set[str], set[str]]) -> bool:
     return found.where in functions if found.where else found.node.name in nodes
 
 
-def _savers(objects: SavedObjectGraph) -> tuple[set[str], set[str]]:
-    """The functions by which objects save, and those by which they restore themselves."""
-    names = {
-        child: name
-        for name in objects.concrete_functions
-        for child, node in enumerate(objects.nodes)
-        if node.bare_concrete_function.concrete_function_name == name
-        or name in node.function.concrete_functions
-    }
-    savers = [s for node in objects.nodes for s in node.saveable_objects.values()]
-    saving = {names[s.save_function] for s in savers if s.save_function in names}
-    return saving, {names[s.restore_function] for s in savers if s.restore_function in names}
-
-
 def _entered(meta: meta_graph_pb2.MetaGraphDef) -> list[str]:
     """The nodes that are run by somebody: results of signatures, and what is run first."""
     results = [
-        node_of(tensor.name)
+        node_of(name)
         for signature in meta.signature_def.values()
         for tensor in signature.outputs.values()
+        for name in _tensors_of(tensor)
     ]
     return [
         *results,
@@ -98,6 +81,15 @@ def _entered(meta: meta_graph_pb2.MetaGraphDef) -> list[str]:
             for name in meta.collection_def[key].node_list.value
         ),
     ]
+
+
+def _tensors_of(info: meta_graph_pb2.TensorInfo) -> Iterator[str]:
+    """The tensors that one result consists of."""
+    sparse = info.coo_sparse
+    yield from (info.name, sparse.values_tensor_name, sparse.indices_tensor_name)
+    yield sparse.dense_shape_tensor_name
+    for component in info.composite_tensor.components:
+        yield from _tensors_of(component)
 
 
 def _from_asset(meta: meta_graph_pb2.MetaGraphDef, found: Found) -> bool:
