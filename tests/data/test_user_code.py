@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import cloudpickle
 import pytest
 
 from neural_mp.config import trust_of
@@ -141,3 +142,18 @@ def test_where_workers_would_run_such_a_module_none_is_started(tmp_path, monkeyp
     (tmp_path / "random.py").touch()
     with pytest.raises(ConfigurationError, match=r"'random.py' in the working directory.*rename"):
         worker_environment({})
+
+
+def test_a_module_of_the_users_comes_before_one_that_is_only_installed(own):
+    installed = own / "installed"
+    installed.mkdir()
+    (installed / "colorama_own.py").write_text("class Data: home = 'installed'\n")
+    (own / "colorama_own.py").write_text("class Data: home = 'here'\n")
+    sys.path.insert(0, str(installed))
+    with named_in_file(None, ()):
+        found = load_user_object("colorama_own:Data")
+    assert found.home == "here"
+    # Another process, which finds the installed one by this name, gets the class itself.
+    sent = cloudpickle.dumps(found)
+    del sys.modules["colorama_own"]
+    assert cloudpickle.loads(sent).home == "here"

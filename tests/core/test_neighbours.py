@@ -1,0 +1,37 @@
+import pytest
+
+from neural_mp.core.neighbours import beside
+from neural_mp.errors import ModelLoadError
+
+
+def test_files_beside_and_below_a_model_are_its_own(tmp_path):
+    model = tmp_path / "net.onnx"
+    model.touch()
+    (tmp_path / "parts").mkdir()
+    assert beside(model, "net.data") == tmp_path / "net.data"
+    assert beside(model, "parts/0.data") == tmp_path / "parts" / "0.data"
+    assert beside(model, "words.txt", "assets") == tmp_path / "assets" / "words.txt"
+
+
+def test_in_a_cache_of_links_they_lie_beside_what_the_model_leads_to(tmp_path):
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "main"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for name, blob in (("net.onnx", "a1"), ("net.data", "b2")):
+        (blobs / blob).touch()
+        (snapshot / name).symlink_to(f"../../blobs/{blob}")
+    assert beside(snapshot / "net.onnx", "net.data") == snapshot / "net.data"
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/hostname", "out", "ring", "", "a\0b", "sub/../../x"]
+)
+def test_all_others_are_refused(tmp_path, name):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "net.onnx").touch()
+    (tmp_path / "x").touch()
+    (folder / "out").symlink_to("../x")
+    (folder / "ring").symlink_to("ring")
+    with pytest.raises(ModelLoadError, match="outside of the model's folder"):
+        beside(folder / "net.onnx", name)
