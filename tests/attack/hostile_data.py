@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from hostile import Attacks
 
-from neural_mp.adaptors.common.saved_details import read_details
 from neural_mp.api.compared_data import batches_of
 from neural_mp.api.optimized_model import load
 from neural_mp.data import build_dataset
@@ -226,13 +225,6 @@ def _is_cifar(folder: Path, canary: Path) -> None:
 
     (folder / "test_batch").write_bytes(pickle.dumps(_Touches(canary)))
     vocabulary("tensorflow").datasets.build("CIFAR10", {"root": str(folder)})
-
-
-@DATA.here("the details of a result that are nested")
-def _has_details(folder: Path, canary: Path) -> None:
-    (folder / "x.json").write_text(_NESTED)
-    with read_details(folder / "x.json"):
-        pass
 
 
 @DATA.here("the list of files of a result that is", "nested", "one of other files")

@@ -306,6 +306,15 @@ def _is_ours(folder: Path, canary: Path) -> None:
     storage.restore(folder / "saved", "CPUExecutionProvider")
 
 
+@ONNX.here("a result of ours whose details are nested")
+def _has_details(folder: Path, canary: Path) -> None:
+    from neural_mp.adaptors.onnxrt import storage
+
+    storage.save(load_source(_net(), None, None).held, folder)
+    (folder / storage.DETAILS_FILE).write_text("[" * 200_000)
+    storage.restore(folder, "CPUExecutionProvider")
+
+
 @ONNX.command("the command, with weights from another file")
 def _is_inspected(folder: Path, canary: Path) -> list[str]:
     _secret(folder)
