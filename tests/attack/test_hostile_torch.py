@@ -11,7 +11,7 @@ from verdicts import harmful
 pytestmark = pytest.mark.slow
 
 #: Every case as a file, as a saved folder, and some in a process of their own; then changed bytes.
-SHORT = 160
+SHORT = 200
 
 
 def test_hostile_files_of_pytorch_do_nothing(tmp_path: Path) -> None:
