@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from neural_mp.errors import HistoryError
 
 if TYPE_CHECKING:
     from optuna.storages import RDBStorage
+    from sqlalchemy.exc import DBAPIError
 
 #: The attribute of a run that says what it is about.
 FINGERPRINT = "fingerprint"
@@ -24,6 +26,8 @@ _NAME = re.compile(r"(?:(\w+)/)?tuning-(\d+)")
 _LETTERS = 12
 #: Seconds that a process waits for another one to finish writing into the same SQLite file.
 _PATIENCE = 60
+#: How often a new storage is opened again that another process opens, too, and seconds in between.
+_OPENINGS, _OPENING = 20, 0.1
 #: Models and runs that an error names.
 _NAMED = 5
 
@@ -60,9 +64,24 @@ def model_digest(fingerprint: Mapping[str, str]) -> str:
 def open_storage(url: str) -> RDBStorage:
     """The storage behind an URL; every error that opening it raises comes through."""
     from optuna.storages import RDBStorage
+    from sqlalchemy.exc import DBAPIError
 
     waits = {"connect_args": {"timeout": _PATIENCE}} if url.startswith("sqlite") else {}
+    for _ in range(_OPENINGS):
+        try:
+            return RDBStorage(url, engine_kwargs=waits)
+        except DBAPIError as error:
+            if not _is_made_by_another(error):
+                raise
+            time.sleep(_OPENING)
     return RDBStorage(url, engine_kwargs=waits)
+
+
+def _is_made_by_another(error: DBAPIError) -> bool:
+    """Whether another process makes the same tables in a new storage just now."""
+    from sqlalchemy.exc import IntegrityError
+
+    return isinstance(error, IntegrityError) or "already exists" in str(error)
 
 
 def close_storage(storage: RDBStorage) -> None:

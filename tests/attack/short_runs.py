@@ -234,7 +234,7 @@ def started(
 ) -> multiprocessing.Process:
     """A process that tunes, with its mark in `process.name`."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*_IMPORTS, "torch", "torch.export"])
+    context.set_forkserver_preload([*_IMPORTS])
     mark = f"{folder.name}-{time.monotonic_ns()}"
     given = (nets, folder, setting, resume, mark, trouble or Trouble())
     process = context.Process(target=run, args=given, name=mark)

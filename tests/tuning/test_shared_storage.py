@@ -1,7 +1,9 @@
 """One storage keeps the runs of many models, each model's for itself."""
 
 import json
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import optuna
 import pytest
@@ -158,3 +160,17 @@ def test_ten_thousand_runs_are_listed_in_a_moment(begin, url):
     assert len(run_names(url, f"{7:012x}")) == 100
     assert begin(SECOND).name == f"{SECOND[:12]}/tuning-0001"
     assert time.perf_counter() - started < 2
+
+
+def test_many_open_a_new_storage_at_once(tmp_path):
+    for place in range(4):
+        url, together = storage_url(tmp_path / str(place)), threading.Barrier(4)
+
+        def opened(url=url, together=together):
+            together.wait()
+            with History(url, {"model": FIRST}, higher_is_better=True) as history:
+                return history.name
+
+        with ThreadPoolExecutor(4) as pool:
+            names = sorted(each.result() for each in [pool.submit(opened) for _ in range(4)])
+        assert names == [f"{FIRST[:12]}/tuning-000{number}" for number in (1, 2, 3, 4)]
