@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from neural_mp.core.arguments import path_of
+from neural_mp.core.arguments import check_path, path_of
 from neural_mp.core.kinds import UnfitError, fields, mapping_of, shown, text
 from neural_mp.core.reading import read_json
 from neural_mp.errors import ModelLoadError, NeuralMPError
@@ -117,8 +117,9 @@ def digests_of_files(value: Any) -> dict[str, str]:
     """
     found = mapping_of(text)(value)
     for name in found:
+        check_path("the name of a file", name)
         path = Path(name)
-        if path.is_absolute() or ".." in path.parts or "\0" in name or not path.parts:
+        if path.is_absolute() or ".." in path.parts or not path.parts:
             raise UnfitError(f"expected names of files in the folder, found {shown(name)}")
     return found
 

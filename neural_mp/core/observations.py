@@ -15,6 +15,7 @@ from neural_mp.core.kinds import (
     fields,
     finite_numbers,
     mapping_of,
+    number,
     optional,
     positive,
     unfit,
@@ -158,7 +159,8 @@ _PARTS = {
     "noise": _or_empty(mapping_of(amount)),
     "values": _or_empty(mapping_of(amount)),
     "channels": _or_empty(mapping_of(_channels)),
-    "repaired": _or_empty(mapping_of(mapping_of(amount))),
+    # What a repair makes of noise may go beyond all numbers.
+    "repaired": _or_empty(mapping_of(mapping_of(number))),
 }
 _OBSERVATIONS = fields(_PARTS, tuple(_PARTS))
 

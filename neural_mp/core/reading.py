@@ -22,7 +22,7 @@ from neural_mp.errors import NeuralMPError
 T = TypeVar("T")
 
 #: The most bytes of a file that are read, and that what was packed may come to.
-LARGEST = 1 << 26
+LARGEST = 1 << 28
 #: The most values that JSON may hold: one takes up to a hundred bytes of memory.
 _MOST_VALUES = 10_000_000
 _BLOCK = 1 << 20

@@ -63,7 +63,7 @@ def test_a_hostile_plan_file_is_one_short_error_at_once(name, tmp_path):
     assert len(str(caught.value)) < 2000
 
 
-@pytest.mark.parametrize("wrong", [[], {}, None, "abc", [[1.0]], True, 10**400, float("nan")])
+@pytest.mark.parametrize("wrong", [[], {}, None, "abc", [[1.0]], True, 10**400])
 @pytest.mark.parametrize(
     ("key", "around"),
     [
@@ -123,7 +123,7 @@ def test_plain_yaml_is_what_people_mean():
 def test_what_is_packed_is_unpacked_no_further_than_a_limit(pack, tmp_path):
     file = tmp_path / "run.json.gz"
     file.write_bytes(pack(b" " * (LARGEST + 1)))
-    with pytest.raises(HistoryError, match=r"run\.json\.gz.*more than 64 MiB"):
+    with pytest.raises(HistoryError, match=r"run\.json\.gz.*more than 256 MiB"):
         read_json(file, text, HistoryError)
     file.write_bytes(pack(b'{"a": 1}')[:-3])
     with pytest.raises(HistoryError, match=r"run\.json\.gz.*damaged"):
@@ -133,7 +133,7 @@ def test_what_is_packed_is_unpacked_no_further_than_a_limit(pack, tmp_path):
 
 
 def test_packed_text_is_bounded_too():
-    with pytest.raises(HistoryError, match="trial 3.*more than 64 MiB"):
+    with pytest.raises(HistoryError, match="trial 3.*more than 256 MiB"):
         of_json(packed(b" " * (LARGEST + 1)), text, "trial 3", HistoryError)
     assert of_json(packed(b"[1]"), list_of(count), "trial 3", HistoryError) == (1,)
     with pytest.raises(HistoryError, match="trial 3: it is damaged"):
