@@ -1,0 +1,64 @@
+"""Commands with a damaged file end with the exit code of a mistake, and with one short line."""
+
+from pathlib import Path
+
+import pytest
+
+NET = ("nets:small_net", "--input-shape", "2,1,8,8")
+PLANS = {
+    "a list for a precision": ("ops: {head: [fp32]}", "ops.head: expected a precision"),
+    "aliases without end": ("ops: &a {head: *a}", "stands for nothing before it"),
+    "no number": (
+        "ops: {head: fp32}\nobservations: {noise: {head: abc}}",
+        "observations.noise.head: expected a number, found 'abc'",
+    ),
+    "brackets": (f"ops: {'[' * 100_000}", "nested too deeply"),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("command", ["convert", "explain"])
+def test_a_plan_file(command, name, run):
+    content, message = PLANS[name]
+    Path("plan.yaml").write_text(f"neural_mp_plan: 1\n{content}\n")
+    op = ("head",) if command == "explain" else ("--output", "out")
+    code, out, err = run(command, NET[0], *op, *NET[1:], "--plan", "plan.yaml", "--quiet")
+    assert (code, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1
+    assert "PlanError: 'plan.yaml': " in err
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "file", "message"),
+    [
+        (("audit", "saved"), "neural_mp.json", "expected the key 'framework'"),
+        (("benchmark", "saved"), "neural_mp.json", "expected the key 'framework'"),
+        (("compare", "saved", "saved", "--quiet"), "neural_mp.json", "the key 'framework'"),
+        (("report", "saved"), "run.json.gz", "expected the key 'setup'"),
+    ],
+)
+def test_a_saved_model(arguments, file, message, run):
+    Path("saved").mkdir()
+    (Path("saved") / file).write_text('{"neural_mp": 1}')
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1
+    assert f"'saved/{file}'" in err
+    assert message in err
+
+
+def test_a_history(run):
+    Path("workspace").mkdir()
+    (Path("workspace") / "history.db").write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
+    code, _, err = run("report", "workspace")
+    assert code == 2
+    assert len(err.strip().splitlines()) == 1
+    assert "HistoryError" in err
+
+
+def test_a_seed_in_a_tuning_file(run):
+    Path("conf.yaml").write_text("model: {name: net.onnx}\ntuning: {random_seed: -1}\n")
+    code, _, err = run("tune", "conf.yaml")
+    assert code == 2
+    assert "conf.yaml, line 2: tuning.random_seed: expected a whole number from 0 to" in err
