@@ -14,8 +14,9 @@ from neural_mp.adaptors.common.hessian import weight_sensitivity
 from neural_mp.adaptors.common.op_values import OpValue
 from neural_mp.adaptors.common.repair import rescaled_ops, scored_repairs
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
+from neural_mp.core.arguments import check_count, check_size
 from neural_mp.core.graph import OpGraph
-from neural_mp.core.nested import float_arrays
+from neural_mp.core.nested import float_arrays, leaves
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.space import ResolvedPlan, TuningSpace
@@ -44,7 +45,16 @@ class LoadedModel(Generic[M]):
         return float_arrays(self(inputs))
 
     def example_inputs(self, batch_size: int | None = None) -> Any:
-        """Inputs that the model can be run on; see `Adaptor.example_inputs`."""
+        """Inputs that the model can be run on; see `Adaptor.example_inputs`.
+
+        Raises:
+            ConfigurationError: a batch of that size would fill the memory.
+        """
+        if batch_size is not None:
+            check_count("batch_size", batch_size)
+            held = self.adaptor.example_inputs(self.held, 1)
+            size = sum(getattr(leaf, "nbytes", 0) for leaf in leaves(held))
+            check_size("batch_size", (batch_size,), size)
         return self.adaptor.example_inputs(self.held, batch_size)
 
     def profile(self, inputs: Any) -> Mapping[str, float]:

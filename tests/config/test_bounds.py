@@ -170,3 +170,11 @@ def test_numbers_that_nothing_can_hold_are_refused(call):
 def test_a_loader_names_what_it_cannot_do(given):
     with pytest.raises(DataError, match=next(iter(given))):
         DataLoader(np.zeros((4, 2)), **given)
+
+
+@pytest.mark.parametrize("size", [0, -1, 10**18, 2**31 - 1])
+def test_a_batch_that_fills_the_memory_is_not_made(size, net):
+    model = load_source(net, None, np.zeros((2, 1, 8, 8), np.float32))
+    assert len(model.example_inputs(3)[0]) == 3
+    with pytest.raises(ConfigurationError, match="batch_size"):
+        model.example_inputs(size)

@@ -10,6 +10,7 @@ import typer
 from neural_mp.api.commands.exit_codes import epilog
 from neural_mp.api.commands.options import JsonOption, QuietOption, TrustOption, VerboseOption
 from neural_mp.api.commands.output import Output
+from neural_mp.core.arguments import MOST
 from neural_mp.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def advise(
         typer.Option(help="A Keras loss or module:attribute; by default the model's own."),
     ] = None,
     precision: Annotated[str, typer.Option(help="bf16 or fp16.")] = "bf16",
-    steps: Annotated[int, typer.Option(min=0, help="Steps of the run in float32.")] = 100,
+    steps: Annotated[int, typer.Option(min=0, max=MOST, help="Steps of the run in float32.")] = 100,
     limit: Annotated[float, typer.Option(help="How much noise gradients may have.")] = 0.01,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A plan file for apply_plan.")

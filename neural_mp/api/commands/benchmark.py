@@ -15,6 +15,7 @@ from neural_mp.api.commands.options import (
     VerboseOption,
 )
 from neural_mp.api.commands.output import Output
+from neural_mp.core.arguments import MOST
 from neural_mp.core.trusted import trusting
 
 if TYPE_CHECKING:
@@ -26,9 +27,11 @@ EPILOG = epilog("benchmark model.pt2 tuned --batch-size 64")
 def benchmark(
     models: Annotated[list[str], typer.Argument(help="Models or saved results, in any mix.")],
     input_shape: ShapeOption = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples a batch.")] = None,
-    warmup: Annotated[int, typer.Option(min=0, help="Rounds not counted.")] = 5,
-    iterations: Annotated[int, typer.Option(min=1, help="Rounds counted.")] = 50,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="Samples a batch.")
+    ] = None,
+    warmup: Annotated[int, typer.Option(min=0, max=MOST, help="Rounds not counted.")] = 5,
+    iterations: Annotated[int, typer.Option(min=1, max=MOST, help="Rounds counted.")] = 50,
     trust: TrustOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,

@@ -20,6 +20,7 @@ from neural_mp.api.commands.options import (
     VerboseOption,
 )
 from neural_mp.api.commands.output import Output
+from neural_mp.core.arguments import MOST
 
 EPILOG = epilog("compare model.pt2 tuned --data images.npy", "compare tuned other --data conf.yaml")
 
@@ -31,7 +32,8 @@ def compare(
     samples: SamplesOption = 100,
     batch_size: BatchSizeOption = None,
     worst: Annotated[
-        int | None, typer.Option(min=1, help="Only so many ops, in which most noise arises.")
+        int | None,
+        typer.Option(min=1, max=MOST, help="Only so many ops, in which most noise arises."),
     ] = None,
     as_csv: CsvOption = False,
     framework: FrameworkOption = None,

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from neural_mp.core.arguments import MOST
+
 
 def _targets() -> list[str]:
     from neural_mp.core.hardware import TARGETS
@@ -44,9 +46,10 @@ TrustOption = Annotated[
         "TensorFlow model may hold. Several times.",
     ),
 ]
-SamplesOption = Annotated[int, typer.Option(min=1, help="Samples that are run.")]
+SamplesOption = Annotated[int, typer.Option(min=1, max=MOST, help="Samples that are run.")]
 BatchSizeOption = Annotated[
-    int | None, typer.Option(min=1, help="Samples a batch of an array, where another is wanted.")
+    int | None,
+    typer.Option(min=1, max=MOST, help="Samples a batch of an array, where another is wanted."),
 ]
 CsvOption = Annotated[
     bool, typer.Option("--csv", help="Print a line for every row as CSV, and nothing else.")

@@ -22,6 +22,7 @@ from neural_mp.api.commands.options import (
     VerboseOption,
 )
 from neural_mp.api.commands.output import Output
+from neural_mp.core.arguments import MOST
 
 EPILOG = epilog(
     "sensitivity model.onnx --data images.npy --most 10", "sensitivity conf.yaml --csv > costs.csv"
@@ -37,7 +38,8 @@ def sensitivity(
     samples: SamplesOption = 100,
     batch_size: BatchSizeOption = None,
     most: Annotated[
-        int | None, typer.Option(min=0, help="Measure only so many at the outputs, noisiest first.")
+        int | None,
+        typer.Option(min=0, max=MOST, help="Measure only so many at the outputs, noisiest first."),
     ] = None,
     as_csv: CsvOption = False,
     framework: FrameworkOption = None,
