@@ -163,7 +163,9 @@ def _plain(content: bytes) -> Any:
     try:
         return read_plain(io.BytesIO(content))
     except ModelLoadError as error:
-        raise ValueError(f"a part of it was not written by torch.save: {error}") from error
+        raise ValueError(
+            f"a part of it was not written by torch.save, and reading it could run code: {error}"
+        ) from error
 
 
 def _state(content: bytes) -> dict[str, torch.Tensor]:

@@ -196,6 +196,19 @@ def test_only_ops_are_called(target):
 
 
 @pytest.mark.parametrize(
+    "target",
+    [
+        "torch.ops.aten.__and__.Tensor",
+        "torch.ops.higher_order.cond",
+        "_operator.mul",
+        "torch.sym_max",
+    ],
+)
+def test_ops_of_exported_models_are_called(target):
+    assert checked_target(target) == target
+
+
+@pytest.mark.parametrize(
     ("kind", "context"),
     [
         ("builtins.dict", '[{"__enum__": true, "fqn": "this:s", "name": "x"}]'),
