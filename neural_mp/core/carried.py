@@ -142,8 +142,10 @@ def _trace(frames: Sequence[Frame]) -> TracebackType | None:
     trace: TracebackType | None = None
     for filename, name, line in reversed(frames):
         code = _stand_in.__code__.replace(
-            co_filename=filename, co_name=name, co_qualname=name, co_firstlineno=max(line, 1)
+            co_filename=filename, co_name=name, co_firstlineno=max(line, 1)
         )
+        if sys.version_info >= (3, 11):  # tracebacks of later ones show it
+            code = code.replace(co_qualname=name)
         frame: FrameType = FunctionType(code, {"sys": sys})()
         trace = TracebackType(trace, frame, -1, line)
     return trace
