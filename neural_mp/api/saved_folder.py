@@ -106,7 +106,8 @@ def _files_of(folder: Path) -> list[Path]:
     except ModelLoadError as error:
         logger.debug("%s", error)
         files = {}
-    return [Path(MANIFEST), *map(Path, files)]
+    # A file that was tampered with must not lead out of the folder.
+    return [Path(MANIFEST), *(Path(name) for name in files if _is_within(name))]
 
 
 def digests_of_files(value: Any) -> dict[str, str]:
@@ -118,10 +119,19 @@ def digests_of_files(value: Any) -> dict[str, str]:
     found = mapping_of(text)(value)
     for name in found:
         check_path("the name of a file", name)
-        path = Path(name)
-        if path.is_absolute() or ".." in path.parts or not path.parts:
+        if not _is_within(name):
             raise UnfitError(f"expected names of files in the folder, found {shown(name)}")
     return found
 
 
-_FILES = fields({"files": digests_of_files})
+def _is_within(name: str) -> bool:
+    """Whether a name is that of a file in the folder."""
+    try:
+        check_path("the name of a file", name)
+    except NeuralMPError:
+        return False
+    path = Path(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+
+
+_FILES = fields({"files": mapping_of(text)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -311,7 +312,12 @@ def _is_nested(folder: Path, canary: Path, depth: int) -> None:
     begin, end = 'attr { key: "f" value { list { func { ', "} } } }"
     text = "node { name: 'x' op: 'NoOp' " + begin * depth + end * depth + "}"
     (folder / "net.pbtxt").write_text(text)
-    load_source(str(folder / "net.pbtxt"), None, None)
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(50_000)  # as programs set it, so that the text itself can be read
+    try:
+        load_source(str(folder / "net.pbtxt"), None, None)
+    finally:
+        sys.setrecursionlimit(before)
 
 
 @TENSORFLOW.command("the command, with a graph that writes a file")

@@ -8,6 +8,7 @@ import pytest
 from neural_mp.compat.inc.names import vocabulary
 from neural_mp.data import build_transforms
 from neural_mp.errors import ConfigurationError, DataError
+from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.evaluator import Deadline, Evaluator
 
 pytest.importorskip("tokenizers")
@@ -115,17 +116,6 @@ def test_collected_scores_go_on_to_the_answers(files):
     assert found["q0"] == "Rhône"
 
 
-class Batches:
-    def __init__(self, pairs):
-        self._pairs = pairs
-
-    def __len__(self):
-        return len(self._pairs)
-
-    def pairs(self, part=None):
-        return iter(self._pairs)
-
-
 class Answered:
     higher_is_better = True
 
@@ -144,7 +134,7 @@ def test_each_evaluation_begins_with_the_first_window(files):
     starts, ends = scores_for(transform, [["812", "km"], ["valais"]])
     transform(((starts[:1], ends[:1]), None))  # what an evaluation that was cut short left behind
     evaluator = Evaluator(
-        Batches([((starts, ends), np.zeros(len(starts)))]),
+        Batches([((starts, ends), np.zeros(len(starts)))], "the windows"),
         ((Answered(), 1.0),),
         postprocess=transform,
     )

@@ -59,6 +59,17 @@ class _Marker:
     dtype: torch.dtype | None
 
 
+class _Attribute:
+    """What is kept with a tensor, of which nothing is used."""
+
+    def __setstate__(self, _state: object) -> None:
+        """Take nothing in."""
+
+
+#: What stands for the two classes of tensors.
+_PLAIN_TENSOR, _PARAMETER = object(), object()
+
+
 @dataclass(frozen=True)
 class _Pickled:
     """A tensor as its pickle describes it."""
@@ -112,6 +123,8 @@ class _Reader(pickle.Unpickler):
                 return OrderedDict
             case "builtins" | "__builtin__", "complex":
                 return complex
+            case "builtins" | "__builtin__", "set":
+                return set
             case "torch", "Size":
                 return tuple
             case "torch", "device":
@@ -120,6 +133,16 @@ class _Reader(pickle.Unpickler):
                 return _described
             case "torch._utils", "_rebuild_parameter":
                 return _parameter
+            case "torch._utils", "_rebuild_parameter_with_state":
+                return _parameter_with_attributes
+            case "torch._tensor", "_rebuild_from_type_v2":
+                return _with_attributes
+            case "torch", "Tensor":
+                return _PLAIN_TENSOR
+            case "torch.nn.parameter", "Parameter":
+                return _PARAMETER
+            case "torch._dynamo.decorators", "_DimRange":
+                return _Attribute
             case "torch.serialization", "_get_layout":
                 return _strided
             case (("torch" | "torch.storage"), _) if name in _STORAGES:
@@ -149,6 +172,22 @@ def _parameter(data: Any, requires_grad: Any, _hooks: Any) -> _Pickled:
         raise ValueError("it holds a parameter that is no tensor")
     form = (data.storage, data.offset, data.size, data.stride, requires_grad, data.dtype)
     return _Pickled(*form, parameter=True)
+
+
+def _parameter_with_attributes(
+    data: Any, requires_grad: Any, hooks: Any, _attributes: Any
+) -> _Pickled:
+    return _parameter(data, requires_grad, hooks)
+
+
+def _with_attributes(make: Any, kind: Any, arguments: Any, _attributes: Any) -> _Pickled:
+    """A tensor without the attributes that exporting with open sizes has left on it."""
+    if make not in (_described, _parameter, _parameter_with_attributes):
+        raise ValueError("it holds a tensor that is not described as torch.save does")
+    found: _Pickled = make(*arguments)
+    if kind is not (_PARAMETER if found.parameter else _PLAIN_TENSOR):
+        raise ValueError("it holds a tensor of a class of its own")
+    return found
 
 
 def _strided(name: Any) -> torch.layout:

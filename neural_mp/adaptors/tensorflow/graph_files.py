@@ -75,6 +75,8 @@ def parse(path: Path, message: Message) -> None:
         message.ParseFromString(path.read_bytes())
     else:
         text_format.Parse(path.read_text(encoding="utf-8"), message)
+        # What is nested too deeply for the binary form would fail as soon as it is copied.
+        message.ParseFromString(message.SerializeToString())
 
 
 def write(graph: GraphDef, path: Path) -> None:

@@ -171,12 +171,17 @@ def _of_node(node: NodeDef, where: str) -> Iterator[Found]:
 
 
 def called(node: NodeDef) -> Iterator[str]:
-    """The functions that a node calls."""
+    """The functions that a node calls, and those that it hands to them."""
     yield node.op
-    for value in node.attr.values():
+    waiting = [*node.attr.values()]
+    while waiting:
+        value = waiting.pop()
+        functions = [*value.list.func]
         if value.HasField("func"):
-            yield value.func.name
-        yield from (function.name for function in value.list.func)
+            functions.append(value.func)
+        for function in functions:
+            yield function.name
+            waiting += function.attr.values()
 
 
 def reached(

@@ -241,6 +241,41 @@ def test_plain_tensors_are_unpickled(value):
     torch.testing.assert_close(read_plain(written), value, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    "sizes", [{0: Dim.DYNAMIC}, {0: Dim("batch", min=2, max=64)}, {0: Dim.AUTO}], ids=str
+)
+def test_inputs_on_which_exporting_left_notes_are_read_without_them(sizes, tmp_path):
+    inputs = torch.arange(8.0).reshape(2, 4)
+    program = export(nn.Linear(4, 3), (inputs,), dynamic_shapes=(sizes,))
+    torch._dynamo.maybe_mark_dynamic(inputs, 1)
+    torch._dynamo.mark_dynamic(inputs, 0, min=2, max=64)
+    torch.export.save(program, tmp_path / "net.pt2")
+    (read,), _ = read_program(tmp_path / "net.pt2").example_inputs
+    torch.testing.assert_close(read, inputs, rtol=0, atol=0)
+    assert not vars(read)
+
+
+def test_parameters_with_attributes_are_unpickled_without_them():
+    value = nn.Parameter(torch.ones(3))
+    value.note = {"axes": {0, 1}}
+    written = io.BytesIO()
+    torch.save(value, written)
+    read = read_plain(written)
+    assert isinstance(read, nn.Parameter)
+    assert not hasattr(read, "note")
+
+
+class Traced(torch.Tensor):
+    """A class of the user's own."""
+
+
+def test_a_tensor_of_a_class_of_its_own_is_refused():
+    written = io.BytesIO()
+    torch.save(torch.ones(2).as_subclass(Traced), written)
+    with pytest.raises(ValueError, match="Traced"):
+        read_plain(written)
+
+
 def test_a_pickle_that_goes_round_in_circles_is_refused():
     circle: list[object] = []
     for _ in range(40):

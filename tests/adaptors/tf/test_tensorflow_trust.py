@@ -5,8 +5,8 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
 import neural_mp
-from neural_mp.adaptors.tensorflow.nodes import NodeDef
-from neural_mp.adaptors.tensorflow.safe_ops import harmless
+from neural_mp.adaptors.tensorflow.nodes import GraphDef, NodeDef
+from neural_mp.adaptors.tensorflow.safe_ops import check_graph, harmless
 from neural_mp.api.loading import load_source
 from neural_mp.errors import ModelLoadError
 
@@ -77,3 +77,13 @@ def test_ops_print_to_streams_only():
         node = NodeDef(op="PrintV2")
         node.attr["output_stream"].s = stream.encode()
         assert harmless(node) is fine
+
+
+@pytest.mark.parametrize("op", ["WriteFile", "PyFunc"])
+def test_an_op_that_is_handed_on_from_function_to_function_is_found(op):
+    graph = GraphDef()
+    outer = graph.node.add(name="call", op="PartitionedCall").attr["f"].func
+    outer.name = "outer"
+    outer.attr["inner"].list.func.add(name="middle").attr["f"].func.name = op
+    with pytest.raises(ModelLoadError, match=op):
+        check_graph(graph, "the graph")
