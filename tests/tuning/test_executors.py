@@ -189,3 +189,9 @@ def test_where_processes_share_no_memory_it_is_said_before_anything_is_computed(
     monkeypatch.setattr("multiprocessing.synchronize.SemLock.__init__", read_only)
     with pytest.raises(ConfigurationError, match=r"workers = 2 needs memory .* use workers = 1"):
         workers(2)()
+
+
+@pytest.mark.parametrize("engine", [["local"], {"local": 1}, 3, None, "lokal"])
+def test_what_is_no_name_of_an_engine_is_said(engine):
+    with pytest.raises(ConfigurationError, match="there is no engine"):
+        Workers.read({"engine": engine})

@@ -33,7 +33,7 @@ def executor_named(name: Any) -> type[Executor]:
         ConfigurationError: there is none of that name.
     """
     known = executor_classes()
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise ConfigurationError(
             f"there is no engine {name!r} for workers{did_you_mean(name, known)}"
         )
