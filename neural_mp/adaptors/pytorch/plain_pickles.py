@@ -1,6 +1,10 @@
 """What `torch.save` wrote of plain tensors: read without the code that pickles may name.
 
 PyTorch's own safe reader takes a tensor's size from the pickle, whatever the file holds for it.
+
+A pickle of a hundred bytes can hold a tuple of tuples that is endless to hash or to show, and the
+reader in C keeps as much room as the largest number that a pickle gives to a value. So the reader
+in Python is used, with the few steps that `torch.save` writes.
 """
 
 from __future__ import annotations
@@ -11,16 +15,23 @@ import re
 import sys
 import zipfile
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import torch
 from torch import nn
 
 from neural_mp.adaptors.pytorch.file_tensors import View, placed, read_values, viewed
-from neural_mp.adaptors.pytorch.forms import shown
 from neural_mp.core.archives import checked_archive
+from neural_mp.core.kinds import shown
 
+#: The steps that make values of a pickle, as `torch.save` writes them.
+_STEPS = (
+    "PROTO STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT"
+    " SHORT_BINUNICODE BINUNICODE EMPTY_TUPLE TUPLE1 TUPLE2 TUPLE3 TUPLE EMPTY_LIST APPEND APPENDS"
+    " EMPTY_DICT GLOBAL BINPERSID REDUCE NEWOBJ BINPUT LONG_BINPUT BINGET LONG_BINGET"
+)
 _DEVICE = re.compile(r"[a-z]{2,8}(:\d{1,3})?")
 #: More nodes than any inputs have; a pickle may refer to the same list again and again.
 _MOST_NODES = 200_000
@@ -61,9 +72,6 @@ class _Marker:
 
 class _Attribute:
     """What is kept with a tensor, of which nothing is used."""
-
-    def __setstate__(self, _state: object) -> None:
-        """Take nothing in."""
 
 
 #: What stands for the two classes of tensors.
@@ -111,8 +119,42 @@ def read_plain(file: BinaryIO) -> Any:
         return _Built(archive, root).built(described, 0)
 
 
-class _Reader(pickle.Unpickler):
+def _code(step: str) -> int:
+    code: bytes = getattr(pickle, step)
+    return code[0]
+
+
+def _set_item(reader: Any) -> None:
+    value, key = reader.stack.pop(), reader.stack.pop()
+    _put(reader.stack[-1], key, value)
+
+
+def _set_items(reader: Any) -> None:
+    items = reader.pop_mark()
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        _put(reader.stack[-1], key, value)
+
+
+def _put(into: Any, key: Any, value: Any) -> None:
+    if type(into) not in (dict, OrderedDict) or not isinstance(key, _PLAIN):
+        raise ValueError("it holds a dict whose keys are no names")
+    into[key] = value
+
+
+def _leave_state(reader: Any) -> None:
+    """Leave out what an object has beside what it was made with: nothing of it is used."""
+    reader.stack.pop()
+
+
+class _Reader(pickle._Unpickler):
     """An unpickler that knows the names of what tensors are made of, and gives none of it."""
+
+    dispatch: ClassVar[dict[int, Callable[..., None]]] = {
+        **{code: pickle._Unpickler.dispatch[code] for code in map(_code, _STEPS.split())},
+        _code("SETITEM"): _set_item,
+        _code("SETITEMS"): _set_items,
+        _code("BUILD"): _leave_state,
+    }
 
     def __init__(self, content: bytes) -> None:
         super().__init__(io.BytesIO(content), encoding="utf-8")
@@ -120,11 +162,11 @@ class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         match module, name:
             case "collections", "OrderedDict":
-                return OrderedDict
+                return _ordered
             case "builtins" | "__builtin__", "complex":
                 return complex
             case "builtins" | "__builtin__", "set":
-                return set
+                return _unread
             case "torch", "Size":
                 return tuple
             case "torch", "device":
@@ -158,6 +200,16 @@ class _Reader(pickle.Unpickler):
             case ("storage", _Marker(dtype=dtype), str() as key, str() as location, int()):
                 return _Storage(key, location, dtype)
         raise ValueError(f"it holds values that are described as {shown(pid)}")
+
+
+def _ordered() -> OrderedDict[Any, Any]:
+    """A dict that its items are put into afterwards."""
+    return OrderedDict()
+
+
+def _unread(_items: Any) -> _Attribute:
+    """A set, which only attributes of tensors are."""
+    return _Attribute()
 
 
 def _described(
@@ -217,8 +269,6 @@ class _Built:
         if type(value) in (tuple, list):
             return type(value)(self.built(item, depth + 1) for item in value)
         if type(value) in (dict, OrderedDict):
-            if not all(isinstance(key, _PLAIN) for key in value):
-                raise ValueError("it holds a dict whose keys are no names")
             return type(value)((key, self.built(item, depth + 1)) for key, item in value.items())
         if type(value) in _PLAIN:
             return value

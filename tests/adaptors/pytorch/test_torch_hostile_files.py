@@ -166,6 +166,11 @@ def test_sizes_as_older_versions_write_them_mean_the_same(text, expected):
         "s0" + "+s0" * 5000,
         "u99999999999",
         "",
+        f"({'+'.join(f's{n}' for n in range(10))})**16",
+        "*".join(f"(s{n} + 1)" for n in range(20)),
+        f"Mod(Pow(Add({', '.join(f's{n}' for n in range(10))}), Integer(8)), s0)",
+        f"Max({', '.join(f's{n}*s{n + 1}' for n in range(300))})",
+        f"{'Max(Min(' * 10}s0{', s1), s2)' * 10}",
     ],
 )
 def test_what_is_no_size_is_refused(text):
@@ -284,6 +289,43 @@ def test_a_pickle_that_goes_round_in_circles_is_refused():
     torch.save(circle, written)
     with pytest.raises(ValueError, match="too many"):
         read_plain(written)
+
+
+#: A tuple of two tuples of two tuples…: a value in every step that looks at all of it.
+_ENDLESS = b")" + b"q\x00h\x00\x86" * 60
+
+
+def _pickle(code: bytes) -> io.BytesIO:
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02" + code + b".")
+    return written
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        b"}" + _ENDLESS + b"K\x01s",
+        b"}(" + _ENDLESS + b"K\x01u",
+        b"ccollections\nOrderedDict\n](" + _ENDLESS + b"K\x01\x86e\x85R",
+        b"ctorch.serialization\n_get_layout\n(" + _ENDLESS + b"tR",
+        _ENDLESS + b"Q",
+        b"ctorch._utils\n_rebuild_parameter\nN}X\x0c\x00\x00\x00__defaults__)s\x86b",
+    ],
+    ids=["key", "keys", "pairs", "argument", "storage", "function"],
+)
+def test_a_pickle_without_end_is_refused_at_once(code):
+    with pytest.raises(ValueError, match="it holds"):
+        read_plain(_pickle(code))
+
+
+def test_a_set_in_a_pickle_is_not_made():
+    with pytest.raises(ValueError, match="_Attribute"):
+        read_plain(_pickle(b"cbuiltins\nset\n](" + _ENDLESS + b"e\x85R"))
+
+
+def test_a_number_that_a_pickle_gives_to_a_value_takes_no_room():
+    assert read_plain(_pickle(b"K\x01r\xff\xff\xff\x7f")) == 1
 
 
 def test_extra_files_that_are_libraries_are_refused(tmp_path):
