@@ -15,6 +15,10 @@ _MOST_NESTED = 100
 _LARGEST = 2**64
 #: A power of a sum is multiplied out; more than this is in no size.
 _LARGEST_EXPONENT = 16
+#: The most terms that products and powers of sums come to, which PyTorch all multiplies out.
+_MOST_TERMS = 1000
+#: Of so many values the largest or the least is taken: each is compared with every other.
+_MOST_COMPARED = 16
 
 _SYMBOL = re.compile(r"(s|u|zf|zuf)\d{1,6}")
 _FLOAT_TEXT = re.compile(r"-?\d{1,400}(\.\d{0,400})?(e[+-]?\d{1,3})?")
@@ -37,6 +41,7 @@ _FUNCTIONS = frozenset(
 )
 #: What makes large numbers of small ones: the second argument is a small constant.
 _POWERS = frozenset({"Pow", "PowByNatural", "FloatPow", "LShift", "RShift"})
+_COMPARING = frozenset({"Max", "Min"})
 _CONSTANTS = frozenset({"true", "false", "True", "False", "oo", "int_oo"})
 _ASSUMPTIONS = frozenset(
     {"positive", "integer", "nonnegative", "real", "nonzero", "negative", "finite"}
@@ -70,7 +75,9 @@ def rendered(text: str) -> str:
         raise ValueError(f"the expression {text[:100]!r} is too long, or no expression of sizes")
     try:
         tree = ast.parse(text.strip(), mode="eval")
-        return _rendered(tree.body, 1, 0)
+        found = _rendered(tree.body, 1, 0)
+        _terms(tree.body)
+        return found
     except (SyntaxError, RecursionError, MemoryError, _NotOneError) as error:
         raise ValueError(f"{text[:100]!r} is no expression of sizes") from error
 
@@ -200,3 +207,48 @@ def _number(number: int) -> str:
     if abs(number) > _LARGEST:
         raise _NotOneError
     return str(number)
+
+
+def _terms(tree: ast.AST) -> int:
+    """How many terms a part of an expression comes to when all of it is multiplied out."""
+    count = 1
+    match tree:
+        case ast.UnaryOp(operand=operand):
+            count = _terms(operand)
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            count = _terms_of("Pow", [left, right])
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=right):
+            count = _terms_of("Add", [left, right])
+        case ast.BinOp(left=left, right=right):
+            count = _terms_of("Mul", [left, right])
+        case ast.Compare(left=left, comparators=[right]):
+            count = _terms_of("Add", [left, right])
+        case ast.Call(func=ast.Name(id=name), args=args):
+            count = _terms_of(name, args)
+    if count > _MOST_TERMS:
+        raise _NotOneError
+    return count
+
+
+def _terms_of(name: str, args: list[ast.expr]) -> int:
+    """The same of a function, or of the operator that does what it does."""
+    counts = [_terms(arg) for arg in args]
+    if name in _COMPARING and sum(map(_compared, args)) > _MOST_COMPARED:
+        raise _NotOneError
+    match name:
+        case "Add" | "Identity":
+            return sum(counts)
+        case "Mul":
+            return math.prod(counts)
+        case "Pow":
+            exponent = math.ceil(abs(_constant(args[1]) or 0))
+            return math.comb(counts[0] + exponent - 1, exponent)
+    return 1
+
+
+def _compared(tree: ast.expr) -> int:
+    """How many values an argument stands for, of a function that compares them."""
+    match tree:
+        case ast.Call(func=ast.Name(id=name), args=args) if name in _COMPARING:
+            return sum(map(_compared, args))
+    return 1
