@@ -12,7 +12,7 @@ from pathlib import Path
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from neural_mp.adaptors.tensorflow.nodes import node_of
-from neural_mp.adaptors.tensorflow.safe_ops import Found, reached, suspicious
+from neural_mp.adaptors.tensorflow.safe_ops import Found, called, reached, suspicious
 from neural_mp.core.neighbours import beside
 
 _ASSETS = "assets"
@@ -105,7 +105,7 @@ def _from_asset(meta: meta_graph_pb2.MetaGraphDef, found: Found) -> bool:
 def _handed_assets(meta: meta_graph_pb2.MetaGraphDef, found: Found) -> bool:
     """Whether the function with this node takes the name of the file, and gets that of an asset."""
     objects = meta.object_graph_def
-    if found.where not in objects.concrete_functions:
+    if found.where not in objects.concrete_functions or _called_within(meta, found.where):
         return False
     (function,) = (f for f in meta.graph_def.library.function if f.signature.name == found.where)
     arguments = {argument.name for argument in function.signature.input_arg}
@@ -113,3 +113,11 @@ def _handed_assets(meta: meta_graph_pb2.MetaGraphDef, found: Found) -> bool:
     bound = objects.concrete_functions[found.where].bound_inputs
     kinds = [objects.nodes[i].WhichOneof("kind") if i < len(objects.nodes) else None for i in bound]
     return named and len(bound) == len(arguments) and set(kinds) <= set(_HANDED)
+
+
+def _called_within(meta: meta_graph_pb2.MetaGraphDef, name: str) -> bool:
+    """Whether another function calls one, and so could hand it any name of a file."""
+    library = meta.graph_def.library
+    if any(gradient.gradient_func == name for gradient in library.gradient):
+        return True
+    return any(name in called(node) for function in library.function for node in function.node_def)

@@ -2,6 +2,7 @@
 
 import pytest
 import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow.python.framework import op_def_registry
 
 import neural_mp
@@ -87,3 +88,58 @@ def test_an_op_that_is_handed_on_from_function_to_function_is_found(op):
     outer.attr["inner"].list.func.add(name="middle").attr["f"].func.name = op
     with pytest.raises(ModelLoadError, match=op):
         check_graph(graph, "the graph")
+
+
+def test_a_function_that_fills_a_table_is_not_handed_a_file_by_another(tmp_path):
+    words = tmp_path / "words.txt"
+    words.write_text("a\nb\n")
+
+    class Tables(tf.Module):
+        """A model with two tables, each of a file."""
+
+        def __init__(self):
+            super().__init__()
+            self.tables = [
+                tf.lookup.StaticHashTable(
+                    tf.lookup.TextFileInitializer(str(words), *_LINES), default_value=-1
+                )
+                for _ in range(2)
+            ]
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 4], name="x")])
+        def run(self, x):
+            return x + 1.0
+
+    model, folder = Tables(), tmp_path / "saved"
+    tf.saved_model.save(model, folder, signatures=model.run)
+    assert load_source(str(folder), None, None) is not None
+    saved = saved_model_pb2.SavedModel.FromString((folder / "saved_model.pb").read_bytes())
+    library = saved.meta_graphs[0].graph_def.library
+    filling, other = (f for f in library.function if any(map(_fills, f.node_def)))
+    (node,) = filter(_fills, other.node_def)
+    table, name = node.input[0], node.name
+    node.Clear()
+    node.name, node.op = name, "StatefulPartitionedCall"
+    node.attr["f"].func.name = filling.signature.name
+    for argument in filling.signature.input_arg:
+        is_path = argument.type == tf.string.as_datatype_enum
+        node.input.append("path:output:0" if is_path else table)
+        node.attr["Tin"].list.type.append(argument.type)
+    node.attr["Tout"].list.type.extend(a.type for a in filling.signature.output_arg)
+    path = other.node_def.add(name="path", op="Const")
+    path.attr["dtype"].type = tf.string.as_datatype_enum
+    path.attr["value"].tensor.CopyFrom(tf.make_tensor_proto("/etc/hostname"))
+    (folder / "saved_model.pb").write_bytes(saved.SerializeToString())
+    with pytest.raises(ModelLoadError, match="InitializeTableFromTextFile"):
+        load_source(str(folder), None, None)
+
+
+#: A text file as a table: its lines, and their numbers.
+_LINES = (
+    *(tf.string, tf.lookup.TextFileIndex.WHOLE_LINE),
+    *(tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER),
+)
+
+
+def _fills(node):
+    return node.op.startswith("InitializeTableFromTextFile")
