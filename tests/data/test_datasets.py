@@ -108,6 +108,19 @@ def test_one_number_is_not_an_array_of_samples(tmp_path):
         build_dataset({"npy": {"inputs": str(tmp_path / "x.npy")}})
 
 
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [("<f4", f"({'9' * 4000}, 0)"), ("<U0", f"({10**12},)"), ("|V0", f"({10**18},)")],
+    ids=["digits", "no letters", "no bytes"],
+)
+def test_arrays_of_more_values_than_a_file_can_hold_are_refused(tmp_path, kind, shape):
+    path = tmp_path / "a.npy"
+    header = f"{{'descr': {kind!r}, 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    with pytest.raises(DataError, match="cannot be read as plain"):
+        build_dataset({"numpy": {"inputs": str(path)}})
+
+
 @pytest.mark.parametrize("name", ["pickled.npy", "pickled.npz"])
 def test_pickled_objects_are_never_loaded(tmp_path, name):
     objects = np.array([{"a": 1}, None], dtype=object)
