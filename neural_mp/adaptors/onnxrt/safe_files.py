@@ -63,6 +63,7 @@ def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     waiting = [model.graph]
     waiting += [g for info in model.training_info for g in (info.initialization, info.algorithm)]
     waiting += _inner(node for function in model.functions for node in function.node)
+    waiting += _held(a for function in model.functions for a in function.attribute_proto)
     while waiting:
         graph = waiting.pop()
         yield graph
@@ -70,9 +71,12 @@ def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
 
 
 def _inner(nodes: Iterable[onnx.NodeProto]) -> list[onnx.GraphProto]:
-    attributes = [attribute for node in nodes for attribute in node.attribute]
-    single = [a.g for a in attributes if a.HasField("g")]
-    return [*single, *(graph for a in attributes for graph in a.graphs)]
+    return _held(attribute for node in nodes for attribute in node.attribute)
+
+
+def _held(attributes: Iterable[onnx.AttributeProto]) -> list[onnx.GraphProto]:
+    """The graphs that attributes hold; those of functions are what a call leaves out."""
+    return [graph for a in attributes for graph in ([a.g] if a.HasField("g") else []) + [*a.graphs]]
 
 
 def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
