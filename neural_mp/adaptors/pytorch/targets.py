@@ -16,10 +16,12 @@ _OP = re.compile(r"torch\.ops\.([a-z_]+)\.([A-Za-z_]\w*)(?:\.([A-Za-z_]\w*))?", 
 _LIBRARIES = frozenset(
     {"aten", "prims", "quantized_decomposed", "torchao", "torchvision", quantize_ops.LIBRARY}
 )
-#: What of those does not: it reads or writes files, or memory that no tensor owns.
+#: What of those does not: it reads or writes files, or memory that no tensor owns, as the kernels
+#: do that take places in memory from a tensor and do not look at them.
 _NOT_OPS = re.compile(
     r"(?!__i?(and|or|xor|lshift|rshift)__)__.*|from_file|save|set_?|_print|warn|_test_.*"
-    r"|_sparse_.*_unsafe|.*resize.*storage.*"
+    r"|_sparse_.*_unsafe|_sparse_coo_tensor_with_dims_and_tensors|.*resize.*storage.*"
+    r"|adaptive_max_pool\dd_backward|_?segment_reduce\w*"
 )
 _HIGHER_ORDER = re.compile(
     r"associative_scan|auto_functionalized(_v2)?|cond|flex_attention|hints_wrapper|invoke_subgraph"
