@@ -128,9 +128,17 @@ def is_users_own(error: BaseException) -> bool:
     return bool(error.__dict__.get("_neural_mp_users_own", False))
 
 
+def message_of(error: BaseException) -> str:
+    """What somebody else's error says; Python's own words where its class raises as it is asked."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 (whatever it raises, the error itself is what counts)
+        return "<exception str() failed>"
+
+
 def in_one_line(error: BaseException) -> str:
     """Somebody else's error by its class and the first line of its message."""
-    lines = str(error).strip().splitlines()
+    lines = message_of(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 

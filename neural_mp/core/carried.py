@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
 import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType, FunctionType, TracebackType
 from typing import Any
+
+from neural_mp.errors import message_of
 
 logger = logging.getLogger(__name__)
 
@@ -16,14 +19,15 @@ Frame = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
-class CarriedError:
-    """An exception as another process can read it.
+class _Part:
+    """One exception of those that belong together, which are told by their places in a list.
 
     Attributes:
         forms: the exception as bytes, those first that tell most.
         words: its class and message, for where none of them can be read.
         notes: what was added to it.
         frames: where it was raised, the outermost first.
+        members: those that it groups.
         cause: what it was raised from.
         context: what was being handled meanwhile.
         suppressed: whether the context is not to be shown.
@@ -33,53 +37,99 @@ class CarriedError:
     words: str
     notes: tuple[str, ...]
     frames: tuple[Frame, ...]
-    cause: CarriedError | None
-    context: CarriedError | None
+    members: tuple[int, ...]
+    cause: int | None
+    context: int | None
     suppressed: bool
 
-    def error(self) -> BaseException:
-        """The exception; a `RuntimeError` with its words where it cannot be made again."""
-        found = _readable(self.forms)
+    def error(self, members: Sequence[BaseException]) -> BaseException:
+        """The exception, without those that led to it."""
+        found = _readable(self.forms, members)
         error = RuntimeError(self.words) if found is None else found
-        error.__cause__ = self.cause.error() if self.cause is not None else None
-        error.__context__ = self.context.error() if self.context is not None else None
-        error.__suppress_context__ = self.suppressed
         if self.notes:
             error.__notes__ = list(self.notes)
         return error.with_traceback(_trace(self.frames))
 
 
+@dataclass(frozen=True)
+class CarriedError:
+    """An exception as another process can read it, with those that led to it.
+
+    Each is there once: many share a cause, and a chain of them may be long.
+
+    Attributes:
+        parts: the exceptions, the one that was raised first.
+    """
+
+    parts: tuple[_Part, ...]
+
+    def error(self) -> BaseException:
+        """The exception; a `RuntimeError` with its words where it cannot be made again."""
+        made: dict[int, BaseException] = {}
+
+        def make(place: int) -> BaseException:
+            if place not in made:
+                part = self.parts[place]
+                made[place] = part.error([make(member) for member in part.members])
+            return made[place]
+
+        for place, part in enumerate(self.parts):
+            error = make(place)
+            error.__cause__ = None if part.cause is None else make(part.cause)
+            error.__context__ = None if part.context is None else make(part.context)
+            error.__suppress_context__ = part.suppressed
+        return made[0]
+
+
 def carried(error: BaseException) -> CarriedError:
     """An exception as another process can read it."""
-    return _carried(error, ())
+    errors, places = [error], {id(error): 0}
+
+    def place_of(other: BaseException | None) -> int | None:
+        if other is None:
+            return None
+        if id(other) not in places:
+            places[id(other)] = len(errors)
+            errors.append(other)
+        return places[id(other)]
+
+    parts = []
+    for one in errors:  # which grows on the way
+        members = [place_of(member) for member in _members(one)]
+        parts.append(
+            _Part(
+                tuple(_forms(one)),
+                f"{type(one).__name__}: {message_of(one)}",
+                tuple(str(note) for note in getattr(one, "__notes__", ())),
+                tuple(_frames(one.__traceback__)),
+                tuple(member for member in members if member is not None),
+                place_of(one.__cause__),
+                place_of(one.__context__),
+                one.__suppress_context__,
+            )
+        )
+    return CarriedError(tuple(parts))
 
 
-def _carried(error: BaseException, above: tuple[BaseException, ...]) -> CarriedError:
-    def of(other: BaseException | None) -> CarriedError | None:
-        known = (*above, error)
-        return None if other is None or any(other is e for e in known) else _carried(other, known)
-
-    return CarriedError(
-        tuple(_forms(error)),
-        f"{type(error).__name__}: {error}",
-        tuple(str(note) for note in getattr(error, "__notes__", ())),
-        tuple(_frames(error.__traceback__)),
-        of(error.__cause__),
-        of(error.__context__),
-        error.__suppress_context__,
-    )
+def _members(error: BaseException) -> tuple[BaseException, ...]:
+    """The exceptions that a group holds."""
+    if sys.version_info >= (3, 11) and isinstance(error, builtins.BaseExceptionGroup):
+        return error.exceptions
+    return ()
 
 
 def _forms(error: BaseException) -> list[bytes]:
     """The exception as bytes, in each of the ways in which it can be read again."""
     import cloudpickle
 
+    members = _members(error)
+    args = error.args[:1] if members else error.args
     kept = {name: value for name, value in vars(error).items() if name != "__notes__"}
     ways: tuple[Callable[[], Any], ...] = (
-        lambda: error,
-        lambda: _Parts(type(error), error.args, kept),
-        lambda: _Parts(type(error), error.args, {}),
-        lambda: _Parts(type(error), (str(error),), {}),
+        lambda: _Parts(type(error), args, kept) if members else error,
+        lambda: _Parts(type(error), args, kept),
+        lambda: _Parts(type(error), args, {}),
+        lambda: _Parts(type(error), (message_of(error),), {}),
     )
     found: list[bytes] = []
     for way in ways:
@@ -89,8 +139,8 @@ def _forms(error: BaseException) -> list[bytes]:
             # Whatever the user's own exception raises when it is to be copied.
             logger.debug("an exception cannot be copied to another process", exc_info=True)
             continue
-        copy = _readable([form])
-        if type(copy) is type(error) and str(copy) == str(error):
+        copy = _readable([form], members)
+        if type(copy) is type(error) and message_of(copy) == message_of(error):
             found.append(form)
     return found[:1]
 
@@ -103,22 +153,22 @@ class _Parts:
     args: tuple[Any, ...]
     attributes: dict[str, Any]
 
-    def error(self) -> BaseException:
+    def error(self, members: Sequence[BaseException]) -> BaseException:
         built_in = next(kind for kind in self.kind.__mro__ if kind.__module__ == "builtins")
-        made: BaseException = built_in.__new__(self.kind, *self.args)
+        args = (*self.args, list(members)) if members else self.args
+        made: BaseException = built_in.__new__(self.kind, *args)
         vars(made).update(self.attributes)
         return made
 
 
-def _readable(forms: Sequence[bytes]) -> BaseException | None:
+def _readable(forms: Sequence[bytes], members: Sequence[BaseException]) -> BaseException | None:
     """The exception that is in the first of the forms that can be read."""
     import cloudpickle
 
     for form in forms:
         try:
             found = cloudpickle.loads(form)
-            error = found.error() if isinstance(found, _Parts) else found
-            str(error)
+            error = found.error(members) if isinstance(found, _Parts) else found
         except Exception:
             # Whatever the user's own class raises when it is called with what it keeps.
             logger.debug("an exception cannot be read", exc_info=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from neural_mp.errors import NeuralMPError, users_own
+from neural_mp.errors import NeuralMPError, message_of, users_own
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -28,7 +28,7 @@ class UserCodeError(Exception):
     """
 
     def __init__(self, error: BaseException) -> None:
-        super().__init__(f"{type(error).__name__}: {error}")
+        super().__init__(f"{type(error).__name__}: {message_of(error)}")
         self.error = as_raised(error)
         self.__cause__ = self.error
 

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from neural_mp.core.trusted import is_trusted, trusting
-from neural_mp.errors import ConfigurationError, did_you_mean
+from neural_mp.errors import ConfigurationError, did_you_mean, message_of
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def _no_module(missing: str, name: str, folders: tuple[Path, ...]) -> Configurat
 def _import_failed(module_name: str, name: str, error: Exception) -> ConfigurationError:
     return ConfigurationError(
         f"importing {module_name!r}, named by {name!r}, failed with "
-        f"{type(error).__name__}: {error}; mend that module or name another"
+        f"{type(error).__name__}: {message_of(error)}; mend that module or name another"
     )
 
 

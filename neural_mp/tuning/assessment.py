@@ -15,7 +15,7 @@ import numpy as np
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.trial import Outcome
 from neural_mp.core.users_code import UserCodeError
-from neural_mp.errors import DataError, MetricError
+from neural_mp.errors import DataError, MetricError, message_of
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.criterion import AccuracyCriterion
 from neural_mp.tuning.early_stopping import RunningValues, is_lost
@@ -102,7 +102,8 @@ class Assessor:
         except Exception as error:
             # Whatever a framework raises: one plan that fails must not end the search.
             logger.debug("a plan failed", exc_info=True)
-            return assessed(Outcome.FAILED, None, f"{type(error).__name__}: {error}"), model
+            words = f"{type(error).__name__}: {message_of(error)}"
+            return assessed(Outcome.FAILED, None, words), model
         return assessed(*self._judged(accuracy, lambda: self._origin_of_nan(model))), model
 
     def of_share(self, share: Share, deadline: Deadline) -> Assessment | Tally:
@@ -124,7 +125,7 @@ class Assessor:
         except Exception as error:
             # Whatever a framework raises, as for a whole evaluation.
             logger.debug("a plan failed", exc_info=True)
-            return Assessment(Outcome.FAILED, None, f"{type(error).__name__}: {error}")
+            return Assessment(Outcome.FAILED, None, f"{type(error).__name__}: {message_of(error)}")
         return Tally(states, origin, time.perf_counter() - started)
 
     def merged(self, found: Sequence[Assessment | Tally]) -> Assessment:

@@ -20,7 +20,7 @@ from neural_mp.core.labels import labels_of
 from neural_mp.core.nested import count_samples
 from neural_mp.core.shape_words import shape_words
 from neural_mp.core.users_code import UserCodeError, as_raised, is_misfit, misfit_words
-from neural_mp.errors import DataError, NeuralMPError, is_users_own, users_own
+from neural_mp.errors import DataError, NeuralMPError, is_users_own, message_of, users_own
 from neural_mp.tuning.parts import part_of
 
 logger = logging.getLogger(__name__)
@@ -245,7 +245,7 @@ class Batches:
                 raise
             raise DataError(
                 f"the model does not run on {_place(self.name, self.position)}{self._sizes()}: "
-                f"{type(error).__name__}: {error}"
+                f"{type(error).__name__}: {message_of(error)}"
             ) from error
 
     def _sizes(self) -> str:

@@ -16,7 +16,7 @@ from neural_mp.core.content import Witness
 from neural_mp.core.identity import identity
 from neural_mp.core.nested import count_samples
 from neural_mp.core.users_code import UserCodeError, called
-from neural_mp.errors import MetricError, NeuralMPError
+from neural_mp.errors import MetricError, NeuralMPError, message_of
 from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.early_stopping import RunningValues
 from neural_mp.tuning.judged_batch import JudgedBatch
@@ -380,6 +380,6 @@ def _packed(metrics: Sequence[tuple[Metric, float]]) -> bytes:
         # Whatever the user's own metric raises when it is to be copied.
         raise NotSharedError(
             f"what a metric has collected cannot be copied to another process: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {message_of(error)}"
         ) from error
     return found

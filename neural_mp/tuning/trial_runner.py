@@ -10,7 +10,7 @@ from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.core.users_code import UserCodeError
-from neural_mp.errors import NeuralMPError, TuningError
+from neural_mp.errors import NeuralMPError, TuningError, message_of
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.assessment import Assessment, Assessor
 from neural_mp.tuning.evaluator import Deadline, NotSharedError, TimeUpError
@@ -194,7 +194,7 @@ class TrialRunner:
             self._settled(found)
 
     def _abandon(self, number: int, plan: ResolvedPlan, error: BaseException) -> None:
-        self.history.abandon(number, plan.plan, str(error) or type(error).__name__)
+        self.history.abandon(number, plan.plan, message_of(error) or type(error).__name__)
 
     def _settled(self, found: _Found) -> Trial:
         """The trial of an assessment, kept at once."""

@@ -1,7 +1,9 @@
 """The gate through which the user's own code is called, and the way out of it."""
 
+import builtins
 import functools
 import pickle
+import sys
 import traceback
 
 import cloudpickle
@@ -127,5 +129,51 @@ def test_an_exception_that_names_itself_as_its_cause_is_sent():
     error = OwnError("mine")
     error.__context__ = KeyError("why")
     error.__context__.__context__ = error
-    assert isinstance(sent(error).__context__, KeyError)
-    assert cloudpickle.loads(cloudpickle.dumps(carried(error))).words == "OwnError: mine"
+    copy = cloudpickle.loads(cloudpickle.dumps(carried(error))).error()
+    assert str(copy) == "mine"
+    assert isinstance(copy.__context__, KeyError)
+    assert copy.__context__.__context__ is copy
+
+
+def test_each_of_many_exceptions_that_led_to_one_is_sent_once():
+    last = KeyError("why")
+    for level in range(2000):
+        error = OwnError(str(level))
+        error.__cause__ = error.__context__ = last  # as `raise error from last` leaves it
+        last = error
+    copy = sent(last)
+    assert copy.__cause__ is copy.__context__
+    chain = [copy]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    assert len(chain) == 2001
+    assert isinstance(chain[-1], KeyError)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no groups of exceptions")
+def test_a_group_of_exceptions_is_sent_with_all_that_is_known_of_each():
+    first = HoldsALambdaError("mine")
+    first.add_note("a note")
+    first.__cause__ = KeyError("why")
+    inner = builtins.ExceptionGroup("inner", [NeedsTwoError("no", "luck")])
+    error = builtins.ExceptionGroup("outer", [first, inner])
+    copy = sent(error)
+    assert type(copy) is builtins.ExceptionGroup
+    assert str(copy) == str(error)
+    assert [type(one) for one in copy.exceptions] == [HoldsALambdaError, builtins.ExceptionGroup]
+    assert copy.exceptions[0].__notes__ == ["a note"]
+    assert isinstance(copy.exceptions[0].__cause__, KeyError)
+    assert str(copy.exceptions[1].exceptions[0]) == "no luck"
+
+
+class WordlessError(Exception):
+    def __str__(self):
+        raise ValueError("there are no words")
+
+
+def test_an_exception_that_raises_as_it_is_shown_comes_out_as_that_object():
+    error = WordlessError()
+    with pytest.raises(WordlessError) as caught, UsersErrorsUnchanged():
+        called(raising(error))
+    assert caught.value is error
+    assert type(sent(error)) is WordlessError

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from neural_mp.api.many.folder import RESULT, WORKSPACE
 from neural_mp.core.trial import Trial
-from neural_mp.errors import HistoryError, RunInUseError
+from neural_mp.errors import HistoryError, RunInUseError, message_of
 from neural_mp.tuning.job_outcome import JobStatus, read_outcome
 from neural_mp.tuning.listener import Listener
 
@@ -76,7 +76,7 @@ def main(file: str, folder: str, resume: bool, trust: tuple[str, ...]) -> int:
         # Whatever ends a job: it is told with its reason, and the other jobs go on.
         logger.debug("the job failed", exc_info=True)
         code = reported(error)
-        said = " ".join(str(error).split())
+        said = " ".join(message_of(error).split())
         outcome = replace(
             outcome, status=JobStatus.FAILED, reason=f"{type(error).__name__}: {said}"
         )

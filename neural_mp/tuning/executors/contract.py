@@ -19,6 +19,7 @@ from neural_mp.errors import (
     MissingFrameworkError,
     NeuralMPError,
     TuningError,
+    message_of,
 )
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.assessment import Assessment, Assessor
@@ -117,7 +118,7 @@ class Work:
             # Whatever the user's own objects raise when they are to be copied.
             raise ConfigurationError(
                 f"{workers} needs a model, data and metric that can be copied to another process: "
-                f"{type(error).__name__}: {error}; use workers = 1"
+                f"{type(error).__name__}: {message_of(error)}; use workers = 1"
             ) from error
         return cls(type(model.adaptor), sent)
 
@@ -184,7 +185,7 @@ def taken(answer: Answer) -> Finding:
 
 def no_result(error: BaseException) -> TuningError:
     """The error of a worker that broke for reasons nobody foresaw."""
-    words = next(iter(str(error).splitlines()), "no reason given")
+    words = next(iter(message_of(error).splitlines()), "no reason given")
     return TuningError(
         f"a worker ended without a result: {type(error).__name__}: {words}; use workers = 1"
     )
