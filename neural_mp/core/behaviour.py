@@ -14,7 +14,7 @@ import hashlib
 import logging
 import math
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,7 +93,10 @@ class _Telling:
         """
         if isinstance(value, np.generic):
             value = value.item()
-        if isinstance(value, (*_PLAIN, enum.Enum)):
+        if isinstance(value, enum.Enum):
+            self._say("enum", type(value).__qualname__, str(value.name))
+            self.tell(value.value)
+        elif isinstance(value, _PLAIN):
             self._say(type(value).__name__, repr(value) if _lasts(value) else "")
         elif isinstance(value, tuple | frozenset):
             self._each(type(value).__name__, value, opened)
@@ -143,7 +146,7 @@ class _Telling:
     def _each(self, kind: str, values: Iterable[Any], opened: bool = False) -> None:
         found = list(values)
         if isinstance(values, frozenset):
-            found = sorted(found, key=lambda item: (type(item).__name__, repr(item)))
+            found = sorted(found, key=_place)
         self._say(kind, str(len(found)))
         for value in found:
             self.tell(value, opened)
@@ -165,7 +168,10 @@ class _Telling:
         self._items(function.__kwdefaults__ or {}, opened=False)
         changing = _stored(code, "STORE_DEREF")
         cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-        self._items(dict(_contents(cells, changing)), opened=False)
+        held = dict(_contents(cells, changing))
+        self._say("items", *sorted(held))
+        for name in sorted(held):
+            self._named(name, held[name], code)
         self._globals(code, function.__globals__)
 
     def _globals(self, code: types.CodeType, known: Mapping[str, Any]) -> None:
@@ -173,12 +179,28 @@ class _Telling:
         changing = _stored(code, "STORE_GLOBAL")
         named = _stored(code, "LOAD_GLOBAL") | _stored(code, "LOAD_NAME")
         for name in sorted((named - changing) & known.keys()):
-            value = known[name]
             self._say("global", name)
-            self.tell(value)
-            if isinstance(value, types.ModuleType) and not is_of_library(value.__name__):
-                for part in sorted(_names(code) & vars(value).keys()):
-                    self.tell(vars(value)[part])
+            self._named(name, known[name], code)
+
+    def _module(
+        self, module: types.ModuleType, names: Set[str], above: tuple[types.ModuleType, ...] = ()
+    ) -> None:
+        """What a function may refer to in a module of the user's, and in the modules in it."""
+        if is_of_library(module.__name__) or module in above:
+            return
+        for name in sorted(names & vars(module).keys()):
+            part = vars(module)[name]
+            self.tell(part)
+            if isinstance(part, types.ModuleType):
+                self._module(part, names, (*above, module))
+
+    def _named(self, name: str, value: Any, code: types.CodeType) -> None:
+        """A value under the name by which the code of a function refers to it."""
+        self.tell(value)
+        if isinstance(value, types.ModuleType):
+            self._module(value, _names(code))
+        if isinstance(value, bool | int | float) and _lasts(value):
+            self.options.setdefault(name, repr(value))
 
     def _code(self, code: types.CodeType) -> None:
         self._say("code", code.co_code.hex(), *code.co_names, *code.co_freevars)
@@ -232,6 +254,12 @@ class _Telling:
             self.options.setdefault(name, repr(option))
 
 
+def _place(item: Any) -> str:
+    """Sorts the items of a set in the same way in every process."""
+    told = behaviour(item)
+    return "" if told is None else told.digest
+
+
 def _measures(value: Any) -> bool:
     """Whether an object is a metric, by its methods."""
     kind = type(value)
@@ -259,7 +287,10 @@ def _is_option(value: Any, ours: bool) -> bool:
     plain = (*_PLAIN, enum.Enum, np.generic, tuple, frozenset)
     code = (type, functools.partial, types.FunctionType, types.MethodType)
     filled = (list, dict, np.ndarray)
-    return isinstance(value, (*plain, *code, *(filled if ours else ()))) or _measures(value)
+    if isinstance(value, (*plain, *code, *(filled if ours else ()))):
+        return True
+    # Of an object of the user's, the code is told.
+    return _measures(value) or not is_of_library(type(value).__module__)
 
 
 def _options_of(value: Any) -> dict[str, Any]:
@@ -287,6 +318,7 @@ def _options_of(value: Any) -> dict[str, Any]:
         and not (library and not ours and name.startswith("_"))
         # A method that was replaced in this object alone, such as by a test.
         and not callable(getattr(kind, name, None))
+        and not isinstance(getattr(kind, name, None), functools.cached_property)
         and _is_option(option, ours)
     }
 

@@ -59,8 +59,10 @@ class _Identity:
         """Take an object in; whether it could be told what it is."""
         if value is None or isinstance(value, bool | int | float | complex | str | bytes | Path):
             return self._say("value", repr(value))
-        if isinstance(value, enum.Enum) or value is Ellipsis:
+        if value is Ellipsis:
             return self._say("value", str(value))
+        if isinstance(value, enum.Enum):
+            return self._say("enum", str(value)) and self.tell(value.value)
         if id(value) in self._seen:
             return self._say("again", str(self._seen[id(value)]))
         self._seen[id(value)] = len(self._seen)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import os
 import subprocess
 import sys
 import time
+import types
 
 import keras
 import numpy as np
@@ -131,6 +133,65 @@ def test_what_measures_something_else_is_told_apart(one, other):
     assert digest(one) != digest(other)
 
 
+class Scored:
+    """A metric that has an object of the user's do the work."""
+
+    def __init__(self, scorer):
+        self.scorer = scorer
+
+    def update(self, preds, labels):
+        self.scorer.take(preds, labels)
+
+    def result(self):
+        return self.scorer.score()
+
+
+def test_the_code_of_an_object_that_a_metric_was_given_counts():
+    one, other = (
+        made(f"class scorer:\n def score(self): return {k}", "scorer", __name__="m") for k in (1, 2)
+    )
+    assert digest(Scored(one())) != digest(Scored(other()))
+    assert digest(Scored(one())) == digest(Scored(one()))
+
+
+def test_what_a_package_of_the_users_holds_in_its_modules_counts():
+    package, part = types.ModuleType("package"), types.ModuleType("package.part")
+    package.part, part.package = part, package
+    part.score = made("def score(a): return a", "score")
+
+    def evaluate(model):
+        return package.part.score(model)
+
+    before = digest(evaluate)
+    assert digest(evaluate) == before
+    part.score = made("def score(a): return -a", "score")
+    assert digest(evaluate) != before
+
+
+def test_a_member_of_an_enumeration_counts_by_its_value():
+    def evaluate(model, how):
+        return how
+
+    kinds = [enum.Enum("Kind", {"BEST": value}) for value in (1, 2, object(), object())]
+    first, second, third, fourth = (
+        digest(functools.partial(evaluate, how=kind.BEST)) for kind in kinds
+    )
+    assert first != second
+    assert third == fourth  # its address is no part of it
+
+
+def test_what_is_computed_once_and_kept_does_not_count():
+    class Kept(Counting):
+        @functools.cached_property
+        def scale(self):
+            return 10
+
+    metric = Kept()
+    before = digest(metric)
+    assert metric.scale == 10
+    assert digest(metric) == before
+
+
 SCORES = np.eye(10, dtype=np.float32)[np.arange(40) % 10] + 0.01
 
 
@@ -204,6 +265,11 @@ def test_large_data_costs_nothing(tmp_path):
 
 def test_a_change_is_told_in_words():
     assert dict(behaviour([build_metric("topk", 5)]).options) == {"k": "5"}
+    started, secret = 0.25, "a word"
+    assert dict(behaviour(lambda model: (started, secret, FACTOR)).options) == {
+        "started": "0.25",
+        "FACTOR": "0.5",
+    }
 
 
 def test_of_what_refuses_to_be_looked_at_nothing_is_told():

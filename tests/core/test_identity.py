@@ -1,5 +1,6 @@
 """Whether two objects of a user's are the same, told in another process."""
 
+import enum
 import functools
 import subprocess
 import sys
@@ -67,6 +68,7 @@ def made(body, name="metric", **names):
         (1, True),
         ("1", 1),
         ([1, [2]], [[1], 2]),
+        (Top(enum.Enum("Kind", {"BEST": 1}).BEST), Top(enum.Enum("Kind", {"BEST": 2}).BEST)),
     ],
 )
 def test_what_does_something_else_is_another(one, other):
