@@ -24,6 +24,7 @@ def criterion_of(value: Any) -> AccuracyCriterion:
         content = {"tuning": {"accuracy_criterion": value}}
         return settings_from(content, _ORIGIN).tuning.criterion
     if isinstance(value, int | float) and not isinstance(value, bool):
+        AccuracyCriterion(value)  # refuses what no float can hold
         return AccuracyCriterion(float(value))
     raise ConfigurationError(
         f"accuracy_criterion must be an AccuracyCriterion, a share of the baseline such as 0.01, "

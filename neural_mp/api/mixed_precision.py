@@ -13,7 +13,12 @@ from neural_mp.amp import AutoMixedPrecisionOptions
 from neural_mp.api.criteria import criterion_of, exit_policy_of
 from neural_mp.api.explain import write_log
 from neural_mp.api.optimized_model import OptimizedModel
-from neural_mp.api.preparation import DEFAULT_PRECISIONS, DEFAULT_WORKSPACE, Preparation
+from neural_mp.api.preparation import (
+    DEFAULT_PRECISIONS,
+    DEFAULT_WORKSPACE,
+    Preparation,
+    check_option,
+)
 from neural_mp.config import Settings, load_settings, settings_from, trust_of
 from neural_mp.core import hardware as machine
 from neural_mp.core.arguments import check_text
@@ -199,10 +204,14 @@ class MixedPrecision:
         Raises:
             NeuralMPError: as for `fit`.
         """
-        log = RunLog(self.listener or _default_listener())
+        log = RunLog(self._checked_listener())
         with log.loading():
             job, _ = self._preparation(log).job()
         return measured_sensitivities(job, log, most)
+
+    def _checked_listener(self) -> Listener:
+        check_option("listener", self.listener)  # it is told of the load, before all is checked
+        return self.listener or _default_listener()
 
     def _preparation(self, log: RunLog) -> Preparation:
         settings = replace(self._settings, trust=trust_of(self.trust))
@@ -223,7 +232,7 @@ class MixedPrecision:
             NeuralMPError: something asked for does not exist or does not fit; the message names
                 it. Errors of your own metric or evaluation function come through unchanged.
         """
-        log = RunLog(self.listener or _default_listener())
+        log = RunLog(self._checked_listener())
         with log.loading():
             job, log_folder = self._preparation(log).job()
         found = tune(job, log)

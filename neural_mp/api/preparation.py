@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.amp import AmpSettings
@@ -131,7 +131,7 @@ class Preparation:
         label = metric_label(metrics, eval_func)
         postprocess = self.options.postprocess or configured.postprocess(self.settings)
         evaluator = Evaluator(evaluation, metrics, eval_func, postprocess, label)
-        evaluator.on_batch = self.log.listener.step
+        evaluator.on_batch = self.log.step
         evaluator.together = together(metrics, self.options.accuracy_criterion)
         return evaluator
 
@@ -274,6 +274,18 @@ class Preparation:
         return History(url, fingerprint, criterion.prefers_higher, self.options.resume)
 
 
+def check_option(name: str, value: Any) -> None:
+    """Check the type of an option of a simple type.
+
+    Raises:
+        ConfigurationError: it is another one.
+    """
+    kinds = _OPTION_TYPES[name]
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        words = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
+        raise ConfigurationError(f"{name} must be {with_article(words)}, got {value!r}")
+
+
 def check(options: MixedPrecision) -> None:
     """Check what can be checked of the options before anything is loaded.
 
@@ -286,12 +298,8 @@ def check(options: MixedPrecision) -> None:
     if options.approach is not None:
         Approach.read(options.approach, "approach")
     Capture.read(options.capture, "capture")
-    for name, kinds in _OPTION_TYPES.items():
-        if not isinstance(getattr(options, name), kinds):
-            words = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
-            raise ConfigurationError(
-                f"{name} must be {with_article(words)}, got {getattr(options, name)!r}"
-            )
+    for name in _OPTION_TYPES:
+        check_option(name, getattr(options, name))
     check_seed("random_seed", options.random_seed)
     check_count("sampling_size", options.sampling_size)
     if options.max_batches is not None:

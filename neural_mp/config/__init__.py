@@ -20,7 +20,7 @@ from neural_mp.config.settings import (
 )
 from neural_mp.config.source import IgnoredSettingWarning, read_mapping, read_text
 from neural_mp.config.writer import settings_to_yaml
-from neural_mp.core.arguments import path_of
+from neural_mp.core.arguments import brief, path_of
 from neural_mp.core.words import Dialect
 from neural_mp.errors import ConfigurationError
 
@@ -117,6 +117,11 @@ def trust_of(names: str | Iterable[str]) -> tuple[str, ...]:
     Raises:
         ConfigurationError: one is no name of a module, or one of Python's own.
     """
+    if not isinstance(names, Iterable):
+        raise ConfigurationError(
+            f"trust must be a name of a module, such as sklearn, or a list of such names, got "
+            f"{brief(names)}"
+        )
     found = (names,) if isinstance(names, str) else tuple(names)
     for word in found:
         if not isinstance(word, str) or not all(p.isidentifier() for p in word.split(".")):

@@ -71,7 +71,7 @@ class ProcessIdentity:
             if found.status() == psutil.STATUS_ZOMBIE:
                 return False
             return bool(abs(found.create_time() - self.began) <= _SPREAD)
-        except psutil.NoSuchProcess:
+        except (psutil.NoSuchProcess, ValueError):  # the latter of a number below 0
             return False
         except psutil.Error:
             return None

@@ -198,7 +198,7 @@ def _seen_now(
 
     def before_each() -> None:
         deadline.check()
-        log.listener.step()
+        log.step()
 
     witness = Witness()
     inputs = data.inputs(before_each)

@@ -64,7 +64,7 @@ class _Holder:
             values: Mapping[str, Any] = json.loads(text)
             process = ProcessIdentity.from_dict(values["process"])
             return cls(process, str(values["since"]), str(values["token"]), int(values["beats"]))
-        except (ValueError, KeyError, TypeError):
+        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
             return cls(ProcessIdentity("", "", 0, 0.0), "", "")
 
     @property

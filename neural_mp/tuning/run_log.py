@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+from neural_mp.core.users_code import called
 from neural_mp.tuning.listener import Listener
 
 
@@ -36,6 +37,14 @@ class RunLog:
         """Note that something was not measured: an earlier run did."""
         if what not in self.reused:
             self.reused.append(what)
+
+    def step(self) -> None:
+        """Tell the listener that a batch is done.
+
+        Raises:
+            UserCodeError: the listener raised; no plan or batch is to blame for it.
+        """
+        called(self.listener.step)
 
     def warn(self, words: str) -> None:
         """Keep a warning for the report."""

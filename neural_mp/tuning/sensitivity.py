@@ -240,7 +240,7 @@ def _measured(job: TuningJob, log: RunLog, most: int | None) -> SensitivityRepor
             alone = PrecisionPlan({op: fastest[op] if op in ops else FP32 for op in fastest})
             for plan in dict.fromkeys((alone, with_repairs(alone, space, repairs))):
                 probe.output_noise(plan, name)
-            log.listener.step()
+            log.step()
     measured = Measured(times, kept.arriving)
     record = RunRecord(setup_of(job), observations=model.observations, measured=measured)
     return sensitivities(record, space.resolve(with_repairs(fastest, space, repairs)).plan)

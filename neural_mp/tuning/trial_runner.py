@@ -123,7 +123,7 @@ class TrialRunner:
             tickets = [executor.submit(share, self.deadline.left()) for share in shares]
             for ticket in tickets:
                 found.append(executor.assessment(ticket))
-                self.log.listener.step()
+                self.log.step()
             return self.assessor.merged(found)
         except BaseException:
             # The other shares are of no use any more.
@@ -178,7 +178,7 @@ class TrialRunner:
                     assessment = executor.assessment(ticket)
                     assert isinstance(assessment, Assessment)  # of a plan, not of a share
                     keep(plan, assessment)
-                    self.log.listener.step()
+                    self.log.step()
                     self._give_up_on_repeated_failure(arrived[plan].trial)
             except (TimeUpError, KeyboardInterrupt, UserCodeError, NeuralMPError) as error:
                 stopped = error

@@ -133,7 +133,7 @@ def _compared_with_fp32(job: TuningJob, converted: AnyModel, log: RunLog) -> flo
     if job.calibration is None:
         return None
     with log.phase("compare", "Comparing with FP32"):
-        inputs = job.calibration.inputs(log.listener.step)
+        inputs = job.calibration.inputs(log.step)
         decibels = signal_to_noise(job.model, converted, inputs)
     if decibels is not None and decibels < LEAST_DECIBELS:
         log.warn(

@@ -18,6 +18,7 @@ from neural_mp.errors import (
     UnknownOperatorError,
     UnknownPrecisionError,
 )
+from neural_mp.tuning.listener import Listener
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
@@ -136,6 +137,10 @@ CALLS = {
     "no such objective": (set_up(objective="speed"), ConfigurationError, "'speed'"),
     "no such objective among several": (set_up(objective={"perfomance": 1}), ConfigurationError, "'perfomance'.*'performance'"),
     "a weight that weighs nothing": (set_up(objective={"modelsize": 0}), ConfigurationError, "weight of 'modelsize'.*got 0"),
+    "seed that is no number": (set_up(random_seed=True), ConfigurationError, "random_seed must be an int, got True"),
+    "listener that is a class": (set_up(listener=Listener), ConfigurationError, "listener must be a Listener, got <class"),
+    "tolerance that no float holds": (set_up(accuracy_criterion=10**400), ConfigurationError, "tolerance must be a number"),
+    "trust in what is no name": (set_up(trust=3), ConfigurationError, "trust must be a name of a module.*got 3"),
     "no workers": (set_up(workers=0), ConfigurationError, "workers must be at least 1, got 0"),
     "workers of another type": (set_up(workers=2.5), ConfigurationError, "workers must be an int or str or dict, got 2.5"),
     "workers of no engine": (set_up(workers="two"), ConfigurationError, "no engine 'two' for workers; known are local, ray"),

@@ -177,7 +177,18 @@ def test_who_was_taken_for_dead_writes_no_more(begin, url, monkeypatch):
     history.finish(Trial(PrecisionPlan(), Outcome.MET, 0.9, number=number))  # it is not lost
 
 
-@pytest.mark.parametrize("words", ["", "[]", "{}", '{"process": {"pid": 1}}', "no JSON"])
+def damaged(pid):
+    process = {**ProcessIdentity.here().to_dict(), "pid": pid}
+    return json.dumps({"process": process, "since": "", "token": "a", "beats": 0})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("", "[]", "{}", '{"process": {"pid": 1}}', "no JSON", "[" * 100_000),
+        *(damaged(pid) for pid in (-5, 10**30, float("inf"))),
+    ],
+)
 def test_a_damaged_row_keeps_nobody_out(words):
     assert run_claim._Holder.read(words).lives is False
 

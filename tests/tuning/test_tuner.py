@@ -173,6 +173,23 @@ def test_trials_are_told_to_the_listener(converter):
     assert notes.closed
 
 
+@pytest.mark.parametrize("steps", [0, 25])
+def test_what_a_listener_raises_at_a_batch_comes_through(converter, steps):
+    from neural_mp.tuning.listener import Listener
+
+    class Fails(Listener):
+        left = steps
+
+        def step(self):
+            self.left -= 1
+            if self.left < 0:
+                raise ZeroDivisionError("mine")
+
+    converter.listener = Fails()
+    with pytest.raises(ZeroDivisionError, match="^mine$"):
+        converter()
+
+
 def at_speed(monkeypatch, share, at_most=None):
     """As if every converted model took this share of FP32's time, or at most that one."""
 
