@@ -143,7 +143,7 @@ class MeasuringProbe(Probe):
         except Exception as error:
             # Whatever a framework raises: times are then estimated.
             logger.debug("ops could not be timed", exc_info=True)
-            self.untimed = f"{type(error).__name__}: {in_one_line(error)}"
+            self.untimed = in_one_line(error)
             return None
         return {
             "ops": {op: by for op, by in ops.items() if Precision.FP32.value in by},

@@ -161,7 +161,11 @@ def fixed(value):
     [
         ({"metric": ("topk", 1)}, {"metric": ("topk", 5)}, r"metric \(k = 5, before 1\)"),
         ({"eval_func": lambda m: 0.5}, {"eval_func": lambda m: 0.7}, "code of the metric"),
-        ({"eval_func": fixed(0.5)}, {"eval_func": fixed(0.7)}, "code of the metric"),
+        (
+            {"eval_func": fixed(0.5)},
+            {"eval_func": fixed(0.7)},
+            r"metric \(value = 0.7, before 0.5\)",
+        ),
         (
             {"metric": "accuracy", "postprocess": lambda pair: pair},
             {"metric": "accuracy", "postprocess": lambda pair: (pair[0] + 1, pair[1])},
