@@ -16,7 +16,7 @@ from numpy.lib import format as npy
 #: How many times its size in the archive an array may be, and what it may be anyhow.
 _MOST_PACKED, _SMALL = 200, 2**30
 _ARRAY = ".npy"
-_LONGEST = np.iinfo(np.intp).max
+_LONGEST, _LONGEST_EMPTY = np.iinfo(np.intp).max, 10**6
 
 
 def load_arrays(path: Path, *, mapped: bool = False) -> Any:
@@ -67,7 +67,9 @@ def _check_array(file: Any, size: int, what: str) -> None:
     if kind.hasobject:
         raise ValueError(f"{what} holds pickled objects")
     needed, there = math.prod(shape) * kind.itemsize, size - file.tell()
-    if not kind.itemsize or any(not 0 <= length <= _LONGEST for length in shape):
+    # An array without bytes can be as long as it likes, and have as many samples.
+    endless = not needed and any(length > _LONGEST_EMPTY for length in shape)
+    if not kind.itemsize or endless or any(not 0 <= length <= _LONGEST for length in shape):
         raise ValueError(f"{what} is of no size that an array has")
     if needed > there:
         raise ValueError(f"{what} of shape {shape} takes {needed} bytes, and {there} are there")

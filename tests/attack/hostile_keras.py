@@ -218,13 +218,15 @@ def _with_weights(folder: Path, what: str, file: Any) -> None:
         file[name] = h5py.ExternalLink(str(folder / "other.h5"), "x")
     elif what == "by a link inside":
         file[name] = h5py.SoftLink("/nowhere")
+    elif what == "that are texts":
+        file.create_dataset(name, shape, h5py.string_dtype())
     else:
         file.create_dataset(name, (2**20, 2**20), "f4", chunks=(2**10, 2**10), compression="gzip")
 
 
 _WEIGHTS = (
     *("from another file", "of a virtual layout", "by a link to a file", "by a link inside"),
-    "of a terabyte that is not there",
+    *("of a terabyte that is not there", "that are texts"),
 )
 
 
@@ -254,6 +256,31 @@ def _has_weights_inside(folder: Path, canary: Path, what: str) -> None:
         wrong.writestr("config.json", right.read("config.json"))
         wrong.writestr("metadata.json", right.read("metadata.json"))
     load_source(str(folder / "net.keras"), None, None)
+
+
+@KERAS.here("an archive with weights as", "an array", "an array beside those of HDF5")
+def _has_other_weights(folder: Path, canary: Path, what: str) -> None:
+    _net().save(folder / "right.keras")
+    np.savez(folder / "weights.npz", __root__=np.ones(3, np.float32))
+    with (
+        zipfile.ZipFile(folder / "right.keras") as right,
+        zipfile.ZipFile(folder / "net.keras", "w") as wrong,
+    ):
+        wrong.writestr("config.json", right.read("config.json"))
+        wrong.writestr("metadata.json", right.read("metadata.json"))
+        wrong.write(folder / "weights.npz", "model.weights.npz")
+        if what != "an array":
+            wrong.writestr("model.weights.h5", right.read("model.weights.h5"))
+    load_source(str(folder / "net.keras"), None, None)
+
+
+@KERAS.here("a configuration that declares weights of a terabyte, in", ".keras", ".h5")
+def _declares_weights(folder: Path, canary: Path, suffix: str) -> None:
+    def edit(config: dict[str, Any]) -> None:
+        config["config"]["layers"][1]["config"]["units"] = 2**37
+
+    rewritten = _rewritten if suffix == ".keras" else _rewritten_h5
+    load_source(str(rewritten(folder, edit)), None, None)
 
 
 @KERAS.here("a harmless file", ".keras", ".h5", refused=False)

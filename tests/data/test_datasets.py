@@ -110,8 +110,13 @@ def test_one_number_is_not_an_array_of_samples(tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "shape"),
-    [("<f4", f"({'9' * 4000}, 0)"), ("<U0", f"({10**12},)"), ("|V0", f"({10**18},)")],
-    ids=["digits", "no letters", "no bytes"],
+    [
+        ("<f4", f"({'9' * 4000}, 0)"),
+        ("<U0", f"({10**12},)"),
+        ("|V0", f"({10**18},)"),
+        ("<f4", f"({10**12}, 0)"),
+    ],
+    ids=["digits", "no letters", "no bytes", "no values"],
 )
 def test_arrays_of_more_values_than_a_file_can_hold_are_refused(tmp_path, kind, shape):
     path = tmp_path / "a.npy"

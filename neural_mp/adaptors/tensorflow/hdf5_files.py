@@ -6,6 +6,7 @@ The format lets a file take its arrays from other files, and declare arrays that
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,32 +17,44 @@ _MOST_PACKED, _SMALL = 200, 16 * 2**20
 _MOST_OBJECTS = 1_000_000
 
 
-def check_hdf5(file: Path | BinaryIO, shown: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Hdf5Content:
+    """What a file holds.
+
+    Attributes:
+        attributes: of the file as a whole.
+        nbytes: what all its arrays take in memory.
+    """
+
+    attributes: dict[str, Any]
+    nbytes: int
+
+
+def check_hdf5(file: Path | BinaryIO, shown: str) -> Hdf5Content:
     """See that all arrays of a file are in the file.
 
     Args:
         file: its path, or a stream of it.
         shown: what to call it in errors.
 
-    Returns:
-        The attributes of the file as a whole.
-
     Raises:
-        ModelLoadError: an array is taken from another file, or larger than what is there; or the
-            file is damaged.
+        ModelLoadError: an array is taken from another file, larger than what is there, or of no
+            numbers; or the file is damaged.
     """
     import h5py
 
     try:
         with h5py.File(file, "r") as opened:
-            for fault in _faults(opened):
+            arrays: list[Any] = []
+            for fault in _faults(opened, arrays):
                 raise ModelLoadError(f"{shown} is not read: {fault}. Save the model again")
-            return dict(opened.attrs)
+            return Hdf5Content(dict(opened.attrs), sum(array.nbytes for array in arrays))
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, RecursionError) as error:
         raise ModelLoadError(f"{shown} is no HDF5 file, or damaged: {error}") from error
 
 
-def _faults(opened: Any) -> Iterator[str]:
+def _faults(opened: Any, arrays: list[Any]) -> Iterator[str]:
+    """What is wrong with a file, in words; its arrays are put into a list on the way."""
     import h5py
 
     waiting, seen = [opened], set()
@@ -61,6 +74,7 @@ def _faults(opened: Any) -> Iterator[str]:
             if isinstance(item, h5py.Group):
                 waiting.append(item)
             elif isinstance(item, h5py.Dataset):
+                arrays.append(item)
                 yield from _faults_of_array(item, where)
             else:
                 yield f"{where!r} is neither a group nor an array"
@@ -69,6 +83,8 @@ def _faults(opened: Any) -> Iterator[str]:
 def _faults_of_array(array: Any, where: str) -> Iterator[str]:
     if array.external or array.is_virtual:
         yield f"the array {where!r} is taken from another file"
+    if array.dtype.hasobject:
+        yield f"the array {where!r} holds texts or lists, not numbers"
     stored = array.id.get_storage_size()
     if array.nbytes > max(_SMALL, _MOST_PACKED * stored):
         yield f"the array {where!r} is {array.nbytes} bytes, of which {stored} are in the file"

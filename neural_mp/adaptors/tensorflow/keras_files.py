@@ -20,6 +20,8 @@ from neural_mp.core.archives import checked_archive
 from neural_mp.errors import ModelLoadError, in_one_line
 
 _CONFIG, _WEIGHTS = "config.json", ".h5"
+#: Weights that Keras reads where there is no file of HDF5; it never writes them by itself.
+_OTHER_WEIGHTS = "model.weights.npz"
 _MOST_CONFIG = 64 * 2**20
 #: What a model is made of, as classes of Keras that others derive from.
 _KINDS = (
@@ -44,14 +46,18 @@ _VALUES = (
 _FILES = ("vocabulary", "idf_weights")
 
 
-def check_keras_file(path: Path) -> None:
+def check_keras_file(path: Path) -> int:
     """See that a `.keras` or `.h5` file names nothing but what a model is made of.
+
+    Returns:
+        The bytes that the weights in it take.
 
     Raises:
         ModelLoadError: it names something else, takes weights from other files, or is damaged.
     """
     shown = repr(str(path))
-    texts = _texts_of_archive(path, shown) if path.suffix == ".keras" else _texts(path, shown)
+    read = _texts_of_archive if path.suffix == ".keras" else _texts
+    texts, nbytes = read(path, shown)
     for text in texts:
         try:
             for fault in _faults(json.loads(text), ()):
@@ -65,30 +71,36 @@ def check_keras_file(path: Path) -> None:
                 f"{shown} cannot be read as a Keras model: its configuration is damaged: "
                 f"{in_one_line(error)}"
             ) from error
+    return nbytes
 
 
-def _texts_of_archive(path: Path, shown: str) -> list[bytes]:
-    """The configuration in a `.keras` file, whose weights are checked, too."""
+def _texts_of_archive(path: Path, shown: str) -> tuple[list[bytes | str], int]:
+    """The configuration in a `.keras` file, and the bytes of its weights, which are checked."""
+    nbytes = 0
     with checked_archive(path) as archive:
         names = archive.namelist()
+        if _OTHER_WEIGHTS in names:
+            raise ModelLoadError(
+                f"{shown} is not read: its weights are in {_OTHER_WEIGHTS!r}; save the model again"
+            )
         for name in names:
             if name.endswith(_WEIGHTS):
                 # HDF5 is read to and fro, which a stream out of an archive does slowly.
                 with archive.open(name) as packed, tempfile.TemporaryFile() as file:
                     shutil.copyfileobj(packed, file)
-                    check_hdf5(file, f"{name!r} in {shown}")
+                    nbytes += check_hdf5(file, f"{name!r} in {shown}").nbytes
         if _CONFIG not in names:
-            return []  # Keras itself says what is missing
+            return [], nbytes  # Keras itself says what is missing
         if archive.getinfo(_CONFIG).file_size > _MOST_CONFIG:
             raise ModelLoadError(f"{shown} is not read: its configuration is of absurd size")
-        return [archive.read(_CONFIG)]
+        return [archive.read(_CONFIG)], nbytes
 
 
-def _texts(path: Path, shown: str) -> list[bytes | str]:
-    """The configurations in an `.h5` file."""
-    attributes = check_hdf5(path, shown)
-    found = [attributes.get(name) for name in ("model_config", "training_config")]
-    return [text for text in found if isinstance(text, bytes | str)]
+def _texts(path: Path, shown: str) -> tuple[list[bytes | str], int]:
+    """The configurations in an `.h5` file, and the bytes of its weights."""
+    content = check_hdf5(path, shown)
+    found = [content.attributes.get(name) for name in ("model_config", "training_config")]
+    return [text for text in found if isinstance(text, bytes | str)], content.nbytes
 
 
 def _faults(config: Any, inside: tuple[str, ...]) -> Iterator[str]:

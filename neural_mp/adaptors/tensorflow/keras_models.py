@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.tensorflow.keras_files import check_keras_file
+from neural_mp.adaptors.tensorflow.keras_weights import bounded_weights
 from neural_mp.core.labels import without_labels
 from neural_mp.errors import CaptureError, ModelLoadError, in_one_line
 
@@ -38,8 +39,8 @@ def load(path: Path, *, compiled: bool = False) -> Any:
         compiled: whether loss and optimizer are read, too, where it holds them.
 
     Raises:
-        ModelLoadError: it is damaged, holds weights only, needs classes it does not hold, or
-            names what is no part of a model.
+        ModelLoadError: it is damaged, holds weights only, needs classes it does not hold, names
+            what is no part of a model, or declares weights that are not in it.
     """
     import keras
 
@@ -47,9 +48,9 @@ def load(path: Path, *, compiled: bool = False) -> Any:
         raise ModelLoadError(
             f"Keras runs on the {keras.config.backend()} backend here; set KERAS_BACKEND=tensorflow"
         )
-    check_keras_file(path)
+    nbytes = check_keras_file(path)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), bounded_weights(nbytes):
             # Of an optimizer whose state does not fit. Nobody goes on with it here.
             warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
             return keras.models.load_model(path, compile=compiled, safe_mode=True)
