@@ -10,10 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from neural_mp.core.arguments import brief
 from neural_mp.core.grammar import counted
 from neural_mp.data.datasets import DATASETS, ArrayDataset
 from neural_mp.data.options import existing_path
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
+
+#: The largest number that the inputs can hold.
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @DATASETS.register("csv")
@@ -106,10 +110,10 @@ def _number(file: Path, line: int, cell: str, column: int, names: list[str]) -> 
         value = float(cell)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
+    if not abs(value) <= _LARGEST:
         name = repr(names[column]) if names else str(column)
         raise DataError(
-            f"{file}, line {line}, column {name}: {cell!r} is not a finite number; "
+            f"{file}, line {line}, column {name}: {brief(cell)} is not a finite number; "
             f"mend it, or list the columns to use in `columns`"
         )
     return value
@@ -124,4 +128,5 @@ def _labels(cells: list[str]) -> tuple[np.ndarray, tuple[str, ...]]:
         return np.array([float(cell) for cell in cells], dtype=np.float32), ()
     except ValueError:
         classes = tuple(sorted(set(cells)))
-        return np.array([classes.index(cell) for cell in cells], dtype=np.int64), classes
+        places = {name: place for place, name in enumerate(classes)}
+        return np.array([places[cell] for cell in cells], dtype=np.int64), classes
