@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -58,7 +59,7 @@ def storage_url(workspace: str | Path, storage: str | None = None) -> str:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise HistoryError(f"the workspace {str(folder)!r} cannot be created: {error}") from None
-    return f"sqlite:///{(folder / HISTORY_FILE).resolve()}"
+    return f"sqlite:///{os.path.realpath(folder / HISTORY_FILE)}"
 
 
 class History:

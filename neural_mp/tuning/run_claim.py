@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from neural_mp.core.process_identity import ProcessIdentity
-from neural_mp.errors import HistoryError, RunInUseError
+from neural_mp.errors import HistoryError, RunInUseError, in_one_line
 
 if TYPE_CHECKING:
     from optuna.storages import RDBStorage
@@ -31,6 +31,9 @@ _BEAT = 5.0
 _SILENCE = 60.0
 #: Seconds between two looks at whether there is a sign of life.
 _LOOK = 0.5
+
+#: How often others may be quicker before the row itself is taken for damaged.
+_ATTEMPTS = 100
 
 #: The tokens of all claims that this process has.
 _held: set[str] = set()
@@ -167,12 +170,21 @@ class _Beating:
         self._writing = threading.RLock()
         _held.add(self._holder.token)
         try:
-            while not self._took():
-                continue  # somebody else was quicker; let us see who
+            self._take()
         except BaseException:
             _held.discard(self._holder.token)
             raise
         threading.Thread(target=self._beat, daemon=True).start()
+
+    def _take(self) -> None:
+        for _ in range(_ATTEMPTS):
+            if self._took():
+                return
+            # somebody else was quicker; let us see who
+        raise HistoryError(
+            f"the run {self._name!r} cannot be claimed: what its storage holds of {CLAIM!r} is "
+            f"damaged; begin a run of its own without resume, or take another workspace"
+        )
 
     def _took(self) -> bool:
         found = self._row.read()
@@ -227,10 +239,19 @@ class _Beating:
 
     def check(self) -> None:
         if self._lost:
-            found = self._row.read()
+            found = self._holder_now()
             if found is not None:
                 raise self._in_use(_Holder.read(found))
             raise HistoryError(f"the run {self._name!r} is gone from its storage")
+
+    def _holder_now(self) -> str | None:
+        try:
+            return self._row.read()
+        except Exception as error:
+            # Whatever the database raises.
+            raise HistoryError(
+                f"the run {self._name!r} cannot be read from its storage: {in_one_line(error)}"
+            ) from error
 
     def end(self) -> None:
         if self._holder.process.pid != os.getpid():

@@ -28,6 +28,16 @@ _LETTERS = 12
 _PATIENCE = 60
 #: How often a new storage is opened again that another process opens, too, and seconds in between.
 _OPENINGS, _OPENING = 20, 0.1
+#: What is no plain table in a SQLite file; a view is not asked for its columns, which may not end.
+_COMPUTING = """
+    SELECT name FROM sqlite_master
+    WHERE type NOT IN ('table', 'index') OR (type = 'table' AND rootpage = 0)
+    UNION ALL
+    SELECT part.name FROM sqlite_master AS part, pragma_table_xinfo(part.name) AS of_it
+    WHERE part.type = 'table' AND of_it.hidden > 0
+"""
+#: Characters of a name that an error shows.
+_SHOWN = 80
 #: Models and runs that an error names.
 _NAMED = 5
 
@@ -62,10 +72,15 @@ def model_digest(fingerprint: Mapping[str, str]) -> str:
 
 
 def open_storage(url: str) -> RDBStorage:
-    """The storage behind an URL; every error that opening it raises comes through."""
+    """The storage behind an URL; every error that opening it raises comes through.
+
+    Raises:
+        HistoryError: a SQLite file holds what computes.
+    """
     from optuna.storages import RDBStorage
     from sqlalchemy.exc import DBAPIError
 
+    _check_tables(url)
     waits = {"connect_args": {"timeout": _PATIENCE}} if url.startswith("sqlite") else {}
     for _ in range(_OPENINGS):
         try:
@@ -75,6 +90,29 @@ def open_storage(url: str) -> RDBStorage:
                 raise
             time.sleep(_OPENING)
     return RDBStorage(url, engine_kwargs=waits)
+
+
+def _check_tables(url: str) -> None:
+    """Refuse a SQLite file in which something computes: a query on such a view may never end.
+
+    Raises:
+        HistoryError: it holds a view, a trigger, a virtual table or a computed column.
+    """
+    import sqlalchemy as sql
+
+    if not url.startswith("sqlite"):
+        return
+    engine = sql.create_engine(url, connect_args={"timeout": _PATIENCE})
+    try:
+        with engine.connect() as connection:
+            found = connection.execute(sql.text(_COMPUTING)).first()
+    finally:
+        engine.dispose()
+    if found is not None:
+        raise HistoryError(
+            f"the history {url!r} cannot be opened: it holds {str(found[0])[:_SHOWN]!r}, which is "
+            f"no plain table"
+        )
 
 
 def _is_made_by_another(error: DBAPIError) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -224,3 +225,35 @@ def test_this_process_knows_itself():
     assert here.is_this_one
     assert ProcessIdentity.from_dict(json.loads(json.dumps(here.to_dict()))) == here
     assert str(here).startswith("process ")
+
+
+def _claimed_by(url, value):
+    """A run whose row of the claim holds a value."""
+    with History(url, ABOUT, True) as history:
+        history.remember("something", 1)
+    row = "INSERT INTO study_user_attributes (study_id, key, value_json) VALUES (1, ?, ?)"
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
+        connection.execute(row, (CLAIM, value))
+    connection.close()
+
+
+@pytest.mark.parametrize("value", [7, "[1]", "{", b"\xff", b"{}"])
+def test_a_claim_of_another_kind_keeps_nobody_out(url, value):
+    _claimed_by(url, value)
+    History(url, ABOUT, True, resume=True).close()
+
+
+def test_a_claim_that_cannot_be_replaced_is_one_error(url):
+    _claimed_by(url, None)
+    with pytest.raises(HistoryError, match="cannot be claimed: .*'in use by' is damaged"):
+        History(url, ABOUT, True, resume=True)
+
+
+def test_a_storage_that_breaks_after_a_run_was_taken_over_is_one_error(url):
+    with History(url, ABOUT, True) as history:
+        history._claim._beating._lost = True
+        with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
+            connection.executescript("DROP TABLE study_user_attributes")
+        connection.close()
+        with pytest.raises(HistoryError, match="cannot be read from its storage"):
+            history.start()

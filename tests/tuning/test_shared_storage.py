@@ -1,6 +1,7 @@
 """One storage keeps the runs of many models, each model's for itself."""
 
 import json
+import sqlite3
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -174,3 +175,43 @@ def test_many_open_a_new_storage_at_once(tmp_path):
         with ThreadPoolExecutor(4) as pool:
             names = sorted(each.result() for each in [pool.submit(opened) for _ in range(4)])
         assert names == [f"{FIRST[:12]}/tuning-000{number}" for number in (1, 2, 3, 4)]
+
+
+ENDLESS = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r) SELECT i"
+TRIALS = (
+    f"DROP TABLE trials; CREATE VIEW trials AS {ENDLESS} AS trial_id, i AS number, 1 AS study_id, "
+    f"'COMPLETE' AS state, NULL AS datetime_start, NULL AS datetime_complete FROM r"
+)
+COMPUTING = {
+    "a view": TRIALS,
+    "a view of versions": (
+        f"DROP TABLE version_info; CREATE VIEW version_info AS {ENDLESS} AS version_info_id, "
+        f"i AS schema_version, '' AS library_version FROM r"
+    ),
+    "a trigger": (
+        f"CREATE TRIGGER mine AFTER INSERT ON study_user_attributes BEGIN "
+        f"INSERT INTO trial_heartbeats {ENDLESS}, i, i FROM r; END"
+    ),
+    "a virtual table": "CREATE VIRTUAL TABLE mine USING rtree(id, low, high)",
+    "a computed column": "CREATE TABLE mine (a TEXT, b TEXT AS (hex(zeroblob(400000000))))",
+}
+
+
+@pytest.mark.parametrize("what", COMPUTING)
+def test_a_storage_in_which_something_computes_is_refused_before_it_does(what, begin, url):
+    begin(FIRST).close()
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
+        try:
+            connection.executescript(COMPUTING[what])
+        except sqlite3.OperationalError as error:
+            pytest.skip(str(error))
+    connection.close()
+    for call in (lambda: read_record(url), lambda: begin(FIRST), lambda: begin(FIRST, resume=True)):
+        with pytest.raises(HistoryError, match="which is no plain table"):
+            call()
+
+
+def test_a_workspace_that_links_to_itself_is_one_error(tmp_path):
+    (tmp_path / "history.db").symlink_to("history.db")
+    with pytest.raises(HistoryError, match="cannot be opened"):
+        read_record(storage_url(tmp_path))
