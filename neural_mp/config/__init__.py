@@ -18,9 +18,10 @@ from neural_mp.config.settings import (
     Settings,
     TuningSettings,
 )
-from neural_mp.config.source import IgnoredSettingWarning, read_mapping, read_text
+from neural_mp.config.source import LARGEST, IgnoredSettingWarning, read_mapping, read_text
 from neural_mp.config.writer import settings_to_yaml
 from neural_mp.core.arguments import brief, path_of
+from neural_mp.core.plain_files import read_plain
 from neural_mp.core.words import Dialect
 from neural_mp.errors import ConfigurationError
 
@@ -60,7 +61,7 @@ def load_settings(
             message names the file, the line and the key.
     """
     try:
-        text = path_of("conf", path).read_text(encoding="utf-8-sig")
+        text = read_plain(path_of("conf", path), LARGEST).decode("utf-8-sig")
     except OSError as error:
         raise ConfigurationError(
             f"{path}: the tuning file cannot be read: {error.strerror or error}"

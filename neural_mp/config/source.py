@@ -28,6 +28,10 @@ _MERGE_TAG = "tag:yaml.org,2002:merge"
 _MAPPING_TAGS = ("tag:yaml.org,2002:map", "!Pruner")
 _SEQUENCE_TAGS = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:python/tuple")
 _MOST_VALUES = 200_000
+#: Nodes that are put together: a value and its key.
+_MOST_NODES = 2 * _MOST_VALUES
+#: The most bytes of a tuning file.
+LARGEST = 1 << 24
 #: Characters of a number, which YAML may have in base 60, and of what an error says.
 _LONGEST_NUMBER, _LONGEST_MESSAGE, _LONGEST_KEY = 400, 2000, 80
 _NUMBER_TAGS = ("tag:yaml.org,2002:int", FLOAT_TAG)
@@ -103,7 +107,19 @@ class Source:
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader that also takes `1e-3` for a number."""
+    """A safe loader that also takes `1e-3` for a number, and ends early where there is too much."""
+
+    nodes = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Put the next node together: one takes a kilobyte of memory."""
+        self.nodes += 1
+        if self.nodes > _MOST_NODES:
+            mark = self.peek_event().start_mark
+            raise yaml.MarkedYAMLError(
+                problem=f"it holds more than {_MOST_VALUES} values", problem_mark=mark
+            )
+        return super().compose_node(parent, index)
 
 
 _Loader.add_implicit_resolver(FLOAT_TAG, PLAIN_FLOAT, FLOAT_STARTS)

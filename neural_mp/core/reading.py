@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from neural_mp.core.kinds import Kind, UnfitError, text
+from neural_mp.core.plain_files import read_plain
 from neural_mp.core.plain_yaml import plain_yaml
 from neural_mp.errors import NeuralMPError
 
@@ -25,7 +26,6 @@ T = TypeVar("T")
 LARGEST = 1 << 28
 #: The most values that JSON may hold: one takes up to a hundred bytes of memory.
 _MOST_VALUES = 10_000_000
-_BLOCK = 1 << 20
 #: What tells zlib that a gzip file comes.
 _GZIP = 16 + zlib.MAX_WBITS
 #: Characters of a key, and of what is said of it, that an error shows.
@@ -132,18 +132,11 @@ def bytes_of(path: str | Path) -> bytes:
     Raises:
         UnfitError: it cannot be read, or is too large.
     """
-    blocks, size = [], 0
     try:
-        with Path(path).open("rb") as file:
-            while block := file.read(_BLOCK):
-                blocks.append(block)
-                size += len(block)
-                if size > LARGEST:
-                    raise UnfitError(f"it is larger than {LARGEST >> 20} MiB")
+        return read_plain(path, LARGEST)
     except (OSError, ValueError) as error:  # the latter of names that hold a NUL
         words = getattr(error, "strerror", None) or error
         raise UnfitError(f"it cannot be read: {words}") from None
-    return b"".join(blocks)
 
 
 def inflated(data: bytes, form: int = zlib.MAX_WBITS) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from neural_mp.core.plain_files import check_ends
 from neural_mp.data.datasets import DATASETS
 from neural_mp.data.options import existing_path, height_and_width, one_of
 from neural_mp.data.transforms import TRANSFORMS, InputTransform
@@ -52,6 +53,7 @@ def read_pixels(path: Path, mode: str | None, needed_by: str) -> np.ndarray:
     image_of = pillow(needed_by)
     try:
         image_of.init()
+        check_ends(path)
         known = [name for name in _FORMATS if name in image_of.OPEN]
         with image_of.open(path, formats=known) as image:
             most, pixels = image_of.MAX_IMAGE_PIXELS, image.width * image.height

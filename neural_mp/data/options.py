@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from neural_mp.core.arguments import SEEDS, brief, path_of
+from neural_mp.core.plain_files import check_ends
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 
 _LARGEST = 1e300
@@ -88,11 +89,15 @@ def existing_path(option: str, value: Any) -> Path:
 
     Raises:
         ConfigurationError: it is no path.
-        DataError: nothing is there.
+        DataError: nothing is there, or neither a file nor a folder.
     """
     if not isinstance(value, str | Path) or not str(value):
         raise ConfigurationError(f"{option} must be a path, got {brief(value)}")
     path = path_of(option, value).expanduser()
     if not path.exists():
         raise DataError(f"{option}: there is nothing at {path} (looked from {Path.cwd()})")
+    try:
+        check_ends(path)
+    except OSError as error:
+        raise DataError(f"{option}: {path} cannot be read: {error.strerror}") from None
     return path

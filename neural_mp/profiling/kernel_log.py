@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from neural_mp.core.arguments import path_of
+from neural_mp.core.plain_files import check_ends
 from neural_mp.errors import KernelLogError
 from neural_mp.profiling.kernel_call import KernelLog
 from neural_mp.profiling.kernel_log_capture import sieved_output
@@ -38,6 +39,7 @@ def read_kernel_log(path_or_lines: str | Path | Iterable[str]) -> KernelLog:
         return _read(path_or_lines, "the log")
     path = path_of("the log", path_or_lines)
     try:
+        check_ends(path)
         with path.open(encoding="utf-8", errors="replace") as lines:
             return _read(lines, str(path))
     except OSError as error:

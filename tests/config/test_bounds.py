@@ -13,7 +13,7 @@ from neural_mp.api.many import tune_many
 from neural_mp.api.random_inputs import random_inputs
 from neural_mp.api.saved_folder import check_destination
 from neural_mp.common import DataLoader
-from neural_mp.config import parse_settings, settings_from
+from neural_mp.config import load_settings, parse_settings, settings_from
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.words import Dialect
 from neural_mp.data.datasets import DummyDataset
@@ -178,3 +178,15 @@ def test_a_batch_that_fills_the_memory_is_not_made(size, net):
     assert len(model.example_inputs(3)[0]) == 3
     with pytest.raises(ConfigurationError, match="batch_size"):
         model.example_inputs(size)
+
+
+def test_a_tuning_file_of_many_values_ends_before_they_fill_the_memory():
+    with pytest.raises(ConfigurationError, match=r"line 2: .* it holds more than 200000 values"):
+        parse_settings(f"model: {{}}\na: [{'1,' * 1_000_000}]")
+
+
+def test_a_tuning_file_that_is_too_large_is_not_read(tmp_path):
+    with (tmp_path / "conf.yaml").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ConfigurationError, match=r"conf\.yaml.* larger than 16 MiB"):
+        load_settings(tmp_path / "conf.yaml")

@@ -10,7 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from neural_mp.config.source import read_text
+from neural_mp.config.source import LARGEST, read_text
+from neural_mp.core.plain_files import read_plain
 from neural_mp.data.user_code import user_folders
 from neural_mp.errors import ConfigurationError
 
@@ -34,7 +35,7 @@ def job_digest(file: Path) -> str:
         ConfigurationError: there is no such file.
     """
     try:
-        text = file.read_text(encoding="utf-8-sig", errors="replace")
+        text = read_plain(file, LARGEST).decode("utf-8-sig", errors="replace")
     except OSError as error:
         raise ConfigurationError(
             f"{file}: the tuning file cannot be read: {error.strerror or error}"
