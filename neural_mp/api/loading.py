@@ -10,11 +10,12 @@ from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.saved_folder import is_saved_model
 from neural_mp.core.arguments import check_path
+from neural_mp.core.plain_files import check_ends
 from neural_mp.core.precision import Precision
 from neural_mp.core.trusted import trusting
 from neural_mp.core.words import Capture
 from neural_mp.data.user_code import load_user_object
-from neural_mp.errors import ConfigurationError, DataError
+from neural_mp.errors import ConfigurationError, DataError, ModelLoadError
 from neural_mp.tuning.batches import Batches, FirstBatch, name_loader
 
 
@@ -23,8 +24,14 @@ def resolve_source(source: Any) -> Any:
 
     Raises:
         ConfigurationError: the name cannot be imported.
+        ModelLoadError: a pipe or a device is there.
     """
     check_path("model", source)
+    if isinstance(source, str | Path):
+        try:
+            check_ends(source)
+        except OSError as error:
+            raise ModelLoadError(f"{str(source)!r} cannot be read: {error.strerror}") from None
     if is_saved_model(source):
         raise ConfigurationError(
             f"{str(source)!r} holds a model that was already converted; give the original model, "

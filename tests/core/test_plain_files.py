@@ -5,12 +5,13 @@ import sys
 
 import pytest
 
+from neural_mp.api.loading import load_source
 from neural_mp.api.many.digest import job_digest
 from neural_mp.config import load_settings
 from neural_mp.core.plain_files import check_ends, read_plain
 from neural_mp.core.plan import load_plan_file
 from neural_mp.data import build_dataset
-from neural_mp.errors import NeuralMPError
+from neural_mp.errors import ModelLoadError, NeuralMPError
 from neural_mp.profiling.kernel_log import read_kernel_log
 from neural_mp.tuning.record_form import read_record_file
 
@@ -40,6 +41,13 @@ def test_what_does_not_end_is_not_read(reader, what, tmp_path):
         os.mkfifo(path)
     with pytest.raises(NeuralMPError, match="file.*it is no file, but a pipe"):
         READERS[reader](path)
+
+
+@pytest.mark.parametrize("suffix", ["onnx", "pt2", "keras", "pb", "h5"])
+def test_a_model_that_does_not_end_is_not_read(suffix, tmp_path):
+    os.mkfifo(tmp_path / f"net.{suffix}")
+    with pytest.raises(ModelLoadError, match="net.*no file, but a pipe"):
+        load_source(tmp_path / f"net.{suffix}", None, None)
 
 
 def test_an_image_that_does_not_end_is_not_read(tmp_path):
