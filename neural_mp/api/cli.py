@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -25,6 +27,8 @@ from neural_mp.api.commands import (
 )
 from neural_mp.api.commands.exit_codes import epilog
 from neural_mp.api.commands.failures import reported
+
+_STANDARD_ERROR = 2
 
 app = typer.Typer(
     name="neural-mp",
@@ -67,8 +71,23 @@ app.command(cls=kernels.WithProgram, epilog=kernels.EPILOG)(kernels.kernels)
 app.command(epilog=hardware.EPILOG)(hardware.hardware)
 
 
+def _open_streams() -> None:
+    """Let a standard stream that the caller closed lead nowhere.
+
+    Otherwise the next file that is opened would be in its place, and what a library prints would
+    end up in it: in the history of a run, say.
+    """
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= _STANDARD_ERROR:
+        os.set_inheritable(opened, True)
+    os.close(opened)
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
 def main() -> None:
     """Run the command; what it ends with is said by its exit code (see `ExitCode`)."""
+    _open_streams()
     hush()
     try:
         app()

@@ -29,7 +29,10 @@ RESERVED = (
 
 def is_saved_model(path: Any) -> bool:
     """Whether a path is a folder that `OptimizedModel.save` wrote."""
-    return isinstance(path, str | Path) and (Path(path) / MANIFEST).is_file()
+    try:
+        return isinstance(path, str | Path) and (Path(path) / MANIFEST).is_file()
+    except OSError:  # such as a name that is too long, or a folder that may not be looked into
+        return False
 
 
 def check_destination(path: str | Path) -> Path:

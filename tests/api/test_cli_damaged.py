@@ -1,5 +1,9 @@
 """Commands with a damaged file end with the exit code of a mistake, and with one short line."""
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +66,47 @@ def test_a_seed_in_a_tuning_file(run):
     code, _, err = run("tune", "conf.yaml")
     assert code == 2
     assert "conf.yaml, line 2: tuning.random_seed: expected a whole number from 0 to" in err
+
+
+@pytest.mark.parametrize("command", ["sensitivity", "audit", "inspect", "report", "kernels"])
+def test_a_name_that_is_too_long(command, run):
+    code, _, err = run(command, "x" * 300)
+    assert code == 2
+    assert "Traceback" not in err
+
+
+def _ended(closed: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command as a shell runs it, with some of its streams closed."""
+    command = [sys.executable, "-m", "neural_mp.api.cli", *arguments]
+    return subprocess.run(
+        ["sh", "-c", f'"$@" {closed}', "sh", *command], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("form", ["", "--json"])
+def test_streams_that_are_closed_change_nothing_else(closed, form):
+    done = _ended(closed, "hardware", *filter(None, [form]))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) == (">&-" not in closed.split())
+    done = _ended(closed, "inspect", "missing")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == ("2>&-" not in closed)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is of Linux")
+@pytest.mark.parametrize("form", ["", "--json"])
+def test_an_output_that_is_full_is_one_line(form):
+    done = _ended(">/dev/full", "hardware", *filter(None, [form]))
+    assert done.returncode == 2
+    assert done.stderr.startswith("NeuralMPError: standard output cannot be written: No space")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_json_for_a_reader_that_has_seen_enough():
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "neural_mp.api.cli", "hardware", "--json"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")

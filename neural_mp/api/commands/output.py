@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import signal
 import sys
 import threading
@@ -84,17 +85,36 @@ class Output:
     def show(self, shown: RenderableType) -> None:
         """Print a table or a text on standard output, unless that is for a JSON document."""
         if not self.as_json:
-            output_console().print(shown)
+            with self._written():
+                output_console().print(shown)
 
     def line(self, words: str) -> None:
         """Print a text that is never broken into lines, as `show` does."""
         if not self.as_json:
-            output_console().print(words, markup=False, highlight=False, soft_wrap=True)
+            with self._written():
+                output_console().print(words, markup=False, highlight=False, soft_wrap=True)
 
     def document(self, value: Any) -> None:
         """Print the JSON document; numbers that JSON lacks (NaN, Infinity) become null."""
         text = json.dumps(_plain(value), indent=1, allow_nan=False)
-        print(text, file=self._document, flush=True)
+        with self._written():
+            print(text, file=self._document, flush=True)
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        """Say that standard output cannot be written; end where nobody reads it any more.
+
+        Raises:
+            NeuralMPError: it cannot be written, such as on a disk that is full.
+        """
+        try:
+            yield
+        except OSError as error:
+            # What is left of it must not be tried again when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._document.fileno())
+            if isinstance(error, BrokenPipeError):
+                raise SystemExit(128 + signal.SIGPIPE) from None
+            raise NeuralMPError(f"standard output cannot be written: {error.strerror}") from None
 
     def warn(self, words: str) -> None:
         """Print a warning on standard error."""

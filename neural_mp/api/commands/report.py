@@ -60,11 +60,13 @@ def _read(workspace: Path, storage: str | None, number: int | None, model: str |
         HistoryError: there is none.
     """
     from neural_mp.api.saved_folder import RECORD_FILE
+    from neural_mp.core.arguments import check_path
     from neural_mp.tuning.history import HISTORY_FILE, read_record, storage_url
     from neural_mp.tuning.record_form import read_record_file
 
     if storage is not None:
         return read_record(storage, number, model)
+    check_path("the workspace", workspace)
     if (workspace / HISTORY_FILE).is_file():
         return read_record(storage_url(workspace), number, model)
     if (workspace / RECORD_FILE).is_file():
