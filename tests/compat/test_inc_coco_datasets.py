@@ -153,3 +153,21 @@ def test_a_file_that_holds_no_annotations_is_said(content, message, coco):
     (coco / "annotations/instances_val2017.json").write_text(content)
     with pytest.raises(DataError, match=message):
         dataset("onnxrt", "COCONpy", root=str(coco))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("file_name", "x" * 5000, "file_name is longer than a path can be"),
+        ("file_name", "\ud800", "file_name is no path"),
+        ("bbox", [1], "a bbox has 4 numbers, found 1"),
+        ("bbox", "12345", "a bbox has 4 numbers, found 5"),
+    ],
+)
+def test_annotations_that_nothing_can_be_read_by_are_said(key, value, message, coco):
+    given = {"id": 1, "image_id": 1, "category_id": 1, "name": "x", "file_name": "x.png"}
+    item = {**given, "height": 1, "width": 1, "bbox": [0, 0, 1, 1], key: value}
+    content = {part: [item] for part in ("images", "categories", "annotations")}
+    (coco / "annotations/instances_val2017.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=f"instances_val2017.json.*{message}"):
+        dataset("onnxrt", "COCORaw", root=str(coco))

@@ -13,12 +13,15 @@ import numpy as np
 from neural_mp.compat.inc.names.accepted import existing_file, existing_folder, say_ignored
 from neural_mp.compat.inc.names.records import stack_images
 from neural_mp.compat.inc.names.registries import DATASETS, registered
+from neural_mp.core.arguments import path_of
 from neural_mp.core.json_files import read_json
 from neural_mp.data.checked_arrays import load_arrays
 from neural_mp.data.images import pillow, read_pixels
-from neural_mp.errors import DataError
+from neural_mp.errors import ConfigurationError, DataError
 
 ANNOTATIONS = "annotations/instances_val2017.json"
+#: Numbers of a box: left, top, width, height.
+_EDGES = 4
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ def read_annotations(path: Path) -> tuple[list[AnnotatedImage], dict[int, str]]:
         images = [_image(item, of_image.get(key, [])) for key, item in unique.items()]
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
+    except ConfigurationError as error:
+        raise DataError(f"{path}: {error}") from error
     except (KeyError, TypeError, OverflowError) as error:
         raise DataError(
             f"{path} is no COCO annotation file with images, annotations and categories: "
@@ -69,12 +74,19 @@ def read_annotations(path: Path) -> tuple[list[AnnotatedImage], dict[int, str]]:
 
 def _image(item: Mapping[str, Any], annotations: list[Mapping[str, Any]]) -> AnnotatedImage:
     return AnnotatedImage(
-        name=str(item["file_name"]),
+        name=str(path_of("file_name", item["file_name"])),
         height=float(item["height"]),
         width=float(item["width"]),
-        boxes=tuple(tuple(map(float, annotation["bbox"])) for annotation in annotations),
+        boxes=tuple(_box(annotation["bbox"]) for annotation in annotations),
         categories=tuple(int(annotation["category_id"]) for annotation in annotations),
     )
+
+
+def _box(edges: Any) -> tuple[float, ...]:
+    found = tuple(map(float, edges))
+    if len(found) != _EDGES:
+        raise TypeError(f"a bbox has {_EDGES} numbers, found {len(found)}")
+    return found
 
 
 @dataclass(frozen=True)
