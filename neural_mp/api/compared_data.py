@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from neural_mp.config import load_settings
 from neural_mp.core.arguments import path_of
 from neural_mp.core.labels import NAMES
 from neural_mp.core.nested import Array, count_samples
-from neural_mp.data.checked_arrays import load_arrays
+from neural_mp.data.checked_arrays import UNREADABLE, load_arrays
 from neural_mp.errors import ConfigurationError, DataError
 from neural_mp.tuning.batches import Batches, limited
 
@@ -111,7 +109,7 @@ def _arrays(path: Path) -> _Arrays:
     try:
         loaded = load_arrays(path, mapped=True)
         found = loaded if isinstance(loaded, np.ndarray) else dict(loaded)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except UNREADABLE as error:
         raise DataError(
             f"{str(path)!r} cannot be read as plain .npy or .npz data (pickled objects are "
             f"refused): {error}"

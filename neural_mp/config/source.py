@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from neural_mp.core.arguments import check_text
+from neural_mp.core.kinds import key_words
 from neural_mp.core.words import Dialect
 from neural_mp.errors import ConfigurationError, NeuralMPError
 
@@ -33,7 +34,7 @@ _MOST_NODES = 2 * _MOST_VALUES
 #: The most bytes of a tuning file.
 LARGEST = 1 << 24
 #: Characters of a number, which YAML may have in base 60, and of what an error says.
-_LONGEST_NUMBER, _LONGEST_MESSAGE, _LONGEST_KEY = 400, 2000, 80
+_LONGEST_NUMBER, _LONGEST_MESSAGE = 400, 2000
 _NUMBER_TAGS = ("tag:yaml.org,2002:int", FLOAT_TAG)
 
 
@@ -66,7 +67,7 @@ class Source:
 
     def where(self, path: KeyPath) -> str:
         """File, line and dotted path, to start a message with; no line where nothing was read."""
-        dotted = ".".join(_brief_key(key) for key in path)
+        dotted = ".".join(key_words(key) for key in path)
         line = f", line {self.line(path)}" if self.lines else ""
         return f"{self.origin}{line}: {dotted}"
 
@@ -163,7 +164,7 @@ def _plain(value: Any, where: str) -> Any:
     """A value as a YAML file could hold it: words for enumerations and paths, lists for tuples."""
     if isinstance(value, Mapping):
         names = ((str(_plain(key, where)), item) for key, item in value.items())
-        return {key: _plain(item, f"{where}: {_brief_key(key)}") for key, item in names}
+        return {key: _plain(item, f"{where}: {key_words(key)}") for key, item in names}
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(item, where) for item in value]
     if isinstance(value, Enum):
@@ -171,11 +172,6 @@ def _plain(value: Any, where: str) -> Any:
     found = str(value) if isinstance(value, os.PathLike) else value
     check_text(where, found)
     return found
-
-
-def _brief_key(key: object) -> str:
-    words = str(key) if str(key).isprintable() else repr(key)
-    return words if len(words) <= _LONGEST_KEY else f"{words[: _LONGEST_KEY - 1]}…"
 
 
 def _compose(text: str, origin: str) -> Source:
@@ -281,6 +277,6 @@ class _Reader:
             raise self._error(node, path, f"cannot be read as a value: {error}") from error
 
     def _error(self, node: yaml.Node, path: KeyPath, message: str) -> ConfigurationError:
-        dotted = ".".join(_brief_key(key) for key in path) or "top level"
+        dotted = ".".join(key_words(key) for key in path) or "top level"
         line = node.start_mark.line + 1
         return ConfigurationError(f"{self._origin}, line {line}: {dotted}: {message}")

@@ -49,6 +49,12 @@ def shown(value: Any) -> str:
     return words if len(words) <= _SHOWN else f"{words[: _SHOWN - 1]}…"
 
 
+def key_words(key: object) -> str:
+    """A key in words, cut short, for the place that an error names."""
+    words = str(key) if str(key).isprintable() else repr(key)
+    return words if len(words) <= _SHOWN else f"{words[: _SHOWN - 1]}…"
+
+
 def anything(value: Any) -> Any:
     """Whatever it is; what takes it looks at it."""
     return value

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from neural_mp.core.kinds import Kind, UnfitError, text
+from neural_mp.core.kinds import Kind, UnfitError, key_words, text
 from neural_mp.core.plain_files import read_plain
 from neural_mp.core.plain_yaml import plain_yaml
 from neural_mp.errors import NeuralMPError
@@ -28,8 +28,8 @@ LARGEST = 1 << 28
 _MOST_VALUES = 10_000_000
 #: What tells zlib that a gzip file comes.
 _GZIP = 16 + zlib.MAX_WBITS
-#: Characters of a key, and of what is said of it, that an error shows.
-_LONGEST_KEY, _TOLD = 80, 1000
+#: Characters of what is said of a key that an error shows.
+_TOLD = 1000
 
 
 def read_yaml(path: str | Path, kind: Kind[T], error: type[NeuralMPError]) -> T:
@@ -120,7 +120,7 @@ def reading(origin: str, error: type[NeuralMPError], hint: str = "") -> Iterator
     except RecursionError:
         raise error(f"{origin}: it is nested too deeply to be read{hint and f'; {hint}'}") from None
     except NeuralMPError as found:
-        where = ".".join(_brief(key) for key in found.keys)
+        where = ".".join(key_words(key) for key in found.keys)
         told = str(found)[:_TOLD]
         words = f"{origin}: {where + ': ' if where else ''}{told}"
         raise error(words + (f"; {hint}" if hint else "")) from found
@@ -182,8 +182,3 @@ def _text(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise UnfitError(f"it cannot be read: it is not UTF-8 at byte {error.start}") from None
-
-
-def _brief(key: object) -> str:
-    words = str(key) if str(key).isprintable() else repr(key)
-    return words if len(words) <= _LONGEST_KEY else f"{words[: _LONGEST_KEY - 1]}…"

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import math
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
 
+#: What is raised of a file that cannot be read, also when an array is taken out of an archive.
+UNREADABLE = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
 #: How many times its size in the archive an array may be, and what it may be anyhow.
 _MOST_PACKED, _SMALL = 200, 2**30
 _ARRAY = ".npy"
@@ -27,8 +30,8 @@ def load_arrays(path: Path, *, mapped: bool = False) -> Any:
         mapped: whether an array stays in the file until a part of it is asked for.
 
     Raises:
-        OSError, EOFError, zipfile.BadZipFile: it cannot be read, or is damaged.
-        ValueError: it is no such file, holds objects, or declares more than it holds.
+        Exception: one of `UNREADABLE`: it cannot be read, is damaged or no such file, holds
+            objects, or declares more than it holds.
     """
     with path.open("rb") as file:
         is_archive = file.read(4) == b"PK\x03\x04"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from typing import Any
 
 import numpy as np
 
-from neural_mp.data.checked_arrays import load_arrays
+from neural_mp.data.checked_arrays import UNREADABLE, load_arrays
 from neural_mp.data.datasets import DATASETS, ArrayDataset
 from neural_mp.data.options import existing_path, whole_number
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
@@ -79,7 +77,7 @@ def _read(option: str, reference: Any) -> np.ndarray:
             return loaded
         with loaded as archive:
             return archive[_array_name(str(path), archive.files, key if separator else None)]
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except UNREADABLE as error:
         raise DataError(
             f"numpy: {option}: {path} cannot be read as plain .npy or .npz data "
             f"(pickled objects are refused): {error}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -11,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 from neural_mp.core.arguments import path_of
+from neural_mp.core.json_files import json_of
 from neural_mp.core.plain_files import check_ends
 from neural_mp.errors import KernelLogError
 from neural_mp.profiling.kernel_call import KernelLog
@@ -104,8 +104,8 @@ def _read(lines: Iterable[str], name: str) -> KernelLog:
 def _profile(text: str, name: str) -> KernelLog | None:
     """The log of a profile; None of text that is none."""
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        content = json_of(text)
+    except ValueError as error:
         if not name.endswith(".json"):
             return None
         raise KernelLogError(

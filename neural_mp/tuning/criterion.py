@@ -127,8 +127,4 @@ class ExitPolicy:
                 f"exit_policy: timeout can be {MOST_SECONDS} seconds at most, and 0 sets no limit; "
                 f"got {brief(self.timeout)}"
             )
-        if self.max_trials < 1:
-            raise ConfigurationError(
-                f"exit_policy: max_trials must be at least 1, got {brief(self.max_trials)}"
-            )
         check_count("exit_policy: max_trials", self.max_trials)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from users_loaders import Made
 from users_metrics import TuningError
 from users_ways import (
     After,
@@ -34,14 +35,6 @@ def eval_func(function: Any, make: Callable[[], Any] | None = None) -> Callable[
             made.model = make()
 
     return set_up
-
-
-class Made:
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-
-    def __call__(self) -> Any:
-        return self._make()
 
 
 def postprocess(function: Any) -> Callable[[Given], None]:

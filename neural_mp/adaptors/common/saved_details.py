@@ -7,11 +7,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from neural_mp.core.kinds import Kind
+from neural_mp.adaptors.common.op_values import OpResult
+from neural_mp.adaptors.contract import ConversionCounts
+from neural_mp.core.kinds import Kind, mapping_of, text
 from neural_mp.core.reading import read_json
 from neural_mp.errors import ModelLoadError
 
 T = TypeVar("T")
+
+#: What the details of a converted graph hold in several frameworks alike.
+CONVERTED: Mapping[str, Kind[Any]] = {
+    "counts": ConversionCounts.from_dict,
+    "ops": mapping_of(text),
+    "results": mapping_of(OpResult.from_list),
+}
 
 
 def write_details(file: Path, details: Mapping[str, Any]) -> None:

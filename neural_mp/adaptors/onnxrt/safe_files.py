@@ -40,16 +40,12 @@ def check_model(model: onnx.ModelProto, path: Path) -> None:
     if len(kept) < len(model.metadata_props):
         del model.metadata_props[:]
         model.metadata_props.extend(kept)
-    what, sizes = repr(str(path)), dict[str, int]()
-    for tensor in _initializers(model):
-        fault = _fault_of_external(tensor, path, sizes) if _external(tensor) else _fault(tensor)
-        if fault:
-            raise ModelLoadError(f"{what} is not read: the tensor {tensor.name!r} {fault}")
-    for tensor in _values(model):
-        fault = "is no initializer, and lies in a file" if _external(tensor) else _fault(tensor)
-        if fault:
-            raise ModelLoadError(f"{what} is not read: the tensor {tensor.name!r} {fault}")
-    for node in _nodes(model):
+    what, graphs = repr(str(path)), list(_graphs(model))
+    nodes = [node for graph in graphs for node in graph.node]
+    nodes += [node for function in model.functions for node in function.node]
+    for name, fault in _faults(model, graphs, nodes, path):
+        raise ModelLoadError(f"{what} is not read: the tensor {name!r} {fault}")
+    for node in nodes:
         if node.op_type in _HARMFUL:
             raise ModelLoadError(
                 f"{what} is not read: its node {node.name!r} is of the op {node.op_type!r}, which "
@@ -79,33 +75,40 @@ def _held(attributes: Iterable[onnx.AttributeProto]) -> list[onnx.GraphProto]:
     return [graph for a in attributes for graph in ([a.g] if a.HasField("g") else []) + [*a.graphs]]
 
 
-def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    for graph in _graphs(model):
-        yield from graph.node
-    for function in model.functions:
-        yield from function.node
+def _faults(
+    model: onnx.ModelProto,
+    graphs: Iterable[onnx.GraphProto],
+    nodes: Iterable[onnx.NodeProto],
+    path: Path,
+) -> Iterator[tuple[str, str]]:
+    """The names of tensors that are not as they are declared, and what is wrong, in words."""
+    sizes: dict[str, int] = {}
+    for tensor in (tensor for graph in graphs for tensor in graph.initializer):
+        fault = _fault_of_external(tensor, path, sizes) if _external(tensor) else _fault(tensor)
+        if fault:
+            yield tensor.name, fault
+    for tensor in _values(model, graphs, nodes):
+        fault = "is no initializer, and lies in a file" if _external(tensor) else _fault(tensor)
+        if fault:
+            yield tensor.name, fault
 
 
-def _initializers(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    for graph in _graphs(model):
-        yield from graph.initializer
-
-
-def _values(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """All other tensors."""
-    for graph in _graphs(model):
-        for sparse in graph.sparse_initializer:
-            yield from (sparse.values, sparse.indices)
+def _values(
+    model: onnx.ModelProto, graphs: Iterable[onnx.GraphProto], nodes: Iterable[onnx.NodeProto]
+) -> Iterator[onnx.TensorProto]:
+    """All tensors that are no initializers."""
     defaults = [a for function in model.functions for a in function.attribute_proto]
-    for attribute in (*defaults, *(a for node in _nodes(model) for a in node.attribute)):
+    attributes = [*defaults, *(a for node in nodes for a in node.attribute)]
+    sparse_ones = [sparse for graph in graphs for sparse in graph.sparse_initializer]
+    for attribute in attributes:
         if attribute.HasField("t"):
             yield attribute.t
         yield from attribute.tensors
-        sparse_ones = [*attribute.sparse_tensors]
+        sparse_ones += attribute.sparse_tensors
         if attribute.HasField("sparse_tensor"):
             sparse_ones.append(attribute.sparse_tensor)
-        for sparse in sparse_ones:
-            yield from (sparse.values, sparse.indices)
+    for sparse in sparse_ones:
+        yield from (sparse.values, sparse.indices)
 
 
 def _external(tensor: onnx.TensorProto) -> bool:

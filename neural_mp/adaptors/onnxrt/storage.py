@@ -12,15 +12,13 @@ import onnx
 import onnx_ir as ir
 from google.protobuf import text_format
 
-from neural_mp.adaptors.common.op_values import OpResult
-from neural_mp.adaptors.common.saved_details import read_details, write_details
+from neural_mp.adaptors.common.saved_details import CONVERTED, read_details, write_details
 from neural_mp.adaptors.common.signature import Signature, example_for
-from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.onnxrt.external_weights import raw_bytes, write_with_weights
 from neural_mp.adaptors.onnxrt.loading import program_of, read_file
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
 from neural_mp.adaptors.onnxrt.sessions import MESSAGE_LIMIT, PLAIN, Runner, bytes_of
-from neural_mp.core.kinds import count, fields, mapping_of, text, truth
+from neural_mp.core.kinds import count, fields, truth
 from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
 
 MODEL_FILE, DETAILS_FILE = "model.onnx", "neural_mp_onnx.json"
@@ -74,9 +72,7 @@ def _details(value: Any) -> tuple[Signature, dict[str, Any]]:
 
 _DETAILS = fields(
     {
-        "counts": ConversionCounts.from_dict,
-        "ops": mapping_of(text),
-        "results": mapping_of(OpResult.from_list),
+        **CONVERTED,
         "opset": count,
         "converted": truth,
     },

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from neural_mp.adaptors.pytorch.forms import shown
+from neural_mp.core.kinds import shown
 
 #: Data types by their number in programs that `torch.export.save` wrote.
 _DTYPES = {

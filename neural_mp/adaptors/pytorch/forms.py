@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from neural_mp.core.kinds import shown
+
 #: What is left of a value where it has the form; raises ValueError where it has not.
 Form = Callable[[Any], Any]
 
@@ -18,11 +20,6 @@ _PATH = re.compile(r"[\w .:@+=/-]*")
 _LINE = re.compile(r"[^\x00-\x1f\x7f]*")
 #: What generated code takes from its surroundings.
 _TAKEN = frozenset({"self", "torch"})
-
-
-def shown(value: Any) -> str:
-    """A value, short enough for an error."""
-    return repr(value)[:100]
 
 
 def boolean(value: Any) -> bool:
@@ -99,11 +96,6 @@ def nothing(value: Any) -> Any:
     if value:
         raise ValueError(f"it holds {shown(value)}, which is never loaded")
     return value
-
-
-def optional(form: Form) -> Form:
-    """The form, or null."""
-    return lambda value: None if value is None else form(value)
 
 
 def listed(form: Form, most: int | None = None) -> Form:

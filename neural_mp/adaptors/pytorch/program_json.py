@@ -21,16 +21,16 @@ from neural_mp.adaptors.pytorch.forms import (
     name,
     nothing,
     one_of,
-    optional,
     parameter_name,
     path,
     real,
     record,
-    shown,
     text,
 )
 from neural_mp.adaptors.pytorch.targets import checked_target
 from neural_mp.adaptors.pytorch.tree_texts import checked_tree
+from neural_mp.core.json_files import json_of
+from neural_mp.core.kinds import optional, shown
 
 _MOST_AXES = 64
 _DEVICES = frozenset({"cpu", "cuda", "hpu", "meta", "mps", "mtia", "xla", "xpu"})
@@ -45,7 +45,7 @@ def checked_program(content: bytes) -> bytes:
     Raises:
         ValueError: it holds what no program does that was exported and saved.
     """
-    program = _PROGRAM(_parsed(content))
+    program = _PROGRAM(json_of(content))
     # PyTorch checks the ops of a program by these, and without any it checks none.
     program["verifiers"] = program.get("verifiers") or [_ANY]
     return json.dumps(program).encode()
@@ -57,15 +57,8 @@ def checked_payloads(content: bytes) -> dict[str, dict[str, Any]]:
     Raises:
         ValueError: the list holds anything else, such as a pickled object.
     """
-    found: dict[str, dict[str, Any]] = _PAYLOADS(_parsed(content))["config"]
+    found: dict[str, dict[str, Any]] = _PAYLOADS(json_of(content))["config"]
     return found
-
-
-def _parsed(content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except RecursionError as error:
-        raise ValueError("its parts are nested too deeply") from error
 
 
 def _expression(value: Any) -> str:

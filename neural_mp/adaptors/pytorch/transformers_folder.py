@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from neural_mp.adaptors.pytorch.forms import shown
 from neural_mp.adaptors.pytorch.plain_pickles import read_plain
+from neural_mp.core.json_files import read_json
+from neural_mp.core.kinds import shown
 from neural_mp.errors import MissingFrameworkError, ModelLoadError, in_one_line
 
 #: What a folder of `transformers` says its model is made of.
@@ -42,7 +42,7 @@ def read_folder(folder: Path) -> nn.Module:
             f"installed; install it with: pip install transformers"
         ) from None
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = read_json(folder / CONFIG)
         for fault in _faults(folder, config):
             raise ValueError(fault)
         # Where it names code of its own (auto_map), that is not run.
@@ -85,7 +85,7 @@ def _faults(folder: Path, config: Any) -> Iterator[str]:
         if (folder / name).exists():
             yield f"it holds {name}, which leads to another model or to code; give the module"
     for index in folder.glob("*.index.json"):
-        for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values():
+        for file in read_json(index)["weight_map"].values():
             if not isinstance(file, str) or Path(file).name != file:
                 yield f"{index.name} leads out of the folder, to {shown(file)}"
     for weights in folder.glob("*.bin"):

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.forms import shown
+from neural_mp.core.json_files import json_of
+from neural_mp.core.kinds import shown
 
 _DEEPEST = 100
 #: The one version of the format.
@@ -28,7 +29,7 @@ def checked_tree(text: Any) -> str:
     """
     if not isinstance(text, str):
         raise ValueError(f"{shown(text)} stands where a nesting is expected")
-    found = json.loads(text)
+    found = json_of(text)
     match found:
         case [int() as version, dict() as tree] if version == _VERSION:
             return json.dumps([_VERSION, _checked(tree, 0)])
@@ -66,7 +67,7 @@ def _context(kind: str, context: Any) -> Any:
         raise ValueError(f"it takes or returns {kind!r}, a class that reads itself from files")
     if context is not None and not isinstance(context, str):
         raise ValueError(f"{shown(context)} stands where keys are expected")
-    return None if context is None else json.dumps(_plain(json.loads(context)))
+    return None if context is None else json.dumps(_plain(json_of(context)))
 
 
 def _default_dict(context: Any) -> dict[str, Any]:

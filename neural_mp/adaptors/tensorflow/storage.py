@@ -10,10 +10,8 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError, EncodeError
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
-from neural_mp.adaptors.common.op_values import OpResult
-from neural_mp.adaptors.common.saved_details import read_details, write_details
+from neural_mp.adaptors.common.saved_details import CONVERTED, read_details, write_details
 from neural_mp.adaptors.common.signature import Port, Shape, example_for, shape_of
-from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import TensorGraph, indexed
 from neural_mp.adaptors.tensorflow.runtime import imported
@@ -118,10 +116,8 @@ def _details(value: Any) -> tuple[ServedSignature, dict[str, Any]]:
 
 _DETAILS = fields(
     {
+        **CONVERTED,
         "example": mapping_of(shape_of),
-        "results": mapping_of(OpResult.from_list),
-        "counts": ConversionCounts.from_dict,
-        "ops": mapping_of(text),
         "written": mapping_of(text),
     },
     ("results", "written"),  # which earlier versions did not write

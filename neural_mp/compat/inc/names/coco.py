@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from neural_mp.compat.inc.names.records import stack_images
 from neural_mp.compat.inc.names.registries import DATASETS, registered
 from neural_mp.core.arguments import path_of
 from neural_mp.core.json_files import read_json
-from neural_mp.data.checked_arrays import load_arrays
+from neural_mp.data.checked_arrays import UNREADABLE, load_arrays
 from neural_mp.data.images import pillow, read_pixels
 from neural_mp.errors import ConfigurationError, DataError
 
@@ -194,7 +193,7 @@ class ImageArrays:
         path = _array_path(self.folder, image)
         try:
             pixels = load_arrays(path)
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        except UNREADABLE as error:
             raise DataError(
                 f"{path} cannot be read as plain .npy data (pickled objects are refused): {error}"
             ) from error

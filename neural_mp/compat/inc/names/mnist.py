@@ -5,7 +5,6 @@ The files are never downloaded, and pickled ones are not read, as those can run 
 
 from __future__ import annotations
 
-import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 from neural_mp.compat.inc.names.accepted import existing_folder, say_ignored, true_or_false
 from neural_mp.compat.inc.names.registries import DATASETS, registered
 from neural_mp.core.json_files import read_packed
-from neural_mp.data.checked_arrays import load_arrays
+from neural_mp.data.checked_arrays import UNREADABLE, load_arrays
 from neural_mp.errors import DataError, did_you_mean
 
 MNIST_ARCHIVES = {
@@ -150,7 +149,7 @@ def _archive(path: Path, part: str, rank: int = 3) -> SmallImages:
                         f"{path} has no array {key!r}{did_you_mean(key, archive.files)}"
                     )
             images, labels = archive[f"x_{part}"], archive[f"y_{part}"]
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except UNREADABLE as error:
         raise DataError(
             f"{path} cannot be read as plain .npz data (pickled objects are refused): {error}"
         ) from error

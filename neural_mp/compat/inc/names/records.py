@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,25 @@ class Record:
         return np.array(self._values(name, "float_list"), dtype=np.float32)
 
 
+@cache
+def _check_lengths(name: str, file: Path, size: int, _changed: int) -> None:
+    """See that no record is said to be longer than its file: TensorFlow would end for it.
+
+    Size and time of change are given, so that a file is looked at once and not in every pass.
+    """
+    place = 0
+    with file.open("rb") as stream:
+        while place + _HEAD <= size:
+            stream.seek(place)
+            length = int.from_bytes(stream.read(8), "little")
+            if length > size:
+                raise DataError(
+                    f"{name}: a record of {file} is said to hold {length} bytes, and the file "
+                    f"holds {size}"
+                )
+            place += _HEAD + length + _TAIL
+
+
 @dataclass(frozen=True)
 class RecordDataset:
     """Records of files, one of each file in turn, decoded while they are walked.
@@ -91,7 +111,8 @@ class RecordDataset:
     def __iter__(self) -> Iterator[Any]:
         tensorflow = _tensorflow(self.name)
         for file in self.files:
-            self._check_lengths(Path(file))
+            found = Path(file).stat()
+            _check_lengths(self.name, Path(file), found.st_size, found.st_mtime_ns)
         paths = tensorflow.data.Dataset.from_tensor_slices(list(self.files))
         # Each walk reads anew; the order is the same every time.
         records = paths.interleave(
@@ -107,20 +128,6 @@ class RecordDataset:
                 f"{self.name}: record {read + 1} of {self._where()} cannot be read: "
                 f"{in_one_line(error)}"
             ) from error
-
-    def _check_lengths(self, file: Path) -> None:
-        """See that no record is said to be longer than its file: TensorFlow would end for it."""
-        size, place = file.stat().st_size, 0
-        with file.open("rb") as stream:
-            while place + _HEAD <= size:
-                stream.seek(place)
-                length = int.from_bytes(stream.read(8), "little")
-                if length > size:
-                    raise DataError(
-                        f"{self.name}: a record of {file} is said to hold {length} bytes, and the "
-                        f"file holds {size}"
-                    )
-                place += _HEAD + length + _TAIL
 
     def _where(self) -> str:
         more = f" and {len(self.files) - 1} more files" if len(self.files) > 1 else ""
