@@ -1,0 +1,255 @@
+"""Conversion of one small model per layer class: tune, compare, audit, save, reload.
+
+A case holds a model, calibration batches and the outputs that the framework itself computes for
+each batch. `convert` returns the row of the generated table in `docs/layers/`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import neural_mp
+from neural_mp import MixedPrecision
+from neural_mp.api.optimized_model import OptimizedModel
+from neural_mp.core.precision import Precision
+
+#: Least SQNR of an INT8 result beside the framework's own FP32 outputs, in dB.
+INT8_DECIBELS = 20.0
+#: Least SQNR of a result without any INT8 op: conversion must not change what stays FP32.
+FP32_DECIBELS = 90.0
+#: Least share of equal elements in integer, boolean and string outputs of an INT8 result.
+MIN_EQUAL_RATIO = 0.9
+#: Decibels of equal arrays.
+EQUAL_DECIBELS = 150.0
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model of a case with its data.
+
+    Attributes:
+        model: source that `MixedPrecision.model` takes.
+        batches: calibration batches, inputs only.
+        outputs: the framework's own FP32 outputs for each batch, as a flat list of arrays.
+        options: further options of `MixedPrecision`.
+    """
+
+    model: Any
+    batches: Sequence[Any]
+    outputs: Sequence[Sequence[np.ndarray]]
+    options: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer class, op or construct.
+
+    Attributes:
+        name: row of the table; unique within a framework.
+        build: makes the model and its data.
+        decibels: least SQNR of an INT8 result.
+        discontinuous: reason why rounding of an input may change outputs without bound (argmax,
+            floor, comparison); then only shapes and dtypes of an INT8 result are compared.
+        savable: whether `save` is expected to work; False needs a model that holds user code.
+    """
+
+    name: str
+    build: Callable[[], Built]
+    decibels: float = INT8_DECIBELS
+    discontinuous: str = ""
+    savable: bool = True
+
+
+@dataclass(frozen=True)
+class Row:
+    """Result of one case.
+
+    Attributes:
+        name: of the case.
+        ran: (op type, precision) → number of ops that ran so, by the runtime's own trace.
+        decibels: SQNR beside the framework's FP32 outputs; `EQUAL_DECIBELS` if equal.
+    """
+
+    name: str
+    ran: Mapping[tuple[str, Precision], int]
+    decibels: float
+
+    def cells(self) -> str:
+        """Row of the Markdown table."""
+        by_precision = {
+            precision: ", ".join(
+                f"{op_type} ×{count}" if count > 1 else op_type
+                for (op_type, ran), count in sorted(self.ran.items())
+                if ran is precision
+            )
+            for precision in (Precision.INT8, Precision.FP32)
+        }
+        shown = "equal" if self.decibels >= EQUAL_DECIBELS else f"{self.decibels:.0f} dB"
+        return (
+            f"| {self.name} | {by_precision[Precision.INT8] or '–'} "
+            f"| {by_precision[Precision.FP32] or '–'} | {shown} |"
+        )
+
+
+def convert(case: Case, folder: Path) -> Row:
+    """Run one case through tune → compare → audit → save → reload; return its row.
+
+    Args:
+        case: the case.
+        folder: empty folder for workspace and saved model.
+
+    Raises:
+        AssertionError: a promise does not hold.
+    """
+    built = case.build()
+    result = _tuned(built, folder)
+    quantized = any(config.precision is Precision.INT8 for config in result.plan.values())
+    decibels = _compared(case, built, result, quantized)
+    ran = _audited(result)
+    if case.savable:
+        _reloaded(built, result, folder)
+    return Row(case.name, ran, decibels)
+
+
+def _tuned(built: Built, folder: Path) -> OptimizedModel:
+    """Convert as much as possible: without a metric, and for size, so that time decides nothing."""
+    converter = MixedPrecision(
+        precisions="int8",
+        objective="modelsize",
+        workspace=folder / "workspace",
+        cache=False,
+        **(built.options or {}),
+    )
+    converter.model = built.model
+    converter.calib_dataloader = [(batch, None) for batch in built.batches]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return converter()
+
+
+def _compared(case: Case, built: Built, result: OptimizedModel, quantized: bool) -> float:
+    """Return the least SQNR over batches and outputs, in dB."""
+    least = EQUAL_DECIBELS
+    limit = case.decibels if quantized else FP32_DECIBELS
+    for batch, expected in zip(built.batches, built.outputs, strict=True):
+        given = flat(result.loaded(batch))
+        assert len(given) == len(expected), f"{len(given)} outputs, expected {len(expected)}"
+        for index, (ours, theirs) in enumerate(zip(given, expected, strict=True)):
+            label = f"{case.name}, output {index}"
+            assert ours.shape == theirs.shape, f"{label}: shape {ours.shape}, not {theirs.shape}"
+            assert ours.dtype == theirs.dtype, f"{label}: dtype {ours.dtype}, not {theirs.dtype}"
+            if quantized and case.discontinuous:
+                continue
+            if np.issubdtype(theirs.dtype, np.inexact):
+                found = decibels(theirs, ours)
+                assert found >= limit, f"{label}: {found:.1f} dB, must be ≥ {limit:.0f} dB"
+                least = min(least, found)
+            else:
+                equal = float(np.mean(ours == theirs)) if theirs.size else 1.0
+                wanted = MIN_EQUAL_RATIO if quantized else 1.0
+                assert equal >= wanted, f"{label}: {equal:.0%} of elements equal"
+    return least
+
+
+def _audited(result: OptimizedModel) -> Counter[tuple[str, Precision]]:
+    """Return what ran in what, by the trace; nothing for a model without ops."""
+    if not result.planned and not result.plan:
+        return Counter()
+    audit = result.audit()
+    assert audit.holds, f"the audit found {[(op.name, op.verdict) for op in audit.findings]}"
+    return Counter(
+        (op.planned.type, op.ran_in)
+        for op in audit.ops
+        if op.ran_in in (Precision.INT8, Precision.FP32)
+    )
+
+
+def _reloaded(built: Built, result: OptimizedModel, folder: Path) -> None:
+    """Save and load; every output must be equal bit by bit."""
+    result.save(folder / "saved")
+    loaded = neural_mp.load(folder / "saved")
+    for batch in built.batches:
+        for ours, theirs in zip(
+            flat(loaded.loaded(batch)), flat(result.loaded(batch)), strict=True
+        ):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def decibels(reference: np.ndarray, given: np.ndarray) -> float:
+    """Return the SQNR in dB; NaN and Inf must stand at the same places in both."""
+    finite = np.isfinite(reference)
+    np.testing.assert_array_equal(np.isfinite(given), finite)
+    kind = np.complex128 if np.iscomplexobj(reference) else np.float64
+    real, ours = reference[finite].astype(kind), given[finite].astype(kind)
+    noise, signal = float(np.linalg.norm(real - ours)), float(np.linalg.norm(real))
+    if noise == 0.0:
+        return EQUAL_DECIBELS
+    return min(20 * float(np.log10(signal / noise)) if signal else 0.0, EQUAL_DECIBELS)
+
+
+def flat(outputs: Any) -> list[np.ndarray]:
+    """Return the arrays of nested outputs, dicts in the order of their keys."""
+    if outputs is None:
+        return []
+    if isinstance(outputs, Mapping):
+        return [array for key in sorted(outputs) for array in flat(outputs[key])]
+    if isinstance(outputs, (list, tuple)):
+        return [array for item in outputs for array in flat(item)]
+    if hasattr(outputs, "detach"):
+        outputs = outputs.detach()
+    return [np.asarray(outputs)]
+
+
+def check_complete(
+    cases: Iterable[Case], classes: Iterable[str], without: Mapping[str, str]
+) -> None:
+    """Check that every class of a framework has a case, or a reason for having none.
+
+    Args:
+        cases: all cases; a case covers the class that its name starts with, up to the first space.
+        classes: names of all classes that the installed framework has.
+        without: class → why it has no case.
+    """
+    covered = {case.name.split()[0] for case in cases} | set(without)
+    missing = sorted(set(classes) - covered)
+    assert not missing, f"no case for {', '.join(missing)}; add one to the zoo"
+
+
+def check_page(framework: str, cases: Iterable[Case]) -> None:
+    """Check that the generated table of a framework lists every case."""
+    page = (LAYERS / f"{framework}.md").read_text(encoding="utf-8")
+    listed = {line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")}
+    missing = [case.name for case in cases if case.name not in listed]
+    assert not missing, (
+        f"docs/layers/{framework}.md lacks {', '.join(missing)}; "
+        f"run pytest tests/zoo -n 0 --layer-tables"
+    )
+
+
+#: Folder of the generated tables.
+LAYERS = Path(__file__).parents[2] / "docs" / "layers"
+_HEAD = """# Layers of {title}
+
+What one small model of each kind ran in, by the runtime's own trace: converted with
+`precisions="int8"` and without a metric, so that as much as possible is INT8. SQNR is measured
+beside the framework's own FP32 outputs. Generated by `pytest tests/zoo -n 0 --layer-tables`.
+
+| layer | INT8 | FP32 | SQNR |
+|---|---|---|---|
+"""
+TITLES = {"keras": "Keras", "onnx": "ONNX", "tensorflow": "TensorFlow", "torch": "PyTorch"}
+
+
+def write_page(framework: str, rows: Iterable[Row]) -> None:
+    """Write the table of a framework."""
+    LAYERS.mkdir(exist_ok=True)
+    lines = [row.cells() for row in sorted(rows, key=lambda row: row.name)]
+    text = _HEAD.format(title=TITLES[framework]) + "\n".join(lines) + "\n"
+    (LAYERS / f"{framework}.md").write_text(text, encoding="utf-8")
