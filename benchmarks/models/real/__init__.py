@@ -1,4 +1,4 @@
-"""Pretrained models that packages ship, each with data made here and the metric of its users."""
+"""Pretrained models that packages ship, and models trained here, each with data and metric."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ PLACES = {
     "encoder-pytorch": ("real.encoder", "PYTORCH"),
     "encoder-onnx": ("real.encoder", "ONNX"),
     "encoder-keras": ("real.encoder", "KERAS"),
+    "pitch-wide": ("real.pitch", "CASE"),
+    "digits-lstm": ("real.sequences", "LSTM"),
+    "words-bidirectional": ("real.sequences", "BIDIRECTIONAL"),
+    "reversal-gru": ("real.sequences", "ENCODER_DECODER"),
+    "digits-assertions": ("real.served", "ASSERTIONS"),
+    "digits-unused-save": ("real.served", "UNUSED_SAVE"),
 }
 
 

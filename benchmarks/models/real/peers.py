@@ -99,6 +99,25 @@ def module_run(module: Any) -> Run:
     return run
 
 
+def graph_run(path: str) -> Run:
+    """A SavedModel or a frozen graph as TensorFlow runs it: array → the only output."""
+    import tensorflow as tf
+
+    if Path(path).is_dir():
+        served = tf.saved_model.load(path).signatures["serving_default"]
+        (name,) = served.structured_input_signature[1]
+        return lambda inputs: next(iter(served(**{name: tf.constant(inputs)}).values())).numpy()
+    definition = tf.compat.v1.GraphDef.FromString(Path(path).read_bytes())
+    read = {given.split(":")[0].lstrip("^") for node in definition.node for given in node.input}
+    (first,) = (node.name for node in definition.node if node.op == "Placeholder")
+    last = next(n.name for n in reversed(definition.node) if n.name not in read)
+    wrapped = tf.compat.v1.wrap_function(
+        lambda: tf.compat.v1.import_graph_def(definition, name=""), []
+    )
+    pruned = wrapped.prune(f"{first}:0", f"{last}:0")
+    return lambda inputs: pruned(tf.constant(inputs)).numpy()
+
+
 def torch_dynamic(case: Case, folder: Path) -> tuple[Run, Path]:
     """Dense and recurrent layers with ranges found on every run."""
     import torch

@@ -17,7 +17,7 @@ from neural_mp.profiling import interleaved_rounds
 from real import case_named
 from real.case import Case, Metric, MissingPartError
 from real.kernels import integer_kernels
-from real.peers import PEERS, Run, module_run, session_run
+from real.peers import PEERS, Run, graph_run, module_run, session_run
 from real.rows import FP32, OURS
 
 SAVED, REFERENCE, TARGET = "ours", "outputs.npz", "target.json"
@@ -139,6 +139,8 @@ def fp32(case: Case, folder: Path) -> tuple[Run, Path | int]:
         return session_run(source), Path(source)
     if case.framework == "pytorch":
         return module_run(source), sum(p.nbytes for p in source.parameters())
+    if isinstance(source, str):
+        return graph_run(source), Path(source)
     import tensorflow as tf
 
     function = tf.function(source, reduce_retracing=True)
