@@ -62,6 +62,8 @@ class Adaptor(ABC, Generic[M]):
     file_suffixes: ClassVar[tuple[str, ...]] = ()
     #: The packages whose versions decide what its models run like.
     packages: ClassVar[tuple[str, ...]] = ()
+    #: Whether `inputs` of `load` may be shapes, with None for axes that are to be free.
+    frees_axes: ClassVar[bool] = False
 
     @classmethod
     def accepts(cls, source: Any) -> bool:

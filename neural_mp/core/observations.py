@@ -49,16 +49,19 @@ class Times:
         ops: op → precision → seconds of one run, with what runs along in one kernel.
         conversion: seconds that a conversion of the smallest tensor takes; None if not known.
         value: seconds more for every number that the tensor holds for one sample.
+        whole: seconds of one run of the whole FP32 model; None if not known.
     """
 
     ops: Mapping[str, Mapping[Precision, float]] = field(default_factory=dict)
     conversion: float | None = None
     value: float = 0.0
+    whole: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts and numbers."""
         ops = {op: {p.value: found for p, found in by.items()} for op, by in self.ops.items()}
-        return {"ops": ops, "conversion": self.conversion, "value": self.value}
+        found = {"ops": ops, "conversion": self.conversion, "value": self.value}
+        return found if self.whole is None else {**found, "whole": self.whole}
 
     @classmethod
     def from_dict(cls, data: Any) -> Times:
@@ -172,5 +175,11 @@ def _seconds_by_precision(value: Any) -> dict[Precision, float]:
 
 
 _TIMES = fields(
-    {"ops": mapping_of(_seconds_by_precision), "conversion": optional(amount), "value": amount}
+    {
+        "ops": mapping_of(_seconds_by_precision),
+        "conversion": optional(amount),
+        "value": amount,
+        "whole": positive,
+    },
+    ("whole",),
 )

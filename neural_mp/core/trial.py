@@ -34,7 +34,7 @@ class Outcome(Word):
 
     MET = "met"
     MISSED = "missed"
-    SLOW = "slow"  #: met the target, but runs slower than FP32, and speed is what is wanted
+    SLOW = "slow"  #: met the target, but gains too little over FP32, and speed is what is wanted
     PRUNED = "pruned"  #: was lost already when its evaluation was stopped
     FAILED = "failed"
 
@@ -74,7 +74,7 @@ class Trial:
 
     @property
     def met(self) -> bool:
-        """Whether the plan meets the target, and is no slower than FP32 where speed is wanted."""
+        """Whether the plan meets the target, and gains enough where speed is wanted."""
         return self.outcome is Outcome.MET
 
     @property

@@ -5,7 +5,6 @@ Beside it stand the two shorter roads: what calibration sees, and how long every
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
@@ -69,6 +68,9 @@ def observe(
 
 
 def profile(adaptor: Framework[M], model: M, inputs: Any) -> dict[str, float]:
-    """Op, or conversion by a name of its own → median seconds of a run, after a few to warm up."""
+    """Op, or conversion by a name of its own → seconds of its fastest run, after a few to warm up.
+
+    What else the machine does only ever adds to a run.
+    """
     taken = adaptor.time_ops(model, inputs, WARM_UP_RUNS + TIMED_RUNS)
-    return {op: statistics.median(seconds[-TIMED_RUNS:]) for op, seconds in taken.items()}
+    return {op: min(seconds[-TIMED_RUNS:]) for op, seconds in taken.items()}

@@ -8,6 +8,7 @@ from typing import Any
 
 from neural_mp.adaptors.common.signature import Array, Signature, example_for
 from neural_mp.core.nested import leaves
+from neural_mp.core.open_axes import Shapes, given_shapes
 from neural_mp.core.words import Capture
 from neural_mp.errors import ConfigurationError
 
@@ -20,21 +21,42 @@ class GivenInputs:
         names: the inputs in the order in which the data has them; none for the model's own order.
         outputs: the outputs to keep; none for all.
         example: the inputs of one batch; None where there is no data.
+        shapes: shapes of the inputs, None in them for axes that are to be free; None for those of
+            the example.
     """
 
     names: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     example: Any = None
+    shapes: Shapes | None = None
 
     @classmethod
     def read(cls, inputs: Any, outputs: Any, example: Any) -> GivenInputs:
         """What the arguments of `Adaptor.load` say.
 
         Raises:
-            ConfigurationError: inputs are neither names nor example tensors, or outputs no names.
+            ConfigurationError: inputs are no names, example tensors or shapes, or outputs no names.
         """
-        names, shown = _names_or_example(inputs)
-        return cls(names, _names_in(outputs, "outputs"), example if shown is None else shown)
+        shapes = given_shapes(inputs)
+        names, shown = ((), None) if shapes is not None else _names_or_example(inputs)
+        outputs = _names_in(outputs, "outputs")
+        return cls(names, outputs, example if shown is None else shown, shapes)
+
+    def without_shapes(self, what: str) -> GivenInputs:
+        """Return the same, where shapes are of no use.
+
+        Args:
+            what: what it is that the shapes are of no use for, such as "a SavedModel".
+
+        Raises:
+            ConfigurationError: there are shapes.
+        """
+        if self.shapes is None:
+            return self
+        raise ConfigurationError(
+            f"inputs must be names or example tensors for {what}, got the shapes {self.shapes}; "
+            f"shapes free the axes of Keras models and tf.functions, which are traced"
+        )
 
     def feeds(self, signature: Signature) -> tuple[dict[str, Array], list[str]]:
         """Inputs that a model can be run on, made up where there is no data, and what to say then.
@@ -85,5 +107,5 @@ def _names_or_example(inputs: Any) -> tuple[tuple[str, ...], Any]:
     if all(hasattr(leaf, "__array__") for leaf in found):
         return (), inputs
     raise ConfigurationError(
-        f"inputs must be names or example tensors, got {type(inputs).__name__}"
+        f"inputs must be names, example tensors or shapes, got {type(inputs).__name__}"
     )

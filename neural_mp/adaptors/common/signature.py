@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -98,12 +99,12 @@ class Signature:
     outputs: tuple[Port, ...]
     returns: Structure = 0
 
-    @property
+    @cached_property
     def input_tensors(self) -> list[str]:
         """The tensors that are fed."""
         return [port.tensor for port in self.inputs]
 
-    @property
+    @cached_property
     def output_tensors(self) -> list[str]:
         """The tensors whose values are returned."""
         return [port.tensor for port in self.outputs]
@@ -138,8 +139,12 @@ class Signature:
         Raises:
             DataError: they are not as many, not so named, or not of the kind the model takes.
         """
+        if type(inputs) is np.ndarray and len(self.inputs) == 1:
+            port = self.inputs[0]
+            if _fits_at_once(port, inputs):
+                return {port.tensor: inputs}
         return {
-            port.tensor: _fitting(port, value)
+            port.tensor: value if _fits_at_once(port, value) else _fitting(port, value)
             for port, value in zip(self.inputs, self.assigned(inputs), strict=True)
         }
 
@@ -160,7 +165,7 @@ class Signature:
             values = flattened(inputs)
         elif isinstance(inputs, Mapping):
             values = self._by_name(inputs)
-        elif isinstance(inputs, tuple | list) and _holds_arrays(inputs):
+        elif isinstance(inputs, tuple | list) and (_holds_arrays(inputs) or not self.inputs):
             values = list(inputs)
         else:
             values = [inputs]
@@ -200,11 +205,11 @@ class Signature:
 
     def samples(self, feeds: Mapping[str, Array]) -> int:
         """How many samples a batch can be parted into: 1 unless all has one open first axis."""
-        lengths = {len(array) if np.ndim(array) else None for array in feeds.values()}
         ports = (*self.inputs, *self.outputs)
-        if len(lengths) != 1 or not all(p.shape and p.shape[0] is None for p in ports):
-            return 1
-        return lengths.pop() or 1
+        if not all(p.shape and p.shape[0] is None for p in ports):
+            return 1  # sequences and the like have no shape
+        lengths = {len(array) if np.ndim(array) else None for array in feeds.values()}
+        return (lengths.pop() or 1) if len(lengths) == 1 else 1
 
     def packed(self, values: Sequence[Any]) -> Any:
         """The outputs, in the form the model returns them; those of a list keep their names."""
@@ -304,7 +309,7 @@ def resized(feeds: Mapping[str, Array], batch_size: int) -> dict[str, Array]:
     """The same inputs, repeated or cut to a batch of another size."""
     return {
         tensor: np.concatenate([array] * -(-batch_size // len(array)))[:batch_size]
-        if array.ndim and len(array)
+        if getattr(array, "ndim", 0) and len(array)
         else array
         for tensor, array in feeds.items()
     }
@@ -341,6 +346,16 @@ def _chosen(ports: tuple[Port, ...], names: tuple[str, ...], option: str) -> tup
 def _holds_arrays(inputs: Sequence[Any]) -> bool:
     """Whether a list is one of inputs, not one of numbers that are an input."""
     return any(hasattr(leaf, "__array__") for leaf in leaves(inputs))
+
+
+def _fits_at_once(port: Port, value: Any) -> bool:
+    """Whether a value is already the array that an input takes."""
+    return (
+        type(value) is np.ndarray
+        and value.dtype == port.dtype
+        and not value.dtype.hasobject
+        and _agrees(value.shape, port.shape)
+    )
 
 
 def _fitting(port: Port, value: Any) -> Array:
