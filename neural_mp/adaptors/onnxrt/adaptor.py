@@ -75,7 +75,7 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
         capture: Capture = Capture.WHOLE,
     ) -> OnnxModel:
         """Read and prepare a model. `inputs` are names, or example arrays."""
-        wanted = GivenInputs.read(inputs, outputs, example)
+        wanted = GivenInputs.read(inputs, outputs, example).without_shapes("ONNX")
         model = loading.load(source, wanted, self.provider)
         return replace(model, warnings=(*model.warnings, *unused_capture("ONNX", capture)))
 

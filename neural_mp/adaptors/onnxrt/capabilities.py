@@ -24,6 +24,7 @@ from neural_mp.adaptors.common.capability_builder import (
     table_obstacle,
 )
 from neural_mp.adaptors.common.kernel_products import Products
+from neural_mp.adaptors.onnxrt.bodies import bodies_of
 from neural_mp.adaptors.onnxrt.fusion import JOINERS, LAYERS, confuses, is_recurrent, is_table
 from neural_mp.adaptors.onnxrt.kernel_registry import (
     CONTRIB,
@@ -34,7 +35,6 @@ from neural_mp.adaptors.onnxrt.kernel_registry import (
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.nodes import (
     array_of,
-    graphs_in,
     input_of,
     is_float32,
     known_array,
@@ -45,6 +45,7 @@ from neural_mp.adaptors.onnxrt.schemas import is_function, takes, typed_inputs
 from neural_mp.adaptors.onnxrt.sessions import CPU
 from neural_mp.adaptors.onnxrt.weight_range import kernel_of
 from neural_mp.adaptors.onnxrt.write_alone import RECURRENT_KERNEL
+from neural_mp.adaptors.onnxrt.write_gru import PRODUCT, gru_obstacle
 from neural_mp.core.byte_products import REDUCED_WEIGHT, KernelKind, weight_spec
 from neural_mp.core.precision import RANGE_ALGORITHMS, Precision, QuantSpec
 from neural_mp.core.words import Algorithm, Granularity, Scheme, StoredType
@@ -52,9 +53,7 @@ from neural_mp.core.words import Algorithm, Granularity, Scheme, StoredType
 _UNSIGNED = QuantSpec(StoredType.UINT8, Scheme.SYMMETRIC, Granularity.PER_CHANNEL)
 _SCATTERS = ("ScatterElements", "ScatterND")
 _SIXTEEN = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
-#: The integer kernel of products of matrices, in the domain of ONNX Runtime's own ops.
-_PRODUCT = "MatMulIntegerToFloat"
-_RUNS_GRAPHS = "it runs a graph of its own, of which nothing is converted"
+_RUNS_GRAPHS = "it runs a graph of its own, whose ops are decided one by one"
 
 
 def kernels(model: OnnxModel, products: Products) -> dict[str, OpKernels]:
@@ -122,15 +121,31 @@ class _Judge:
             return f"{node.domain}.{node.op_type} is no op of ONNX's own"
         if not typed_inputs(node, opset):
             return "its result does not have the type of what it reads"
-        if list(graphs_in(node)):
+        if list(bodies_of(node)):
             return _RUNS_GRAPHS
         if node.op_type in _SCATTERS and "reduction" in node.attributes:
             return "its kernels reduce in FP32 only"
         if precision is Precision.FP16 and not takes(node, opset, "float16"):
             return f"ONNX has no FP16 {node.op_type} in opset {opset}"
+        if precision is Precision.FP16 and self._loses_cast(node):
+            return "ONNX Runtime loses the cast of what it reads from around the body that it is in"
         if precision is Precision.FP16 and self._falls_apart(node):
             return "ONNX Runtime has no FP16 kernel of it, and what it is made of takes FP32 only"
         return None
+
+    def _loses_cast(self, node: ir.Node) -> bool:
+        """Whether ONNX Runtime takes out the cast of a tensor before a body that reads it.
+
+        It does where it has no FP16 kernel of the reader, and so casts back within the body.
+        """
+        outside = (
+            value.graph is not node.graph and value.const_value is None
+            for value in node.inputs
+            if value is not None
+        )
+        return any(outside) and not runs_natively(
+            self.model.provider, node, self.model.opset, "float16"
+        )
 
     def _falls_apart(self, node: ir.Node) -> bool:
         """Whether ONNX Runtime runs an op in FP16 as a function of others, that takes no FP16.
@@ -157,7 +172,7 @@ class _Judge:
             return self._no_kernel(name, node)
         provider = self.model.provider
         domain = "" if node.op_type == "Conv" else CONTRIB
-        kernel = _PRODUCT if node.op_type in ("MatMul", "Gemm") else f"QLinear{node.op_type}"
+        kernel = PRODUCT if node.op_type in ("MatMul", "Gemm") else f"QLinear{node.op_type}"
         if not has_kernel(provider, kernel, domain):
             return f"{provider} has no integer kernel for {node.op_type}"
         if not all(is_float32(v) for v in node.inputs if v is not None):
@@ -165,7 +180,8 @@ class _Judge:
         return self._weight_obstacle(node) if node.op_type in LAYERS else None
 
     def _recurrent_obstacle(self, node: ir.Node) -> str | None:
-        if self.model.provider != CPU or not has_kernel(CPU, RECURRENT_KERNEL, CONTRIB):
+        kernel = RECURRENT_KERNEL if node.op_type == "LSTM" else PRODUCT
+        if self.model.provider != CPU or not has_kernel(CPU, kernel, CONTRIB):
             return f"{self.model.provider} has no integer kernel for {node.op_type}"
         if node.attributes.get_int("layout", 0):
             return "the integer kernel takes the steps of a sequence first"
@@ -178,7 +194,7 @@ class _Judge:
                 return COMPUTED_WEIGHT
             if not is_usable(weight):
                 return UNUSABLE_WEIGHT
-        return None
+        return gru_obstacle(node) if node.op_type == "GRU" else None
 
     def _weight_obstacle(self, node: ir.Node) -> str | None:
         weight = array_of(node.inputs[1])
@@ -205,7 +221,7 @@ class _Judge:
             return RUNS_ALONG
         if name in self.model.structure.agnostic_ops:
             return AGNOSTIC
-        if list(graphs_in(node)):
+        if list(bodies_of(node)):
             return _RUNS_GRAPHS
         if node.op_type in (*LAYERS, *JOINERS) and not node.domain:
             return "its result is not known to be float32, or one of its inputs is constant"

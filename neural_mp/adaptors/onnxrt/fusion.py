@@ -11,6 +11,7 @@ import onnx_ir as ir
 from neural_mp.adaptors.common import fusion
 from neural_mp.adaptors.common.free_names import unused
 from neural_mp.adaptors.common.fusion import BIAS, FusionRules, find_fusion_groups, fused_into
+from neural_mp.adaptors.onnxrt.bodies import body_inputs, in_order
 from neural_mp.adaptors.onnxrt.kernel_registry import moves_bytes
 from neural_mp.adaptors.onnxrt.nodes import array_of, input_of, is_float32, used_outputs
 from neural_mp.adaptors.onnxrt.opset import opset_of
@@ -35,7 +36,7 @@ class GraphStructure:
     """A graph, taken apart.
 
     Attributes:
-        nodes: op → node, in the graph's order.
+        nodes: op → node, in the graph's order; those of bodies before the node that runs them.
         fusion_groups: layer or joining op → its fusion group.
         layer_of: op that may run along with another → that one.
         agnostic_ops: the ops that pass integers on.
@@ -44,6 +45,8 @@ class GraphStructure:
         values: tensor → value. A tensor is called by the op or input it is the result of; further
             results of an op stand under names of their own (`split:1`).
         names: value → tensor.
+        given_to_bodies: the values that bodies are given for every step, as far as they are known
+            to hold float32.
         parts: tensor that is a further result → the op.
     """
 
@@ -54,14 +57,17 @@ class GraphStructure:
     alone: frozenset[str]
     values: Mapping[str, ir.Value]
     names: Mapping[ir.Value, str]
+    given_to_bodies: tuple[ir.Value, ...]
     parts: Mapping[str, str]
 
 
 def structure(program: ir.Model) -> GraphStructure:
     """Take a prepared graph apart."""
     graph, opset = program.graph, opset_of(program)
-    nodes = {str(node.name): node for node in graph}
-    values = {str(value.name): value for value in graph.inputs if not value.is_initializer()}
+    nodes = {str(node.name): node for node in in_order(graph)}
+    given = tuple(filter(is_float32, body_inputs(graph)))
+    fed = [*(value for value in graph.inputs if not value.is_initializer()), *given]
+    values = {str(value.name): value for value in fed}
     parts: dict[str, str] = {}
     taken = {*nodes, *values}
     for name, node in nodes.items():
@@ -80,6 +86,7 @@ def structure(program: ir.Model) -> GraphStructure:
         frozenset(name for name, node in nodes.items() if is_table(node) or is_recurrent(node)),
         values,
         {value: tensor for tensor, value in values.items()},
+        given,
         parts,
     )
 
@@ -97,8 +104,8 @@ def is_table(node: ir.Node) -> bool:
 
 
 def is_recurrent(node: ir.Node) -> bool:
-    """Whether an op is a recurrent layer of which ONNX Runtime has an integer kernel."""
-    return not node.domain and node.op_type == "LSTM"
+    """Whether an op is a recurrent layer that can be written with integer kernels."""
+    return not node.domain and node.op_type in ("LSTM", "GRU")
 
 
 def confuses(node: ir.Node) -> bool:

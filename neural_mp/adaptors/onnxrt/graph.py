@@ -9,7 +9,11 @@ from neural_mp.core.graph import Op, OpGraph
 
 
 def build_graph(model: OnnxModel) -> OpGraph:
-    """Every node with its edges and fusion group; further results of a node as ops behind it."""
+    """Every node with its edges and fusion group; further results of a node as ops behind it.
+
+    Nodes of bodies stand before the node that runs them, which reads what the bodies give back.
+    What is given to a body for every step comes from outside.
+    """
     structure = model.structure
     ops = []
     for name, node in structure.nodes.items():
@@ -30,4 +34,5 @@ def build_graph(model: OnnxModel) -> OpGraph:
         moved = op in structure.agnostic_ops
         ops.append(Op(part, structure.nodes[op].op_type, (op,), quantize_agnostic=moved))
     outputs = {structure.names[v] for v in model.program.graph.outputs if v in structure.names}
-    return OpGraph(ops, model.signature.input_tensors, sorted(outputs))
+    given = [structure.names[value] for value in structure.given_to_bodies]
+    return OpGraph(ops, [*model.signature.input_tensors, *given], sorted(outputs))

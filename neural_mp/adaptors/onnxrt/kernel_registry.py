@@ -11,7 +11,7 @@ from functools import lru_cache
 import onnx
 import onnx_ir as ir
 
-from neural_mp.adaptors.onnxrt.schemas import takes, types_of, version_of
+from neural_mp.adaptors.onnxrt.schemas import takes, types_of, version_in, version_of
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +79,18 @@ def has_kernel_of(provider: str, node: ir.Node, opset: int, dtype: str) -> bool:
     kernels = (_kernels(provider) or {}).get(("", node.op_type), ())
     version, wanted = version_of(node, opset), types_of(node, opset, dtype)
     return any(kernel.fits(version, wanted) for kernel in kernels)
+
+
+def quantizes(opset: int) -> bool:
+    """Whether tensors can be quantized in an opset; taken to where it cannot be asked.
+
+    Any provider leaves to the CPU what it has no kernel for: it is the CPU's that count.
+    """
+    kernels = _kernels(_CPU)
+    return kernels is None or all(
+        any(kernel.fits(version_in(op, opset), {}) for kernel in kernels.get(("", op), ()))
+        for op in ("QuantizeLinear", "DequantizeLinear")
+    )
 
 
 def moves_bytes(node: ir.Node, opset: int) -> bool:

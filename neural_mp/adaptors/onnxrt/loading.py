@@ -22,8 +22,10 @@ from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
 from neural_mp.adaptors.onnxrt.nodes import forget_negative_sizes, name_nodes, tensors_in
 from neural_mp.adaptors.onnxrt.opset import LEAST_OPSET, opset_of
 from neural_mp.adaptors.onnxrt.prepare import prepare
+from neural_mp.adaptors.onnxrt.runtime_types import note_runtime_types
 from neural_mp.adaptors.onnxrt.safe_files import check_model
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
+from neural_mp.adaptors.onnxrt.sparse import without_sparse
 from neural_mp.core.grammar import with_article
 from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
 
@@ -141,6 +143,7 @@ def _prepared(
         prepared = Runner(program, folder, provider, level=PLAIN)
     except ConversionError as error:
         raise ConversionError(f"prepared for it, {error}") from error
+    note_runtime_types(program, folder, provider)
     if opset_of(program) == opset_of(given):
         return warnings
     names = signature.output_tensors
@@ -148,13 +151,13 @@ def _prepared(
         expected = Runner(given, folder, provider, level=PLAIN)(feeds, names)
     except ConversionError:
         return warnings  # it does not run on what was made up for it
-    raised = f"opset {opset_of(given)} cannot be raised"
+    changed = f"opset {opset_of(given)} cannot be changed to {opset_of(program)}"
     try:
         found = prepared(feeds, names)
     except ConversionError as error:
-        raise ConversionError(f"{raised}: {error}") from error
+        raise ConversionError(f"{changed}: {error}") from error
     if not all(_close(one, other) for one, other in zip(found, expected, strict=True)):
-        raise ConversionError(f"{raised}: the raised model computes something else")
+        raise ConversionError(f"{changed}: the changed model computes something else")
     return warnings
 
 
@@ -228,8 +231,12 @@ def _require_graph(proto: onnx.ModelProto, what: str) -> None:
 
 def program_of(read: _Read) -> ir.Model:
     """The graph of a file that was read; raises `ModelLoadError` if it is broken."""
+    dense = without_sparse(read.proto)
     try:
-        program = ir.from_proto(read.proto)
+        # The passes of onnx-ir rename initializers in the very message that they come from.
+        proto = onnx.ModelProto()
+        proto.CopyFrom(dense)
+        program = ir.from_proto(proto)
     except Exception as error:
         # What it raises depends on what is broken.
         logger.debug("no graph", exc_info=True)

@@ -11,6 +11,7 @@ from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.free_names import unused
 from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.onnxrt.bodies import bodies_of, in_order, name_within_bodies
 from neural_mp.adaptors.onnxrt.external_weights import raw_bytes
 
 
@@ -34,11 +35,14 @@ def used_outputs(node: ir.Node) -> list[ir.Value]:
     ]
 
 
+def is_tensor(value: ir.Value) -> bool:
+    """Whether a value is a tensor, as far as is known; others are sequences and optionals."""
+    return value.type is None or isinstance(value.type, ir.TensorType)
+
+
 def is_float32(value: ir.Value | None) -> bool:
     """Whether a tensor is known to hold float32."""
-    if value is None or not isinstance(value.type, ir.TensorType):
-        return False
-    return value.dtype is ir.DataType.FLOAT
+    return value is not None and is_tensor(value) and value.dtype is ir.DataType.FLOAT
 
 
 def array_of(value: ir.Value | None) -> Array | None:
@@ -86,46 +90,30 @@ def known_array(value: ir.Value | None) -> Array:
     return array
 
 
-def graphs_in(node: ir.Node) -> Iterator[ir.Graph]:
-    """The graphs that a node runs, and those within them."""
-    for attribute in node.attributes.values():
-        own = [attribute.as_graph()] if attribute.type is ir.AttributeType.GRAPH else []
-        if attribute.type is ir.AttributeType.GRAPHS:
-            own = list(attribute.as_graphs())
-        for graph in own:
-            yield graph
-            yield from graph.subgraphs()
-
-
 def read_by(node: ir.Node) -> Iterator[ir.Value]:
-    """What a node reads, what the graphs within it read from outside included."""
-    graphs = list(graphs_in(node))
-    nodes = [sub for graph in graphs for sub in graph]
-    inner = {value for sub in nodes for value in sub.outputs}
-    for user in (node, *nodes):
-        yield from (v for v in user.inputs if v is not None and v not in inner)
-    for graph in graphs:
-        yield from (value for value in graph.outputs if value not in inner)
+    """Return the values a node reads: its inputs, and the outputs of the graphs that it runs."""
+    yield from (value for value in node.inputs if value is not None)
+    for body in bodies_of(node):
+        yield from body.outputs
 
 
 def redirect(node: ir.Node, value: ir.Value, replacement: ir.Value) -> None:
-    """Let a node, and the graphs within it, read another value in the place of one."""
+    """Let a node read another value in the place of one (see `read_by`)."""
     if replacement is value:
         return
-    graphs = list(graphs_in(node))
-    for user in (node, *(sub for graph in graphs for sub in graph)):
-        for position, read in enumerate(user.inputs):
+    for position, read in enumerate(node.inputs):
+        if read is value:
+            node.replace_input_with(position, replacement)
+    for body in bodies_of(node):
+        for position, read in enumerate(body.outputs):
             if read is value:
-                user.replace_input_with(position, replacement)
-    for graph in graphs:
-        for position, read in enumerate(graph.outputs):
-            if read is value:
-                graph.outputs[position] = replacement
+                body.outputs[position] = replacement
+                replacement.type, replacement.shape = value.type, value.shape
 
 
 def forget_types(graph: ir.Graph) -> None:
-    """Leave it to ONNX Runtime to infer types and shapes within a graph."""
-    for node in graph:
+    """Leave it to ONNX Runtime to infer types and shapes within a graph and its bodies."""
+    for node in in_order(graph):
         for value in node.outputs:
             if not value.is_graph_output():
                 value.type = value.shape = None
@@ -182,3 +170,4 @@ def name_nodes(program: ir.Model) -> None:
         if node.name in taken:
             node.name = unused(f"{node.name}_{node.op_type}", names)
             names.add(node.name)
+    name_within_bodies(program)

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.calibration import TensorSummary, summarized
 from neural_mp.adaptors.common.signature import Array, in_parts
+from neural_mp.adaptors.onnxrt.body_results import (
+    arrays_in,
+    typed,
+    values_in,
+    visible,
+    with_outputs,
+)
 from neural_mp.adaptors.onnxrt.model import OnnxModel
+from neural_mp.adaptors.onnxrt.nodes import is_tensor
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
 from neural_mp.errors import ConversionError
 
@@ -32,13 +41,21 @@ def watch(
     tensors: Collection[str],
     threads: int | None,
 ) -> Iterator[tuple[str, TensorSummary]]:
-    """Run batches (name → array), and say what every part of them held in the named tensors."""
-    watched = {name: model.structure.values[name] for name in sorted(tensors)}
+    """Run batches (name → array), and say what every part of them held in the named tensors.
+
+    Tensors of other numbers than floats, of strings, and lists of tensors are left out.
+    """
+    program = typed(model.program)
+    known = values_in(program)
+    asked = {name: known[str(model.structure.values[name].name)] for name in sorted(tensors)}
+    watched = {
+        name: value for name, value in visible(program, asked).items() if _may_be_floating(value)
+    }
     channels = {name: 1 if _channels_second(value) else -1 for name, value in watched.items()}
     values = {name: str(value.name) for name, value in watched.items()}
     fed = model.signature.input_tensors
     fetched = [value for value in values.values() if value not in fed]
-    wanted = with_outputs(model.program, [*fetched, *model.signature.output_tensors])
+    wanted = with_outputs(program, [*fetched, *model.signature.output_tensors])
     runner = model.session(wanted, threads=threads, lean=True)
     most = 0  # samples run at once; found out with the first batch that holds several
     for feeds in batches:
@@ -49,21 +66,26 @@ def watch(
             found = dict(part)
             if fetched:
                 found.update(zip(fetched, runner(part, fetched), strict=True))
-            for name, value in values.items():
-                summary = summarized(np.asarray(found[value], np.float32), channels[name])
+            arrays = {name: _floats(found[value]) for name, value in values.items()}
+            for name, array in ((n, array) for n, several in arrays.items() for array in several):
+                summary = summarized(array, channels[name])
                 if summary is not None:
                     yield name, summary
             if 0 < most < _WHOLE:
-                size = sum(found[value].nbytes for value in values.values())
+                size = sum(array.nbytes for several in arrays.values() for array in several)
                 most = max(1, _FETCHED_BYTES * model.signature.samples(part) // max(size, 1))
 
 
-def with_outputs(program: ir.Model, names: Iterable[str]) -> ir.Model:
-    """The part of a graph that computes some tensors."""
-    inputs = [value for value in program.graph.inputs if not value.is_initializer()]
-    part = ir.convenience.extract(program.graph, inputs, list(dict.fromkeys(names)))
-    functions = program.functions.values()
-    return ir.Model(part, ir_version=program.ir_version, functions=list(functions))
+def _may_be_floating(value: ir.Value) -> bool:
+    """Whether a value may be a tensor of floats; of some, ONNX cannot infer the type."""
+    return is_tensor(value) and (value.dtype is None or value.dtype.is_floating_point())
+
+
+def _floats(found: Any) -> list[Array]:
+    """The arrays of floats in an output; none where ONNX Runtime gives anything else."""
+    # To numpy, bfloat16 is of kind V.
+    floats = (array for array in arrays_in(found) if array.dtype.kind in "fV")
+    return [np.asarray(array, np.float32) for array in floats]
 
 
 def _channels_second(value: ir.Value) -> bool:
@@ -96,23 +118,28 @@ def _separable(model: OnnxModel, feeds: dict[str, Array], runner: Runner) -> boo
 
 def _are_close(one: Array, other: Array) -> bool:
     # numpy 1 does not compare bfloat16, which is no type of its own.
+    if other.dtype.hasobject:
+        return np.array_equal(one, other)
     one, other = (a.astype(np.float32) if a.dtype.kind == "V" else a for a in (one, other))
     return np.allclose(one, other, 1e-3, 1e-4, equal_nan=True)
 
 
 def first_non_finite(model: OnnxModel, feeds: dict[str, Array]) -> str | None:
     """The first op whose result holds NaN or Inf."""
+    program = typed(model.program)
+    can_be_had = visible(program, values_in(program))
     floating = [
         (name, str(value.name))
         for name, value in model.structure.values.items()
-        if name in model.structure.nodes and value.dtype in (None, *_FLOATING)
+        if name in model.structure.nodes
+        and str(value.name) in can_be_had
+        and value.dtype in (None, *_FLOATING)
     ]
     for start in range(0, len(floating), _LOOKED_AT):
         looked_at = floating[start : start + _LOOKED_AT]
         fetched = [value for _, value in looked_at]
-        runner: Runner = model.session(with_outputs(model.program, fetched), level=PLAIN)
+        runner: Runner = model.session(with_outputs(program, fetched), level=PLAIN)
         for (name, _), found in zip(looked_at, runner(feeds, fetched), strict=True):
-            array = np.asarray(found) if not isinstance(found, list) else np.zeros(0)
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
+            if not all(np.isfinite(array).all() for array in _floats(found)):
                 return model.ops.get(name, name)
     return None

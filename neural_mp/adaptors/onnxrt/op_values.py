@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-import numpy as np
+import onnx_ir as ir
 
 from neural_mp.adaptors.common.op_values import OpResult, OpValue, op_value, results_graph
 from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.onnxrt.body_results import (
+    arrays_in,
+    typed,
+    values_in,
+    visible,
+    with_outputs,
+)
 from neural_mp.adaptors.onnxrt.graph import build_graph
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.observe import with_outputs
 from neural_mp.core.graph import OpGraph
 
 
@@ -27,21 +33,31 @@ def values(
     model: OnnxModel, ops: Collection[str], threads: int | None
 ) -> Callable[[Mapping[str, Array]], dict[str, OpValue]]:
     """A function of the inputs (name → array) that gives the results of some ops."""
+    program = typed(model.program)
+    can_be_had = visible(program, values_in(program))
     places = {op: _place(model, op) for op in ops}
+    places = {op: place for op, place in places.items() if place.tensor in can_be_had}
     fed = model.signature.input_tensors
     fetched = list(dict.fromkeys(r.tensor for r in places.values() if r.tensor not in fed))
-    runner = model.session(with_outputs(model.program, fetched), threads=threads, lean=True)
+    runner = model.session(with_outputs(program, fetched), threads=threads, lean=True)
 
     def called(feeds: Mapping[str, Array]) -> dict[str, OpValue]:
         found = dict(zip(fetched, runner(feeds, fetched), strict=True))
+        arrays = {op: arrays_in(found.get(place.tensor, [])) for op, place in places.items()}
         given = {
-            op: op_value(np.asarray(found[place.tensor]), place.encoding)
+            op: op_value(_as_stored(arrays[op][0], can_be_had[place.tensor]), place.encoding)
             for op, place in places.items()
-            if not isinstance(found.get(place.tensor, []), list)
+            if len(arrays[op]) == 1
         }
         return {op: value for op, value in given.items() if value is not None}
 
     return called
+
+
+def _as_stored(found: Array, value: ir.Value) -> Array:
+    """Return the values of a body, recorded in float32, in their own type."""
+    kind = value.dtype.numpy() if value.dtype is not None else found.dtype
+    return found.astype(kind, copy=False)
 
 
 def _place(model: OnnxModel, op: str) -> OpResult:

@@ -6,12 +6,22 @@ import logging
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from neural_mp.adaptors.onnxrt.folding import fold_batch_norm, fold_constants, remove_identity
-from neural_mp.adaptors.onnxrt.nodes import GraphNames, array_of, input_of, name_nodes
-from neural_mp.adaptors.onnxrt.opset import LEAST_OPSET, opset_of, raise_opset
+from neural_mp.adaptors.onnxrt.bodies import in_order, lift_constants, sink_constants
+from neural_mp.adaptors.onnxrt.folding import (
+    fold_batch_norm,
+    fold_branch,
+    fold_constants,
+    remove_identity,
+)
+from neural_mp.adaptors.onnxrt.framing import frame_convolutions
+from neural_mp.adaptors.onnxrt.kernel_registry import quantizes
+from neural_mp.adaptors.onnxrt.nodes import GraphNames, array_of, input_of, is_tensor, name_nodes
+from neural_mp.adaptors.onnxrt.opset import LEAST_OPSET, lower_opset, opset_of, raise_opset
+from neural_mp.adaptors.onnxrt.schemas import gives_list
 
 logger = logging.getLogger(__name__)
 
@@ -19,8 +29,9 @@ logger = logging.getLogger(__name__)
 def prepare(program: ir.Model, folder: Path | None) -> list[str]:
     """Prepare a graph, in place.
 
-    Functions are inlined, the opset raised where it lacks what conversions need, constants
-    collected, names made unique, shapes inferred, identities removed, batch norms folded.
+    Functions are inlined, the opset changed where it lacks what conversions need, constants
+    collected, names made unique, shapes inferred, identities removed, batch norms folded, long
+    convolutions of one channel written as products.
 
     Args:
         program: the graph.
@@ -30,7 +41,7 @@ def prepare(program: ir.Model, folder: Path | None) -> list[str]:
         What the user should know.
 
     Raises:
-        ConversionError: the opset cannot be raised.
+        ConversionError: the opset cannot be changed.
     """
     _use_plain_domain(program)
     if program.functions:
@@ -44,19 +55,30 @@ def prepare(program: ir.Model, folder: Path | None) -> list[str]:
             f"the model's opset {before} was raised to {LEAST_OPSET}, the first that holds "
             f"quantization per channel and bfloat16"
         )
-    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(program)
+    elif not quantizes(before):
+        lower_opset(program)
+        notes.append(
+            f"the model's opset {before} was lowered to {opset_of(program)}, the newest in which "
+            f"ONNX Runtime quantizes tensors"
+        )
+    lift_constants(program)
     name_nodes(program)
-    for node in list(program.graph):
-        remove_identity(program.graph, node)
+    for node in list(in_order(program.graph)):
+        remove_identity(node)
     infer_shapes(program)
     names = GraphNames(program.graph)
-    for node in program.graph:
+    for node in in_order(program.graph):
         write_out_type(node)
     fold_constants(program, names, folder)
-    for node in list(program.graph):
-        fold_batch_norm(program.graph, node, names)
+    for node in [node for node in in_order(program.graph) if node.op_type == "If"]:
+        fold_branch(node, names)
+    for node in list(in_order(program.graph)):
+        fold_batch_norm(node, names)
         write_out_axes(node, names)
+    if frame_convolutions(program, names):
+        infer_shapes(program)
     common.RemoveUnusedNodesPass()(program)
+    sink_constants(program)
     name_nodes(program)
     return notes
 
@@ -74,10 +96,33 @@ def _use_plain_domain(program: ir.Model) -> None:
 def infer_shapes(program: ir.Model) -> None:
     """Note element types and shapes, as far as ONNX can infer them."""
     try:
+        lists = _list_types(program)
         common.ShapeInferencePass(check_type=False, strict_mode=False)(program)
+        for value, kind in lists:
+            value.type = kind
     except Exception:
         # The checker behind it raises its own types; a graph without shapes is still a graph.
         logger.debug("no shapes", exc_info=True)
+
+
+def _list_types(program: ir.Model) -> list[tuple[ir.Value, ir.TypeProtocol]]:
+    """Return the values that are sequences and optionals, with their types.
+
+    The pass of onnx-ir takes every value for a tensor of the elements that are in it.
+    """
+    opset = opset_of(program)
+    lists = any(value.type and not is_tensor(value) for value in program.graph.inputs)
+    if not lists and not any(gives_list(node, opset) for node in program.graph.all_nodes()):
+        return []
+    inferred = ir.from_proto(onnx.shape_inference.infer_shapes(ir.to_proto(program)))
+    found = []
+    for graph, other in zip(program.graphs(), inferred.graphs(), strict=True):
+        known = ir.convenience.create_value_mapping(other)
+        for name, value in ir.convenience.create_value_mapping(graph).items():
+            kind = known[name].type if name in known else None
+            if kind is not None and not is_tensor(known[name]):
+                found.append((value, kind))
+    return found
 
 
 def write_out_type(node: ir.Node) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,13 @@ from neural_mp.adaptors.onnxrt.model import OnnxModel
 
 #: How the profiler calls the time of a kernel, behind the name of its node.
 _SUFFIX = "_kernel_time"
+#: Kernels within whose time others run.
+_RUN_GRAPHS = ("If", "Loop", "Scan", "SequenceMap")
 #: What ONNX Runtime puts around the name of a node, or of its result, when it makes a kernel of it.
-_DECORATION = re.compile(r"^InsertedPrecisionFreeCast_|(_nchwc|_nhwc)?(_token_\d+)?$")
+#: The body of a function such as SequenceMap is named after that, too.
+_DECORATION = re.compile(
+    r"^InsertedPrecisionFreeCast_|^(_inlfunc_[A-Za-z]+_)+|(_nchwc|_nhwc)?(_token_\d+)?$"
+)
 
 
 def time_ops(
@@ -28,12 +33,35 @@ def time_ops(
     # What was found no kernel for runs within that of another op.
     seconds = {op: [0.0] * runs for op in model.structure.nodes if op not in model.ops}
     owners, run = _owners(model), 0
+    kernels: list[dict[str, Any]] = []
     for event in events(model, feeds, runs, threads):
         if is_kernel(event):
-            op = op_of(event, owners) or bare_name(event)
-            seconds.setdefault(op, [0.0] * runs)[run] += event["dur"] / 1e6
-        run += event.get("name") == "model_run"  # is written when the run is over
+            kernels.append(event)
+        if event.get("name") == "model_run":  # is written when the run is over
+            for kernel, microseconds in own_times(kernels):
+                op = op_of(kernel, owners) or bare_name(kernel)
+                seconds.setdefault(op, [0.0] * runs)[run] += microseconds / 1e6
+            run, kernels = run + 1, []
     return seconds
+
+
+def own_times(kernels: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], float]]:
+    """Every kernel with its microseconds, without those of the kernels that ran within it.
+
+    An op that runs a graph takes as long as all that runs in that.
+    """
+    running: list[tuple[dict[str, Any], float]] = []
+    for kernel in sorted(kernels, key=lambda found: (found["ts"], -found["dur"])):
+        while running and kernel["ts"] >= running[-1][0]["ts"] + running[-1][0]["dur"]:
+            yield running.pop()
+        if running:
+            around, own = running[-1]
+            running[-1] = around, max(own - kernel["dur"], 0.0)
+        if kernel["args"].get("op_name") in _RUN_GRAPHS:
+            running.append((kernel, float(kernel["dur"])))
+        else:
+            yield kernel, float(kernel["dur"])
+    yield from running
 
 
 def events(

@@ -46,6 +46,13 @@ def is_function(node: ir.Node, opset: int) -> bool:
     return schema is not None and any(getattr(schema, word) for word in words)
 
 
+def gives_list(node: ir.Node, opset: int) -> bool:
+    """Whether a result of an op is a sequence, an optional or a map, whatever the op reads."""
+    schema = _schema_of(node, opset)
+    types = (item.types for item in schema.outputs) if schema is not None else ()
+    return any(kinds and not any(k.startswith("tensor(") for k in kinds) for kinds in types)
+
+
 def takes(node: ir.Node, opset: int, dtype: str) -> bool:
     """Whether ONNX defines an op for an element type such as `float16`."""
     schema = _schema_of(node, opset)
@@ -53,6 +60,39 @@ def takes(node: ir.Node, opset: int, dtype: str) -> bool:
     constraints = schema.type_constraints if schema is not None else ()
     allowed = (c.allowed_type_strs for c in constraints if c.type_param_str == variable)
     return f"tensor({dtype})" in next(allowed, ())
+
+
+def version_in(op: str, opset: int) -> int:
+    """The version of the operators in which an op type of ONNX's own changed last; 0 for none."""
+    schema = _schema(op, opset)
+    return 0 if schema is None else int(schema.since_version)
+
+
+def same_but_for_types(node: ir.Node, opset: int, other: int) -> bool:
+    """Whether two opsets define the op of a node alike, but for the element types it takes.
+
+    An attribute that only one of them has must not be set.
+    """
+    one, two = (_schema_of(node, version) for version in (opset, other))
+    if one is None or two is None:
+        return one is two
+    if one.since_version == two.since_version:
+        return True
+    before, after = _attributes(one), _attributes(two)
+    shared = before.keys() & after.keys()
+    alike = _ports(one) == _ports(two) and all(before[name] == after[name] for name in shared)
+    return alike and (before.keys() ^ after.keys()).isdisjoint(node.attributes)
+
+
+def _attributes(schema: onnx.defs.OpSchema) -> dict[str, tuple[bool, bytes]]:
+    return {
+        name: (bool(item.required), item.default_value.SerializeToString())
+        for name, item in schema.attributes.items()
+    }
+
+
+def _ports(schema: onnx.defs.OpSchema) -> tuple[list[str], list[str]]:
+    return [item.name for item in schema.inputs], [item.name for item in schema.outputs]
 
 
 def version_of(node: ir.Node, opset: int) -> int:

@@ -105,6 +105,11 @@ class Runner:
             for output in self.session.get_outputs()
             if not output.type.startswith(_STRANGE)
         }
+        self._sequences = {
+            output.name
+            for output in self.session.get_outputs()
+            if output.type.startswith("seq(") and output.name in self._plain
+        }
 
     def __call__(self, feeds: Mapping[str, Any], fetches: Sequence[str]) -> list[Any]:
         """The values of some outputs for these inputs, by name.
@@ -116,7 +121,14 @@ class Runner:
         try:
             if strange or not self._plain.issuperset(fetches):
                 given = {name: _handed_over(value) for name, value in feeds.items()}
-                return [_taken(v) for v in self.session.run_with_ort_values(list(fetches), given)]
+                # Of a sequence there is no way from here to its arrays.
+                lists = [name for name in fetches if name in self._sequences and not strange]
+                others = [name for name in fetches if name not in lists]
+                values = map(_taken, self.session.run_with_ort_values(others, given))
+                found = dict(zip(others, values, strict=True))
+                if lists:
+                    found.update(zip(lists, self.session.run(lists, dict(feeds)), strict=True))
+                return [found[name] for name in fetches]
             return list(self.session.run(list(fetches), dict(feeds)))
         except Exception as error:
             # The bindings raise types of their own, and RuntimeError, for whatever is wrong.

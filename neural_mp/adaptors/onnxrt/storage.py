@@ -17,6 +17,7 @@ from neural_mp.adaptors.common.signature import Signature, example_for
 from neural_mp.adaptors.onnxrt.external_weights import raw_bytes, write_with_weights
 from neural_mp.adaptors.onnxrt.loading import program_of, read_file
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
+from neural_mp.adaptors.onnxrt.nodes import parts_of
 from neural_mp.adaptors.onnxrt.sessions import MESSAGE_LIMIT, PLAIN, Runner, bytes_of
 from neural_mp.core.kinds import count, fields, truth
 from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
@@ -120,7 +121,8 @@ def _write(program: ir.Model, path: Path) -> None:
     else:
         weights = {str(v.name): v.const_value for v in values if v.const_value is not None}
         write_with_weights(ir.to_proto(program), weights, path)
-    if not all(value.shape is not None for value in program.graph.outputs):
+    outputs = [value for part in parts_of(program.graph) for value in part.outputs]
+    if not all(value.shape is not None for value in outputs):
         return  # the checker wants to know at least how many axes they have
     try:
         onnx.checker.check_model(str(path))

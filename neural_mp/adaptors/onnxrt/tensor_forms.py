@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.integer_encoding import Array, Encoding
 from neural_mp.adaptors.common.tensor_forms import BF16, FP16, FP32, UINT8, TensorForms
+from neural_mp.adaptors.onnxrt.bodies import runners, spot_in
 from neural_mp.adaptors.onnxrt.fusion import GraphStructure
 from neural_mp.adaptors.onnxrt.integer_encoding import StoredWeight
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
@@ -56,7 +58,9 @@ class Forms(TensorForms[ir.Value]):
         self.owner = ""
         self.owners: dict[str, str] = {}
         self._graph, self._tensors = graph, structure.names
+        self._end = graph
         self.names = GraphNames(graph)
+        self._runners = runners(graph)
         self._dynamic: dict[ir.Value, tuple[ir.Value, ...]] = {}
         self._parameters: dict[Encoding, tuple[ir.Value, ir.Value]] = {}
         self._moved_from: dict[ir.Value, ir.Value] = {}
@@ -78,16 +82,20 @@ class Forms(TensorForms[ir.Value]):
         if form == FP32:
             return self.widened(tensor, source)
         self.count("casts")
-        return self._cast(self.real(tensor, source), f"{tensor.name}/{form}", form)
+        real = self.real(tensor, source)
+        with self._beside(tensor):
+            return self._cast(real, f"{tensor.name}/{form}", form)
 
     def quantized(self, tensor: ir.Value, real: ir.Value) -> ir.Value:
         """A QuantizeLinear that is run as such."""
         self.count("quantize")
-        return self.quantize(tensor, real)
+        with self._beside(tensor):
+            return self.quantize(tensor, real)
 
     def dequantized(self, tensor: ir.Value, form: str) -> ir.Value:
         """The DequantizeLinear that kernels take in, too."""
-        return self.for_kernel(tensor)
+        with self._beside(tensor):
+            return self.for_kernel(tensor)
 
     def real(self, tensor: ir.Value, form: str = FP32) -> ir.Value:
         """A tensor in FP32, BF16 or FP16."""
@@ -105,17 +113,47 @@ class Forms(TensorForms[ir.Value]):
             if self.value_of(tensor) is None:
                 # ONNX Runtime computes the cast of a constant once, when it loads the model.
                 self.count("casts")
-            found[key] = self._cast(narrow, f"{tensor.name}/{form}/{FP32}", FP32)
+            with self._beside(tensor):
+                found[key] = self._cast(narrow, f"{tensor.name}/{form}/{FP32}", FP32)
         return found[key]
 
     def for_kernel(self, tensor: ir.Value) -> ir.Value:
-        """A tensor in uint8, dequantized in name only: an integer kernel takes that in."""
+        """A tensor in uint8, dequantized in name only: an integer kernel takes that in.
+
+        It does so in its own graph only.
+        """
         stored, found = self.stored(tensor), self.found(tensor)
-        if _DEQUANTIZED not in found:
+        key = _DEQUANTIZED
+        if self._written is not self._graph_of(tensor):
+            key = f"{_DEQUANTIZED} in {id(self._written)}"
+        if key not in found:
             inputs = [stored, *self.parameters(tensor)]
             name = f"{tensor.name}/{_DEQUANTIZED}"
-            found[_DEQUANTIZED] = self.add("DequantizeLinear", inputs, name, DTYPES[FP32])
-        return found[_DEQUANTIZED]
+            found[key] = self.add("DequantizeLinear", inputs, name, DTYPES[FP32])
+        return found[key]
+
+    @property
+    def _written(self) -> ir.Graph:
+        """The graph that is being written in."""
+        graph = None if self.place is None else self.place.graph
+        return graph if isinstance(graph, ir.Graph) else self._end
+
+    def _graph_of(self, tensor: ir.Value) -> ir.Graph:
+        graph = tensor.graph
+        return graph if isinstance(graph, ir.Graph) else self._graph
+
+    @contextmanager
+    def _beside(self, tensor: ir.Value) -> Iterator[None]:
+        """Write in the graph that a tensor is in: of a body, what it reads from outside is there.
+
+        So there is one conversion for all bodies that read the tensor, and of all steps of a loop.
+        """
+        before, graph = (self.place, self._end), self._graph_of(tensor)
+        self.place, self._end = spot_in(graph, self.place, self._runners), graph
+        try:
+            yield
+        finally:
+            self.place, self._end = before
 
     def comes_stored(self, tensor: ir.Value) -> bool:
         """Whether a tensor is there in no other form that FP32 could be had from."""
@@ -148,7 +186,8 @@ class Forms(TensorForms[ir.Value]):
             names = [f"{tensor.name}/dynamic_{part}" for part in ("stored", "scale", "zero_point")]
             outputs = [ir.val(self.names.new(name)) for name in names]
             node = ir.node("DynamicQuantizeLinear", [self.real(tensor)], outputs=outputs)
-            self.insert(node, f"{tensor.name}/quantize")
+            with self._beside(tensor):
+                self.insert(node, f"{tensor.name}/quantize")
             self.count("quantize")
             self._dynamic[tensor] = tuple(outputs)
         return self._dynamic[tensor]
@@ -206,11 +245,11 @@ class Forms(TensorForms[ir.Value]):
         if node.name != self.owner:
             self.owners[node.name] = self.owner
         if behind is not None:
-            self._graph.insert_after(behind, node)
+            self._graph_of(behind.outputs[0]).insert_after(behind, node)
         elif self.place is None:
-            self._graph.append(node)
+            self._end.append(node)
         else:
-            self._graph.insert_before(self.place, node)
+            self._written.insert_before(self.place, node)
 
     def add(
         self,

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.profile import events, is_kernel, op_of
-from neural_mp.core.executed import Executed, Kernel, executed
+from neural_mp.core.executed import NOT_REACHED, Executed, Kernel, executed
 from neural_mp.core.precision import Precision
 
 #: Kernels that read and write real numbers, or stored ones, and multiply bytes inside.
@@ -28,7 +28,10 @@ _SIXTEEN = {ir.DataType.BFLOAT16: Precision.BF16, ir.DataType.FLOAT16: Precision
 
 
 def trace(model: OnnxModel, feeds: dict[str, Array], threads: int | None) -> dict[str, Executed]:
-    """Op → what ran for it; conversions that were put in, and rearrangements, are left out."""
+    """Op → what ran for it; conversions that were put in, and rearrangements, are left out.
+
+    A run may not come to a body at all, such as a branch that is not taken.
+    """
     owners = _owners(model)
     found: dict[str, list[Kernel]] = {}
     for event in filter(is_kernel, events(model, feeds, 1, threads)):
@@ -36,7 +39,11 @@ def trace(model: OnnxModel, feeds: dict[str, Array], threads: int | None) -> dic
         if op is not None:
             found.setdefault(op, []).append(_kernel(event["args"]))
     told = _told_to_run_in(model)
-    return {op: executed(kernels, told.get(op)) for op, kernels in found.items()}
+    graphs = {model.ops.get(name, name): node.graph for name, node in model.structure.nodes.items()}
+    reached = {model.program.graph, *(graphs.get(op) for op in found)}
+    passed_by = (op for op, graph in graphs.items() if graph not in reached)
+    ran = {op: executed(kernels, told.get(op)) for op, kernels in found.items()}
+    return {**dict.fromkeys(passed_by, NOT_REACHED), **ran}
 
 
 def _owners(model: OnnxModel) -> dict[str, str]:

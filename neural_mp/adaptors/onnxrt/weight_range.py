@@ -11,6 +11,7 @@ from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.common.weight_range import IntegerWeight, saturating, wide_kinds
+from neural_mp.adaptors.onnxrt.bodies import in_order
 from neural_mp.adaptors.onnxrt.integer_encoding import unsigned
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.nodes import (
@@ -83,7 +84,7 @@ def _zero_points(read: _Read, integers: Array) -> Array:
 
 def _weights(graph: ir.Graph) -> Iterator[IntegerWeight[_Read]]:
     """The signed weights that bytes are multiplied by, each once for a node that reads it."""
-    for node in graph:
+    for node in in_order(graph):
         multiplying: ir.Node | None = node
         places = _KERNELS.get(node.op_type, ())
         if node.op_type == "DequantizeLinear":

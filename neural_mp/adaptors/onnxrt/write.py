@@ -16,6 +16,7 @@ from onnx_ir.passes import common
 
 from neural_mp.adaptors.common.op_values import OpResult
 from neural_mp.adaptors.common.tensor_forms import BF16, FORM_OF, UINT8
+from neural_mp.adaptors.onnxrt.bodies import in_order, sink_constants
 from neural_mp.adaptors.onnxrt.fusion import FusionGroup, GraphStructure, is_table, structure
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, runs_natively
 from neural_mp.adaptors.onnxrt.model import OnnxModel
@@ -158,7 +159,8 @@ class _Writer:
                 final[value] = value if found is value else self._renamed(value, found)
             graph.outputs[index] = final[value]
         common.RemoveUnusedNodesPass()(self.program)
-        if any(node.domain == CONTRIB for node in graph):
+        sink_constants(self.program)
+        if any(node.domain == CONTRIB for node in in_order(graph)):
             graph.opset_imports[CONTRIB] = 1
         # Many types are no longer what they were. And where ONNX Runtime knows that both summands
         # before a layer norm are of one shape, it runs them in one kernel that takes longer than
@@ -168,7 +170,7 @@ class _Writer:
     def results(self) -> dict[str, OpResult]:
         """Op of the untouched graph → where its result is now."""
         untouched, graph = self.model.structure, self.program.graph
-        there = {id(value) for node in graph for value in node.outputs}
+        there = {id(value) for node in in_order(graph) for value in node.outputs}
         found = {}
         for name, value in self.structure.values.items():
             op = untouched.parts.get(name, name)

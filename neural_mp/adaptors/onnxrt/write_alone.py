@@ -10,6 +10,7 @@ from neural_mp.adaptors.onnxrt.integer_encoding import store_weight
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
 from neural_mp.adaptors.onnxrt.nodes import known_array, put_input
 from neural_mp.adaptors.onnxrt.tensor_forms import Forms
+from neural_mp.adaptors.onnxrt.write_gru import write_gru
 from neural_mp.core.precision import OpConfig
 
 #: ONNX Runtime's LSTM that multiplies bytes, in its `ContribOperators.md`.
@@ -43,8 +44,11 @@ def write_table(forms: Forms, node: ir.Node, config: OpConfig) -> None:
 
 
 def write_recurrent(forms: Forms, node: ir.Node, config: OpConfig) -> None:
-    """Write an LSTM as the kernel that finds the range of what it multiplies on every run."""
+    """Write a recurrent layer that finds the range of what it multiplies on every run."""
     assert config.weight is not None
+    if node.op_type == "GRU":
+        write_gru(forms, node, config.weight)
+        return
     for position, value in enumerate(node.inputs):
         if value is not None and position not in dict(RECURRENT_WEIGHTS):
             node.replace_input_with(position, forms.real(value))

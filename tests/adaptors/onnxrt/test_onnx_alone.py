@@ -66,7 +66,7 @@ def test_short_rows_would_grow_and_stay():
 
 
 def recurrent(kind="LSTM", directions=1, **attributes):
-    gates = {"LSTM": 4, "GRU": 3}[kind]
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]
     constants = {
         "w": draw(directions, gates * HIDDEN, WIDTH, seed=1) / 4,
         "r": draw(directions, gates * HIDDEN, HIDDEN, seed=2) / 4,
@@ -113,8 +113,96 @@ def test_an_lstm_is_right_wherever_it_is_loaded():
         assert signal_to_noise(wanted, given) > 30
 
 
-def test_a_gru_stays_and_that_is_said():
-    converted = Converted(recurrent("GRU"), STEPS)
+def test_a_plain_recurrent_layer_stays_and_that_is_said():
+    converted = Converted(recurrent("RNN"), STEPS)
     assert "no integer kernel" in converted.space.capabilities["all"].reasons[INT8]
-    (warning,) = (line for line in converted.float.warnings if "GRU" in line)
-    assert warning.startswith("1 GRU stays in FP32")
+    (warning,) = (line for line in converted.float.warnings if "RNN" in line)
+    assert warning.startswith("1 RNN stays in FP32")
+
+
+def with_all_inputs(kind, direction, lengths=True, start=True, **attributes):
+    """A recurrent layer with lengths of its sequences and states to begin with; all its results."""
+    gates, directions = {"LSTM": 4, "GRU": 3}[kind], 2 if direction == "bidirectional" else 1
+    states = ["h", "c"] if kind == "LSTM" else ["h"]
+    names = ["x", "w", "r", "b", "lengths" if lengths else "-", *(states if start else ())]
+    results = ["all", "last", "cell"] if kind == "LSTM" else ["all", "last"]
+    layer = op(
+        kind,
+        " ".join(names),
+        " ".join(results),
+        hidden_size=HIDDEN,
+        direction=direction,
+        **attributes,
+    )
+    model = graph(
+        [layer, *(op("Identity", name, f"{name}_out") for name in results)],
+        {
+            "x": ["steps", "batch", WIDTH],
+            **({s: [directions, "batch", HIDDEN] for s in states} if start else {}),
+        },
+        [f"{name}_out" for name in results],
+        {
+            "w": draw(directions, gates * HIDDEN, WIDTH, seed=1) / 4,
+            "r": draw(directions, gates * HIDDEN, HIDDEN, seed=2) / 4,
+            "b": draw(directions, 2 * gates * HIDDEN, seed=3) / 4,
+        },
+    )
+    feeds = dict(STEPS)
+    if start:
+        feeds |= {s: draw(directions, 5, HIDDEN, seed=7 + i) for i, s in enumerate(states)}
+    if lengths:
+        model.graph.input.append(
+            onnx.helper.make_tensor_value_info("lengths", onnx.TensorProto.INT32, ["batch"])
+        )
+        feeds["lengths"] = np.array([12, 3, 7, 1, 12], np.int32)
+    return model, feeds
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize(("lengths", "start"), [(False, False), (True, True), (False, True)])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "GRU after"])
+def test_recurrent_layers_with_lengths_and_states(kind, direction, lengths, start):
+    attributes = {"linear_before_reset": 1} if kind.endswith("after") else {}
+    model, feeds = with_all_inputs(kind.split()[0], direction, lengths, start, **attributes)
+    converted = Converted(model, feeds)
+    ran = converted.adaptor.trace(converted.model, feeds)["all"]
+    assert ran.precision is INT8
+    expected = run(model, **feeds)
+    assert len(expected) == len(converted.result)
+    for wanted, given in zip(expected, converted.result, strict=True):
+        assert wanted.shape == given.shape
+        assert signal_to_noise(wanted, given) > 30
+        # Behind the end of a sequence there is nothing.
+        if lengths and wanted.ndim == 4:
+            assert not given[3:, :, 1].any()
+
+
+def test_a_gru_is_timed_and_comes_back_as_one_op(tmp_path):
+    model, feeds = with_all_inputs("GRU", "bidirectional")
+    converted = Converted(model, feeds)
+    adaptor = converted.adaptor
+    # What it reads, and in each direction the state before and after the reset gate.
+    assert adaptor.conversion_counts(converted.model).quantize == 5
+    timed = adaptor.time_ops(converted.model, feeds, 2)
+    assert timed["all"][0] > 0
+    assert not [name for name in timed if name.startswith("all/")]
+    adaptor.save(converted.model, tmp_path)
+    again = adaptor.restore(tmp_path)
+    for one, other in zip(adaptor.predict(again, feeds), converted.result, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert adaptor.trace(again, feeds) == adaptor.trace(converted.model, feeds)
+    weights = adaptor.size(converted.float)
+    assert adaptor.size(converted.model) < 0.5 * weights
+
+
+@pytest.mark.parametrize(
+    ("attributes", "why"),
+    [
+        ({"activations": ["HardSigmoid", "Tanh"]}, "activations"),
+        ({"clip": 3.0}, "clips"),
+    ],
+)
+def test_a_gru_that_computes_something_else_stays(attributes, why):
+    converted = Converted(recurrent("GRU", **attributes), STEPS)
+    assert why in converted.space.capabilities["all"].reasons[INT8]
+    np.testing.assert_array_equal(converted.result[0], converted.reference[0])

@@ -115,6 +115,10 @@ def _checked(adaptor: OnnxRuntimeAdaptor, name: str, model: onnx.ModelProto, val
 
 
 def assert_near(given, reference, tolerance: float, what) -> None:
+    if isinstance(reference, list):
+        for one, other in zip(given, reference, strict=True):
+            assert_near(one, other, tolerance, what)
+        return
     if not isinstance(reference, np.ndarray):
         assert same(given, reference), what
         return

@@ -61,15 +61,12 @@ def in_branches(*bodies):
     return model
 
 
-def test_what_lies_in_branches_is_said_with_why_it_stays():
+def test_what_lies_in_branches_is_decided_like_the_rest():
     model = in_branches(
         [op("Conv", "x w", "result")], [op("Conv", "x w", "a"), op("Relu", "a", "result")]
     )
     feeds = {"x": draw(2, 3, 8, 8), "chosen": np.array(True)}
     converted = Converted(model, feeds)
-    (warning,) = converted.float.warnings
-    assert "2 Conv" in warning
-    assert "'y' (If)" in warning
-    assert "FP32" in warning
+    assert not converted.float.warnings
     assert "graph" in converted.space.capabilities["y"].reasons[Precision.INT8]
-    np.testing.assert_array_equal(converted.result, run(model, **feeds)[0])
+    assert signal_to_noise(run(model, **feeds)[0], converted.result) > 30

@@ -1,0 +1,118 @@
+"""The graphs that nodes run: branches of If, bodies of Loop and Scan.
+
+An op in a body is called after the op that runs the body (`scan/product`), constants lie in the
+main graph while a model is worked on, and conversions of a tensor are put where the tensor is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from neural_mp.adaptors.common.free_names import unused
+
+
+def bodies_of(node: ir.Node) -> Iterator[ir.Graph]:
+    """The graphs that a node runs itself, not those within them; `then` before `else`."""
+    for _, attribute in sorted(node.attributes.items(), reverse=True):
+        if attribute.type is ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type is ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
+def in_order(graph: ir.Graph) -> Iterator[ir.Node]:
+    """All nodes, those of bodies right before the node that runs them."""
+    for node in graph:
+        for body in bodies_of(node):
+            yield from in_order(body)
+        yield node
+
+
+def runners(graph: ir.Graph) -> dict[ir.Graph, ir.Node]:
+    """Body → the node that runs it, for all bodies within a graph."""
+    return {body: node for node in in_order(graph) for body in bodies_of(node)}
+
+
+def body_inputs(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Return the values that bodies are given anew for every step, in order."""
+    for node in in_order(graph):
+        for body in bodies_of(node):
+            yield from (value for value in body.inputs if not value.is_initializer())
+
+
+def spot_in(
+    graph: ir.Graph, place: ir.Node | None, found: dict[ir.Graph, ir.Node]
+) -> ir.Node | None:
+    """The node of a graph that a place lies in, or is; None where the place lies behind it all.
+
+    Args:
+        graph: the graph, or a body.
+        place: a node anywhere; None for the end of the main graph.
+        found: what runs every body.
+    """
+    while place is not None and place.graph is not graph:
+        place = found.get(place.graph) if isinstance(place.graph, ir.Graph) else None
+    return place
+
+
+def lift_constants(program: ir.Model) -> None:
+    """Move all constants to the main graph, where they are looked for."""
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(program)
+    common.NameFixPass()(program)  # bodies may have the same names
+    common.LiftSubgraphInitializersToMainGraphPass()(program)
+
+
+def sink_constants(program: ir.Model) -> None:
+    """Move every constant that one body alone reads into that body; those nobody reads go.
+
+    Of a convolution whose weight lies in another graph ONNX Runtime makes a slower kernel.
+    """
+    graph = program.graph
+    kept = {*graph.inputs, *graph.outputs}
+    for value in list(graph.initializers.values()):
+        readers = {use.node.graph for use in value.uses()}
+        if value in kept or len(readers) != 1 or isinstance(value.const_value, ir.ExternalTensor):
+            continue
+        (reader,) = readers
+        if isinstance(reader, ir.Graph) and reader is not graph:
+            graph.initializers.pop(str(value.name))
+            reader.register_initializer(value)
+    for body in graph.subgraphs():
+        for name, value in list(body.initializers.items()):
+            if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
+                del body.initializers[name]
+
+
+def name_within_bodies(program: ir.Model) -> None:
+    """Call what lies in bodies after the op that runs them; no two things have one name."""
+    graph = program.graph
+    values = {str(value.name) for value in (*graph.inputs, *graph.initializers.values())}
+    values.update(str(value.name) for node in graph for value in node.outputs)
+    nodes = {str(node.name) for node in graph} | {str(value.name) for value in graph.inputs}
+    _name_within(graph, nodes, values)
+
+
+def _name_within(graph: ir.Graph, nodes: set[str], values: set[str]) -> None:
+    for runner in graph:
+        for body in bodies_of(runner):
+            for node in body:
+                node.name = _free(_within(runner, node.name or node.op_type), nodes)
+            for value in body.inputs:
+                value.name = _free(_within(runner, value.name), values)
+                nodes.add(str(value.name))  # plans and ranges speak of both in one breath
+            for value in (result for node in body for result in node.outputs):
+                value.name = _free(str(value.name), values)
+            _name_within(body, nodes, values)
+
+
+def _within(runner: ir.Node, name: str | None) -> str:
+    return str(name) if str(name).startswith(f"{runner.name}/") else f"{runner.name}/{name}"
+
+
+def _free(wanted: str, taken: set[str]) -> str:
+    name = unused(wanted, taken)
+    taken.add(name)
+    return name

@@ -1,0 +1,75 @@
+"""Sparse constants, written out in full: neither onnx-ir nor integer kernels take them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from neural_mp.errors import ModelLoadError
+
+#: Bytes of a constant written out in full; a sparse one of few numbers may stand for any size.
+MAX_DENSE_BYTES = 1 << 30
+
+
+def without_sparse(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model with its sparse constants written out; itself where it has none.
+
+    Raises:
+        ModelLoadError: a constant would fill the memory, or its indices lie outside of it.
+    """
+    if not any(map(_is_sparse, _graphs(proto.graph))):
+        return proto
+    copy = onnx.ModelProto.FromString(proto.SerializeToString())
+    for graph in _graphs(copy.graph):
+        graph.initializer.extend(map(_dense, graph.sparse_initializer))
+        graph.ClearField("sparse_initializer")
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.HasField("sparse_tensor"):
+                    attribute.t.CopyFrom(_dense(attribute.sparse_tensor))
+                    attribute.ClearField("sparse_tensor")
+                    attribute.type, attribute.name = onnx.AttributeProto.TENSOR, "value"
+    return copy
+
+
+def _is_sparse(graph: onnx.GraphProto) -> bool:
+    return bool(graph.sparse_initializer) or any(
+        attribute.HasField("sparse_tensor") for node in graph.node for attribute in node.attribute
+    )
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield a graph, and those of its ops."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _graphs(attribute.g)
+            for inner in attribute.graphs:
+                yield from _graphs(inner)
+
+
+def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
+    name = sparse.values.name
+    values, places = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+    size = math.prod(sparse.dims)
+    if min(sparse.dims, default=0) < 0 or size * values.itemsize > MAX_DENSE_BYTES:
+        raise ModelLoadError(
+            f"the sparse constant {name!r} must take at most {MAX_DENSE_BYTES} bytes in full, "
+            f"got the sizes {list(sparse.dims)}; store it as a dense tensor in a file"
+        )
+    dense = np.zeros(size, values.dtype)
+    try:
+        if places.ndim > 1:
+            places = np.ravel_multi_index(tuple(places.T), tuple(sparse.dims))
+        dense[places] = values
+    except (IndexError, ValueError) as error:
+        raise ModelLoadError(
+            f"the indices of the sparse constant {name!r} must lie within its sizes "
+            f"{list(sparse.dims)}: {error}"
+        ) from error
+    return numpy_helper.from_array(dense.reshape(tuple(sparse.dims)), name)

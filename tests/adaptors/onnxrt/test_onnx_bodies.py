@@ -1,0 +1,419 @@
+"""Branches of If, bodies of Loop and Scan: their ops are converted like those around them."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from onnx_bodies import (
+    BATCH,
+    BOOL,
+    FLOAT,
+    HIDDEN,
+    IMAGE,
+    INT64,
+    START,
+    STEPS,
+    WIDTH,
+    U,
+    W,
+    body,
+    draw,
+    info,
+    loop,
+)
+from onnx_nets import MACHINE, Converted, graph, op, run
+
+from neural_mp import MixedPrecision
+from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
+from neural_mp.adaptors.onnxrt.profile import own_times
+from neural_mp.core.byte_products import KernelKind
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import OpConfig, Precision, QuantSpec
+from neural_mp.testing import signal_to_noise
+
+BF16, FP32, INT8 = Precision.BF16, Precision.FP32, Precision.INT8
+X = draw(STEPS, BATCH, WIDTH)
+
+
+def cell(state="s", given="x", result="next"):
+    return [
+        op("MatMul", f"{given} u", "a"),
+        op("MatMul", f"{state} w", "b"),
+        op("Add", "a b", "c"),
+        op("Tanh", "c", result),
+    ]
+
+
+def scan(axis=0, direction=0, **other):
+    """A cell of an Elman network, its weights outside of the body."""
+    inner = body([*cell(), op("Identity", "next", "out")], ["s", "x"], ["next", "out"])
+    node = op(
+        "Scan",
+        "start steps",
+        "last all",
+        body=inner,
+        num_scan_inputs=1,
+        scan_input_axes=[axis],
+        scan_input_directions=[direction],
+    )
+    node.name = "scan"
+    return graph(
+        [node, op("Relu", "all", "y"), op("Neg", "last", "z")],
+        {"steps": [None, None, WIDTH]},
+        ["y", "z"],
+        {"w": W, "u": U, "start": np.zeros((BATCH, HIDDEN), np.float32)},
+        **other,
+    )
+
+
+def elman(steps):
+    """Every state of the cell, by numpy."""
+    state, found = np.zeros((BATCH, HIDDEN), np.float32), []
+    for step in steps:
+        state = np.tanh(step @ U + state @ W)
+        found.append(state)
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("precision", [INT8, BF16, Precision.FP16])
+def test_the_body_of_a_scan_is_converted(precision):
+    converted = Converted(scan(), {"steps": X}, precision)
+    expected = np.maximum(elman(X), 0)
+    assert signal_to_noise(expected, converted.result[0]) > 25
+    assert converted.space.capabilities["scan/b"].config(precision) is not None
+
+
+@pytest.mark.parametrize(("axis", "direction"), [(0, 1), (1, 0)])
+def test_scans_over_other_axes_and_backwards(axis, direction):
+    steps = np.moveaxis(X, 0, axis)
+    converted = Converted(scan(axis, direction), {"steps": steps})
+    expected = elman(X[::-1] if direction else X)
+    assert signal_to_noise(np.maximum(expected, 0), converted.result[0]) > 25
+
+
+def test_products_of_a_body_run_in_integer_kernels():
+    converted = Converted(scan(), {"steps": X})
+    ran = converted.adaptor.trace(converted.model, {"steps": X})
+    assert {op: ran[op].precision for op in ("scan/a", "scan/b")} == {
+        "scan/a": INT8,
+        "scan/b": INT8,
+    }
+    # One kernel for every step.
+    assert len(ran["scan/b"].kernels) == STEPS
+
+
+def test_ranges_hold_what_all_steps_held():
+    states = elman(X)
+    converted = Converted(scan(), {"steps": X})
+    low, high = converted.observed.ranges["scan/s"]["minmax"]
+    assert low == pytest.approx(states[:-1].min(), rel=1e-5)
+    assert high == pytest.approx(states[:-1].max(), rel=1e-5)
+
+
+def test_an_op_of_a_body_takes_as_long_as_all_its_steps_and_its_runner_no_longer():
+    """The profiler's account of a Scan of two steps, in microseconds."""
+    told = [("a", "MatMul", 10, 3), ("b", "MatMul", 13, 4), ("a", "MatMul", 20, 3)]
+    told += [("b", "MatMul", 24, 5), ("scan", "Scan", 9, 22), ("y", "Relu", 31, 2)]
+    kernels = [
+        {"name": name, "ts": begins, "dur": takes, "args": {"op_name": kind}}
+        for name, kind, begins, takes in told
+    ]
+    seconds = Counter()
+    for kernel, own in own_times(kernels):
+        seconds[kernel["name"]] += own
+    assert seconds == {"a": 6, "b": 9, "scan": 22 - 15, "y": 2}
+
+
+def test_ops_of_bodies_are_timed():
+    adaptor = OnnxRuntimeAdaptor()
+    found = adaptor.time_ops(adaptor.load(scan()), {"steps": X}, 2)
+    assert {"scan", "scan/a", "scan/b", "y"} <= found.keys()
+    assert all(len(runs) == 2 for runs in found.values())
+
+
+def test_ops_of_bodies_are_ops_of_the_graph():
+    adaptor = OnnxRuntimeAdaptor()
+    found = adaptor.graph(adaptor.load(scan()))
+    assert found["scan/b"].inputs == ("scan/s",)
+    assert found["scan/b"].weights == W.size
+    assert "scan/s" in found.inputs
+    assert {"scan/next", "scan/out"} & set(found["scan"].inputs)
+
+
+def test_a_loop_in_which_a_tensor_grows():
+    nodes = [op("MatMul", "s w", "p"), op("Concat", "s p", "grown", axis=0)]
+    model = loop(nodes, ["grown"])
+    converted = Converted(model, START)
+    assert converted.space.capabilities["loop/p"].config(INT8) is not None
+    assert converted.result.shape == (8 * BATCH, HIDDEN)
+    assert signal_to_noise(run(model, **START)[0], converted.result) > 25
+    grown = np.concatenate([START["start"], START["start"] @ W])
+    grown = np.concatenate([grown, grown @ W])
+    assert converted.observed.ranges["loop/s"]["minmax"][1] == pytest.approx(grown.max())
+
+
+def branches(then, otherwise, behind=(), output="y", constants=None):
+    """A model of two branches, told by an input which is to be taken."""
+    node = op(
+        "If",
+        "chosen",
+        "i",
+        then_branch=body(then, [], ["result"]),
+        else_branch=body(otherwise, [], ["result"]),
+    )
+    node.name = "either"
+    model = graph(
+        [*behind[:1], node, *behind[1:], op("Identity", "i", output)],
+        {"x": ["n", 3, 8, 8]},
+        [output],
+        {"w": draw(4, 3, 3, 3), "v": draw(4, 3, 3, 3, seed=4), **(constants or {})},
+    )
+    model.graph.input.append(info("chosen", BOOL, []))
+    return model
+
+
+def feeds(chosen):
+    return {"x": IMAGE, "chosen": np.array(chosen)}
+
+
+def two_convolutions():
+    """Branches in which everything has the same names."""
+    return branches(
+        [op("Conv", "x w", "c"), op("Relu", "c", "result")],
+        [op("Conv", "x v", "c"), op("Relu", "c", "result")],
+    )
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_branch_that_calibration_takes_is_converted_and_the_other_one_stays(chosen):
+    model = two_convolutions()
+    converted = Converted(model, feeds(chosen))
+    taken, other = ("either/c", "either/c_1") if chosen else ("either/c_1", "either/c")
+    ran = converted.adaptor.trace(converted.model, feeds(chosen))
+    assert ran[taken].precision is INT8
+    assert "calibration never came" in converted.space.capabilities[other].reasons[INT8]
+    assert signal_to_noise(run(model, **feeds(chosen))[0], converted.result) > 30
+    # The branch that stays computes what it did.
+    untaken = converted.adaptor.predict(converted.model, feeds(not chosen))
+    np.testing.assert_allclose(untaken, run(model, **feeds(not chosen))[0], 1e-4, 1e-5)
+
+
+def test_both_branches_are_converted_where_calibration_takes_both():
+    model = two_convolutions()
+    adaptor = OnnxRuntimeAdaptor()
+    held = adaptor.load(model)
+    space = adaptor.space(held, MACHINE)
+    seen = adaptor.observe(held, [feeds(True), feeds(False)], space)
+    space = space.reached_by(seen.ranges)
+    converted = adaptor.convert(held, space.resolve(space.fastest_plan()), seen, space)
+    for chosen, name in ((True, "either/c"), (False, "either/c_1")):
+        assert adaptor.trace(converted, feeds(chosen))[name].precision is INT8
+        expected = run(model, **feeds(chosen))[0]
+        assert signal_to_noise(expected, adaptor.predict(converted, feeds(chosen))) > 30
+
+
+def test_what_both_branches_read_is_quantized_once():
+    model = branches(
+        [op("Conv", "r w", "result")],
+        [op("Conv", "r v", "result")],
+        behind=[op("Relu", "x", "r")],
+    )
+    adaptor = OnnxRuntimeAdaptor()
+    held = adaptor.load(model)
+    space = adaptor.space(held, MACHINE)
+    seen = adaptor.observe(held, [feeds(True), feeds(False)], space)
+    converted = adaptor.convert(held, space.resolve(space.fastest_plan()), seen, space)
+    assert adaptor.conversion_counts(converted).quantize == 1
+    for chosen in (True, False):
+        expected = run(model, **feeds(chosen))[0]
+        assert signal_to_noise(expected, adaptor.predict(converted, feeds(chosen))) > 30
+
+
+def test_one_weight_of_the_graph_in_two_bodies():
+    model = branches(
+        [op("Conv", "x w", "c"), op("Relu", "c", "result")], [op("Conv", "x w", "result")]
+    )
+    converted = Converted(model, feeds(True))
+    assert signal_to_noise(run(model, **feeds(True))[0], converted.result) > 30
+    other = converted.adaptor.predict(converted.model, feeds(False))
+    np.testing.assert_allclose(other, run(model, **feeds(False))[0], 1e-4, 1e-5)
+
+
+def nested(kind):
+    """A product within a body within another body."""
+    if kind == "If in Loop":
+        choice = op(
+            "If",
+            "go",
+            "next",
+            then_branch=body([op("MatMul", "s w", "p"), op("Tanh", "p", "t")], [], ["t"]),
+            else_branch=body([op("Neg", "s", "t")], [], ["t"]),
+        )
+        return loop([choice], ["next"])
+    inner = op(
+        "Loop",
+        "turns - s",
+        "far",
+        body=body(
+            [op("Identity", "on", "yet"), op("MatMul", "t w", "p"), op("Tanh", "p", "next")],
+            [info("count", INT64, []), info("on", BOOL, []), "t"],
+            [info("yet", BOOL), "next"],
+        ),
+    )
+    if kind == "Loop in Loop":
+        return loop([inner], ["far"])
+    step = body(
+        [op("MatMul", "t w", "p"), op("Tanh", "p", "next"), op("Identity", "next", "out")],
+        [info("t", FLOAT, [BATCH, HIDDEN]), info("x", FLOAT, [BATCH, HIDDEN])],
+        [info("next", FLOAT, [BATCH, HIDDEN]), info("out", FLOAT, [BATCH, HIDDEN])],
+    )
+    steps = op("Unsqueeze", "s axis", "u")
+    scanned = op("Scan", "s u", "far all", body=step, num_scan_inputs=1)
+    return loop([steps, scanned], ["far"], constants={"axis": np.array([0])})
+
+
+@pytest.mark.parametrize("kind", ["If in Loop", "Loop in Loop", "Scan in Loop"])
+@pytest.mark.parametrize("precision", [INT8, BF16])
+def test_bodies_within_bodies(kind, precision):
+    model = nested(kind)
+    converted = Converted(model, START, precision)
+    (product,) = (name for name in converted.float.structure.nodes if name.endswith("/p"))
+    assert product.startswith("loop/")
+    assert converted.space.capabilities[product].config(precision) is not None
+    ran = converted.adaptor.trace(converted.model, START)[product]
+    assert ran.precision is INT8 if precision is INT8 else ran.rounded_to is BF16
+    assert signal_to_noise(run(model, **START)[0], converted.result) > 20
+
+
+def test_a_branch_within_a_scan_is_not_looked_into_and_takes_its_ranges_as_it_runs():
+    product = [op("Sin", "s", "q"), op("MatMul", "q w", "p"), op("Tanh", "p", "t")]
+    choice = op(
+        "If",
+        "yes",
+        "next",
+        then_branch=body(product, [], ["t"]),
+        else_branch=body([op("Neg", "s", "t")], [], ["t"]),
+    )
+    inner = body([choice, op("Identity", "next", "out")], ["s", "x"], ["next", "out"])
+    node = op("Scan", "start x", "last all", body=inner, num_scan_inputs=1)
+    node.name = "scan"
+    told = [op("ReduceSum", "x", "sum", keepdims=0), op("Less", "sum huge", "yes")]
+    model = graph(
+        [*told, node, op("Relu", "last", "y")],
+        {"x": [STEPS, BATCH, WIDTH]},
+        ["y"],
+        {"w": W, "start": START["start"], "huge": np.float32(1e9)[()].reshape(())},
+    )
+    converted = Converted(model, {"x": X})
+    (product,) = (name for name in converted.float.structure.nodes if name.endswith("/p"))
+    config = converted.space.capabilities[product].config(INT8)
+    assert config.approach == "dynamic"
+    assert converted.adaptor.trace(converted.model, {"x": X})[product].precision is INT8
+    assert signal_to_noise(run(model, x=X)[0], converted.result) > 25
+
+
+def test_weights_computed_of_constants_within_a_body_are_weights():
+    """As torch writes an LSTM whose gates it puts into another order."""
+    swap = [op("Slice", "w first last", "half"), op("Concat", "rest half", "turned", axis=0)]
+    swap.insert(0, op("Slice", "w last end", "rest"))
+    model = loop(
+        [*swap, op("MatMul", "s turned", "p"), op("Tanh", "p", "next")],
+        ["next"],
+        constants={
+            "first": np.array([0]),
+            "last": np.array([HIDDEN // 2]),
+            "end": np.array([HIDDEN]),
+        },
+    )
+    converted = Converted(model, START)
+    assert converted.space.capabilities["loop/p"].config(INT8) is not None
+    assert signal_to_noise(run(model, **START)[0], converted.result) > 25
+
+
+def test_a_model_with_bodies_comes_back_from_its_folder(tmp_path):
+    converted = Converted(scan(), {"steps": X})
+    adaptor = converted.adaptor
+    adaptor.save(converted.model, tmp_path)
+    again = adaptor.restore(tmp_path)
+    for one, other in zip(adaptor.predict(again, {"steps": X}), converted.result, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert adaptor.trace(again, {"steps": X}) == adaptor.trace(converted.model, {"steps": X})
+    adaptor.save_file(converted.model, tmp_path / "alone.onnx", {})
+    (first, _) = run(str(tmp_path / "alone.onnx"), steps=X)
+    np.testing.assert_array_equal(first, converted.result[0])
+
+
+def test_a_converted_body_takes_less_room():
+    converted = Converted(scan(), {"steps": X})
+    size = converted.adaptor.size
+    weights = W.nbytes + U.nbytes
+    assert size(converted.float) - size(converted.model) > 0.6 * weights
+
+
+def test_what_ops_of_a_body_compute_can_be_compared():
+    converted = Converted(scan(), {"steps": X})
+    adaptor = converted.adaptor
+    found, reference = (
+        adaptor.values(model, ["scan/next"])({"steps": X})["scan/next"]
+        for model in (converted.model, converted.float)
+    )
+    states = elman(X).reshape(-1, HIDDEN)
+    np.testing.assert_allclose(reference.real, states, 1e-4, 1e-5)
+    assert signal_to_noise(states, found.real) > 25
+
+
+def test_the_first_result_that_is_no_number_may_lie_in_a_body():
+    model = loop([op("Log", "s", "bad"), op("MatMul", "bad w", "next")], ["next"])
+    adaptor = OnnxRuntimeAdaptor()
+    start = {"start": np.full((BATCH, HIDDEN), -1, np.float32)}
+    assert adaptor.first_non_finite(adaptor.load(model), start) == "loop/bad"
+
+
+def test_weights_of_bodies_are_made_right_everywhere():
+    adaptor = OnnxRuntimeAdaptor()
+    held = adaptor.load(scan())
+    space = adaptor.space(held, MACHINE.converting_for("vnni"))
+    config = space.capabilities["scan/b"].config(INT8)
+    wide = replace(config, weight=QuantSpec("int8", "symmetric", "per_channel"))
+    seen = adaptor.observe(held, [{"steps": X}], space)
+    plan = space.resolve(PrecisionPlan({"scan/b": wide}))
+    converted = adaptor.convert(held, plan, seen, space)
+    assert adaptor.wide_kernels(converted) == {KernelKind.DENSE}
+    right = adaptor.right_everywhere(converted)
+    assert not adaptor.wide_kernels(right)
+    assert signal_to_noise(np.maximum(elman(X), 0), adaptor.predict(right, {"steps": X})[0]) > 25
+
+
+def test_one_op_of_a_body_alone():
+    adaptor = OnnxRuntimeAdaptor()
+    held = adaptor.load(scan())
+    space = adaptor.space(held, MACHINE)
+    seen = adaptor.observe(held, [{"steps": X}], space)
+    config = space.capabilities["scan/b"].config(INT8)
+    plan = space.resolve(PrecisionPlan({"scan/b": config, "scan/a": OpConfig(FP32)}))
+    converted = adaptor.convert(held, plan, seen, space)
+    ran = adaptor.trace(converted, {"steps": X})
+    assert (ran["scan/a"].precision, ran["scan/b"].precision) == (FP32, INT8)
+
+
+def test_the_users_model_stays_as_it_is():
+    model = two_convolutions()
+    before = model.SerializeToString(deterministic=True)
+    Converted(model, feeds(True))
+    assert model.SerializeToString(deterministic=True) == before
+
+
+def test_a_user_is_told_of_branches_that_calibration_did_not_take(tmp_path):
+    converter = MixedPrecision()
+    converter.model = two_convolutions()
+    converter.precisions = "int8"
+    converter.calib_dataloader = [feeds(True)]
+    converter.workspace = tmp_path
+    result = converter()
+    assert result.plan.counts() == {INT8: 1, FP32: 1}
+    (warning,) = (line for line in result.report.warnings if "calibration never came" in line)
+    assert "'either/c_1'" in warning
+    for chosen in (True, False):
+        expected = run(two_convolutions(), **feeds(chosen))[0]
+        assert signal_to_noise(expected, result(feeds(chosen))) > 30

@@ -1,0 +1,50 @@
+"""Models with bodies that are odd in one way each: what holds for all of them."""
+
+import numpy as np
+import pytest
+from onnx_bodies import ODD
+from onnx_nets import MACHINE, run
+
+from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import FP32, Precision
+from neural_mp.profiling.audit import Verdict, judged
+from neural_mp.space import planned_ops
+
+
+@pytest.mark.parametrize("precision", [Precision.INT8, Precision.BF16, Precision.FP16])
+@pytest.mark.parametrize("odd", ODD, ids=lambda make: make.__name__)
+def test_odd_models_run_as_planned_near_fp32_and_come_back(odd, precision, tmp_path):
+    model, batches = odd()
+    before = model.SerializeToString(deterministic=True)
+    adaptor = OnnxRuntimeAdaptor()
+    held = adaptor.load(model)
+    assert held.obstacle is None
+    space = adaptor.space(held, MACHINE)
+    seen = adaptor.observe(held, batches, space)
+    space = space.reached_by(seen.ranges)
+    chosen = {op: space.capabilities[op].config(precision) for op in space.decided}
+    plan = space.resolve(PrecisionPlan({op: c or FP32 for op, c in chosen.items()}))
+    converted = adaptor.convert(held, plan, seen, space)
+    adaptor.save(converted, tmp_path)
+    again = adaptor.restore(tmp_path)
+    for feeds in batches:
+        for expected, found, reloaded in zip(
+            run(model, **feeds),
+            *(outputs_of(adaptor.predict(one, feeds)) for one in (converted, again)),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(found, reloaded)
+            error = np.linalg.norm(expected - found)
+            assert error <= 0.1 * np.linalg.norm(expected)
+        told = judged(planned_ops(space, plan), adaptor.trace(converted, feeds), lambda _: False)
+        assert {finding.verdict for finding in told.findings} <= {Verdict.NOT_REACHED}
+        ops = [op.name for op in adaptor.results(converted)]
+        assert adaptor.values(converted, ops)(feeds)
+        assert adaptor.first_non_finite(converted, feeds) is None
+        assert adaptor.time_ops(converted, feeds, 1)
+    assert model.SerializeToString(deterministic=True) == before
+
+
+def outputs_of(found):
+    return found if isinstance(found, list) else [found]
