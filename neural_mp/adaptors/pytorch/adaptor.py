@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.calibration import TensorSummary
 from neural_mp.adaptors.common.capability_builder import OpKernels
@@ -33,14 +32,13 @@ from neural_mp.adaptors.pytorch import (
     weight_range,
 )
 from neural_mp.adaptors.pytorch.casts import CAST
-from neural_mp.adaptors.pytorch.convention import is_array, resized, to_arrays
-from neural_mp.adaptors.pytorch.converted import CompiledModule, ConvertedModule
+from neural_mp.adaptors.pytorch.convention import resized
+from neural_mp.adaptors.pytorch.converted import CompiledModule
 from neural_mp.adaptors.pytorch.fingerprint import fingerprint
 from neural_mp.adaptors.pytorch.graph import build_graph
 from neural_mp.adaptors.pytorch.kernel_products import kernel_products
 from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel
 from neural_mp.adaptors.pytorch.op_kinds import TYPES, every_op_type
-from neural_mp.adaptors.pytorch.submodules import run_call
 from neural_mp.adaptors.pytorch.trace import trace
 from neural_mp.adaptors.pytorch.write import write
 from neural_mp.core.byte_products import KernelKind
@@ -68,8 +66,9 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         capture: Capture = Capture.WHOLE,
     ) -> TorchModel:
         """Capture a module, or take in an exported program. `inputs` may hold example tensors."""
+        given = GivenInputs.read(inputs, None, example).without_shapes("PyTorch")
         with torch.no_grad():
-            model = loading.load(source, GivenInputs.read(inputs, None, example), capture)
+            model = loading.load(source, given, capture)
         if outputs is None:
             return model
         ignored = "outputs is not used for PyTorch: a module returns what its forward returns"
@@ -144,10 +143,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
 
     def predict(self, model: TorchModel, inputs: Any) -> Any:
         """Outputs as tensors, or as arrays where the inputs were arrays."""
-        result = run_call(model, model.module, model.call(inputs))
-        plain = dict(inputs) if isinstance(inputs, Mapping) else inputs
-        arrays = any(is_array(leaf) for leaf in pytree.tree_leaves(plain))
-        return to_arrays(result) if arrays else result
+        return model.direct(inputs)
 
     def example_inputs(self, model: TorchModel, batch_size: int | None = None) -> Any:
         """The captured example: a tuple of positional inputs, or a dict where there are none."""
@@ -156,9 +152,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
 
     def native(self, model: TorchModel) -> Any:
         """The user's own module for an untouched model, else a `ConvertedModule`."""
-        if model.original is not None:
-            return model.original
-        return model.built(lambda part: ConvertedModule(part.portable, part.runnable))
+        return model.original if model.original is not None else model.converted
 
     def compiled(self, model: TorchModel) -> Any:
         """A `CompiledModule`."""

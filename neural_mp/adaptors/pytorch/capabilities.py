@@ -27,6 +27,7 @@ from neural_mp.adaptors.pytorch.layers import (
     kernel_kind,
     quantize_agnostic,
 )
+from neural_mp.adaptors.pytorch.left_alone import RUNS_BODIES, runs_bodies
 from neural_mp.adaptors.pytorch.model import (
     OP_NAME,
     TorchModel,
@@ -34,7 +35,10 @@ from neural_mp.adaptors.pytorch.model import (
     constant,
     is_float,
     op_nodes,
+    op_type,
 )
+from neural_mp.adaptors.pytorch.recurrent import RECURRENT_TYPES
+from neural_mp.adaptors.pytorch.recurrent_int8 import RECURRENT_INT8, recurrent_obstacle
 from neural_mp.adaptors.pytorch.versions import integer_convolution
 from neural_mp.core.byte_products import REDUCED_WEIGHT, ByteProducts, weight_spec
 from neural_mp.core.hardware import Hardware
@@ -164,6 +168,8 @@ def _near_the_end(value: Any) -> bool:
 
 def _integer_kernel(module: GraphModule, node: Node, products: Products) -> IntegerKernel:
     """The integer kernel of a layer, and how the layer may be quantized for it, fastest first."""
+    if node.target in RECURRENT_INT8:
+        return IntegerKernel(weight_spec(ByteProducts.EXACT), (Algorithm.DYNAMIC,))
     own = weight_spec(products[kernel_kind(node)])
     if node.target in CONVOLUTIONS:
         return IntegerKernel(own, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,))
@@ -185,6 +191,8 @@ def _is_tied(module: GraphModule, node: Node) -> bool:
 
 def _obstacle(module: GraphModule, node: Node, fused: bool) -> str | None:
     """Why an op has no INT8 form of its own; None if it has one."""
+    if op_type(node) in RECURRENT_TYPES:
+        return recurrent_obstacle(module, node)
     if node.target not in WEIGHTED:
         if fused:
             return reasons.RUNS_ALONG
@@ -192,6 +200,8 @@ def _obstacle(module: GraphModule, node: Node, fused: bool) -> str | None:
     weight = constant(module, arguments(node)["weight"])
     if weight is None:
         return reasons.COMPUTED_WEIGHT
+    if not weight.numel():
+        return reasons.UNUSABLE_WEIGHT
     if weight.dtype not in (torch.float32, *DTYPES.values()):
         return f"its weight is {weight.dtype}; integers are made of float32 and 16-bit floats"
     if node.target is EMBEDDING:
@@ -228,6 +238,8 @@ def _pads_beyond_its_window(node: Node) -> bool:
 
 
 def _no_kernel(node: Node) -> str:
+    if runs_bodies(node):
+        return RUNS_BODIES
     name = str(node.target)
     if "transpose" in name and "conv" in name:
         return "no integer kernel for transposed convolutions"

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from neural_mp.adaptors.pytorch.convention import Call, float_dtype, has_axes, resized
 from neural_mp.adaptors.pytorch.functional import make_functional
 from neural_mp.adaptors.pytorch.input_sizes import sizes_of, watch_sizes
+from neural_mp.adaptors.pytorch.recurrent import free_lengths
 from neural_mp.adaptors.pytorch.versions import unguarded_module
 from neural_mp.errors import CaptureError, DataError
 
@@ -54,7 +55,7 @@ def capture(module: nn.Module, call: Call) -> GraphModule:
         shown = Enclosed(module) if _hides_graph(module) else module
         for axes, strict in _ATTEMPTS:
             try:
-                return graph_of(_exported(shown, call, axes, strict))
+                return graph_of(export(shown, call, axes, strict))
             except Exception as error:
                 # torch.export raises dozens of unrelated types, user code any type at all.
                 logger.debug("export (%s axes, strict=%s) failed", axes, strict, exc_info=True)
@@ -187,12 +188,9 @@ def _candidate_inputs(module: nn.Module) -> Iterator[tuple[tuple[int, ...], torc
             yield (2, 16), torch.int64
 
 
-def export(module: nn.Module, call: Call, axes: str) -> ExportedProgram:
-    """Export with `all` axes of the inputs free, the `first`, or `none`; functional ops only."""
-    return _functional(_exported(module, call, axes))
+def export(module: nn.Module, call: Call, axes: str, strict: bool = False) -> ExportedProgram:
+    """Export with `all` axes of the inputs free, the `first`, or `none`; ops stay as they are."""
 
-
-def _exported(module: nn.Module, call: Call, axes: str, strict: bool = False) -> ExportedProgram:
     def free(leaf: Any) -> Any:
         if not has_axes(leaf):
             return None
@@ -202,7 +200,7 @@ def _exported(module: nn.Module, call: Call, axes: str, strict: bool = False) ->
     if axes != "none":
         signature = inspect.signature(module.forward).bind(*call.args, **call.kwargs)
         shapes = pytree.tree_map(free, dict(signature.arguments))
-    with torch.no_grad(), quiet_export():
+    with torch.no_grad(), quiet_export(), free_lengths():
         return torch.export.export(
             module, call.args, dict(call.kwargs), dynamic_shapes=shapes, strict=strict
         )
@@ -225,7 +223,7 @@ def _functional(program: ExportedProgram) -> ExportedProgram:
     An empty table decomposes nothing that matters but makes every op functional: in-place updates
     seen through views come out right, which no rewrite op by op can promise.
     """
-    with torch.no_grad(), quiet_export():
+    with torch.no_grad(), quiet_export(), free_lengths():
         return program.run_decompositions({})
 
 

@@ -7,18 +7,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch import capture
 from neural_mp.adaptors.pytorch.convention import Call
-from neural_mp.adaptors.pytorch.input_sizes import SIZES, flat_inputs, freed
 from neural_mp.errors import DataError
 
 logger = logging.getLogger(__name__)
-
-#: Ops that take sequences of any length, though torch.export fixes the one it has seen.
-_RECURRENT = ("aten.lstm.", "aten.gru.", "aten.rnn_tanh.", "aten.rnn_relu.")
 
 
 def other_ways(original: nn.Module, single: Call, got: list[Any] | None) -> list[str]:
@@ -38,33 +33,6 @@ def other_ways(original: nn.Module, single: Call, got: list[Any] | None) -> list
         "for a batch of one the model's code does something else than for larger batches; what "
         "was captured is what it does for those"
     ]
-
-
-def free_sequences(original: nn.Module, module: GraphModule, call: Call) -> None:
-    """Let the length of sequences vary where a recurrent layer alone has fixed it.
-
-    An axis is freed if the graph computes what the user's code does for a shorter one.
-    """
-    targets = [str(node.target) for node in module.graph.nodes]
-    if not any(target.startswith(_RECURRENT) for target in targets):
-        return
-    leaves = flat_inputs(module, call.args, call.kwargs)
-    for position, axes in enumerate(module.meta[SIZES]):
-        for number, axis in enumerate(axes or ()):
-            if axis.least != axis.largest or axis.least < 2:
-                continue
-            before = module.meta[SIZES]
-            module.meta[SIZES] = freed(before, position, number)
-            shorter = _shortened(call, leaves[position], number)
-            got, expected = result_of(module, shorter), _expected(original, shorter)
-            if got is None or expected is None or not _same(got, expected):
-                module.meta[SIZES] = before
-
-
-def _shortened(call: Call, input_: torch.Tensor, axis: int) -> Call:
-    return call.map(
-        lambda leaf: leaf.narrow(axis, 0, leaf.shape[axis] - 1) if leaf is input_ else leaf
-    )
 
 
 def result_of(module: nn.Module, call: Call) -> list[Any] | None:

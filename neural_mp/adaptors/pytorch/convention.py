@@ -95,6 +95,8 @@ class Convention:
         return call if like is None or self.open else self._arranged(call, like)
 
     def _arranged(self, call: Call, like: Call) -> Call:
+        if len(call.args) > len(self.parameters):
+            return call
         given = {**dict(zip(self.parameters, call.args, strict=False)), **call.kwargs}
         positional = self.parameters[: len(like.args)]
         if set(given) != {*positional, *like.kwargs}:
@@ -105,9 +107,9 @@ class Convention:
         if isinstance(inputs, Mapping):
             named = self._named(inputs)
             if named is not None:
-                return Call((), pytree.tree_map(self._tensor, named))
+                return Call((), pytree.tree_map(self.tensor_of, named))
             inputs = dict(inputs)  # of a class of its own, such as a tokenizer returns
-        tensors = pytree.tree_map(self._tensor, inputs)
+        tensors = pytree.tree_map(self.tensor_of, inputs)
         values = tuple(tensors) if isinstance(tensors, tuple | list) else (tensors,)
         if not self.names:
             return Call(values)
@@ -153,7 +155,12 @@ class Convention:
         names = [*self.parameters[: len(call.args)], *(f"input {i}" for i in positions)]
         return [*names, *call.kwargs]
 
-    def _tensor(self, leaf: Any) -> Any:
+    def tensor_of(self, leaf: Any) -> Any:
+        """Return the tensor that a model is handed for a leaf of the inputs.
+
+        Raises:
+            DataError: it is no number.
+        """
         if leaf is None or isinstance(leaf, str | bytes):
             raise DataError(f"a batch's inputs hold {leaf!r}; expected arrays or tensors")
         if not is_array(leaf):

@@ -11,6 +11,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from neural_mp.adaptors.pytorch import quantize_ops as ops
+from neural_mp.adaptors.pytorch.direct_calls import DirectGraph
 from neural_mp.adaptors.pytorch.fusion import is_node, only_user
 from neural_mp.adaptors.pytorch.input_sizes import check_inputs, keywords
 from neural_mp.adaptors.pytorch.integer_kernels import runnable_form
@@ -35,18 +36,20 @@ class ConvertedModule(nn.Module):
 
     portable: GraphModule
     runnable: GraphModule
+    _direct: DirectGraph
 
     def __init__(self, portable: GraphModule, runnable: GraphModule) -> None:
         super().__init__()
         self.portable = portable
         # Not as a submodule: the weights are counted and moved once, in the portable form.
         object.__setattr__(self, "runnable", runnable)
+        object.__setattr__(self, "_direct", DirectGraph(runnable))
         self.training = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model as its original was called, without the labels it was captured without."""
         fed = without_labels(kwargs, keywords(self.runnable)) if kwargs else {}
-        return _run(self.runnable, args, fed)
+        return _run(self._direct, args, fed)
 
     def train(self, mode: bool = True) -> ConvertedModule:
         """Stays in inference mode: a captured graph has no other."""
@@ -65,9 +68,8 @@ class ConvertedModule(nn.Module):
 
 
 @torch.compiler.disable
-@torch.no_grad()
-def _run(module: GraphModule, args: Any, kwargs: Any) -> Any:
-    return module(*args, **kwargs)
+def _run(direct: DirectGraph, args: Any, kwargs: Any) -> Any:
+    return direct(*args, **kwargs)
 
 
 def compilable_form(portable: GraphModule) -> GraphModule:

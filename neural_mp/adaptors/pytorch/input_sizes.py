@@ -100,8 +100,8 @@ def check_inputs(module: GraphModule, args: Any, kwargs: Any) -> None:
             expected = _complaint(size, axis, seen)
             if expected:
                 raise DataError(
-                    f"axis {number} of input {position} has {counted(size, 'value')}; {expected}, "
-                    f"{_who_fixes(axis, number)}"
+                    f"axis {number} of input {position} has {counted(size, 'value')}; {expected}"
+                    f"{_as_exported(axis, number)}"
                 )
 
 
@@ -117,10 +117,11 @@ def _complaint(size: int, axis: Axis, seen: dict[str, int]) -> str:
     return ""
 
 
-def _who_fixes(axis: Axis, number: int) -> str:
+def _as_exported(axis: Axis, number: int) -> str:
+    """The words on an axis that the user's own export has fixed."""
     if not axis.exported:
-        return "as the model's own code fixes it"
-    return f"as the program was exported so; to leave it open, {how_to_export_open(number)}"
+        return ""
+    return f", as the program was exported so; to leave it open, {how_to_export_open(number)}"
 
 
 def how_to_export_open(axis: int = 0, parameter: str = "x") -> str:
@@ -157,14 +158,6 @@ def fixed_batch_sizes(sizes: Sizes) -> list[int]:
     """The lengths of the inputs' first axes, those only that are fixed."""
     firsts = [axes[0] for axes in sizes if axes]
     return [axis.least for axis in firsts if axis.least == axis.largest]
-
-
-def freed(sizes: Sizes, position: int, axis: int) -> Sizes:
-    """The sizes with one axis of one input free."""
-    axes = sizes[position]
-    assert axes is not None
-    changed = (*axes[:axis], Axis(), *axes[axis + 1 :])
-    return (*sizes[:position], changed, *sizes[position + 1 :])
 
 
 def to_plain(sizes: Sizes) -> list[Any]:

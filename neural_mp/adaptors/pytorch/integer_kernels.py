@@ -46,6 +46,7 @@ from neural_mp.adaptors.pytorch.model import (
     shallow_copy,
     tensor_name,
 )
+from neural_mp.adaptors.pytorch.recurrent_int8 import RECURRENT_INT8, lower_recurrent
 from neural_mp.adaptors.pytorch.versions import integer_convolution
 
 aten = torch.ops.aten
@@ -85,6 +86,8 @@ def runnable_form(portable: GraphModule) -> GraphModule:
             elif node.target is EMBEDDING and is_node(node.args[0], ops.dequantize_weight):
                 values = (*node.args[0].args, node.args[1])
                 _call_instead(node, kernels.weight_only_embedding, values)
+            elif node.target in RECURRENT_INT8:
+                lower_recurrent(module, node)
         module.graph.eliminate_dead_code()
         for node in list(module.graph.nodes):
             _call_conversion(module, node)

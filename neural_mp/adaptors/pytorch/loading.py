@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from neural_mp.adaptors.common.given_inputs import GivenInputs
 from neural_mp.adaptors.common.left_alone import stays_in_fp32
 from neural_mp.adaptors.pytorch import capture, files, storage
-from neural_mp.adaptors.pytorch.capture_check import free_sequences, other_ways, result_of
+from neural_mp.adaptors.pytorch.capture_check import other_ways, result_of
 from neural_mp.adaptors.pytorch.convention import Call, Convention, convention_of, resized
 from neural_mp.adaptors.pytorch.converted import ConvertedModule
 from neural_mp.adaptors.pytorch.input_sizes import (
@@ -24,14 +24,14 @@ from neural_mp.adaptors.pytorch.input_sizes import (
     how_to_export_open,
     watch_sizes,
 )
+from neural_mp.adaptors.pytorch.left_alone import left_in_bodies
 from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel, op_nodes, op_type
 from neural_mp.adaptors.pytorch.prepare import drop_updates, prepare
+from neural_mp.adaptors.pytorch.recurrent import RECURRENT_TYPES
+from neural_mp.adaptors.pytorch.recurrent_int8 import recurrent_obstacle
 from neural_mp.adaptors.pytorch.submodules import capture_modules, private
 from neural_mp.core.words import Capture
 from neural_mp.errors import ConfigurationError, ModelLoadError
-
-#: Recurrent layers, each of which torch runs as one op.
-_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 def load(source: Any, wanted: GivenInputs, how: Capture) -> TorchModel:
@@ -46,9 +46,9 @@ def load(source: Any, wanted: GivenInputs, how: Capture) -> TorchModel:
         path, source = Path(source), files.read(Path(source))
         if isinstance(source, ExportedProgram):
             with storage.taken_from(path):
-                return _from_program(source)
+                return _from_program(source, wanted.example)
     if isinstance(source, ExportedProgram):
-        return _from_program(source)
+        return _from_program(source, wanted.example)
     _refuse_unsuitable(source)
     convention = convention_of(source, wanted.names)
     unknown = [name for name in wanted.names if name not in convention.parameters]
@@ -107,9 +107,14 @@ def _prepared(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list
     """
     said = list(drop_updates(module))
     prepared = prepare(module, path)
-    recurrent = (kind for kind in map(op_type, op_nodes(prepared).values()) if kind in _RECURRENT)
-    said += stays_in_fp32(recurrent, "", "torch has no integer kernel for it that lasts")
-    return prepared, said
+    kept: dict[str, list[str]] = {}
+    for node in op_nodes(prepared).values():
+        why = recurrent_obstacle(prepared, node) if op_type(node) in RECURRENT_TYPES else None
+        if why is not None:
+            kept.setdefault(why, []).append(op_type(node))
+    for why, kinds in kept.items():
+        said += stays_in_fp32(kinds, "", why)
+    return prepared, [*said, *left_in_bodies(prepared)]
 
 
 def _assemble(
@@ -131,7 +136,7 @@ def _assemble(
                 f"size, {how_to_export_open(0, first)}"
             )
         else:
-            warnings.append(f"the model's own code fixes the batch size to {sizes}")
+            warnings.append(f"the batch size is fixed to {sizes}, as torch.export captured it")
     alone = resized(call, 1)
     got = result_of(module, alone)
     small = resized(call, 2) if call.batch_size is not None else call
@@ -139,13 +144,15 @@ def _assemble(
     if not fixed and (got is not None or result_of(module, small) is not None):
         call = small
     if original is not None:
-        free_sequences(original, module, call)
         warnings.extend(other_ways(original, alone, got))
     whole = Part(module, module, call)
     return TorchModel({WHOLE: whole}, call, convention, original=original, warnings=tuple(warnings))
 
 
-def _from_program(program: ExportedProgram) -> TorchModel:
+def _from_program(program: ExportedProgram, example: Any) -> TorchModel:
     call = storage.example_of(program)
     module = capture.graph_of(program)
-    return _assemble(module, call, convention_of(module), None)
+    convention = convention_of(module)
+    if example is not None:
+        convention.check(convention.call(example, like=call), call)
+    return _assemble(module, call, convention, None)

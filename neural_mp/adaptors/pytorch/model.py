@@ -85,6 +85,20 @@ class TorchModel:
         """What is run: the graph, or the user's code that calls the graphs of its modules."""
         return self.built(lambda part: part.runnable)
 
+    @cached_property
+    def direct(self) -> Callable[[Any], Any]:
+        """The model as a function of the inputs of a batch."""
+        from neural_mp.adaptors.pytorch.direct_calls import DirectCalls
+
+        return DirectCalls(self)
+
+    @cached_property
+    def converted(self) -> nn.Module:
+        """The model as users hold it once a plan is in it."""
+        from neural_mp.adaptors.pytorch.converted import ConvertedModule
+
+        return self.built(lambda part: ConvertedModule(part.portable, part.runnable))
+
     @property
     def weights(self) -> dict[str, torch.Tensor]:
         """The parameters and buffers of the portable form, by name."""

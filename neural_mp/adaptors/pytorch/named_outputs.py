@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections import OrderedDict
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
@@ -55,6 +56,12 @@ pytree.register_pytree_node(
     ),
 )
 
+# torch registers what topk, sort, max and their kin return without a name to save them by.
+for _kind in torch.return_types.all_return_types:
+    _name = f"torch.return_types.{_kind.__name__}"
+    pytree.SUPPORTED_SERIALIZED_TYPES[_kind] = pytree._SerializeNodeDef(_kind, _name, None, None)
+    pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[_name] = _kind
+
 
 def with_plain_outputs(module: GraphModule) -> tuple[GraphModule, bool]:
     """A graph that returns dicts for objects of other packages, and whether it differs."""
@@ -69,6 +76,8 @@ def with_named_outputs(module: GraphModule) -> GraphModule:
 def _is_foreign(spec: pytree.TreeSpec) -> bool:
     """Whether a container holds values under names and is none of Python's own."""
     kind = spec.type
+    if kind is namedtuple:
+        return True
     if not isinstance(kind, type) or kind in _PLAIN:
         return False
     named = issubclass(kind, Mapping) or dataclasses.is_dataclass(kind)
@@ -78,6 +87,8 @@ def _is_foreign(spec: pytree.TreeSpec) -> bool:
 def _names(spec: pytree.TreeSpec) -> list[str] | None:
     """The names under which a container holds its values, in order; None where it has none."""
     found = spec.context
+    if spec.type is namedtuple:
+        found = list(found._fields)
     # A dataclass that is registered with torch keeps the names of the fields that are None, too.
     if isinstance(found, list) and len(found) == 2 and isinstance(found[0], list):
         found = found[0]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch import capture
@@ -99,8 +100,20 @@ def run_call(model: TorchModel, module: nn.Module, call: Call) -> Any:
         except DataError as error:
             raise DataError(
                 f"the model was captured for inputs like {model.example} and cannot take {call}: "
-                f"{error}"
+                f"{error}{_said_by_original(model, call)}"
             ) from None
+
+
+def _said_by_original(model: TorchModel, call: Call) -> str:
+    """Whether the user's own module runs on inputs that its graph refuses, in words."""
+    if model.original is None:
+        return ""
+    with capture.inference_mode(model.original):
+        try:
+            capture.run_once(model.original, call)
+        except DataError:
+            return "; the module itself does not run on them either"
+    return "; the module itself runs on them, but its graph as torch.export captured it does not"
 
 
 @dataclass
@@ -167,6 +180,13 @@ def _form(call: Call) -> Any:
     return kinds, structure
 
 
+def _is_packed(call: Call) -> bool:
+    """Whether a call holds sequences packed by length: torch.export would fix all lengths."""
+    given = (call.args, dict(call.kwargs))
+    leaves = pytree.tree_leaves(given, is_leaf=lambda value: isinstance(value, PackedSequence))
+    return any(isinstance(leaf, PackedSequence) for leaf in leaves)
+
+
 @dataclass
 class _Taker:
     """Takes a model apart."""
@@ -193,7 +213,7 @@ class _Taker:
     def capture_alone(self, child: nn.Module, path: str) -> tuple[GraphModule, Call] | None:
         """The graph of one module, if it has one and the model runs with it in its place."""
         seen = self.seen.get(child)
-        if seen is None or not seen.alike:
+        if seen is None or not seen.alike or _is_packed(seen.call):
             return None
         try:
             graph = capture.capture(child, seen.call)

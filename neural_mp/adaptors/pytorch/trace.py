@@ -15,6 +15,7 @@ from torch.fx import Node
 
 from neural_mp.adaptors.pytorch.convention import Call
 from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel, op_nodes
+from neural_mp.adaptors.pytorch.recurrent_int8 import KERNELS as RECURRENT_KERNELS
 from neural_mp.adaptors.pytorch.submodules import visited
 from neural_mp.core.executed import NOT_REACHED, Executed, Kernel, executed
 from neural_mp.core.precision import Precision
@@ -68,7 +69,9 @@ class _Event:
         """The innermost events within it that did the work; what is idle did none."""
         found = []
         for child in self.children:
-            if child.name not in idle:
+            if _is_integer(child.name):
+                found.append(child)  # whatever it calls to look at its inputs in another way
+            elif child.name not in idle:
                 found += child.kernels(idle | _BOOKKEEPING | _COPIES) or [child]
         return found
 
@@ -132,8 +135,12 @@ def _working(root: _Event) -> list[_Event]:
     return next((found for found in tried if found), [])
 
 
+def _is_integer(name: str) -> bool:
+    return name.startswith(_INTEGER) or name in RECURRENT_KERNELS
+
+
 def _kernel(event: _Event) -> Kernel:
-    if event.name.startswith(_INTEGER):
+    if _is_integer(event.name):
         return Kernel(event.name, Precision.INT8)
     return Kernel(event.name, next(filter(None, map(_PRECISIONS.get, event.types)), None))
 

@@ -23,6 +23,7 @@ from neural_mp.adaptors.pytorch.model import (
     set_arguments,
     tensor_name,
 )
+from neural_mp.adaptors.pytorch.recurrent_int8 import RECURRENT_INT8, weights_of
 from neural_mp.core.byte_products import weight_limit
 from neural_mp.core.observations import Range
 from neural_mp.core.quantization_flow import QuantizationFlow
@@ -45,6 +46,10 @@ def insert_quantization(
     for name, node in op_nodes(module).items():
         # A plan may also name what runs along with a layer; only layers have weights.
         approach = plan[name].approach if name in plan else None
+        if approach is not None and node.target in RECURRENT_INT8:
+            for weight in tuple(weights_of(module, node)):
+                limit = weight_limit(plan[name].weight)
+                node.replace_input_with(weight, weights.dequantized(node, weight, limit))
         if approach is None or node.target not in WEIGHTED:
             continue
         weights.store(node, weight_limit(plan[name].weight))
@@ -97,7 +102,11 @@ class IntegerWeights:
 
     def store(self, layer: Node, limit: int) -> None:
         """Let a layer read its weight, real or stored already, from integers of ±`limit`."""
-        module, source = self.module, arguments(layer)["weight"]
+        set_arguments(layer, weight=self.dequantized(layer, arguments(layer)["weight"], limit))
+
+    def dequantized(self, layer: Node, source: Node, limit: int) -> Node:
+        """A weight of a layer, real or stored already, read from integers of ±`limit`."""
+        module = self.module
         weight = constant(module, source)
         read = [source] if weight is not None else source.args
         key = str(read[0].target), limit
@@ -111,9 +120,9 @@ class IntegerWeights:
             )
         stored = tuple(read_constant(module, name, layer) for name in self.stored[key])
         with module.graph.inserting_before(layer):
-            dequantized = module.graph.call_function(ops.dequantize_weight, stored)
+            dequantized: Node = module.graph.call_function(ops.dequantize_weight, stored)
         dequantized.meta["val"] = source.meta["val"].float()
-        set_arguments(layer, weight=dequantized)
+        return dequantized
 
 
 def _quantize_dynamically(layer: Node) -> None:

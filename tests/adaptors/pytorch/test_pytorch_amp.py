@@ -3,6 +3,7 @@ import torch
 from contract_nets import EveryKind
 from nets import train
 from torch import nn
+from torch.utils._pytree import register_pytree_node
 
 from neural_mp import AutoMixedPrecisionOptions, MixedPrecision
 from neural_mp.errors import ConfigurationError, HistoryError
@@ -136,13 +137,21 @@ def test_trials_under_other_lists_are_not_taken_up_again(digits, accuracy, bf16_
 
 
 def test_a_log_that_cannot_be_written_ends_nothing_that_was_computed(tmp_path):
-    class Sorted(Layers):
+    class Pair:
+        """A container without a name that torch.export's format could hold."""
+
+        def __init__(self, values):
+            self.values = list(values)
+
+    register_pytree_node(Pair, lambda pair: (pair.values, None), lambda values, _: Pair(values))
+
+    class Paired(Layers):
         def forward(self, x):
-            return torch.sort(self.first(x))  # a result that torch.export's format cannot hold
+            return Pair([self.first(x), x])
 
     (tmp_path / "file").write_text("")
     converter = MixedPrecision(amp=AutoMixedPrecisionOptions(log_path=tmp_path / "file" / "log"))
-    converter.model, converter.precisions = Sorted().eval(), "int8"
+    converter.model, converter.precisions = Paired().eval(), "int8"
     converter.inputs, converter.approach = (torch.randn(4, 8),), "dynamic"
     with pytest.raises(ConfigurationError, match="log_path .* cannot be written to"):
         converter()

@@ -178,7 +178,7 @@ class FixedBatch(nn.Module):
 def test_a_fixed_batch_size_is_said_and_survives_saving(all_machine, tmp_path):
     x = np.random.default_rng(0).random((6, 4))
     adaptor, model = load(FixedBatch(), x)
-    assert any("fixes the batch size to 6" in warning for warning in model.warnings)
+    assert any("the batch size is fixed to 6" in warning for warning in model.warnings)
     space = adaptor.space(model, all_machine)
     observed = adaptor.observe(model, [x], space)
     converted = adaptor.convert(model, space.resolve(uniform(space, INT8)), observed, space)

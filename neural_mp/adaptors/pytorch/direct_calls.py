@@ -1,0 +1,263 @@
+"""Calls of a captured model: inputs of one form are checked and arranged once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from neural_mp.adaptors.pytorch.convention import Call, is_array, to_arrays
+from neural_mp.adaptors.pytorch.input_sizes import keywords
+from neural_mp.adaptors.pytorch.model import TorchModel, attribute
+from neural_mp.adaptors.pytorch.submodules import private, run_call
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Forms of inputs that are kept; a model that meets more of them checks the others every time.
+MAX_KEPT_FORMS = 256
+#: The element type and the sizes of every tensor, in their order.
+_Form = tuple[Any, ...]
+
+
+class DirectGraph:
+    """A captured graph as a function of its inputs.
+
+    The first call with inputs of some element types and sizes goes through the module, which
+    checks them; later ones run the code of the graph at once.
+
+    Args:
+        module: the graph.
+    """
+
+    def __init__(self, module: GraphModule) -> None:
+        self._module = module
+        self._keywords = keywords(module)
+        self._known: set[_Form] = set()
+        self._forward, self._constants = _code_of(module)
+        self._returns = module.graph._codegen.pytree_info.out_spec
+        self._returns_one = self._returns.is_leaf()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the module returns."""
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self._run(args, kwargs)
+        return self._run(args, kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs:
+            if set(kwargs) != set(self._keywords):
+                return self._module(*args, **kwargs)
+            leaves = (*args, *self.order(kwargs))
+        else:
+            leaves = args
+        for leaf in leaves:
+            if type(leaf) is not torch.Tensor:
+                return self._module(*args, **kwargs)
+        form = (len(args), *[(leaf.dtype, leaf.shape) for leaf in leaves])
+        if form not in self._known:
+            result = self._module(*args, **kwargs)
+            if len(self._known) < MAX_KEPT_FORMS:
+                self._known.add(form)
+            return result
+        return self.run_known(leaves)
+
+    def run_known(self, leaves: Sequence[Any]) -> Any:
+        """Return what the module returns for inputs, in its order, of a form that was checked."""
+        found = self._forward(self._constants, *leaves)
+        return found[0] if self._returns_one else pytree.tree_unflatten(found, self._returns)
+
+    def order(self, kwargs: Mapping[str, T]) -> tuple[T, ...]:
+        """Return what stands under the keywords of a call, in the order of the graph."""
+        return tuple(kwargs[name] for name in self._keywords)
+
+
+def _code_of(module: GraphModule) -> tuple[Callable[..., Any], SimpleNamespace]:
+    """The code of a graph, from flat inputs to flat outputs, and what that reads constants from.
+
+    A module looks an attribute up in several dicts, which takes as long as a small op.
+    """
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    flat = GraphModule(module, graph)
+    constants = SimpleNamespace()
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            _put(constants, str(node.target).split("."), attribute(module, str(node.target)))
+        elif node.op == "call_module":
+            _put(constants, str(node.target).split("."), module.get_submodule(str(node.target)))
+    return type(flat).forward, constants
+
+
+def _put(holder: SimpleNamespace, path: list[str], value: Any) -> None:
+    for name in path[:-1]:
+        if not hasattr(holder, name):
+            setattr(holder, name, SimpleNamespace())
+        holder = getattr(holder, name)
+    setattr(holder, path[-1], value)
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """The way from the leaves of a batch to the arguments of a call.
+
+    Attributes:
+        target: what is called.
+        args: for each positional argument, which leaf that is.
+        kwargs: the same of every keyword argument.
+        arrays: whether the leaves hold arrays, so that arrays are returned.
+    """
+
+    target: Callable[..., Any]
+    args: tuple[int, ...]
+    kwargs: Mapping[str, int]
+    arrays: bool
+
+    @cached_property
+    def run(self) -> Callable[[list[Any]], Any]:
+        """Return the function that runs the model on leaves."""
+        target, args = self.target, self.args
+        if isinstance(target, DirectGraph):
+            order = (*args, *target.order(self.kwargs))
+            if order == (0,):
+                return target.run_known
+            return lambda leaves: target.run_known([leaves[index] for index in order])
+        return lambda leaves: target(
+            *[leaves[index] for index in args],
+            **{name: leaves[index] for name, index in self.kwargs.items()},
+        )
+
+
+class DirectCalls:
+    """A model as a function of the inputs of a batch; see `Adaptor.predict`.
+
+    An untouched model runs the user's own module where that keeps no state.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: TorchModel) -> None:
+        self._model = model
+        self._recipes: dict[_Form, _Recipe | None] = {}
+        self._target: Callable[..., Any] | None = None
+        if model.original is not None:
+            self._target = _own_module(model)
+        if self._target is None and model.shell is None:
+            self._target = DirectGraph(model.runnable)
+
+    def __call__(self, inputs: Any) -> Any:
+        """Return the outputs, as arrays where the inputs were arrays.
+
+        Raises:
+            DataError: the inputs are not those that the model takes.
+        """
+        leaves = _plain_leaves(inputs)
+        if leaves is None or self._target is None:
+            return self._checked(inputs)
+        names = tuple(inputs) if isinstance(inputs, dict) else type(inputs)
+        form = (names, *[(leaf.dtype, leaf.shape) for leaf in leaves])
+        if form not in self._recipes:
+            result = self._checked(inputs)
+            if len(self._recipes) < MAX_KEPT_FORMS:
+                self._recipes[form] = self._recipe(inputs, leaves)
+            return result
+        recipe = self._recipes[form]
+        if recipe is None:
+            return self._checked(inputs)
+        if recipe.arrays:
+            tensor_of = self._model.convention.tensor_of
+            leaves = [tensor_of(leaf) for leaf in leaves]
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                result = recipe.run(leaves)
+        else:
+            result = recipe.run(leaves)
+        return to_arrays(result) if recipe.arrays else result
+
+    def _checked(self, inputs: Any) -> Any:
+        """The outputs of a call whose inputs are looked at one by one."""
+        model = self._model
+        result = run_call(model, model.module, model.call(inputs))
+        plain = dict(inputs) if isinstance(inputs, Mapping) else inputs
+        arrays = any(is_array(leaf) for leaf in pytree.tree_leaves(plain))
+        return to_arrays(result) if arrays else result
+
+    def _recipe(self, inputs: Any, leaves: list[Any]) -> _Recipe | None:
+        """The recipe for batches of this form; None where a call takes more than the leaves."""
+        convention = self._model.convention
+        arrays = any(map(is_array, leaves))
+        # Of a batch that holds one tensor twice, either could be meant.
+        known = [convention.tensor_of(leaf).detach() for leaf in leaves]
+        given: Any = known[0]
+        if isinstance(inputs, dict):
+            given = dict(zip(inputs, known, strict=True))
+        elif isinstance(inputs, tuple | list):
+            given = type(inputs)(known)
+        call = self._model.call(given)
+        places = {id(leaf): index for index, leaf in enumerate(known)}
+        values = (*call.args, *call.kwargs.values())
+        if not all(id(value) in places for value in values):
+            return None
+        assert self._target is not None
+        return _Recipe(
+            self._target,
+            tuple(places[id(value)] for value in call.args),
+            {name: places[id(value)] for name, value in call.kwargs.items()},
+            arrays,
+        )
+
+
+def _plain_leaves(inputs: Any) -> list[Any] | None:
+    """The tensors or arrays of a batch that holds nothing else, and these at once."""
+    if type(inputs) in (torch.Tensor, np.ndarray):
+        return [inputs]
+    if type(inputs) is dict:
+        found = list(inputs.values())
+    elif type(inputs) in (tuple, list):
+        found = list(inputs)
+    else:
+        return None
+    return found if all(type(leaf) in (torch.Tensor, np.ndarray) for leaf in found) else None
+
+
+def _own_module(model: TorchModel) -> nn.Module | None:
+    """A copy of the user's module; None where a run changes it or its inputs, or it has none."""
+    assert model.original is not None
+    try:
+        module = private(model.original)
+        call: Call = model.example.copied()
+        before = [*_marks(module), *_versions(call)]
+        with torch.no_grad():
+            module(*call.args, **call.kwargs)
+    except Exception:
+        # The user's own code, which may refuse to be copied or run in any way.
+        logger.debug("the user's own module is not called", exc_info=True)
+        return None
+    return module if [*_marks(module), *_versions(call)] == before else None
+
+
+def _versions(call: Call) -> Iterator[int]:
+    """Return a description of the inputs that a run has written to."""
+    return (leaf._version for leaf in call.leaves() if isinstance(leaf, torch.Tensor))
+
+
+def _marks(module: nn.Module) -> Iterator[Any]:
+    """Return a description of the state that a run has written to."""
+    for part in module.modules():
+        for name, value in (*vars(part).items(), *part._buffers.items()):
+            if isinstance(value, torch.Tensor):
+                yield name, id(value), value._version
+            elif isinstance(value, bool | int | float | str | None):
+                yield name, value

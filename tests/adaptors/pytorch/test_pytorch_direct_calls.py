@@ -1,0 +1,140 @@
+"""Calls that skip what was checked before give the same, and refuse the same."""
+
+import numpy as np
+import pytest
+import torch
+from machine import machine
+from torch import nn
+
+from neural_mp.adaptors.loaded_model import LoadedModel
+from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.core.precision import Precision
+from neural_mp.errors import DataError
+from neural_mp.testing import uniform
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 4), nn.Linear(6, 4)
+
+    def forward(self, x, y):
+        return {"sum": self.a(x) + self.b(y), "difference": self.a(x) - self.b(y)}
+
+
+class Counting(nn.Module):
+    """Keeps state that a run changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+        self.register_buffer("runs", torch.zeros(()))
+
+    def forward(self, x):
+        self.runs += 1
+        return self.layer(x) + 0 * self.runs
+
+
+class Overwriting(nn.Module):
+    """Writes to its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.layer(x.mul_(2))
+
+
+@pytest.fixture(params=["fp32", "int8"])
+def model(request):
+    torch.manual_seed(0)
+    net = Two().eval()
+    x, y = torch.randn(2, 8, 6)
+    adaptor = adaptor_for(net)
+    held = adaptor.load(net, example=(x, y))
+    if request.param == "fp32":
+        return net, LoadedModel(adaptor, held)
+    space = adaptor.space(held, machine())
+    resolved = space.resolve(uniform(space, Precision.INT8))
+    seen = adaptor.observe(held, [(x, y)], space)
+    return net, LoadedModel(adaptor, adaptor.convert(held, resolved, seen, space))
+
+
+def test_later_calls_give_what_the_first_one_does_in_every_form_and_order(model):
+    net, loaded = model
+    x, y = torch.randn(2, 5, 6)
+    with torch.no_grad():
+        wanted = net(x, y)
+    for given in ((x, y), [x, y], {"x": x, "y": y}, {"y": y, "x": x}):
+        first, second, third = (loaded(given) for _ in range(3))
+        for found in (first, second, third):
+            assert list(found) == ["sum", "difference"]
+            for name, value in found.items():
+                torch.testing.assert_close(value, first[name], rtol=0, atol=0)
+                torch.testing.assert_close(value, wanted[name], rtol=0.1, atol=0.4)
+
+
+def test_one_tensor_given_twice_does_not_stand_for_two(model):
+    _, loaded = model
+    x, y = torch.randn(2, 5, 6)
+    both = loaded((x, x))["difference"]
+    other = loaded((x, y))["difference"]
+    again = loaded((x, y))["difference"]
+    torch.testing.assert_close(other, again, rtol=0, atol=0)
+    assert not torch.equal(both, other)
+
+
+def test_arrays_come_back_as_arrays_and_strides_do_not_matter(model):
+    _, loaded = model
+    x, y = np.random.default_rng(0).random((2, 6, 5), dtype=np.float32)
+    turned = (x.T, y.T)
+    first, second = loaded(turned), loaded(turned)
+    assert all(isinstance(value, np.ndarray) for value in second.values())
+    plain = loaded(tuple(map(np.ascontiguousarray, turned)))
+    np.testing.assert_array_equal(first["sum"], second["sum"])
+    np.testing.assert_allclose(plain["sum"], second["sum"], rtol=1e-6)
+
+
+def test_every_size_is_checked_when_it_is_met_first(model):
+    _, loaded = model
+    x, y = torch.randn(2, 5, 6)
+    loaded((x, y))
+    loaded((x, y))
+    for _ in range(2):
+        with pytest.raises(DataError):
+            loaded((x, torch.randn(5, 7)))
+        with pytest.raises(DataError):
+            loaded((x,))
+    loaded((x[:3], y[:3]))
+
+
+def test_results_need_no_gradients_whoever_asks(model):
+    _, loaded = model
+    x, y = torch.randn(2, 5, 6)
+    for _ in range(2):
+        assert not loaded((x, y))["sum"].requires_grad
+    assert torch.is_grad_enabled()
+
+
+def test_an_fp32_result_runs_the_users_own_module():
+    net = Two().eval()
+    adaptor = adaptor_for(net)
+    inputs = tuple(torch.randn(2, 8, 6))
+    loaded = LoadedModel(adaptor, adaptor.load(net, example=inputs))
+    assert type(loaded.held.direct._target) is Two
+    assert loaded.held.direct._target.a.weight is net.a.weight
+
+
+@pytest.mark.parametrize("kind", [Counting, Overwriting])
+def test_a_module_that_writes_to_itself_or_its_input_is_run_as_its_graph(kind):
+    net = kind().eval()
+    adaptor = adaptor_for(net)
+    x = torch.randn(8, 6)
+    loaded = LoadedModel(adaptor, adaptor.load(net, example=x))
+    before = x.clone()
+    outputs = [loaded(x) for _ in range(3)]
+    torch.testing.assert_close(x, before, rtol=0, atol=0)
+    torch.testing.assert_close(outputs[0], outputs[2], rtol=0, atol=0)
+    if kind is Counting:
+        assert float(net.runs) == 0
