@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.calibration import TensorSummary
@@ -61,6 +62,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     framework = "tensorflow"
     packages = ("tensorflow", "keras")
     file_suffixes: ClassVar[tuple[str, ...]] = graph_files.SUFFIXES
+    frees_axes = True
 
     def load(
         self,
@@ -71,7 +73,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
         example: Any = None,
         capture: Capture = Capture.WHOLE,
     ) -> TensorFlowModel:
-        """Freeze and prepare a model. `inputs` are names, or example arrays."""
+        """Freeze and prepare a model. `inputs` are names, example arrays, or shapes."""
         model = loading.load(source, GivenInputs.read(inputs, outputs, example))
         return replace(model, warnings=(*model.warnings, *unused_capture("TensorFlow", capture)))
 
@@ -159,7 +161,8 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     def predict(self, model: TensorFlowModel, inputs: Any) -> Any:
         """Outputs as arrays, or as tensors where the inputs were tensors."""
         results = model.run(model.signature.bind(inputs))
-        if any(tf.is_tensor(leaf) for leaf in leaves(inputs)):
+        # To ask TensorFlow of an array takes as long as to run a small graph.
+        if any(type(leaf) is not np.ndarray and tf.is_tensor(leaf) for leaf in leaves(inputs)):
             results = [tf.convert_to_tensor(result) for result in results]
         return model.signature.packed(results)
 

@@ -12,9 +12,10 @@ from neural_mp.adaptors.tensorflow.fold import LAYERS
 from neural_mp.adaptors.tensorflow.fusion import FusionGroup
 from neural_mp.adaptors.tensorflow.kernel_products import KINDS, bf16_obstacle, forms_that_work
 from neural_mp.adaptors.tensorflow.kernel_registry import has_kernel, kernel_dtypes
-from neural_mp.adaptors.tensorflow.loops import in_loops
+from neural_mp.adaptors.tensorflow.loops import in_bodies, in_loops
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.nodes import (
+    CONTROL_FLOW,
     Array,
     NodeDef,
     channels_first,
@@ -34,7 +35,8 @@ from neural_mp.core.byte_products import REDUCED_WEIGHT, KernelKind, weight_spec
 from neural_mp.core.precision import RANGE_ALGORITHMS, Precision
 
 _NO_FLOAT32 = "it does not compute in float32"
-_IN_LOOP = "it lies in a loop, whose ops stay as they are"
+_BORDER = "it passes on what enters or leaves a loop or branch, as it is"
+_UNSEEN = "calibration sees nothing in a loop that lies in or behind a branch or loop within it"
 
 
 def kernels(model: TensorFlowModel, products: Products) -> dict[str, OpKernels]:
@@ -53,7 +55,7 @@ class _Kernels:
 
     def __init__(self, model: TensorFlowModel, products: Products) -> None:
         self.model, self.structure, self.products = model, model.structure, products
-        self.loops = in_loops(model.graph)
+        self.loops, self.bodies = in_loops(model.graph), in_bodies(model.graph)
         self.members = model.structure.layer_of
         read = (t for node in model.graph.nodes.values() for t in data_inputs(node))
         read_or_returned = (*read, *model.signature.output_tensors)
@@ -84,8 +86,8 @@ class _Kernels:
             return _NO_FLOAT32
         if not has_typed_results(node):
             return reasons.NO_FLOATS
-        if node.name in self.loops:
-            return _IN_LOOP
+        if node.op in CONTROL_FLOW:
+            return _BORDER
         if node.name in self.several:
             return reasons.SEVERAL_RESULTS
         if precision is Precision.FP16 and "..." in text_attribute(node, "equation"):
@@ -102,8 +104,8 @@ class _Kernels:
             return self._no_layer(node)
         if dtype_attribute(node) is not tf.float32:
             return _NO_FLOAT32
-        if node.name in self.loops:
-            return _IN_LOOP
+        if node.name in self.loops and node_of(node.input[0]) not in self.bodies:
+            return _UNSEEN
         weight = self.model.graph.constant(node.input[1])
         if weight is None:
             return reasons.COMPUTED_WEIGHT
@@ -122,8 +124,6 @@ class _Kernels:
         return None
 
     def _table_obstacle(self, node: NodeDef) -> str | None:
-        if node.name in self.loops:
-            return _IN_LOOP
         return reasons.table_obstacle(self.model.graph.value(node.input[0]))
 
     def _geometry_obstacle(self, node: NodeDef, weight: Array) -> str | None:

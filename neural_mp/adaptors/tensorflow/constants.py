@@ -20,6 +20,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     is_control,
     make_constant,
     node_of,
+    output_of,
     plain,
     result_dtypes,
     without_large,
@@ -30,6 +31,9 @@ from neural_mp.adaptors.tensorflow.runtime import Runner, imported, offline_pass
 _PASSES = ("pruning", "function", "constfold", "dependency")
 #: A result larger than this many times what it is made of stays computed.
 _MOST_GROWTH = 4
+#: How `constfold` begins the names of Identities behind Switches, which constants of a branch wait
+#: for. Where it meets such a name again, it takes the node for one that reads the Switch itself.
+_RESERVED = "ConstantFoldingCtrl/"
 
 
 def simplified(graph: TensorGraph, inputs: list[str], outputs: list[str]) -> TensorGraph:
@@ -43,9 +47,30 @@ def simplified(graph: TensorGraph, inputs: list[str], outputs: list[str]) -> Ten
     for name, node in large.items():
         if name in passed:
             passed.add(node)
-    passed = passed.pruned(outputs, inputs)
-    _compute_constants(passed, frozenset(map(node_of, outputs)))
+    passed = _without_reserved_names(passed.pruned(outputs, inputs), [*inputs, *outputs])
+    compute_constants(passed, frozenset(map(node_of, outputs)))
     return passed.pruned(outputs, inputs)
+
+
+def _without_reserved_names(graph: TensorGraph, ports: Iterable[str]) -> TensorGraph:
+    """The graph with names of its own for what `constfold` put behind Switches.
+
+    Under the reserved names, a later run of the pass would tie such a node to what it reads as
+    soon as something lies between the Switch and the node: a cycle, which the runtime survives or
+    not.
+
+    Args:
+        graph: the graph.
+        ports: tensors fed and fetched, whose nodes keep their names.
+    """
+    kept = set(map(node_of, ports))
+    return graph.renamed(
+        {
+            name: graph.unused(name.removeprefix(_RESERVED))
+            for name in graph.nodes
+            if name.startswith(_RESERVED) and name not in kept
+        }
+    )
 
 
 def is_pure(node: NodeDef) -> bool:
@@ -57,34 +82,66 @@ def is_pure(node: NodeDef) -> bool:
     return definition is not None and not definition.is_stateful and not controlled
 
 
-def _compute_constants(graph: TensorGraph, outputs: frozenset[str]) -> None:
-    """Replace what is computed from constants by its value."""
-    known = {name for name, node in graph.nodes.items() if node.op == CONSTANT}
-    computed = []
+def compute_constants(graph: TensorGraph, outputs: frozenset[str]) -> None:
+    """Replace what is computed from constants by its value, in place.
+
+    A constant that waits for the body of a loop or branch makes constants that wait for the same.
+    """
+    # Constant, or node computed from constants → what it waits for.
+    waits = {
+        name: [tensor for tensor in node.input if is_control(tensor)]
+        for name, node in graph.nodes.items()
+        if node.op == CONSTANT
+    }
+    computed: list[str] = []
     for name, node in graph.nodes.items():
-        foldable = (
-            node.op not in (CONSTANT, *PLACEHOLDERS)
-            and name not in outputs
-            and len(node.input) > 0
-            and len(result_dtypes(node)) == 1
-            and result_dtypes(node)[0] not in (tf.variant, tf.resource)
-            and is_pure(node)
-        )
-        if foldable and all(node_of(tensor) in known for tensor in node.input):
-            known.add(name)
-            computed.append(name)
-    inner, consumers = set(computed), graph.consumers()
-    wanted = [
-        name for name in computed if any(reader not in inner for reader, _ in consumers[name])
-    ]
+        if name in outputs or not _is_foldable(node):
+            continue
+        if all(node_of(tensor) in waits for tensor in node.input):
+            found = {tuple(waits[node_of(tensor)]) for tensor in node.input} - {()}
+            if len(found) <= 1:
+                waits[name] = list(found.pop()) if found else []
+                computed.append(name)
+    inner = set(computed)
+    wanted = dict.fromkeys(
+        plain(tensor)
+        for name, node in graph.nodes.items()
+        if name not in inner
+        for tensor in node.input
+        if node_of(tensor) in inner and not is_control(tensor)
+    )
     if not wanted:
         return
-    part = graph.pruned(wanted)
+    part = TensorGraph({name: graph.nodes[name] for name in waits}, graph.versions, graph.library)
+    for name in [name for name in waits if part.nodes[name].op == CONSTANT and waits[name]]:
+        del part.edit(name).input[:]
+    part = part.pruned(wanted)
     most = _MOST_GROWTH * sum(map(constant_bytes, part.nodes.values())) + LARGE
-    values = Runner(imported(part.to_graph_def()), optimized=False)({}, wanted)
-    for name, value in zip(wanted, values, strict=True):
-        if np.asarray(value).nbytes <= most and np.asarray(value).dtype != object:
-            graph.add(make_constant(name, value))
+    values = Runner(imported(part.to_graph_def()), optimized=False)({}, list(wanted))
+    replaced: dict[str, str] = {}
+    for tensor, value in zip(wanted, values, strict=True):
+        if np.asarray(value).nbytes > most or np.asarray(value).dtype == object:
+            continue
+        node = graph[tensor]
+        alone = len(result_dtypes(node)) == 1
+        name = node.name if alone else graph.unused(f"{node.name}/result_{output_of(tensor)}")
+        constant = make_constant(name, value)
+        constant.input.extend(waits[node.name])
+        graph.add(constant)
+        if not alone:
+            replaced[tensor] = name
+    graph.redirect(replaced)
+
+
+def _is_foldable(node: NodeDef) -> bool:
+    dtypes = result_dtypes(node)
+    return (
+        node.op not in (CONSTANT, *PLACEHOLDERS)
+        and len(node.input) > 0
+        and len(dtypes) > 0
+        and not {tf.variant, tf.resource} & set(dtypes)
+        and is_pure(node)
+    )
 
 
 def merge_duplicates(graph: TensorGraph, kept: Iterable[str]) -> None:

@@ -7,13 +7,17 @@ all weights; it serves for functions that hand variables on to functions of thei
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+from tensorflow.python.framework.convert_to_constants import (
+    convert_variables_to_constants_v2,
+    disable_lower_using_switch_merge,
+)
 
+from neural_mp.adaptors.tensorflow.lookup_tables import freeze_tables
 from neural_mp.adaptors.tensorflow.nodes import (
     NodeDef,
     TensorGraph,
@@ -23,6 +27,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     make_node,
     node_of,
     plain,
+    without_places,
 )
 from neural_mp.adaptors.tensorflow.runtime import offline_passes
 from neural_mp.errors import ModelLoadError, in_one_line
@@ -30,6 +35,8 @@ from neural_mp.errors import ModelLoadError, in_one_line
 logger = logging.getLogger(__name__)
 
 _READS = ("ReadVariableOp", "ResourceGather")
+#: Ops that write a variable and have no result.
+_WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 
 def frozen_graph(function: Any) -> tuple[TensorGraph, list[tf.Tensor], list[tf.Tensor]]:
@@ -47,7 +54,9 @@ def frozen_graph(function: Any) -> tuple[TensorGraph, list[tf.Tensor], list[tf.T
         graph = _frozen(function, captured, inputs)
         if graph is not None:
             return graph, inputs, list(function.outputs)
-        frozen = convert_variables_to_constants_v2(function, lower_control_flow=False)
+        frozen = convert_variables_to_constants_v2(
+            _without_effects(function, captured, inputs), lower_control_flow=False
+        )
     except ModelLoadError:
         raise
     except Exception as error:
@@ -71,6 +80,60 @@ def no_constant(name: str) -> ModelLoadError:
     )
 
 
+def _kept_state(name: str) -> ModelLoadError:
+    """Return the error about a variable that a run reads and writes."""
+    return ModelLoadError(
+        f"the model keeps values from call to call: {name!r} reads a variable that the model also "
+        f"writes, as stateful recurrent layers do; a converted model keeps none, so pass the "
+        f"values as inputs and outputs (stateful=False, initial_state)"
+    )
+
+
+def _without_effects(function: Any, captured: Mapping[str, Any], inputs: Sequence[Any]) -> Any:
+    """Return a function that reads no tables, and writes no variables, such as seeds of dropout.
+
+    Raises:
+        ModelLoadError: an output needs a variable that is written.
+    """
+    outputs = [tensor.name for tensor in function.outputs]
+    names = [tensor.name for tensor in inputs]
+    inlined = offline_passes(
+        disable_lower_using_switch_merge(function.graph.as_graph_def()),
+        *(["function"], names, outputs),
+    )
+    graph = TensorGraph.from_graph_def(inlined)
+    handles = _handles(graph, captured)
+    tables = freeze_tables(graph, handles, captured)
+    written = _drop_effects(graph, handles)
+    if not written and not tables:
+        return function
+    graph = without_places(graph.pruned(outputs))
+    for node in graph.nodes.values():
+        if node.name not in handles and any(handles.get(node_of(t)) in written for t in node.input):
+            raise _kept_state(node.name)
+    given = {*captured, *map(node_of, names)}
+    rest = TensorGraph(
+        {name: node for name, node in graph.nodes.items() if name not in given},
+        *(graph.versions, graph.library),
+    )
+
+    @tf.function(
+        input_signature=[tf.TensorSpec(t.shape, t.dtype, name=t.op.name) for t in inputs],
+        autograph=False,
+    )
+    def run(*values: Any) -> Any:
+        known = dict(zip(names, values, strict=True))
+        capture = tf.compat.v1.get_default_graph().capture
+        known |= {f"{name}:0": capture(captured[name]) for name in captured if name in graph}
+        return tf.graph_util.import_graph_def(
+            rest.to_graph_def(), input_map=known, return_elements=outputs, name=""
+        )
+
+    found = run.get_concrete_function()
+    found.graph.variables = function.graph.variables
+    return found
+
+
 def _frozen(
     function: Any, captured: Mapping[str, Any], inputs: Iterable[tf.Tensor]
 ) -> TensorGraph | None:
@@ -80,13 +143,10 @@ def _frozen(
         function.graph.as_graph_def(), ["function"], [t.name for t in inputs], outputs
     )
     graph = TensorGraph.from_graph_def(small).pruned(outputs, [t.op.name for t in inputs])
-    handles: dict[str, str] = {}
-    for name, node in graph.nodes.items():
-        source = node_of(node.input[0]) if node.input else ""
-        if name in captured:
-            handles[name] = name
-        elif node.op == "Identity" and source in handles:
-            handles[name] = handles[source]
+    handles = _handles(graph, captured)
+    freeze_tables(graph, handles, captured)
+    written = _drop_effects(graph, handles)
+    graph = graph.pruned(outputs, [t.op.name for t in inputs])
     values: dict[str, str] = {}
     for node in list(graph.nodes.values()):
         read = [handles.get(node_of(t)) for t in data_inputs(node)]
@@ -97,11 +157,51 @@ def _frozen(
             continue
         if node.op not in _READS:
             return None
+        if read[0] in written:
+            raise _kept_state(node.name)
         _replace_read(graph, node, external, values)
     for name in handles:
         if name in captured and captured[name].dtype is not tf.resource:
             graph.add(make_constant(name, captured[name].numpy()))
     return graph.pruned(outputs, [t.op.name for t in inputs])
+
+
+def _handles(graph: TensorGraph, captured: Mapping[str, Any]) -> dict[str, str]:
+    """Return node that hands on a captured tensor → the node of that tensor."""
+    found: dict[str, str] = {}
+    for name, node in graph.nodes.items():
+        source = node_of(node.input[0]) if node.input else ""
+        if name in captured:
+            found[name] = name
+        elif node.op == "Identity" and source in found:
+            found[name] = found[source]
+    return found
+
+
+def _drop_effects(graph: TensorGraph, handles: Mapping[str, str]) -> set[str]:
+    """Let no node wait for handles of variables, or for what reads or writes them.
+
+    Returns:
+        The handles of the variables that are written.
+    """
+    writes = {
+        name: handles.get(node_of(node.input[0]), "")
+        for name, node in graph.nodes.items()
+        if node.op in _WRITES
+    }
+    reads = {
+        name
+        for name, node in graph.nodes.items()
+        if node.op in _READS and node_of(node.input[0]) in handles
+    }
+    ignored = {*writes, *reads, *handles}
+    for name, node in list(graph.nodes.items()):
+        kept = [t for t in node.input if not (is_control(t) and node_of(t) in ignored)]
+        if len(kept) < len(node.input):
+            edited = graph.edit(name)
+            del edited.input[:]
+            edited.input.extend(kept)
+    return set(writes.values())
 
 
 def _replace_read(graph: TensorGraph, node: NodeDef, handle: Any, values: dict[str, str]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import tensorflow as tf
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError, Message
 
+from neural_mp.adaptors.tensorflow.functions import drop_unreachable
 from neural_mp.adaptors.tensorflow.nodes import (
     CONSTANT,
     PLACEHOLDERS,
@@ -35,8 +37,12 @@ _NO_OUTPUTS = (
 )
 
 
-def read(path: Path) -> tuple[GraphDef, list[str]]:
-    """A graph from a `.pb` or `.pbtxt` file, with warnings.
+def read(path: Path, ports: Iterable[str] = ()) -> tuple[GraphDef, list[str]]:
+    """A graph from a `.pb` or `.pbtxt` file, less what cannot run in it, with warnings.
+
+    Args:
+        path: the file.
+        ports: names of the outputs and inputs, where the user named the outputs.
 
     Raises:
         ModelLoadError: it is of another kind, damaged or cut off.
@@ -55,6 +61,8 @@ def read(path: Path) -> tuple[GraphDef, list[str]]:
         ) from error
     if not graph.node:
         raise ModelLoadError(f"the graph in {str(path)!r} is empty")
+    # Nothing else is judged, as TensorFlow never sees the rest.
+    drop_unreachable(graph, ports)
     check_graph(graph, f"the graph in {str(path)!r}")
     if graph.versions.producer or path.suffix != ".pb":
         return graph, []

@@ -75,12 +75,13 @@ def real_sums(integers: Array, limits: Array, depthwise: bool) -> NDArray[np.flo
 
 def quantize_node(name: str, inputs: Sequence[str]) -> NodeDef:
     """Real to stored. `inputs`: values, lowest and highest real number stored."""
+    # The kernels of the other modes are oneDNN's, which set themselves up anew on every call.
     return make_node(
         "QuantizeV2",
         name,
         inputs,
         T=U8,
-        mode="MIN_FIRST",
+        mode="MIN_COMBINED",
         round_mode="HALF_AWAY_FROM_ZERO",  # the only one this mode has
         narrow_range=False,
         axis=-1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,14 @@ import tensorflow as tf
 from neural_mp.adaptors.tensorflow.keras_files import check_keras_file
 from neural_mp.adaptors.tensorflow.keras_weights import bounded_weights
 from neural_mp.core.labels import without_labels
-from neural_mp.errors import CaptureError, ModelLoadError, in_one_line
+from neural_mp.core.open_axes import Shape, Shapes
+from neural_mp.errors import (
+    CaptureError,
+    ConfigurationError,
+    ModelLoadError,
+    did_you_mean,
+    in_one_line,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -63,15 +71,23 @@ def load(path: Path, *, compiled: bool = False) -> Any:
         ) from error
 
 
-def traced(model: Any, example: Any) -> tuple[Any, InputNames]:
+def traced(model: Any, example: Any, shapes: Shapes | None = None) -> tuple[Any, InputNames]:
     """A concrete function of a model in inference, and the names of its inputs.
 
     The names are those `model.export` gives.
 
+    Args:
+        model: the model.
+        example: the inputs of a batch, for models that do not say what they take.
+        shapes: shapes that the inputs are to have; None for those of the model or the example.
+
     Raises:
         CaptureError: what the model takes is not known, or it cannot be traced.
+        ConfigurationError: the shapes are not those of its inputs.
     """
     structure = _taken(model, example)
+    if shapes is not None:
+        structure = opened(structure, shapes)
     names = input_names(structure)
     specs = [
         tf.TensorSpec(spec.shape, spec.dtype, name=name)
@@ -80,14 +96,18 @@ def traced(model: Any, example: Any) -> tuple[Any, InputNames]:
 
     @tf.function(input_signature=specs, autograph=False)
     def run(*values: Any) -> Any:
-        return model(tf.nest.pack_sequence_as(structure, values), training=False)
+        # A graph takes no outermost scope whose name begins with an underscore, as that of a model
+        # of a private class does.
+        with nullcontext() if model.name[:1].isalnum() else tf.name_scope("model"):
+            return model(tf.nest.pack_sequence_as(structure, values), training=False)
 
     try:
         return run.get_concrete_function(), names
     except Exception as error:
         logger.debug("tracing failed", exc_info=True)
+        free = "" if shapes is None else f" with inputs of the shapes {shapes}"
         raise CaptureError(
-            f"{type(model).__name__} cannot be traced to a graph: {in_one_line(error)}"
+            f"{type(model).__name__} cannot be traced to a graph{free}: {in_one_line(error)}"
         ) from error
 
 
@@ -145,3 +165,43 @@ def open_spec(value: Any) -> tf.TensorSpec:
     array = np.asarray(value)
     dtype = tf.float32 if array.dtype == np.float64 else tf.as_dtype(array.dtype)
     return tf.TensorSpec([None, *array.shape[1:]] if array.ndim else [], dtype)
+
+
+def opened(structure: Any, shapes: Shapes) -> Any:
+    """Return specifications of inputs with other shapes, by position or by name.
+
+    Raises:
+        ConfigurationError: there are not as many, not so named, or of other sizes.
+    """
+    specs = tf.nest.flatten(structure)
+    names = input_names(structure)
+    if isinstance(shapes, dict):
+        known = {name for pair in names for name in pair if name}
+        unknown = next((name for name in shapes if name not in known), None)
+        if unknown is not None:
+            raise ConfigurationError(
+                f"inputs names {unknown!r}, which is no input of the model"
+                f"{did_you_mean(unknown, known)}"
+            )
+        listed = [shapes.get(name, shapes.get(alias or name)) for name, alias in names]
+    else:
+        listed = [*shapes]
+        if len(listed) != len(specs):
+            raise ConfigurationError(
+                f"inputs must give a shape for each of {len(specs)} inputs, got {len(listed)}"
+            )
+    found = [
+        spec if shape is None else _with_shape(spec, shape, name)
+        for spec, shape, (name, _) in zip(specs, listed, names, strict=True)
+    ]
+    return tf.nest.pack_sequence_as(structure, found)
+
+
+def _with_shape(spec: tf.TensorSpec, shape: Shape, name: str) -> tf.TensorSpec:
+    """A specification with another shape, in which free axes may be None and no others differ."""
+    if not spec.shape.is_compatible_with(shape):
+        raise ConfigurationError(
+            f"inputs must give {name!r} a shape like {tuple(spec.shape)}, got {shape}; put None "
+            f"where an axis is to be free"
+        )
+    return tf.TensorSpec(shape, spec.dtype, spec.name)

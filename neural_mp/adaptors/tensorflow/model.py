@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from neural_mp.adaptors.common.op_values import OpResult
 from neural_mp.adaptors.contract import ConversionCounts
+from neural_mp.adaptors.tensorflow.body_constants import tie_constants
 from neural_mp.adaptors.tensorflow.fusion import GraphStructure, structure
 from neural_mp.adaptors.tensorflow.nodes import (
     CONSTANT,
@@ -73,7 +74,12 @@ class TensorFlowModel:
         return imported(without(self.graph, constants)), held
 
     def _large(self) -> list[str]:
-        return [name for name, node in self.graph.nodes.items() if constant_bytes(node) > LARGE]
+        # What waits for an iteration of a loop cannot be fed.
+        return [
+            name
+            for name, node in self.graph.nodes.items()
+            if constant_bytes(node) > LARGE and not node.input
+        ]
 
     def _tables(self, constants: Iterable[str]) -> list[str]:
         """Constants of which ops read single rows: no kernel runs faster for knowing them."""
@@ -118,6 +124,7 @@ class TensorFlowModel:
         """The model with another graph, less what no output needs, and with other changes."""
         signature = self.signature
         graph = graph.pruned(signature.output_tensors, signature.input_tensors)
+        tie_constants(graph)
         return replace(self, graph=graph, original=None, **changes)
 
     def run(self, feeds: dict[str, Array]) -> list[Any]:

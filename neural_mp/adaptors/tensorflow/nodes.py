@@ -262,6 +262,19 @@ class TensorGraph:
                 for position, tensor in enumerate(edited.input):
                     edited.input[position] = replaced.get(plain(tensor), tensor)
 
+    def renamed(self, names: Mapping[str, str]) -> TensorGraph:
+        """The graph with other names for some nodes (old name → new name, which is unused)."""
+        if not names:
+            return self
+        nodes: dict[str, NodeDef] = {}
+        for name, node in self.nodes.items():
+            inputs = [_with_name(tensor, names) for tensor in node.input]
+            if name in names or inputs != list(node.input):
+                node = copied(node, names.get(name))
+                node.input[:] = inputs
+            nodes[node.name] = node
+        return TensorGraph(nodes, self.versions, self.library)
+
     def pruned(self, outputs: Iterable[str], keep: Iterable[str] = ()) -> TensorGraph:
         """The graph less everything that no output needs, producers first.
 
@@ -273,16 +286,26 @@ class TensorGraph:
         order: dict[str, None] = {}
         entered: set[str] = set()
         stack = [(name, False) for name in reversed(roots)]
-        while stack:
-            name, done = stack.pop()
+        leading_back: list[str] = []
+        while stack or leading_back:
+            name, done = stack.pop() if stack else (leading_back.pop(), False)
             if done:
                 order[name] = None
             elif name not in entered:
                 entered.add(name)
                 stack.append((name, True))
                 sources = (node_of(tensor) for tensor in reversed(self.nodes[name].input))
-                stack.extend((source, False) for source in sources if source not in entered)
+                for source in sources:
+                    if self.nodes[source].op == "NextIteration":
+                        leading_back.append(source)
+                    elif source not in entered:
+                        stack.append((source, False))
         return TensorGraph({name: self.nodes[name] for name in order}, self.versions, self.library)
+
+
+def _with_name(tensor: str, names: Mapping[str, str]) -> str:
+    source = node_of(tensor)
+    return tensor.replace(source, names[source], 1) if source in names else tensor
 
 
 def constant_shape(node: NodeDef) -> list[int]:
@@ -326,3 +349,11 @@ def without(graph: TensorGraph | GraphDef, constants: Collection[str]) -> GraphD
     light = GraphDef(versions=graph.versions, library=graph.library)
     light.node.extend(stand_in(node) if node.name in constants else node for node in nodes)
     return light
+
+
+def without_places(graph: TensorGraph) -> TensorGraph:
+    """The graph without wishes of nodes to lie where others lie, which may be pruned away."""
+    free = graph.copy()
+    for name in [name for name, node in free.nodes.items() if "_class" in node.attr]:
+        del free.edit(name).attr["_class"]
+    return free

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.calibration import TensorSummary, sample_shares
+from neural_mp.adaptors.common.calibration import SAMPLES_PER_BATCH, TensorSummary, sample_shares
 from neural_mp.adaptors.common.signature import in_parts
+from neural_mp.adaptors.tensorflow.loop_records import LoopRecords
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.nodes import Array, indexed
+from neural_mp.adaptors.tensorflow.nodes import Array, TensorGraph
+from neural_mp.adaptors.tensorflow.results import float_results, loop_results
 from neural_mp.adaptors.tensorflow.runtime import Runner
 
 #: Bytes of input run at once: what a batch needs on its way grows with it.
@@ -21,15 +22,18 @@ _INPUT_BYTES = 8 << 20
 def watch(
     model: TensorFlowModel, batches: Iterable[dict[str, Array]], tensors: Collection[str]
 ) -> Iterator[tuple[str, TensorSummary]]:
-    """Run batches (tensor → array), and say what the named tensors held."""
+    """Run batches (tensor → array), and say what those of the named tensors held that are float.
+
+    A tensor in a loop is summed up once an iteration.
+    """
     graph, weights = model.without_weights()
     with graph.as_default():
         drawn = tf.constant(sample_shares())
-        reduced = {
-            name: _reduced(graph.get_tensor_by_name(indexed(name)), drawn)
-            for name in sorted(tensors)
-        }
+        numbers = float_results(graph, model.graph, sorted(tensors))
+        reduced = {name: _reduced(tensor, drawn) for name, tensor in numbers.items()}
+        recorded = _recorded(graph, model.graph, sorted(tensors))
     fetches = [tensor.name for results in reduced.values() for tensor in results]
+    fetches += [tensor.name for tensor in recorded.values()]
     runner = Runner(graph, weights, optimized=False)
     for feeds in batches:
         for part in _parts(model, feeds):
@@ -40,6 +44,37 @@ def watch(
                     continue
                 low, high, power, mean = map(np.atleast_1d, rest)
                 yield name, TensorSummary(low, high, power, int(size) // len(power), sample, mean)
+            for name in recorded:
+                for summary in _iterations(next(found)):
+                    yield name, summary
+
+
+def _recorded(
+    imported: tf.Graph, graph: TensorGraph, tensors: Iterable[str]
+) -> dict[str, tf.Tensor]:
+    """Tensor in a loop → the records of all iterations, of which each begins with its length."""
+    records, found = LoopRecords(imported, graph), {}
+    for name, tensor in loop_results(imported, graph, tensors).items():
+        with tf.control_dependencies([tensor.op]):  # constants too belong to the iteration
+            size, *rest = _reduced(tensor, tf.constant(sample_shares()))
+            parts = [tf.raw_ops.Reshape(tensor=part, shape=[-1]) for part in rest]
+            counted = tf.raw_ops.Cast(x=[size], DstT=tf.float32)
+            record = tf.concat([counted, *parts], 0)
+            length = tf.raw_ops.Cast(x=tf.raw_ops.Shape(input=record), DstT=tf.float32)
+            record = tf.concat([length, record], 0)
+        found[name] = records.collected(name, record)
+    return found
+
+
+def _iterations(records: Array) -> Iterator[TensorSummary]:
+    """The summary of every iteration in which a tensor held anything."""
+    while records.size:
+        length, size = int(records[0]), int(records[1])
+        numbers, records = records[2 : length + 1], records[length + 1 :]
+        if size:
+            sample, rest = numbers[:SAMPLES_PER_BATCH], numbers[SAMPLES_PER_BATCH:]
+            low, high, power, mean = rest.reshape(4, -1)
+            yield TensorSummary(low, high, power, size // len(power), sample, mean)
 
 
 def _reduced(tensor: tf.Tensor, drawn: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -55,7 +90,11 @@ def _reduced(tensor: tf.Tensor, drawn: tf.Tensor) -> tuple[tf.Tensor, ...]:
     flat = ops.Reshape(tensor=values, shape=[-1])
     size = ops.Size(input=flat, out_type=tf.int64)
     places = ops.Mul(x=drawn, y=ops.Cast(x=size, DstT=tf.float64))
-    others = tf.constant(list(range((tensor.shape.rank or 1) - 1)), tf.int32)
+    if tensor.shape.rank is None:  # such as of variables of loops
+        last = ops.Sub(x=ops.Rank(input=values), y=1)
+        others = ops.Range(start=0, limit=ops.Maximum(x=last, y=0), delta=1)
+    else:
+        others = tf.constant(list(range(max(tensor.shape.rank, 1) - 1)), tf.int32)
     return (
         size,
         ops.Gather(params=flat, indices=ops.Cast(x=places, DstT=tf.int64)),
@@ -77,11 +116,9 @@ def first_non_finite(model: TensorFlowModel, feeds: dict[str, Array]) -> str | N
     graph, weights = model.without_weights()
     names, checks = [], []
     with graph.as_default():
-        for node in model.op_nodes:
-            operation: Any = graph.get_operation_by_name(node.name)
-            if operation.outputs and operation.outputs[0].dtype.is_floating:
-                finite = tf.reduce_all(tf.math.is_finite(operation.outputs[0]))
-                names.append(model.counted_for.get(node.name, node.name))
-                checks.append(finite.name)
+        nodes = [node.name for node in model.op_nodes]
+        for name, tensor in float_results(graph, model.graph, nodes).items():
+            names.append(model.counted_for.get(name, name))
+            checks.append(tf.reduce_all(tf.math.is_finite(tensor)).name)
     results = Runner(graph, weights, optimized=False)(feeds, checks)
     return next((name for name, fine in zip(names, results, strict=True) if not fine), None)

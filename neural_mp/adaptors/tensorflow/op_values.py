@@ -12,7 +12,8 @@ from neural_mp.adaptors.common.op_values import OpResult, OpValue, op_value, res
 from neural_mp.adaptors.tensorflow.aliasing import protect_summands
 from neural_mp.adaptors.tensorflow.graph import build_graph
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.nodes import Array, indexed, node_of
+from neural_mp.adaptors.tensorflow.nodes import Array, node_of
+from neural_mp.adaptors.tensorflow.results import float_results
 from neural_mp.adaptors.tensorflow.runtime import Runner
 from neural_mp.core.graph import OpGraph
 
@@ -38,10 +39,11 @@ def values(
     copied = model.graph.copy()
     protect_summands(copied, fetched)
     graph, weights = replace(model, graph=copied).without_weights()
+    numbers = float_results(graph, copied, {place.tensor for place in places.values()})
     real = {
         op: place
         for op, place in places.items()
-        if place.encoding is not None or _is_real(graph.get_tensor_by_name(indexed(place.tensor)))
+        if place.encoding is not None or place.tensor in numbers
     }
     fetches = list(dict.fromkeys(place.tensor for place in real.values()))
     runner = Runner(graph, weights, optimized=False)
@@ -54,10 +56,6 @@ def values(
         return {op: value for op, value in given.items() if value is not None}
 
     return called
-
-
-def _is_real(tensor: Any) -> bool:
-    return bool(tensor.dtype.is_floating)
 
 
 def _plain(found: Any) -> Array:

@@ -10,10 +10,13 @@ import logging
 
 import tensorflow as tf
 
-from neural_mp.adaptors.tensorflow.constants import merge_duplicates, simplified
+from neural_mp.adaptors.tensorflow.body_constants import read_constants, tie_constants
+from neural_mp.adaptors.tensorflow.branches import take_constant_branches
+from neural_mp.adaptors.tensorflow.constants import compute_constants, merge_duplicates, simplified
 from neural_mp.adaptors.tensorflow.dense import canonical_dense_layers
 from neural_mp.adaptors.tensorflow.fold import fold_affine_chains, fold_paddings
 from neural_mp.adaptors.tensorflow.functions import with_functions_of_its_own
+from neural_mp.adaptors.tensorflow.lowering import lowered
 from neural_mp.adaptors.tensorflow.nodes import (
     CONTROL_FLOW,
     TensorGraph,
@@ -23,6 +26,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     output_of,
     plain,
     result_dtypes,
+    without_places,
 )
 from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
 from neural_mp.adaptors.tensorflow.shapes import shapes
@@ -41,8 +45,9 @@ def prepare(graph: TensorGraph, signature: ServedSignature) -> tuple[TensorGraph
     """
     inputs, outputs = signature.input_tensors, signature.output_tensors
     warnings: list[str] = []
-    graph = _without_places(graph)
+    graph = without_places(graph)
     try:
+        graph = without_places(lowered(graph, inputs, outputs))
         graph = simplified(graph, inputs, outputs)
     except (tf.errors.OpError, ValueError) as error:
         logger.debug("offline passes failed", exc_info=True)
@@ -52,6 +57,10 @@ def prepare(graph: TensorGraph, signature: ServedSignature) -> tuple[TensorGraph
             f"{str(error).splitlines()[0]}"
         )
     kept = frozenset(map(node_of, outputs))
+    take_constant_branches(graph)
+    read_constants(graph)
+    graph = graph.pruned(outputs, inputs)
+    compute_constants(graph, kept)
     strip_identities(graph, kept)
     graph = graph.pruned(outputs, inputs)
     merge_duplicates(graph, kept)
@@ -59,16 +68,9 @@ def prepare(graph: TensorGraph, signature: ServedSignature) -> tuple[TensorGraph
     graph = graph.pruned(outputs, inputs)
     fold_affine_chains(graph, kept)
     fold_paddings(graph, shapes(graph))
+    tie_constants(graph)
     name_every_result(graph)
     return with_functions_of_its_own(graph.pruned(outputs, inputs)), warnings
-
-
-def _without_places(graph: TensorGraph) -> TensorGraph:
-    """The graph without wishes of nodes to lie where others lie, which may be pruned away."""
-    free = graph.copy()
-    for name in [name for name, node in free.nodes.items() if "_class" in node.attr]:
-        del free.edit(name).attr["_class"]
-    return free
 
 
 def strip_identities(graph: TensorGraph, outputs: frozenset[str]) -> None:
@@ -98,7 +100,10 @@ def name_every_result(graph: TensorGraph) -> None:
     for node in list(graph.nodes.values()):
         for tensor in data_inputs(node):
             source = graph[tensor]
-            kinds = [] if source.op in CONTROL_FLOW else result_dtypes(source)
+            border = source.op in CONTROL_FLOW and (
+                source.op != "Switch" or node.op in CONTROL_FLOW
+            )
+            kinds = [] if border else result_dtypes(source)
             if len(kinds) < 2 or "Norm" in source.op or tensor in named:
                 continue
             index = output_of(tensor)

@@ -8,19 +8,14 @@ later version brings is refused if it has state.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
 from tensorflow.python.framework import op_def_registry
 
-from neural_mp.adaptors.tensorflow.nodes import (
-    FunctionDefLibrary,
-    GraphDef,
-    NodeDef,
-    is_control,
-    node_of,
-)
+from neural_mp.adaptors.tensorflow.functions import called
+from neural_mp.adaptors.tensorflow.nodes import GraphDef, NodeDef
 from neural_mp.core.trusted import is_trusted
 from neural_mp.errors import ModelLoadError
 
@@ -168,58 +163,3 @@ def _of_node(node: NodeDef, where: str) -> Iterator[Found]:
     for name in called(node):
         if name != node.op and not (is_trusted(name) or _harmless_op(name)):
             yield Found(NodeDef(name=node.name, op=name), where)
-
-
-def called(node: NodeDef) -> Iterator[str]:
-    """The functions that a node calls, and those that it hands to them."""
-    yield node.op
-    waiting = [*node.attr.values()]
-    while waiting:
-        value = waiting.pop()
-        functions = [*value.list.func]
-        if value.HasField("func"):
-            functions.append(value.func)
-        for function in functions:
-            yield function.name
-            waiting += function.attr.values()
-
-
-def reached(
-    graph: GraphDef, nodes: Iterable[str], functions: Iterable[str] = ()
-) -> tuple[set[str], set[str]]:
-    """What runs when some nodes and functions do.
-
-    Returns:
-        The names of nodes of the graph, and of functions in its library.
-    """
-    by_name = {node.name: node for node in graph.node}
-    library = {function.signature.name: function for function in graph.library.function}
-    gradients = _gradients(graph.library)
-    found: set[str] = set()
-    waiting = list(nodes)
-    calls = list(functions)
-    while waiting:
-        name = waiting.pop()
-        if name in found or name not in by_name:
-            continue
-        found.add(name)
-        node = by_name[name]
-        waiting += [node_of(i.removeprefix("^") if is_control(i) else i) for i in node.input]
-        calls += called(node)
-    run: set[str] = set()
-    while calls:
-        name = calls.pop()
-        if name in run or name not in library:
-            continue
-        run.add(name)
-        calls += gradients.get(name, [])
-        for node in library[name].node_def:
-            calls += called(node)
-    return found, run
-
-
-def _gradients(library: FunctionDefLibrary) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for gradient in library.gradient:
-        found.setdefault(gradient.function_name, []).append(gradient.gradient_func)
-    return found

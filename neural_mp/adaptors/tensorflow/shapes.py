@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -14,6 +14,7 @@ from neural_mp.adaptors.tensorflow.nodes import (
     PLACEHOLDERS,
     NodeDef,
     TensorGraph,
+    make_node,
     node_of,
     output_of,
     without_large,
@@ -92,18 +93,60 @@ def _unknown(node: NodeDef) -> bool:
 
 
 def _inferred(graph: TensorGraph, turn: int | None) -> dict[str, list[Shape]]:
+    """Infer the shapes of a graph with one set of sizes.
+
+    The runtime knows nothing of a variable of a loop. Most keep the shape that they begin with: it
+    is taken for granted, less the sizes that the next iteration turns out to begin without.
+    """
+    following = {
+        name: node.input[1]
+        for name, node in graph.nodes.items()
+        if node.op == "Merge" and [graph[t].op for t in node.input] == ["Enter", "NextIteration"]
+    }
+    begun: dict[str, Shape] = {}  # variables that change, as far as they do not
+    while True:
+        found = _inferred_with(graph, turn, following, begun)
+        changed = {
+            name: _common((found[name][0], found[after][0]))
+            for name, after in following.items()
+            if found[name][0] != found[after][0]
+        }
+        if all(name in begun and begun[name] == shape for name, shape in changed.items()):
+            return found
+        begun |= changed
+
+
+def _inferred_with(
+    graph: TensorGraph, turn: int | None, variables: Collection[str], begun: Mapping[str, Shape]
+) -> dict[str, list[Shape]]:
+    """Infer shapes where variables of loops begin every iteration with certain shapes."""
     small, _ = without_large(graph, _LARGE)
+    for node in small.node:
+        if node.name in begun:
+            variable = make_node("Placeholder", node.name, dtype=tf.as_dtype(node.attr["T"].type))
+            variable.attr["shape"].shape.CopyFrom(tf.TensorShape(begun[node.name]).as_proto())
+            node.CopyFrom(variable)
+        elif node.name in variables:
+            node.op = "Identity"
+            del node.input[1], node.attr["N"]
+        elif node.op == "Enter":  # of which the runtime infers nothing
+            node.op = "Identity"
+            for key in ("frame_name", "is_constant", "parallel_iterations"):
+                del node.attr[key]
     if turn is not None:
         sizes = cycle(_OTHERS[turn])
-        for node in filter(_unknown, small.node):
+        for node in filter(_unknown, (n for n in small.node if n.name not in begun)):
             for axis, dimension in enumerate(node.attr["shape"].shape.dim):
                 if dimension.size < 0:
                     # The first axis is the batch, which all inputs have in common.
                     dimension.size = _BATCHES[turn] if axis == 0 else next(sizes)
-    return {
+    found = {
         operation.name: [_shape(tensor) for tensor in operation.outputs]
         for operation in imported(small).get_operations()
     }
+    for name in variables:
+        found[name].append(())  # the second result of a Merge says which of its inputs came
+    return found
 
 
 def _shape(tensor: tf.Tensor) -> Shape:

@@ -50,18 +50,21 @@ def read(source: Any, wanted: GivenInputs) -> Taken:
     """
     if isinstance(source, str | Path):
         return _read_path(Path(source), wanted)
+    if keras_models.is_keras(source):
+        return _from_keras(source, wanted)
+    if isinstance(source, tf.types.experimental.GenericFunction) and not isinstance(
+        source, tf.types.experimental.ConcreteFunction
+    ):
+        return _from_concrete(_concrete(source, wanted))
+    wanted = wanted.without_shapes(with_article(type(source).__name__))
     if isinstance(source, tf.Graph):
         return _from_graph_def(source.as_graph_def(), wanted)
     if isinstance(source, GraphDef):
         copied = GraphDef()
         copied.CopyFrom(source)  # its nodes are shared from here on, and the user's may change
         return _from_graph_def(copied, wanted)
-    if keras_models.is_keras(source):
-        return _from_keras(source, wanted)
     if isinstance(source, tf.types.experimental.ConcreteFunction):
         return _from_concrete(source)
-    if isinstance(source, tf.types.experimental.GenericFunction):
-        return _from_concrete(_concrete(source, wanted.example))
     if hasattr(source, "signatures"):
         return _from_signatures(source, "the model")
     raise ModelLoadError(
@@ -75,11 +78,13 @@ def _read_path(path: Path, wanted: GivenInputs) -> Taken:
         raise ModelLoadError(f"there is no model file or folder {str(path)!r}")
     if path.name in _SAVED_MODEL:
         path = path.parent
+    if path.suffix in (".keras", ".h5", ".hdf5") and not path.is_dir():
+        return _from_keras(keras_models.load(path), wanted)
+    wanted = wanted.without_shapes(repr(str(path)))
     if path.is_dir():
         return _read_saved_model(path)
-    if path.suffix in (".keras", ".h5", ".hdf5"):
-        return _from_keras(keras_models.load(path), wanted)
-    graph, warnings = graph_files.read(path)
+    ports = (*wanted.outputs, *wanted.names) if wanted.outputs else ()
+    graph, warnings = graph_files.read(path, ports)
     taken = _from_graph_def(graph, wanted, str(path))
     return replace(taken, warnings=(*warnings, *taken.warnings))
 
@@ -118,7 +123,7 @@ def _lacks_what_a_session_has(taken: Taken) -> bool:
 
 def _from_keras(model: Any, wanted: GivenInputs) -> Taken:
     with keras_layers.watched(model) as scopes:
-        function, names = keras_models.traced(model, wanted.example)
+        function, names = keras_models.traced(model, wanted.example, wanted.shapes)
     return replace(_frozen(function, names), original=model, scopes=scopes)
 
 
@@ -162,8 +167,9 @@ def _same_as(signatures: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return (key, *(n for n in signatures if n != key and described(n) == described(key)))
 
 
-def _concrete(function: Any, example: Any) -> Any:
+def _concrete(function: Any, wanted: GivenInputs) -> Any:
     """The one function of a `tf.function`, traced for the example if it says nothing itself."""
+    example = wanted.example
     try:
         return function.get_concrete_function()
     except (TypeError, ValueError):
@@ -175,6 +181,8 @@ def _concrete(function: Any, example: Any) -> Any:
     shown = keras_models.shown(example)
     values = list(shown) if isinstance(shown, tuple | list) else [shown]
     specs = tf.nest.map_structure(keras_models.open_spec, values)
+    if wanted.shapes is not None:
+        specs = keras_models.opened(specs, wanted.shapes)
     try:
         return function.get_concrete_function(*specs)
     except Exception as error:

@@ -143,3 +143,70 @@ _LINES = (
 
 def _fills(node):
     return node.op.startswith("InitializeTableFromTextFile")
+
+
+def _unused_save(graph: GraphDef) -> GraphDef:
+    """A graph with a function that writes a checkpoint."""
+    function = graph.library.function.add()
+    function.signature.name = "traced_save"
+    function.node_def.add(name="save", op="SaveV2")
+    return graph
+
+
+def _product() -> GraphDef:
+    @tf.function(input_signature=[tf.TensorSpec([None, 4], name="x")])
+    def run(x):
+        return tf.nn.relu(x) @ tf.ones((4, 2))
+
+    return run.get_concrete_function().graph.as_graph_def()
+
+
+def test_a_function_that_nothing_calls_is_dropped(tmp_path):
+    path = tmp_path / "net.pb"
+    path.write_bytes(_unused_save(_product()).SerializeToString())
+    model = load_source(str(path), None, None)
+    assert not model.held.graph.library.function
+
+
+@pytest.mark.parametrize("attribute", ["f", "body", "_anything"])
+def test_a_function_that_an_attribute_of_a_node_names_is_judged(tmp_path, attribute):
+    graph = _unused_save(_product())
+    outer = graph.library.function.add()
+    outer.signature.name = "outer"
+    outer.node_def.add(name="inner", op="StatefulPartitionedCall").attr[
+        attribute
+    ].func.name = "traced_save"
+    node = graph.node[-1]
+    node.attr["_body"].func.name = "outer"
+    path = tmp_path / "net.pb"
+    path.write_bytes(graph.SerializeToString())
+    with pytest.raises(ModelLoadError, match=r"function 'traced_save'.*SaveV2"):
+        load_source(str(path), None, None)
+
+
+def test_the_gradient_of_a_function_that_is_called_is_judged(tmp_path):
+    graph = _unused_save(_product())
+    graph.library.function.add().signature.name = "layer"
+    graph.library.gradient.add(function_name="layer", gradient_func="traced_save")
+    graph.node[-1].attr["_body"].func.name = "layer"
+    path = tmp_path / "net.pb"
+    path.write_bytes(graph.SerializeToString())
+    with pytest.raises(ModelLoadError, match="SaveV2"):
+        load_source(str(path), None, None)
+
+
+def test_nodes_that_no_output_needs_are_dropped(tmp_path):
+    graph = _product()
+    weight = next(node.name for node in graph.node if node.op == "Const")
+    graph.node.add(name="save", op="SaveV2", input=[weight])
+    output = graph.node[-2].name
+    path = tmp_path / "net.pb"
+    path.write_bytes(graph.SerializeToString())
+    for outputs in (None, output):
+        model = load_source(str(path), None, outputs)
+        assert "save" not in model.held.graph.nodes
+    graph.node[-2].input.append("^save")
+    del graph.node[-1].input[:]
+    path.write_bytes(graph.SerializeToString())
+    with pytest.raises(ModelLoadError, match="SaveV2"):
+        load_source(str(path), None, output)
