@@ -48,4 +48,5 @@ def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def measure_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure latencies no longer than their number needs; thrice if speed is no objective."""
     monkeypatch.setattr(objectives, "_LEAST_SECONDS", 0.01)
+    monkeypatch.setattr(objectives, "_PATIENCE", 1.0)
     monkeypatch.setattr(Measurement, "rounds", _rounds)

@@ -17,8 +17,8 @@ from neural_mp.space import PlannedOp
 class Verdict(Word):
     """What an audit says of one op.
 
-    The first three are well; the next three differ, and break no promise. The last two do: the plan
-    promises a precision that nothing was seen to run in.
+    The first three are well; the next three differ in no number that the model computes. The last
+    three contradict the plan.
     """
 
     AS_PLANNED = "as planned"
@@ -28,6 +28,8 @@ class Verdict(Word):
     ALONG = "within another kernel"
     #: It was to run along in an INT8 kernel that hands on real numbers, and ran behind it.
     BEHIND = "ran behind its kernel"
+    #: It only moves values, was planned above INT8, and moved them as integers.
+    PASSED_ON = "passed int8 on"
     #: The model did not come to it on these inputs, as to a branch that is not taken.
     NOT_REACHED = "not reached"
     LOWER = "ran lower than planned"
@@ -37,9 +39,9 @@ class Verdict(Word):
 
 
 #: Verdicts by which a plan is not true.
-BROKEN = (Verdict.HIGHER, Verdict.UNSEEN)
+BROKEN = (Verdict.HIGHER, Verdict.UNSEEN, Verdict.LOWER)
 #: Verdicts that say that something ran otherwise, the worst first.
-_FOUND = (*BROKEN, Verdict.LOWER, Verdict.BEHIND, Verdict.NOT_REACHED)
+_FOUND = (*BROKEN, Verdict.BEHIND, Verdict.PASSED_ON, Verdict.NOT_REACHED)
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,10 @@ class Audit:
 
     @property
     def holds(self) -> bool:
-        """Whether all that the plan has in INT8, BF16 or FP16 ran so, or emulates it."""
+        """Whether no finding contradicts the plan: nothing computed above or below its precision.
+
+        16 bits may be emulated; and what only moves values may move them stored.
+        """
         return not any(op.verdict in BROKEN for op in self.ops)
 
     @property
@@ -111,11 +116,11 @@ class Audit:
         return sum(op.planned.precision is not Precision.FP32 for op in self.ops)
 
     def counts(self) -> dict[Verdict, int]:
-        """Verdict → how many ops of those that the plan lowers, or that ran lower, it is of."""
+        """Verdict → how many ops it is of: those that the plan lowers, and those that differ."""
         found = [
             op.verdict
             for op in self.ops
-            if op.planned.precision is not Precision.FP32 or op.verdict is Verdict.LOWER
+            if op.planned.precision is not Precision.FP32 or op.verdict in _FOUND
         ]
         return {verdict: found.count(verdict) for verdict in Verdict if verdict in found}
 
@@ -170,10 +175,13 @@ def _verdict(
         if _in_int8(op, ran):
             return Verdict.AS_PLANNED
         return Verdict.BEHIND if op.or_behind else Verdict.HIGHER
+    if op.moves and ran.precision is None and ran.reads_bytes:
+        return Verdict.PASSED_ON
     if op.precision is Precision.FP32:
-        # What only moves numbers may move them stored: no number differs by that.
         above = ran.precision in (Precision.FP32, None)
-        return Verdict.AS_PLANNED if above else Verdict.LOWER
+        # A model's own integer ops, which no plan touches, are run by kernels of their own name.
+        own = set(ran.kernels) == {op.type}
+        return Verdict.AS_PLANNED if above or own else Verdict.LOWER
     return _of_16_bits(op.precision, ran, is_native)
 
 

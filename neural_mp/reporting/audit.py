@@ -10,7 +10,7 @@ from rich.text import Text
 from neural_mp.core.grammar import counted
 from neural_mp.profiling.audit import BROKEN, Audit, AuditedOp, Verdict
 
-_YELLOW = (Verdict.EMULATED, Verdict.LOWER, Verdict.BEHIND, Verdict.NOT_REACHED)
+_YELLOW = (Verdict.EMULATED, Verdict.BEHIND, Verdict.PASSED_ON, Verdict.NOT_REACHED)
 _STYLES = {**dict.fromkeys(_YELLOW, "yellow"), **dict.fromkeys(BROKEN, "red")}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import median
 
@@ -50,6 +50,7 @@ class Figures:
         times: what was measured.
         weights: op → numbers in its weights.
         values: tensor → numbers it holds for one sample.
+        in_place: whether ops were timed within a plan that was tried: small differences then count.
     """
 
     harms: Mapping[str, float]
@@ -59,6 +60,7 @@ class Figures:
     times: Times = field(default_factory=Times)
     weights: Mapping[str, int] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
+    in_place: bool = False
 
     def shares(self, ops: Iterable[str]) -> dict[str, tuple[float, float]]:
         """Op → its shares of the time and of the weights of all in FP32; equal ones if unknown."""
@@ -100,7 +102,7 @@ class Figures:
         if unknown or precision is Precision.FP32:
             return _EMULATED if emulated else precision.bits / 32
         found = measured[precision] / measured[Precision.FP32]
-        doubtful = precision is Precision.INT8 and found <= _LOSES
+        doubtful = precision is Precision.INT8 and found <= _LOSES and not self.in_place
         return min(found, _WINS) if doubtful else found
 
 
@@ -212,6 +214,19 @@ def _conversion_cost(space: TuningSpace, figures: Figures) -> Callable[[str], fl
         return lambda tensor: estimate
     least, each = times.conversion, times.value
     return lambda name: importance * (least + each * figures.values.get(name, 0.0)) / whole
+
+
+def predicted_share(space: TuningSpace, figures: Figures, plan: PrecisionPlan) -> float | None:
+    """Return the time of a plan's model by the times of single ops, as a share of FP32's.
+
+    Ops that are not decided take what they take in FP32. None where times are not known.
+    """
+    whole, decided = figures.times.whole, sum(figures.seconds(space.decided))
+    if not whole or not decided:
+        return None
+    in_place = replace(figures, objectives={Objective.PERFORMANCE: 1.0}, in_place=True)
+    share = cost_model(space, in_place).point(plan).time
+    return 1 - (1 - share) * min(1.0, decided / whole)
 
 
 def without_tensors(

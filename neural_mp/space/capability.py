@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
@@ -45,6 +45,15 @@ class Capability:
         if self.config(precision) is not None:
             return None
         return self.reasons.get(precision, "your constraints exclude it")
+
+    def without(self, precisions: Collection[Precision], reason: str) -> Capability:
+        """The capability less some precisions, for one reason."""
+        gone = [precision for precision in self.precisions if precision in precisions]
+        if not gone:
+            return self
+        configs = tuple(config for config in self.configs if config.precision not in gone)
+        reasons = {**self.reasons, **dict.fromkeys(gone, reason)}
+        return replace(self, configs=configs, reasons=reasons)
 
     def takes(self, config: OpConfig) -> bool:
         """Whether a plan may ask for a config, repairs aside."""

@@ -40,6 +40,12 @@ class OpConstraint:
     weight: QuantConstraint = QuantConstraint()
     activation: QuantConstraint = QuantConstraint()
 
+    @property
+    def asks(self) -> tuple[Precision, ...]:
+        """The 16-bit precisions that stand here in place of INT8."""
+        named = self.precisions or ()
+        return () if Precision.INT8 in named else tuple(p for p in named if p.is_16_bit)
+
     def allows(self, config: OpConfig) -> bool:
         """Whether a config may be used."""
         if self.precisions is not None and config.precision not in self.precisions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -13,7 +13,11 @@ from neural_mp.amp import AmpList, FourLists, Painting
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
-from neural_mp.core.quantization_flow import QuantizedTensor, quantized_tensors
+from neural_mp.core.quantization_flow import (
+    QuantizedTensor,
+    observable_tensors,
+    quantized_tensors,
+)
 from neural_mp.core.words import Approach
 from neural_mp.errors import UnknownOperatorError, did_you_mean, inside
 from neural_mp.space.capability import Capability
@@ -22,6 +26,9 @@ from neural_mp.space.resolution import ResolvedPlan, Resolver
 
 #: Plans whose resolved form is kept.
 _KEPT = 32
+_EMULATED = "it is emulated here, and FP32 is faster"
+_NOT_REACHED = "calibration never came to it, so that the range of what it reads is not known"
+_NOTHING_BEGINS = "nothing that it could follow runs in it natively here"
 
 
 @dataclass(frozen=True)
@@ -33,11 +40,14 @@ class TuningSpace:
         capabilities: op → what it can run in; every op of the graph has an entry.
         lists: 16-bit precision → the four lists by which ops follow those that a plan has in it;
             of a precision without lists, a plan decides every op by itself.
+        asked: ops with a 16-bit precision that a limit of the user's names for them in place of
+            INT8.
     """
 
     graph: OpGraph
     capabilities: Mapping[str, Capability]
     lists: Mapping[Precision, FourLists] = field(default_factory=dict)
+    asked: frozenset[tuple[str, Precision]] = frozenset()
 
     def choices(self, name: str) -> tuple[OpConfig, ...]:
         """What a plan may say of an op, best first.
@@ -145,10 +155,67 @@ class TuningSpace:
         kept = {*precisions, Precision.FP32}
         return self._filtered(lambda name, config: config.precision in kept)
 
+    def without_emulated(self, kept: Collection[Precision]) -> TuningSpace:
+        """The space without 16 bits that are computed in FP32 and rounded: FP32 itself is faster.
+
+        A precision in which no op begins any more goes as a whole, since nothing can follow.
+
+        Args:
+            kept: precisions that stay, emulated or not.
+        """
+
+        def native(name: str, found: Capability) -> Capability:
+            gone = {p for p in found.emulated if p not in kept and (name, p) not in self.asked}
+            return found.without(gone, _EMULATED)
+
+        left = replace(self, capabilities={n: native(n, c) for n, c in self.capabilities.items()})
+        idle = {
+            precision
+            for precision in self.usable_precisions
+            if precision.is_16_bit and not any(left.choice(op, precision) for op in left.decided)
+        }
+        capabilities = {n: c.without(idle, _NOTHING_BEGINS) for n, c in left.capabilities.items()}
+        return replace(left, capabilities=capabilities)
+
     def with_int8(self, approaches: Iterable[Approach]) -> TuningSpace:
         """The space with INT8 in these of its ways only."""
         kept = {*approaches, None}
         return self._filtered(lambda name, config: config.approach in kept)
+
+    def reached_by(self, seen: Collection[str]) -> TuningSpace:
+        """The space without the INT8 of ops whose range is not known: those of a branch not taken.
+
+        Ways of INT8 that need no range from calibration stay.
+
+        Args:
+            seen: the tensors that calibration saw values of.
+        """
+        space = self
+        while unseen := observable_tensors(space.graph, space.int8_ops).difference(seen):
+            needing = frozenset(space._needing(unseen))
+            if not needing:
+                break
+            space = space._without_ranges(needing)
+        return space
+
+    def _needing(self, tensors: Iterable[str]) -> Iterator[str]:
+        """The ops of `int8_ops` that read or write some of these tensors in INT8."""
+        for tensor in tensors:
+            ops = self.graph.consumers(tensor)
+            if tensor in self.graph:
+                ops = (self.graph[tensor], *ops)
+            heads = (op.name if op.name in self.int8_ops else op.fusion_group for op in ops)
+            yield from (head for head in heads if head in self.int8_ops)
+
+    def _without_ranges(self, ops: Collection[str]) -> TuningSpace:
+        space = self._filtered(lambda op, c: op not in ops or c.approach is not Approach.STATIC)
+        capabilities = dict(space.capabilities)
+        for op in ops:
+            found = capabilities[op]
+            if Precision.INT8 not in found.precisions:
+                reasons = {**found.reasons, Precision.INT8: _NOT_REACHED}
+                capabilities[op] = replace(found, reasons=reasons)
+        return replace(space, capabilities=capabilities)
 
     def constrained(self, constraints: Constraints) -> TuningSpace:
         """The space cut down by the user's limits; FP32 is never taken away.
@@ -165,20 +232,27 @@ class TuningSpace:
                         f"optype_wise names {op_type!r}, which no op or layer of the model has"
                         f"{did_you_mean(op_type, sorted(known))}"
                     )
-        by_op: dict[str, list[OpConstraint]] = {}
+        by_op: dict[str, list[OpConstraint]] = {name: [] for name in self.capabilities}
         for pattern, limit in constraints.op_wise.items():
             with inside("op_wise", pattern):
                 matching = self._matching(pattern)
             for name in matching:
-                by_op.setdefault(name, []).append(limit)
-
-        def allowed(name: str, config: OpConfig) -> bool:
-            limits = [constraints.model_wise, *by_op.get(name, ())]
+                by_op[name].append(limit)
+        for name, limits in by_op.items():
             types = self.graph[name].types
             limits += (limit for kind, limit in constraints.optype_wise.items() if kind in types)
-            return all(limit.allows(config) for limit in limits)
+            limits.append(constraints.model_wise)
 
-        return self._filtered(allowed)
+        def allowed(name: str, config: OpConfig) -> bool:
+            return all(limit.allows(config) for limit in by_op[name])
+
+        asked = {
+            (name, precision)
+            for name, limits in by_op.items()
+            for limit in limits
+            for precision in limit.asks
+        }
+        return replace(self._filtered(allowed), asked=self.asked | asked)
 
     def _matching(self, pattern: str) -> list[str]:
         """The ops that a name or pattern stands for: of an op, or of a layer and all in it."""

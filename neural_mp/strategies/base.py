@@ -42,6 +42,13 @@ class Probe:
         """How long ops and conversions take; empty where that was not measured."""
         return Times()
 
+    def times_within(self, plan: PrecisionPlan) -> Times | None:
+        """The same, with the ops of a plan timed within the model that it comes to.
+
+        None where that cannot be measured.
+        """
+        return None
+
     def latencies(self, plans: Sequence[PrecisionPlan]) -> list[float] | None:
         """Seconds a batch of every plan's model, in turn; infinite for one that cannot be made.
 

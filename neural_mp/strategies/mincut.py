@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from neural_mp.core.observations import Times
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, RANGE_ALGORITHMS, Precision
 from neural_mp.core.quantization_flow import QuantizedTensor
 from neural_mp.core.trial import Trial
-from neural_mp.core.words import Algorithm, Approach, Objective
+from neural_mp.core.words import Algorithm, Approach, Objective, is_speed_alone
 from neural_mp.search.cost_model import (
     CostModel,
     Figures,
     cost_model,
+    predicted_share,
     without_int8,
     without_tensors,
 )
@@ -38,6 +40,11 @@ _TRIALS, _TRIALS_AT_MOST = 4, 8
 _MEASURED_EXACTLY = 4
 #: A plan is faster if it takes less than this share of the other's time.
 _CLEARLY = 0.97
+#: A trial whose time is off what single ops say by more than this share has its ops timed anew,
+#: within the plan, so many times at most.
+_OFF, _MAX_CORRECTIONS = 0.15, 2
+#: Ops that look doubtful within a plan, each of which is put back by itself.
+_DOUBTFUL_OPS = 3
 #: How many times as dear conversions are taken to be where a plan has turned out slow.
 _DEARER = (2, 4, 8)
 #: Plans tried of those that were measured to be faster than FP32.
@@ -64,6 +71,10 @@ class MinimumCut(Strategy):
     5. Between the slowest plan that missed the target and the fastest that met it, the front is
        halved, until nothing lies between or four plans were tried. Where none met it by then, the
        worst tensors go back, one, two, four and so on, up to eight plans in all.
+
+    Where a plan that meets the target takes another time than single ops say, by more than 15 %,
+    its ops are timed within its model, the cut is solved again, and the fastest of what comes of
+    that is tried, too: twice at most.
 
     A plan that meets the target and runs slower than FP32 tells that times were estimated too low:
     plans that keep less and less in INT8 are measured, and the fastest is tried.
@@ -92,6 +103,8 @@ class _Run:
     #: What INT8 plans are made with beyond the best configs: a calibration algorithm, repairs.
     algorithm: Algorithm | None = None
     corrected: bool = False
+    #: What was timed within a plan, in place of what the probe says at first.
+    within: Times | None = None
 
     def __post_init__(self) -> None:
         observations = self.problem.observations
@@ -107,7 +120,7 @@ class _Run:
         return cost_model(self.problem.space, self._figures(harms, conversions))
 
     def _figures(self, harms: Mapping[str, float], conversions: float = 1.0) -> Figures:
-        times = self.problem.probe.times()
+        times = self.within or self.problem.probe.times()
         if times.conversion is not None:
             each = times.conversion * conversions
             times = replace(times, conversion=each, value=times.value * conversions)
@@ -117,6 +130,7 @@ class _Run:
             times,
             {op.name: op.weights for op in self.problem.space.graph},
             self.problem.observations.values,
+            in_place=self.within is not None,
         )
 
     def search(self) -> Steps:
@@ -132,6 +146,7 @@ class _Run:
                 yield from self._mend(fastest)
             if not self._has_met():
                 yield from self._bisect(fastest)
+        yield from self._correct()
         if not self._has_met():
             yield from self._faster()
 
@@ -178,6 +193,69 @@ class _Run:
             (trial,) = yield [finished]
             self.tried[resolved] = trial
 
+    def _correct(self) -> Steps:
+        """Return op times within the fastest trial, if single ops do not predict its time."""
+        probe, space = self.problem.probe, self.problem.space
+        for _ in range(_MAX_CORRECTIONS):
+            accurate = [trial for trial in self.tried.values() if trial.accurate]
+            if not accurate or not is_speed_alone(self.problem.objectives):
+                return
+            fastest = min(accurate, key=lambda trial: trial.cost(self.problem.objectives))
+            found = fastest.objectives.get("relative_latency")
+            said = predicted_share(space, self._figures(self.noise), fastest.plan)
+            if found is None or said is None or abs(found / said - 1) <= _OFF:
+                return
+            self.within = probe.times_within(fastest.plan)
+            if self.within is None:
+                return
+            better = self._measured_better(fastest.plan)
+            if better is None:
+                return
+            yield from self._try(better)
+
+    def _measured_better(self, plan: PrecisionPlan) -> PrecisionPlan | None:
+        """Of what times within a plan speak for, the fastest as a whole; None if that is none."""
+        solved = self._untried([self._solved_within(plan)])
+        without = [_only(plan, _low(plan) - {op}) for op in self._doubtful(plan)]
+        every = self._untried([*solved, *without])
+        for candidates in (every, solved) if every else ():
+            seconds = self.problem.probe.latencies([plan, *candidates]) if candidates else None
+            if seconds is not None:
+                before, *after = seconds
+                least = min(after)
+                return candidates[after.index(least)] if least < before * _CLEARLY else None
+        return next(iter(solved), None)  # nothing can be measured: the trial will tell
+
+    def _solved_within(self, plan: PrecisionPlan) -> PrecisionPlan:
+        """The best plan by the times within another one.
+
+        Where accuracy has kept ops out of INT8, they stay out.
+        """
+        model = self._cost_model(self.noise)
+        cut = self._finished(model.plan(Cut(model.assignment).best(0.0)))
+        if not all(trial.accurate for trial in self.tried.values()):
+            cut = _only(plan, _low(cut))
+        return cut
+
+    def _untried(self, plans: Iterable[PrecisionPlan]) -> list[PrecisionPlan]:
+        """Those of some plans that lower anything and were not tried, each once."""
+        resolved = dict.fromkeys(self.problem.space.resolve(plan) for plan in plans)
+        return [found.plan for found in resolved if found not in self.tried and found.lowers]
+
+    def _doubtful(self, plan: PrecisionPlan) -> list[str]:
+        """The ops that gain least by what they run in within a plan, least first."""
+        gains = self._gains(plan)
+        return sorted(gains, key=gains.__getitem__)[:_DOUBTFUL_OPS]
+
+    def _gains(self, plan: PrecisionPlan) -> dict[str, float]:
+        """Op in a lower precision → the seconds that it gains, where both were timed."""
+        times = (self.within or self.problem.probe.times()).ops
+        return {
+            op: by[Precision.FP32] - by[plan[op].precision]
+            for op in _low(plan)
+            if (by := times.get(op)) is not None and {Precision.FP32, plan[op].precision} <= set(by)
+        }
+
     def _faster(self) -> Steps:
         """Only what gains in INT8, where all that is accurate has turned out slower than FP32.
 
@@ -215,12 +293,7 @@ class _Run:
 
     def _gaining_most(self, plan: PrecisionPlan) -> Iterator[PrecisionPlan]:
         """A plan with all of its ops that gain, one by one, then half, a quarter, an eighth."""
-        times = self.problem.probe.times().ops
-        gains = {
-            op: by[Precision.FP32] - by[config.precision]
-            for op, config in plan.items()
-            if (by := times.get(op)) is not None and config.precision in by
-        }
+        gains = self._gains(plan)
         best = sorted((op for op in gains if gains[op] > 0), key=lambda op: -gains[op])
         for share in (1, 2, 4, 8):
             kept = best[: len(gains) // share]
@@ -295,6 +368,11 @@ class _Run:
             if noise is not None:
                 found[tensor.name] = min(noise, _WORST)
         return found
+
+
+def _low(plan: PrecisionPlan) -> set[str]:
+    """The ops that a plan has in a lower precision."""
+    return {op for op, config in plan.items() if config.precision is not Precision.FP32}
 
 
 def _only(plan: PrecisionPlan, ops: Collection[str]) -> PrecisionPlan:

@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from neural_mp.common import Batch
 from neural_mp.core.content import DataDigest
 from neural_mp.core.grammar import with_article
 from neural_mp.core.kept_batches import KeptBatches
 from neural_mp.core.labels import labels_of
-from neural_mp.core.nested import count_samples
 from neural_mp.core.shape_words import shape_words
 from neural_mp.core.users_code import UserCodeError, as_raised, is_misfit, misfit_words
 from neural_mp.errors import DataError, NeuralMPError, is_users_own, message_of, users_own
+from neural_mp.tuning.batch_reading import Reading, inputs_of_batch, readings_of
 from neural_mp.tuning.parts import part_of
 
 logger = logging.getLogger(__name__)
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 #: Batches that go into a fingerprint: enough to tell data apart, few enough to be read quickly.
 _FINGERPRINTED = 32
 _END = object()
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Batches:
         position: which batch was given last, counted from 1; 0 before the first.
         raised: what the user's own code raised instead of a batch; None if it did not.
         walked: how many batches there were when they were last walked to their end; 0 before that.
+        reading: how a batch is read, where that was found out; see `bound`.
 
     Raises:
         DataError: it cannot be walked.
@@ -76,6 +78,7 @@ class Batches:
         self.position = 0
         self.raised: BaseException | None = None
         self.walked = 0
+        self.reading: Reading | None = None
         self._first_digest = ""
         self._shuffled: bool | None = None
         indexable = hasattr(source, "__getitem__") and hasattr(source, "__len__")
@@ -208,19 +211,64 @@ class Batches:
             yield batch[0], batch[1]
 
     def inputs(self) -> Iterator[Any]:
-        """The inputs of every batch: the first of a pair, else the batch itself."""
+        """The inputs of every batch, by `reading`; else the first of a pair, or all of it."""
         for batch in self:
-            yield _inputs(batch)
+            yield inputs_of_batch(batch, self.reading)
 
     @cached_property
+    def _first_batch(self) -> Any:
+        return next(iter(self))
+
+    @property
     def first_inputs(self) -> Any:
-        """The inputs of the first batch, read once."""
-        return next(self.inputs())
+        """The inputs of the first batch, which is read once."""
+        return inputs_of_batch(self._first_batch, self.reading)
 
     @property
     def first(self) -> FirstBatch:
         """The same, with where they come from."""
         return FirstBatch(self.first_inputs, self.name)
+
+    def bound(self, attempt: Callable[[FirstBatch], T]) -> T:
+        """Find out how batches are to be read: in the first way in which a model takes them.
+
+        Args:
+            attempt: gives the inputs of the first batch to the model, whose signature decides.
+
+        Returns:
+            What the attempt returned that went well.
+
+        Raises:
+            DataError: the model takes the batch in no way; the error is of the documented one.
+        """
+        refused: DataError | None = None
+        for reading in readings_of(self._first_batch):
+            self.reading = reading
+            try:
+                return attempt(self.first)
+            except DataError as error:
+                if is_users_own(error):
+                    raise
+                refused = refused or error
+        self.reading = None
+        assert refused is not None
+        raise refused
+
+    @property
+    def ambiguous(self) -> bool:
+        """Whether a batch can be read in several ways."""
+        return len(readings_of(self._first_batch)) > 1
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """The note on a batch that is not read in the documented way."""
+        known = readings_of(self._first_batch)
+        if self.reading in (None, known[0]):
+            return ()
+        return (
+            f"every batch of {self.name} was read as {self.reading}, as the inputs that the model "
+            f"takes call for: {shape_words(self._first_batch)}",
+        )
 
     @contextmanager
     def blamed(self, passed_on: tuple[type[Exception], ...] = ()) -> Iterator[None]:
@@ -250,7 +298,10 @@ class Batches:
 
     def _sizes(self) -> str:
         """What the batch that was given last holds, beside the first one where they differ."""
-        found, first = (shape_words(_inputs(batch)) for batch in (self._given, self._first))
+        found, first = (
+            shape_words(inputs_of_batch(batch, self.reading))
+            for batch in (self._given, self._first)
+        )
         if self._given is None:
             return ""
         return f" ({found})" if found == first else f" ({found}; the first is {first})"
@@ -261,8 +312,12 @@ class Batches:
         Raises:
             DataError: it does not.
         """
-        with self.blamed():
-            model(self.first_inputs)
+
+        def attempt(first: FirstBatch) -> None:
+            with self.blamed():
+                model(first.inputs)
+
+        self.bound(attempt)
         return self
 
     def __len__(self) -> int:
@@ -299,47 +354,6 @@ class Batches:
         if self._shuffled:
             return f"{len(self)}:shuffled"
         return f"{len(self)}:{hashlib.sha256(''.join(batches).encode()).hexdigest()[:16]}"
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Data to calibrate with.
-
-    Attributes:
-        batches: where it comes from.
-        samples: how many samples of it are used.
-    """
-
-    batches: Batches
-    samples: int = 100
-
-    def inputs(self, before_each: Callable[[], None] = lambda: None) -> Iterator[Any]:
-        """The inputs of the batches that hold these samples."""
-        return limited(self.batches.inputs(), self.samples, before_each)
-
-    @property
-    def count(self) -> int:
-        """How many batches that are, as far as the first of them tells."""
-        total = -(-self.samples // max(1, count_samples(self.batches.first_inputs)))
-        return min(total, len(self.batches)) if len(self.batches) else total
-
-
-def limited(
-    batches: Iterable[Any], samples: int, before_each: Callable[[], None] = lambda: None
-) -> Iterator[Any]:
-    """Batches until `samples` samples were seen; the batch that reaches them is given whole."""
-    seen = 0
-    for inputs in batches:
-        if seen >= samples:
-            return
-        before_each()
-        yield inputs
-        seen += count_samples(inputs)
-
-
-def _inputs(batch: Any) -> Any:
-    """The first of a pair, else the batch itself."""
-    return batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
 
 
 def _told(batch: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from neural_mp.core.arguments import MOST_SECONDS, brief, check_count
 from neural_mp.errors import ConfigurationError
@@ -11,6 +12,10 @@ from neural_mp.errors import ConfigurationError
 _TOO_LARGE_A_SHARE = 0.5
 #: Whole numbers beyond have no float.
 _LARGEST = 1e300
+#: How many times as fast as FP32 a plan must be for sure unless the user says otherwise.
+MIN_SPEEDUP = 1.03
+#: The most that a plan can be asked to gain.
+_MAX_SPEEDUP = 1000.0
 
 
 @dataclass(frozen=True)
@@ -128,3 +133,17 @@ class ExitPolicy:
                 f"got {brief(self.timeout)}"
             )
         check_count("exit_policy: max_trials", self.max_trials)
+
+
+def check_min_speedup(value: Any) -> None:
+    """Refuse what no plan can be asked to gain.
+
+    Raises:
+        ConfigurationError: it is no number, or out of range.
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 1 <= value <= _MAX_SPEEDUP:
+        raise ConfigurationError(
+            f"min_speedup must be a ratio from 1 to {_MAX_SPEEDUP:g}, got {brief(value)}; "
+            f"write 1.03 for plans that are at least 3 % faster than FP32"
+        )

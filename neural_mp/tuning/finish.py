@@ -9,7 +9,7 @@ from typing import Any
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.core.words import Objective, is_speed_alone
+from neural_mp.core.words import Objective
 from neural_mp.profiling import Ratio, ratio, undisturbed
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.job import TuningJob
@@ -52,7 +52,8 @@ class Choice:
         plan: what it runs in, and what follows.
         speed: what was measured of it.
         trial: the trial of the plan; None for the FP32 model.
-        turned_out: trials that turned out to be slower than FP32 when they were measured last.
+        turned_out: trials that turned out to gain too little over FP32 when they were measured
+            last.
         measured: all trials that were measured last, with those figures.
     """
 
@@ -90,10 +91,10 @@ def choose(
 ) -> Choice:
     """The best plan that met the target, by what is measured now, which is also what is reported.
 
-    The best ones are measured side by side, and beside FP32. Where speed is what is wanted and all
-    of them turn out slower than FP32, it is the turn of the next ones; of FP32 when none is left.
-    One that is the best beyond doubt, and faster than FP32 beyond doubt where that is claimed, is
-    not measured a second time: that would only repeat its trial.
+    The best ones are measured side by side, and beside FP32. Where speed is what is wanted and none
+    of them turns out to gain enough over FP32 for sure, it is the turn of the next ones; of FP32
+    when none is left. One that is the best beyond doubt is not measured a second time: that would
+    only repeat its trial.
 
     Args:
         job: the run.
@@ -144,25 +145,15 @@ def _drawn(job: TuningJob, waiting: list[Trial]) -> list[Trial]:
 
 def _is_certain(job: TuningJob, trial: Trial) -> bool:
     """Whether a trial's own figures leave no doubt that it may be handed over."""
-    if not is_speed_alone(job.objectives) or not job.claims_speed(job.space.resolve(trial.plan)):
-        return True
-    return _share(trial).high < 1
+    return job.judged(trial).met
 
 
 def _measured(
     job: TuningJob, trial: Trial, before: Sequence[float], seconds: Sequence[float]
 ) -> Trial:
-    """A trial with its latest figures; too slow if it is slower than FP32 by any amount.
-
-    While a search goes on a difference within the spread counts for nothing. What is handed over in
-    the end as the faster model must not be the slower one.
-    """
+    """A trial with its latest figures, judged by those."""
     figures = {**trial.objectives, **latency_figures(before, seconds)}
-    measured = job.judged(replace(trial, objectives=figures))
-    slower = is_speed_alone(job.objectives) and figures["relative_latency"] > 1
-    if slower and job.claims_speed(job.space.resolve(trial.plan)):
-        return replace(measured, outcome=Outcome.SLOW)
-    return measured
+    return job.judged(replace(trial, objectives=figures))
 
 
 def unmeasured(trial: Trial, model: AnyTunableModel) -> Choice:
@@ -189,9 +180,11 @@ def why_fp32(job: TuningJob, trials: Sequence[Trial], baseline: float | None) ->
     """Why a run came down to the FP32 model, in words."""
     slow, near = fastest_slow(trials), closest(trials)
     if slow is not None:
+        least = job.measurement.min_speedup
         return (
-            f"no plan that meets the target is faster than FP32 on this machine; the result is the "
-            f"FP32 model. Closest came {slow.plan!r} at {_share(slow).inverse} the speed of FP32"
+            f"no plan that meets the target is faster than FP32 on this machine, by a factor of "
+            f"{least:g} or more (min_speedup) for sure; the result is the FP32 model. Closest came "
+            f"{slow.plan!r} at {_share(slow).inverse} the speed of FP32"
         )
     if near is None or near.accuracy is None or baseline is None:
         return f"{_why_none(job, trials)}; the result is the FP32 model"

@@ -13,7 +13,7 @@ from neural_mp.core.trial import Outcome, Trial
 from neural_mp.core.words import Objective
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Strategy
-from neural_mp.tuning.batches import Calibration
+from neural_mp.tuning.calibration_batches import Calibration
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.tuning.evaluator import Evaluator
 from neural_mp.tuning.footprint import Footprints
@@ -98,6 +98,10 @@ class TuningJob:
         """What every op may run in."""
         return self.model.space
 
+    def in_space(self, space: TuningSpace) -> TuningJob:
+        """The job with a space that calibration has cut down."""
+        return self if space is self.space else replace(self, model=self.model.in_space(space))
+
     @property
     def objectives(self) -> Mapping[Objective, float]:
         """What is made small → its weight."""
@@ -143,6 +147,6 @@ class TuningJob:
         """
         if not trial.accurate:
             return trial
-        slow = is_slow(self.objectives, trial.objectives)
+        slow = is_slow(self.objectives, trial.objectives, self.measurement.min_speedup)
         slow = slow and self.claims_speed(plan or self.space.resolve(trial.plan))
         return replace(trial, outcome=Outcome.SLOW if slow else Outcome.MET)

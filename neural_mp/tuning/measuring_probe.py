@@ -23,25 +23,28 @@ from neural_mp.core.precision import FP32, Precision
 from neural_mp.core.words import Objective
 from neural_mp.errors import in_one_line
 from neural_mp.profiling import interleaved_medians
-from neural_mp.space import ResolvedPlan, TuningSpace
+from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Probe
 from neural_mp.tuning.fidelity import USELESS, relative_noise
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.known import NOTHING_KNOWN, Known
 from neural_mp.tuning.notes import ARRIVING, TIMES, Notes
+from neural_mp.tuning.op_times import timed, times_of, updated
 from neural_mp.tuning.record import repairs_in
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 #: CPU seconds of each thread that may be spent on measuring where an evaluation takes less.
-LEAST_ALLOWANCE = 2.0
+LEAST_ALLOWANCE = 4.0
 #: Key of the run's history under which it is kept why single ops were not timed.
 _UNTIMED = "why ops were not timed"
 #: Enough not to fit into the caches of a core.
 _MANY_VALUES = 1 << 21
 #: Timing ops runs a batch so many times; where this does not fit, they are not timed.
 _PROFILED_RUNS = 24
+#: How often models are profiled in turn where there is time, and run as wholes.
+_PASSES, _WHOLE_RUNS = 2, 3
 
 
 @dataclass
@@ -109,7 +112,42 @@ class MeasuringProbe(Probe):
         self.untimed = words
         return Times() if stored is None else Times.from_dict(stored)
 
+    def times_within(self, plan: PrecisionPlan) -> Times | None:
+        """See the contract."""
+        before, resolved = self.times(), self.job.space.resolve(plan)
+        if not before.ops:
+            return None
+        kind, untimed = optional(checked(Times.from_dict)), self.untimed
+
+        def measure() -> dict[str, Any] | None:
+            found = self._timed_in(lambda: {resolved: self.model.converted(resolved)}, True)
+            return None if found is None else updated(before, found).to_dict()
+
+        found = self._kept(f"times within {_digest([resolved])}", kind, measure)
+        self.untimed = untimed  # that is said of the times at first
+        return None if found is None else Times.from_dict(found)
+
     def _times(self) -> dict[str, Any] | None:
+        found = self._timed_in(self._lowered_models)
+        return None if found is None else found.to_dict()
+
+    def _lowered_models(self) -> dict[ResolvedPlan, AnyModel]:
+        """For every precision, the model that has as much in it as can be."""
+        found: dict[ResolvedPlan, AnyModel] = {}
+        started = time.process_time()
+        for precision in self.job.space.usable_precisions:
+            if precision is not Precision.FP32:
+                if not self._has_time(started):
+                    self.untimed = f"no time is left for {precision} and what comes after it"
+                    break
+                plan = self._all_in(precision)
+                found[plan] = self.model.converted(plan)
+        return found
+
+    def _timed_in(
+        self, lowered: Callable[[], Mapping[ResolvedPlan, AnyModel]], in_place: bool = False
+    ) -> Times | None:
+        """Return the times of ops in FP32 and in some models; None where they cannot be timed."""
         job, inputs = self.job, self.job.measurement.inputs
         started = time.process_time()
         self.model(inputs)
@@ -119,55 +157,30 @@ class MeasuringProbe(Probe):
                 f"it takes {needed:.2g} CPU seconds, and {self.allowance:.2g} may be spent"
             )
             return None
-        ops: dict[str, dict[str, float]] = {}
-        between, conversions, always = 0.0, 0, frozenset[str]()
+        passes = _PASSES if needed * 2 * _PASSES <= self.allowance else 1
         try:
             with self.model.adaptor.threads(job.measurement.threads):
-                for precision in dict.fromkeys((Precision.FP32, *job.space.usable_precisions)):
-                    if not self._has_time(started):
-                        self.untimed = f"no time is left for {precision} and what comes after it"
-                        break
-                    plan = self._all_in(precision)
-                    full = precision is Precision.FP32
-                    model = self.model if full else self.model.converted(plan)
-                    profile = model.profile(inputs)
-                    for op, found in self._seconds_by_op(plan, profile).items():
-                        ops.setdefault(op, {})[precision.value] = found
-                    if full:
-                        always = frozenset(profile)
-                    else:
-                        counts = model.conversions
-                        added = profile.keys() - always - {op.name for op in job.space.graph}
-                        between += sum(profile[name] for name in added)
-                        conversions += counts.casts + counts.quantize + counts.dequantize
+                models: dict[ResolvedPlan, AnyModel] = {self._all_in(Precision.FP32): self.model}
+                models.update(lowered())
+                before, *after = timed(
+                    models,
+                    lambda model: model.profile(inputs),
+                    lambda found: job.measurement.briefly(found, _WHOLE_RUNS),
+                    passes,
+                )
         except Exception as error:
             # Whatever a framework raises: times are then estimated.
             logger.debug("ops could not be timed", exc_info=True)
             self.untimed = in_one_line(error)
             return None
-        return {
-            "ops": {op: by for op, by in ops.items() if Precision.FP32.value in by},
-            "conversion": between / conversions if conversions else None,
-            "value": _seconds_a_value() * job.measurement.batch_size,
-        }
+        value = _seconds_a_value() * job.measurement.batch_size
+        return times_of(job.space, before, after, value, in_place)
 
     def _all_in(self, precision: Precision) -> ResolvedPlan:
         """Every op in a precision that can run in it, the rest in FP32."""
         space = self.job.space
         chosen = {op: space.choice(op, precision) or FP32 for op in space.decided}
         return space.resolve(PrecisionPlan(chosen))
-
-    def _seconds_by_op(self, plan: ResolvedPlan, profile: Mapping[str, float]) -> dict[str, float]:
-        """Op that runs as the plan says → its seconds, with what runs along.
-
-        What was not found a kernel for is left out.
-        """
-        seconds = {
-            op: sum(profile.get(name, 0.0) for name in names)
-            for op, names in _kernels(self.job.space).items()
-            if plan.plan[op].precision is plan.effective[op]
-        }
-        return {op: found for op, found in seconds.items() if found > 0}
 
     def latencies(self, plans: Sequence[PrecisionPlan]) -> list[float] | None:
         """See the contract."""
@@ -221,7 +234,9 @@ class MeasuringProbe(Probe):
         before = self.spent
         with self._counted():
             value = measure() if self._has_time(time.process_time(), plans) else None
-        self._longest = max(self._longest, (self.spent - before) / plans)
+        # Single ops are timed in several runs of several models, which says nothing of a plan's.
+        if key != TIMES:
+            self._longest = max(self._longest, (self.spent - before) / plans)
         if value is not None and not self.untimed:
             self.known.keep(key, self._measured_on, value)
         self.history.remember(key, value)
@@ -281,12 +296,3 @@ def _seconds_a_value() -> float:
         values.astype(np.uint8)
 
     return interleaved_medians([run], iterations=7)[0] / _MANY_VALUES
-
-
-def _kernels(space: TuningSpace) -> dict[str, list[str]]:
-    """Decided op → itself and what runs along in its kernel."""
-    found = {op: [op] for op in space.decided}
-    for op in space.graph:
-        if op.fusion_group in found:
-            found[op.fusion_group].append(op.name)
-    return found

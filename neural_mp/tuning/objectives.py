@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Real
 from types import MappingProxyType
@@ -16,11 +16,20 @@ from neural_mp.core.trial import Trial
 from neural_mp.core.words import Objective, is_speed_alone
 from neural_mp.errors import ConfigurationError
 from neural_mp.profiling import interleaved_rounds, ratio, undisturbed
+from neural_mp.tuning.criterion import MIN_SPEEDUP
 
 #: Figures closer than this are the same: latencies are noisy.
 _SAME = 1.05
 #: Seconds for which models are measured beside each other at least: short runs need more rounds.
 _LEAST_SECONDS = 0.2
+#: Runs shorter than this are timed several in a row, so that what ran before counts for little.
+_BLOCK_SECONDS = 0.002
+#: How many times the time limit may be taken to tell whether a plan gains enough.
+_PATIENCE = 6.0
+#: Fewer rounds than this decide only where each of them says the same.
+_FEW_ROUNDS = 20
+#: A spread narrower than this, as a share, is not worth more rounds, whatever lies within it.
+_RESOLUTION = 0.005
 #: Trials within this of the best are measured again, side by side.
 _DOUBTFUL = 1.25
 
@@ -61,6 +70,8 @@ class Measurement:
         warmup, iterations: runs not counted, and counted; of models that take very little, more.
         time_limit: seconds after which no further run starts.
         threads: threads the framework may use meanwhile; None leaves that to it.
+        min_speedup: how many times as fast as FP32 a plan must be for sure, where speed is all that
+            is wanted.
     """
 
     inputs: Any
@@ -71,6 +82,7 @@ class Measurement:
     iterations: int = 30
     time_limit: float = 5.0
     threads: int | None = None
+    min_speedup: float = MIN_SPEEDUP
 
     def __call__(self, baseline: AnyModel, candidate: AnyModel) -> dict[str, float]:
         """Latency and size of a candidate, smaller is better."""
@@ -86,15 +98,32 @@ class Measurement:
 
     def side_by_side(self, models: Sequence[AnyModel]) -> list[float]:
         """Seconds a batch of each of several models, measured in turn."""
-        return [undisturbed(seconds) for seconds in self.rounds(models)]
+        return [undisturbed(seconds) for seconds in self._timed(models)]
+
+    def briefly(self, models: Sequence[AnyModel], rounds: int) -> list[float]:
+        """The same, of so few rounds that the fastest run of each counts."""
+        brief = replace(self, warmup=1, iterations=rounds)
+        return [min(seconds) for seconds in brief._timed(models)]
 
     def rounds(self, models: Sequence[AnyModel], longer: int = 1) -> list[list[float]]:
         """Seconds a batch of each of several models, measured in turn, one for every round.
 
+        Where speed is all that is wanted, rounds are added until each model is either faster than
+        the first one by `min_speedup` or not, beyond the spread, or until that takes too long.
+
         Args:
-            models: what to measure, all of one framework.
+            models: what to measure, all of one framework, the FP32 model first.
             longer: how many times as long as usual.
         """
+        judged = is_speed_alone(self.objectives) and len(models) > 1
+        return self._timed(models, longer, self._decides if judged else None)
+
+    def _timed(
+        self,
+        models: Sequence[AnyModel],
+        longer: int = 1,
+        decides: Callable[[list[list[float]]], bool] | None = None,
+    ) -> list[list[float]]:
         runs = [partial(model, self.inputs) for model in models]
         with models[0].adaptor.threads(self.threads):
             return interleaved_rounds(
@@ -103,7 +132,23 @@ class Measurement:
                 iterations=self.iterations * longer,
                 least_seconds=_LEAST_SECONDS * longer,
                 time_limit=self.time_limit * longer,
+                block_seconds=_BLOCK_SECONDS,
+                decides=decides,
+                patience=_PATIENCE,
             )
+
+    def _decides(self, taken: list[list[float]]) -> bool:
+        """Whether each model's share of FP32's time lies on one side of what is asked for."""
+        before, *after = taken
+        return all(self._is_decided(before, seconds) for seconds in after)
+
+    def _is_decided(self, before: Sequence[float], after: Sequence[float]) -> bool:
+        share, least = ratio(after, before), 1 / self.min_speedup
+        faster = [one <= least * other for one, other in zip(after, before, strict=True)]
+        if len(faster) < _FEW_ROUNDS and any(faster) and not all(faster):
+            return False
+        narrow = share.high - share.low < _RESOLUTION * share.value
+        return narrow or not share.low <= least < share.high
 
 
 def latency_figures(baseline: Sequence[float], candidate: Sequence[float]) -> dict[str, float]:
@@ -117,13 +162,18 @@ def latency_figures(baseline: Sequence[float], candidate: Sequence[float]) -> di
     }
 
 
-def is_slow(objectives: Mapping[Objective, float], figures: Mapping[str, float]) -> bool:
-    """Whether speed is all that is wanted, and these figures are worse than FP32's for sure.
+def is_slow(
+    objectives: Mapping[Objective, float],
+    figures: Mapping[str, float],
+    min_speedup: float = MIN_SPEEDUP,
+) -> bool:
+    """Whether speed is all that is wanted, and these figures do not show enough of it for sure.
 
-    A difference within the spread of the measurement is none.
+    What is within the spread of the measurement counts for FP32: the lower bound of the speed-up
+    has to exceed 1, and to reach `min_speedup`.
     """
-    slowest = figures.get("relative_latency_low", figures.get("relative_latency", 0.0))
-    return is_speed_alone(objectives) and slowest > 1
+    share = figures.get("relative_latency_high", figures.get("relative_latency", 0.0))
+    return is_speed_alone(objectives) and (share >= 1 or share * min_speedup > 1)
 
 
 def finalists(

@@ -12,7 +12,7 @@ from neural_mp.core.kinds import checked, fields
 from neural_mp.core.observations import Observations
 from neural_mp.core.precision import Precision
 from neural_mp.errors import MetricError
-from neural_mp.tuning.batches import Calibration
+from neural_mp.tuning.calibration_batches import Calibration
 from neural_mp.tuning.early_stopping import RunningValues
 from neural_mp.tuning.evaluator import Deadline, TimeUpError
 from neural_mp.tuning.history import History
@@ -22,6 +22,8 @@ from neural_mp.tuning.record_form import BASELINE_FIGURES
 from neural_mp.tuning.run_log import RunLog
 from neural_mp.tuning.scores import is_usable
 
+#: How many ops that calibration did not come to are named.
+_MOST_NAMED = 3
 #: Names of what is kept for later runs.
 _BASELINE, _CALIBRATION = "baseline", "calibration"
 #: How the baseline's accuracy came about, in the run's history.
@@ -151,7 +153,8 @@ def calibrated(
 ) -> AnyTunableModel:
     """The model with what calibration saw: as the run's history has it, else by looking now.
 
-    Nothing is looked at where no op may run in INT8, or there is no data to look at.
+    Nothing is looked at where no op may run in INT8, or there is no data to look at. Ops that
+    calibration never came to are in the model's space without the INT8 that needs a range.
 
     Raises:
         TimeUpError: the time limit passed meanwhile.
@@ -162,7 +165,7 @@ def calibrated(
         return job.model
     stored = history.observations if history is not None else None
     if stored is not None and all(t.name in stored.ranges for t in job.space.tensors):
-        return job.model.observed(stored)
+        return job.model.observed(stored)  # has seen all
 
     known = job.known.of(space=job.space.digest, samples=str(data.samples))
     seen = _seen_earlier(known, data, log, deadline)
@@ -170,7 +173,24 @@ def calibrated(
         seen = _seen_now(job, known, data, log, deadline)
     if history is not None:
         history.observations = seen
-    return job.model.observed(seen)
+    return _reached(job, seen, log).observed(seen)
+
+
+def _reached(job: TuningJob, seen: Observations, log: RunLog) -> AnyTunableModel:
+    """The model in the space of the ops that calibration came to; the user is told of the others.
+
+    A branch that no sample takes has no ranges.
+    """
+    space = job.space.reached_by(seen.ranges)
+    left = [op for op in job.space.decided if space.capabilities[op] != job.space.capabilities[op]]
+    if not left:
+        return job.model
+    named = ", ".join(map(repr, left[:_MOST_NAMED])) + (", …" if len(left) > _MOST_NAMED else "")
+    log.warn(
+        f"calibration never came to {len(left)} ops ({named}), which run in INT8 only where that "
+        f"takes no ranges from calibration; give calibration data that takes every branch"
+    )
+    return job.model.in_space(space)
 
 
 def _seen_earlier(

@@ -69,7 +69,10 @@ def _fan_in(model: AnyTunableModel) -> dict[str, int]:
         for op, layer in model.adaptor.layers(model.held).items()
         if layer.inputs is not None
     }
-    return {op: math.prod(shape) // shape[outputs] for op, (shape, outputs) in shapes.items()}
+    return {
+        op: math.prod(shape) // shape[outputs] if shape[outputs] else 0
+        for op, (shape, outputs) in shapes.items()
+    }
 
 
 def machine_of(hardware: Hardware) -> Machine:
@@ -151,14 +154,14 @@ def _predicted(job: TuningJob, trials: Sequence[Trial], times: Times) -> dict[in
     if not times.ops or not trials:
         return {}
     # Not sooner, since it brings in SciPy.
-    from neural_mp.search.cost_model import Figures, cost_model
+    from neural_mp.search.cost_model import Figures, predicted_share
 
     observations = job.model.observations
     noise = noise_after_repairs(observations, best_repairs(observations))
     weights = {op.name: op.weights for op in job.space.graph}
     figures = Figures(noise, times=times, weights=weights, values=observations.values)
-    model = cost_model(job.space, figures)
-    return {trial.number: model.point(trial.plan).time for trial in trials}
+    shares = {t.number: predicted_share(job.space, figures, t.plan) for t in trials}
+    return {number: share for number, share in shares.items() if share is not None}
 
 
 def conversions_of(

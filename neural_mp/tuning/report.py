@@ -67,7 +67,7 @@ class Report:
             those of FP32, on calibration samples; None where it was not measured.
         baseline_latency, latency: seconds a batch, measured in turn, of runs that nothing else
             disturbed (the first decile of all); None where no batch was at hand.
-        speedup_low, speedup_high: between which `speedup` lies with a confidence of 95 %; None for
+        speedup_low, speedup_high: between which `speedup` lies with a confidence of 99 %; None for
             the FP32 model.
         batch_size: samples in that batch.
         baseline_size, size: bytes of the weights.

@@ -227,7 +227,8 @@ def measured_sensitivities(
 
 
 def _measured(job: TuningJob, log: RunLog, most: int | None) -> SensitivityReport:
-    model, space = calibrated(job, log, Deadline()), job.space
+    model = calibrated(job, log, Deadline())
+    job, space = job.in_space(model.space), model.space
     kept = Notebook()
     probe = MeasuringProbe(job, model, kept, inf)
     with log.phase("times", "Timing single ops"):

@@ -103,6 +103,7 @@ def _converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
         with log.phase("measure"):
             choice = fp32_choice(job)
         return _unchecked(job, setup, choice, _report(job, choice, log), Observations())
+    job = job.in_space(model.space)
     repairs = best_repairs(model.observations)
     plan = job.space.resolve(with_repairs(job.space.fastest_plan(), job.space, repairs))
     with log.phase("convert", "Converting"):
@@ -164,6 +165,7 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
         with log.phase("measure"):
             choice = fp32_choice(job)
         return _judged_result(job, log, history, choice, baseline, kept)
+    job = job.in_space(model.space)
     history.remember(VALUES, dict(job.footprints.values))
     known = known_of_probes(job, model.observations)
     probe = MeasuringProbe(job, model, history, allowance(job, baseline), known=known)

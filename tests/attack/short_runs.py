@@ -227,6 +227,7 @@ def _measure_briefly() -> None:
     from neural_mp.tuning import objectives
 
     objectives._LEAST_SECONDS = 0.001
+    objectives._PATIENCE = 1.0
 
 
 def started(

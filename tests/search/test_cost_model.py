@@ -11,8 +11,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "strategies"))
 from made_up import chain
 
 from neural_mp.core.observations import Times
+from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision, QuantSpec
-from neural_mp.search.cost_model import Figures, cost_model
+from neural_mp.search.cost_model import Figures, cost_model, predicted_share
 from neural_mp.search.cut import Cut
 from neural_mp.space import Capability
 
@@ -118,3 +119,20 @@ def test_a_table_in_bytes_is_taken_for_its_size_where_it_costs_next_to_nothing(s
     model = cost_model(replace(space, capabilities=tables), Figures({}, times=measured))
     plan = model.plan(Cut(model.assignment).best(0.0))
     assert (plan["op0"].precision is INT8) == taken
+
+
+def test_what_a_plan_is_said_to_take_counts_what_is_not_decided_as_in_fp32():
+    """Of 12 seconds 9 are decided; two of three ops save 3 and 1, and one conversion takes 1."""
+    measured = times((4.0, 1.0), (2.0, 1.0), (3.0, 1.0), conversion=1.0, whole=12.0)
+    space = chain(3)
+    low = space.choice("op0", INT8)
+    plan = space.resolve(PrecisionPlan({"op0": low, "op1": low, "op2": OpConfig(FP32)})).plan
+    figures = Figures({}, times=measured)
+    assert predicted_share(space, figures, plan) == pytest.approx((12 - 3 - 1 + 2) / 12)
+    assert predicted_share(space, Figures({}, times=times((4.0, 1.0))), plan) is None
+
+
+@pytest.mark.parametrize(("in_place", "taken"), [(False, True), (True, False)])
+def test_small_losses_count_once_ops_were_timed_in_place(in_place, taken):
+    measured = times((4.0, 1.0), (1.0, 1.1), (4.0, 1.0), conversion=0.0)
+    assert ("op1" in fastest(Figures({}, times=measured, in_place=in_place))) is taken

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from neural_mp.amp import FourLists
@@ -121,3 +123,64 @@ def test_a_resolved_plan_says_int8_only_of_what_runs_so():
     resolved = space.resolve(space.fastest_plan())
     assert resolved.plan.precisions == {"a": Precision.INT8, "add": Precision.FP32}
     assert space.resolve(resolved.plan) == resolved
+
+
+EMULATED = frozenset({Precision.BF16})
+
+
+def test_emulated_16_bits_leave_the_space_with_a_reason(space):
+    """Ops that can only follow a native op leave with the last native op."""
+    emulated = {
+        name: replace(found, emulated=EMULATED if name in ("conv", "fc") else frozenset())
+        for name, found in space.capabilities.items()
+    }
+    left = replace(space, capabilities=emulated).without_emulated(())
+    assert left.usable_precisions == (Precision.INT8, Precision.FP32)
+    assert "emulated" in left.capabilities["conv"].why_not(Precision.BF16)
+    assert "follow" in left.capabilities["relu"].why_not(Precision.BF16)
+
+
+def test_native_16_bits_stay_beside_emulated_ones(space):
+    emulated = dict(space.capabilities)
+    emulated["fc"] = replace(LAYER, emulated=EMULATED)
+    left = replace(space, capabilities=emulated).without_emulated(())
+    assert left.choice("conv", Precision.BF16) == BF16
+    assert left.choice("fc", Precision.BF16) is None
+    assert left.choice("relu", Precision.BF16) is None  # it follows, and begins nowhere
+
+
+@pytest.mark.parametrize(
+    ("limits", "stays"),
+    [
+        (Constraints(op_wise={"fc": OpConstraint((Precision.BF16,))}), {"fc"}),
+        (Constraints(optype_wise={"linear": OpConstraint((Precision.BF16,))}), {"fc"}),
+        (Constraints(model_wise=OpConstraint((Precision.BF16,))), {"conv", "fc"}),
+        (Constraints(op_wise={"fc": OpConstraint((Precision.INT8, Precision.BF16))}), set()),
+        (Constraints(), set()),
+    ],
+)
+def test_emulated_16_bits_stay_where_they_are_asked_for_in_place_of_int8(space, limits, stays):
+    emulated = {n: replace(found, emulated=EMULATED) for n, found in space.capabilities.items()}
+    left = replace(space, capabilities=emulated).constrained(limits).without_emulated(())
+    assert {op for op in left.decided if left.choice(op, Precision.BF16)} == stays
+
+
+def test_emulated_16_bits_that_are_to_be_kept_stay(space):
+    emulated = {n: replace(found, emulated=EMULATED) for n, found in space.capabilities.items()}
+    whole = replace(space, capabilities=emulated)
+    assert whole.without_emulated(EMULATED) == whole
+
+
+def test_ops_that_calibration_never_came_to_lose_the_int8_that_needs_ranges(space):
+    assert space.reached_by({"x", "softmax"}) is space
+    left = space.reached_by({"x"})
+    assert left.capabilities["conv"] == LAYER
+    assert left.capabilities["fc"].configs == (BF16, FP32)
+    assert "never came" in left.capabilities["fc"].why_not(Precision.INT8)
+
+
+def test_int8_without_ranges_from_calibration_stays_where_calibration_never_came(space):
+    dynamic = int8("dynamic")
+    both = replace(LAYER, configs=(int8("minmax"), dynamic, FP32))
+    space = replace(space, capabilities={**space.capabilities, "fc": both})
+    assert space.reached_by({"x"}).capabilities["fc"].configs == (dynamic, FP32)

@@ -242,6 +242,87 @@ def test_of_plans_that_keep_less_in_int8_the_fastest_measured_one_is_tried():
     assert len(trials) == 2
 
 
+class Mistimed(MadeUpProbe):
+    """By itself op3 looks four times as fast in INT8; within the model it takes five times as long.
+
+    FP32 takes 24 seconds in all; `whole` says what plans really take.
+    """
+
+    true = 20.0
+
+    def times(self):
+        ops = {f"op{i}": {Precision.FP32: 4.0, Precision.INT8: 1.0} for i in range(6)}
+        return Times(ops, 0.0, whole=24.0)
+
+    def times_within(self, plan):
+        self.asked.append(plan)
+        ops = dict(self.times().ops)
+        return Times({**ops, "op3": {Precision.FP32: 4.0, Precision.INT8: self.true}}, 0.0, 0, 24.0)
+
+    def whole(self, plan):
+        low = int8_ops(plan)
+        return 24.0 - 3.0 * len(low - {"op3"}) + (self.true - 4.0) * ("op3" in low)
+
+    def figures(self, plan):
+        return {"relative_latency": self.whole(plan) / 24.0}
+
+    def latencies(self, plans):
+        return [self.whole(plan) for plan in plans]
+
+
+def test_an_op_that_was_timed_wrongly_is_corrected_after_the_first_trial():
+    probe = Mistimed()
+    first, second = tried(chain(6), lambda plan: 0.0, {}, probe=probe, figures=probe.figures)
+    assert int8_ops(first.plan) == {f"op{i}" for i in range(6)}
+    assert int8_ops(second.plan) == {f"op{i}" for i in (0, 1, 2, 4, 5)}
+    assert len(probe.asked) == 1  # the second is as fast as said
+
+
+def test_a_trial_that_takes_what_was_said_is_not_corrected():
+    probe = Mistimed()
+    probe.true = 1.0 + 0.1 * 6  # a tenth more than the six seconds that were said
+    (trial,) = tried(chain(6), lambda plan: 0.0, {}, probe=probe, figures=probe.figures)
+    assert len(int8_ops(trial.plan)) == 6
+    assert not probe.asked
+
+
+def test_a_correction_that_makes_no_difference_costs_no_trial():
+    class Alike(Mistimed):
+        def latencies(self, plans):
+            return [5.0 for _ in plans]
+
+    probe = Alike()
+    trials = tried(chain(6), lambda plan: 0.0, {}, probe=probe, figures=probe.figures)
+    assert len(trials) == 1
+
+
+def test_what_accuracy_keeps_out_of_int8_stays_out_where_times_are_corrected():
+    probe = Mistimed()
+    trials = tried(
+        chain(6),
+        lambda plan: 0.9 if "op2" in int8_ops(plan) else 0.0,
+        {"op1": 0.9},
+        probe=probe,
+        figures=probe.figures,
+    )
+    met = [trial for trial in trials if trial.met]
+    assert int8_ops(met[-1].plan) == {"op0", "op1", "op4", "op5"}
+
+
+def test_corrections_end_where_times_are_never_right():
+    class Never(Mistimed):
+        def figures(self, plan):
+            return {"relative_latency": 0.9 - 0.01 * (6 - len(int8_ops(plan)))}
+
+        def latencies(self, plans):
+            return [float(len(int8_ops(plan))) for plan in plans]
+
+    probe = Never()
+    trials = tried(chain(6), lambda plan: 0.0, {}, probe=probe, figures=probe.figures)
+    assert len(probe.asked) <= 2
+    assert len(trials) <= 3
+
+
 def test_the_same_problem_gives_the_same_plans():
     def plans():
         probe = MadeUpProbe({"op2": 1.0, "op5": 0.2})

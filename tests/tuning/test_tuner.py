@@ -263,9 +263,9 @@ def test_where_size_is_wanted_speed_does_not_matter(converter, net, monkeypatch)
     assert result.report.speedup == pytest.approx(0.8)
 
 
-@pytest.mark.parametrize(("at_most", "reported"), [(1.1, 1.25), (0.6, 2.0)])
-def test_a_winner_in_doubt_is_measured_again_and_one_beyond_doubt_is_not(
-    converter, net, monkeypatch, at_most, reported
+@pytest.mark.parametrize(("at_most", "met", "reported"), [(1.1, False, 1.0), (0.6, True, 2.0)])
+def test_a_plan_whose_gain_is_in_doubt_is_no_winner_and_one_beyond_doubt_is_not_measured_again(
+    converter, net, monkeypatch, at_most, met, reported
 ):
     at_speed(monkeypatch, 0.5, at_most)
     monkeypatch.setattr(
@@ -275,8 +275,16 @@ def test_a_winner_in_doubt_is_measured_again_and_one_beyond_doubt_is_not(
     )
     converter.model, converter.objective = net, "performance"
     result = converter()
-    assert result.met
+    assert result.met is met
     assert result.report.speedup == pytest.approx(reported)
+
+
+def test_what_a_plan_must_gain_is_what_the_user_says(converter, net, monkeypatch):
+    at_speed(monkeypatch, 0.8)
+    converter.model, converter.objective = net, "performance"
+    assert converter().met
+    converter.min_speedup = 1.3
+    assert not converter().met
 
 
 def test_a_lost_evaluation_is_stopped_and_never_counts_as_one(converter, digits):

@@ -23,7 +23,7 @@ _SAID = {
     Outcome.MET: "met the target",
     Outcome.MISSED: "missed the target",
     Outcome.PRUNED: "stopped early, as it was lost",
-    Outcome.SLOW: "met the target, slower than FP32",
+    Outcome.SLOW: "met the target, gains too little",
     Outcome.FAILED: "failed",
 }
 #: Trials further below the target than this many times the tolerated loss lie at the foot.

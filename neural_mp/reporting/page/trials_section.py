@@ -14,7 +14,7 @@ from neural_mp.reporting.page.view import View
 
 _MARKS = (
     ("circle", "trial met", "met the target", {Outcome.MET}),
-    ("triangle", "trial slow", "slower than FP32", {Outcome.SLOW}),
+    ("triangle", "trial slow", "gains too little", {Outcome.SLOW}),
     ("cross", "trial missed", "missed, stopped early or failed", set(Outcome)),
 )
 #: Fewer stand in the table of finalists only.
@@ -89,7 +89,7 @@ def finalists_section(view: View) -> Element | None:
     return card(
         "Finalists",
         f"{counted(len(timed), 'trial')} measured again, side by side, since single measurements "
-        "drift. Time as a share of FP32’s, with what it lies between at a confidence of 95 %.",
+        "drift. Time as a share of FP32’s, with what it lies between at a confidence of 99 %.",
         both(lambda narrow: ranges(rows, narrow, 1.0)),
         scrolling(table(headings, changed), "Finalists", "middle after"),
     )

@@ -1,0 +1,43 @@
+"""Ways to read a batch: inputs with labels behind them, or inputs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+
+class Reading(StrEnum):
+    """A way to read the batches of a loader."""
+
+    PAIR = "a pair of inputs and labels"
+    ALONE = "inputs alone, without labels"
+    LABELS_LAST = "inputs with the labels behind them"
+
+
+def readings_of(batch: Any) -> tuple[Reading, ...]:
+    """Return the ways in which a batch can be meant, the documented one first."""
+    if isinstance(batch, Mapping) or not isinstance(batch, tuple | list) or len(batch) < 2:
+        return (Reading.ALONE,)
+    if len(batch) == 2:
+        return Reading.PAIR, Reading.ALONE
+    return Reading.ALONE, Reading.LABELS_LAST
+
+
+def inputs_of_batch(batch: Any, reading: Reading | None = None) -> Any:
+    """Return the inputs of a batch.
+
+    Args:
+        batch: what a loader yielded.
+        reading: how its batches are meant; None for the documented way. A batch that cannot be
+            read so is taken for inputs alone.
+    """
+    known = readings_of(batch)
+    if (reading or known[0]) not in known:
+        return batch
+    match reading or known[0]:
+        case Reading.PAIR:
+            return batch[0]
+        case Reading.LABELS_LAST:
+            return batch[:-1]
+    return batch

@@ -1,0 +1,46 @@
+"""Batches to calibrate with, up to a number of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from neural_mp.core.nested import count_samples
+from neural_mp.tuning.batches import Batches
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Data to calibrate with.
+
+    Attributes:
+        batches: where it comes from.
+        samples: how many samples of it are used.
+    """
+
+    batches: Batches
+    samples: int = 100
+
+    def inputs(self, before_each: Callable[[], None] = lambda: None) -> Iterator[Any]:
+        """The inputs of the batches that hold these samples."""
+        return limited(self.batches.inputs(), self.samples, before_each)
+
+    @property
+    def count(self) -> int:
+        """Return the number of batches that are needed, judged by the first of them."""
+        total = -(-self.samples // max(1, count_samples(self.batches.first_inputs)))
+        return min(total, len(self.batches)) if len(self.batches) else total
+
+
+def limited(
+    batches: Iterable[Any], samples: int, before_each: Callable[[], None] = lambda: None
+) -> Iterator[Any]:
+    """Batches until `samples` samples were seen; the batch that reaches them is given whole."""
+    seen = 0
+    for inputs in batches:
+        if seen >= samples:
+            return
+        before_each()
+        yield inputs
+        seen += count_samples(inputs)

@@ -1,0 +1,152 @@
+"""Seconds of single ops and conversions, timed within whole models and brought to their totals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.core.observations import Times
+from neural_mp.core.precision import Precision
+from neural_mp.space import ResolvedPlan, TuningSpace
+
+#: Op, or conversion by a name of its own → seconds.
+Profile = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A model under a plan, with the seconds of its ops.
+
+    Attributes:
+        plan: what the model runs in.
+        model: the model.
+        profile: the seconds of its ops and conversions, which add up to those of the whole.
+        whole: seconds of one run.
+    """
+
+    plan: ResolvedPlan
+    model: AnyModel
+    profile: Profile
+    whole: float
+
+
+def timed(
+    models: Mapping[ResolvedPlan, AnyModel],
+    profiled: Callable[[AnyModel], Profile],
+    wholes: Callable[[Sequence[AnyModel]], Sequence[float]],
+    passes: int,
+) -> list[Timed]:
+    """Profile models in turn; of each op the fastest pass counts.
+
+    A profiler adds to some ops more than to others, and leaves out what runs between them. So the
+    seconds of each model's ops are scaled to what the whole takes without a profiler: no op gains
+    more than the model has.
+
+    Args:
+        models: plan → the model that the plan comes to.
+        profiled: model → seconds of its ops and conversions.
+        wholes: models → seconds of one run of each.
+        passes: how often each model is profiled.
+    """
+    fastest: dict[ResolvedPlan, dict[str, float]] = {plan: {} for plan in models}
+    for _ in range(passes):
+        for plan, model in models.items():
+            kept = fastest[plan]
+            for name, seconds in profiled(model).items():
+                kept[name] = min(seconds, kept.get(name, seconds))
+    return [
+        Timed(plan, models[plan], scaled(fastest[plan], whole), whole)
+        for plan, whole in zip(models, wholes(list(models.values())), strict=True)
+    ]
+
+
+def scaled(profile: Profile, whole: float) -> dict[str, float]:
+    """Seconds of ops, brought to the sum that the whole takes; as they are where that is zero."""
+    total = sum(profile.values())
+    scale = whole / total if total > 0 and whole > 0 else 1.0
+    return {name: seconds * scale for name, seconds in profile.items()}
+
+
+def times_of(
+    space: TuningSpace,
+    before: Timed,
+    lowered: Sequence[Timed],
+    value: float,
+    in_place: bool = False,
+) -> Times:
+    """Bring together what was timed of FP32 and of plans that lower ops.
+
+    Args:
+        space: what every op may run in.
+        before: the FP32 model.
+        lowered: models with ops in lower precisions.
+        value: seconds that a conversion takes for every number of a tensor.
+        in_place: whether conversions take what ops in FP32 take longer beside lowered ones, too.
+    """
+    in_fp32 = seconds_by_op(space, before)
+    ops = {op: {Precision.FP32: seconds} for op, seconds in in_fp32.items()}
+    conversions, between = 0, 0.0
+    for found in lowered:
+        by_op = seconds_by_op(space, found)
+        for op, seconds in by_op.items():
+            precision = found.plan.effective[op]
+            if op in ops and precision is not Precision.FP32:
+                ops[op][precision] = seconds
+        counts = found.model.conversions
+        conversions += counts.casts + counts.quantize + counts.dequantize
+        between += _conversion_seconds(space, before, found)
+        between += _seconds_beside(before, found) if in_place else 0.0
+    average = between / conversions if conversions else None
+    return Times(ops, average, value, before.whole)
+
+
+def seconds_by_op(space: TuningSpace, found: Timed) -> dict[str, float]:
+    """Decided op that runs as its plan says → its seconds, with what runs along.
+
+    What was not found a kernel for is left out.
+    """
+    plan = found.plan
+    seconds = {
+        op: sum(found.profile.get(name, 0.0) for name in names)
+        for op, names in kernels(space).items()
+        if plan.plan[op].precision is plan.effective[op]
+    }
+    return {op: taken for op, taken in seconds.items() if taken > 0}
+
+
+def kernels(space: TuningSpace) -> dict[str, list[str]]:
+    """Decided op → itself and what runs along in its kernel."""
+    found = {op: [op] for op in space.decided}
+    for op in space.graph:
+        if op.fusion_group in found:
+            found[op.fusion_group].append(op.name)
+    return found
+
+
+def _conversion_seconds(space: TuningSpace, before: Timed, found: Timed) -> float:
+    known = {op.name for op in space.graph}
+    added = found.profile.keys() - before.profile.keys() - known
+    return sum(found.profile[name] for name in added)
+
+
+def _seconds_beside(before: Timed, found: Timed) -> float:
+    """Return the seconds that FP32 ops take longer than in the FP32 model.
+
+    A runtime may convert within such an op, or rearrange values for it.
+    """
+    more = (
+        found.profile.get(name, 0.0) - before.profile.get(name, 0.0)
+        for name, precision in found.plan.effective.items()
+        if precision is Precision.FP32
+    )
+    return max(0.0, sum(more))
+
+
+def updated(times: Times, within: Times) -> Times:
+    """Times with what was timed within a plan in place of what was timed before."""
+    ops = {op: dict(by) for op, by in times.ops.items()}
+    for op, by in within.ops.items():
+        ops.setdefault(op, {}).update(by)
+    conversion = times.conversion if within.conversion is None else within.conversion
+    return Times(ops, conversion, within.value, within.whole)

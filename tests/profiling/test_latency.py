@@ -1,0 +1,92 @@
+"""Interleaved timing, by a clock that tests set."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from neural_mp.profiling import interleaved_rounds, latency, ratio
+
+
+class Clock:
+    """A clock that only runs of models move."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    def taking(self, seconds):
+        """Return a run that takes so long, and counts how often it ran."""
+
+        def run():
+            self.now += seconds() if callable(seconds) else seconds
+            run.count += 1
+
+        run.count = 0
+        return run
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(latency, "time", made)
+    return made
+
+
+def test_a_short_run_is_timed_many_times_in_a_row_and_its_mean_counts(clock):
+    short, long = clock.taking(0.001), clock.taking(0.5)
+    taken = interleaved_rounds([short, long], warmup=1, iterations=4, block_seconds=0.02)
+    assert (short.count, long.count) == (1 + 4 * 20, 1 + 4)
+    assert taken[0] == pytest.approx([0.001] * 4)
+    assert taken[1] == pytest.approx([0.5] * 4)
+
+
+def test_rounds_are_added_until_they_decide(clock):
+    looked = []
+
+    def decides(taken):
+        looked.append(len(taken[0]))
+        return len(taken[0]) >= 20
+
+    (taken,) = interleaved_rounds(
+        [clock.taking(0.1)], iterations=10, time_limit=1000, decides=decides
+    )
+    assert looked == [10, 15, 23]
+    assert len(taken) == 23
+
+
+def test_rounds_that_never_decide_end_with_patience(clock):
+    (taken,) = interleaved_rounds(
+        [clock.taking(0.1)],
+        iterations=10,
+        time_limit=2.0,
+        decides=lambda taken: False,
+        patience=3.0,
+    )
+    assert len(taken) == pytest.approx(61, abs=1)
+
+
+def test_the_spread_holds_the_truth_where_disturbances_last_several_rounds():
+    """Two models as fast as each other; each is disturbed for ten rounds in a row at times."""
+    held = 0
+    for seed in range(100):
+        draw = np.random.default_rng(seed)
+        one, other = (
+            draw.uniform(1, 1.05, 200) * np.repeat(draw.choice([1.0, 2.0], 20), 10)
+            for _ in range(2)
+        )
+        found = ratio(one, other)
+        held += found.low <= 1 <= found.high
+    assert held >= 97
+
+
+def test_a_model_that_by_chance_had_more_of_the_rare_undisturbed_rounds_is_no_faster():
+    """Of two alike, one had the machine for itself in a third of 20 rounds, the other in none."""
+    draw = np.random.default_rng(0)
+    one, other = draw.uniform(10, 12, (2, 20))
+    one[::3] = 1.0
+    found = ratio(one, other)
+    assert found.value < 0.2
+    assert found.high > 0.9

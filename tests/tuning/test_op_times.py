@@ -1,0 +1,90 @@
+"""Seconds of ops, from profiles of whole models."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "strategies"))
+from made_up import chain
+
+from neural_mp.core.observations import Times
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import FP32, Precision
+from neural_mp.tuning.op_times import scaled, timed, times_of
+
+SPACE = chain(3)
+COUNTS = SimpleNamespace(casts=0, quantize=1, dequantize=1)
+
+
+def plan_in(precision):
+    return SPACE.resolve(
+        PrecisionPlan({op: SPACE.choice(op, precision) or FP32 for op in SPACE.decided})
+    )
+
+
+@dataclass
+class Profiled:
+    """A model whose profile is off by something else in every pass."""
+
+    seconds: dict[str, float]
+    noise: list[float]
+    conversions: SimpleNamespace = field(default_factory=lambda: COUNTS)
+
+    def profile(self):
+        worse = self.noise.pop(0)
+        return {name: seconds * worse for name, seconds in self.seconds.items()}
+
+
+def found(fp32, int8, wholes, passes=2):
+    models = {plan_in(Precision.FP32): fp32, plan_in(Precision.INT8): int8}
+    before, *after = timed(models, lambda model: model.profile(), lambda models: wholes, passes)
+    return times_of(SPACE, before, after, 0.0)
+
+
+FLOAT = {"op0": 4.0, "op1": 2.0, "op2": 2.0}
+LOW = {"op0": 1.0, "op1": 1.0, "op2": 1.0, "x/quantize": 0.5, "op2/dequantize": 0.5}
+
+
+def test_a_pass_that_was_disturbed_counts_for_nothing():
+    times = found(Profiled(FLOAT, [9.0, 1.0]), Profiled(LOW, [1.0, 7.0]), [8.0, 4.0])
+    assert times.ops["op0"] == {Precision.FP32: 4.0, Precision.INT8: 1.0}
+    assert times.conversion == pytest.approx(0.5)
+
+
+def test_single_ops_add_up_to_what_the_whole_takes_and_no_op_gains_more():
+    """The profiler makes FP32 look three times as slow, and INT8 half as fast again."""
+    times = found(Profiled(FLOAT, [3.0, 3.0]), Profiled(LOW, [1.5, 1.5]), [8.0, 4.0])
+    assert sum(by[Precision.FP32] for by in times.ops.values()) == pytest.approx(8.0)
+    assert times.ops["op1"][Precision.INT8] == pytest.approx(1.0)
+    assert times.whole == 8.0
+    gains = [by[Precision.FP32] - by[Precision.INT8] for by in times.ops.values()]
+    assert max(gains) < times.whole
+
+
+def test_what_takes_longer_beside_int8_counts_as_conversion():
+    """op1 stays in FP32, and takes a second more where its neighbours are in INT8."""
+    space, low = SPACE, plan_in(Precision.INT8).plan
+    mixed = space.resolve(low.replacing({"op1": FP32}))
+    models = {
+        plan_in(Precision.FP32): Profiled(FLOAT, [1.0]),
+        mixed: Profiled({**LOW, "op1": 3.0}, [1.0]),
+    }
+    before, after = timed(models, lambda model: model.profile(), lambda models: [8.0, 6.0], 1)
+    assert times_of(space, before, [after], 0.0).conversion == pytest.approx(1.0 / 2)
+    in_place = times_of(space, before, [after], 0.0, in_place=True)
+    assert in_place.conversion == pytest.approx((1.0 + 1.0) / 2)
+
+
+def test_a_profile_of_nothing_stays_as_it_is():
+    assert scaled({"a": 0.0}, 3.0) == {"a": 0.0}
+
+
+def test_times_are_read_back_as_they_were_written():
+    times = found(Profiled(FLOAT, [1.0, 1.0]), Profiled(LOW, [1.0, 1.0]), [8.0, 4.0])
+    assert Times.from_dict(times.to_dict()) == times
+    assert Times.from_dict(Times().to_dict()) == Times()
