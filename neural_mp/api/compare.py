@@ -15,7 +15,7 @@ from neural_mp.api.saved_folder import is_saved_model
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trusted import trusting
 from neural_mp.core.users_code import UsersErrorsUnchanged
-from neural_mp.tuning.batches import Batches
+from neural_mp.tuning.batches import Batches, FirstBatch
 from neural_mp.tuning.comparison import Comparison, compare_models
 
 #: A model, and the plan that is in it, if one is known.
@@ -42,8 +42,17 @@ def compare(a: Any, b: Any, batches: Any, *, framework: str | None = None) -> Co
         DataError: the batches are empty, or a model does not run on them.
         ModelLoadError: a model cannot be read.
     """
-    first, walked = _walkable(batches)
-    one, other = (_taken(source, framework, first) for source in (a, b))
+    begin, walked = _walkable(batches)
+
+    def attempt(first: FirstBatch) -> tuple[_Taken, _Taken]:
+        one, other = (_taken(source, framework, first.inputs) for source in (a, b))
+        if begin.ambiguous:
+            with begin.blamed():
+                one[0](first.inputs)
+        return one, other
+
+    one, other = begin.bound(attempt)
+    walked.reading = begin.reading
     with walked.blamed():
         return compare_models(one[0], other[0], walked.inputs(), _rescaled(one, other))
 
@@ -80,19 +89,19 @@ def compare_files(
         return compare_models(one[0], other[0], batches, _rescaled(one, other))
 
 
-def _walkable(batches: Any) -> tuple[Any, Batches]:
-    """The first inputs, and all batches; those of a generator pass by once."""
+def _walkable(batches: Any) -> tuple[Batches, Batches]:
+    """The first batch, and all batches; those of a generator pass by once."""
     if hasattr(batches, "shape"):
         batches = [batches]
     if not isinstance(batches, Iterator):
         found = Batches(batches, "batches")
-        return found.first_inputs, found
+        return found, found
     begin = list(itertools.islice(batches, 1))
 
     def once() -> Iterator[Any]:
         return itertools.chain(begin, batches)
 
-    return Batches(begin, "batches").first_inputs, Batches(once, "batches")
+    return Batches(begin, "batches"), Batches(once, "batches")
 
 
 def _taken(source: Any, framework: str | None, example: Any) -> _Taken:

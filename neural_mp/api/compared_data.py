@@ -16,7 +16,8 @@ from neural_mp.core.labels import NAMES
 from neural_mp.core.nested import Array, count_samples
 from neural_mp.data.checked_arrays import UNREADABLE, load_arrays
 from neural_mp.errors import ConfigurationError, DataError
-from neural_mp.tuning.batches import Batches, limited
+from neural_mp.tuning.batches import Batches
+from neural_mp.tuning.calibration_batches import limited
 
 #: Samples that are run where the user does not say how many.
 DEFAULT_SAMPLES = 100

@@ -96,10 +96,13 @@ def not_native(here: Hardware) -> frozenset[Precision]:
 
 
 def without_kernels(space: TuningSpace, hardware: Hardware) -> tuple[Precision, ...]:
-    """The precisions that the machine has and the framework does not: it emulates them."""
+    """The precisions that the machine has and the framework does not: it emulates them.
+
+    Kernels of ops that only follow others do not count: a precision gains nothing by those alone.
+    """
 
     def is_emulated(precision: Precision) -> bool:
-        able = [c for c in space.capabilities.values() if precision in c.precisions]
-        return hardware.support(precision).native and all(precision in c.emulated for c in able)
+        begin = [space.capabilities[op] for op in space.decided if space.choice(op, precision)]
+        return hardware.support(precision).native and all(precision in c.emulated for c in begin)
 
     return tuple(filter(is_emulated, space.usable_precisions))

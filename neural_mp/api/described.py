@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 #: The options that decide what a run does, and have a short form in words.
 _SHOWN = (
-    *("strategy", "precisions", "accuracy_criterion", "objective", "exit_policy", "approach"),
+    *("strategy", "precisions", "accuracy_criterion", "objective", "min_speedup"),
+    *("exit_policy", "approach"),
     *("sampling_size", "max_batches", "target", "capture"),
     *("exclude", "op_wise", "optype_wise", "model_wise"),
     *("random_seed", "early_stopping", "workers", "resume"),

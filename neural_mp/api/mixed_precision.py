@@ -67,7 +67,8 @@ class MixedPrecision:
             and need no calibration. None allows all three.
         sampling_size: samples of it that are used.
         inputs, outputs: names of the model's inputs and outputs, where they are not found by
-            themselves; `inputs` may be example tensors.
+            themselves; `inputs` may be example tensors, or for a Keras model or a tf.function
+            shapes, with None for axes that are to be free.
         framework: the model's framework, where it is not found by itself.
         capture: `modules` converts the modules of a model whose graph cannot be captured as a
             whole one by one; what runs between them stays as it is.
@@ -83,6 +84,9 @@ class MixedPrecision:
         exit_policy: timeout, number of trials; a dict is read as in YAML.
         strategy: name of the search strategy.
         objective: `performance`, `footprint` or `modelsize`; or several with their weights.
+        min_speedup: how many times as fast as FP32 a plan must be for sure to be the result, where
+            speed is all that is wanted; 1.03 by default. A plan that gains less is not worth the
+            accuracy it costs.
         workspace: folder the trials are kept in; `storage` an Optuna storage URL instead.
         resume: go on with the workspace's latest run of the same model.
         random_seed: for strategies that draw at random.
@@ -133,6 +137,7 @@ class MixedPrecision:
         self._exit_policy = tuning.exit_policy
         self.strategy: str = tuning.strategy or DEFAULT
         self.objective: str | Mapping[str, float] = tuning.objective
+        self.min_speedup: float = tuning.min_speedup
         self.workspace: str | Path = tuning.workspace or DEFAULT_WORKSPACE
         self.storage: str | None = tuning.storage
         self.resume: bool = tuning.resume

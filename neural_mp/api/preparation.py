@@ -8,12 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from neural_mp.adaptors.common.given_inputs import GivenInputs
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.amp import AmpSettings
 from neural_mp.api import configured
 from neural_mp.api.amp_settings import edited_lists, forced, gather_amp, with_data_type
 from neural_mp.api.deployment import hardware_for, not_native, without_kernels
 from neural_mp.api.described import model_name, settings_in_words
+from neural_mp.api.free_axes import for_all_sizes
 from neural_mp.api.given_metrics import GivenMetrics, gather_metrics, metric_words
 from neural_mp.api.limits import constrained
 from neural_mp.api.loading import load_source, without_int8_if_no_data
@@ -28,8 +30,9 @@ from neural_mp.core.words import Approach, Capture, is_speed_alone
 from neural_mp.errors import ConfigurationError
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
-from neural_mp.tuning.batches import Batches, Calibration
-from neural_mp.tuning.criterion import AccuracyCriterion
+from neural_mp.tuning.batches import Batches, FirstBatch
+from neural_mp.tuning.calibration_batches import Calibration
+from neural_mp.tuning.criterion import AccuracyCriterion, check_min_speedup
 from neural_mp.tuning.evaluator import Evaluator
 from neural_mp.tuning.executors import executor_named
 from neural_mp.tuning.fingerprint import in_detail
@@ -93,10 +96,10 @@ class Preparation:
         evaluation, calibration = self._data()
         metrics = gather_metrics(given.metric, self.settings, evaluation, given.eval_func)
         criterion = self._criterion(metrics)
-        load = self._loading(calibration)
-        loaded = load()
+        load, loaded = self._loaded(calibration, labelled=calibration is evaluation)
         hardware, told = hardware_for(given.target, here, loaded.adaptor)
-        log.warnings += (*loaded.warnings, *told)
+        read = () if calibration is None else calibration.assumed
+        log.warnings += (*loaded.warnings, *told, *read)
         if given.approach in (None, Approach.STATIC):
             precisions, told = without_int8_if_no_data(precisions, calibration)
             log.warnings += told
@@ -171,18 +174,47 @@ class Preparation:
         calibration = evaluation if loader is None else Batches(loader, "calib_dataloader")
         return evaluation, calibration
 
-    def _loading(self, calibration: Batches | None) -> Callable[[], AnyModel]:
-        """Loads the model; can be sent to another process."""
-        return partial(
-            load_source,
-            configured.model(self.settings, self.options.model),
-            self.options.framework,
-            self.options.inputs,
-            outputs=self.options.outputs,
-            example=calibration.first if calibration is not None else None,
-            capture=Capture(self.options.capture),
-            trust=self.settings.trust,
-        )
+    def _loaded(
+        self, calibration: Batches | None, labelled: bool
+    ) -> tuple[Callable[[], AnyModel], AnyModel]:
+        """Return a loader of the model, which can be sent to another process, and the model.
+
+        Args:
+            calibration: shows what the model takes, and is read as the model takes it.
+            labelled: whether its batches are pairs beyond doubt, as accuracy is judged on them.
+        """
+        given = self.options.inputs
+
+        def loading(first: FirstBatch | None, inputs: Any = given) -> Callable[[], AnyModel]:
+            return partial(
+                load_source,
+                configured.model(self.settings, self.options.model),
+                self.options.framework,
+                inputs,
+                outputs=self.options.outputs,
+                example=first,
+                capture=Capture(self.options.capture),
+                trust=self.settings.trust,
+            )
+
+        def attempt(first: FirstBatch) -> tuple[Callable[[], AnyModel], AnyModel]:
+            load = loading(first)
+            loaded = load()
+            if batches.ambiguous and hides_batch:
+                with batches.blamed():
+                    loaded(first.inputs)
+            return load, loaded
+
+        if calibration is None:
+            load = loading(None)
+            return load, load()
+        batches, wanted = calibration, GivenInputs.read(given, None, None)
+        # A model that is taken in with the user's own example does not see the batch by that.
+        hides_batch = not labelled and wanted.example is not None
+        found = attempt(batches.first) if labelled else batches.bound(attempt)
+        if wanted.names or wanted.shapes is not None:
+            return found
+        return for_all_sizes(*found, batches, partial(loading, batches.first))
 
     def _space(
         self,
@@ -196,30 +228,44 @@ class Preparation:
         lists, told = edited_lists(adaptor, amp, precisions)
         space = forced(adaptor.space(model.held, hardware, lists), amp).restricted_to(precisions)
         self.log.warnings += told
-        emulated = without_kernels(space, hardware)
-        if self._wants_speed_alone(amp) and Precision.INT8 in space.usable_precisions:
-            precisions = tuple(p for p in precisions if p not in emulated or p in hardware.forced)
-            space = space.restricted_to(precisions)
-        else:
-            self.log.warnings += tuple(
-                f"{adaptor.framework} has no {precision} kernels here: {precision} is emulated, "
-                f"for its numbers"
-                for precision in emulated
-            )
         space, told = constrained(space, self.settings, self.options)
         self.log.warnings += told
         if self.options.approach is not None:
             space = space.with_int8([Approach(self.options.approach)])
+        space, gone = self._without_emulated(space, hardware, amp, adaptor.framework)
+        precisions = tuple(precision for precision in precisions if precision not in gone)
         for precision in precisions:
             if precision not in (*space.usable_precisions, Precision.FP32):
                 self.log.warn(f"no op of this model may run in {precision}; it stays out")
         return space, precisions
 
-    def _wants_speed_alone(self, amp: AmpSettings) -> bool:
-        """Whether nobody asked for 16 bits, which may be wanted for their numbers or their size."""
+    def _without_emulated(
+        self, space: TuningSpace, hardware: machine.Hardware, amp: AmpSettings, framework: str
+    ) -> tuple[TuningSpace, frozenset[Precision]]:
+        """The space less emulated 16 bits that are to bring speed, and the precisions that go."""
+        able = space.usable_precisions
+        kept = hardware.forced if self._wants_speed() else frozenset(Precision)
+        left = space.without_emulated(kept)
+        gone = frozenset(able) - frozenset(left.usable_precisions)
         asked = self.explicit is not None or amp != AmpSettings()
-        only_speed = is_speed_alone(parse_objectives(self.options.objective))
-        return only_speed and not asked and self.options.strategy != AutoMixedPrecision.name
+        for precision in filter(gone.__contains__, able if asked else ()):
+            self.log.warn(
+                f"{framework} has no {precision} kernels here that gain time: {precision} would "
+                f"be emulated; going on without it. Set {machine.FORCE_VARIABLES[precision]}=1 to "
+                f"run it for its numbers"
+            )
+        for precision in without_kernels(left, hardware):
+            self.log.warn(
+                f"{framework} has no {precision} kernels here: {precision} is emulated, for its "
+                f"numbers"
+            )
+        return left, gone
+
+    def _wants_speed(self) -> bool:
+        """Whether 16 bits are to bring speed; if nothing else is asked for, it is numbers."""
+        alone = self.explicit is not None and Precision.INT8 not in self.explicit
+        painted = self.options.strategy == AutoMixedPrecision.name
+        return is_speed_alone(parse_objectives(self.options.objective)) and not (alone or painted)
 
     def _measurement(self, model: AnyModel, data: Batches | None) -> Measurement:
         performance = self.settings.evaluation.performance
@@ -232,6 +278,7 @@ class Preparation:
             performance.warmup,
             performance.iteration,
             threads=performance.cores_per_instance,
+            min_speedup=float(self.options.min_speedup),
         )
 
     def _known(self, model: AnyModel) -> Known:
@@ -295,6 +342,7 @@ def check(options: MixedPrecision) -> None:
     if options.model is None:
         raise ConfigurationError("no model was given; set converter.model")
     parse_objectives(options.objective)
+    check_min_speedup(options.min_speedup)
     if options.approach is not None:
         Approach.read(options.approach, "approach")
     Capture.read(options.capture, "capture")

@@ -29,7 +29,7 @@ from neural_mp.config.source import KeyPath, Source
 from neural_mp.core.precision import Precision
 from neural_mp.core.words import Dialect
 from neural_mp.errors import did_you_mean
-from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
+from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy, check_min_speedup
 from neural_mp.tuning.workers import Workers
 
 _CONVERSIONS = ("mixed_precision", "graph_optimization")
@@ -137,6 +137,9 @@ def _tuning(source: Source, data: Mapping[str, Any], dialect: Dialect) -> Tuning
     workspace, resume = _workspace(source, data.get("workspace", {}))
     with source.at(("tuning", "exit_policy")):
         exit_policy = ExitPolicy(**data.get("exit_policy", {}))
+    min_speedup = data.get("min_speedup", TuningSettings.min_speedup)
+    with source.at(("tuning", "min_speedup")):
+        check_min_speedup(min_speedup)
     workers = data.get("workers", TuningSettings.workers)
     with source.at(("tuning", "workers")):
         Workers.read(workers)
@@ -144,6 +147,7 @@ def _tuning(source: Source, data: Mapping[str, Any], dialect: Dialect) -> Tuning
         strategy=_strategy(source, data.get("strategy", {}), dialect),
         criterion=_criterion(source, data.get("accuracy_criterion", {}), dialect),
         objective=objective,
+        min_speedup=min_speedup,
         exit_policy=exit_policy,
         random_seed=data.get("random_seed", TuningSettings.random_seed),
         workspace=workspace,

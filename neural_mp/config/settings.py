@@ -13,7 +13,7 @@ from neural_mp.core.hardware import THIS
 from neural_mp.core.precision import Precision
 from neural_mp.core.words import Capture, Dialect, Objective
 from neural_mp.space.constraints import Constraints
-from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
+from neural_mp.tuning.criterion import MIN_SPEEDUP, AccuracyCriterion, ExitPolicy
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ class TuningSettings:
         early_stopping: whether an evaluation that is lost already is stopped.
         cache: whether what earlier runs in the workspace measured is used, and kept for later ones.
         workers: processes that try plans side by side; or what `Workers.read` takes, as written.
+        min_speedup: how many times as fast as FP32 a plan must be for sure, where speed is all that
+            is wanted.
     """
 
     strategy: str | None = None
@@ -78,6 +80,7 @@ class TuningSettings:
     early_stopping: bool = True
     cache: bool = True
     workers: int | str | Mapping[str, Any] = 1
+    min_speedup: float = MIN_SPEEDUP
 
 
 @dataclass(frozen=True)

@@ -196,6 +196,7 @@ VERSION = value_of("a version such as 1.0", lambda value: isinstance(value, str 
 NAMES = value_of("a list of names, or names separated by commas", _is_words, Use(split))
 BOOL = value_of("true or false", bool)
 SHARE = value_of("a number from 0, or a percentage such as 1%", _is_share, Use(_share))
+RATIO = value_of("a number, such as 1.03", _is_number)
 ANY_SHARE = value_of("a number, or a percentage such as 1%", _is_any_share, Use(_share))
 SIZES = value_of("a whole number from 1, or several", _is_sizes, Use(_largest))
 SECONDS = value_of(

@@ -129,6 +129,7 @@ def _tuning(tuning: TuningSettings) -> dict[str, Any]:
             "objective": (
                 tuning.objective if isinstance(tuning.objective, str) else dict(tuning.objective)
             ),
+            "min_speedup": tuning.min_speedup,
             "exit_policy": dict(vars(tuning.exit_policy)),
             "random_seed": tuning.random_seed,
             "workspace": _given({"path": tuning.workspace, "resume": tuning.resume}),

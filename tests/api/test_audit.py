@@ -15,18 +15,19 @@ import pytest
 import torch
 from machine import machine
 from nets import small_net
-from onnx_nets import as_onnx
+from onnx_nets import as_onnx, graph, op
 
 import neural_mp
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.optimized_model import OptimizedModel
+from neural_mp.core.executed import Executed
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.errors import PlanError
-from neural_mp.profiling.audit import Verdict
-from neural_mp.space import TuningSpace, planned_ops
+from neural_mp.profiling.audit import Audit, AuditedOp, Verdict, audited, judged
+from neural_mp.space import PlannedOp, TuningSpace, planned_ops
 from neural_mp.testing import uniform
 from neural_mp.tuning.report import Report
 
@@ -184,12 +185,70 @@ def test_bf16_that_ran_in_float_is_found(case):
     assert not found.holds
 
 
-def test_what_runs_lower_than_planned_is_listed_and_breaks_no_promise(case):
+def test_what_computes_lower_than_planned_is_found_and_contradicts_the_plan(case):
     said = case.all_int8.replacing({case.dense: FP32})
     found = case.result(case.all_int8, said=said).audit()
-    assert found.holds
+    assert not found.holds
     lower = [op for op in found.findings if op.verdict is Verdict.LOWER]
     assert [(op.name, op.ran_in) for op in lower] == [(case.dense, INT8)]
+
+
+@pytest.mark.parametrize("planned", [FP32.precision, BF16])
+def test_what_only_moves_values_and_passes_int8_on_is_found_and_contradicts_nothing(planned):
+    moved = {"move": PlannedOp("reshape", planned, moves=True)}
+    in_bytes, in_reals = Executed(("k",), None, True), Executed(("k",), planned, False)
+    found = judged(moved, {"move": in_bytes}, lambda _: True)
+    assert [op.verdict for op in found.findings] == [Verdict.PASSED_ON]
+    assert found.holds
+    assert found.counts() == {Verdict.PASSED_ON: 1}
+    assert not judged(moved, {"move": in_reals}, lambda _: True).findings
+    stored = {"move": PlannedOp("reshape", INT8, moves=True)}
+    assert not judged(stored, {"move": in_bytes}, lambda _: True).findings
+
+
+def test_an_integer_op_of_the_models_own_runs_as_planned():
+    planned = {"op": PlannedOp("ConvInteger", FP32.precision)}
+    own = Executed(("ConvInteger",), INT8, True)
+    assert judged(planned, {"op": own}, lambda _: True).holds
+    lowered = {"op": PlannedOp("Conv", FP32.precision)}
+    other = Executed(("QLinearConv",), INT8, True)
+    assert not judged(lowered, {"op": other}, lambda _: True).holds
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_a_plan_holds_unless_a_finding_contradicts_it(verdict):
+    op = AuditedOp("op", PlannedOp("conv", INT8), None, verdict)
+    contradicts = verdict in (Verdict.HIGHER, Verdict.LOWER, Verdict.UNSEEN)
+    assert Audit((op,)).holds is not contradicts
+    if contradicts:
+        assert Audit((op,)).findings == (op,)
+
+
+def test_a_slice_that_the_runtime_runs_on_integers_is_not_called_as_planned(tmp_path):
+    """ONNX Runtime moves a quantization up over what only moves values."""
+    rng = np.random.default_rng(0)
+    weights = {name: rng.normal(size=(16, 16)).astype(np.float32) for name in ("v", "w")}
+    weights |= {"start": np.array([0]), "stop": np.array([8]), "axis": np.array([1])}
+    weights["w"] = weights["w"][:8]
+    nodes = [
+        op("MatMul", "x v", "h"),
+        op("Relu", "h", "r"),
+        op("Slice", "r start stop axis", "s"),
+        op("MatMul", "s w", "y"),
+    ]
+    net = graph(nodes, {"x": [None, 16]}, ["y"], weights)
+    data = rng.random((8, 16), dtype=np.float32)
+    adaptor = adaptor_for(net)
+    held = adaptor.load(net, example=data)
+    space = adaptor.space(held, machine())
+    resolved = space.resolve(uniform(space, INT8))
+    converted = adaptor.convert(held, resolved, adaptor.observe(held, [data], space), space)
+    found = audited(LoadedModel(adaptor, converted), planned_ops(space, resolved))
+    sliced = next(op for op in found.ops if op.planned.type == "Slice")
+    assert sliced.ran_in is INT8
+    stored = sliced.planned.precision is INT8
+    assert sliced.verdict is (Verdict.AS_PLANNED if stored else Verdict.PASSED_ON)
+    assert found.holds
 
 
 def test_emulated_precisions_are_told_apart(case, monkeypatch):

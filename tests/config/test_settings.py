@@ -60,6 +60,7 @@ tuning:
   accuracy_criterion: {absolute: 1e-2, higher_is_better: false}
   objective: {footprint: 0.3, performance: 0.7}
   early_stopping: false
+  min_speedup: 1.1
   workers: 2
   exit_policy: {timeout: 60, max_trials: 7, performance_only: true}
   random_seed: 5
@@ -118,6 +119,7 @@ EXPECTED = Settings(
         criterion=AccuracyCriterion(0.01, relative=False, higher_is_better=False),
         objective={"footprint": 0.3, "performance": 0.7},
         early_stopping=False,
+        min_speedup=1.1,
         workers=2,
         exit_policy=ExitPolicy(60.0, 7, performance_only=True),
         random_seed=5,
