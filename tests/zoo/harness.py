@@ -74,7 +74,8 @@ class Row:
     Attributes:
         name: of the case.
         ran: (op type, precision) → number of ops that ran so, by the runtime's own trace.
-        decibels: SQNR beside the framework's FP32 outputs; `EQUAL_DECIBELS` if equal.
+        decibels: SQNR beside the framework's FP32 outputs; `EQUAL_DECIBELS` if equal, NaN if the
+            outputs cannot be compared.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Row:
             for precision in (Precision.INT8, Precision.FP32)
         }
         shown = "equal" if self.decibels >= EQUAL_DECIBELS else f"{self.decibels:.0f} dB"
+        shown = "–" if np.isnan(self.decibels) else shown
         return (
             f"| {self.name} | {by_precision[Precision.INT8] or '–'} "
             f"| {by_precision[Precision.FP32] or '–'} | {shown} |"
@@ -115,7 +117,8 @@ def convert(case: Case, folder: Path) -> Row:
     ran = _audited(result)
     if case.savable:
         _reloaded(built, result, folder)
-    return Row(case.name, ran, decibels)
+    compared = not (quantized and case.discontinuous)
+    return Row(case.name, ran, decibels if compared else float("nan"))
 
 
 def _tuned(built: Built, folder: Path) -> OptimizedModel:
@@ -204,6 +207,8 @@ def flat(outputs: Any) -> list[np.ndarray]:
         return [array for item in outputs for array in flat(item)]
     if hasattr(outputs, "detach"):
         outputs = outputs.detach()
+        if str(outputs.dtype) == "torch.bfloat16":  # which numpy lacks
+            outputs = outputs.float()
     return [np.asarray(outputs)]
 
 
