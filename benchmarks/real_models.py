@@ -21,6 +21,7 @@ sys.path[0] = str(Path(__file__).resolve().parent / "models")
 import argparse
 import json
 import os
+import re
 import subprocess
 import tempfile
 from typing import Any
@@ -32,6 +33,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 THIS = Path(__file__).resolve()
+#: First line of the message that ends a traceback.
+ERROR_LINE = re.compile(r"[\w.]+(Error|Exception|Exit|Interrupt): ")
 #: What a stage says where a package or a program is missing.
 SKIPPED = "skipped"
 
@@ -44,8 +47,11 @@ def child(stage: str, arguments: list[str], packages: list[str]) -> dict[str, An
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=surroundings)
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
-        said = [line for line in done.stderr.strip().splitlines() if line.strip()]
-        return {"error": said[-1] if said else f"it ended with {done.returncode}"}
+        written = [line for line in done.stderr.splitlines() if line.strip()]
+        # The message of an error may go on over many lines, as those of TensorFlow do.
+        named = [line for line in written if ERROR_LINE.match(line)]
+        last = (named or written or [f"exit code {done.returncode}"])[-1]
+        return {"error": last}
     return dict(json.loads(lines[-1]))
 
 

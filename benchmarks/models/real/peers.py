@@ -111,11 +111,13 @@ def graph_run(path: str) -> Run:
     read = {given.split(":")[0].lstrip("^") for node in definition.node for given in node.input}
     (first,) = (node.name for node in definition.node if node.op == "Placeholder")
     last = next(n.name for n in reversed(definition.node) if n.name not in read)
-    wrapped = tf.compat.v1.wrap_function(
-        lambda: tf.compat.v1.import_graph_def(definition, name=""), []
-    )
-    pruned = wrapped.prune(f"{first}:0", f"{last}:0")
-    return lambda inputs: pruned(tf.constant(inputs)).numpy()
+    # A session of its own: eager functions of the same name that this process made would clash.
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.compat.v1.import_graph_def(definition, name="")
+    session = tf.compat.v1.Session(graph=graph)
+    run = session.make_callable(f"{last}:0", feed_list=[f"{first}:0"])
+    return lambda inputs: np.asarray(run(inputs))
 
 
 def torch_dynamic(case: Case, folder: Path) -> tuple[Run, Path]:

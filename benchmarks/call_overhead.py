@@ -1,0 +1,165 @@
+"""Cost of one call of a result over the runtime's own call.
+
+Run: `python benchmarks/call_overhead.py [--rounds 2000] [--framework pytorch|onnxrt|tensorflow]`
+
+Two nets in every framework: two dense layers at batch 1, of some microseconds, and a chain of wide
+ones, of some milliseconds. `result(x)` is timed beside what it cannot be faster than: the code of
+the captured graph on flat inputs (PyTorch), the session (ONNX Runtime), the session's compiled
+callable (TensorFlow). All in turn, one thread; first deciles over all rounds. An FP32 result of
+PyTorch is timed beside the user's own module.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# A benchmark beside this one bears the name of the package onnx.
+sys.path[0] = str(Path(__file__).resolve().parent / "models")
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
+
+import numpy as np
+import torch
+from torch import nn
+
+from neural_mp import MixedPrecision
+
+NETS = {"tiny": (256, 1), "wide": (1024, 6)}
+
+
+def dense(width: int, depth: int) -> nn.Module:
+    """A chain of dense layers with ReLU between them."""
+    torch.manual_seed(0)
+    hidden = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(*hidden, nn.Linear(width, 10)).eval()
+
+
+def first_deciles(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Seconds of one call of each, in turns of random order."""
+    seen: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in random.sample(list(calls.items()), len(calls)):
+            start = time.perf_counter()
+            call()
+            seen[name].append(time.perf_counter() - start)
+    return {name: float(np.quantile(times, 0.1)) for name, times in seen.items()}
+
+
+def tuned(source: Any, data: Any, precisions: str) -> Any:
+    """The result of a run on a few batches."""
+    tuner = MixedPrecision()
+    tuner.model, tuner.precisions, tuner.objective = source, precisions, "modelsize"
+    tuner.calib_dataloader = [data]
+    with tempfile.TemporaryDirectory() as folder:
+        tuner.workspace, tuner.cache = folder, False
+        return tuner()
+
+
+def pytorch(width: int, depth: int, x: np.ndarray) -> dict[str, dict[str, Callable[[], Any]]]:
+    """INT8 beside the code of its graph, FP32 beside the user's module."""
+    net, given = dense(width, depth), torch.from_numpy(x)
+    data = torch.from_numpy(np.repeat(x, 8, 0))
+    int8, fp32 = tuned(net, data, "int8"), tuned(net, data, "fp32")
+    int8(given)
+    graph = int8.held.direct._target
+
+    def flat() -> Any:
+        with torch.no_grad():
+            return graph._forward(graph._constants, given)
+
+    def own() -> Any:
+        with torch.no_grad():
+            return net(given)
+
+    return {
+        "int8": {
+            "runtime": flat,
+            "result": lambda: int8(given),
+            "model": lambda: int8.model(given),
+        },
+        "fp32": {"runtime": own, "result": lambda: fp32(given)},
+    }
+
+
+def onnxrt(width: int, depth: int, x: np.ndarray) -> dict[str, dict[str, Callable[[], Any]]]:
+    """INT8 and FP32 beside the sessions that run them."""
+    path = Path(tempfile.mkdtemp()) / "net.onnx"
+    batch = torch.export.Dim("batch")
+    torch.onnx.export(
+        dense(width, depth),
+        (torch.from_numpy(np.repeat(x, 2, 0)),),
+        path,
+        input_names=["x"],
+        dynamic_shapes=({0: batch},),
+        verbose=False,
+        dynamo=True,
+    )
+    found = {}
+    for precision in ("int8", "fp32"):
+        result = tuned(path, np.repeat(x, 8, 0), precision)
+        result(x)
+        session = next(iter(result.held._runners.values())).session
+        found[precision] = {
+            "runtime": lambda session=session: session.run(None, {"x": x}),
+            "result": lambda result=result: result(x),
+        }
+    return found
+
+
+def tensorflow(width: int, depth: int, x: np.ndarray) -> dict[str, dict[str, Callable[[], Any]]]:
+    """INT8 and FP32 beside the compiled callables of their sessions."""
+    import keras
+
+    hidden = [keras.layers.Dense(width, activation="relu") for _ in range(depth)]
+    net = keras.Sequential([keras.Input((width,)), *hidden, keras.layers.Dense(10)])
+    found = {}
+    for precision in ("int8", "fp32"):
+        result = tuned(net, np.repeat(x, 8, 0), precision)
+        result(x)
+        runner = result.held.runner
+        (call,) = runner._callables.values()
+        fed = (x, *runner._held.values())
+        found[precision] = {
+            "runtime": lambda call=call, fed=fed: call(*fed),
+            "result": lambda result=result: result(x),
+        }
+    return found
+
+
+def main() -> None:
+    """Time all frameworks that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--framework", choices=["pytorch", "onnxrt", "tensorflow"])
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    builders = {"pytorch": pytorch, "onnxrt": onnxrt, "tensorflow": tensorflow}
+    print(f"{'':28}{'runtime':>12}{'result':>12}{'over':>10}{'ratio':>8}")
+    for framework, build in builders.items():
+        if given.framework not in (None, framework):
+            continue
+        for net, (width, depth) in NETS.items():
+            x = np.random.default_rng(0).random((1 if net == "tiny" else 32, width), np.float32)
+            for precision, calls in build(width, depth, x).items():
+                rounds = given.rounds if net == "tiny" else max(given.rounds // 5, 20)
+                times = first_deciles(calls, rounds)
+                base = times.pop("runtime")
+                for name, taken in times.items():
+                    print(
+                        f"{framework} {net} {precision} {name:10.6}".ljust(28)
+                        + f"{base * 1e6:9.1f} us{taken * 1e6:9.1f} us"
+                        f"{(taken - base) * 1e6:+7.1f} us{taken / base:8.2f}"
+                    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Distance of a run's plan from the best, on nets whose best plan is found by trying all.
+
+    OMP_NUM_THREADS=1 python benchmarks/known_best.py [--nets wide,gated,…] [--repeats 5] [--busy]
+
+Every assignment of INT8 and FP32 to the decisions of a net of `models/known_nets.py` is converted
+and timed as a whole model, in turn with all others. The fastest of them, FP32 and the plans that
+runs came to are then timed once more, side by side and for longer: the share is the time of the
+run's plan over that of the best. `--busy` keeps another core busy meanwhile. A plan has to gain
+3 % over FP32 to be returned, so that FP32 may be up to 3 % behind the best.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# Files beside this one bear the names of packages: its folder must not be searched for those.
+# ruff: noqa: E402
+sys.path[0] = str(Path(__file__).resolve().parent / "models")
+
+import argparse
+import logging
+from dataclasses import dataclass
+from functools import partial
+
+from known_nets import NETS, busy_core, workspace
+from tables import markdown_table
+
+from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
+from neural_mp.api.preparation import Preparation
+from neural_mp.config import Settings
+from neural_mp.core.precision import Precision
+from neural_mp.profiling import interleaved_rounds, undisturbed
+from neural_mp.space import ResolvedPlan
+from neural_mp.strategies.combinations import combinations, levels, plan_of
+from neural_mp.tuning.evaluator import Deadline
+from neural_mp.tuning.preparation import calibrated
+from neural_mp.tuning.run_log import RunLog
+
+#: Of the plans timed first, so many are timed again.
+_AGAIN = 5
+#: More plans than this are not tried.
+_MAX_PLANS = 256
+_BLOCK_SECONDS = 0.002
+HEADINGS = ("net", "plans", "best over FP32", "ours over FP32", "ours / best", "worst")
+
+
+@dataclass(frozen=True)
+class Found:
+    """One net.
+
+    Attributes:
+        name: its name.
+        plans: how many there are.
+        best: the speed of the best plan, over FP32.
+        ours: the speed of every run's plan, over FP32.
+    """
+
+    name: str
+    plans: int
+    best: float
+    ours: tuple[float, ...]
+
+    @property
+    def shares(self) -> list[float]:
+        """The time of every run's plan over that of the best, smallest first."""
+        return sorted(self.best / speed for speed in self.ours)
+
+    def cells(self) -> list[str]:
+        """One row."""
+        shares = self.shares
+        return [
+            self.name,
+            str(self.plans),
+            f"{self.best:.2f}",
+            " ".join(f"{speed:.2f}" for speed in self.ours),
+            f"{shares[len(shares) // 2]:.3f}",
+            f"{shares[-1]:.3f}",
+        ]
+
+
+def lowered(plan: ResolvedPlan) -> frozenset[str]:
+    """The ops that a plan has in a lower precision, which tell plans apart here."""
+    return frozenset(op for op, p in plan.effective.items() if p is not Precision.FP32)
+
+
+def all_plans(model: AnyTunableModel) -> dict[frozenset[str], ResolvedPlan]:
+    """Every plan of a model by the ops that it lowers, FP32 first, each once."""
+    space = model.space
+    choices = [levels(space, ops) for ops in space.decisions]
+    plans = [space.fp32_plan(), *(plan_of(space, chosen) for chosen in combinations(choices))]
+    seen: dict[frozenset[str], ResolvedPlan] = {}
+    for plan in plans:
+        resolved = space.resolve(plan)
+        seen.setdefault(lowered(resolved), resolved)
+    if len(seen) > _MAX_PLANS:
+        raise SystemExit(f"{len(seen)} plans are too many to try them all")
+    return seen
+
+
+def seconds_of(models: list[AnyModel], inputs: object, rounds: int) -> list[float]:
+    """Return the seconds that each of several models takes, timed in turn."""
+    runs = [partial(model, inputs) for model in models]
+    taken = interleaved_rounds(runs, iterations=rounds, block_seconds=_BLOCK_SECONDS)
+    return [undisturbed(seconds) for seconds in taken]
+
+
+def found_of(name: str, repeats: int, rounds: int) -> Found:
+    """Try all plans of a net, and tune the net so many times."""
+    net = NETS[name]
+    with workspace() as folder:
+        options = net.converter(folder)
+        job, _ = Preparation(options, Settings(), options.precisions, RunLog()).job()
+        model = calibrated(job, RunLog(), Deadline())
+        inputs, plans = job.measurement.inputs, all_plans(model)
+        models = {low: model.converted(plan) for low, plan in plans.items()}
+        first = dict(zip(models, seconds_of(list(models.values()), inputs, rounds), strict=True))
+    ours = []
+    for _ in range(repeats):
+        with workspace() as folder:
+            result = net.converter(folder)()
+        plan = model.space.resolve(result.plan)
+        ours.append(lowered(plan))
+        models.setdefault(ours[-1], model.converted(plan))
+        print(name, sorted(ours[-1]), file=sys.stderr, flush=True)
+    fastest = sorted(first, key=first.__getitem__)[:_AGAIN]
+    # Each plan once: two models of one plan differ by chance.
+    again = list(dict.fromkeys((frozenset(), *fastest, *ours)))
+    taken = seconds_of([models[low] for low in again], inputs, 4 * rounds)
+    seconds = dict(zip(again, taken, strict=True))
+    fp32 = seconds[frozenset()]
+    speeds = tuple(fp32 / seconds[low] for low in ours)
+    return Found(name, len(plans), fp32 / min(taken), speeds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nets", default=",".join(NETS))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=20, help="rounds in which all are timed")
+    parser.add_argument("--busy", action="store_true", help="keep another core busy")
+    options = parser.parse_args()
+    for package in ("neural_mp", "torch.onnx"):
+        logging.getLogger(package).setLevel(logging.ERROR)
+    rows = []
+    with busy_core(options.busy):
+        for name in options.nets.split(","):
+            rows.append(found_of(name, options.repeats, options.rounds).cells())
+            print(markdown_table(HEADINGS, rows[-1:]), file=sys.stderr, flush=True)
+    print(markdown_table(HEADINGS, rows), end="")
+
+
+if __name__ == "__main__":
+    main()
