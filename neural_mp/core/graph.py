@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from neural_mp.core.precision import Precision
 from neural_mp.errors import UnknownOperatorError, did_you_mean
 
 
@@ -46,6 +47,8 @@ class Op:
         weights: how many numbers the constants hold that it reads.
         layers: the parts of the model that it belongs to, those around others first; of an op
             that took in others (a batch norm), theirs too. Empty where a graph says nothing.
+        source_precision: precision of the op in the model as given: BF16 or FP16 if its own graph
+            has the op in 16 bits (autocast, half-precision weights). A plan's FP32 leaves it so.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Op:
     joins_int8: bool = False
     weights: int = 0
     layers: tuple[Layer, ...] = ()
+    source_precision: Precision = Precision.FP32
 
     @property
     def types(self) -> frozenset[str]:

@@ -18,6 +18,7 @@ from neural_mp.core.kinds import UnfitError, shown
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: Deeper than any file of ours.
 _DEEPEST = 100
+_TOO_DEEP = "it is nested too deeply to be read"
 #: The most values, where what aliases stand for counts every time.
 _MOST_VALUES = 10_000_000
 #: Characters of a number; more have no meaning.
@@ -53,6 +54,8 @@ def plain_yaml(text: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f"line {mark.line + 1}: " if mark else ""
+        if "nesting depth" in str(error.problem):  # libyaml scans ahead of the events
+            raise UnfitError(f"{line}{_TOO_DEEP}") from None
         raise UnfitError(f"{line}it is not YAML: {error.problem or error.context}") from None
     except (yaml.YAMLError, UnicodeError) as error:
         raise UnfitError(f"it is not YAML: {shown(str(error))}") from None
@@ -131,7 +134,7 @@ class _Reader:
         if event.tag not in (None, "!", tag):
             raise _wrong(event, f"the tag {shown(event.tag)} has no meaning here")
         if len(self._open) >= _DEEPEST:
-            raise _wrong(event, "it is nested too deeply to be read")
+            raise _wrong(event, _TOO_DEEP)
         self._put(event, value, 1)
         self._open.append((value, event.anchor, self._count))
         self._keys.append(None)

@@ -178,7 +178,7 @@ def _verdict(
     if op.moves and ran.precision is None and ran.reads_bytes:
         return Verdict.PASSED_ON
     if op.precision is Precision.FP32:
-        above = ran.precision in (Precision.FP32, None)
+        above = ran.precision in (Precision.FP32, None, op.source)
         # A model's own integer ops, which no plan touches, are run by kernels of their own name.
         own = set(ran.kernels) == {op.type}
         return Verdict.AS_PLANNED if above or own else Verdict.LOWER

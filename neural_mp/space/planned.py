@@ -25,6 +25,7 @@ class PlannedOp:
         or_behind: whether that kernel hands on real numbers, so that it makes no difference to any
             number where it runs behind the kernel.
         moves: whether it only moves or selects values (see `Op.quantize_agnostic`).
+        source: precision of the op in the model as given (see `Op.source_precision`).
     """
 
     type: str
@@ -33,6 +34,7 @@ class PlannedOp:
     along: str | None = None
     or_behind: bool = False
     moves: bool = False
+    source: Precision = Precision.FP32
 
     @property
     def words(self) -> str:
@@ -49,6 +51,8 @@ class PlannedOp:
         if self.along is not None:
             found["along"] = self.along
         flags = {name: True for name in ("or_behind", "moves") if getattr(self, name)}
+        if self.source is not Precision.FP32:
+            found["source"] = self.source.value
         return {**found, **flags}
 
     @classmethod
@@ -69,8 +73,9 @@ _PLANNED = fields(
         "along": text,
         "or_behind": truth,
         "moves": truth,
+        "source": word(Precision),
     },
-    ("approach", "along", "or_behind", "moves"),
+    ("approach", "along", "or_behind", "moves", "source"),
 )
 
 
@@ -87,7 +92,13 @@ def planned_ops(space: TuningSpace, plan: ResolvedPlan) -> dict[str, PlannedOp]:
                 approach = plan.plan[op.name].approach
         or_behind = along is not None and along not in storing
         found[op.name] = PlannedOp(
-            op.type, precision, approach, along, or_behind, op.quantize_agnostic
+            op.type,
+            precision,
+            approach,
+            along,
+            or_behind,
+            op.quantize_agnostic,
+            op.source_precision,
         )
     return found
 

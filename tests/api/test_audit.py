@@ -215,6 +215,14 @@ def test_an_integer_op_of_the_models_own_runs_as_planned():
     assert not judged(lowered, {"op": other}, lambda _: True).holds
 
 
+def test_an_op_that_the_model_itself_has_in_16_bits_runs_as_planned():
+    ran = {"op": Executed(("softmax",), BF16)}
+    assert judged({"op": PlannedOp("softmax", FP32.precision, source=BF16)}, ran, bool).holds
+    assert not judged({"op": PlannedOp("softmax", FP32.precision)}, ran, bool).holds
+    other = PlannedOp("softmax", FP32.precision, source=Precision.FP16)
+    assert not judged({"op": other}, ran, bool).holds
+
+
 @pytest.mark.parametrize("verdict", Verdict)
 def test_a_plan_holds_unless_a_finding_contradicts_it(verdict):
     op = AuditedOp("op", PlannedOp("conv", INT8), None, verdict)

@@ -90,6 +90,7 @@ _ACTIVATIONS = [
     case("ReLU clipped at 6", around, IMAGE, max_value=6.0),
     case("ReLU with threshold", around, IMAGE, threshold=0.1, negative_slope=0.2),
     case("Softmax", around, SEQUENCE),
+    case("Softmax in mixed_bfloat16", around, SEQUENCE, dtype="mixed_bfloat16"),
 ]
 
 _CONVOLUTIONS = [
@@ -142,6 +143,7 @@ _NORMALIZATIONS = [
     case("BatchNormalization", around, IMAGE),
     case("GroupNormalization", around, IMAGE, groups=2),
     case("LayerNormalization", around, SEQUENCE),
+    case("LayerNormalization in mixed_float16", around, SEQUENCE, dtype="mixed_float16"),
     case("RMSNormalization", around, SEQUENCE),
     case("UnitNormalization", around, SEQUENCE),
     made(
@@ -166,6 +168,8 @@ _ATTENTION = [
 _DENSE = [
     case("Dense", around, (8,), units=8),
     case("Dense on sequences", around, SEQUENCE, units=8, activation="relu"),
+    case("Dense in mixed_float16", around, (8,), units=8, dtype="mixed_float16"),
+    case("Dense in mixed_bfloat16", around, (8,), units=8, dtype="mixed_bfloat16"),
     case("Dense without bias", around, (8,), units=8, use_bias=False),
     case("EinsumDense", around, SEQUENCE, equation="abc,cd->abd", output_shape=(6, 8)),
     case(

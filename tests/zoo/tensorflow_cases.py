@@ -152,6 +152,11 @@ def _dilated(x: tf.Tensor) -> tf.Tensor:
     return tf.nn.conv2d(x, _KERNEL, 1, "SAME", dilations=2)
 
 
+def _in_bfloat16(x: tf.Tensor) -> tf.Tensor:
+    h = tf.nn.softmax(tf.cast(_hidden(x), tf.bfloat16) @ tf.cast(_W, tf.bfloat16))
+    return tf.cast(h, tf.float32) @ _V
+
+
 def _with_noise(x: tf.Tensor) -> tf.Tensor:
     return _hidden(x + 0.1 * tf.random.stateless_normal([16], [1, 2])) @ _V
 
@@ -224,6 +229,7 @@ CASES = [
         discontinuous="rounding changes which is the largest",
     ),
     _case("half precision inside", lambda x: tf.cast(tf.cast(_hidden(x), tf.float16), tf.float32)),
+    _case("bfloat16 inside", _in_bfloat16),
     _case("double precision", lambda x: tf.cast(_hidden(x), tf.float64) @ tf.cast(_V, tf.float64)),
     _case("complex numbers", lambda x: tf.abs(tf.signal.rfft(_hidden(x))) @ _V[:9]),
     _case("random numbers of a seed", _with_noise),

@@ -222,6 +222,18 @@ class Autocast(Net):
         return self.second(hidden.float())
 
 
+class AutocastAll(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            hidden = torch.tanh(self.first(x) * 2.0).softmax(-1)
+        return self.second(hidden.float()) + hidden.float()
+
+
+class HalfInside(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.first(x).half().softmax(-1) * 3.0).float()
+
+
 class Doubled(torch.autograd.Function):
     """Twice its input, with a gradient of its own."""
 
@@ -312,6 +324,8 @@ CASES: tuple[Case, ...] = (
     case("selection by values", Selected, _X),
     case("einsum, baddbmm, cumsum", Einsum, several(floats(5, _W), floats(6, _W))),
     case("autocast within", Autocast, _X),
+    case("autocast of other ops", AutocastAll, _X),
+    case("float16 inside", HalfInside, _X),
     case("autograd.Function", OwnGradient, _X),
     case("vmap", Mapped, _X),
     case("checkpoint", Checkpointed, _X),

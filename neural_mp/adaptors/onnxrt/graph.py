@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
+
 from neural_mp.adaptors.onnxrt.fusion import JOINERS
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.nodes import constants_of, read_by
+from neural_mp.adaptors.onnxrt.nodes import SIXTEEN_BITS, constants_of, read_by
 from neural_mp.core.graph import Op, OpGraph
+from neural_mp.core.precision import Precision
 
 
 def build_graph(model: OnnxModel) -> OpGraph:
@@ -28,6 +31,7 @@ def build_graph(model: OnnxModel) -> OpGraph:
                 writes_int8=node.op_type == "Conv" and name in structure.fusion_groups,
                 joins_int8=node.op_type in JOINERS and name in structure.fusion_groups,
                 weights=sum(constant.size for constant in constants_of(node)),
+                source_precision=_source_precision(node),
             )
         )
     for part, op in structure.parts.items():
@@ -36,3 +40,9 @@ def build_graph(model: OnnxModel) -> OpGraph:
     outputs = {structure.names[v] for v in model.program.graph.outputs if v in structure.names}
     given = [structure.names[value] for value in structure.given_to_bodies]
     return OpGraph(ops, [*model.signature.input_tensors, *given], sorted(outputs))
+
+
+def _source_precision(node: ir.Node) -> Precision:
+    """Precision of the first 16-bit tensor that a node reads; FP32 if none does."""
+    read = (value.dtype for value in node.inputs if value is not None)
+    return next((SIXTEEN_BITS[dtype] for dtype in read if dtype in SIXTEEN_BITS), Precision.FP32)

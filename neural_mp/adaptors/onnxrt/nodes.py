@@ -13,6 +13,10 @@ from neural_mp.adaptors.common.free_names import unused
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.onnxrt.bodies import bodies_of, in_order, name_within_bodies
 from neural_mp.adaptors.onnxrt.external_weights import raw_bytes
+from neural_mp.core.precision import Precision
+
+#: 16-bit element type → precision.
+SIXTEEN_BITS = {ir.DataType.BFLOAT16: Precision.BF16, ir.DataType.FLOAT16: Precision.FP16}
 
 
 def input_of(node: ir.Node, position: int) -> ir.Value | None:

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.onnxrt.model import OnnxModel
+from neural_mp.adaptors.onnxrt.nodes import SIXTEEN_BITS
 from neural_mp.adaptors.onnxrt.profile import events, is_kernel, op_of
 from neural_mp.core.executed import NOT_REACHED, Executed, Kernel, executed
 from neural_mp.core.precision import Precision
@@ -24,7 +25,6 @@ _PRECISIONS = {
     "float16": Precision.FP16,
 }
 _BYTES = ("uint8", "int8")
-_SIXTEEN = {ir.DataType.BFLOAT16: Precision.BF16, ir.DataType.FLOAT16: Precision.FP16}
 
 
 def trace(model: OnnxModel, feeds: dict[str, Array], threads: int | None) -> dict[str, Executed]:
@@ -85,7 +85,7 @@ def _told_to_run_in(model: OnnxModel) -> dict[str, Precision]:
     working = {}
     for name, node in model.structure.nodes.items():
         if node.op_type == "Cast":
-            kind = _SIXTEEN.get(ir.DataType(node.attributes.get_int("to", 1)))
+            kind = SIXTEEN_BITS.get(ir.DataType(node.attributes.get_int("to", 1)))
             if kind is not None and node.inputs[0] is not None:
                 rounded[node.inputs[0]] = held[node.outputs[0]] = kind
         elif node.op_type not in _CONVERSIONS:
@@ -100,4 +100,4 @@ def _told_to_run_in(model: OnnxModel) -> dict[str, Precision]:
 def _stored_in(value: ir.Value) -> Precision | None:
     """The 16 bits that a constant is in; None for any other value."""
     constant = value.const_value
-    return None if constant is None else _SIXTEEN.get(ir.DataType(constant.dtype))
+    return None if constant is None else SIXTEEN_BITS.get(ir.DataType(constant.dtype))

@@ -15,6 +15,8 @@ from neural_mp.core.quantization_flow import QuantizationFlow
 aten = torch.ops.aten
 #: The 16-bit precisions in torch's words.
 DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+#: 16-bit dtype → precision; other floating-point dtypes count as FP32.
+PRECISIONS = {dtype: precision for precision, dtype in DTYPES.items()}
 CAST = aten._to_copy.default
 #: Ops whose kernels take all but their first input in float32: statistics do not fit FP16.
 STATISTICS = frozenset({aten._native_batch_norm_legit_no_training.default})

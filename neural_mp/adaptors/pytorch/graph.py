@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
+from neural_mp.adaptors.pytorch.casts import PRECISIONS
 from neural_mp.adaptors.pytorch.fusion import fused_layers
 from neural_mp.adaptors.pytorch.layers import quantize_agnostic
 from neural_mp.adaptors.pytorch.model import (
     OP_NAME,
     constants_of,
     has_tensors,
+    is_float,
     op_nodes,
     op_type,
     tensor_name,
 )
 from neural_mp.adaptors.pytorch.prepare import layers_of
 from neural_mp.core.graph import Op, OpGraph
+from neural_mp.core.precision import Precision
 
 
 def build_graph(modules: Mapping[str, GraphModule]) -> OpGraph:
@@ -36,14 +40,31 @@ def build_graph(modules: Mapping[str, GraphModule]) -> OpGraph:
             weights = sum(tensor.numel() for tensor in constants_of(module, node))
             layers = layers_of(node, path)
             sources, head = _sources(node), heads.get(name)
-            op = Op(name, op_type(node), sources, head, agnostic, weights=weights, layers=layers)
-            ops.append(op)
+            ops.append(
+                Op(
+                    name,
+                    op_type(node),
+                    sources,
+                    head,
+                    agnostic,
+                    weights=weights,
+                    layers=layers,
+                    source_precision=_source_precision(node),
+                )
+            )
         for node in module.graph.nodes:
             if node.op == "placeholder" and has_tensors(node):
                 inputs.append(tensor_name(node))
             elif node.op == "output":
                 outputs += _sources(node)
     return OpGraph(ops, inputs, outputs)
+
+
+def _source_precision(node: Node) -> Precision:
+    """Precision of the first floating-point tensor that a node reads, else of its result."""
+    values = (each.meta.get("val") for each in (*node.all_input_nodes, node))
+    dtypes = (leaf.dtype for leaf in pytree.tree_leaves(tuple(values)) if is_float(leaf))
+    return PRECISIONS.get(next(dtypes, None), Precision.FP32)
 
 
 def _sources(node: Node) -> tuple[str, ...]:

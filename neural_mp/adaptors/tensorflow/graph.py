@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from tensorflow.core.framework.node_def_pb2 import NodeDef
+
 from neural_mp.adaptors.tensorflow.fold import CONVOLUTIONS
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.nodes import constant_size, data_inputs, node_of
+from neural_mp.adaptors.tensorflow.nodes import constant_size, data_inputs, node_of, result_dtypes
+from neural_mp.adaptors.tensorflow.trace import PRECISIONS
 from neural_mp.core.graph import Op, OpGraph
+from neural_mp.core.precision import Precision
 
 
 def build_graph(model: TensorFlowModel) -> OpGraph:
@@ -26,6 +30,12 @@ def build_graph(model: TensorFlowModel) -> OpGraph:
                 writes_int8=node.op in CONVOLUTIONS,  # whose integer kernel cannot write floats
                 weights=sum(map(constant_size, model.graph.constants_of(node))),
                 layers=model.layers.get(node.name, ()),
+                source_precision=_source_precision(node),
             )
         )
     return OpGraph(ops, fed, [name for name in model.output_nodes if name in known])
+
+
+def _source_precision(node: NodeDef) -> Precision:
+    """Precision of a node's first result."""
+    return PRECISIONS.get(next(iter(result_dtypes(node)), None), Precision.FP32)

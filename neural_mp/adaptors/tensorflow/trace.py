@@ -15,7 +15,8 @@ from neural_mp.core.precision import Precision
 
 #: What the statistics say of a kernel: `name = Type(input, other:1)`.
 _LABEL = re.compile(r" = (?P<type>\w+)\((?P<inputs>[^)]*)\)")
-_PRECISIONS = {
+#: Element type → precision of a kernel.
+PRECISIONS = {
     tf.float32: Precision.FP32,
     tf.float64: Precision.FP32,
     tf.bfloat16: Precision.BF16,
@@ -72,5 +73,5 @@ def _kernel(name: str, dtypes: list[tf.DType]) -> Kernel:
     reads_bytes = any(dtype in _BYTES for dtype in dtypes)
     if dtypes and dtypes[0] in _BYTES:
         return Kernel(name, None, reads_bytes)
-    known = (_PRECISIONS[dtype] for dtype in dtypes if dtype in _PRECISIONS)
+    known = (PRECISIONS[dtype] for dtype in dtypes if dtype in PRECISIONS)
     return Kernel(name, next(known, None), reads_bytes)

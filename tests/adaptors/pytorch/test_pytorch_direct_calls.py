@@ -126,6 +126,21 @@ def test_an_fp32_result_runs_the_users_own_module():
     assert loaded.held.direct._target.a.weight is net.a.weight
 
 
+def test_an_fp32_result_returns_the_bits_of_the_users_own_module_from_the_first_call_on():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    for _ in range(3):
+        net(torch.randn(16, 3, 8, 8))  # statistics that folding multiplies into the weights
+    net.eval()
+    adaptor = adaptor_for(net)
+    images = torch.randn(4, 3, 8, 8)
+    loaded = LoadedModel(adaptor, adaptor.load(net, example=images))
+    with torch.no_grad():
+        wanted = net(images)
+    for _ in range(3):
+        torch.testing.assert_close(loaded(images), wanted, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("kind", [Counting, Overwriting])
 def test_a_module_that_writes_to_itself_or_its_input_is_run_as_its_graph(kind):
     net = kind().eval()
