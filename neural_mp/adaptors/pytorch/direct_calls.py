@@ -151,6 +151,7 @@ class DirectCalls:
     def __init__(self, model: TorchModel) -> None:
         self._model = model
         self._recipes: dict[_Form, _Recipe | None] = {}
+        self._accepted: set[_Form] = set()
         self._target: Callable[..., Any] | None = None
         if model.original is not None:
             self._target = _own_module(model)
@@ -170,17 +171,12 @@ class DirectCalls:
         form = (names, *[(leaf.dtype, leaf.shape) for leaf in leaves])
         if form not in self._recipes:
             result = self._checked(inputs)
-            recipe = self._recipe(inputs, leaves)
             if len(self._recipes) < MAX_KEPT_FORMS:
-                self._recipes[form] = recipe
-            # The graph accepts the form, but its batch norms are folded: the user's own module
-            # returns other last digits, in this call as in later ones.
-            if recipe is None or isinstance(self._target, DirectGraph):
-                return result
-        else:
-            recipe = self._recipes[form]
-            if recipe is None:
-                return self._checked(inputs)
+                self._recipes[form] = self._recipe(inputs, leaves)
+            return result
+        recipe = self._recipes[form]
+        if recipe is None:
+            return self._checked(inputs)
         if recipe.arrays:
             tensor_of = self._model.convention.tensor_of
             leaves = [tensor_of(leaf) for leaf in leaves]
@@ -193,11 +189,30 @@ class DirectCalls:
 
     def _checked(self, inputs: Any) -> Any:
         """The outputs of a call whose inputs are looked at one by one."""
-        model = self._model
-        result = run_call(model, model.module, model.call(inputs))
+        result = self._run(self._model.call(inputs))
         plain = dict(inputs) if isinstance(inputs, Mapping) else inputs
         arrays = any(is_array(leaf) for leaf in pytree.tree_leaves(plain))
         return to_arrays(result) if arrays else result
+
+    def _run(self, call: Call) -> Any:
+        """The outputs of one call; inputs of a new form are run through the graph, which checks.
+
+        The user's own module has the last word even then: folded batch norms of the graph change
+        the last digits, which must not depend on how inputs are given.
+        """
+        model, target = self._model, self._target
+        if target is None or isinstance(target, DirectGraph):
+            return run_call(model, model.module, call)
+        form = tuple(
+            (leaf.dtype, leaf.shape) if isinstance(leaf, torch.Tensor) else repr(leaf)
+            for leaf in call.leaves()
+        )
+        if form not in self._accepted:
+            run_call(model, model.module, call)
+            if len(self._accepted) < MAX_KEPT_FORMS:
+                self._accepted.add(form)
+        with torch.no_grad():
+            return target(*call.args, **call.kwargs)
 
     def _recipe(self, inputs: Any, leaves: list[Any]) -> _Recipe | None:
         """The recipe for batches of this form; None where a call takes more than the leaves."""

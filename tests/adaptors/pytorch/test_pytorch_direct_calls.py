@@ -137,8 +137,29 @@ def test_an_fp32_result_returns_the_bits_of_the_users_own_module_from_the_first_
     loaded = LoadedModel(adaptor, adaptor.load(net, example=images))
     with torch.no_grad():
         wanted = net(images)
+    for given in (images, images, [images], {"input": images}, (images,), images):
+        torch.testing.assert_close(loaded(given), wanted, rtol=0, atol=0)
+
+
+def test_an_fp32_result_returns_the_same_bits_for_inputs_within_containers():
+    class Nested(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+
+        def forward(self, batch):
+            return self.norm(self.conv(batch["images"][0])) * batch["scale"]
+
+    torch.manual_seed(0)
+    net, images = Nested(), torch.randn(4, 3, 8, 8)
+    net({"images": [torch.randn(16, 3, 8, 8)], "scale": torch.ones(())})
+    net.eval()
+    adaptor, batch = adaptor_for(net), {"images": [images], "scale": torch.full((), 0.3)}
+    loaded = LoadedModel(adaptor, adaptor.load(net, example={"batch": batch}))
+    with torch.no_grad():
+        wanted = net(batch)
     for _ in range(3):
-        torch.testing.assert_close(loaded(images), wanted, rtol=0, atol=0)
+        torch.testing.assert_close(loaded({"batch": batch}), wanted, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", [Counting, Overwriting])
