@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Any
 
+from neural_mp.core.words import Word
 
-class Reading(StrEnum):
+
+class Reading(Word):
     """A way to read the batches of a loader."""
 
     PAIR = "a pair of inputs and labels"
