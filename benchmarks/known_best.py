@@ -40,7 +40,7 @@ from neural_mp.tuning.run_log import RunLog
 #: Of the plans timed first, so many are timed again.
 _AGAIN = 5
 #: More plans than this are not tried.
-_MAX_PLANS = 256
+_MAX_PLANS = 512
 _BLOCK_SECONDS = 0.002
 HEADINGS = ("net", "plans", "best over FP32", "ours over FP32", "ours / best", "worst")
 
@@ -129,6 +129,7 @@ def found_of(name: str, repeats: int, rounds: int) -> Found:
     taken = seconds_of([models[low] for low in again], inputs, 4 * rounds)
     seconds = dict(zip(again, taken, strict=True))
     fp32 = seconds[frozenset()]
+    print(name, "best", sorted(min(seconds, key=seconds.__getitem__)), file=sys.stderr, flush=True)
     speeds = tuple(fp32 / seconds[low] for low in ours)
     return Found(name, len(plans), fp32 / min(taken), speeds)
 

@@ -78,6 +78,12 @@ def rounded_by_runtime(node: ir.Node) -> tuple[int, int]:
     return 0, 0
 
 
+#: Ops that ONNX Runtime moves a DequantizeLinear of one scale past (its `QDQPropagation`).
+_PASSED_BY_DEQUANTIZE = frozenset(
+    ("MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
+)
+
+
 @dataclass
 class _Writer:
     model: OnnxModel
@@ -113,10 +119,24 @@ class _Writer:
 
     def _real(self, node: ir.Node, value: ir.Value) -> ir.Value:
         """What an op in FP32 reads for a tensor."""
-        axis, channels = rounded_by_runtime(node)
-        if channels and value is node.inputs[0] and self.forms.comes_stored(value):
-            return self.forms.by_channel(value, axis, channels)
+        if value is node.inputs[0] and self.forms.comes_stored(value):
+            axis, channels = rounded_by_runtime(node)
+            if channels == 1 or self._leads_to_rounding(node):
+                axis, channels = _wide_axis(value)
+            if channels:
+                return self.forms.by_channel(value, axis, channels)
         return self.forms.real(value)
+
+    def _leads_to_rounding(self, node: ir.Node) -> bool:
+        """Whether ONNX Runtime would round the weight of an op behind one that moves values."""
+        if node.domain or node.op_type not in _PASSED_BY_DEQUANTIZE:
+            return False
+        return any(
+            use.idx == 0
+            and self.plan.effective.get(str(use.node.name), Precision.FP32) is Precision.FP32
+            and (rounded_by_runtime(use.node)[1] or self._leads_to_rounding(use.node))
+            for use in node.outputs[0].uses()
+        )
 
     def _write_int8(self, name: str, node: ir.Node, fusion_group: FusionGroup) -> None:
         effective = self.plan.effective
@@ -191,3 +211,10 @@ class _Writer:
         value.name = self.forms.names.new(f"{name}/{UINT8}/before")
         found.name, found.type, found.shape = name, value.type, value.shape
         return found
+
+
+def _wide_axis(value: ir.Value) -> tuple[int, int]:
+    """Return an axis of known size above 1, and that size; none where no axis has one."""
+    sizes = [] if value.shape is None else list(value.shape.dims)
+    known = [(axis, size) for axis, size in enumerate(sizes) if isinstance(size, int) and size > 1]
+    return known[0] if known else (0, 0)

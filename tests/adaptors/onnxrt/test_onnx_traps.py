@@ -196,6 +196,39 @@ def test_a_float_layer_between_integer_ones_stays_one_with_its_weights(layer, we
     assert signal_to_noise(converted.reference, converted.result) > 30
 
 
+_MOVERS = {
+    "MaxPool": (op("MaxPool", "p", "q", kernel_shape=[2, 2]), [6, 8, 2, 2]),
+    "Transpose": (op("Transpose", "p", "q", perm=[0, 1, 3, 2]), [6, 8, 2, 2]),
+    "Reshape": (op("Reshape", "p s", "q"), [6, 4, 2, 2]),
+    "Slice": (op("Slice", "p b e", "q"), [6, 8, 2, 2]),
+    "of one channel": (op("Slice", "p b e", "q"), [6, 1, 2, 2]),
+}
+
+
+@pytest.mark.parametrize("mover", _MOVERS)
+def test_what_moves_values_ahead_of_a_float_layer_keeps_its_weight_unrounded(mover):
+    """ONNX Runtime moves a DequantizeLinear past it, and rounds the weight behind that."""
+    moving, sizes = _MOVERS[mover]
+    sliced = [5, 1] if mover == "of one channel" else [5, 8]
+    constants = {
+        "s": np.array([0, 4, 6, 12]),
+        "b": np.array([0, 0]),
+        "e": np.array(sliced),
+        "u": draw(*sizes),
+        "v": draw(5, 6, 3, 3, seed=4),
+    }
+    used = {*moving.input, "u", "v"}
+    nodes = (op("Relu", "c", "p"), moving, op("Conv", "q u", "m"), op("Relu", "m", "r"))
+    model = conv_and(
+        *nodes,
+        op("Conv", "r v", "y"),
+        constants={name: array for name, array in constants.items() if name in used},
+    )
+    converted = Converted(model, X, m=FP32, r=FP32)
+    assert converted.kernels["QLinearConv"] == 2
+    assert signal_to_noise(converted.reference, converted.result) > 30
+
+
 def test_an_average_over_a_dilated_window_stays_in_floats():
     nodes = (
         op("AveragePool", "c", "a", kernel_shape=[2, 2], dilations=[2, 2]),
