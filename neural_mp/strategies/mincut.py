@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
 from neural_mp.core.observations import Times
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import FP32, RANGE_ALGORITHMS, Precision
+from neural_mp.core.precision import RANGE_ALGORITHMS, Precision
 from neural_mp.core.quantization_flow import QuantizedTensor
 from neural_mp.core.trial import Trial
 from neural_mp.core.words import Algorithm, Approach, Objective, is_speed_alone
@@ -31,6 +31,7 @@ from neural_mp.search.sensitivity import (
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic
+from neural_mp.strategies.refinement import fastest_nearby, neighbours, only
 
 #: A tensor with more noise than this share of its signal is given up in INT8 first.
 _NOISY = 0.05
@@ -41,10 +42,10 @@ _MEASURED_EXACTLY = 4
 #: A plan is faster if it takes less than this share of the other's time.
 _CLEARLY = 0.97
 #: A trial whose time is off what single ops say by more than this share has its ops timed anew,
-#: within the plan, so many times at most.
-_OFF, _MAX_CORRECTIONS = 0.15, 2
-#: Ops that look doubtful within a plan, each of which is put back by itself.
-_DOUBTFUL_OPS = 3
+#: within the plan.
+_OFF = 0.15
+#: Trials of what was measured to be faster than the fastest trial.
+_MAX_REFINEMENTS = 2
 #: How many times as dear conversions are taken to be where a plan has turned out slow.
 _DEARER = (2, 4, 8)
 #: Plans tried of those that were measured to be faster than FP32.
@@ -72,9 +73,9 @@ class MinimumCut(Strategy):
        halved, until nothing lies between or four plans were tried. Where none met it by then, the
        worst tensors go back, one, two, four and so on, up to eight plans in all.
 
-    Where a plan that meets the target takes another time than single ops say, by more than 15 %,
-    its ops are timed within its model, the cut is solved again, and the fastest of what comes of
-    that is tried, too: twice at most.
+    Plans that differ from the fastest in one decision are then measured as wholes, and the fastest
+    of them is tried, too. Where the fastest trial takes another time than single ops say, by more
+    than 15 %, its ops are timed within its model first, and the cut is solved again.
 
     A plan that meets the target and runs slower than FP32 tells that times were estimated too low:
     plans that keep less and less in INT8 are measured, and the fastest is tried.
@@ -146,7 +147,7 @@ class _Run:
                 yield from self._mend(fastest)
             if not self._has_met():
                 yield from self._bisect(fastest)
-        yield from self._correct()
+        yield from self._refine()
         if not self._has_met():
             yield from self._faster()
 
@@ -193,38 +194,43 @@ class _Run:
             (trial,) = yield [finished]
             self.tried[resolved] = trial
 
-    def _correct(self) -> Steps:
-        """Return op times within the fastest trial, if single ops do not predict its time."""
-        probe, space = self.problem.probe, self.problem.space
-        for _ in range(_MAX_CORRECTIONS):
+    def _refine(self) -> Steps:
+        """Try what runs faster than the fastest trial, found by measuring plans near it as wholes.
+
+        Where single ops do not predict the trial's time, they are timed anew, within its plan.
+        """
+        for _ in range(_MAX_REFINEMENTS):
             accurate = [trial for trial in self.tried.values() if trial.accurate]
             if not accurate or not is_speed_alone(self.problem.objectives):
                 return
             fastest = min(accurate, key=lambda trial: trial.cost(self.problem.objectives))
-            found = fastest.objectives.get("relative_latency")
-            said = predicted_share(space, self._figures(self.noise), fastest.plan)
-            if found is None or said is None or abs(found / said - 1) <= _OFF:
-                return
-            self.within = probe.times_within(fastest.plan)
-            if self.within is None:
-                return
-            better = self._measured_better(fastest.plan)
-            if better is None:
+            off = self._is_off(fastest)
+            if off:
+                self.within = self.problem.probe.times_within(fastest.plan) or self.within
+            better = fastest_nearby(self.problem.probe, fastest.plan, self._candidates)
+            if better is None and off:  # nothing can be measured: the trial will tell
+                better = self._solved_within(fastest.plan)
+            if better is None or self._resolved(better) in self.tried:
                 return
             yield from self._try(better)
 
-    def _measured_better(self, plan: PrecisionPlan) -> PrecisionPlan | None:
-        """Of what times within a plan speak for, the fastest as a whole; None if that is none."""
-        solved = self._untried([self._solved_within(plan)])
-        without = [_only(plan, _low(plan) - {op}) for op in self._doubtful(plan)]
-        every = self._untried([*solved, *without])
-        for candidates in (every, solved) if every else ():
-            seconds = self.problem.probe.latencies([plan, *candidates]) if candidates else None
-            if seconds is not None:
-                before, *after = seconds
-                least = min(after)
-                return candidates[after.index(least)] if least < before * _CLEARLY else None
-        return next(iter(solved), None)  # nothing can be measured: the trial will tell
+    def _is_off(self, trial: Trial) -> bool:
+        """Whether a trial takes another time than single ops predict."""
+        found = trial.objectives.get("relative_latency")
+        predicted = predicted_share(self.problem.space, self._figures(self.noise), trial.plan)
+        return found is not None and predicted is not None and abs(found / predicted - 1) > _OFF
+
+    def _candidates(self, plan: PrecisionPlan) -> list[PrecisionPlan]:
+        """Plans to measure beside a plan, most promising first.
+
+        Where accuracy has kept ops out of INT8, they stay out.
+        """
+        space, figures = self.problem.space, replace(self._figures(self.noise), in_place=True)
+        may_lower = all(trial.accurate for trial in self.tried.values())
+        plans = [self._solved_within(plan), *neighbours(space, plan, figures, may_lower)]
+        resolved = dict.fromkeys(self._resolved(other) for other in plans)
+        known = {*self.tried, self.problem.space.resolve(plan)}
+        return [found.plan for found in resolved if found not in known and found.lowers]
 
     def _solved_within(self, plan: PrecisionPlan) -> PrecisionPlan:
         """The best plan by the times within another one.
@@ -234,18 +240,8 @@ class _Run:
         model = self._cost_model(self.noise)
         cut = self._finished(model.plan(Cut(model.assignment).best(0.0)))
         if not all(trial.accurate for trial in self.tried.values()):
-            cut = _only(plan, _low(cut))
+            cut = only(plan, _low(cut))
         return cut
-
-    def _untried(self, plans: Iterable[PrecisionPlan]) -> list[PrecisionPlan]:
-        """Those of some plans that lower anything and were not tried, each once."""
-        resolved = dict.fromkeys(self.problem.space.resolve(plan) for plan in plans)
-        return [found.plan for found in resolved if found not in self.tried and found.lowers]
-
-    def _doubtful(self, plan: PrecisionPlan) -> list[str]:
-        """The ops that gain least by what they run in within a plan, least first."""
-        gains = self._gains(plan)
-        return sorted(gains, key=gains.__getitem__)[:_DOUBTFUL_OPS]
 
     def _gains(self, plan: PrecisionPlan) -> dict[str, float]:
         """Op in a lower precision → the seconds that it gains, where both were timed."""
@@ -289,7 +285,7 @@ class _Run:
             model = self._cost_model(self.noise, factor)
             kept = model.plan(Cut(model.assignment).best(0.0))
             low = {op for op, config in kept.items() if config.precision is Precision.INT8}
-            yield self.problem.space.resolve(_only(plan, low)).plan
+            yield self.problem.space.resolve(only(plan, low)).plan
 
     def _gaining_most(self, plan: PrecisionPlan) -> Iterator[PrecisionPlan]:
         """A plan with all of its ops that gain, one by one, then half, a quarter, an eighth."""
@@ -297,7 +293,7 @@ class _Run:
         best = sorted((op for op in gains if gains[op] > 0), key=lambda op: -gains[op])
         for share in (1, 2, 4, 8):
             kept = best[: len(gains) // share]
-            yield self.problem.space.resolve(_only(plan, kept)).plan
+            yield self.problem.space.resolve(only(plan, kept)).plan
 
     def _mend(self, plan: PrecisionPlan) -> Steps:
         """What else can be done for the numbers, if a few samples show that it does much."""
@@ -363,7 +359,7 @@ class _Run:
         """Of the noisiest tensors, what of their noise arrives at the outputs."""
         found = {}
         for tensor in self._worst()[:_MEASURED_EXACTLY]:
-            alone = _only(plan, tensor.keepers)
+            alone = only(plan, tensor.keepers)
             noise = self.problem.probe.output_noise(self._finished(alone), tensor.name)
             if noise is not None:
                 found[tensor.name] = min(noise, _WORST)
@@ -373,8 +369,3 @@ class _Run:
 def _low(plan: PrecisionPlan) -> set[str]:
     """The ops that a plan has in a lower precision."""
     return {op for op, config in plan.items() if config.precision is not Precision.FP32}
-
-
-def _only(plan: PrecisionPlan, ops: Collection[str]) -> PrecisionPlan:
-    """A plan with all but these ops in FP32."""
-    return plan.replacing({op: FP32 for op in plan if op not in ops})

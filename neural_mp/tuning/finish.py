@@ -17,6 +17,8 @@ from neural_mp.tuning.objectives import best_trial, finalists, latency_figures
 
 #: Of the plans that met the target, so many are measured side by side at a time.
 _FINALISTS = 3
+#: How many times as long as a trial is measured.
+_LONGER = 4
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def choose(
             found = unmeasured(drawn[0], model)
             return replace(found, turned_out=slow, measured=(*slow, drawn[0]))
         models = [job.model, *(model.converted(resolve(trial.plan)) for trial in drawn)]
-        before, *after = job.measurement.rounds(models, longer=2)
+        before, *after = job.measurement.rounds(models, longer=_LONGER)
         measured = [
             _measured(job, trial, before, seconds)
             for trial, seconds in zip(drawn, after, strict=True)

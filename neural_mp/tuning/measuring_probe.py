@@ -45,6 +45,8 @@ _MANY_VALUES = 1 << 21
 _PROFILED_RUNS = 24
 #: How often models are profiled in turn where there is time, and run as wholes.
 _PASSES, _WHOLE_RUNS = 2, 3
+#: How many times as long as usual plans are measured side by side where there is time.
+_LONGER = 4
 
 
 @dataclass
@@ -197,7 +199,8 @@ class MeasuringProbe(Probe):
                 return None
             models.append(self._converted_or_none(plan))
         sound = [model for model in models if model is not None]
-        seconds = iter(self.job.measurement.side_by_side(sound) if sound else [])
+        longer = _LONGER if self._has_time(started, _LONGER * len(plans)) else 1
+        seconds = iter(self.job.measurement.side_by_side(sound, longer) if sound else [])
         return [None if model is None else next(seconds) for model in models]
 
     def weight_sensitivity(self) -> Mapping[str, float]:

@@ -19,7 +19,7 @@ from neural_mp.profiling import interleaved_rounds, ratio, undisturbed
 from neural_mp.tuning.criterion import MIN_SPEEDUP
 
 #: Figures closer than this are the same: latencies are noisy.
-_SAME = 1.05
+_SAME = 1.005
 #: Seconds for which models are measured beside each other at least: short runs need more rounds.
 _LEAST_SECONDS = 0.2
 #: Runs shorter than this are timed several in a row, so that what ran before counts for little.
@@ -96,9 +96,14 @@ class Measurement:
         """Samples in the batch that is measured."""
         return count_samples(self.inputs)
 
-    def side_by_side(self, models: Sequence[AnyModel]) -> list[float]:
-        """Seconds a batch of each of several models, measured in turn."""
-        return [undisturbed(seconds) for seconds in self._timed(models)]
+    def side_by_side(self, models: Sequence[AnyModel], longer: int = 1) -> list[float]:
+        """Seconds a batch of each of several models, measured in turn.
+
+        Args:
+            models: what to measure, all of one framework.
+            longer: how many times as long as usual.
+        """
+        return [undisturbed(seconds) for seconds in self._timed(models, longer)]
 
     def briefly(self, models: Sequence[AnyModel], rounds: int) -> list[float]:
         """The same, of so few rounds that the fastest run of each counts."""
