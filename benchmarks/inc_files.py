@@ -43,13 +43,13 @@ from rich.progress import track
 from rich.table import Table
 from tables import markdown_table
 
-from neural_mp.api import configured
+from neural_mp.api import config_objects
 from neural_mp.config import Settings, load_settings
 from neural_mp.config.source import read_text
 from neural_mp.errors import NeuralMPError
 from neural_mp.strategies import DEFAULT
 
-LOADERS = (configured.CALIBRATION, configured.ACCURACY, configured.PERFORMANCE)
+LOADERS = (config_objects.CALIBRATION, config_objects.ACCURACY, config_objects.PERFORMANCE)
 #: How often a reason counts as one of few words.
 _REASONS = (
     (r"'(\w+)' is no framework we have", r"framework \1"),
@@ -111,7 +111,7 @@ def _reasons(file: Path, made_up: MadeUp) -> Iterator[str]:
 
 def _steps(settings: Settings) -> Iterable[Callable[[], object]]:
     """All that a run makes of a file before there is a model; first, that all names are known."""
-    names = configured.vocabulary_of(settings)
+    names = config_objects.vocabulary_of(settings)
     specs = (
         settings.calibration.dataloader,
         settings.evaluation.dataloader,
@@ -124,15 +124,15 @@ def _steps(settings: Settings) -> Iterable[Callable[[], object]]:
             yield partial(names.transforms.find, name)
     for section in LOADERS:
         yield partial(_first_batch, settings, section)
-    yield partial(configured.postprocess, settings)
+    yield partial(config_objects.postprocess, settings)
     for metric in settings.evaluation.metrics:
         alone = replace(settings.evaluation, metrics=(metric,))
-        yield partial(configured.metrics, replace(settings, evaluation=alone))
-    yield partial(configured.strategy, settings, settings.tuning.strategy or DEFAULT)
+        yield partial(config_objects.metrics, replace(settings, evaluation=alone))
+    yield partial(config_objects.strategy, settings, settings.tuning.strategy or DEFAULT)
 
 
 def _first_batch(settings: Settings, section: Any) -> object:
-    loader = configured.loader(settings, section)
+    loader = config_objects.loader(settings, section)
     return None if loader is None else next(iter(loader))
 
 

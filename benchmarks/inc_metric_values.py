@@ -28,7 +28,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from neural_mp.compat.inc.names import vocabulary
+from neural_mp.compat.inc.components import vocabulary
 from neural_mp.compat.inc.names.metrics_coco import CATEGORIES
 from neural_mp.metrics import build_metric
 

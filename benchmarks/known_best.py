@@ -29,14 +29,14 @@ from known_nets import NETS, busy_core, workspace
 from tables import markdown_table
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
-from neural_mp.api.preparation import Preparation
+from neural_mp.api.job_builder import Preparation
 from neural_mp.config import Settings
 from neural_mp.core.precision import Precision
 from neural_mp.profiling import interleaved_rounds, undisturbed
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.combinations import combinations, levels, plan_of
+from neural_mp.tuning.baseline import calibrated
 from neural_mp.tuning.evaluator import Deadline
-from neural_mp.tuning.preparation import calibrated
 from neural_mp.tuning.run_log import RunLog
 
 #: Of the plans timed first, so many are timed again.

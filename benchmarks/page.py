@@ -122,7 +122,7 @@ def main() -> None:
         if ended != expected:
             raise SystemExit(f"the run of {run.framework} ended with {ended}")
         page = chosen.out / f"{run.framework}.html"
-        command = "import neural_mp.api.cli as cli; cli.main()"
+        command = "import neural_mp.cli.app as cli; cli.main()"
         subprocess.run(
             [sys.executable, "-c", command, "report", str(workspace), "--output", str(page)],
             check=True,

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from neural_mp.amp import FourLists, graph_of, paint
+from neural_mp.core.enums import RuleSet
 from neural_mp.core.graph import OpGraph
-from neural_mp.core.words import RuleSet
 
 LISTS = FourLists(*(frozenset({word}) for word in "ADIC"))
 

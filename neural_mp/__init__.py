@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from neural_mp import common
     from neural_mp.amp.options import AutoMixedPrecisionOptions
     from neural_mp.api.compare import compare
-    from neural_mp.api.many import tune_many
     from neural_mp.api.mixed_precision import MixedPrecision
     from neural_mp.api.optimized_model import OptimizedModel, load
     from neural_mp.api.replay import convert_with_plan
     from neural_mp.core.plan import PrecisionPlan
     from neural_mp.core.precision import Precision
-    from neural_mp.core.trusted import trusting
     from neural_mp.errors import NeuralMPError
+    from neural_mp.io.trust import trusting
+    from neural_mp.jobs import tune_many
     from neural_mp.tuning.comparison import Comparison
     from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 
@@ -40,8 +40,8 @@ _LAZY = {
     "compare": "neural_mp.api.compare",
     "convert_with_plan": "neural_mp.api.replay",
     "load": "neural_mp.api.optimized_model",
-    "trusting": "neural_mp.core.trusted",
-    "tune_many": "neural_mp.api.many",
+    "trusting": "neural_mp.io.trust",
+    "tune_many": "neural_mp.jobs",
 }
 
 __all__ = [

@@ -9,10 +9,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from neural_mp.core.arguments import MOST, SEEDS, brief
-from neural_mp.core.kept_batches import kept_items
-from neural_mp.core.users_code import is_misfit, misfit_words
 from neural_mp.errors import DataError
+from neural_mp.util.argument_checks import MOST, SEEDS, brief
+from neural_mp.util.batch_cache import kept_items
+from neural_mp.util.user_calls import is_misfit, misfit_words
 
 Batch = tuple[Any, Any]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from neural_mp.adaptors.common.kernel_trials import ONEDNN_LIMIT
+from neural_mp.adaptors.common.runtime_probe import ONEDNN_LIMIT
 from neural_mp.adaptors.registry import installed_products
-from neural_mp.core.byte_products import (
+from neural_mp.core.int8_accumulation import (
     FULL_RANGE,
     REDUCED_RANGE,
     WEIGHT_LIMITS,
@@ -49,7 +49,7 @@ def weight_limit_here(framework: str, kernel: KernelKind) -> int:
 
 def has_rewrite_pass() -> bool:
     """Whether TensorFlow's own pass for BF16 works here; without AVX-512 it does nothing."""
-    from neural_mp.adaptors.tensorflow.kernel_products import bf16_obstacle
+    from neural_mp.adaptors.tensorflow.int8_accumulation import bf16_obstacle
     from neural_mp.adaptors.tensorflow.runtime_lists import runtime_lists
 
     return bf16_obstacle() is None and runtime_lists(Precision.BF16) is not None

@@ -10,8 +10,8 @@ import pytest
 from torch import nn
 
 from neural_mp.adaptors.loaded_model import AnyModel
-from neural_mp.api import loading, preparation
-from neural_mp.core.words import Objective
+from neural_mp.api import job_builder, loading
+from neural_mp.core.enums import Objective
 from neural_mp.tuning import objectives
 from neural_mp.tuning.objectives import Measurement
 
@@ -41,7 +41,7 @@ def _rounds(self: Measurement, models: Sequence[AnyModel], longer: int = 1) -> l
 
 def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Capture a net once a session, and measure latencies no longer than their number needs."""
-    monkeypatch.setattr(preparation, "load_source", load_once)
+    monkeypatch.setattr(job_builder, "load_source", load_once)
     measure_briefly(monkeypatch)
 
 

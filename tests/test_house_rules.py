@@ -44,7 +44,7 @@ def test_the_import_contracts_hold():
         ("tuning/tuner.py", "import neural_mp.adaptors.pytorch", "Tuning knows adaptors only"),
         (
             "tuning/tuner.py",
-            "import neural_mp.adaptors.common.repair",
+            "import neural_mp.adaptors.common.corrections",
             "Tuning knows adaptors only",
         ),
         (

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from inc_names.comparison import Comparison, Repository
-from neural_mp.compat.inc.names import vocabulary
-from neural_mp.compat.inc.names.transforms.image_transform import as_tensor_image
+from neural_mp.compat.inc.components import vocabulary
+from neural_mp.compat.inc.components.transforms.image_transform import as_tensor_image
 
 SEED = 7
 _draw = np.random.RandomState(SEED)

@@ -23,8 +23,8 @@ from neural_mp.core.hardware import PORTABLE, detect
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.profiling import Ratio, interleaved_rounds, ratio
-from neural_mp.tuning.fidelity import signal_to_noise
 from neural_mp.tuning.listener import Listener
+from neural_mp.tuning.sqnr import signal_to_noise
 
 CALIBRATION, UNSEEN, STEP = 16, 8, 4
 #: What models are converted for, one beside the other; `vnni` leaves weights their full range.

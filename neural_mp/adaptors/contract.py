@@ -12,20 +12,20 @@ from typing import Any, ClassVar, Generic, TypeVar
 from neural_mp.adaptors.common import conversion
 from neural_mp.adaptors.common.calibration import TensorSummary
 from neural_mp.adaptors.common.capability_builder import OpKernels, built_capabilities
-from neural_mp.adaptors.common.channel_scaling import Layer, LayerChange
-from neural_mp.adaptors.common.kernel_products import Products
-from neural_mp.adaptors.common.op_values import OpValue
+from neural_mp.adaptors.common.cross_layer_scaling import Layer, LayerChange
+from neural_mp.adaptors.common.int8_accumulation import Products
+from neural_mp.adaptors.common.op_outputs import OpValue
 from neural_mp.amp import FourLists, canonical_lists
-from neural_mp.core.byte_products import KernelKind
-from neural_mp.core.executed import Executed
+from neural_mp.core.enums import Capture
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Hardware
-from neural_mp.core.kinds import count, fields
+from neural_mp.core.int8_accumulation import KernelKind
+from neural_mp.core.kernel_trace import Executed
 from neural_mp.core.observations import Observations, Range
 from neural_mp.core.precision import Precision
-from neural_mp.core.words import Capture
 from neural_mp.errors import ConversionError
 from neural_mp.space import Capability, ResolvedPlan, TuningSpace
+from neural_mp.util.validators import count, fields
 
 #: A model as its adaptor holds it; opaque to everyone else.
 M = TypeVar("M")

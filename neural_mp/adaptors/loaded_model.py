@@ -10,16 +10,16 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from neural_mp.adaptors.common.corrections import rescaled_ops, scored_repairs
 from neural_mp.adaptors.common.hessian import weight_sensitivity
-from neural_mp.adaptors.common.op_values import OpValue
-from neural_mp.adaptors.common.repair import rescaled_ops, scored_repairs
+from neural_mp.adaptors.common.op_outputs import OpValue
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
-from neural_mp.core.arguments import check_count, check_size
 from neural_mp.core.graph import OpGraph
-from neural_mp.core.nested import float_arrays, leaves
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.space import ResolvedPlan, TuningSpace
+from neural_mp.util.argument_checks import check_count, check_size
+from neural_mp.util.pytree import float_arrays, leaves
 
 M = TypeVar("M")
 

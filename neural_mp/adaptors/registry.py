@@ -8,7 +8,7 @@ import logging
 from importlib import metadata
 from typing import Any
 
-from neural_mp.adaptors.common.kernel_products import Products
+from neural_mp.adaptors.common.int8_accumulation import Products
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.core.grammar import with_article
@@ -37,7 +37,7 @@ def installed_products(hardware: Hardware) -> dict[str, Products]:
     found = {}
     for name, entry in FRAMEWORKS.items():
         if importlib.util.find_spec(entry.package) is not None:
-            asked = importlib.import_module(f"{entry.home}.kernel_products")
+            asked = importlib.import_module(f"{entry.home}.int8_accumulation")
             found[name] = asked.kernel_products(hardware)
     for name, kind in _third_party().items():
         found[name] = kind().kernel_products(hardware)

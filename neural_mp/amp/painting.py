@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from neural_mp.amp.lists import AmpList, FourLists
+from neural_mp.core.enums import RuleSet
 from neural_mp.core.graph import Op, OpGraph
-from neural_mp.core.words import RuleSet
 
 ALLOW, DENY, INFER, CLEAR = AmpList
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.adaptors.registry import require_framework
-from neural_mp.api import configured
+from neural_mp.api import config_objects
 from neural_mp.config import load_settings
-from neural_mp.data.user_code import load_user_object
+from neural_mp.data.user_imports import load_user_object
 from neural_mp.errors import ConfigurationError
 from neural_mp.training.advice import advise
-from neural_mp.training.advised import Advice
+from neural_mp.training.advice_report import Advice
 
 _KERAS_FILES = (".keras", ".h5", ".hdf5")
 
@@ -43,9 +43,9 @@ def advise_from_file(
         NeuralMPError: the file, the model, the loss or the data are not what they should be.
     """
     settings = load_settings(conf, trust=trust)
-    loader = configured.loader(settings, configured.CALIBRATION)
+    loader = config_objects.loader(settings, config_objects.CALIBRATION)
     if loader is None:
-        loader = configured.loader(settings, configured.ACCURACY)
+        loader = config_objects.loader(settings, config_objects.ACCURACY)
     if loader is None:
         raise ConfigurationError(
             f"{conf} names no data; add quantization.calibration.dataloader, whose samples are "
@@ -54,7 +54,7 @@ def advise_from_file(
     if model is None and settings.model.name is None:
         raise ConfigurationError(f"{conf} names no model; add model.name, or give --model")
     return advise(
-        _trained(configured.model(settings, model or settings.model.name)),
+        _trained(config_objects.model(settings, model or settings.model.name)),
         loader,
         load_user_object(loss) if loss is not None and ":" in loss else loss,
         precision,

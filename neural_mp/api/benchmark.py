@@ -10,10 +10,10 @@ from typing import Any
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import load
-from neural_mp.api.saved_folder import is_saved_model
-from neural_mp.core.nested import count_samples
+from neural_mp.api.saved_model import is_saved_model
 from neural_mp.profiling import interleaved_rounds, ratio, undisturbed
 from neural_mp.reporting.tables import BenchmarkRow
+from neural_mp.util.pytree import count_samples
 
 
 def benchmark_models(

@@ -11,12 +11,12 @@ from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.api.compared_data import DEFAULT_SAMPLES, first_of, inputs_of
 from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel, load
-from neural_mp.api.saved_folder import is_saved_model
+from neural_mp.api.saved_model import is_saved_model
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.trusted import trusting
-from neural_mp.core.users_code import UsersErrorsUnchanged
+from neural_mp.io.trust import trusting
 from neural_mp.tuning.batches import Batches, FirstBatch
 from neural_mp.tuning.comparison import Comparison, compare_models
+from neural_mp.util.user_calls import UsersErrorsUnchanged
 
 #: A model, and the plan that is in it, if one is known.
 _Taken = tuple[AnyModel, PrecisionPlan | None]

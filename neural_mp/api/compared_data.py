@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel
-from neural_mp.api import configured
+from neural_mp.api import config_objects
 from neural_mp.config import load_settings
-from neural_mp.core.arguments import path_of
-from neural_mp.core.labels import NAMES
-from neural_mp.core.nested import Array, count_samples
 from neural_mp.data.checked_arrays import UNREADABLE, load_arrays
 from neural_mp.errors import ConfigurationError, DataError
 from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.calibration_batches import limited
+from neural_mp.util.argument_checks import path_of
+from neural_mp.util.labels import NAMES
+from neural_mp.util.pytree import Array, count_samples
 
 #: Samples that are run where the user does not say how many.
 DEFAULT_SAMPLES = 100
@@ -91,8 +91,8 @@ def _loader(path: Path, trust: Iterable[str]) -> Batches:
     if not path.is_file():
         raise DataError(f"there is no tuning file {str(path)!r}")
     settings = load_settings(path, trust=trust)
-    for section in (configured.CALIBRATION, configured.ACCURACY):
-        loader = configured.loader(settings, section)
+    for section in (config_objects.CALIBRATION, config_objects.ACCURACY):
+        loader = config_objects.loader(settings, section)
         if loader is not None:
             return Batches(loader, str(path))
     raise ConfigurationError(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from neural_mp.runs.record import Setting
 from neural_mp.tuning.criterion import ExitPolicy
-from neural_mp.tuning.record import Setting
 
 if TYPE_CHECKING:
     from neural_mp.api.mixed_precision import MixedPrecision

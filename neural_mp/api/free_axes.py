@@ -6,9 +6,9 @@ from collections.abc import Callable
 from itertools import islice
 
 from neural_mp.adaptors.loaded_model import AnyModel
-from neural_mp.core.open_axes import Shapes, differing
 from neural_mp.errors import CaptureError, ConfigurationError, DataError
 from neural_mp.tuning.batches import Batches
+from neural_mp.util.open_axes import Shapes, differing
 
 #: Batches that are looked at for sizes that differ.
 MAX_BATCHES_COMPARED = 16

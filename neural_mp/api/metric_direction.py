@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.api.given_metrics import EvalFunc, GivenMetrics, WeightedMetrics
+from neural_mp.api.user_metrics import EvalFunc, GivenMetrics, WeightedMetrics
 from neural_mp.config import MetricSettings
 from neural_mp.errors import ConfigurationError
 from neural_mp.metrics import METRICS
-from neural_mp.metrics.given import metric_name, unwrapped
+from neural_mp.metrics.coercion import metric_name, unwrapped
 from neural_mp.tuning.criterion import AccuracyCriterion
 from neural_mp.tuning.together import Together
 

@@ -12,18 +12,16 @@ from typing import Any
 from neural_mp.amp import AutoMixedPrecisionOptions
 from neural_mp.api.criteria import criterion_of, exit_policy_of
 from neural_mp.api.explain import write_log
-from neural_mp.api.optimized_model import OptimizedModel
-from neural_mp.api.preparation import (
+from neural_mp.api.job_builder import (
     DEFAULT_PRECISIONS,
     DEFAULT_WORKSPACE,
     Preparation,
     check_option,
 )
+from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.config import Settings, load_settings, settings_from, trust_of
 from neural_mp.core import hardware as machine
-from neural_mp.core.arguments import check_text
 from neural_mp.core.precision import Precision, parse_precisions
-from neural_mp.core.users_code import UsersErrorsUnchanged
 from neural_mp.errors import ConfigurationError, did_you_mean
 from neural_mp.reporting import LiveListener, NotebookListener, is_notebook
 from neural_mp.space import planned_ops
@@ -33,6 +31,8 @@ from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.run_log import RunLog
 from neural_mp.tuning.sensitivity import SensitivityReport, measured_sensitivities
 from neural_mp.tuning.tuner import tune
+from neural_mp.util.argument_checks import check_text
+from neural_mp.util.user_calls import UsersErrorsUnchanged
 
 logger = logging.getLogger(__name__)
 

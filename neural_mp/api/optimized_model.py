@@ -15,8 +15,8 @@ from typing import Any
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
-from neural_mp.api.deployment import EVERYWHERE, made_right_here, where_right
-from neural_mp.api.saved_folder import (
+from neural_mp.api.portability import EVERYWHERE, made_right_here, where_right
+from neural_mp.api.saved_model import (
     MANIFEST,
     PAGE_FILE,
     PLAN_FILE,
@@ -25,8 +25,21 @@ from neural_mp.api.saved_folder import (
     digests_of_files,
     put_in_place,
 )
-from neural_mp.core.arguments import path_of
-from neural_mp.core.kinds import (
+from neural_mp.core.observations import Observations
+from neural_mp.core.plan import PrecisionPlan, load_plan_file
+from neural_mp.core.trial import Trial
+from neural_mp.errors import DataError, ModelLoadError, NeuralMPError, PlanError
+from neural_mp.io.readers import read_json
+from neural_mp.profiling.audit import Audit, audited
+from neural_mp.reporting.page import cell_of, report_cell
+from neural_mp.reporting.tables import verdict
+from neural_mp.runs.record import RunRecord
+from neural_mp.runs.record_schema import read_record_file, write_record
+from neural_mp.runs.report import Report
+from neural_mp.space import PlannedOp, planned_by_name
+from neural_mp.tuning.sensitivity import SensitivityReport, sensitivities
+from neural_mp.util.argument_checks import path_of
+from neural_mp.util.validators import (
     UnfitError,
     count,
     fields,
@@ -36,19 +49,6 @@ from neural_mp.core.kinds import (
     text,
     truth,
 )
-from neural_mp.core.observations import Observations
-from neural_mp.core.plan import PrecisionPlan, load_plan_file
-from neural_mp.core.reading import read_json
-from neural_mp.core.trial import Trial
-from neural_mp.errors import DataError, ModelLoadError, NeuralMPError, PlanError
-from neural_mp.profiling.audit import Audit, audited
-from neural_mp.reporting.page import cell_of, report_cell
-from neural_mp.reporting.tables import verdict
-from neural_mp.space import PlannedOp, planned_by_name
-from neural_mp.tuning.record import RunRecord
-from neural_mp.tuning.record_form import read_record_file, write_record
-from neural_mp.tuning.report import Report
-from neural_mp.tuning.sensitivity import SensitivityReport, sensitivities
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from neural_mp.core.arguments import brief, check_size
 from neural_mp.errors import ConfigurationError
+from neural_mp.util.argument_checks import brief, check_size
 
 
 def random_inputs(descriptions: Sequence[str]) -> tuple[np.ndarray, ...] | None:

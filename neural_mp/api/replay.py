@@ -6,20 +6,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-from neural_mp.api.deployment import hardware_for
 from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel
+from neural_mp.api.portability import hardware_for
 from neural_mp.core import hardware as machine
+from neural_mp.core.enums import Approach, Capture
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
-from neural_mp.core.words import Approach, Capture
 from neural_mp.errors import PlanError
+from neural_mp.runs.report import Report, count_ops
 from neural_mp.space import planned_ops
-from neural_mp.tuning.finish import compared
+from neural_mp.tuning.final_selection import compared
 from neural_mp.tuning.footprint import Footprints
 from neural_mp.tuning.objectives import Measurement
-from neural_mp.tuning.report import Report, count_ops
 
 
 def convert_with_plan(

@@ -10,8 +10,8 @@ from neural_mp.api.compared_data import DEFAULT_SAMPLES, batches_of
 from neural_mp.api.loading import load_source
 from neural_mp.api.mixed_precision import MixedPrecision
 from neural_mp.api.optimized_model import load
-from neural_mp.api.saved_folder import is_saved_model
-from neural_mp.core.trusted import trusting
+from neural_mp.api.saved_model import is_saved_model
+from neural_mp.io.trust import trusting
 from neural_mp.tuning.listener import Listener
 from neural_mp.tuning.sensitivity import SensitivityReport
 

@@ -7,6 +7,7 @@ from importlib import metadata
 from typing import Any
 
 from neural_mp.amp import OPTIONS, AutoMixedPrecisionOptions
+from neural_mp.config.constraints import constraints, precisions
 from neural_mp.config.dialect import dialect_of
 from neural_mp.config.evaluation import evaluation
 from neural_mp.config.inc import (
@@ -17,7 +18,6 @@ from neural_mp.config.inc import (
     OTHER_STRATEGIES,
     STRATEGIES,
 )
-from neural_mp.config.limits import constraints, precisions
 from neural_mp.config.schema import validated
 from neural_mp.config.settings import (
     CalibrationSettings,
@@ -26,11 +26,11 @@ from neural_mp.config.settings import (
     TuningSettings,
 )
 from neural_mp.config.source import KeyPath, Source
+from neural_mp.core.enums import Dialect
 from neural_mp.core.precision import Precision
-from neural_mp.core.words import Dialect
 from neural_mp.errors import did_you_mean
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy, check_min_speedup
-from neural_mp.tuning.workers import Workers
+from neural_mp.tuning.executors.options import Workers
 
 _CONVERSIONS = ("mixed_precision", "graph_optimization")
 

@@ -13,7 +13,7 @@ from neural_mp.config.inc import (
     why_ignored,
 )
 from neural_mp.config.source import KeyPath
-from neural_mp.core.words import Dialect
+from neural_mp.core.enums import Dialect
 from neural_mp.data.registry import plain_name
 
 _LOADERS: tuple[KeyPath, ...] = (

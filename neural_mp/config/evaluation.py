@@ -9,7 +9,7 @@ from neural_mp.config.inc import why_ignored
 from neural_mp.config.settings import EvaluationSettings, MetricSettings, PerformanceSettings
 from neural_mp.config.source import KeyPath, Source
 from neural_mp.config.values import EACH, bools_of, numbers_of
-from neural_mp.core.words import Dialect
+from neural_mp.core.enums import Dialect
 
 _ACCURACY: KeyPath = ("evaluation", "accuracy")
 _PERFORMANCE: KeyPath = ("evaluation", "performance")

@@ -40,11 +40,11 @@ from neural_mp.config.values import (
     raised_to,
     whole_from,
 )
-from neural_mp.core.arguments import SEEDS, brief
+from neural_mp.core.enums import Dialect
 from neural_mp.core.hardware import TARGETS
 from neural_mp.core.precision import QUANT_CHOICES
-from neural_mp.core.words import Dialect
 from neural_mp.errors import did_you_mean
+from neural_mp.util.argument_checks import SEEDS, brief
 
 #: In place of precisions: no limit.
 ANY = "any"

@@ -9,9 +9,9 @@ from typing import Any
 
 from neural_mp.amp import AutoMixedPrecisionOptions
 from neural_mp.config.source import Source
+from neural_mp.core.enums import Capture, Dialect, Objective
 from neural_mp.core.hardware import THIS
 from neural_mp.core.precision import Precision
-from neural_mp.core.words import Capture, Dialect, Objective
 from neural_mp.space.constraints import Constraints
 from neural_mp.tuning.criterion import MIN_SPEEDUP, AccuracyCriterion, ExitPolicy
 

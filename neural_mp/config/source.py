@@ -13,10 +13,10 @@ from typing import Any
 
 import yaml
 
-from neural_mp.core.arguments import check_text
-from neural_mp.core.kinds import key_words
-from neural_mp.core.words import Dialect
+from neural_mp.core.enums import Dialect
 from neural_mp.errors import ConfigurationError, NeuralMPError
+from neural_mp.util.argument_checks import check_text
+from neural_mp.util.validators import key_words
 
 KeyPath = tuple[str | int, ...]
 

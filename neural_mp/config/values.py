@@ -16,11 +16,11 @@ from neural_mp.config.inc import (
     INT8_APPROACHES,
     QUANT_WORDS,
 )
-from neural_mp.core.arguments import MOST, MOST_SECONDS
+from neural_mp.core.enums import Approach, Capture, Objective
 from neural_mp.core.grammar import counted
 from neural_mp.core.precision import QUANT_CHOICES, Precision
-from neural_mp.core.words import Approach, Capture, Objective
 from neural_mp.errors import ConfigurationError
+from neural_mp.util.argument_checks import MOST, MOST_SECONDS
 
 #: In the place of weights: every metric has to meet the target.
 EACH = "each"

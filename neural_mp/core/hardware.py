@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from neural_mp.core.byte_products import ByteProducts
 from neural_mp.core.grammar import counted
-from neural_mp.core.markup import notebook_table
+from neural_mp.core.int8_accumulation import ByteProducts
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError, did_you_mean
+from neural_mp.util.html import notebook_table
 
 #: The CPU flags, any one of which makes a precision native (Linux kernel spelling). INT8 has
 #: integer kernels everywhere; with one of these flags they add products up exactly.

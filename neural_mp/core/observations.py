@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from neural_mp.core.kinds import (
+from neural_mp.core.precision import Precision
+from neural_mp.util.validators import (
     Kind,
     UnfitError,
     amount,
@@ -20,7 +21,6 @@ from neural_mp.core.kinds import (
     positive,
     unfit,
 )
-from neural_mp.core.precision import Precision
 
 Range = tuple[float, float]
 

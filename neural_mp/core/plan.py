@@ -10,15 +10,24 @@ from typing import Any
 
 import yaml
 
-from neural_mp.core.arguments import path_of
 from neural_mp.core.grammar import counted
-from neural_mp.core.kinds import UnfitError, at, brief, fields, mapping_of, optional, shown, unfit
-from neural_mp.core.markup import notebook_table
 from neural_mp.core.observations import Observations
-from neural_mp.core.plain_yaml import plain_yaml
 from neural_mp.core.precision import OpConfig, Precision, QuantSpec, parse_precisions
-from neural_mp.core.reading import read_yaml, reading
 from neural_mp.errors import PlanError
+from neural_mp.io.readers import read_yaml, reading
+from neural_mp.io.yaml_reader import plain_yaml
+from neural_mp.util.argument_checks import path_of
+from neural_mp.util.html import notebook_table
+from neural_mp.util.validators import (
+    UnfitError,
+    at,
+    brief,
+    fields,
+    mapping_of,
+    optional,
+    shown,
+    unfit,
+)
 
 FILE_VERSION = 1
 

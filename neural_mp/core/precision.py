@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from neural_mp.core.words import (
+from neural_mp.core.enums import (
     Algorithm,
     Approach,
     Granularity,

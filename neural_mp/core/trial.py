@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from neural_mp.core.kinds import (
+from neural_mp.core.enums import Objective, Word
+from neural_mp.core.plan import PrecisionPlan, plan_of
+from neural_mp.util.validators import (
     amount,
     checked,
     count,
@@ -17,8 +19,6 @@ from neural_mp.core.kinds import (
     text,
     word,
 )
-from neural_mp.core.plan import PrecisionPlan, plan_of
-from neural_mp.core.words import Objective, Word
 
 #: Objective → the figure of a trial that says how well it does, as a share of FP32's. Of latencies
 #: the share counts and not the seconds, since machines drift.

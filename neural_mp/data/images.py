@@ -11,7 +11,7 @@ import numpy as np
 
 from neural_mp.core.plain_files import check_ends
 from neural_mp.data.datasets import DATASETS
-from neural_mp.data.options import existing_path, height_and_width, one_of
+from neural_mp.data.option_checks import existing_path, height_and_width, one_of
 from neural_mp.data.transforms import TRANSFORMS, InputTransform
 from neural_mp.errors import DataError, MissingFrameworkError
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from neural_mp.common import DataLoader
 from neural_mp.core.grammar import with_article
-from neural_mp.data.options import whole_number
+from neural_mp.data.name_registries import OWN, Vocabulary
+from neural_mp.data.option_checks import whole_number
 from neural_mp.data.transforms import Transform
-from neural_mp.data.vocabulary import OWN, Vocabulary
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean, inside
 
 LOADER_KEYS = ("batch_size", "last_batch", "shuffle", "seed", "dataset", "transform")

@@ -8,7 +8,7 @@ import numpy as np
 
 from neural_mp.data.checked_arrays import UNREADABLE, load_arrays
 from neural_mp.data.datasets import DATASETS, ArrayDataset
-from neural_mp.data.options import existing_path, whole_number
+from neural_mp.data.option_checks import existing_path, whole_number
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 
 

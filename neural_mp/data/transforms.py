@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.data.options import (
+from neural_mp.data.option_checks import (
     finite_number,
     finite_numbers,
     numeric_dtype,

@@ -1,9 +1,9 @@
 """What measures accuracy: metrics by name, and what users have of their own."""
 
+from neural_mp.metrics.base import METRICS
 from neural_mp.metrics.classification import AUC, F1, Accuracy, Loss, TopK
+from neural_mp.metrics.coercion import as_metric, build_metric
 from neural_mp.metrics.detection import MeanAveragePrecision
-from neural_mp.metrics.given import as_metric, build_metric
-from neural_mp.metrics.registry import METRICS
 from neural_mp.metrics.regression import MAE, MSE, R2, RMSE
 from neural_mp.metrics.segmentation import MeanIoU
 

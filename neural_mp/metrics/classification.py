@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.data.options import finite_number, one_of, whole_number
+from neural_mp.data.option_checks import finite_number, one_of, whole_number
 from neural_mp.errors import ConfigurationError, MetricError
+from neural_mp.metrics.base import METRICS, Collection, RunningMean
 from neural_mp.metrics.predictions import class_pairs, score_pairs
-from neural_mp.metrics.registry import METRICS, Collection, RunningMean
 
 
 @METRICS.register("accuracy", "acc")

@@ -19,18 +19,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from neural_mp.core.grammar import counted
-from neural_mp.core.nested import as_numpy
-from neural_mp.data.options import one_of
+from neural_mp.data.option_checks import one_of
 from neural_mp.errors import ConfigurationError, MetricError, did_you_mean
-from neural_mp.metrics.average_precision import (
+from neural_mp.metrics.base import METRICS, nothing_taken_in
+from neural_mp.metrics.coco_map import (
     ALL_OVERLAPS,
     Boxes,
     coco_tools,
     overlaps,
     summary,
 )
-from neural_mp.metrics.outputs import chosen, described, described_outputs, outputs_of
-from neural_mp.metrics.registry import METRICS, nothing_taken_in
+from neural_mp.metrics.output_selection import chosen, described, described_outputs, outputs_of
+from neural_mp.util.pytree import as_numpy
 
 _PARTS = ("boxes", "scores", "labels", "count")
 #: Other names under which a part is found by itself.

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.core.nested import as_numpy
 from neural_mp.errors import MetricError
-from neural_mp.metrics.outputs import described_outputs, outputs_of
+from neural_mp.metrics.output_selection import described_outputs, outputs_of
+from neural_mp.util.pytree import as_numpy
 
 CLASSES_KEPT_APART = "; predictions are [N] or [N, C], labels [N], [N, 1] or one-hot [N, C]"
 

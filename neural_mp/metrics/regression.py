@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from neural_mp.errors import MetricError
+from neural_mp.metrics.base import METRICS, Collection, RunningMean
 from neural_mp.metrics.predictions import number_pairs
-from neural_mp.metrics.registry import METRICS, Collection, RunningMean
 
 
 @METRICS.register("MSE", "mean_squared_error")

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.data.options import finite_number, whole_number
+from neural_mp.data.option_checks import finite_number, whole_number
 from neural_mp.errors import ConfigurationError, MetricError
+from neural_mp.metrics.base import METRICS, nothing_taken_in
 from neural_mp.metrics.predictions import as_array
-from neural_mp.metrics.registry import METRICS, nothing_taken_in
 
 
 def confusion_matrix(truth: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:

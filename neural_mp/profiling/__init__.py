@@ -1,13 +1,13 @@
 """How long things take: whole models, interleaved, single ops, and kernels."""
 
-from neural_mp.profiling.kernel_call import KernelCall, KernelKey, KernelLog, KernelRow
 from neural_mp.profiling.kernel_log import kernel_log, read_kernel_log
-from neural_mp.profiling.kernel_log_changes import (
+from neural_mp.profiling.kernel_log_diff import (
     KernelChange,
     RowPair,
     changed_kernels,
     side_by_side,
 )
+from neural_mp.profiling.kernel_records import KernelCall, KernelKey, KernelLog, KernelRow
 from neural_mp.profiling.latency import (
     Ratio,
     interleaved_medians,

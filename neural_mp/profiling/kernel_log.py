@@ -9,15 +9,15 @@ from dataclasses import fields, replace
 from itertools import chain
 from pathlib import Path
 
-from neural_mp.core.arguments import path_of
 from neural_mp.core.json_files import json_of
 from neural_mp.core.plain_files import check_ends
 from neural_mp.errors import KernelLogError
-from neural_mp.profiling.kernel_call import KernelLog
 from neural_mp.profiling.kernel_log_capture import sieved_output
 from neural_mp.profiling.kernel_log_onednn import OneDnnReader
 from neural_mp.profiling.kernel_log_onnxrt import is_profile, read_profile
 from neural_mp.profiling.kernel_log_sieve import Sieve
+from neural_mp.profiling.kernel_records import KernelLog
+from neural_mp.util.argument_checks import path_of
 
 _SILENCE = "PyTorch ran no kernel of oneDNN in the block: all was computed by kernels of its own"
 #: What oneDNN said of itself and of the CPU, which it does once in the life of a process.

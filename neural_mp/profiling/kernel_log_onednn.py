@@ -15,7 +15,7 @@ from sys import intern
 from types import MappingProxyType
 
 from neural_mp.core.grammar import counted
-from neural_mp.profiling.kernel_call import KernelCall, KernelLog
+from neural_mp.profiling.kernel_records import KernelCall, KernelLog
 
 #: What a line of the log begins with, oldest name first.
 MARKERS = ("mkldnn_verbose,", "dnnl_verbose,", "onednn_verbose,")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from neural_mp.core.kinds import amount, anything, fields, list_of, mapping_of, text
 from neural_mp.errors import NeuralMPError
-from neural_mp.profiling.kernel_call import KernelCall, KernelLog
+from neural_mp.profiling.kernel_records import KernelCall, KernelLog
+from neural_mp.util.validators import amount, anything, fields, list_of, mapping_of, text
 
 #: How events of nodes are called that only wait: what a device still had to do.
 _FENCES = ("_fence_before", "_fence_after")

@@ -12,9 +12,9 @@ from types import FrameType
 
 from neural_mp.core.environment import users_environment
 from neural_mp.errors import KernelLogError
-from neural_mp.profiling.kernel_call import KernelLog
 from neural_mp.profiling.kernel_log_onednn import VARIABLES, OneDnnReader
 from neural_mp.profiling.kernel_log_sieve import Sieve
+from neural_mp.profiling.kernel_records import KernelLog
 
 #: The variable by which TensorFlow does without oneDNN.
 _SWITCH = "TF_ENABLE_ONEDNN_OPTS"

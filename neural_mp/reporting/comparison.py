@@ -13,7 +13,7 @@ from rich.text import Text
 
 from neural_mp.core.grammar import counted
 from neural_mp.tuning.comparison import EQUAL, Comparison, LayerDifference
-from neural_mp.tuning.fidelity import LEAST_DECIBELS
+from neural_mp.tuning.sqnr import LEAST_DECIBELS
 
 #: How many of the worst ops are marked where the user does not say how many.
 MARKED = 5

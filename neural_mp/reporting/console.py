@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from neural_mp.core.markup import visible
+from neural_mp.util.html import visible
 
 #: Columns of a line where there is no screen that it must fit on: wide enough for any table.
 _UNLIMITED = 100_000

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from neural_mp.core.grammar import counted
-from neural_mp.reporting import words
+from neural_mp.reporting import formatting
 from neural_mp.reporting.console import error_console
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus
 
@@ -97,8 +97,8 @@ def in_words(job: JobOutcome) -> str:
             JobStatus.MISSED: "did not meet its target",
             JobStatus.UNCHECKED: "accuracy not checked",
         }[job.status],
-        f"{words.times(job.speedup)} as fast as FP32" if job.speedup else "",
-        f"accuracy {words.number(job.accuracy)}" if job.accuracy is not None else "",
+        f"{formatting.times(job.speedup)} as fast as FP32" if job.speedup else "",
+        f"accuracy {formatting.number(job.accuracy)}" if job.accuracy is not None else "",
         "finished before" if job.known else "",
     ]
     return ", ".join(part for part in parts if part)
@@ -125,11 +125,11 @@ def figures(job: JobOutcome) -> tuple[str, str, str, str, str]:
     """Accuracy, that of FP32, speed, size and time of a job; dashes where there are none."""
     smaller = f"{job.size / job.baseline_size:.0%}" if job.baseline_size else "–"
     return (
-        words.number(job.accuracy),
-        words.number(job.baseline_accuracy),
-        words.times(job.speedup),
+        formatting.number(job.accuracy),
+        formatting.number(job.baseline_accuracy),
+        formatting.times(job.speedup),
         smaller,
-        words.seconds(job.seconds or None),
+        formatting.seconds(job.seconds or None),
     )
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from neural_mp.core.grammar import counted
 from neural_mp.profiling import KernelChange, KernelKey, KernelLog, RowPair
-from neural_mp.reporting import words
+from neural_mp.reporting import formatting
 
 _HEADINGS = {
     KernelKey.IMPLEMENTATION: "jit kernel",
@@ -104,4 +104,4 @@ def _time(milliseconds: float | None) -> str:
 
 
 def _speed(before: float | None, after: float | None) -> str:
-    return words.times(before / after if before and after else None)
+    return formatting.times(before / after if before and after else None)

@@ -18,12 +18,12 @@ from rich.progress import (
 from rich.text import Text
 
 from neural_mp.core.trial import Trial
-from neural_mp.reporting import words
+from neural_mp.reporting import formatting
 from neural_mp.reporting.console import error_console
 from neural_mp.reporting.notebook import NotebookLive
 from neural_mp.reporting.tables import result_tables, trial_table
+from neural_mp.runs.report import Report
 from neural_mp.tuning.listener import Listener
-from neural_mp.tuning.report import Report
 
 #: Trials shown while a run goes on; the latest.
 _SHOWN = 15
@@ -108,13 +108,13 @@ class LiveListener(Listener):
     def metrics(self, baseline: Mapping[str, float], targets: Mapping[str, float]) -> None:
         """Show each metric's FP32 value and target, in the place of a score's."""
         self._each = "; ".join(
-            f"{name}: FP32 {words.number(value)}, target {words.number(targets[name])}"
+            f"{name}: FP32 {formatting.number(value)}, target {formatting.number(targets[name])}"
             for name, value in baseline.items()
         )
 
     def baseline(self, accuracy: float, target: float) -> None:
         """Show the FP32 accuracy and the target."""
-        one = f"FP32 {words.number(accuracy)}, target {words.number(target)}"
+        one = f"FP32 {formatting.number(accuracy)}, target {formatting.number(target)}"
         self._baseline = self._each or one
         if self._live is None:
             self.console.print(self._baseline)
@@ -125,7 +125,7 @@ class LiveListener(Listener):
         self._rows.append((trial, speedup))
         if self._live is None:
             self.console.print(
-                f"trial {len(self._rows)}: {trial.outcome}, {words.accuracy(trial)}, {trial.plan!r}"
+                f"trial {len(self._rows)}: {trial.outcome}, {formatting.accuracy(trial)}, {trial.plan!r}"
             )
         self._update()
 

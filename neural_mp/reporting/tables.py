@@ -11,17 +11,17 @@ from rich.table import Table
 from rich.text import Text
 
 from neural_mp.amp import AmpList
-from neural_mp.core.byte_products import ByteProducts, KernelKind
 from neural_mp.core.grammar import counted
 from neural_mp.core.graph import Op
 from neural_mp.core.hardware import NATIVE_FLAGS, Hardware
+from neural_mp.core.int8_accumulation import ByteProducts, KernelKind
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.profiling import Ratio
-from neural_mp.reporting import words
+from neural_mp.reporting import formatting
 from neural_mp.reporting.capabilities import reasons_table
-from neural_mp.tuning.report import MetricFigures, Report
+from neural_mp.runs.report import MetricFigures, Report
 from neural_mp.tuning.sensitivity import Sensitivity
 
 #: Settings of the environment by which oneDNN leaves instructions unused.
@@ -109,11 +109,11 @@ def sensitivity_table(rows: Iterable[Sensitivity]) -> Table:
     for row in rows:
         table.add_row(
             row.name,
-            words.share(row.noise),
-            words.share(row.repaired_noise) + (f" ({row.repair})" if row.repair else ""),
-            words.share(row.output_noise),
-            words.share(row.repaired_output_noise),
-            words.seconds(row.seconds_gained),
+            formatting.share(row.noise),
+            formatting.share(row.repaired_noise) + (f" ({row.repair})" if row.repair else ""),
+            formatting.share(row.output_noise),
+            formatting.share(row.repaired_output_noise),
+            formatting.seconds(row.seconds_gained),
             row.runs_in,
             row.reason,
         )
@@ -131,10 +131,10 @@ def trial_table(rows: Sequence[tuple[Trial, float | None]], title: str = "") -> 
         counts = " ".join(f"{count} {p}" for p, count in trial.plan.counts().items())
         table.add_row(
             str(index),
-            *(words.number(trial.metrics.get(name)) for name in names),
-            words.number(trial.accuracy),
-            words.number(trial.loss),
-            words.times(speedup),
+            *(formatting.number(trial.metrics.get(name)) for name in names),
+            formatting.number(trial.accuracy),
+            formatting.number(trial.loss),
+            formatting.times(speedup),
             f"{trial.seconds:.1f}",
             Text(trial.outcome.value, _OUTCOME_STYLE[trial.outcome]),
             counts if trial.error is None else f"{counts}: {trial.error}",
@@ -196,8 +196,8 @@ def _before_and_after(report: Report, met: bool | None) -> Table:
 def before_and_after(report: Report) -> list[tuple[str, str, str, str]]:
     """What is compared; of FP32, of the result, and the change, in words."""
     latency = f"latency, batch of {report.batch_size}" if report.batch_size else "latency"
-    taken = words.seconds(report.baseline_latency), words.seconds(report.latency)
-    rows = [*_accuracy_rows(report), (latency, *taken, words.speed(report))]
+    taken = formatting.seconds(report.baseline_latency), formatting.seconds(report.latency)
+    rows = [*_accuracy_rows(report), (latency, *taken, formatting.speed(report))]
     if report.decibels is not None:
         noise = f"{report.decibels:.1f} dB signal to noise"
         rows.append(("outputs, beside those of FP32", "", "", noise))
@@ -207,7 +207,7 @@ def before_and_after(report: Report) -> list[tuple[str, str, str, str]]:
     ):
         if after is not None:
             share = f"{after / before:.0%}" if before else "–"
-            rows.append((name, words.size(before), words.size(after), share))
+            rows.append((name, formatting.size(before), formatting.size(after), share))
     return rows
 
 
@@ -231,12 +231,12 @@ def _accuracy_row(
     judged: Report | MetricFigures,
 ) -> tuple[str, str, str, str]:
     """What measures the accuracy and what it had to reach, its values, and their difference."""
-    notes = [f"target {words.number(target)}"] if target is not None else []
+    notes = [f"target {formatting.number(target)}"] if target is not None else []
     if not judged.higher_is_better:
         notes.append("lower is better")
     change = f"{value - baseline:+.5g}" if value is not None and baseline is not None else "–"
     words_of_it = name + (f" ({', '.join(notes)})" if notes else "")
-    return words_of_it, words.number(baseline), words.number(value), change
+    return words_of_it, formatting.number(baseline), formatting.number(value), change
 
 
 def op_counts_table(counts: Mapping[str, Mapping[str, int]]) -> Table:
@@ -285,9 +285,9 @@ def benchmark_table(rows: Sequence[BenchmarkRow]) -> Table:
     for row in rows:
         table.add_row(
             row.name,
-            words.seconds(row.latency),
+            formatting.seconds(row.latency),
             f"{row.samples / row.latency:.4g}",
-            words.size(row.size),
-            words.times(1.0) if row is rows[0] else str(row.speed),
+            formatting.size(row.size),
+            formatting.times(1.0) if row is rows[0] else str(row.speed),
         )
     return table

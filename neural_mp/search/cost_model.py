@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import median
 
+from neural_mp.core.enums import Approach, Objective, is_speed_alone
 from neural_mp.core.observations import Times
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizedTensor
-from neural_mp.core.words import Approach, Objective, is_speed_alone
 from neural_mp.search.cut import Assignment, Cost, Node, SharedCost
 from neural_mp.search.front import Point
 from neural_mp.space import Capability, TuningSpace

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+from neural_mp.core.enums import Approach
 from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
-from neural_mp.core.words import Approach
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from neural_mp.core.enums import Approach
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizationFlow
-from neural_mp.core.words import Approach
 from neural_mp.space.capability import Capability
 
 _INSIDE = {

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from neural_mp.core.graph import Op
-from neural_mp.core.kinds import count, fields, mapping_of, text, word
 from neural_mp.core.precision import Precision
 from neural_mp.space.space import TuningSpace
+from neural_mp.util.validators import count, fields, mapping_of, text, word
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from neural_mp.amp import FourLists, Painting
+from neural_mp.core.enums import Approach
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quantization_flow import QuantizationFlow, trace_quantization
-from neural_mp.core.words import Approach
 from neural_mp.errors import PlanError, UnknownOperatorError, did_you_mean
 from neural_mp.space.capability import Capability
 from neural_mp.space.plan_painting import explain_plan, paint_plan

@@ -10,6 +10,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from neural_mp.amp import AmpList, FourLists, Painting
+from neural_mp.core.enums import Approach
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
@@ -18,7 +19,6 @@ from neural_mp.core.quantization_flow import (
     observable_tensors,
     quantized_tensors,
 )
-from neural_mp.core.words import Approach
 from neural_mp.errors import UnknownOperatorError, did_you_mean, inside
 from neural_mp.space.capability import Capability
 from neural_mp.space.constraints import Constraints, OpConstraint

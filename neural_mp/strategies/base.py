@@ -7,11 +7,11 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from neural_mp.core.enums import Objective
 from neural_mp.core.observations import Observations, Times
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
-from neural_mp.core.words import Objective
 from neural_mp.space import TuningSpace
 
 #: What `Strategy.search` is: it yields rounds of independent plans and is sent their trials.

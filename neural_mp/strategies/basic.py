@@ -6,10 +6,10 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 
 from neural_mp.amp import AmpList
+from neural_mp.core.enums import Algorithm
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, RANGE_ALGORITHMS, OpConfig, Precision
 from neural_mp.core.trial import Trial
-from neural_mp.core.words import Algorithm
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
 from neural_mp.errors import ConfigurationError
-from neural_mp.strategies.sampled import Sampled
+from neural_mp.strategies.optuna_search import Sampled
 
 if TYPE_CHECKING:
     import optuna

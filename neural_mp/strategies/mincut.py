@@ -6,12 +6,18 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from neural_mp.core.enums import Algorithm, Approach, Objective, is_speed_alone
 from neural_mp.core.observations import Times
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import RANGE_ALGORITHMS, Precision
 from neural_mp.core.quantization_flow import QuantizedTensor
 from neural_mp.core.trial import Trial
-from neural_mp.core.words import Algorithm, Approach, Objective, is_speed_alone
+from neural_mp.search.corrections import (
+    best_repairs,
+    noise_after_repairs,
+    on_one_scale,
+    with_repairs,
+)
 from neural_mp.search.cost_model import (
     CostModel,
     Figures,
@@ -22,12 +28,6 @@ from neural_mp.search.cost_model import (
 )
 from neural_mp.search.cut import Cut
 from neural_mp.search.front import Point, chord
-from neural_mp.search.sensitivity import (
-    best_repairs,
-    noise_after_repairs,
-    on_one_scale,
-    with_repairs,
-)
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from neural_mp.strategies.sampled import Sampled
+from neural_mp.strategies.optuna_search import Sampled
 
 if TYPE_CHECKING:
     import optuna

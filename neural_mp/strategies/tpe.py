@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from neural_mp.strategies.sampled import Sampled
+from neural_mp.strategies.optuna_search import Sampled
 
 if TYPE_CHECKING:
     import optuna

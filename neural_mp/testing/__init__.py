@@ -5,11 +5,11 @@ They need pytest, which the extra `testing` installs.
 
 from neural_mp.testing.adaptor_contract import AdaptorContract
 from neural_mp.testing.amp_contract import AmpContract
+from neural_mp.testing.api_contract import FaceContract
+from neural_mp.testing.correction_contract import FACTOR, RepairCase, RepairContract
 from neural_mp.testing.data import Accuracy, Split, digits
-from neural_mp.testing.face_contract import FaceContract
 from neural_mp.testing.machines import machine
 from neural_mp.testing.numbers import signal_to_noise, uniform
-from neural_mp.testing.repair_contract import FACTOR, RepairCase, RepairContract
 
 __all__ = [
     "FACTOR",

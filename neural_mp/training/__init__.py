@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from neural_mp.adaptors.tensorflow.training.watch import Watch
     from neural_mp.core.loss_scale import LossScale
     from neural_mp.training.advice import advise
-    from neural_mp.training.application import apply_plan
-    from neural_mp.training.device_list import devices, is_gpu_available
+    from neural_mp.training.apply_plan import apply_plan
+    from neural_mp.training.devices import devices, is_gpu_available
     from neural_mp.training.nonfinite import first_nonfinite
     from neural_mp.training.optimizer_rewrite import (
         disable_mixed_precision_graph_rewrite,
@@ -39,8 +39,8 @@ _LAZY = {
     "LossScaleOptimizer": ("tensorflow", f"{_TENSORFLOW}.loss_scale_optimizer"),
     "Watch": ("tensorflow", f"{_TENSORFLOW}.watch"),
     "advise": (None, "neural_mp.training.advice"),
-    "apply_plan": (None, "neural_mp.training.application"),
-    "devices": (None, "neural_mp.training.device_list"),
+    "apply_plan": (None, "neural_mp.training.apply_plan"),
+    "devices": (None, "neural_mp.training.devices"),
     "autocast": ("pytorch", f"{_PYTORCH}.autocast"),
     "disable_graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
     "disable_mixed_precision_graph_rewrite": (None, "neural_mp.training.optimizer_rewrite"),
@@ -48,7 +48,7 @@ _LAZY = {
     "first_nonfinite": (None, "neural_mp.training.nonfinite"),
     "enable_mixed_precision_graph_rewrite": (None, "neural_mp.training.optimizer_rewrite"),
     "graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
-    "is_gpu_available": (None, "neural_mp.training.device_list"),
+    "is_gpu_available": (None, "neural_mp.training.devices"),
     "kept_layers": (None, "neural_mp.training.policies"),
     "set_policy": (None, "neural_mp.training.policies"),
     "supported_policies": (None, "neural_mp.training.policies"),

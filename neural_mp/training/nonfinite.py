@@ -7,9 +7,9 @@ from typing import Any
 
 from neural_mp.adaptors import registry
 from neural_mp.adaptors.detect import FRAMEWORKS
-from neural_mp.core.layer_pass import ModelPass, NonFinite, first_trouble
+from neural_mp.core.numerics_trace import ModelPass, NonFinite, first_trouble
 from neural_mp.errors import UnknownFrameworkError
-from neural_mp.training.device_list import TRAINING_FRAMEWORKS
+from neural_mp.training.devices import TRAINING_FRAMEWORKS
 
 
 def first_nonfinite(
@@ -37,7 +37,7 @@ def first_nonfinite(
         DataError: the batch does not fit the model.
     """
     home = training_home(model)
-    passes = importlib.import_module(f"{home}.passes")
+    passes = importlib.import_module(f"{home}.numerics_trace")
     seen: ModelPass = passes.model_pass(model, batch, loss, loss_scale)
     return first_trouble(seen)
 

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from neural_mp.adaptors import registry
-from neural_mp.adaptors.tensorflow.training import rewrite_switch
+from neural_mp.adaptors.tensorflow.training import graph_rewrite_state
 from neural_mp.amp import AmpDataType, AutoMixedPrecisionOptions, settle
 from neural_mp.core.environment import users_environment
 from neural_mp.core.loss_scale import DYNAMIC
@@ -63,8 +63,8 @@ def enable_mixed_precision_graph_rewrite(
     wrapped = with_loss_scaling(opt, loss_scale)
     with ExitStack() as switched_on:
         chosen = switched_on.enter_context(graph_rewrite(_chosen(precision, amp), amp))
-        if rewrite_switch.rewrite_is_enabled():
-            rewrite_switch.switch_off()
+        if graph_rewrite_state.rewrite_is_enabled():
+            graph_rewrite_state.switch_off()
         elif count := rewrite_sessions.sessions_without_rewrite():
             warnings.warn(
                 f"sessions that are open and go on without the graph rewrite: {count}. They were "
@@ -72,7 +72,7 @@ def enable_mixed_precision_graph_rewrite(
                 stacklevel=2,
             )
         switched_on.enter_context(rewrite_sessions.sessions_follow(chosen))
-        rewrite_switch.switch_on(switched_on.pop_all())
+        graph_rewrite_state.switch_on(switched_on.pop_all())
     return wrapped
 
 
@@ -82,14 +82,14 @@ def disable_mixed_precision_graph_rewrite() -> None:
     Sessions that were made meanwhile keep the rewrite. Optimizers go on to scale the loss, which
     does no harm.
     """
-    if not rewrite_switch.rewrite_is_enabled():
+    if not graph_rewrite_state.rewrite_is_enabled():
         warnings.warn(
             "disable_mixed_precision_graph_rewrite() has no effect: the graph rewrite is not "
             "enabled, or was disabled before",
             stacklevel=2,
         )
         return
-    rewrite_switch.switch_off()
+    graph_rewrite_state.switch_off()
 
 
 def _chosen(precision: Any, amp: AutoMixedPrecisionOptions | None) -> Any:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from neural_mp.core.nested import count_samples
 from neural_mp.tuning.batches import Batches
+from neural_mp.util.pytree import count_samples
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from neural_mp.core.arguments import MOST_SECONDS, brief, check_count
 from neural_mp.errors import ConfigurationError
+from neural_mp.util.argument_checks import MOST_SECONDS, brief, check_count
 
 #: A relative tolerance from here on is a percentage that was written as a share.
 _TOO_LARGE_A_SHARE = 0.5

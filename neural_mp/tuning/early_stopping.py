@@ -34,8 +34,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neural_mp.core.kinds import count, fields, finite, list_of, optional, unfit
 from neural_mp.tuning.criterion import AccuracyCriterion
+from neural_mp.util.validators import count, fields, finite, list_of, optional, unfit
 
 Array = NDArray[np.float64]
 

@@ -8,7 +8,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from neural_mp.core.kinds import (
+from neural_mp.core.enums import Word
+from neural_mp.core.whole_files import write_whole
+from neural_mp.errors import TuningError
+from neural_mp.io.readers import read_json
+from neural_mp.runs.report import Report
+from neural_mp.util.validators import (
     Kind,
     amount,
     count,
@@ -20,11 +25,6 @@ from neural_mp.core.kinds import (
     whole,
     word,
 )
-from neural_mp.core.reading import read_json
-from neural_mp.core.whole_files import write_whole
-from neural_mp.core.words import Word
-from neural_mp.errors import TuningError
-from neural_mp.tuning.report import Report
 
 #: The file in the folder of a job that keeps what came of it.
 OUTCOME_FILE = "job.json"

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.core.nested import float_arrays, leaves
 from neural_mp.core.shape_words import shape_words
-from neural_mp.core.users_code import UserCodeError, called
 from neural_mp.errors import DataError, MetricError
+from neural_mp.util.pytree import float_arrays, leaves
+from neural_mp.util.user_calls import UserCodeError, called
 
 #: What Python and numpy raise for values of the wrong form; a class of the user's own says more.
 _OF_THE_FORM = (TypeError, ValueError, IndexError, AttributeError, KeyError)

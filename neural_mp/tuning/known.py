@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 from neural_mp.core import hardware
 from neural_mp.core.environment import numeric_variables
-from neural_mp.core.kinds import Kind, anything, fields, list_of, mapping_of, text, tuple_of
-from neural_mp.core.reading import read_json
 from neural_mp.core.versions import versions_of
 from neural_mp.core.whole_files import write_whole
 from neural_mp.errors import HistoryError, NeuralMPError
+from neural_mp.io.readers import read_json
+from neural_mp.util.validators import Kind, anything, fields, list_of, mapping_of, text, tuple_of
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

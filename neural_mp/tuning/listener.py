@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from neural_mp.core.trial import Trial
-from neural_mp.tuning.report import Report
+from neural_mp.runs.report import Report
 
 
 class Listener:

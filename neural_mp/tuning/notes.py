@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar
 
-from neural_mp.core.kinds import Kind, at, number
+from neural_mp.util.validators import Kind, at, number
 
 T = TypeVar("T")
 

@@ -11,12 +11,12 @@ from types import MappingProxyType
 from typing import Any
 
 from neural_mp.adaptors.loaded_model import AnyModel
-from neural_mp.core.nested import count_samples
+from neural_mp.core.enums import Objective, is_speed_alone
 from neural_mp.core.trial import Trial
-from neural_mp.core.words import Objective, is_speed_alone
 from neural_mp.errors import ConfigurationError
 from neural_mp.profiling import interleaved_rounds, ratio, undisturbed
 from neural_mp.tuning.criterion import MIN_SPEEDUP
+from neural_mp.util.pytree import count_samples
 
 #: Figures closer than this are the same: latencies are noisy.
 _SAME = 1.005

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from neural_mp.errors import in_one_line
-from neural_mp.search.quiet_optuna import quiet_optuna
+from neural_mp.util.optuna_logging import quiet_optuna
 
 if TYPE_CHECKING:
     import optuna

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from neural_mp.core.users_code import called
 from neural_mp.tuning.listener import Listener
+from neural_mp.util.user_calls import called
 
 
 class RunLog:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from neural_mp.errors import HistoryError
-from neural_mp.tuning.fingerprint import differences
-from neural_mp.tuning.run_claim import RunClaim
+from neural_mp.runs.fingerprint import differences
+from neural_mp.runs.lease import RunClaim
 from neural_mp.tuning.stored_runs import (
     FINGERPRINT,
     RunName,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from neural_mp.core.kinds import Kind, amount, at, mapping_of
 from neural_mp.core.observations import Observations, Times
-from neural_mp.core.reading import of_json, reading
 from neural_mp.core.trial import Trial
 from neural_mp.errors import HistoryError
+from neural_mp.io.readers import of_json, reading
+from neural_mp.runs.record import Measured, RunRecord
+from neural_mp.runs.record_schema import BASELINE_FIGURES, ending_from_dict, setup_from_dict
 from neural_mp.tuning.notes import TIMES, VALUES, arriving_in
-from neural_mp.tuning.record import Measured, RunRecord
-from neural_mp.tuning.record_form import BASELINE_FIGURES, ending_from_dict, setup_from_dict
 from neural_mp.tuning.run_book import RunBook
+from neural_mp.util.validators import Kind, amount, at, mapping_of
 
 T = TypeVar("T")
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from neural_mp.core.kinds import mapping_of, text
-from neural_mp.core.reading import of_json
 from neural_mp.errors import HistoryError
+from neural_mp.io.readers import of_json
+from neural_mp.util.validators import mapping_of, text
 
 if TYPE_CHECKING:
     from optuna.storages import RDBStorage

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field, replace
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.core.users_code import UserCodeError
 from neural_mp.errors import NeuralMPError, TuningError, message_of
+from neural_mp.runs.history import History
 from neural_mp.space import ResolvedPlan
-from neural_mp.tuning.assessment import Assessment, Assessor
 from neural_mp.tuning.evaluator import Deadline, NotSharedError, TimeUpError
 from neural_mp.tuning.executors import Executor, Work, executor_named
-from neural_mp.tuning.history import History
 from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.plan_evaluator import Assessment, Assessor
 from neural_mp.tuning.run_log import RunLog
-from neural_mp.tuning.sharing import SENDING, STARTING, Share, Sharing
+from neural_mp.tuning.sharding import SENDING, STARTING, Share, Sharing
+from neural_mp.util.user_calls import UserCodeError
 
 #: Different plans that may fail with the same error before the run gives up with it.
 SAME_FAILURE_LIMIT = 3

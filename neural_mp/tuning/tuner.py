@@ -12,17 +12,18 @@ from neural_mp.core.hardware import detect
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Trial
-from neural_mp.core.users_code import UsersErrorsUnchanged
 from neural_mp.errors import NeuralMPError, TuningError
 from neural_mp.profiling import Ratio
-from neural_mp.search.sensitivity import best_repairs, with_repairs
+from neural_mp.runs.history import History
+from neural_mp.runs.record import Measured, RunRecord, Setup
+from neural_mp.runs.report import Report, count_ops, emulated_precisions
+from neural_mp.search.corrections import best_repairs, with_repairs
 from neural_mp.space import TuningSpace, counted_reasons
 from neural_mp.strategies.base import Search, TuningProblem
-from neural_mp.tuning.assessment import Assessor
+from neural_mp.tuning.baseline import Baseline, calibrated, measured_baseline
 from neural_mp.tuning.early_stopping import RunningValues
 from neural_mp.tuning.evaluator import Deadline, TimeUpError
-from neural_mp.tuning.fidelity import LEAST_DECIBELS, signal_to_noise
-from neural_mp.tuning.finish import (
+from neural_mp.tuning.final_selection import (
     Choice,
     choose,
     closest,
@@ -32,18 +33,17 @@ from neural_mp.tuning.finish import (
     unmeasured,
     why_fp32,
 )
-from neural_mp.tuning.history import History
 from neural_mp.tuning.job import TuningJob
-from neural_mp.tuning.measuring_probe import LEAST_ALLOWANCE, MeasuringProbe, known_of_probes
 from neural_mp.tuning.notes import VALUES
 from neural_mp.tuning.objectives import best_trial
-from neural_mp.tuning.preparation import Baseline, calibrated, measured_baseline
-from neural_mp.tuning.record import Measured, RunRecord, Setup
+from neural_mp.tuning.plan_evaluator import Assessor
+from neural_mp.tuning.probe import LEAST_ALLOWANCE, MeasuringProbe, known_of_probes
 from neural_mp.tuning.recording import ending_of, setup_of
-from neural_mp.tuning.report import Report, count_ops, emulated_precisions
 from neural_mp.tuning.run_log import RunLog
-from neural_mp.tuning.sharing import Sharing
+from neural_mp.tuning.sharding import Sharing
+from neural_mp.tuning.sqnr import LEAST_DECIBELS, signal_to_noise
 from neural_mp.tuning.trial_runner import TrialRunner
+from neural_mp.util.user_calls import UsersErrorsUnchanged
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.core.precision import Precision
 from neural_mp.testing import signal_to_noise, uniform
-from neural_mp.tuning import op_groups
+from neural_mp.tuning import op_outputs
 from neural_mp.tuning.comparison import Comparison, compare_models
 
 INT8, BF16 = Precision.INT8, Precision.BF16
@@ -153,7 +153,7 @@ class ComparisonContract:
     def test_few_results_are_held_at_once(self, made, images, monkeypatch):
         whole = made.compared(made.float, made.int8, [images[:32]] * 2 + [images])
         limit = 1 << 19  # a result of 32 channels of 64 pixels of 64 images is as large as that
-        monkeypatch.setattr(op_groups, "HELD_BYTES", limit)
+        monkeypatch.setattr(op_outputs, "HELD_BYTES", limit)
         values, sizes = LoadedModel.values, list[list[int]]()
 
         def watched(model, ops):

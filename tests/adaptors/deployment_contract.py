@@ -19,11 +19,11 @@ from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.api.replay import convert_with_plan
-from neural_mp.core.byte_products import ByteProducts, KernelKind
+from neural_mp.core.int8_accumulation import ByteProducts, KernelKind
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError, ModelLoadError
+from neural_mp.runs.report import Report
 from neural_mp.testing import signal_to_noise, uniform
-from neural_mp.tuning.report import Report
 
 INT8 = Precision.INT8
 

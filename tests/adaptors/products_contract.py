@@ -15,7 +15,7 @@ import pytest
 from machine import machine
 
 from neural_mp.adaptors.registry import adaptor_named
-from neural_mp.core.byte_products import WEIGHT_LIMITS
+from neural_mp.core.int8_accumulation import WEIGHT_LIMITS
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neural_mp.amp import Colour, FourLists, graph_of, paint
+from neural_mp.core.enums import RuleSet
 from neural_mp.core.graph import OpGraph
-from neural_mp.core.words import RuleSet
 from neural_mp.errors import ConfigurationError
 
 LISTS = FourLists(*(frozenset({word}) for word in "ADIC"))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from neural_mp.api import cli
+from neural_mp.cli import app
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def run(monkeypatch, capsys):
     def call(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["neural-mp", *arguments])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            app.main()
         captured = capsys.readouterr()
         return int(ended.value.code or 0), captured.out, captured.err
 

@@ -21,15 +21,15 @@ import neural_mp
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.optimized_model import OptimizedModel
-from neural_mp.core.executed import Executed
+from neural_mp.core.kernel_trace import Executed
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.errors import PlanError
 from neural_mp.profiling.audit import Audit, AuditedOp, Verdict, audited, judged
+from neural_mp.runs.report import Report
 from neural_mp.space import PlannedOp, TuningSpace, planned_ops
 from neural_mp.testing import uniform
-from neural_mp.tuning.report import Report
 
 INT8, BF16 = Precision.INT8, Precision.BF16
 
@@ -107,7 +107,7 @@ def _with_a_float_dense_layer(case: Case, held: Any) -> Any:
 
 def _swap_torch(dense: str, held: Any) -> Any:
     from neural_mp.adaptors.pytorch import model as torch_models
-    from neural_mp.adaptors.pytorch.integer_kernels import rewritten
+    from neural_mp.adaptors.pytorch.lowering import rewritten
 
     def with_float_weight(module: torch.fx.GraphModule) -> None:
         layer = torch_models.op_nodes(module)[dense]
@@ -141,7 +141,7 @@ def _swap_onnx(dense: str, held: Any) -> Any:
 def _swap_tensorflow(dense: str, held: Any) -> Any:
     import tensorflow as tf
 
-    from neural_mp.adaptors.tensorflow.nodes import make_node
+    from neural_mp.adaptors.tensorflow.tensor_graph import make_node
 
     (name,) = [n for n, node in held.graph.nodes.items() if node.op == "_QuantizedMatMul"]
     assert held.written[name] == dense
@@ -292,7 +292,7 @@ def test_a_saved_result_is_audited_by_the_command(case, run, tmp_path):
 
 def test_a_saved_result_is_audited_in_a_process_of_its_own(torch_case, tmp_path):
     torch_case.result(torch_case.all_int8).save(tmp_path / "saved")
-    command = [sys.executable, "-m", "neural_mp.api.cli", "audit", "saved"]
+    command = [sys.executable, "-m", "neural_mp.cli.app", "audit", "saved"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not done.stderr

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from neural_mp import AccuracyCriterion, MixedPrecision
-from neural_mp.core.labels import labels_of
 from neural_mp.errors import DataError
+from neural_mp.util.labels import labels_of
 
 WIDTH, CLASSES = 6, 3
 

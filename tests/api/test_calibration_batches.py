@@ -11,9 +11,9 @@ from torch import nn
 
 from neural_mp import MixedPrecision
 from neural_mp.api.loading import load_source
-from neural_mp.core.nested import leaves
 from neural_mp.errors import DataError
 from neural_mp.tuning.batches import Batches
+from neural_mp.util.pytree import leaves
 
 WIDTHS = (16, 8, 12)
 SIZE = 4

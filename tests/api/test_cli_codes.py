@@ -13,8 +13,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from neural_mp.api import cli
-from neural_mp.api.cli import app
+from neural_mp.cli import app as application
+from neural_mp.cli.app import app
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_runs")]
 
@@ -108,7 +108,7 @@ def run(monkeypatch, capfd):
     def call(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["neural-mp", *arguments])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            application.main()
         captured = capfd.readouterr()
         return int(ended.value.code or 0), captured.out, captured.err
 
@@ -183,7 +183,7 @@ def test_a_search_that_is_interrupted_shows_its_result_and_is_130(run, workplace
 def test_ctrl_c_in_a_process_of_its_own(workplace):
     (workplace / "does").write_text("waits")
     process = subprocess.Popen(
-        [sys.executable, "-m", "neural_mp.api.cli", "tune", "conf.yaml"],
+        [sys.executable, "-m", "neural_mp.cli.app", "tune", "conf.yaml"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -199,7 +199,7 @@ def test_ctrl_c_in_a_process_of_its_own(workplace):
 
 
 def test_a_reader_that_has_seen_enough_is_no_missed_target(workplace):
-    command = [sys.executable, "-m", "neural_mp.api.cli", "inspect", "net.pt2", "--all"]
+    command = [sys.executable, "-m", "neural_mp.cli.app", "inspect", "net.pt2", "--all"]
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, cwd=workplace, text=True)

@@ -77,7 +77,7 @@ def test_a_name_that_is_too_long(command, run):
 
 def _ended(closed: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command as a shell runs it, with some of its streams closed."""
-    command = [sys.executable, "-m", "neural_mp.api.cli", *arguments]
+    command = [sys.executable, "-m", "neural_mp.cli.app", *arguments]
     return subprocess.run(
         ["sh", "-c", f'"$@" {closed}', "sh", *command], capture_output=True, text=True, check=False
     )
@@ -106,7 +106,7 @@ def test_an_output_that_is_full_is_one_line(form):
 def test_json_for_a_reader_that_has_seen_enough():
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "neural_mp.api.cli", "hardware", "--json"]
+    command = [sys.executable, "-m", "neural_mp.cli.app", "hardware", "--json"]
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")

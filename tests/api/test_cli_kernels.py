@@ -119,7 +119,7 @@ class TestOfAProgram:
             "sys.exit(", "import time; sys.stdout.flush(); time.sleep(60) or ("
         )
         (tmp_path / "waiting.py").write_text(waiting)
-        command = [sys.executable, "-m", "neural_mp.api.cli", "kernels", "--"]
+        command = [sys.executable, "-m", "neural_mp.cli.app", "kernels", "--"]
         process = subprocess.Popen(
             [*command, sys.executable, "waiting.py", "0"],
             stdout=subprocess.PIPE,
@@ -138,7 +138,7 @@ class TestOfAProgram:
     def test_a_reader_that_has_seen_enough_ends_it(self):
         reading, writing = os.pipe()
         os.close(reading)
-        command = [sys.executable, "-m", "neural_mp.api.cli", "kernels", "--", "yes"]
+        command = [sys.executable, "-m", "neural_mp.cli.app", "kernels", "--", "yes"]
         done = subprocess.run(
             command, stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False
         )
@@ -172,7 +172,7 @@ def test_a_mistake_is_one_clear_error(run, arguments, said):
 def test_standard_input_is_read_where_a_dash_stands(program):
     environment = os.environ | {"ONEDNN_VERBOSE": "1"}
     printed = subprocess.run([*program, "0"], env=environment, stdout=subprocess.PIPE, check=True)
-    command = [sys.executable, "-m", "neural_mp.api.cli", "kernels", "-", "--json"]
+    command = [sys.executable, "-m", "neural_mp.cli.app", "kernels", "-", "--json"]
     done = subprocess.run(command, input=printed.stdout, stdout=subprocess.PIPE, check=True)
     assert json.loads(done.stdout)["milliseconds"] == 1
 
@@ -187,7 +187,7 @@ def logs(tmp_path_factory):
     with (folder / "fp32.log").open("w") as file:
         command = [sys.executable, "fit.py", "float32"]
         subprocess.run(command, cwd=folder, env=environment, stdout=file, check=True)
-    kernels = [sys.executable, "-m", "neural_mp.api.cli", "kernels", "-q", "-o", "bf16.log"]
+    kernels = [sys.executable, "-m", "neural_mp.cli.app", "kernels", "-q", "-o", "bf16.log"]
     command = [*kernels, "--json", "--by", "precision", "--", sys.executable, "fit.py"]
     done = subprocess.run(
         [*command, "mixed_bfloat16"],

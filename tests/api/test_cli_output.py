@@ -32,7 +32,7 @@ def command(*arguments: str, **environment: str):
     for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
         found.pop(name, None)
     found |= {"TERM": "xterm-256color"} | environment
-    return [sys.executable, "-m", "neural_mp.api.cli", *arguments], found
+    return [sys.executable, "-m", "neural_mp.cli.app", *arguments], found
 
 
 def terminal(columns: int) -> tuple[int, int]:

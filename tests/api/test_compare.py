@@ -22,8 +22,8 @@ from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.core.precision import Precision
+from neural_mp.runs.report import Report
 from neural_mp.testing import machine, signal_to_noise, uniform
-from neural_mp.tuning.report import Report
 
 ROOT = Path(__file__).parents[2]
 
@@ -160,7 +160,7 @@ def test_a_saved_result_is_compared_with_its_model_in_a_fresh_process(
     np.save(compared / "images.npy", images)
     command = ("compare", str(file), "own", "--data", "images.npy", "--json", "-q")
     done = subprocess.run(
-        [sys.executable, "-m", "neural_mp.api.cli", *command, "--batch-size", "32"],
+        [sys.executable, "-m", "neural_mp.cli.app", *command, "--batch-size", "32"],
         cwd=compared,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

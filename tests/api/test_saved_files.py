@@ -2,7 +2,7 @@
 
 import pytest
 
-from neural_mp.api.saved_folder import digests_of_files
+from neural_mp.api.saved_model import digests_of_files
 from neural_mp.errors import NeuralMPError
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.api.deployment import hardware_for
+from neural_mp.api.portability import hardware_for
 from neural_mp.config import parse_settings
-from neural_mp.core.byte_products import ByteProducts, KernelKind
 from neural_mp.core.hardware import TARGETS, Hardware, detect
+from neural_mp.core.int8_accumulation import ByteProducts, KernelKind
 from neural_mp.core.precision import OpConfig, Precision, QuantSpec
 from neural_mp.errors import ConfigurationError, PlanError
 
@@ -123,12 +123,12 @@ def run_command(monkeypatch, capsys):
     """Run `neural-mp`; its exit code, output and errors."""
     import sys
 
-    from neural_mp.api import cli
+    from neural_mp.cli import app
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["neural-mp", *arguments])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            app.main()
         captured = capsys.readouterr()
         return int(ended.value.code or 0), captured.out, captured.err
 

@@ -19,8 +19,8 @@ from rich.console import Console
 from tune_many_jobs import METRICS, evaluations, write_jobs_into
 
 import neural_mp
-from neural_mp.api.many.digest import job_digest
 from neural_mp.errors import ConfigurationError, TuningError
+from neural_mp.jobs.fingerprint import job_digest
 from neural_mp.reporting.jobs import JobsListener, LiveJobs, jobs_table
 from neural_mp.reporting.page.jobs import jobs_page
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus, read_outcome
@@ -37,7 +37,7 @@ def folder(tmp_path, digits, monkeypatch):
 
 
 def command(*arguments, **options):
-    words = [sys.executable, "-m", "neural_mp.api.cli", "tune-many", "jobs", "-o", "out"]
+    words = [sys.executable, "-m", "neural_mp.cli.app", "tune-many", "jobs", "-o", "out"]
     return subprocess.Popen(
         [*words, *arguments],
         stdout=subprocess.PIPE,

@@ -18,7 +18,7 @@ from hostile import Attacks
 from neural_mp.api.compared_data import batches_of
 from neural_mp.api.optimized_model import load
 from neural_mp.data import build_dataset
-from neural_mp.tuning.record_form import read_record_file
+from neural_mp.runs.record_schema import read_record_file
 
 DATA = Attacks()
 
@@ -177,7 +177,7 @@ _NESTED = "[" * 200_000
 
 @DATA.here("annotations of COCO that", "are nested", "hold numbers without end", "are a list")
 def _is_coco(folder: Path, canary: Path, what: str) -> None:
-    from neural_mp.compat.inc.names.coco import read_annotations
+    from neural_mp.compat.inc.components.coco import read_annotations
 
     texts = {
         "are nested": f'{{"images": {_NESTED}',
@@ -190,7 +190,7 @@ def _is_coco(folder: Path, canary: Path, what: str) -> None:
 
 @DATA.here("a record of TensorFlow's that is said to hold", 2**36, 2**62, 2**64 - 5)
 def _is_a_record(folder: Path, canary: Path, length: int) -> None:
-    from neural_mp.compat.inc.names import vocabulary
+    from neural_mp.compat.inc.components import vocabulary
 
     head = struct.pack("<Q", length)
     path = folder / "x.tfrecord"
@@ -212,7 +212,7 @@ def _checksum(data: bytes) -> int:
 
 @DATA.here("digits of MNIST that are a bomb")
 def _is_mnist(folder: Path, canary: Path) -> None:
-    from neural_mp.compat.inc.names.mnist import read_idx
+    from neural_mp.compat.inc.components.mnist import read_idx
 
     packed = gzip.compress(bytes(2**26))
     (folder / "x.gz").write_bytes(gzip.compress(bytes([0, 0, 8, 3])) + packed * 17)
@@ -221,7 +221,7 @@ def _is_mnist(folder: Path, canary: Path) -> None:
 
 @DATA.here("pictures of CIFAR as a pickle")
 def _is_cifar(folder: Path, canary: Path) -> None:
-    from neural_mp.compat.inc.names import vocabulary
+    from neural_mp.compat.inc.components import vocabulary
 
     (folder / "test_batch").write_bytes(pickle.dumps(_Touches(canary)))
     vocabulary("tensorflow").datasets.build("CIFAR10", {"root": str(folder)})
@@ -229,7 +229,7 @@ def _is_cifar(folder: Path, canary: Path) -> None:
 
 @DATA.here("the list of files of a result that is", "nested", "one of other files")
 def _is_a_result(folder: Path, canary: Path, what: str) -> None:
-    from neural_mp.api.saved_folder import MANIFEST
+    from neural_mp.api.saved_model import MANIFEST
 
     files = {"files": {"../../etc/passwd": "x"}, "neural_mp": 1, "framework": "os", "report": {}}
     (folder / MANIFEST).write_text(_NESTED if what == "nested" else json.dumps(files))

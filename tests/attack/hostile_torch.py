@@ -21,7 +21,7 @@ from verdicts import Family, Finding, judged, judged_command
 import neural_mp
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.replay import convert_with_plan
-from neural_mp.api.saved_folder import MANIFEST, PLAN_FILE
+from neural_mp.api.saved_model import MANIFEST, PLAN_FILE
 from neural_mp.core.plan import PrecisionPlan
 
 NAME = "hostile torch files"

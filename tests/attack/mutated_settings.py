@@ -14,7 +14,7 @@ import yaml
 from mutants import broken, lines_broken, mutants
 from verdicts import REPOSITORY
 
-from neural_mp.api import configured
+from neural_mp.api import config_objects
 from neural_mp.config import load_settings, settings_from
 from neural_mp.errors import DataError
 
@@ -96,15 +96,15 @@ def _taken(settings: Any) -> None:
     Most files name data that are not here, which must hide nothing else.
     """
     calls: list[Callable[[], object]] = [
-        lambda: configured.metrics(settings),
-        lambda: configured.postprocess(settings),
-        *(partial(configured.loader, settings, section) for section in _SECTIONS),
+        lambda: config_objects.metrics(settings),
+        lambda: config_objects.postprocess(settings),
+        *(partial(config_objects.loader, settings, section) for section in _SECTIONS),
     ]
     if settings.tuning.strategy is not None:
-        calls.append(lambda: configured.strategy(settings, settings.tuning.strategy))
+        calls.append(lambda: config_objects.strategy(settings, settings.tuning.strategy))
     for call in calls:
         with contextlib.suppress(DataError):
             call()
 
 
-_SECTIONS = (configured.ACCURACY, configured.PERFORMANCE, configured.CALIBRATION)
+_SECTIONS = (config_objects.ACCURACY, config_objects.PERFORMANCE, config_objects.CALIBRATION)

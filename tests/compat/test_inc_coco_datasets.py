@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from neural_mp.compat.inc.names import vocabulary
+from neural_mp.compat.inc.components import vocabulary
 from neural_mp.config.source import IgnoredSettingWarning
 from neural_mp.data import build_dataloader, build_dataset
 from neural_mp.errors import DataError

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from neural_mp.api.configured import ACCURACY, loader
-from neural_mp.compat.inc.names import vocabulary
-from neural_mp.compat.inc.names.dummy import SAMPLES
-from neural_mp.compat.inc.names.imagenet import DatasetWarning
+from neural_mp.api.config_objects import ACCURACY, loader
+from neural_mp.compat.inc.components import vocabulary
+from neural_mp.compat.inc.components.dummy import SAMPLES
+from neural_mp.compat.inc.components.imagenet import DatasetWarning
 from neural_mp.config import parse_settings
 from neural_mp.config.source import IgnoredSettingWarning
 from neural_mp.data import DATASETS, build_dataloader, build_dataset

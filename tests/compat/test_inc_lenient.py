@@ -8,9 +8,9 @@ import pytest
 
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.registry import adaptor_for
-from neural_mp.api import configured
-from neural_mp.api.given_metrics import gather_metrics
-from neural_mp.api.limits import constrained
+from neural_mp.api import config_objects
+from neural_mp.api.constraints import constrained
+from neural_mp.api.user_metrics import gather_metrics
 from neural_mp.compat.inc.op_types import in_words_of
 from neural_mp.config import (
     IgnoredSettingWarning,
@@ -19,8 +19,8 @@ from neural_mp.config import (
     settings_to_yaml,
 )
 from neural_mp.config.inc import ONLY_THEIR_NAMES
+from neural_mp.core.enums import Dialect
 from neural_mp.core.precision import Precision
-from neural_mp.core.words import Dialect
 from neural_mp.data import DATASETS, TRANSFORMS
 from neural_mp.errors import ConfigurationError, DataError, UnknownOperatorError
 from neural_mp.metrics import METRICS
@@ -229,8 +229,8 @@ def test_a_word_that_is_no_op_type_of_anybody_means_nothing():
 
 def test_a_plugged_in_framework_has_the_names_that_all_have():
     settings = replace(theirs("model: {name: net}")[0], model=ModelSettings(framework="theirs"))
-    names = configured.vocabulary_of(settings)
-    assert names == configured.vocabulary_of(theirs("model: {framework: NA}")[0])
+    names = config_objects.vocabulary_of(settings)
+    assert names == config_objects.vocabulary_of(theirs("model: {framework: NA}")[0])
 
 
 FP32 = "{weight: {dtype: fp32}, activation: {dtype: fp32}}"
@@ -338,7 +338,7 @@ def test_a_mistake_in_the_data_is_said_with_its_own_line(version, before, after,
     line += bool(version)
     where = rf"^conf\.yaml, line {line}: evaluation\.accuracy\.dataloader\.{path}: "
     with pytest.raises(kind, match=where):
-        configured.loader(settings, configured.ACCURACY)
+        config_objects.loader(settings, config_objects.ACCURACY)
 
 
 @pytest.mark.parametrize(
@@ -358,7 +358,7 @@ def test_a_mistake_in_the_data_is_said_with_its_own_line(version, before, after,
 def test_a_mistake_in_a_metric_is_said_with_its_own_line(metric, where):
     settings = parse_settings(f"evaluation:\n  accuracy:\n    {metric}\n", origin="conf.yaml")
     with pytest.raises(ConfigurationError, match=r"^conf\.yaml, " + where):
-        configured.metrics(settings)
+        config_objects.metrics(settings)
 
 
 def test_metrics_without_weights_each_have_to_meet_the_target_as_there():
@@ -379,4 +379,4 @@ def test_a_mistake_in_postprocessing_is_said_with_its_own_line():
     settings = parse_settings(text, origin="conf.yaml")
     where = r"line 5: evaluation\.accuracy\.postprocess\.transform\.Cast\.dtype: "
     with pytest.raises(ConfigurationError, match=where):
-        configured.postprocess(settings)
+        config_objects.postprocess(settings)

@@ -5,7 +5,7 @@ import pytest
 from sklearn.metrics import accuracy_score, jaccard_score, roc_auc_score, top_k_accuracy_score
 
 from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision
-from neural_mp.compat.inc.names import vocabulary
+from neural_mp.compat.inc.components import vocabulary
 from neural_mp.errors import ConfigurationError, MetricError
 from neural_mp.metrics import build_metric
 

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from neural_mp.compat.inc.names import vocabulary
+from neural_mp.compat.inc.components import vocabulary
 from neural_mp.errors import ConfigurationError, DataError, MetricError, MissingFrameworkError
 from neural_mp.metrics import build_metric
 

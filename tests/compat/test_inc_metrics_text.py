@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, matthews_corrcoef
 
-from neural_mp.compat.inc.names import vocabulary
+from neural_mp.compat.inc.components import vocabulary
 from neural_mp.errors import MetricError
 from neural_mp.metrics import build_metric
 

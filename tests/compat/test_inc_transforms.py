@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from neural_mp.compat.inc.names import vocabulary
-from neural_mp.compat.inc.names.transforms.image_transform import TensorImage, as_tensor_image
+from neural_mp.compat.inc.components import vocabulary
+from neural_mp.compat.inc.components.transforms.image_transform import TensorImage, as_tensor_image
 from neural_mp.data import OWN, build_transforms
 from neural_mp.errors import ConfigurationError, DataError
 
@@ -269,7 +269,7 @@ def test_a_mistake_is_said_with_its_option(framework, spec, message):
 
 
 def test_a_tuning_file_of_theirs_runs_its_transforms(tmp_path):
-    from neural_mp.api import configured
+    from neural_mp.api import config_objects
     from neural_mp.config import parse_settings
 
     image = pytest.importorskip("PIL.Image")
@@ -295,7 +295,7 @@ evaluation:
       transform:
         LabelShift: 1
 """)
-    images, labels = next(iter(configured.loader(settings, configured.ACCURACY)))
+    images, labels = next(iter(config_objects.loader(settings, config_objects.ACCURACY)))
     assert images.shape == (1, 3, 20, 20)
     assert images.dtype == np.float32
-    assert configured.postprocess(settings)((None, labels + 1))[1].tolist() == labels.tolist()
+    assert config_objects.postprocess(settings)((None, labels + 1))[1].tolist() == labels.tolist()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from neural_mp.compat.inc.names import vocabulary
+from neural_mp.compat.inc.components import vocabulary
 from neural_mp.data import build_transforms
 from neural_mp.errors import ConfigurationError, DataError
 

@@ -5,8 +5,8 @@ import io
 import numpy as np
 import pytest
 
-from neural_mp.compat.inc.names import vocabulary
-from neural_mp.compat.inc.names.transforms.image_transform import TensorImage
+from neural_mp.compat.inc.components import vocabulary
+from neural_mp.compat.inc.components.transforms.image_transform import TensorImage
 from neural_mp.errors import DataError
 
 tf = pytest.importorskip("tensorflow")

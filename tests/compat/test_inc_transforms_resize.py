@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from neural_mp.compat.inc.names.transforms.opencv_resize import opencv_resize
-from neural_mp.compat.inc.names.transforms.tensorflow_resize import (
+from neural_mp.compat.inc.components.transforms.opencv_resize import opencv_resize
+from neural_mp.compat.inc.components.transforms.tensorflow_resize import (
     METHODS,
     crop_and_resize,
     tensorflow_resize,

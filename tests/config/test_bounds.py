@@ -9,20 +9,20 @@ import pytest
 import neural_mp
 from neural_mp import MixedPrecision
 from neural_mp.api.loading import load_source
-from neural_mp.api.many import tune_many
 from neural_mp.api.random_inputs import random_inputs
-from neural_mp.api.saved_folder import check_destination
+from neural_mp.api.saved_model import check_destination
 from neural_mp.common import DataLoader
 from neural_mp.config import load_settings, parse_settings, settings_from
+from neural_mp.core.enums import Dialect
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.words import Dialect
 from neural_mp.data.datasets import DummyDataset
-from neural_mp.data.options import existing_path, finite_number, whole_number
+from neural_mp.data.option_checks import existing_path, finite_number, whole_number
 from neural_mp.errors import ConfigurationError, DataError, NeuralMPError
+from neural_mp.jobs import tune_many
 from neural_mp.profiling.kernel_log import read_kernel_log
 from neural_mp.reporting.page import write_page
+from neural_mp.runs.history import storage_url
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
-from neural_mp.tuning.history import storage_url
 
 DATASET = "dataset: {dummy: {shape: [3], size: 4}}"
 

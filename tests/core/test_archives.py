@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from neural_mp.core.archives import checked_archive
 from neural_mp.errors import DataError, ModelLoadError
+from neural_mp.io.zip_archive import checked_archive
 
 
 def _archive(members: list[tuple[str, bytes]], method: int = zipfile.ZIP_STORED) -> io.BytesIO:

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn_metrics
 
-from neural_mp.core.behaviour import behaviour
 from neural_mp.metrics import METRICS, as_metric, build_metric
+from neural_mp.util.code_fingerprint import behaviour
 
 FACTOR = 0.5
 calls = []
@@ -285,7 +285,7 @@ def test_of_what_refuses_to_be_looked_at_nothing_is_told():
 PROGRAM = """
 import functools, time, tempfile, os
 import numpy as np, sklearn.metrics as of_others
-from neural_mp.core.behaviour import behaviour
+from neural_mp.util.code_fingerprint import behaviour
 from neural_mp.metrics import METRICS, as_metric, build_metric
 
 LABELS, STARTED, FOLDER = frozenset(("cat", "dog", "bird", "fish")), time.time(), tempfile.mkdtemp()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from neural_mp.core.layer_pass import Extent, LayerPass, ModelPass, first_trouble
+from neural_mp.core.numerics_trace import Extent, LayerPass, ModelPass, first_trouble
 
 FINE = Extent(1.0)
 BAD = Extent(2.0, inf=True)

@@ -7,10 +7,10 @@ from html.parser import HTMLParser
 import pytest
 from machine import machine
 
-from neural_mp.core.markup import element, markup, notebook_table, raw, visible
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
-from neural_mp.tuning.report import Report
+from neural_mp.runs.report import Report
+from neural_mp.util.html import element, markup, notebook_table, raw, visible
 
 
 class _Texts(HTMLParser):

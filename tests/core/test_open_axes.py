@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from neural_mp.core.open_axes import differing, given_shapes
+from neural_mp.util.open_axes import differing, given_shapes
 
 
 class _Specification:

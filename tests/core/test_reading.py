@@ -7,7 +7,13 @@ import zlib
 
 import pytest
 
-from neural_mp.core.kinds import (
+from neural_mp.core.observations import Observations
+from neural_mp.core.plan import PrecisionPlan, load_plan_file
+from neural_mp.core.precision import Precision
+from neural_mp.errors import HistoryError, NeuralMPError, PlanError
+from neural_mp.io.readers import LARGEST, of_json, packed, read_json
+from neural_mp.io.yaml_reader import plain_yaml
+from neural_mp.util.validators import (
     amount,
     count,
     fields,
@@ -19,12 +25,6 @@ from neural_mp.core.kinds import (
     text,
     word,
 )
-from neural_mp.core.observations import Observations
-from neural_mp.core.plain_yaml import plain_yaml
-from neural_mp.core.plan import PrecisionPlan, load_plan_file
-from neural_mp.core.precision import Precision
-from neural_mp.core.reading import LARGEST, of_json, packed, read_json
-from neural_mp.errors import HistoryError, NeuralMPError, PlanError
 
 LIMIT_SECONDS = 5
 

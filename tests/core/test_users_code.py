@@ -9,9 +9,9 @@ import traceback
 import cloudpickle
 import pytest
 
-from neural_mp.core.carried import carried
-from neural_mp.core.users_code import UserCodeError, UsersErrorsUnchanged, called
 from neural_mp.errors import DataError, MetricError, is_users_own
+from neural_mp.util.remote_exceptions import carried
+from neural_mp.util.user_calls import UserCodeError, UsersErrorsUnchanged, called
 
 
 class OwnError(Exception):

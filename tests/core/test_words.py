@@ -5,8 +5,8 @@ import pickle
 
 import pytest
 
+from neural_mp.core.enums import Algorithm, Approach, Objective, Word
 from neural_mp.core.precision import Precision, QuantSpec
-from neural_mp.core.words import Algorithm, Approach, Objective, Word
 from neural_mp.errors import ConfigurationError, PlanError
 
 

@@ -10,7 +10,7 @@ import yaml
 from sklearn.datasets import load_digits
 
 from neural_mp import MixedPrecision
-from neural_mp.api.given_metrics import given_metrics
+from neural_mp.api.user_metrics import given_metrics
 from neural_mp.config import settings_from
 from neural_mp.data import DATASETS, TRANSFORMS, build_dataloader
 from neural_mp.metrics import METRICS, build_metric

@@ -8,7 +8,7 @@ import pytest
 
 from neural_mp.config import trust_of
 from neural_mp.core.python_processes import python_command, worker_environment
-from neural_mp.data.user_code import load_user_object, named_in_file
+from neural_mp.data.user_imports import load_user_object, named_in_file
 from neural_mp.errors import ConfigurationError
 
 OWN = """
@@ -108,7 +108,7 @@ def _hostile(folder):
 
 def test_processes_of_ours_find_no_module_in_the_working_directory(tmp_path):
     _hostile(tmp_path)
-    command = python_command("neural_mp.adaptors.onnxrt.kernel_products_run")
+    command = python_command("neural_mp.adaptors.onnxrt.int8_accumulation_probe")
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "ran").exists()

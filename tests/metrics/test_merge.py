@@ -9,7 +9,7 @@ import pytest
 from sklearn.metrics import make_scorer, mean_pinball_loss, recall_score
 
 from neural_mp.common import can_merge
-from neural_mp.compat.inc.names import vocabulary
+from neural_mp.compat.inc.components import vocabulary
 from neural_mp.metrics import METRICS, Accuracy, as_metric, build_metric
 
 GENERATOR = np.random.default_rng(0)

@@ -15,7 +15,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from neural_mp.errors import MetricError
 from neural_mp.metrics import as_metric, build_metric
-from neural_mp.metrics.given import metric_name
+from neural_mp.metrics.coercion import metric_name
 
 
 @pytest.fixture(scope="module")

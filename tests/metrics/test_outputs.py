@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from neural_mp.api.given_metrics import given_metrics
 from neural_mp.api.loading import load_source
+from neural_mp.api.user_metrics import given_metrics
 from neural_mp.errors import MetricError
 from neural_mp.metrics import build_metric
 from neural_mp.tuning.batches import Batches

@@ -13,8 +13,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quantization_flow import quantized_tensors
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.space import Capability
-from neural_mp.tuning.record import (
+from neural_mp.runs.record import (
     Conversion,
     Ending,
     Machine,
@@ -23,7 +22,8 @@ from neural_mp.tuning.record import (
     Setting,
     Setup,
 )
-from neural_mp.tuning.report import Report, count_ops
+from neural_mp.runs.report import Report, count_ops
+from neural_mp.space import Capability
 
 INT8, BF16 = OpConfig(Precision.INT8), OpConfig(Precision.BF16)
 _BLOCK = ("norm", "query", "key", "value", "scores", "softmax", "context", "output", "add")

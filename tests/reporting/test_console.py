@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
 
-from neural_mp.api.cli import app
+from neural_mp.cli.app import app
 from neural_mp.reporting import error_console, output_console
 from neural_mp.reporting.console import SafeConsole
 from neural_mp.reporting.notebook import html_of

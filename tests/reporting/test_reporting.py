@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from neural_mp.core.byte_products import ByteProducts, KernelKind
+from neural_mp.core.int8_accumulation import ByteProducts, KernelKind
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.reporting import LiveListener, hardware_table, result_tables, trial_table, words
-from neural_mp.tuning.report import Report
+from neural_mp.reporting import LiveListener, formatting, hardware_table, result_tables, trial_table
+from neural_mp.runs.report import Report
 
 PLAN = PrecisionPlan({"conv": OpConfig(Precision.BF16), "fc": FP32})
 
@@ -112,11 +112,11 @@ def test_the_hardware_table_tells_native_from_emulated(all_machine):
 
 def test_a_speed_is_said_with_its_spread_and_a_difference_within_it_is_none():
     faster = Report(baseline_latency=3.0, latency=1.0, speedup_low=2.9, speedup_high=3.1)
-    assert words.speed(faster) == "3.00× as fast (2.90 to 3.10)"
+    assert formatting.speed(faster) == "3.00× as fast (2.90 to 3.10)"
     alike = replace(faster, latency=2.9, speedup_low=0.98, speedup_high=1.05)
-    assert words.speed(alike) == "no difference (0.98 to 1.05)"
+    assert formatting.speed(alike) == "no difference (0.98 to 1.05)"
     emulated = replace(faster, latency=6.0, speedup_low=0.4, speedup_high=0.6, emulated=("bf16",))
-    assert words.speed(emulated) == "0.50× as fast (0.40 to 0.60), bf16 emulated"
+    assert formatting.speed(emulated) == "0.50× as fast (0.40 to 0.60), bf16 emulated"
 
 
 def test_where_nothing_is_faster_the_title_does_not_say_that_the_target_was_missed():
@@ -145,11 +145,11 @@ def test_a_run_is_followed_on_any_console(terminal):
     [(2.5, "2.5 s"), (0.0123, "12.3 ms"), (4.2e-5, "42 µs"), (0, "0 s"), (None, "–")],
 )
 def test_durations_have_fitting_units(value, read):
-    assert words.seconds(value) == read
+    assert formatting.seconds(value) == read
 
 
 @pytest.mark.parametrize(
     ("value", "read"), [(12, "12 B"), (1.5e3, "1.5 kB"), (2.4e6, "2.4 MB"), (3e9, "3 GB")]
 )
 def test_sizes_have_fitting_units(value, read):
-    assert words.size(value) == read
+    assert formatting.size(value) == read

@@ -3,7 +3,7 @@
 import pytest
 
 from neural_mp.core.observations import Observations
-from neural_mp.search.sensitivity import best_repairs, noise_after_repairs, on_one_scale
+from neural_mp.search.corrections import best_repairs, noise_after_repairs, on_one_scale
 
 SEEN = Observations(
     noise={"a": 0.9, "b": 0.4, "c": 0.2},

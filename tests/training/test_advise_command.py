@@ -8,7 +8,7 @@ from keras_dangers import digits_net
 from keras_nets import channels_last
 from typer.testing import CliRunner
 
-from neural_mp.api.cli import app
+from neural_mp.cli.app import app
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.errors import ConfigurationError, NeuralMPError
 from neural_mp.training import apply_plan

@@ -18,10 +18,10 @@ from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.errors import ComparisonError, DataError
 from neural_mp.reporting.comparison import comparison_csv
+from neural_mp.runs.report import Report
 from neural_mp.testing import uniform
 from neural_mp.testing.machines import machine
 from neural_mp.tuning.comparison import compare_models
-from neural_mp.tuning.report import Report
 
 INT8 = neural_mp.Precision.INT8
 IMAGES = np.random.default_rng(0).normal(size=(16, 1, 8, 8)).astype(np.float32)

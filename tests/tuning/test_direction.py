@@ -16,8 +16,8 @@ from torch.nn import functional as F
 import neural_mp
 from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.api import cli
 from neural_mp.api.metric_direction import directed, metric_label
+from neural_mp.cli import app
 from neural_mp.errors import ConfigurationError
 from neural_mp.metrics import build_metric
 
@@ -253,7 +253,7 @@ tuning:
         )
         monkeypatch.setattr(sys, "argv", ["neural-mp", "tune", "conf.yaml"])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            app.main()
         said = capsys.readouterr()
         return int(ended.value.code or 0), said.out + said.err
 

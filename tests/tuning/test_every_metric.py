@@ -10,7 +10,7 @@ from rich.console import Console
 
 import neural_mp
 from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision
-from neural_mp.api.given_metrics import given_metrics
+from neural_mp.api.user_metrics import given_metrics
 from neural_mp.config import parse_settings
 from neural_mp.errors import ConfigurationError, HistoryError, MetricError
 from neural_mp.reporting import LiveListener, result_tables

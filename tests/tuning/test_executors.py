@@ -18,12 +18,12 @@ from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.hardware import detect
 from neural_mp.core.trial import Outcome
 from neural_mp.errors import ConfigurationError, MissingFrameworkError
-from neural_mp.tuning.assessment import Assessment
 from neural_mp.tuning.evaluator import TimeUpError
 from neural_mp.tuning.executors import Work
 from neural_mp.tuning.executors.contract import DIED, _Package
 from neural_mp.tuning.executors.local import LocalExecutor, room
-from neural_mp.tuning.workers import Workers
+from neural_mp.tuning.executors.options import Workers
+from neural_mp.tuning.plan_evaluator import Assessment
 
 
 @dataclass

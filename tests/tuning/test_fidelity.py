@@ -9,7 +9,7 @@ from neural_mp import MixedPrecision
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.tuning import tuner
-from neural_mp.tuning.fidelity import relative_noise, signal_to_noise
+from neural_mp.tuning.sqnr import relative_noise, signal_to_noise
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.profiling import ratio
 from neural_mp.space import Capability, TuningSpace
-from neural_mp.tuning.finish import choose, why_fp32
+from neural_mp.tuning.final_selection import choose, why_fp32
 from neural_mp.tuning.job import SearchSettings, TuningJob
 from neural_mp.tuning.objectives import is_slow, latency_figures
 

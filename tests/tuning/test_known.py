@@ -6,10 +6,10 @@ import zlib
 
 import pytest
 
-from neural_mp.core.kinds import anything
-from neural_mp.core.reading import LARGEST
+from neural_mp.io.readers import LARGEST
 from neural_mp.tuning import known
 from neural_mp.tuning.known import NOTHING_KNOWN, Known
+from neural_mp.util.validators import anything
 
 
 @pytest.fixture

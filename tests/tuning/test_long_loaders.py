@@ -10,11 +10,11 @@ import pytest
 
 from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.common import DataLoader
-from neural_mp.core import kept_batches
-from neural_mp.core.kept_batches import KeptBatches
 from neural_mp.errors import ConfigurationError, DataError
 from neural_mp.tuning import memory_watch
 from neural_mp.tuning.batches import Batches
+from neural_mp.util import batch_cache
+from neural_mp.util.batch_cache import KeptBatches
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
@@ -71,7 +71,7 @@ def test_the_time_limit_ends_the_first_pass(converter, digits):
 
 
 def test_an_endless_generator_is_refused_before_it_fills_the_memory(converter, digits, monkeypatch):
-    monkeypatch.setattr(kept_batches, "free_memory", lambda: 1 << 21)
+    monkeypatch.setattr(batch_cache, "free_memory", lambda: 1 << 21)
     converter.eval_dataloader = endless_digits(digits[1])
     with pytest.raises(DataError, match="eval_dataloader can be read only once.*max_batches"):
         converter()
@@ -151,6 +151,6 @@ def test_a_part_ends_with_the_limit_too(part):
 
 
 def test_a_dataset_without_end_is_refused_before_it_fills_the_memory(monkeypatch):
-    monkeypatch.setattr(kept_batches, "free_memory", lambda: 1 << 20)
+    monkeypatch.setattr(batch_cache, "free_memory", lambda: 1 << 20)
     with pytest.raises(DataError, match=r"the dataset can be read only once.*__getitem__"):
         DataLoader(endless(), batch_size=4)

@@ -12,7 +12,7 @@ from neural_mp import MixedPrecision
 from neural_mp.core.observations import Observations, Times
 from neural_mp.core.precision import Precision
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
-from neural_mp.tuning.measuring_probe import MeasuringProbe, relative_noise
+from neural_mp.tuning.probe import MeasuringProbe, relative_noise
 
 SEEN: dict[str, object] = {}
 
@@ -37,7 +37,7 @@ class Looking(Strategy):
 
 @pytest.fixture
 def converter(monkeypatch, net, digits, accuracy):
-    monkeypatch.setattr("neural_mp.api.configured.strategy_named", lambda name: Looking())
+    monkeypatch.setattr("neural_mp.api.config_objects.strategy_named", lambda name: Looking())
     SEEN.clear()
     made = MixedPrecision()
     made.model = net
@@ -80,7 +80,7 @@ def test_what_was_measured_is_kept_with_the_run(converter, monkeypatch):
     before = dict(SEEN)
     for measured in ("_noise", "_times", "_latencies"):
         monkeypatch.setattr(
-            f"neural_mp.tuning.measuring_probe.MeasuringProbe.{measured}",
+            f"neural_mp.tuning.probe.MeasuringProbe.{measured}",
             lambda *_: pytest.fail("measured again"),
         )
     converter.resume = True

@@ -15,7 +15,7 @@ from made_up import chain
 from neural_mp.core.observations import Times
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
-from neural_mp.tuning.op_times import scaled, timed, times_of
+from neural_mp.tuning.op_timing import scaled, timed, times_of
 
 SPACE = chain(3)
 COUNTS = SimpleNamespace(casts=0, quantize=1, dequantize=1)

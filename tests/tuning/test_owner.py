@@ -26,7 +26,7 @@ from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
 from neural_mp.tuning.executors import Work
 from neural_mp.tuning.executors.contract import _Package
 from neural_mp.tuning.executors.local import LocalExecutor
-from neural_mp.tuning.workers import Workers
+from neural_mp.tuning.executors.options import Workers
 
 @dataclass
 class Stuck:

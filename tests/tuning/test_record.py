@@ -11,9 +11,9 @@ from torch.nn import functional
 from neural_mp import ExitPolicy, MixedPrecision, load
 from neural_mp.core.precision import Precision
 from neural_mp.errors import HistoryError, NeuralMPError
-from neural_mp.tuning.history import read_record, storage_url
-from neural_mp.tuning.record_form import record_from_dict, record_to_dict
-from neural_mp.tuning.report import Report
+from neural_mp.runs.history import read_record, storage_url
+from neural_mp.runs.record_schema import record_from_dict, record_to_dict
+from neural_mp.runs.report import Report
 
 
 @pytest.fixture

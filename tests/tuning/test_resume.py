@@ -13,8 +13,8 @@ from neural_mp.core.precision import FP32
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import HistoryError
 from neural_mp.metrics import build_metric
-from neural_mp.tuning.fingerprint import differences, in_detail
-from neural_mp.tuning.history import History
+from neural_mp.runs.fingerprint import differences, in_detail
+from neural_mp.runs.history import History
 
 pytestmark = pytest.mark.slow
 

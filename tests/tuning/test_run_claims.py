@@ -18,17 +18,17 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.process_identity import ProcessIdentity
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import HistoryError, RunInUseError
-from neural_mp.search.quiet_optuna import quiet_optuna
-from neural_mp.tuning import run_claim
-from neural_mp.tuning.history import History, storage_url
-from neural_mp.tuning.run_claim import CLAIM
+from neural_mp.runs import lease
+from neural_mp.runs.history import History, storage_url
+from neural_mp.runs.lease import CLAIM
 from neural_mp.tuning.stored_runs import run_names
+from neural_mp.util.optuna_logging import quiet_optuna
 
 ABOUT = {"model": "1" * 16, "criterion": "1 %"}
 #: Opens a run, says so, and waits for its end.
 PROCESS = """
 import sys
-from neural_mp.tuning.history import History
+from neural_mp.runs.history import History
 ABOUT = {"model": "1" * 16, "criterion": "1 %"}
 history = History(sys.argv[1], ABOUT, True, sys.argv[2] == "resume")
 print(history.name, flush=True)
@@ -138,7 +138,7 @@ def _away(values):
 
 
 def test_who_cannot_be_seen_is_dead_once_he_gives_no_sign_of_life(begin, url, monkeypatch):
-    monkeypatch.setattr(run_claim, "_SILENCE", 1.0)
+    monkeypatch.setattr(lease, "_SILENCE", 1.0)
     history = begin()
     history._claim._beating._ended.set()
     row(url, history.name, _away)
@@ -161,14 +161,14 @@ def test_who_gives_signs_of_life_cannot_be_taken_for_dead(begin, url):
 
 
 def test_signs_of_life_are_given(begin, url, monkeypatch):
-    monkeypatch.setattr(run_claim, "_BEAT", 0.05)
+    monkeypatch.setattr(lease, "_BEAT", 0.05)
     with begin() as history:
         time.sleep(1)
         assert row(url, history.name, lambda values: None)["beats"] > 1
 
 
 def test_who_was_taken_for_dead_writes_no_more(begin, url, monkeypatch):
-    monkeypatch.setattr(run_claim, "_BEAT", 0.05)
+    monkeypatch.setattr(lease, "_BEAT", 0.05)
     history = begin()
     number = history.start()
     row(url, history.name, _away)
@@ -191,7 +191,7 @@ def damaged(pid):
     ],
 )
 def test_a_damaged_row_keeps_nobody_out(words):
-    assert run_claim._Holder.read(words).lives is False
+    assert lease._Holder.read(words).lives is False
 
 
 def test_a_run_of_which_it_is_not_known_what_it_was_about_is_not_seen(begin, url):

@@ -20,7 +20,7 @@ from neural_mp.core.trial import Outcome
 from neural_mp.errors import ConfigurationError, TuningError
 from neural_mp.metrics import Accuracy, build_metric
 from neural_mp.testing import Accuracy as WithoutMerge
-from neural_mp.tuning import executors, sharing, trial_runner
+from neural_mp.tuning import executors, sharding, trial_runner
 from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.evaluator import (
     Deadline,
@@ -32,7 +32,7 @@ from neural_mp.tuning.evaluator import (
 from neural_mp.tuning.executors import Executor, Work, Worker, taken
 from neural_mp.tuning.executors.contract import _Package, died
 from neural_mp.tuning.listener import Listener
-from neural_mp.tuning.sharing import Share, shared_seconds
+from neural_mp.tuning.sharding import Share, shared_seconds
 
 WIDTH = 3
 #: Of twelve batches.
@@ -172,7 +172,7 @@ def test_what_is_evaluated_quickly_is_not_shared_as_the_log_says(converter, here
 def test_what_would_save_too_little_is_not_shared_as_the_log_says(
     converter, here, always, monkeypatch, caplog
 ):
-    monkeypatch.setattr(sharing, "shared_seconds", lambda seconds, *known: seconds)
+    monkeypatch.setattr(sharding, "shared_seconds", lambda seconds, *known: seconds)
     caplog.set_level("INFO", "neural_mp")
     result = converter()
     assert not here.tasks

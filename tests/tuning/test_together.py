@@ -11,7 +11,7 @@ from rich.console import Console
 from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision
 from neural_mp.errors import ConfigurationError, MetricError
 from neural_mp.reporting import result_tables
-from neural_mp.tuning.report import Report
+from neural_mp.runs.report import Report
 from neural_mp.tuning.together import Together
 
 pytestmark = pytest.mark.slow

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from neural_mp.core.byte_products import ByteProducts, weight_spec
+from neural_mp.core.enums import Algorithm, Granularity, Scheme, StoredType
 from neural_mp.core.hardware import Hardware, Support
-from neural_mp.core.nested import Array
+from neural_mp.core.int8_accumulation import ByteProducts, weight_spec
 from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
-from neural_mp.core.words import Algorithm, Granularity, Scheme, StoredType
 from neural_mp.space import Capability
+from neural_mp.util.pytree import Array
 
 #: Why an op has no kernel, in words that all frameworks share.
 NO_INTEGER_KERNEL = "no integer kernel"

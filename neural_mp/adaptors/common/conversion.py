@@ -9,14 +9,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
+from neural_mp.adaptors.common.adaptor_protocol import Framework
 from neural_mp.adaptors.common.calibration import TensorStatistics, summarize
-from neural_mp.adaptors.common.framework import Framework
+from neural_mp.adaptors.common.corrections import repaired
 from neural_mp.adaptors.common.quantized_ranges import quantized_ranges
-from neural_mp.adaptors.common.repair import repaired
-from neural_mp.core.nested import count_samples
 from neural_mp.core.observations import Observations
 from neural_mp.core.quantization_flow import observable_tensors
 from neural_mp.space import ResolvedPlan, TuningSpace
+from neural_mp.util.pytree import count_samples
 
 M = TypeVar("M")
 

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from neural_mp.adaptors.common.channel_scaling import Array, rounded_weight
-from neural_mp.adaptors.common.framework import Framework
+from neural_mp.adaptors.common.adaptor_protocol import Framework
+from neural_mp.adaptors.common.cross_layer_scaling import Array, rounded_weight
 from neural_mp.adaptors.common.integer_encoding import weight_limit_of
 from neural_mp.space import TuningSpace
 

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.calibration import LEAST_SPAN, LEVELS, affine_parameters
-from neural_mp.core.byte_products import REDUCED_RANGE, WEIGHT_LIMITS, weight_limit
-from neural_mp.core.nested import Array
+from neural_mp.core.int8_accumulation import REDUCED_RANGE, WEIGHT_LIMITS, weight_limit
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import Precision
 from neural_mp.space import TuningSpace
+from neural_mp.util.pytree import Array
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from neural_mp.core.grammar import counted
-from neural_mp.core.kinds import (
+from neural_mp.errors import ConfigurationError, DataError, did_you_mean
+from neural_mp.util.labels import without_labels
+from neural_mp.util.pytree import Array, NamedList, Structure, flattened, leaves, packed
+from neural_mp.util.validators import (
     UnfitError,
     brief,
     count,
@@ -22,9 +25,6 @@ from neural_mp.core.kinds import (
     text,
     unfit,
 )
-from neural_mp.core.labels import without_labels
-from neural_mp.core.nested import Array, NamedList, Structure, flattened, leaves, packed
-from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 
 #: Sizes of a tensor, None for those not known before it runs; None where not even the rank is.
 Shape = tuple[int | None, ...] | None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from neural_mp.adaptors.common.integer_encoding import Array, is_wide
-from neural_mp.core.byte_products import EXACT_EVERYWHERE, KernelKind
+from neural_mp.core.int8_accumulation import EXACT_EVERYWHERE, KernelKind
 
 L = TypeVar("L")
 

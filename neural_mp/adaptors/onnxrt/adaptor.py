@@ -13,36 +13,36 @@ import onnx
 
 from neural_mp.adaptors.common.calibration import TensorSummary
 from neural_mp.adaptors.common.capability_builder import OpKernels
-from neural_mp.adaptors.common.channel_scaling import Layer, LayerChange
-from neural_mp.adaptors.common.given_inputs import GivenInputs, unused_capture
-from neural_mp.adaptors.common.kernel_products import Products
-from neural_mp.adaptors.common.op_values import OpValue
+from neural_mp.adaptors.common.cross_layer_scaling import Layer, LayerChange
+from neural_mp.adaptors.common.input_spec import GivenInputs, unused_capture
+from neural_mp.adaptors.common.int8_accumulation import Products
+from neural_mp.adaptors.common.op_outputs import OpValue
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
 from neural_mp.adaptors.onnxrt import (
-    layer_constants,
+    layer_params,
     loading,
     observe,
     op_values,
+    reduce_range,
     storage,
-    weight_range,
 )
 from neural_mp.adaptors.onnxrt.capabilities import kernels
 from neural_mp.adaptors.onnxrt.graph import build_graph
-from neural_mp.adaptors.onnxrt.kernel_products import kernel_products
+from neural_mp.adaptors.onnxrt.graph_edit import tensor_bytes, tensors_in
+from neural_mp.adaptors.onnxrt.int8_accumulation import kernel_products
 from neural_mp.adaptors.onnxrt.kernel_registry import every_op_type
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.nodes import tensor_bytes, tensors_in
-from neural_mp.adaptors.onnxrt.op_kinds import TYPES
+from neural_mp.adaptors.onnxrt.op_types import TYPES
 from neural_mp.adaptors.onnxrt.profile import time_ops
 from neural_mp.adaptors.onnxrt.sessions import CPU
 from neural_mp.adaptors.onnxrt.trace import trace
 from neural_mp.adaptors.onnxrt.write import write
-from neural_mp.core.byte_products import ByteProducts, KernelKind
-from neural_mp.core.executed import Executed
+from neural_mp.core.enums import Capture
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Hardware
+from neural_mp.core.int8_accumulation import ByteProducts, KernelKind
+from neural_mp.core.kernel_trace import Executed
 from neural_mp.core.observations import Range
-from neural_mp.core.words import Capture
 from neural_mp.space import ResolvedPlan
 
 #: Where a user names the execution provider that the model will run on.
@@ -97,11 +97,11 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
 
     def wide_kernels(self, model: OnnxModel) -> frozenset[KernelKind]:
         """Of integer kernels, and of ops that ONNX Runtime makes some of."""
-        return weight_range.wide_kernels(model)
+        return reduce_range.wide_kernels(model)
 
     def right_everywhere(self, model: OnnxModel) -> OnnxModel:
         """The same weights, unsigned."""
-        return weight_range.with_unsigned_weights(model)
+        return reduce_range.with_unsigned_weights(model)
 
     def op_types(self) -> Collection[str]:
         """Those of ONNX, and of ONNX Runtime's own."""
@@ -135,11 +135,11 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
 
     def layers(self, model: OnnxModel) -> Mapping[str, Layer]:
         """Convolutions, products with constant matrices, layer norms."""
-        return layer_constants.layers(model.structure)
+        return layer_params.layers(model.structure)
 
     def with_layers(self, model: OnnxModel, changes: Mapping[str, LayerChange]) -> OnnxModel:
         """A copy of the graph with further constants."""
-        return layer_constants.with_layers(model, changes)
+        return layer_params.with_layers(model, changes)
 
     def predict(self, model: OnnxModel, inputs: Any) -> Any:
         """Outputs as arrays."""

@@ -23,9 +23,16 @@ from neural_mp.adaptors.common.capability_builder import (
     table_in_bytes,
     table_obstacle,
 )
-from neural_mp.adaptors.common.kernel_products import Products
-from neural_mp.adaptors.onnxrt.bodies import bodies_of
+from neural_mp.adaptors.common.int8_accumulation import Products
+from neural_mp.adaptors.onnxrt.convert_gru import PRODUCT, gru_obstacle
 from neural_mp.adaptors.onnxrt.fusion import JOINERS, LAYERS, confuses, is_recurrent, is_table
+from neural_mp.adaptors.onnxrt.graph_edit import (
+    array_of,
+    input_of,
+    is_float32,
+    known_array,
+    used_outputs,
+)
 from neural_mp.adaptors.onnxrt.kernel_registry import (
     CONTRIB,
     has_kernel,
@@ -33,22 +40,15 @@ from neural_mp.adaptors.onnxrt.kernel_registry import (
     runs_natively,
 )
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.nodes import (
-    array_of,
-    input_of,
-    is_float32,
-    known_array,
-    used_outputs,
-)
-from neural_mp.adaptors.onnxrt.op_kinds import TYPES
+from neural_mp.adaptors.onnxrt.op_types import TYPES
+from neural_mp.adaptors.onnxrt.reduce_range import kernel_of
 from neural_mp.adaptors.onnxrt.schemas import is_function, takes, typed_inputs
 from neural_mp.adaptors.onnxrt.sessions import CPU
-from neural_mp.adaptors.onnxrt.weight_range import kernel_of
+from neural_mp.adaptors.onnxrt.subgraphs import bodies_of
 from neural_mp.adaptors.onnxrt.write_alone import RECURRENT_KERNEL
-from neural_mp.adaptors.onnxrt.write_gru import PRODUCT, gru_obstacle
-from neural_mp.core.byte_products import REDUCED_WEIGHT, KernelKind, weight_spec
+from neural_mp.core.enums import Algorithm, Granularity, Scheme, StoredType
+from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, KernelKind, weight_spec
 from neural_mp.core.precision import RANGE_ALGORITHMS, Precision, QuantSpec
-from neural_mp.core.words import Algorithm, Granularity, Scheme, StoredType
 
 _UNSIGNED = QuantSpec(StoredType.UINT8, Scheme.SYMMETRIC, Granularity.PER_CHANNEL)
 _SCATTERS = ("ScatterElements", "ScatterND")

@@ -11,11 +11,11 @@ import onnx_ir as ir
 from neural_mp.adaptors.common import fusion
 from neural_mp.adaptors.common.free_names import unused
 from neural_mp.adaptors.common.fusion import BIAS, FusionRules, find_fusion_groups, fused_into
-from neural_mp.adaptors.onnxrt.bodies import body_inputs, in_order
+from neural_mp.adaptors.onnxrt.canonicalize import has_axes
+from neural_mp.adaptors.onnxrt.graph_edit import array_of, input_of, is_float32, used_outputs
 from neural_mp.adaptors.onnxrt.kernel_registry import moves_bytes
-from neural_mp.adaptors.onnxrt.nodes import array_of, input_of, is_float32, used_outputs
 from neural_mp.adaptors.onnxrt.opset import opset_of
-from neural_mp.adaptors.onnxrt.prepare import has_axes
+from neural_mp.adaptors.onnxrt.subgraphs import body_inputs, in_order
 
 FusionGroup = fusion.FusionGroup[ir.Node, ir.Value]
 Step = fusion.Step[ir.Node, ir.Value]

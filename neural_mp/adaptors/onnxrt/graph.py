@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from neural_mp.adaptors.onnxrt.fusion import JOINERS
+from neural_mp.adaptors.onnxrt.graph_edit import SIXTEEN_BITS, constants_of, read_by
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.nodes import SIXTEEN_BITS, constants_of, read_by
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import Precision
 

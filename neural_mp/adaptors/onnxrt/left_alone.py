@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.left_alone import stays_in_fp32
-from neural_mp.adaptors.onnxrt.bodies import in_order
 from neural_mp.adaptors.onnxrt.fusion import is_recurrent
+from neural_mp.adaptors.onnxrt.subgraphs import in_order
 
 _RECURRENT = ("LSTM", "GRU", "RNN")
 

@@ -14,16 +14,16 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
-from neural_mp.adaptors.common.given_inputs import GivenInputs
+from neural_mp.adaptors.common.input_spec import GivenInputs
 from neural_mp.adaptors.common.signature import Array, Port, Signature
-from neural_mp.adaptors.onnxrt.external_weights import read_without_weights
+from neural_mp.adaptors.onnxrt.canonicalize import prepare
+from neural_mp.adaptors.onnxrt.external_data import read_without_weights
+from neural_mp.adaptors.onnxrt.file_checks import check_model
+from neural_mp.adaptors.onnxrt.graph_edit import forget_negative_sizes, name_nodes, tensors_in
 from neural_mp.adaptors.onnxrt.left_alone import left_alone
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
-from neural_mp.adaptors.onnxrt.nodes import forget_negative_sizes, name_nodes, tensors_in
 from neural_mp.adaptors.onnxrt.opset import LEAST_OPSET, opset_of
-from neural_mp.adaptors.onnxrt.prepare import prepare
 from neural_mp.adaptors.onnxrt.runtime_types import note_runtime_types
-from neural_mp.adaptors.onnxrt.safe_files import check_model
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
 from neural_mp.adaptors.onnxrt.sparse import without_sparse
 from neural_mp.core.grammar import with_article

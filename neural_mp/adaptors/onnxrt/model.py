@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.op_values import OpResult
+from neural_mp.adaptors.common.op_outputs import OpResult
 from neural_mp.adaptors.common.signature import Array, Signature
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.onnxrt.fusion import GraphStructure, structure

@@ -11,16 +11,16 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.common.calibration import TensorSummary, summarized
 from neural_mp.adaptors.common.signature import Array, in_parts
-from neural_mp.adaptors.onnxrt.body_results import (
+from neural_mp.adaptors.onnxrt.graph_edit import is_tensor
+from neural_mp.adaptors.onnxrt.model import OnnxModel
+from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
+from neural_mp.adaptors.onnxrt.subgraph_outputs import (
     arrays_in,
     typed,
     values_in,
     visible,
     with_outputs,
 )
-from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.nodes import is_tensor
-from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
 from neural_mp.errors import ConversionError
 
 #: Bytes fetched at once: what a part of a batch needs grows with it.

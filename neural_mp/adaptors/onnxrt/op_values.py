@@ -6,17 +6,17 @@ from collections.abc import Callable, Collection, Mapping
 
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.op_values import OpResult, OpValue, op_value, results_graph
+from neural_mp.adaptors.common.op_outputs import OpResult, OpValue, op_value, results_graph
 from neural_mp.adaptors.common.signature import Array
-from neural_mp.adaptors.onnxrt.body_results import (
+from neural_mp.adaptors.onnxrt.graph import build_graph
+from neural_mp.adaptors.onnxrt.model import OnnxModel
+from neural_mp.adaptors.onnxrt.subgraph_outputs import (
     arrays_in,
     typed,
     values_in,
     visible,
     with_outputs,
 )
-from neural_mp.adaptors.onnxrt.graph import build_graph
-from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.core.graph import OpGraph
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from neural_mp.adaptors.onnxrt.body_results import with_outputs
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
+from neural_mp.adaptors.onnxrt.subgraph_outputs import with_outputs
 from neural_mp.errors import ConversionError
 
 logger = logging.getLogger(__name__)

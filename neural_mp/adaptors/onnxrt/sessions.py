@@ -16,7 +16,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from neural_mp.adaptors.common.signature import Array
-from neural_mp.adaptors.onnxrt.nodes import tensor_bytes, tensors_in
+from neural_mp.adaptors.onnxrt.graph_edit import tensor_bytes, tensors_in
 from neural_mp.adaptors.onnxrt.versions import FINDS_WEIGHTS
 from neural_mp.errors import ConversionError, in_one_line
 

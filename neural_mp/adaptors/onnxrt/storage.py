@@ -12,15 +12,15 @@ import onnx
 import onnx_ir as ir
 from google.protobuf import text_format
 
-from neural_mp.adaptors.common.saved_details import CONVERTED, read_details, write_details
+from neural_mp.adaptors.common.model_metadata import CONVERTED, read_details, write_details
 from neural_mp.adaptors.common.signature import Signature, example_for
-from neural_mp.adaptors.onnxrt.external_weights import raw_bytes, write_with_weights
+from neural_mp.adaptors.onnxrt.external_data import raw_bytes, write_with_weights
+from neural_mp.adaptors.onnxrt.graph_edit import parts_of
 from neural_mp.adaptors.onnxrt.loading import program_of, read_file
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
-from neural_mp.adaptors.onnxrt.nodes import parts_of
 from neural_mp.adaptors.onnxrt.sessions import MESSAGE_LIMIT, PLAIN, Runner, bytes_of
-from neural_mp.core.kinds import count, fields, truth
 from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
+from neural_mp.util.validators import count, fields, truth
 
 MODEL_FILE, DETAILS_FILE = "model.onnx", "neural_mp_onnx.json"
 

@@ -8,10 +8,10 @@ from typing import Any
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.onnxrt.graph_edit import SIXTEEN_BITS
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.nodes import SIXTEEN_BITS
 from neural_mp.adaptors.onnxrt.profile import events, is_kernel, op_of
-from neural_mp.core.executed import NOT_REACHED, Executed, Kernel, executed
+from neural_mp.core.kernel_trace import NOT_REACHED, Executed, Kernel, executed
 from neural_mp.core.precision import Precision
 
 #: Kernels that read and write real numbers, or stored ones, and multiply bytes inside.

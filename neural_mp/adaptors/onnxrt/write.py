@@ -14,17 +14,17 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from neural_mp.adaptors.common.op_values import OpResult
+from neural_mp.adaptors.common.op_outputs import OpResult
 from neural_mp.adaptors.common.tensor_forms import BF16, FORM_OF, UINT8
-from neural_mp.adaptors.onnxrt.bodies import in_order, sink_constants
+from neural_mp.adaptors.onnxrt.convert_int8 import write_kernel, write_mover, write_product
 from neural_mp.adaptors.onnxrt.fusion import FusionGroup, GraphStructure, is_table, structure
+from neural_mp.adaptors.onnxrt.graph_edit import forget_types, read_by, redirect
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, runs_natively
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.adaptors.onnxrt.nodes import forget_types, read_by, redirect
 from neural_mp.adaptors.onnxrt.schemas import typed_inputs
-from neural_mp.adaptors.onnxrt.tensor_forms import Forms
+from neural_mp.adaptors.onnxrt.subgraphs import in_order, sink_constants
+from neural_mp.adaptors.onnxrt.tensor_variants import Forms
 from neural_mp.adaptors.onnxrt.write_alone import write_recurrent, write_table
-from neural_mp.adaptors.onnxrt.write_int8 import write_kernel, write_mover, write_product
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import Precision
 from neural_mp.space import ResolvedPlan

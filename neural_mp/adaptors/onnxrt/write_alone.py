@@ -6,11 +6,11 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.tensor_forms import FP32
-from neural_mp.adaptors.onnxrt.integer_encoding import store_weight
+from neural_mp.adaptors.onnxrt.convert_gru import write_gru
+from neural_mp.adaptors.onnxrt.graph_edit import known_array, put_input
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
-from neural_mp.adaptors.onnxrt.nodes import known_array, put_input
-from neural_mp.adaptors.onnxrt.tensor_forms import Forms
-from neural_mp.adaptors.onnxrt.write_gru import write_gru
+from neural_mp.adaptors.onnxrt.quant_params import store_weight
+from neural_mp.adaptors.onnxrt.tensor_variants import Forms
 from neural_mp.core.precision import OpConfig
 
 #: ONNX Runtime's LSTM that multiplies bytes, in its `ContribOperators.md`.

@@ -12,41 +12,41 @@ import torch
 
 from neural_mp.adaptors.common.calibration import TensorSummary
 from neural_mp.adaptors.common.capability_builder import OpKernels
-from neural_mp.adaptors.common.channel_scaling import Layer, LayerChange
-from neural_mp.adaptors.common.given_inputs import GivenInputs
-from neural_mp.adaptors.common.kernel_products import Products
-from neural_mp.adaptors.common.op_values import OpValue
+from neural_mp.adaptors.common.cross_layer_scaling import Layer, LayerChange
+from neural_mp.adaptors.common.input_spec import GivenInputs
+from neural_mp.adaptors.common.int8_accumulation import Products
+from neural_mp.adaptors.common.op_outputs import OpValue
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
 from neural_mp.adaptors.pytorch import (
     capabilities,
-    gradients,
+    hessian,
     kernel_ops,
-    layer_constants,
+    layer_params,
     loading,
     observe,
     onnx_export,
     op_values,
     profile,
-    quantize_ops,
+    qdq_ops,
+    reduce_range,
     storage,
-    weight_range,
 )
+from neural_mp.adaptors.pytorch.call_signature import resized
 from neural_mp.adaptors.pytorch.casts import CAST
-from neural_mp.adaptors.pytorch.convention import resized
-from neural_mp.adaptors.pytorch.converted import CompiledModule
+from neural_mp.adaptors.pytorch.converted_module import CompiledModule
 from neural_mp.adaptors.pytorch.fingerprint import fingerprint
 from neural_mp.adaptors.pytorch.graph import build_graph
-from neural_mp.adaptors.pytorch.kernel_products import kernel_products
+from neural_mp.adaptors.pytorch.int8_accumulation import kernel_products
 from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel
-from neural_mp.adaptors.pytorch.op_kinds import TYPES, every_op_type
+from neural_mp.adaptors.pytorch.op_types import TYPES, every_op_type
 from neural_mp.adaptors.pytorch.trace import trace
 from neural_mp.adaptors.pytorch.write import write
-from neural_mp.core.byte_products import KernelKind
-from neural_mp.core.executed import Executed
+from neural_mp.core.enums import Capture
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Hardware
+from neural_mp.core.int8_accumulation import KernelKind
+from neural_mp.core.kernel_trace import Executed
 from neural_mp.core.observations import Range
-from neural_mp.core.words import Capture
 from neural_mp.space import ResolvedPlan
 
 
@@ -90,11 +90,11 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
 
     def wide_kernels(self, model: TorchModel) -> frozenset[KernelKind]:
         """Of the layers that read integers, in their portable form."""
-        return weight_range.wide_kernels(model)
+        return reduce_range.wide_kernels(model)
 
     def right_everywhere(self, model: TorchModel) -> TorchModel:
         """The weights are rounded once more."""
-        return weight_range.with_reduced_weights(model)
+        return reduce_range.with_reduced_weights(model)
 
     def op_types(self) -> Collection[str]:
         """By torch's dispatcher."""
@@ -129,17 +129,17 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
 
     def layers(self, model: TorchModel) -> Mapping[str, Layer]:
         """Convolutions, dense layers, layer norms."""
-        return layer_constants.layers(model)
+        return layer_params.layers(model)
 
     def with_layers(self, model: TorchModel, changes: Mapping[str, LayerChange]) -> TorchModel:
         """The new constants are buffers of the graph."""
-        return layer_constants.with_layers(model, changes)
+        return layer_params.with_layers(model, changes)
 
     def hessian_traces(
         self, model: TorchModel, batches: Iterable[Any], ops: Collection[str]
     ) -> Mapping[str, float]:
         """By gradients of the captured graph."""
-        return gradients.hessian_traces(model, map(model.call, batches), ops)
+        return hessian.hessian_traces(model, map(model.call, batches), ops)
 
     def predict(self, model: TorchModel, inputs: Any) -> Any:
         """Outputs as tensors, or as arrays where the inputs were arrays."""
@@ -181,7 +181,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         ]
         return ConversionCounts(
             ours.count(CAST),
-            ours.count(kernel_ops.quantize_uint8) + ours.count(quantize_ops.quantize_dynamic),
+            ours.count(kernel_ops.quantize_uint8) + ours.count(qdq_ops.quantize_dynamic),
             ours.count(kernel_ops.dequantize_uint8),
         )
 

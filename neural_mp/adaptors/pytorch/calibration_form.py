@@ -9,7 +9,6 @@ import torch
 from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.pytorch.functional import OUT_OF_PLACE
-from neural_mp.adaptors.pytorch.layers import ADD, CONVOLUTION, INTEGER_LAYERS, geometry
 from neural_mp.adaptors.pytorch.model import (
     TorchModel,
     add_constant,
@@ -20,6 +19,7 @@ from neural_mp.adaptors.pytorch.model import (
     shallow_copy,
     sizes_of_result,
 )
+from neural_mp.adaptors.pytorch.quantizable_ops import ADD, CONVOLUTION, INTEGER_LAYERS, geometry
 
 #: A convolution whose weight is packed; None where torch is built without oneDNN.
 _PACKED: Any = (

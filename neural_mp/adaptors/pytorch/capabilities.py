@@ -13,20 +13,9 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common import capability_builder as reasons
 from neural_mp.adaptors.common.capability_builder import IntegerKernel, OpKernels
-from neural_mp.adaptors.common.kernel_products import Products
+from neural_mp.adaptors.common.int8_accumulation import Products
 from neural_mp.adaptors.pytorch.casts import DTYPES, STATISTICS, narrowed
 from neural_mp.adaptors.pytorch.fusion import fused_layers
-from neural_mp.adaptors.pytorch.layers import (
-    CONVOLUTIONS,
-    EMBEDDING,
-    INTEGER_LAYERS,
-    LINEAR,
-    WEIGHTED,
-    geometry,
-    has_integer_kernel,
-    kernel_kind,
-    quantize_agnostic,
-)
 from neural_mp.adaptors.pytorch.left_alone import RUNS_BODIES, runs_bodies
 from neural_mp.adaptors.pytorch.model import (
     OP_NAME,
@@ -37,13 +26,24 @@ from neural_mp.adaptors.pytorch.model import (
     op_nodes,
     op_type,
 )
+from neural_mp.adaptors.pytorch.quantizable_ops import (
+    CONVOLUTIONS,
+    EMBEDDING,
+    INTEGER_LAYERS,
+    LINEAR,
+    WEIGHTED,
+    geometry,
+    has_integer_kernel,
+    kernel_kind,
+    quantize_agnostic,
+)
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_TYPES
 from neural_mp.adaptors.pytorch.recurrent_int8 import RECURRENT_INT8, recurrent_obstacle
 from neural_mp.adaptors.pytorch.versions import integer_convolution
-from neural_mp.core.byte_products import REDUCED_WEIGHT, ByteProducts, weight_spec
+from neural_mp.core.enums import Algorithm
 from neural_mp.core.hardware import Hardware
+from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, ByteProducts, weight_spec
 from neural_mp.core.precision import RANGE_ALGORITHMS, Precision
-from neural_mp.core.words import Algorithm
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.convention import Call, float_dtype, has_axes, resized
+from neural_mp.adaptors.pytorch.call_signature import Call, float_dtype, has_axes, resized
+from neural_mp.adaptors.pytorch.dynamic_shapes import sizes_of, watch_sizes
 from neural_mp.adaptors.pytorch.functional import make_functional
-from neural_mp.adaptors.pytorch.input_sizes import sizes_of, watch_sizes
 from neural_mp.adaptors.pytorch.recurrent import free_lengths
 from neural_mp.adaptors.pytorch.versions import unguarded_module
 from neural_mp.errors import CaptureError, DataError

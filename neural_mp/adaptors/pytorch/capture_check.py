@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch import capture
-from neural_mp.adaptors.pytorch.convention import Call
+from neural_mp.adaptors.pytorch.call_signature import Call
 from neural_mp.errors import DataError
 
 logger = logging.getLogger(__name__)

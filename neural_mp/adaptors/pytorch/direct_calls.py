@@ -15,10 +15,10 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.convention import Call, is_array, to_arrays
-from neural_mp.adaptors.pytorch.input_sizes import keywords
+from neural_mp.adaptors.pytorch.call_signature import Call, is_array, to_arrays
+from neural_mp.adaptors.pytorch.dynamic_shapes import keywords
 from neural_mp.adaptors.pytorch.model import TorchModel, attribute
-from neural_mp.adaptors.pytorch.submodules import private, run_call
+from neural_mp.adaptors.pytorch.module_capture import private, run_call
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,9 @@ from neural_mp.adaptors.common.fusion import (
     find_fusion_groups,
     fused_into,
 )
-from neural_mp.adaptors.pytorch import quantize_ops as ops
-from neural_mp.adaptors.pytorch.layers import (
+from neural_mp.adaptors.pytorch import qdq_ops as ops
+from neural_mp.adaptors.pytorch.model import OP_NAME, op_nodes, sizes_of_result
+from neural_mp.adaptors.pytorch.quantizable_ops import (
     ADD,
     CONVOLUTION,
     CONVOLUTIONS,
@@ -25,7 +26,6 @@ from neural_mp.adaptors.pytorch.layers import (
     has_integer_kernel,
     is_computed,
 )
-from neural_mp.adaptors.pytorch.model import OP_NAME, op_nodes, sizes_of_result
 from neural_mp.adaptors.pytorch.versions import INTEGER_CONVOLUTIONS, convolution_takes_activations
 
 aten = torch.ops.aten

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from neural_mp.adaptors.pytorch.canonicalize import layers_of
 from neural_mp.adaptors.pytorch.casts import PRECISIONS
 from neural_mp.adaptors.pytorch.fusion import fused_layers
-from neural_mp.adaptors.pytorch.layers import quantize_agnostic
 from neural_mp.adaptors.pytorch.model import (
     OP_NAME,
     constants_of,
@@ -19,7 +19,7 @@ from neural_mp.adaptors.pytorch.model import (
     op_type,
     tensor_name,
 )
-from neural_mp.adaptors.pytorch.prepare import layers_of
+from neural_mp.adaptors.pytorch.quantizable_ops import quantize_agnostic
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import Precision
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from neural_mp.adaptors.pytorch import quantize_ops as ops
+from neural_mp.adaptors.pytorch import qdq_ops as ops
 
 aten = torch.ops.aten
 

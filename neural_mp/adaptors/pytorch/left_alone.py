@@ -8,8 +8,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.common.left_alone import stays_in_fp32
-from neural_mp.adaptors.pytorch.layers import INTEGER_LAYERS
 from neural_mp.adaptors.pytorch.model import OP_NAME, attribute, op_type
+from neural_mp.adaptors.pytorch.quantizable_ops import INTEGER_LAYERS
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_TYPES
 
 #: Why an op that runs graphs of its own has no kernel in lower precision.

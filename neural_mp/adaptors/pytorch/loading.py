@@ -11,13 +11,14 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from neural_mp.adaptors.common.given_inputs import GivenInputs
+from neural_mp.adaptors.common.input_spec import GivenInputs
 from neural_mp.adaptors.common.left_alone import stays_in_fp32
 from neural_mp.adaptors.pytorch import capture, files, storage
+from neural_mp.adaptors.pytorch.call_signature import Call, Convention, convention_of, resized
+from neural_mp.adaptors.pytorch.canonicalize import drop_updates, prepare
 from neural_mp.adaptors.pytorch.capture_check import other_ways, result_of
-from neural_mp.adaptors.pytorch.convention import Call, Convention, convention_of, resized
-from neural_mp.adaptors.pytorch.converted import ConvertedModule
-from neural_mp.adaptors.pytorch.input_sizes import (
+from neural_mp.adaptors.pytorch.converted_module import ConvertedModule
+from neural_mp.adaptors.pytorch.dynamic_shapes import (
     SIZES,
     as_exported,
     fixed_batch_sizes,
@@ -26,11 +27,10 @@ from neural_mp.adaptors.pytorch.input_sizes import (
 )
 from neural_mp.adaptors.pytorch.left_alone import left_in_bodies
 from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel, op_nodes, op_type
-from neural_mp.adaptors.pytorch.prepare import drop_updates, prepare
+from neural_mp.adaptors.pytorch.module_capture import capture_modules, private
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_TYPES
 from neural_mp.adaptors.pytorch.recurrent_int8 import recurrent_obstacle
-from neural_mp.adaptors.pytorch.submodules import capture_modules, private
-from neural_mp.core.words import Capture
+from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError, ModelLoadError
 
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.pytorch.convention import Call, Convention
-from neural_mp.adaptors.pytorch.input_sizes import SIZES, watch_sizes
+from neural_mp.adaptors.pytorch.call_signature import Call, Convention
+from neural_mp.adaptors.pytorch.dynamic_shapes import SIZES, watch_sizes
 
 #: Key of `Node.meta` under which the op's name is kept.
 OP_NAME = "neural_mp_op"
@@ -95,7 +95,7 @@ class TorchModel:
     @cached_property
     def converted(self) -> nn.Module:
         """The model as users hold it once a plan is in it."""
-        from neural_mp.adaptors.pytorch.converted import ConvertedModule
+        from neural_mp.adaptors.pytorch.converted_module import ConvertedModule
 
         return self.built(lambda part: ConvertedModule(part.portable, part.runnable))
 

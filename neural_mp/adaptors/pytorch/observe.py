@@ -11,11 +11,11 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.calibration import TensorSummary, summarized
 from neural_mp.adaptors.pytorch.calibration_form import calibration_form
-from neural_mp.adaptors.pytorch.convention import Call
-from neural_mp.adaptors.pytorch.layers import CONVOLUTIONS, INTEGER_LAYERS
+from neural_mp.adaptors.pytorch.call_signature import Call
 from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel, is_float, tensor_name
-from neural_mp.adaptors.pytorch.submodules import visited
-from neural_mp.core.nested import as_numpy
+from neural_mp.adaptors.pytorch.module_capture import visited
+from neural_mp.adaptors.pytorch.quantizable_ops import CONVOLUTIONS, INTEGER_LAYERS
+from neural_mp.util.pytree import as_numpy
 
 
 def watch(

@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch import quantize_ops as ops
+from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.capture import export, quiet_export
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.onnx_axes import name_axes

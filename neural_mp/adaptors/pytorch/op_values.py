@@ -9,11 +9,11 @@ import torch
 from torch.fx import Node
 
 from neural_mp.adaptors.common.integer_encoding import Encoding
-from neural_mp.adaptors.common.op_values import OpValue, op_value
-from neural_mp.adaptors.pytorch.convention import Call
+from neural_mp.adaptors.common.op_outputs import OpValue, op_value
+from neural_mp.adaptors.pytorch.call_signature import Call
 from neural_mp.adaptors.pytorch.graph import build_graph
 from neural_mp.adaptors.pytorch.model import OP_NAME, RESULT, TorchModel
-from neural_mp.adaptors.pytorch.submodules import visited
+from neural_mp.adaptors.pytorch.module_capture import visited
 from neural_mp.core.graph import OpGraph
 
 

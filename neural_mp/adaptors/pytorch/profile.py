@@ -9,16 +9,16 @@ from typing import Any
 
 from torch.fx import Node
 
-from neural_mp.adaptors.pytorch import kernel_ops, quantize_ops
+from neural_mp.adaptors.pytorch import kernel_ops, qdq_ops
+from neural_mp.adaptors.pytorch.call_signature import Call
 from neural_mp.adaptors.pytorch.casts import CAST
-from neural_mp.adaptors.pytorch.convention import Call
 from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel
-from neural_mp.adaptors.pytorch.submodules import visited
+from neural_mp.adaptors.pytorch.module_capture import visited
 
 #: What the nodes are that our conversion adds, in words.
 _CONVERSIONS = {
     kernel_ops.quantize_uint8: "quantize",
-    quantize_ops.quantize_dynamic: "quantize",
+    qdq_ops.quantize_dynamic: "quantize",
     kernel_ops.dequantize_uint8: "dequantize",
     CAST: "cast",
 }

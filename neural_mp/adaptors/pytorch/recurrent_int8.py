@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.pytorch import quantize_ops as ops
+from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.fusion import is_node
 from neural_mp.adaptors.pytorch.model import arguments, attribute, constant
 

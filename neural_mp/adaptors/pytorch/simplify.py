@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.pytorch.layers import CONVOLUTIONS, LINEAR, PADDING, per_axis
 from neural_mp.adaptors.pytorch.model import (
     add_constant,
     arguments,
@@ -15,6 +14,7 @@ from neural_mp.adaptors.pytorch.model import (
     read_constant,
     set_arguments,
 )
+from neural_mp.adaptors.pytorch.quantizable_ops import CONVOLUTIONS, LINEAR, PADDING, per_axis
 
 aten = torch.ops.aten
 

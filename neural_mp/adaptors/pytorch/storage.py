@@ -16,19 +16,19 @@ from torch.export import ExportedProgram
 from torch.fx import Graph
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.common.saved_details import read_details, write_details
-from neural_mp.adaptors.pytorch import quantize_ops as ops
-from neural_mp.adaptors.pytorch.archive import read_program
+from neural_mp.adaptors.common.model_metadata import read_details, write_details
+from neural_mp.adaptors.pytorch import qdq_ops as ops
+from neural_mp.adaptors.pytorch.call_signature import Call, convention_of
+from neural_mp.adaptors.pytorch.canonicalize import views_to_reshapes
 from neural_mp.adaptors.pytorch.capture import export, quiet_export
-from neural_mp.adaptors.pytorch.convention import Call, convention_of
-from neural_mp.adaptors.pytorch.input_sizes import SIZES, from_plain, to_plain, watch_sizes
-from neural_mp.adaptors.pytorch.integer_kernels import runnable_form
+from neural_mp.adaptors.pytorch.dynamic_shapes import SIZES, from_plain, to_plain, watch_sizes
+from neural_mp.adaptors.pytorch.lowering import runnable_form
 from neural_mp.adaptors.pytorch.model import OP_NAME, WHOLE, Part, TorchModel, has_tensors, op_type
 from neural_mp.adaptors.pytorch.named_outputs import with_named_outputs, with_plain_outputs
-from neural_mp.adaptors.pytorch.prepare import views_to_reshapes
+from neural_mp.adaptors.pytorch.pt2.archive import read_program
 from neural_mp.adaptors.pytorch.versions import unguarded_module
-from neural_mp.core.kinds import fields, list_of, mapping_of, text, truth, unfit
 from neural_mp.errors import ConversionError, ModelLoadError, NeuralMPError, in_one_line
+from neural_mp.util.validators import fields, list_of, mapping_of, text, truth, unfit
 
 logger = logging.getLogger(__name__)
 

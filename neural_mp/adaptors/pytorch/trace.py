@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from neural_mp.adaptors.pytorch.convention import Call
+from neural_mp.adaptors.pytorch.call_signature import Call
 from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel, op_nodes
+from neural_mp.adaptors.pytorch.module_capture import visited
 from neural_mp.adaptors.pytorch.recurrent_int8 import KERNELS as RECURRENT_KERNELS
-from neural_mp.adaptors.pytorch.submodules import visited
-from neural_mp.core.executed import NOT_REACHED, Executed, Kernel, executed
+from neural_mp.core.kernel_trace import NOT_REACHED, Executed, Kernel, executed
 from neural_mp.core.precision import Precision
 
 #: What stands before the name of an op in the trace, around what it runs.

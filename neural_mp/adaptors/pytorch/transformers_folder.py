@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import nn
 
-from neural_mp.adaptors.pytorch.plain_pickles import read_plain
+from neural_mp.adaptors.pytorch.pt2.safe_unpickler import read_plain
 from neural_mp.core.json_files import read_json
-from neural_mp.core.kinds import shown
 from neural_mp.errors import MissingFrameworkError, ModelLoadError, in_one_line
+from neural_mp.util.validators import shown
 
 #: What a folder of `transformers` says its model is made of.
 CONFIG = "config.json"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch.fx import GraphModule
 
 from neural_mp.adaptors.pytorch.casts import insert_casts
-from neural_mp.adaptors.pytorch.integer_kernels import rewritten
+from neural_mp.adaptors.pytorch.lowering import rewritten
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.adaptors.pytorch.write_int8 import insert_quantization
 from neural_mp.core.observations import Range

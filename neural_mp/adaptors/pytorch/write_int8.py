@@ -9,9 +9,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.common.integer_encoding import Encoding
-from neural_mp.adaptors.pytorch import quantize_ops as ops
+from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.casts import cast_dtype
-from neural_mp.adaptors.pytorch.layers import WEIGHTED
 from neural_mp.adaptors.pytorch.model import (
     OP_NAME,
     add_constant,
@@ -23,11 +22,12 @@ from neural_mp.adaptors.pytorch.model import (
     set_arguments,
     tensor_name,
 )
+from neural_mp.adaptors.pytorch.quantizable_ops import WEIGHTED
 from neural_mp.adaptors.pytorch.recurrent_int8 import RECURRENT_INT8, weights_of
-from neural_mp.core.byte_products import weight_limit
+from neural_mp.core.enums import Approach
+from neural_mp.core.int8_accumulation import weight_limit
 from neural_mp.core.observations import Range
 from neural_mp.core.quantization_flow import QuantizationFlow
-from neural_mp.core.words import Approach
 from neural_mp.space import ResolvedPlan
 
 

@@ -1,5 +1,5 @@
 """All that knows TensorFlow."""
 
-from neural_mp.adaptors.tensorflow.quiet import hush
+from neural_mp.adaptors.tensorflow.log_suppression import hush
 
 hush()

@@ -15,43 +15,43 @@ import tensorflow as tf
 
 from neural_mp.adaptors.common.calibration import TensorSummary
 from neural_mp.adaptors.common.capability_builder import OpKernels
-from neural_mp.adaptors.common.channel_scaling import Layer, LayerChange
-from neural_mp.adaptors.common.given_inputs import GivenInputs, unused_capture
-from neural_mp.adaptors.common.kernel_products import Products
-from neural_mp.adaptors.common.op_values import OpValue
+from neural_mp.adaptors.common.cross_layer_scaling import Layer, LayerChange
+from neural_mp.adaptors.common.input_spec import GivenInputs, unused_capture
+from neural_mp.adaptors.common.int8_accumulation import Products
+from neural_mp.adaptors.common.op_outputs import OpValue
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
 from neural_mp.adaptors.tensorflow import (
     capabilities,
-    gradients,
     graph_files,
-    layer_constants,
+    hessian,
+    layer_params,
     loading,
     observe,
     op_values,
+    reduce_range,
     storage,
-    weight_range,
 )
-from neural_mp.adaptors.tensorflow.converted import ConvertedModel
+from neural_mp.adaptors.tensorflow.converted_module import ConvertedModel
 from neural_mp.adaptors.tensorflow.graph import build_graph
-from neural_mp.adaptors.tensorflow.kernel_products import kernel_products
+from neural_mp.adaptors.tensorflow.int8_accumulation import kernel_products
 from neural_mp.adaptors.tensorflow.kernel_registry import every_op_type
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.nodes import constant_bytes
-from neural_mp.adaptors.tensorflow.op_kinds import TYPES
+from neural_mp.adaptors.tensorflow.op_types import TYPES
 from neural_mp.adaptors.tensorflow.profile import time_ops
 from neural_mp.adaptors.tensorflow.runtime_lists import runtime_lists
+from neural_mp.adaptors.tensorflow.tensor_graph import constant_bytes
 from neural_mp.adaptors.tensorflow.trace import trace
 from neural_mp.adaptors.tensorflow.write import write
 from neural_mp.amp import FourLists
-from neural_mp.core.byte_products import KernelKind
-from neural_mp.core.executed import Executed
+from neural_mp.core.enums import Capture
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Hardware
-from neural_mp.core.nested import leaves
+from neural_mp.core.int8_accumulation import KernelKind
+from neural_mp.core.kernel_trace import Executed
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import Precision
-from neural_mp.core.words import Capture
 from neural_mp.space import ResolvedPlan
+from neural_mp.util.pytree import leaves
 
 logger = logging.getLogger(__name__)
 
@@ -97,11 +97,11 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
 
     def wide_kernels(self, model: TensorFlowModel) -> frozenset[KernelKind]:
         """The kinds of kernel whose weights go beyond ±63."""
-        return weight_range.wide_kernels(model)
+        return reduce_range.wide_kernels(model)
 
     def right_everywhere(self, model: TensorFlowModel) -> TensorFlowModel:
         """The model with its weights rounded once more."""
-        return weight_range.with_reduced_weights(model)
+        return reduce_range.with_reduced_weights(model)
 
     def op_types(self) -> Collection[str]:
         """Every op type that has a definition or a kernel."""
@@ -140,23 +140,23 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
 
     def layers(self, model: TensorFlowModel) -> Mapping[str, Layer]:
         """Convolutions, products with constant matrices, normalizations."""
-        return layer_constants.layers(model)
+        return layer_params.layers(model)
 
     def with_layers(
         self, model: TensorFlowModel, changes: Mapping[str, LayerChange]
     ) -> TensorFlowModel:
         """The model with other constants in some of its layers."""
-        return layer_constants.with_layers(model, changes)
+        return layer_params.with_layers(model, changes)
 
     def channel_keepers(self, model: TensorFlowModel) -> Collection[str]:
         """Reshapings that leave the last axis as it is."""
-        return layer_constants.channel_keepers(model)
+        return layer_params.channel_keepers(model)
 
     def hessian_traces(
         self, model: TensorFlowModel, batches: Iterable[Any], ops: Collection[str]
     ) -> Mapping[str, float]:
         """By gradients of the graph."""
-        return gradients.hessian_traces(model, map(model.signature.bind, batches), ops)
+        return hessian.hessian_traces(model, map(model.signature.bind, batches), ops)
 
     def predict(self, model: TensorFlowModel, inputs: Any) -> Any:
         """Outputs as arrays, or as tensors where the inputs were tensors."""

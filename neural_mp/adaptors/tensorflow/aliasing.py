@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.tensorflow.integer_kernels import U8
-from neural_mp.adaptors.tensorflow.nodes import (
+from neural_mp.adaptors.tensorflow.tensor_graph import (
     Array,
     Consumers,
     TensorGraph,

@@ -6,15 +6,16 @@ import tensorflow as tf
 
 from neural_mp.adaptors.common import capability_builder as reasons
 from neural_mp.adaptors.common.capability_builder import SIXTEEN_BITS, IntegerKernel, OpKernels
-from neural_mp.adaptors.common.kernel_products import Products
+from neural_mp.adaptors.common.int8_accumulation import Products
 from neural_mp.adaptors.common.tensor_forms import FORM_OF
-from neural_mp.adaptors.tensorflow.fold import LAYERS
 from neural_mp.adaptors.tensorflow.fusion import FusionGroup
-from neural_mp.adaptors.tensorflow.kernel_products import KINDS, bf16_obstacle, forms_that_work
+from neural_mp.adaptors.tensorflow.int8_accumulation import KINDS, bf16_obstacle, forms_that_work
 from neural_mp.adaptors.tensorflow.kernel_registry import has_kernel, kernel_dtypes
+from neural_mp.adaptors.tensorflow.layer_folding import LAYERS
 from neural_mp.adaptors.tensorflow.loops import in_bodies, in_loops
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.nodes import (
+from neural_mp.adaptors.tensorflow.padding import padding_of
+from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONTROL_FLOW,
     Array,
     NodeDef,
@@ -29,9 +30,8 @@ from neural_mp.adaptors.tensorflow.nodes import (
     plain,
     text_attribute,
 )
-from neural_mp.adaptors.tensorflow.padding import padding_of
-from neural_mp.adaptors.tensorflow.tensor_forms import DTYPES
-from neural_mp.core.byte_products import REDUCED_WEIGHT, KernelKind, weight_spec
+from neural_mp.adaptors.tensorflow.tensor_variants import DTYPES
+from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, KernelKind, weight_spec
 from neural_mp.core.precision import RANGE_ALGORITHMS, Precision
 
 _NO_FLOAT32 = "it does not compute in float32"

@@ -14,7 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.signature import Shape
-from neural_mp.adaptors.tensorflow.nodes import (
+from neural_mp.adaptors.tensorflow.shape_inference import Shapes, shapes
+from neural_mp.adaptors.tensorflow.tensor_graph import (
     Array,
     NodeDef,
     TensorGraph,
@@ -24,7 +25,6 @@ from neural_mp.adaptors.tensorflow.nodes import (
     plain,
     text_attribute,
 )
-from neural_mp.adaptors.tensorflow.shapes import Shapes, shapes
 
 _BATCH_PRODUCTS = ("BatchMatMul", "BatchMatMulV2")
 _PRODUCTS = ("Einsum", *_BATCH_PRODUCTS)

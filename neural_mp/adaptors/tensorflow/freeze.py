@@ -18,7 +18,8 @@ from tensorflow.python.framework.convert_to_constants import (
 )
 
 from neural_mp.adaptors.tensorflow.lookup_tables import freeze_tables
-from neural_mp.adaptors.tensorflow.nodes import (
+from neural_mp.adaptors.tensorflow.runtime import offline_passes
+from neural_mp.adaptors.tensorflow.tensor_graph import (
     NodeDef,
     TensorGraph,
     data_inputs,
@@ -29,7 +30,6 @@ from neural_mp.adaptors.tensorflow.nodes import (
     plain,
     without_places,
 )
-from neural_mp.adaptors.tensorflow.runtime import offline_passes
 from neural_mp.errors import ModelLoadError, in_one_line
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 from tensorflow.python.framework import op_def_registry
 
-from neural_mp.adaptors.tensorflow.nodes import (
+from neural_mp.adaptors.tensorflow.tensor_graph import (
     FunctionDefLibrary,
     GraphDef,
     NodeDef,

@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from neural_mp.adaptors.common import fusion
 from neural_mp.adaptors.common.fusion import BIAS, SUM, FusionRules, find_fusion_groups, fused_into
-from neural_mp.adaptors.tensorflow.fold import ADDITIONS, LAYERS, only_reader
 from neural_mp.adaptors.tensorflow.gelu import find_gelu
-from neural_mp.adaptors.tensorflow.nodes import (
+from neural_mp.adaptors.tensorflow.layer_folding import ADDITIONS, LAYERS, only_reader
+from neural_mp.adaptors.tensorflow.shape_inference import Shapes
+from neural_mp.adaptors.tensorflow.tensor_graph import (
     PLACEHOLDERS,
     NodeDef,
     TensorGraph,
@@ -24,7 +25,6 @@ from neural_mp.adaptors.tensorflow.nodes import (
     node_of,
     text_attribute,
 )
-from neural_mp.adaptors.tensorflow.shapes import Shapes
 
 #: Nodes and tensors by their names.
 FusionGroup = fusion.FusionGroup[str, str]

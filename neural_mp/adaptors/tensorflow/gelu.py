@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from neural_mp.adaptors.common.fusion import Step
-from neural_mp.adaptors.tensorflow.nodes import Consumers, TensorGraph, data_inputs
+from neural_mp.adaptors.tensorflow.tensor_graph import Consumers, TensorGraph, data_inputs
 
 Values = NDArray[np.float64]
 #: The kernels' names of the exact and the approximate form (Hendrycks and Gimpel, 2016).

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
-from neural_mp.adaptors.tensorflow.fold import CONVOLUTIONS
+from neural_mp.adaptors.tensorflow.layer_folding import CONVOLUTIONS
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.nodes import constant_size, data_inputs, node_of, result_dtypes
+from neural_mp.adaptors.tensorflow.tensor_graph import (
+    constant_size,
+    data_inputs,
+    node_of,
+    result_dtypes,
+)
 from neural_mp.adaptors.tensorflow.trace import PRECISIONS
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import Precision

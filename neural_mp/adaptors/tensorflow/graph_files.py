@@ -10,7 +10,9 @@ from google.protobuf import text_format
 from google.protobuf.message import DecodeError, Message
 
 from neural_mp.adaptors.tensorflow.functions import drop_unreachable
-from neural_mp.adaptors.tensorflow.nodes import (
+from neural_mp.adaptors.tensorflow.runtime import imported
+from neural_mp.adaptors.tensorflow.safe_ops import check_graph
+from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
     PLACEHOLDERS,
     GraphDef,
@@ -22,8 +24,6 @@ from neural_mp.adaptors.tensorflow.nodes import (
     node_of,
     without_large,
 )
-from neural_mp.adaptors.tensorflow.runtime import imported
-from neural_mp.adaptors.tensorflow.safe_ops import check_graph
 from neural_mp.errors import ConfigurationError, ModelLoadError, did_you_mean
 
 #: Files of a graph alone.

@@ -19,8 +19,8 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from neural_mp.adaptors.common.integer_encoding import rounded_to_int8, weight_scales
-from neural_mp.adaptors.tensorflow.nodes import Array, NodeDef, make_node
-from neural_mp.core.byte_products import FULL_RANGE, WEIGHT_LIMITS
+from neural_mp.adaptors.tensorflow.tensor_graph import Array, NodeDef, make_node
+from neural_mp.core.int8_accumulation import FULL_RANGE, WEIGHT_LIMITS
 
 F32, U8, S8 = tf.float32, tf.quint8, tf.qint8
 #: The integer that the kernels take the greatest weight to be stored as, whatever it is stored as.

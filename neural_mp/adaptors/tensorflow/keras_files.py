@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.adaptors.tensorflow.hdf5_files import check_hdf5
-from neural_mp.core.archives import checked_archive
 from neural_mp.errors import ModelLoadError, in_one_line
+from neural_mp.io.zip_archive import checked_archive
 
 _CONFIG, _WEIGHTS = "config.json", ".h5"
 #: Weights that Keras reads where there is no file of HDF5; it never writes them by itself.

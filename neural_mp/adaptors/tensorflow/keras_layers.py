@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from neural_mp.adaptors.tensorflow.fold import LAYERS
-from neural_mp.adaptors.tensorflow.nodes import TensorGraph, data_inputs, node_of
+from neural_mp.adaptors.tensorflow.layer_folding import LAYERS
+from neural_mp.adaptors.tensorflow.tensor_graph import TensorGraph, data_inputs, node_of
 from neural_mp.core.graph import Layer
 
 #: How far back from an op with another's name the op itself may have been: bias, scaling, norm.

@@ -14,8 +14,6 @@ import tensorflow as tf
 
 from neural_mp.adaptors.tensorflow.keras_files import check_keras_file
 from neural_mp.adaptors.tensorflow.keras_weights import bounded_weights
-from neural_mp.core.labels import without_labels
-from neural_mp.core.open_axes import Shape, Shapes
 from neural_mp.errors import (
     CaptureError,
     ConfigurationError,
@@ -23,6 +21,8 @@ from neural_mp.errors import (
     did_you_mean,
     in_one_line,
 )
+from neural_mp.util.labels import without_labels
+from neural_mp.util.open_axes import Shape, Shapes
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from neural_mp.adaptors.common.left_alone import stays_in_fp32
-from neural_mp.adaptors.tensorflow.nodes import TensorGraph
+from neural_mp.adaptors.tensorflow.tensor_graph import TensorGraph
 
 #: Layers that hold most of a model's weights, and do most of its work.
 _HEAVY = ("MatMul", "BatchMatMulV2", "Conv2D", "DepthwiseConv2dNative", "Conv3D")

@@ -6,16 +6,20 @@ from typing import Any
 
 import tensorflow as tf
 
-from neural_mp.adaptors.common.given_inputs import GivenInputs
+from neural_mp.adaptors.common.input_spec import GivenInputs
 from neural_mp.adaptors.tensorflow import sources
 from neural_mp.adaptors.tensorflow.freeze import no_constant
 from neural_mp.adaptors.tensorflow.keras_layers import Origins
 from neural_mp.adaptors.tensorflow.left_alone import left_alone
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.nodes import PLACEHOLDERS, TensorGraph, node_of
 from neural_mp.adaptors.tensorflow.prepare import prepare
 from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
-from neural_mp.adaptors.tensorflow.unranked import check_made_up, with_told_ranks, with_told_shapes
+from neural_mp.adaptors.tensorflow.tensor_graph import PLACEHOLDERS, TensorGraph, node_of
+from neural_mp.adaptors.tensorflow.unknown_rank import (
+    check_made_up,
+    with_told_ranks,
+    with_told_shapes,
+)
 from neural_mp.errors import ModelLoadError
 
 

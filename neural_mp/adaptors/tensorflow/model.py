@@ -9,11 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from neural_mp.adaptors.common.op_values import OpResult
+from neural_mp.adaptors.common.op_outputs import OpResult
 from neural_mp.adaptors.contract import ConversionCounts
-from neural_mp.adaptors.tensorflow.body_constants import tie_constants
+from neural_mp.adaptors.tensorflow.function_constants import tie_constants
 from neural_mp.adaptors.tensorflow.fusion import GraphStructure, structure
-from neural_mp.adaptors.tensorflow.nodes import (
+from neural_mp.adaptors.tensorflow.runtime import Runner, imported
+from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
+from neural_mp.adaptors.tensorflow.shape_inference import Shapes, shapes
+from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
     LARGE,
     Array,
@@ -23,9 +26,6 @@ from neural_mp.adaptors.tensorflow.nodes import (
     node_of,
     without,
 )
-from neural_mp.adaptors.tensorflow.runtime import Runner, imported
-from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
-from neural_mp.adaptors.tensorflow.shapes import Shapes, shapes
 from neural_mp.core.graph import Layer
 
 

@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from neural_mp.adaptors.common.calibration import SAMPLES_PER_BATCH, TensorSummary, sample_shares
 from neural_mp.adaptors.common.signature import in_parts
-from neural_mp.adaptors.tensorflow.loop_records import LoopRecords
+from neural_mp.adaptors.tensorflow.loop_outputs import LoopRecords
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.nodes import Array, TensorGraph
-from neural_mp.adaptors.tensorflow.results import float_results, loop_results
+from neural_mp.adaptors.tensorflow.op_results import float_results, loop_results
 from neural_mp.adaptors.tensorflow.runtime import Runner
+from neural_mp.adaptors.tensorflow.tensor_graph import Array, TensorGraph
 
 #: Bytes of input run at once: what a batch needs on its way grows with it.
 _INPUT_BYTES = 8 << 20

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.adaptors.common.op_values import OpResult, OpValue, op_value, results_graph
+from neural_mp.adaptors.common.op_outputs import OpResult, OpValue, op_value, results_graph
 from neural_mp.adaptors.tensorflow.aliasing import protect_summands
 from neural_mp.adaptors.tensorflow.graph import build_graph
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.nodes import Array, node_of
-from neural_mp.adaptors.tensorflow.results import float_results
+from neural_mp.adaptors.tensorflow.op_results import float_results
 from neural_mp.adaptors.tensorflow.runtime import Runner
+from neural_mp.adaptors.tensorflow.tensor_graph import Array, node_of
 from neural_mp.core.graph import OpGraph
 
 

@@ -10,16 +10,16 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.signature import Shape
-from neural_mp.adaptors.tensorflow.fold import same_paddings
 from neural_mp.adaptors.tensorflow.integer_kernels import U8
-from neural_mp.adaptors.tensorflow.nodes import (
+from neural_mp.adaptors.tensorflow.layer_folding import same_paddings
+from neural_mp.adaptors.tensorflow.tensor_graph import (
     Array,
     NodeDef,
     TensorGraph,
     integers_attribute,
     text_attribute,
 )
-from neural_mp.adaptors.tensorflow.tensor_forms import Forms
+from neural_mp.adaptors.tensorflow.tensor_variants import Forms
 
 #: Integers to view several channels at once as: padding single bytes is 20 times slower.
 _WIDE = {8: (tf.int64, np.int64), 4: (tf.int32, np.int32), 2: (tf.int16, np.int16)}

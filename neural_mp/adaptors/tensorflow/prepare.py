@@ -10,14 +10,20 @@ import logging
 
 import tensorflow as tf
 
-from neural_mp.adaptors.tensorflow.body_constants import read_constants, tie_constants
-from neural_mp.adaptors.tensorflow.branches import take_constant_branches
-from neural_mp.adaptors.tensorflow.constants import compute_constants, merge_duplicates, simplified
+from neural_mp.adaptors.tensorflow.conditionals import take_constant_branches
+from neural_mp.adaptors.tensorflow.constant_folding import (
+    compute_constants,
+    merge_duplicates,
+    simplified,
+)
+from neural_mp.adaptors.tensorflow.control_flow_lowering import lowered
 from neural_mp.adaptors.tensorflow.dense import canonical_dense_layers
-from neural_mp.adaptors.tensorflow.fold import fold_affine_chains, fold_paddings
+from neural_mp.adaptors.tensorflow.function_constants import read_constants, tie_constants
 from neural_mp.adaptors.tensorflow.functions import with_functions_of_its_own
-from neural_mp.adaptors.tensorflow.lowering import lowered
-from neural_mp.adaptors.tensorflow.nodes import (
+from neural_mp.adaptors.tensorflow.layer_folding import fold_affine_chains, fold_paddings
+from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
+from neural_mp.adaptors.tensorflow.shape_inference import shapes
+from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONTROL_FLOW,
     TensorGraph,
     data_inputs,
@@ -28,8 +34,6 @@ from neural_mp.adaptors.tensorflow.nodes import (
     result_dtypes,
     without_places,
 )
-from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
-from neural_mp.adaptors.tensorflow.shapes import shapes
 
 logger = logging.getLogger(__name__)
 

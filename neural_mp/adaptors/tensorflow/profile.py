@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.nodes import Array
+from neural_mp.adaptors.tensorflow.tensor_graph import Array
 
 
 def time_ops(model: TensorFlowModel, feeds: dict[str, Array], runs: int) -> dict[str, list[float]]:

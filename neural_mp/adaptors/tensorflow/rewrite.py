@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 from tensorflow.python.util import _pywrap_util_port
 
-from neural_mp.adaptors.tensorflow.kernel_products import bf16_obstacle
+from neural_mp.adaptors.tensorflow.int8_accumulation import bf16_obstacle
 from neural_mp.adaptors.tensorflow.kernel_registry import every_op_type
 from neural_mp.adaptors.tensorflow.runtime_lists import PASSES, PREFIX, runtime_lists
 from neural_mp.amp import (

@@ -14,7 +14,7 @@ from tensorflow.core.framework.step_stats_pb2 import StepStats
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.grappler import tf_optimizer
 
-from neural_mp.adaptors.tensorflow.nodes import GraphDef, indexed, node_of
+from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, indexed, node_of
 
 logger = logging.getLogger(__name__)
 

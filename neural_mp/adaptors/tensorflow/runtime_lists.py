@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.tensorflow.nodes import GraphDef, make_constant, make_node
 from neural_mp.adaptors.tensorflow.runtime import offline_passes
+from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, make_constant, make_node
 from neural_mp.amp import FourLists
 from neural_mp.core.precision import Precision
 

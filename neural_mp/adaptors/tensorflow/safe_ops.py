@@ -15,9 +15,9 @@ from functools import cache
 from tensorflow.python.framework import op_def_registry
 
 from neural_mp.adaptors.tensorflow.functions import called
-from neural_mp.adaptors.tensorflow.nodes import GraphDef, NodeDef
-from neural_mp.core.trusted import is_trusted
+from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, NodeDef
 from neural_mp.errors import ModelLoadError
+from neural_mp.io.trust import is_trusted
 
 #: Ops that TensorFlow takes for stateless, and that read or write files, reach other machines, call
 #: Python, make graphs of strings or end the process.

@@ -12,8 +12,8 @@ from pathlib import Path
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from neural_mp.adaptors.tensorflow.functions import called, reached
-from neural_mp.adaptors.tensorflow.nodes import node_of
 from neural_mp.adaptors.tensorflow.safe_ops import Found, suspicious
+from neural_mp.adaptors.tensorflow.tensor_graph import node_of
 from neural_mp.core.neighbours import beside
 
 _ASSETS = "assets"

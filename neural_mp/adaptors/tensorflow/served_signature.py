@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from neural_mp.adaptors.common.signature import Signature
-from neural_mp.core.kinds import fields, list_of, text
+from neural_mp.util.validators import fields, list_of, text
 
 #: The signature that TensorFlow Serving calls unless told otherwise.
 DEFAULT_KEY = "serving_default"

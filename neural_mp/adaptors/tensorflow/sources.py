@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.given_inputs import GivenInputs
+from neural_mp.adaptors.common.input_spec import GivenInputs
 from neural_mp.adaptors.common.signature import Port
 from neural_mp.adaptors.tensorflow import graph_files, keras_layers, keras_models, v1_saved_models
 from neural_mp.adaptors.tensorflow.freeze import frozen_graph
-from neural_mp.adaptors.tensorflow.nodes import GraphDef, TensorGraph, plain
 from neural_mp.adaptors.tensorflow.served_signature import DEFAULT_KEY, ServedSignature
+from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, TensorGraph, plain
 from neural_mp.core.grammar import with_article
-from neural_mp.core.nested import Structure, described
 from neural_mp.errors import CaptureError, ModelLoadError, did_you_mean, in_one_line
+from neural_mp.util.pytree import Structure, described
 
 logger = logging.getLogger(__name__)
 

@@ -10,15 +10,15 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError, EncodeError
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
-from neural_mp.adaptors.common.saved_details import CONVERTED, read_details, write_details
+from neural_mp.adaptors.common.model_metadata import CONVERTED, read_details, write_details
 from neural_mp.adaptors.common.signature import Port, Shape, example_for, shape_of
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.nodes import TensorGraph, indexed
 from neural_mp.adaptors.tensorflow.runtime import imported
 from neural_mp.adaptors.tensorflow.safe_ops import check_graph
 from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
-from neural_mp.core.kinds import fields, mapping_of, shown, text
+from neural_mp.adaptors.tensorflow.tensor_graph import TensorGraph, indexed
 from neural_mp.errors import ConversionError, ModelLoadError
+from neural_mp.util.validators import fields, mapping_of, shown, text
 
 MODEL_FILE = "saved_model.pb"
 DETAILS_FILE = "details.json"

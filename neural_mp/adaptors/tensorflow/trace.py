@@ -9,8 +9,8 @@ import tensorflow as tf
 from tensorflow.core.framework.step_stats_pb2 import NodeExecStats, StepStats
 
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.nodes import CONSTANT, Array, node_of
-from neural_mp.core.executed import NOT_REACHED, Executed, Kernel, executed
+from neural_mp.adaptors.tensorflow.tensor_graph import CONSTANT, Array, node_of
+from neural_mp.core.kernel_trace import NOT_REACHED, Executed, Kernel, executed
 from neural_mp.core.precision import Precision
 
 #: What the statistics say of a kernel: `name = Type(input, other:1)`.

@@ -16,7 +16,9 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from neural_mp.adaptors.common.signature import Port
 from neural_mp.adaptors.tensorflow.graph_files import UNREADABLE, parse
-from neural_mp.adaptors.tensorflow.nodes import (
+from neural_mp.adaptors.tensorflow.saved_model_gate import check_saved_model
+from neural_mp.adaptors.tensorflow.served_signature import DEFAULT_KEY, ServedSignature
+from neural_mp.adaptors.tensorflow.tensor_graph import (
     GraphDef,
     TensorGraph,
     make_node,
@@ -24,10 +26,8 @@ from neural_mp.adaptors.tensorflow.nodes import (
     output_of,
     plain,
 )
-from neural_mp.adaptors.tensorflow.saved_model_gate import check_saved_model
-from neural_mp.adaptors.tensorflow.served_signature import DEFAULT_KEY, ServedSignature
-from neural_mp.core.nested import Structure
 from neural_mp.errors import ModelLoadError, in_one_line
+from neural_mp.util.pytree import Structure
 
 #: The tag of what is meant for inference.
 SERVE = "serve"

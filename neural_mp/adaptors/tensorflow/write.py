@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from neural_mp.adaptors.common.op_values import OpResult
+from neural_mp.adaptors.common.op_outputs import OpResult
 from neural_mp.adaptors.common.tensor_forms import FORM_OF, FP32
 from neural_mp.adaptors.tensorflow.aliasing import protect_summands
+from neural_mp.adaptors.tensorflow.convert_int8 import Layer, write_layer
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.nodes import (
+from neural_mp.adaptors.tensorflow.tensor_graph import (
     NodeDef,
     TensorGraph,
     copied,
@@ -25,11 +26,10 @@ from neural_mp.adaptors.tensorflow.nodes import (
     plain,
     typed_inputs,
 )
-from neural_mp.adaptors.tensorflow.tensor_forms import DTYPES, Forms
+from neural_mp.adaptors.tensorflow.tensor_variants import DTYPES, Forms
 from neural_mp.adaptors.tensorflow.write_agnostic import write_agnostic
 from neural_mp.adaptors.tensorflow.write_alone import write_table
-from neural_mp.adaptors.tensorflow.write_int8 import Layer, write_layer
-from neural_mp.core.byte_products import weight_limit
+from neural_mp.core.int8_accumulation import weight_limit
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import Precision
 from neural_mp.space import ResolvedPlan

@@ -6,18 +6,18 @@ import tensorflow as tf
 
 from neural_mp.adaptors.common.integer_encoding import Encoding
 from neural_mp.adaptors.common.tensor_forms import UINT8
+from neural_mp.adaptors.tensorflow.convert_int8 import kernel_limits
 from neural_mp.adaptors.tensorflow.integer_kernels import U8
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.nodes import (
+from neural_mp.adaptors.tensorflow.padding import pad_stored
+from neural_mp.adaptors.tensorflow.tensor_graph import (
     NodeDef,
     copied,
     integers_attribute,
     make_node,
     text_attribute,
 )
-from neural_mp.adaptors.tensorflow.padding import pad_stored
-from neural_mp.adaptors.tensorflow.tensor_forms import Forms
-from neural_mp.adaptors.tensorflow.write_int8 import kernel_limits
+from neural_mp.adaptors.tensorflow.tensor_variants import Forms
 
 _POOLING = {"MaxPool": "QuantizedMaxPool", "AvgPool": "QuantizedAvgPool"}
 

@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from neural_mp.adaptors.common.integer_encoding import rounded_to_int8, weight_scales
 from neural_mp.adaptors.common.tensor_forms import FP32
-from neural_mp.adaptors.tensorflow.nodes import NodeDef
-from neural_mp.adaptors.tensorflow.tensor_forms import Forms
+from neural_mp.adaptors.tensorflow.tensor_graph import NodeDef
+from neural_mp.adaptors.tensorflow.tensor_variants import Forms
 
 
 def write_table(forms: Forms, node: NodeDef, weight_limit: int) -> str:

@@ -71,7 +71,7 @@ class JobRunner:
         begun = replace(job, reason="it was cut off")
         begun.write(folder)
         tell("resumes" if resume else "starts")
-        command = python_command("neural_mp.api.many.process", job.file, str(folder))
+        command = python_command("neural_mp.jobs.worker_main", job.file, str(folder))
         with (folder / LOG_FILE).open("a", encoding="utf-8") as log:
             self._process = process = subprocess.Popen(
                 [*command, *(["--resume"] if resume else []), *self._trust],

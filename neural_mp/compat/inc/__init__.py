@@ -24,9 +24,9 @@ _NAMES = {
     "BaseMetric": "metric",
     "Model": "model",
     "conf": "dotted",
-    "options": "toolbox",
-    "set_random_seed": "toolbox",
-    "set_workspace": "toolbox",
+    "options": "utils",
+    "set_random_seed": "utils",
+    "set_workspace": "utils",
     "Quantization": "experimental",
     "MixedPrecision": "experimental",
     "Benchmark": "experimental",
@@ -47,7 +47,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"{_HERE}.{name}")
     if name == "utils":
-        return importlib.import_module(f"{_HERE}.toolbox")
+        return importlib.import_module(f"{_HERE}.utils")
     return looked_up(__name__, name, _NAMES)
 
 

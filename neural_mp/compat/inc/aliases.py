@@ -13,7 +13,7 @@ from neural_mp.compat.inc.dotted import conf
 HERE = "neural_mp.compat.inc"
 THEIRS = "neural_compressor"
 
-_TOOLBOX = f"{HERE}.toolbox"
+_UTILS = f"{HERE}.utils"
 _DATA = f"{HERE}.data"
 _INTERNALS = f"{HERE}.internals"
 #: Module of theirs, without the package's name → module here.
@@ -47,13 +47,13 @@ ALIASES: Mapping[str, str] = {
             *("transforms.imagenet_transform", "filters"),
         )
     },
-    "utils": _TOOLBOX,
-    "utils.logger": _TOOLBOX,
-    "utils.options": _TOOLBOX,
-    "utils.pytorch": _TOOLBOX,
-    "utils.utility": _TOOLBOX,
-    "utils.constant": _TOOLBOX,
-    "utils.load_huggingface": _TOOLBOX,
+    "utils": _UTILS,
+    "utils.logger": _UTILS,
+    "utils.options": _UTILS,
+    "utils.pytorch": _UTILS,
+    "utils.utility": _UTILS,
+    "utils.constant": _UTILS,
+    "utils.load_huggingface": _UTILS,
     "utils.create_obj_from_config": _DATA,
     "adaptor": _INTERNALS,
     "adaptor.pytorch": _INTERNALS,
@@ -67,8 +67,8 @@ ALIASES: Mapping[str, str] = {
     "adaptor.tf_utils": _INTERNALS,
     "adaptor.mxnet_utils": _INTERNALS,
     "compression": _INTERNALS,
-    "conf.config": _TOOLBOX,
-    "conf.dotdict": _TOOLBOX,
+    "conf.config": _UTILS,
+    "conf.dotdict": _UTILS,
 }
 
 

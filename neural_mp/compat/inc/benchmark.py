@@ -8,12 +8,18 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from neural_mp.api import configured
-from neural_mp.api.given_metrics import gather_metrics
+from neural_mp.api import config_objects
+from neural_mp.api.user_metrics import gather_metrics
 from neural_mp.compat.inc.config import BenchmarkConfig
-from neural_mp.compat.inc.given import tensor_names
-from neural_mp.compat.inc.instances import Job, Performance, loaded_model, run_here, run_instances
 from neural_mp.compat.inc.model import native, runnable
+from neural_mp.compat.inc.multi_instance import (
+    Job,
+    Performance,
+    loaded_model,
+    run_here,
+    run_instances,
+)
+from neural_mp.compat.inc.user_objects import tensor_names
 from neural_mp.config import Settings
 from neural_mp.errors import ConfigurationError, DataError
 from neural_mp.tuning.batches import Batches
@@ -134,9 +140,9 @@ def measured(
     if function is not None:
         return function(model)
     if loader is None and mode == "performance":
-        loader = configured.loader(settings, configured.PERFORMANCE)
+        loader = config_objects.loader(settings, config_objects.PERFORMANCE)
     if loader is None:
-        loader = configured.loader(settings, configured.ACCURACY)
+        loader = config_objects.loader(settings, config_objects.ACCURACY)
     if loader is None:
         raise DataError(f"there is nothing to measure {mode} on: set b_dataloader")
     if mode == "performance":
@@ -156,7 +162,7 @@ def _accuracy(
     metrics = gather_metrics(metric, settings, batches, None)
     if not metrics:
         raise ConfigurationError("there is no metric to measure accuracy by: set metric")
-    postprocess = postprocess or configured.postprocess(settings)
+    postprocess = postprocess or config_objects.postprocess(settings)
     loaded = loaded_model(model, settings.model.inputs or None, settings.model.outputs or None)
     evaluator = Evaluator(batches, metrics, None, postprocess)
     accuracy = evaluator(loaded, Deadline())

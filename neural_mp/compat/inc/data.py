@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from neural_mp.compat.inc.absent import looked_up
-from neural_mp.compat.inc.given import DataLoader as CommonDataLoader
-from neural_mp.compat.inc.given import Postprocess
+from neural_mp.compat.inc.components import vocabulary
 from neural_mp.compat.inc.metric import Names, framework_of
-from neural_mp.compat.inc.names import vocabulary
+from neural_mp.compat.inc.user_objects import DataLoader as CommonDataLoader
+from neural_mp.compat.inc.user_objects import Postprocess
 from neural_mp.data.loader import (
     Pipeline,
     TransformedDataset,

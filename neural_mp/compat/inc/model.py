@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel
-from neural_mp.compat.inc.given import tensor_names
+from neural_mp.compat.inc.user_objects import tensor_names
 from neural_mp.errors import ConfigurationError, did_you_mean
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Any
 
 from neural_mp.compat.inc.dotted import Dotted
 from neural_mp.config import Settings, load_settings, settings_from
-from neural_mp.core.words import Dialect
+from neural_mp.core.enums import Dialect
 from neural_mp.errors import ConfigurationError
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, cos, floor, log10, pi, sin
 
-from neural_mp.core.markup import Child, Element, element
 from neural_mp.core.precision import Precision
+from neural_mp.util.html import Child, Element, element
 
 #: Charts of less width than this are for half of the page.
 _FULL_WIDTH = 1000

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
 
-from neural_mp.core.markup import Child, Element, element
 from neural_mp.reporting.page.axes import Scale, line, mark, percent, picture, text
+from neural_mp.util.html import Child, Element, element
 
 #: The least that a logarithmic scale shows.
 _LEAST = 1e-7

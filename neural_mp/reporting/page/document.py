@@ -8,13 +8,12 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from neural_mp.core.arguments import path_of
-from neural_mp.core.markup import Child, Element, element, markup, notebook_table, raw
 from neural_mp.errors import NeuralMPError
 from neural_mp.reporting.page.map_section import map_section, ops_section
 from neural_mp.reporting.page.noise_section import noise_section
+from neural_mp.reporting.page.page_data import island, plan_link
+from neural_mp.reporting.page.page_model import View
 from neural_mp.reporting.page.run_section import machine_section, run_section
-from neural_mp.reporting.page.script_data import island, plan_link
 from neural_mp.reporting.page.summary import about, notices, tiles
 from neural_mp.reporting.page.time_section import (
     conversions_section,
@@ -27,10 +26,11 @@ from neural_mp.reporting.page.trials_section import (
     predicted_section,
     trials_section,
 )
-from neural_mp.reporting.page.view import View
 from neural_mp.reporting.tables import before_and_after
-from neural_mp.tuning.record import RunRecord
-from neural_mp.tuning.report import Report
+from neural_mp.runs.record import RunRecord
+from neural_mp.runs.report import Report
+from neural_mp.util.argument_checks import path_of
+from neural_mp.util.html import Child, Element, element, markup, notebook_table, raw
 
 _SCRIPTS = ("map.js", "table.js", "page.js")
 

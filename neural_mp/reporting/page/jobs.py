@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from neural_mp.core.grammar import counted
-from neural_mp.core.markup import Child, Element, element, markup, table
-from neural_mp.reporting import words
+from neural_mp.reporting import formatting
 from neural_mp.reporting.jobs import figures, totals
 from neural_mp.reporting.page.document import head
 from neural_mp.reporting.page.parts import card, scrolling
 from neural_mp.reporting.page.summary import tile
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus
+from neural_mp.util.html import Child, Element, element, markup, table
 
 
 def jobs_page(outcomes: Sequence[JobOutcome], links: Mapping[str, str]) -> str:
@@ -64,10 +64,10 @@ def _tiles(outcomes: Sequence[JobOutcome]) -> Element:
         tile("Target missed", str(len(missed)), "their results are the FP32 models"),
         tile(
             "Speed",
-            words.times(speeds[len(speeds) // 2] if speeds else None),
+            formatting.times(speeds[len(speeds) // 2] if speeds else None),
             f"as fast as FP32, the middle of {counted(len(speeds), 'job')}",
         ),
-        tile("Weights", words.size(sizes[0]), f"FP32 {words.size(sizes[1])}"),
+        tile("Weights", formatting.size(sizes[0]), f"FP32 {formatting.size(sizes[1])}"),
         class_="tiles",
         aria_label="Result",
     )

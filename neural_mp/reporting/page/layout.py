@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, sqrt
 
-from neural_mp.reporting.page.columns import BOX_WIDTH, GAP, Edge, Layers
+from neural_mp.reporting.page.layer_ordering import BOX_WIDTH, GAP, Edge, Layers
 
 Point = tuple[int, int]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from neural_mp.core.grammar import counted
-from neural_mp.core.markup import Element, element
+from neural_mp.reporting.page.page_model import View
 from neural_mp.reporting.page.parts import scrolling
-from neural_mp.reporting.page.view import View
+from neural_mp.util.html import Element, element
 
 
 def map_section(view: View) -> Element:

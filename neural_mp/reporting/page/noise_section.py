@@ -5,14 +5,14 @@ from __future__ import annotations
 from math import isfinite
 from typing import TypeGuard
 
-from neural_mp.core.markup import Element, element
 from neural_mp.core.precision import Precision
-from neural_mp.reporting import words
+from neural_mp.reporting import formatting
 from neural_mp.reporting.page.axes import both, legend, percent
 from neural_mp.reporting.page.bars import Part, Row, points
+from neural_mp.reporting.page.page_model import View, arriving
 from neural_mp.reporting.page.parts import card, none
-from neural_mp.reporting.page.view import View, arriving
 from neural_mp.tuning.sensitivity import Sensitivity
+from neural_mp.util.html import Element, element
 
 #: Above this share the default strategy takes a tensor out of INT8 first.
 NOISY = 0.05
@@ -52,7 +52,7 @@ def _row(row: Sensitivity) -> Row:
     """A decision: before repair, as it is, and what arrives at the outputs."""
     kind = "int8" if row.runs_in == Precision.INT8.value else "fp32"
     repair = f" after {row.repair.replace('_', ' ')}" if row.repair else ""
-    gain = f", {words.seconds(row.seconds_gained)} gained" if row.seconds_gained else ""
+    gain = f", {formatting.seconds(row.seconds_gained)} gained" if row.seconds_gained else ""
     behind = f"in {row.runs_in}: {row.reason}{gain}"
     parts, notes = [], []
     if _is_shown(row.noise) and row.repair:

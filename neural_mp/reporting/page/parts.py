@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from neural_mp.core.markup import Child, Element, element
+from neural_mp.util.html import Child, Element, element
 
 
 def card(title: str, lead: Child, *content: Child, kind: str = "") -> Element:

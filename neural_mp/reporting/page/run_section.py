@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from neural_mp.core.markup import Element, element, table
 from neural_mp.core.precision import Precision
-from neural_mp.reporting import words
+from neural_mp.reporting import formatting
 from neural_mp.reporting.page.axes import NAMES, both, legend
 from neural_mp.reporting.page.bars import Part, stacked
+from neural_mp.reporting.page.page_model import View
 from neural_mp.reporting.page.parts import card, facts, none, scrolling
-from neural_mp.reporting.page.view import View
+from neural_mp.util.html import Element, element, table
 
 _PHASES = {
     "load": "load and capture",
@@ -45,7 +45,7 @@ def _phases(view: View) -> list[Element]:
     if view.report is None:
         tried = sum(trial.seconds for trial in view.trials)
         return [
-            none(f"The phases are kept when a run ends; its trials took {words.seconds(tried)}.")
+            none(f"The phases are kept when a run ends; its trials took {formatting.seconds(tried)}.")
         ]
     seconds = view.report.seconds
     known = {**_PHASES, **{name: name for name in seconds if name not in (*_PHASES, _PROBE)}}
@@ -53,13 +53,13 @@ def _phases(view: View) -> list[Element]:
     if not spent:
         return []
     parts = [
-        Part(taken, f"k{index % 6}", f"{name}: {words.seconds(taken)}", name)
+        Part(taken, f"k{index % 6}", f"{name}: {formatting.seconds(taken)}", name)
         for index, (name, taken) in enumerate(spent)
     ]
     keys = [(part.kind, part.said) for part in parts]
-    whole = f"{words.seconds(sum(taken for _, taken in spent))} in all"
+    whole = f"{formatting.seconds(sum(taken for _, taken in spent))} in all"
     if seconds.get(_PROBE):
-        whole += f"; of the search, {words.seconds(seconds[_PROBE])} measured ops beside trials"
+        whole += f"; of the search, {formatting.seconds(seconds[_PROBE])} measured ops beside trials"
     return [
         element("p", f"{whole}.", class_="lead"),
         *both(lambda narrow: stacked(parts, narrow)),

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from neural_mp.core.grammar import counted
-from neural_mp.core.markup import Child, Element, element
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome
-from neural_mp.reporting import words
+from neural_mp.reporting import formatting
 from neural_mp.reporting.page.axes import NAMES, both
 from neural_mp.reporting.page.bars import Part, stacked
+from neural_mp.reporting.page.page_model import View
 from neural_mp.reporting.page.parts import joined
-from neural_mp.reporting.page.view import View
-from neural_mp.tuning.report import Report
+from neural_mp.runs.report import Report
+from neural_mp.util.html import Child, Element, element
 
 
 def about(view: View) -> str:
@@ -39,9 +39,9 @@ def verdict(view: View) -> tuple[str, str, str]:
     if ending is None:
         return "Did not end", "killed, or still going on", "open"
     if ending.met is None:
-        return "Accuracy not checked", words.speed(ending.report), "open"
+        return "Accuracy not checked", formatting.speed(ending.report), "open"
     if ending.met:
-        return "Target met", words.speed(ending.report), "good"
+        return "Target met", formatting.speed(ending.report), "good"
     rejected = ending.report.best_rejected
     if rejected is not None and rejected.outcome is Outcome.SLOW:
         return "Nothing is faster", "the result is the FP32 model", "bad"
@@ -77,15 +77,15 @@ def tile(what: str, big: str, said: Child, *more: Child, kind: str = "") -> Elem
 
 def _figures(report: Report) -> list[tuple[str, str, Child]]:
     batch = f", batch of {report.batch_size}" if report.batch_size else ""
-    latency = f"FP32 {words.seconds(report.baseline_latency)}"
-    latency += f"; {words.times(report.speedup)}" if report.speedup else ""
+    latency = f"FP32 {formatting.seconds(report.baseline_latency)}"
+    latency += f"; {formatting.times(report.speedup)}" if report.speedup else ""
     return [
-        (f"Latency{batch}", words.seconds(report.latency), latency),
+        (f"Latency{batch}", formatting.seconds(report.latency), latency),
         _accuracy(report),
-        ("Weights", words.size(report.size), _beside(report.baseline_size, report.size)),
+        ("Weights", formatting.size(report.size), _beside(report.baseline_size, report.size)),
         (
             "Memory of a run",
-            words.size(report.footprint),
+            formatting.size(report.footprint),
             _beside(report.baseline_footprint, report.footprint),
         ),
     ]
@@ -95,7 +95,7 @@ def _accuracy(report: Report) -> tuple[str, str, Child]:
     each = [
         element(
             "div",
-            f"{name} {words.number(m.value)}; FP32 {words.number(m.baseline)}{_goal(m.target)}",
+            f"{name} {formatting.number(m.value)}; FP32 {formatting.number(m.baseline)}{_goal(m.target)}",
         )
         for name, m in report.metrics.items()
     ]
@@ -104,40 +104,44 @@ def _accuracy(report: Report) -> tuple[str, str, Child]:
         found = "not checked" if report.decibels is None else f"{report.decibels:.1f} dB"
         said = "" if report.decibels is None else "signal to noise of the outputs, beside FP32’s"
         return title, found, said
-    said = f"FP32 {words.number(report.baseline_accuracy)}{_goal(report.target)}"
-    return title, words.number(report.accuracy), each or said
+    said = f"FP32 {formatting.number(report.baseline_accuracy)}{_goal(report.target)}"
+    return title, formatting.number(report.accuracy), each or said
 
 
 def _goal(target: float | None) -> str:
-    return "" if target is None else f"; target {words.number(target)}"
+    return "" if target is None else f"; target {formatting.number(target)}"
 
 
 def _beside(before: float | None, after: float | None) -> str:
     share = f"; {after / before:.0%}" if before and after is not None else ""
-    return f"FP32 {words.size(before)}{share}"
+    return f"FP32 {formatting.size(before)}{share}"
 
 
 def _figures_so_far(view: View) -> list[tuple[str, str, Child]]:
     best = view.best
     found = best.objectives if best else {}
-    base = f"FP32 {words.number(view.baseline_accuracy)}"
-    speed = f"{words.times(best.speedup)} as fast as FP32" if best and best.speedup else ""
+    base = f"FP32 {formatting.number(view.baseline_accuracy)}"
+    speed = f"{formatting.times(best.speedup)} as fast as FP32" if best and best.speedup else ""
     so_far = "best so far"
     return [
         (
             f"Latency, {so_far}",
-            words.seconds(found.get("performance")),
+            formatting.seconds(found.get("performance")),
             speed or ("" if best else "no trial has met the target"),
         ),
-        (f"{_titled(view.metric)}, {so_far}", words.number(best.accuracy if best else None), base),
+        (
+            f"{_titled(view.metric)}, {so_far}",
+            formatting.number(best.accuracy if best else None),
+            base,
+        ),
         (
             f"Weights, {so_far}",
-            words.size(found.get("modelsize")),
+            formatting.size(found.get("modelsize")),
             _share(found.get("relative_modelsize")),
         ),
         (
             f"Memory, {so_far}",
-            words.size(found.get("footprint")),
+            formatting.size(found.get("footprint")),
             _share(found.get("relative_footprint")),
         ),
     ]

@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from neural_mp.core.grammar import counted
-from neural_mp.core.markup import Child, Element, element, table
 from neural_mp.core.precision import Precision
-from neural_mp.reporting import words
+from neural_mp.reporting import formatting
 from neural_mp.reporting.page.axes import NAMES, both, legend
 from neural_mp.reporting.page.bars import Part, Row, bars, stacked
+from neural_mp.reporting.page.page_model import View
 from neural_mp.reporting.page.parts import card, name, none, scrolling
 from neural_mp.reporting.page.summary import low_words, precision_bar
-from neural_mp.reporting.page.view import View
+from neural_mp.util.html import Child, Element, element, table
 
 CONVERSIONS, OTHER = "conversions", "other"
 #: Types of ops with a colour of their own.
@@ -88,7 +88,7 @@ def _spent(view: View) -> list[Child]:
             "p",
             f"On every run: {found.quantize} quantize, {found.dequantize} dequantize, "
             f"{counted(found.casts, 'cast')}. Sums of single ops, timed one by one; the whole "
-            f"takes {words.seconds(ending.report.latency)}.",
+            f"takes {formatting.seconds(ending.report.latency)}.",
             class_="lead after",
         )
     )
@@ -106,7 +106,7 @@ def _colours(sums: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
 def _bar(
     title: str, by: Mapping[str, float], colours: Mapping[str, str], longest: float
 ) -> list[Element]:
-    said = f"{title}: {words.seconds(sum(by.values()))}"
+    said = f"{title}: {formatting.seconds(sum(by.values()))}"
     parts = _parts(title, by, colours)
     return [
         element("p", said, class_="lead bar-title"),
@@ -118,7 +118,7 @@ def _parts(title: str, by: Mapping[str, float], colours: Mapping[str, str]) -> l
     whole = sum(by.values()) or 1.0
 
     def part(label: str, seconds: float, kind: str) -> Part:
-        said = f"{title}, {label}: {words.seconds(seconds)}, {seconds / whole:.0%}"
+        said = f"{title}, {label}: {formatting.seconds(seconds)}, {seconds / whole:.0%}"
         return Part(seconds, kind, said, label)
 
     parts = [part(kind, by[kind], colour) for kind, colour in colours.items() if by.get(kind)]
@@ -165,14 +165,14 @@ def _op_row(view: View, op: str, by: Mapping[Precision, float]) -> Row:
         Part(
             by[p],
             p.value if p is runs else f"{p.value} weak",
-            f"{op} in {NAMES[p]}: {words.seconds(by[p])}{', chosen' if p is runs else ''}",
+            f"{op} in {NAMES[p]}: {formatting.seconds(by[p])}{', chosen' if p is runs else ''}",
         )
         for p in reversed(Precision)
         if p in by
     ]
     lower = runs is not None and runs is not Precision.FP32 and runs in by
     gain = by[Precision.FP32] / by[runs] if lower and runs and by.get(Precision.FP32) else None
-    return Row(op, parts, words.times(gain) if gain else "")
+    return Row(op, parts, formatting.times(gain) if gain else "")
 
 
 def conversions_section(view: View) -> Element | None:
@@ -186,7 +186,7 @@ def conversions_section(view: View) -> Element | None:
             name(c.source),
             c.kind,
             element("span", ", ".join(c.readers[:3]), _more(len(c.readers) - 3), class_="names"),
-            words.seconds(c.seconds),
+            formatting.seconds(c.seconds),
         ]
         for c in found[:_MOST_CONVERSIONS]
     ]

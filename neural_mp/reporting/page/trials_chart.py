@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from neural_mp.core.markup import Child, Element, element
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.reporting import words
+from neural_mp.reporting import formatting
 from neural_mp.reporting.page.axes import NAMES, Scale, line, mark, picture, text
-from neural_mp.reporting.page.view import View
+from neural_mp.reporting.page.page_model import View
+from neural_mp.util.html import Child, Element, element
 
 SHAPES = {
     Outcome.MET: "circle",
@@ -148,7 +148,7 @@ class _Frame:
                 class_="missed-zone",
             ),
             line(left, y, self.width - 6, y, "target"),
-            text(f"target {words.number(target)}", left + 8, y - 6, "target-word"),
+            text(f"target {formatting.number(target)}", left + 8, y - 6, "target-word"),
         ]
 
 
@@ -197,8 +197,8 @@ def _baseline(view: View, frame: _Frame) -> Element | None:
         return None
     x, y = frame.time(1.0), frame.accuracy(base)
     taken = view.report.baseline_latency if view.report else None
-    said = f"FP32: {view.metric} {words.number(base)}"
-    said += f", {words.seconds(taken)} a batch" if taken else ""
+    said = f"FP32: {view.metric} {formatting.number(base)}"
+    said += f", {formatting.seconds(taken)} a batch" if taken else ""
     return element(
         "g",
         mark("diamond", x, y, "fp32"),
@@ -209,8 +209,8 @@ def _baseline(view: View, frame: _Frame) -> Element | None:
 
 def described(trial: Trial) -> str:
     """A trial in words."""
-    parts = [words.accuracy(trial)]
-    parts.append(f"{words.times(trial.speedup)} as fast as FP32" if trial.speedup else "not timed")
+    parts = [formatting.accuracy(trial)]
+    parts.append(f"{formatting.times(trial.speedup)} as fast as FP32" if trial.speedup else "not timed")
     parts.extend(f"{count} {NAMES[p]}" for p, count in trial.plan.counts().items())
     error = f"; {trial.error}" if trial.error else ""
     return f"trial {trial.number + 1} {_SAID[trial.outcome]}: {', '.join(parts)}{error}"

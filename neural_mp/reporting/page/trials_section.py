@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from neural_mp.core.grammar import counted
-from neural_mp.core.markup import Element, element, table
 from neural_mp.core.trial import Outcome, Trial
-from neural_mp.reporting import words
+from neural_mp.reporting import formatting
 from neural_mp.reporting.page.axes import Scale, both, line, mark, picture, text
 from neural_mp.reporting.page.bars import Part, Row, ranges
+from neural_mp.reporting.page.page_model import View
 from neural_mp.reporting.page.parts import card, none, scrolling
 from neural_mp.reporting.page.trials_chart import described, share_of_time, trials_chart
-from neural_mp.reporting.page.view import View
+from neural_mp.util.html import Element, element, table
 
 _MARKS = (
     ("circle", "trial met", "met the target", {Outcome.MET}),
@@ -77,10 +77,10 @@ def finalists_section(view: View) -> Element | None:
     changed = [
         [
             f"trial {t.number + 1}",
-            words.number(t.accuracy),
+            formatting.number(t.accuracy),
             _share(first.get(t.number)),
             _share(t),
-            words.seconds(t.objectives.get("performance")),
+            formatting.seconds(t.objectives.get("performance")),
             _percent(predicted.get(t.number)),
         ]
         for t in timed

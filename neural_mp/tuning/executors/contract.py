@@ -11,9 +11,7 @@ from typing import Any, ClassVar
 
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyModel
-from neural_mp.core.carried import CarriedError, carried
 from neural_mp.core.trial import Outcome
-from neural_mp.core.users_code import UserCodeError
 from neural_mp.errors import (
     ConfigurationError,
     MissingFrameworkError,
@@ -22,10 +20,12 @@ from neural_mp.errors import (
     message_of,
 )
 from neural_mp.space import ResolvedPlan
-from neural_mp.tuning.assessment import Assessment, Assessor
 from neural_mp.tuning.evaluator import Deadline, TimeUpError
-from neural_mp.tuning.sharing import Share, Tally
-from neural_mp.tuning.workers import Workers
+from neural_mp.tuning.executors.options import Workers
+from neural_mp.tuning.plan_evaluator import Assessment, Assessor
+from neural_mp.tuning.sharding import Share, Tally
+from neural_mp.util.remote_exceptions import CarriedError, carried
+from neural_mp.util.user_calls import UserCodeError
 
 #: What a failed trial says of a process that died with its plan.
 DIED = (

@@ -19,9 +19,9 @@ from neural_mp.core.grammar import counted
 from neural_mp.core.python_processes import restore_environment, worker_environment
 from neural_mp.errors import ConfigurationError
 from neural_mp.tuning.executors.contract import Answer, Raised, Task, Work, Worker, died
+from neural_mp.tuning.executors.options import LOCAL, Workers
 from neural_mp.tuning.executors.owner import end_with
 from neural_mp.tuning.executors.queued import QueuedExecutor, Ticket
-from neural_mp.tuning.workers import LOCAL, Workers
 
 logger = logging.getLogger(__name__)
 

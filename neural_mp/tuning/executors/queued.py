@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from neural_mp.errors import TuningError
-from neural_mp.tuning.assessment import Assessment
 from neural_mp.tuning.evaluator import TimeUpError
 from neural_mp.tuning.executors.contract import Answer, Executor, Finding, Raised, Task, Work, taken
-from neural_mp.tuning.sharing import Share
-from neural_mp.tuning.workers import Workers
+from neural_mp.tuning.executors.options import Workers
+from neural_mp.tuning.plan_evaluator import Assessment
+from neural_mp.tuning.sharding import Share
 
 #: Seconds that a worker has, once its time is up, to say so itself.
 _GRACE = 2.0

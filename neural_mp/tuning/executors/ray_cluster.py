@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from neural_mp.tuning.executors.contract import Answer, Raised, Task, Work, Worker, died
+from neural_mp.tuning.executors.options import RAY, RUNS_AGAIN, Workers
 from neural_mp.tuning.executors.queued import QueuedExecutor, Ticket
 from neural_mp.tuning.executors.ray_nodes import (
     ClusterNodes,
@@ -20,7 +21,6 @@ from neural_mp.tuning.executors.ray_nodes import (
     remote,
     traits_of,
 )
-from neural_mp.tuning.workers import RAY, RUNS_AGAIN, Workers
 
 logger = logging.getLogger(__name__)
 

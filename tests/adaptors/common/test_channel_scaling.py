@@ -7,7 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neural_mp.adaptors.common.channel_scaling import Layer, LayerChange, find_links, rounded_weight
+from neural_mp.adaptors.common.cross_layer_scaling import (
+    Layer,
+    LayerChange,
+    find_links,
+    rounded_weight,
+)
 from neural_mp.core.graph import Op, OpGraph
 
 KINDS = {

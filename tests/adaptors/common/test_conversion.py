@@ -46,7 +46,7 @@ def test_one_trial_resolves_its_plan_once_and_follows_it_through_the_graph_once(
     monkeypatch.setattr(resolution, "trace_quantization", following)
     monkeypatch.setattr(quantization_flow, "trace_quantization", None)
     monkeypatch.setattr(resolution.Resolver, "_checked", checking)
-    monkeypatch.setattr("neural_mp.api.configured.strategy_named", lambda name: Once())
+    monkeypatch.setattr("neural_mp.api.config_objects.strategy_named", lambda name: Once())
     converter = MixedPrecision()
     converter.model, converter.precisions, converter.metric = net, "int8", accuracy
     converter.objective = "modelsize"

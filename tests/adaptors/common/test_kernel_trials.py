@@ -2,15 +2,15 @@
 
 import pytest
 
-from neural_mp.adaptors.common import kernel_trials
-from neural_mp.adaptors.common.kernel_products import from_facts, products_for
-from neural_mp.core.byte_products import ByteProducts, KernelKind
+from neural_mp.adaptors.common import runtime_probe
+from neural_mp.adaptors.common.int8_accumulation import from_facts, products_for
 from neural_mp.core.hardware import Hardware
+from neural_mp.core.int8_accumulation import ByteProducts, KernelKind
 
 EXACT, SATURATING = ByteProducts.EXACT, ByteProducts.SATURATING
 CRASHING = """
 import os
-from neural_mp.adaptors.common.kernel_trials import try_each
+from neural_mp.adaptors.common.runtime_probe import try_each
 with open("runs.txt", "a") as runs:
     runs.write(os.environ.get("ONEDNN_MAX_CPU_ISA", "-") + " ")
 def find(case):
@@ -29,25 +29,25 @@ def module(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    kernel_trials.facts.cache_clear()
+    runtime_probe.facts.cache_clear()
     yield "crashing"
-    kernel_trials.facts.cache_clear()
+    runtime_probe.facts.cache_clear()
 
 
 def test_what_ends_a_process_or_is_refused_is_left_out_and_the_rest_is_tried(module, tmp_path):
-    assert kernel_trials.facts(module, "1") == {"first works", "last works"}
+    assert runtime_probe.facts(module, "1") == {"first works", "last works"}
     assert (tmp_path / "runs.txt").read_text() == "- - "
 
 
 def test_answers_are_kept_by_version_and_limit(module, tmp_path):
     for version, limit in (("1", None), ("1", None), ("2", None), ("2", "AVX2"), ("1", None)):
-        kernel_trials.facts(module, version, limit)
-        kernel_trials.facts.cache_clear()  # as in another process
+        runtime_probe.facts(module, version, limit)
+        runtime_probe.facts.cache_clear()  # as in another process
     assert (tmp_path / "runs.txt").read_text() == "- - - - AVX2 AVX2 "
 
 
 def test_a_child_that_cannot_be_run_says_nothing_and_is_asked_again(module, tmp_path):
-    assert kernel_trials.facts("no_such_module", "1") == frozenset()
+    assert runtime_probe.facts("no_such_module", "1") == frozenset()
     assert not list((tmp_path / "cache").rglob("*.json"))
 
 

@@ -11,8 +11,8 @@ from onnx import numpy_helper
 from onnx_nets import Converted, graph, op, run
 
 from neural_mp.adaptors.onnxrt.kernel_registry import moves_bytes
-from neural_mp.core.byte_products import ByteProducts
 from neural_mp.core.hardware import Hardware
+from neural_mp.core.int8_accumulation import ByteProducts
 from neural_mp.core.precision import Precision, QuantSpec
 from neural_mp.testing import signal_to_noise
 

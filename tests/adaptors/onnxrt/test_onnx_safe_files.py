@@ -4,7 +4,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from neural_mp.adaptors.onnxrt.safe_files import check_model
+from neural_mp.adaptors.onnxrt.file_checks import check_model
 from neural_mp.errors import ModelLoadError
 
 

@@ -13,9 +13,9 @@ from neural_mp import AccuracyCriterion, MixedPrecision
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.pytorch import recurrent_int8
 from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.core.enums import Approach
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
-from neural_mp.core.words import Approach
 from neural_mp.profiling.audit import audited
 from neural_mp.space import planned_ops
 from neural_mp.testing import uniform
@@ -168,7 +168,7 @@ def test_a_torch_without_the_kernels_says_so_and_runs_the_rounded_weights_in_flo
     monkeypatch.setattr(recurrent_int8, "kernel_obstacle", lambda: "no kernel in this build")
     again = Case(case.net, x)
     assert again.space.capabilities[again.layer].reasons[INT8] == "no kernel in this build"
-    from neural_mp.adaptors.pytorch.integer_kernels import runnable_form
+    from neural_mp.adaptors.pytorch.lowering import runnable_form
 
     portable = case.converted.portable
     with torch.no_grad():

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from neural_mp import AutoMixedPrecisionOptions
-from neural_mp.adaptors.pytorch.op_kinds import TYPES
-from neural_mp.adaptors.pytorch.training.functions import Handling, all_op_types, function_of
+from neural_mp.adaptors.pytorch.op_types import TYPES
+from neural_mp.adaptors.pytorch.training.function_types import Handling, all_op_types, function_of
 from neural_mp.errors import (
     ConfigurationError,
     NeuralMPError,

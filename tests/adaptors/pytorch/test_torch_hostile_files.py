@@ -14,11 +14,11 @@ from torch import nn
 from torch.export import Dim, export
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.archive import read_program
-from neural_mp.adaptors.pytorch.expressions import rendered
-from neural_mp.adaptors.pytorch.plain_pickles import read_plain
-from neural_mp.adaptors.pytorch.targets import checked_target
-from neural_mp.adaptors.pytorch.tree_texts import checked_tree
+from neural_mp.adaptors.pytorch.pt2.archive import read_program
+from neural_mp.adaptors.pytorch.pt2.op_allowlist import checked_target
+from neural_mp.adaptors.pytorch.pt2.pytree_specs import checked_tree
+from neural_mp.adaptors.pytorch.pt2.safe_unpickler import read_plain
+from neural_mp.adaptors.pytorch.pt2.size_expressions import rendered
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.errors import ModelLoadError
 

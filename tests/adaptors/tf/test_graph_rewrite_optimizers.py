@@ -15,9 +15,9 @@ from machine import has_rewrite_pass
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from neural_mp import AutoMixedPrecisionOptions
-from neural_mp.adaptors.common.kernel_trials import ONEDNN_LIMIT
+from neural_mp.adaptors.common.runtime_probe import ONEDNN_LIMIT
 from neural_mp.adaptors.tensorflow.training import rewrite_sessions
-from neural_mp.adaptors.tensorflow.training.rewrite_switch import rewrite_is_enabled
+from neural_mp.adaptors.tensorflow.training.graph_rewrite_state import rewrite_is_enabled
 from neural_mp.adaptors.tensorflow.training.v1_loss_scale import V1LossScaleOptimizer
 from neural_mp.core.loss_scale import LossScale
 from neural_mp.core.precision import Precision

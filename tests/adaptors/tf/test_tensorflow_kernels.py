@@ -18,9 +18,9 @@ from tensorflow.python.util import _pywrap_util_port
 from ties import near_tie, off_ties
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
-from neural_mp.adaptors.tensorflow.nodes import make_node
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported
-from neural_mp.core.byte_products import KernelKind
+from neural_mp.adaptors.tensorflow.tensor_graph import make_node
+from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.precision import Precision
 from neural_mp.profiling.audit import judged
 from neural_mp.space import planned_ops

@@ -16,15 +16,15 @@ from typing import Any, TypeVar
 import torch
 
 from neural_mp.adaptors.pytorch.casts import DTYPES
-from neural_mp.adaptors.pytorch.op_kinds import TYPES
-from neural_mp.adaptors.pytorch.training.four_lists_mode import (
+from neural_mp.adaptors.pytorch.op_types import TYPES
+from neural_mp.adaptors.pytorch.training.autocast_mode import (
     Counts,
     FourListsMode,
     Policy,
     Rule,
     table,
 )
-from neural_mp.adaptors.pytorch.training.functions import all_op_types
+from neural_mp.adaptors.pytorch.training.function_types import all_op_types
 from neural_mp.adaptors.pytorch.versions import AUTOCAST_DEVICES
 from neural_mp.amp import (
     AutoMixedPrecisionOptions,

@@ -12,18 +12,18 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from neural_mp.adaptors.pytorch.training import passes
-from neural_mp.adaptors.pytorch.training.application import check_weights, dtype_of
+from neural_mp.adaptors.pytorch.training import numerics_trace
+from neural_mp.adaptors.pytorch.training.apply_plan import check_weights, dtype_of
 from neural_mp.adaptors.pytorch.training.autocast import is_open
-from neural_mp.adaptors.pytorch.training.modules import (
+from neural_mp.adaptors.pytorch.training.module_dtypes import (
     RunsIn,
     cast_floats,
     device_of,
     plan_taken_off,
     unit_modules,
 )
-from neural_mp.adaptors.trainee import Gradients, TrainedLayer
-from neural_mp.core.layer_pass import ModelPass
+from neural_mp.adaptors.trainable import Gradients, TrainedLayer
+from neural_mp.core.numerics_trace import ModelPass
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, DataError, in_one_line
 
@@ -46,13 +46,13 @@ def opened(
             are none; autocast is on.
         DataError: the batch has no targets, or does not fit the model.
     """
-    passes.check_module(model)
+    numerics_trace.check_module(model)
     check_weights(model)
     if is_open() or torch.is_autocast_enabled(device_of(model)):
         raise ConfigurationError(
             "advise compares 16 bits with float32 by itself; call it outside of autocast"
         )
-    call, targets = passes.call_of(model, batch)
+    call, targets = numerics_trace.call_of(model, batch)
     if targets is None:
         raise DataError("batches must be (inputs, targets); the first holds inputs alone")
     if loss is None:
@@ -62,15 +62,15 @@ def opened(
     with ExitStack() as undo:
         for module in model.modules():
             undo.callback(plan_taken_off(module))
-        undo.enter_context(passes.uncompiled())
-        undo.enter_context(passes.untouched(model))
+        undo.enter_context(numerics_trace.uncompiled())
+        undo.enter_context(numerics_trace.untouched(model))
         undo.enter_context(torch.enable_grad())
-        passes.loss_value(loss, passes.run(model, call), targets)
+        numerics_trace.loss_value(loss, numerics_trace.run(model, call), targets)
         yield ModuleTrainee(model, batch, loss, precision, optimizer)
 
 
 class ModuleTrainee:
-    """See `neural_mp.adaptors.trainee.Trainee`."""
+    """See `neural_mp.adaptors.trainable.Trainee`."""
 
     def __init__(
         self, model: nn.Module, batch: Any, loss: Any, precision: Precision, optimizer: Any
@@ -95,7 +95,7 @@ class ModuleTrainee:
         self, batch: Any, low: Collection[str], scale: float, *, singly: bool = False
     ) -> Gradients:
         """The gradients of a batch with some modules in 16 bits."""
-        with passes.untouched(self._model), _WithoutChance(), _without_chance(self._model):
+        with numerics_trace.untouched(self._model), _WithoutChance(), _without_chance(self._model):
             try:
                 with self._in_16_bits(low, singly):
                     return self._taken(batch, scale)
@@ -107,13 +107,13 @@ class ModuleTrainee:
     def seen(self, batch: Any, low: Collection[str], scale: float) -> ModelPass:
         """The same pass, as it went through the modules."""
         with self._in_16_bits(low, True), _WithoutChance(), _without_chance(self._model):
-            return passes.model_pass(self._model, batch, self._loss, scale)
+            return numerics_trace.model_pass(self._model, batch, self._loss, scale)
 
     def step(self, batch: Any) -> float:
         """One step of training in float32; the loss before it."""
-        call, targets = passes.call_of(self._model, batch)
-        loss = passes.loss_value(self._loss, passes.run(self._model, call), targets)
-        found = passes.gradients(self._model, loss)
+        call, targets = numerics_trace.call_of(self._model, batch)
+        loss = numerics_trace.loss_value(self._loss, numerics_trace.run(self._model, call), targets)
+        found = numerics_trace.gradients(self._model, loss)
         mine = {parameter: parameter.grad for parameter in self._model.parameters()}
         try:
             for parameter in mine:
@@ -130,10 +130,10 @@ class ModuleTrainee:
         return float(loss.detach())
 
     def _taken(self, batch: Any, scale: float) -> Gradients:
-        call, targets = passes.call_of(self._model, batch)
-        outputs = cast_floats(passes.run(self._model, call), torch.float32)
-        loss = passes.loss_value(self._loss, outputs, targets)
-        found = passes.gradients(self._model, loss * scale)
+        call, targets = numerics_trace.call_of(self._model, batch)
+        outputs = cast_floats(numerics_trace.run(self._model, call), torch.float32)
+        loss = numerics_trace.loss_value(self._loss, outputs, targets)
+        found = numerics_trace.gradients(self._model, loss * scale)
         arrays = [
             _array(found[p]) / np.float32(scale) if p in found else _array(torch.zeros_like(p))
             for p in self._model.parameters()
@@ -183,18 +183,18 @@ def _making_outputs(model: nn.Module, units: dict[str, nn.Module], batch: Any) -
 
     def noting(name: str) -> Any:
         def note(module: nn.Module, args: Any, outputs: Any) -> None:
-            for tensor in passes.floating(outputs):
+            for tensor in numerics_trace.floating(outputs):
                 kept.append(tensor)
                 made[id(tensor)] = name
 
         return note
 
-    call, _ = passes.call_of(model, batch)
-    with passes.untouched(model), ExitStack() as undo:
+    call, _ = numerics_trace.call_of(model, batch)
+    with numerics_trace.untouched(model), ExitStack() as undo:
         for name, module in units.items():
             undo.callback(module.register_forward_hook(noting(name)).remove)
-        outputs = passes.run(model, call)
-    return {made[id(tensor)] for tensor in passes.floating(outputs) if id(tensor) in made}
+        outputs = numerics_trace.run(model, call)
+    return {made[id(tensor)] for tensor in numerics_trace.floating(outputs) if id(tensor) in made}
 
 
 @contextmanager

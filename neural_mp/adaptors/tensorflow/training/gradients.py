@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.tensorflow.training.passes import (
+from neural_mp.adaptors.tensorflow.training.numerics_trace import (
     calls_wrapped,
     ensure_built,
     floating,
@@ -21,8 +21,8 @@ from neural_mp.adaptors.tensorflow.training.passes import (
     untouched,
 )
 from neural_mp.adaptors.tensorflow.training.policies import FLOAT32, policies_of, unit_layers
-from neural_mp.adaptors.trainee import Gradients, TrainedLayer
-from neural_mp.core.layer_pass import ModelPass
+from neural_mp.adaptors.trainable import Gradients, TrainedLayer
+from neural_mp.core.numerics_trace import ModelPass
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, DataError, in_one_line
 
@@ -72,7 +72,7 @@ def opened(
 
 
 class KerasTrainee:
-    """See `neural_mp.adaptors.trainee.Trainee`.
+    """See `neural_mp.adaptors.trainable.Trainee`.
 
     Attributes:
         refused: what TensorFlow said of two types in the last pass; empty where it took them.

@@ -9,7 +9,7 @@ import keras
 from tensorflow.python.framework import ops
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
-from neural_mp.adaptors.tensorflow.training.rewrite_switch import rewrite_is_enabled
+from neural_mp.adaptors.tensorflow.training.graph_rewrite_state import rewrite_is_enabled
 from neural_mp.errors import ConfigurationError
 
 

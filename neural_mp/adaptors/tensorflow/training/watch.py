@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.tensorflow.training.loss_scale_optimizer import LossScaleOptimizer
-from neural_mp.adaptors.tensorflow.training.passes import model_pass, unpacked
-from neural_mp.core.layer_pass import ModelPass, NonFinite, first_trouble
+from neural_mp.adaptors.tensorflow.training.numerics_trace import model_pass, unpacked
+from neural_mp.core.numerics_trace import ModelPass, NonFinite, first_trouble
 from neural_mp.errors import ConfigurationError, NeuralMPError, TrainingError
 
 

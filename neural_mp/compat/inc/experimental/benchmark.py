@@ -6,8 +6,8 @@ from typing import Any
 
 from neural_mp.compat.inc import benchmark
 from neural_mp.compat.inc.experimental.configured import Configured
-from neural_mp.compat.inc.given import metric_of, postprocess_of
 from neural_mp.compat.inc.model import runnable
+from neural_mp.compat.inc.user_objects import metric_of, postprocess_of
 
 
 class Benchmark(Configured):

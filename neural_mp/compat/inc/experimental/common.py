@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from neural_mp.compat.inc.given import DataLoader, Metric, Postprocess
 from neural_mp.compat.inc.model import Model
+from neural_mp.compat.inc.user_objects import DataLoader, Metric, Postprocess
 
 __all__ = ["DataLoader", "Metric", "Model", "Postprocess"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from neural_mp.compat.inc.given import DataLoader, named_dataset
 from neural_mp.compat.inc.settings import settings_of
+from neural_mp.compat.inc.user_objects import DataLoader, named_dataset
 
 
 class Configured:

@@ -10,9 +10,9 @@ from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.mixed_precision import MixedPrecision as Tuning
 from neural_mp.compat.inc.absent import NotHereError
 from neural_mp.compat.inc.experimental.configured import Configured
-from neural_mp.compat.inc.given import metric_of, postprocess_of, tensor_names
 from neural_mp.compat.inc.model import native, outputs_there
 from neural_mp.compat.inc.result import Result
+from neural_mp.compat.inc.user_objects import metric_of, postprocess_of, tensor_names
 from neural_mp.core import hardware as machine
 from neural_mp.core.precision import Precision
 

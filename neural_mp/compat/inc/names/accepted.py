@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.config.source import IgnoredSettingWarning
-from neural_mp.data.options import existing_path, finite_number, whole_number
+from neural_mp.data.option_checks import existing_path, finite_number, whole_number
 from neural_mp.errors import ConfigurationError, DataError, MissingFrameworkError
 
 _WHY_IGNORED = {

@@ -18,15 +18,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from neural_mp.compat.inc.components.metric_inputs import text
 from neural_mp.compat.inc.names.metrics_coco import CATEGORIES
-from neural_mp.compat.inc.names.metrics_forms import text
 from neural_mp.compat.inc.names.registries import METRICS, registered
 from neural_mp.config.source import read_text
 from neural_mp.core.grammar import with_article
-from neural_mp.core.nested import as_numpy
-from neural_mp.data.options import existing_path, one_of, whole_number
+from neural_mp.data.option_checks import existing_path, one_of, whole_number
 from neural_mp.errors import ConfigurationError, MetricError, did_you_mean
-from neural_mp.metrics.average_precision import (
+from neural_mp.metrics.coco_map import (
     ALL_OVERLAPS,
     SUMMARY,
     Boxes,
@@ -34,6 +33,7 @@ from neural_mp.metrics.average_precision import (
     overlaps,
     summary,
 )
+from neural_mp.util.pytree import as_numpy
 
 _KEYS = tuple(f"DetectionBoxes_{name}" for name in SUMMARY)
 _OUTPUTS = ("num_detections", "boxes", "scores", "classes")

@@ -1,0 +1,300 @@
+"""Repairs: what can be mended in the numbers of an INT8 layer instead of giving up the precision.
+
+The mathematics is the same for all frameworks; an adaptor says what its layers are made of
+(`Adaptor.layers`) and puts changed constants into a model (`Adaptor.with_layers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from neural_mp.adaptors.common.adaptor_protocol import Framework
+from neural_mp.adaptors.common.calibration import channel_noise
+from neural_mp.adaptors.common.cross_layer_scaling import (
+    Array,
+    Layer,
+    LayerChange,
+    Link,
+    find_links,
+    is_homogeneous,
+    rounded_weight,
+)
+from neural_mp.adaptors.common.integer_encoding import weight_limit_of
+from neural_mp.core.graph import OpGraph
+from neural_mp.core.int8_accumulation import weight_limit
+from neural_mp.core.observations import Channels, Observations
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import RANGE_ALGORITHMS, REPAIRS, OpConfig
+from neural_mp.errors import PlanError
+from neural_mp.space import TuningSpace
+
+M = TypeVar("M")
+
+#: How much of the difficulty is moved from values to weights: SmoothQuant's alpha.
+_SMOOTHNESS = 0.5
+#: A channel's scale beyond these limits would take it out of the range of float32.
+_LEAST, _MOST = 1e-12, 1e12
+#: The repairs that scale channels.
+_RESCALING = ("equalize", "smooth")
+
+
+@dataclass(frozen=True)
+class _Network:
+    """A model as far as repairs go.
+
+    Attributes:
+        layers: op → its constants.
+        links: reader → what it is linked by.
+        passing: the ops that leave every channel where it is.
+    """
+
+    layers: Mapping[str, Layer]
+    links: Mapping[str, Link]
+    passing: frozenset[str]
+
+    @classmethod
+    def of(cls, adaptor: Framework[Any], model: Any, graph: OpGraph) -> _Network:
+        kinds = {name: kind for kind, names in adaptor.kinds().items() for name in names}
+        layers, keepers = adaptor.layers(model), frozenset(adaptor.channel_keepers(model))
+        found = find_links(graph, kinds, layers, keepers)
+        passing = (op.name for op in graph if is_homogeneous(op, kinds.get(op.type), True))
+        links = {reader: link for link in found for reader in link.readers}
+        return cls(layers, links, keepers.union(passing))
+
+    def factors(self, link: Link, repair: str, channels: Channels | None) -> Array | None:
+        """What the readers' input channels are multiplied by; None where that cannot be told.
+
+        `equalize`: Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias
+        Correction", 2019, equation 11. `smooth`: Xiao et al., "SmoothQuant", 2023, equation 4.
+        Where every output reads one channel, and has steps of its own, weights take all.
+        """
+        writer = self.layers[link.writer]
+        read = [self.layers[name].input_limits() for name in link.readers]
+        written = writer.output_limits()
+        if any(limits.shape != written.shape for limits in read):
+            return None
+        weights = np.max(read, axis=0).astype(np.float64)
+        if repair == "equalize":
+            if writer.inputs is None:
+                return None
+            sizes = written.astype(np.float64)
+        else:
+            if channels is None or len(channels.low) != len(weights):
+                return None
+            sizes = np.maximum(np.abs(channels.low), np.abs(channels.high))
+        moved = 1.0 if all(self.layers[name].depthwise for name in link.readers) else _SMOOTHNESS
+        found = sizes**moved / np.maximum(weights, _LEAST) ** (1 - moved)
+        dead = (written == 0) | (weights == 0) | (found == 0) | ~np.isfinite(found)
+        if dead.all():
+            return None
+        # A channel that says nothing, or is not heard, is left alone.
+        found[dead] = np.median(found[~dead])
+        return np.clip(found, _LEAST, _MOST)
+
+
+def scored_repairs(
+    adaptor: Framework[M], model: M, space: TuningSpace, observations: Observations
+) -> Observations:
+    """Observations that say of every noisy tensor what repairs would make of its noise."""
+    if not observations.channels:
+        return observations
+    network = _Network.of(adaptor, model, space.graph)
+    repaired: dict[str, dict[str, float]] = {}
+    for tensor in space.tensors:
+        channels = observations.channels.get(tensor.name)
+        link = next((network.links[op] for op in tensor.consumers if op in network.links), None)
+        if channels is None or link is None or not set(tensor.consumers) <= set(link.readers):
+            continue
+        for repair in _RESCALING:
+            factors = network.factors(link, repair, _seen(link, observations))
+            if factors is not None and len(factors) == len(channels.low):
+                readers = {name: weight_limit_of(space, name) for name in link.readers}
+                found = _noise(network, readers, factors, channels)
+                repaired.setdefault(tensor.name, {})[repair] = found
+    return replace(observations, repaired=repaired)
+
+
+def _noise(
+    network: _Network, readers: Mapping[str, int], factors: Array, channels: Channels
+) -> float:
+    """The noise of a rescaled tensor, and of the weights that have to make up for it.
+
+    Args:
+        network: the model.
+        readers: the layers that read the tensor, with the largest integer of their weights.
+        factors: what the channels are divided by.
+        channels: what calibration saw of them.
+    """
+    low, high, power = (
+        np.asarray(values) for values in (channels.low, channels.high, channels.power)
+    )
+    own = channel_noise((low / factors).min(), (high / factors).max(), power / factors**2)
+    return own + max(
+        _weight_noise(network.layers[name], factors, power, limit)
+        for name, limit in readers.items()
+    )
+
+
+def _weight_noise(layer: Layer, factors: Array, power: Array, limit: int) -> float:
+    """Noise-to-signal ratio of what a layer computes from rounded weights, averaged over outputs.
+
+    Errors and values of different channels are taken to have nothing to do with each other.
+    """
+    matrix = LayerChange(inputs=factors).weight(layer)
+    scaled = replace(layer, weight=lambda: matrix).matrix().astype(np.float64)
+    energy = (power / factors**2).reshape(scaled.shape[0], 1, scaled.shape[2], 1)
+    steps = np.abs(scaled).max(axis=(2, 3)) / limit
+    noise = steps**2 / 12 * (energy * scaled.shape[3]).sum(axis=(2, 3))
+    signal = (scaled**2 * energy).sum(axis=(2, 3))
+    live = signal > 0
+    return float(np.minimum(1.0, noise[live] / signal[live]).mean()) if live.any() else 0.0
+
+
+def repaired(
+    adaptor: Framework[M],
+    model: M,
+    plan: PrecisionPlan,
+    observations: Observations,
+    space: TuningSpace,
+) -> tuple[M, Observations]:
+    """The model with the repairs of a plan, and what calibration would have seen of it.
+
+    Raises:
+        PlanError: an op cannot be repaired as the plan says.
+    """
+    asked = {op: config for op, config in plan.items() if config.repairs}
+    if not asked:
+        return model, observations
+    network = _Network.of(adaptor, model, space.graph)
+    changes: dict[str, LayerChange] = {}
+    for link, repair in _rescaled(network, asked).items():
+        channels = _seen(link, observations)
+        factors = network.factors(link, repair, channels)
+        if factors is None or channels is None or len(factors) != len(channels.low):
+            raise PlanError(
+                f"{link.readers[0]!r} cannot be repaired by {repair!r}: its channels are not known "
+                f"from calibration, or are not those of {link.writer!r}"
+            )
+        _change(changes, link.writer, outputs=1 / factors)
+        for reader in link.readers:
+            _change(changes, reader, inputs=factors)
+        observations = _rescaled_observations(observations, link, factors, channels)
+    for op, config in asked.items():
+        if "bias_correction" in config.repairs:
+            layer = network.layers.get(op)
+            mean = _mean_read(network, space.graph, op, observations)
+            shift = None
+            if layer is not None and layer.inputs is not None and mean is not None:
+                shift = _correction(layer, changes.get(op), mean, weight_limit(config.weight))
+            if shift is None:
+                raise PlanError(
+                    f"the bias of {op!r} cannot be corrected: the channels of what it reads are "
+                    f"not known from calibration"
+                )
+            _change(changes, op, shift=shift)
+    return adaptor.with_layers(model, changes), observations
+
+
+def rescaled_ops(
+    adaptor: Framework[M], model: M, plan: PrecisionPlan, graph: OpGraph
+) -> frozenset[str]:
+    """The ops whose results have other scales, channel by channel, under the repairs of a plan.
+
+    Args:
+        adaptor: the framework.
+        model: the untouched model.
+        plan: a plan of it.
+        graph: the graph of it.
+    """
+    asked = {op: config for op, config in plan.items() if config.repairs}
+    if not asked:
+        return frozenset()
+    network = _Network.of(adaptor, model, graph)
+    links = _rescaled(network, {op: asked[op] for op in asked if op in network.links})
+    return frozenset(name for link in links for name in (link.writer, *link.tensors))
+
+
+def _rescaled(network: _Network, asked: Mapping[str, OpConfig]) -> dict[Link, str]:
+    """Link → how it is rescaled: as the first of its readers says that says anything."""
+    found: dict[Link, str] = {}
+    for op, config in asked.items():
+        repair = next((name for name in config.repairs if name in _RESCALING), None)
+        if repair is None:
+            continue
+        if op not in network.links:
+            raise PlanError(
+                f"{op!r} cannot be repaired by {repair!r} ({REPAIRS[repair]}): what it reads is "
+                f"not written by a layer whose channels nothing else reads"
+            )
+        found.setdefault(network.links[op], repair)
+    return found
+
+
+def _seen(link: Link, observations: Observations) -> Channels | None:
+    """The channels of what the readers read: all that its tensors hold, where these were kept."""
+    kept = [observations.channels[name] for name in link.tensors if name in observations.channels]
+    if not kept or len({len(channels.low) for channels in kept}) > 1:
+        return None
+    low, high, power = (
+        np.array([getattr(channels, name) for channels in kept])
+        for name in ("low", "high", "power")
+    )
+    seen = low.min(axis=0), high.max(axis=0), power.max(axis=0), kept[-1].mean
+    return Channels(*(tuple(values) for values in seen))
+
+
+def _change(changes: dict[str, LayerChange], op: str, **parts: Array) -> None:
+    changes[op] = replace(changes.get(op, LayerChange()), **parts)
+
+
+def _rescaled_observations(
+    observations: Observations, link: Link, factors: Array, seen: Channels
+) -> Observations:
+    """What calibration would have seen: exactly, but that clipping has to be learnt anew.
+
+    Of a tensor whose own channels were not kept, the least range is taken that holds it for sure.
+    """
+    ranges, channels = dict(observations.ranges), dict(observations.channels)
+    for name in link.tensors:
+        if name not in ranges:
+            continue
+        known = channels.get(name, seen)
+        low, high = np.asarray(known.low) / factors, np.asarray(known.high) / factors
+        power, mean = np.asarray(known.power) / factors**2, np.asarray(known.mean) / factors
+        if name in channels:
+            channels[name] = Channels(tuple(low), tuple(high), tuple(power), tuple(mean))
+            full = (min(0.0, float(low.min())), max(0.0, float(high.max())))
+        else:
+            least, most = ranges[name]["minmax"]
+            full = (least / float(factors.min()), most / float(factors.min()))
+        ranges[name] = dict.fromkeys(RANGE_ALGORITHMS, full)
+    return replace(observations, ranges=ranges, channels=channels)
+
+
+def _mean_read(
+    network: _Network, graph: OpGraph, op: str, observations: Observations
+) -> Array | None:
+    """The mean of every channel that an op reads, past ops that pass integers on."""
+    name = next(iter(graph[op].inputs), "")
+    while name not in observations.channels:
+        if name not in network.passing or not graph[name].quantize_agnostic:
+            return None
+        name = graph[name].inputs[0]
+    return np.asarray(observations.channels[name].mean)
+
+
+def _correction(layer: Layer, change: LayerChange | None, mean: Array, limit: int) -> Array | None:
+    """The mean of what rounding the weight takes off the result (Nagel et al., section 4.2).
+
+    None where the mean is that of other channels.
+    """
+    weight = (change or LayerChange()).weight(layer)
+    matrix = replace(layer, weight=lambda: weight).matrix().astype(np.float64)
+    if mean.size != matrix.shape[0] * matrix.shape[2]:
+        return None
+    lost = (matrix - rounded_weight(matrix, limit)).sum(axis=3)
+    return np.asarray((lost * mean.reshape(matrix.shape[0], 1, -1)).sum(axis=2).reshape(-1))

@@ -1,0 +1,181 @@
+"""Bringing a graph into the form that everything else works on, numerically equal."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from neural_mp.adaptors.onnxrt.constant_folding import (
+    fold_batch_norm,
+    fold_branch,
+    fold_constants,
+    remove_identity,
+)
+from neural_mp.adaptors.onnxrt.conv_framing import frame_convolutions
+from neural_mp.adaptors.onnxrt.graph_edit import (
+    GraphNames,
+    array_of,
+    input_of,
+    is_tensor,
+    name_nodes,
+)
+from neural_mp.adaptors.onnxrt.kernel_registry import quantizes
+from neural_mp.adaptors.onnxrt.opset import LEAST_OPSET, lower_opset, opset_of, raise_opset
+from neural_mp.adaptors.onnxrt.schemas import gives_list
+from neural_mp.adaptors.onnxrt.subgraphs import in_order, lift_constants, sink_constants
+
+logger = logging.getLogger(__name__)
+
+
+def prepare(program: ir.Model, folder: Path | None) -> list[str]:
+    """Prepare a graph, in place.
+
+    Functions are inlined, the opset changed where it lacks what conversions need, constants
+    collected, names made unique, shapes inferred, identities removed, batch norms folded, long
+    convolutions of one channel written as products.
+
+    Args:
+        program: the graph.
+        folder: where its external data lies.
+
+    Returns:
+        What the user should know.
+
+    Raises:
+        ConversionError: the opset cannot be changed.
+    """
+    _use_plain_domain(program)
+    if program.functions:
+        common.InlinePass()(program)
+    common.RemoveInitializersFromInputsPass()(program)
+    notes: list[str] = []
+    before = opset_of(program)
+    if 0 < before < LEAST_OPSET:
+        raise_opset(program)
+        notes.append(
+            f"the model's opset {before} was raised to {LEAST_OPSET}, the first that holds "
+            f"quantization per channel and bfloat16"
+        )
+    elif not quantizes(before):
+        lower_opset(program)
+        notes.append(
+            f"the model's opset {before} was lowered to {opset_of(program)}, the newest in which "
+            f"ONNX Runtime quantizes tensors"
+        )
+    lift_constants(program)
+    name_nodes(program)
+    for node in list(in_order(program.graph)):
+        remove_identity(node)
+    infer_shapes(program)
+    names = GraphNames(program.graph)
+    for node in in_order(program.graph):
+        write_out_type(node)
+    fold_constants(program, names, folder)
+    for node in [node for node in in_order(program.graph) if node.op_type == "If"]:
+        fold_branch(node, names)
+    for node in list(in_order(program.graph)):
+        fold_batch_norm(node, names)
+        write_out_axes(node, names)
+    if frame_convolutions(program, names):
+        infer_shapes(program)
+    common.RemoveUnusedNodesPass()(program)
+    sink_constants(program)
+    name_nodes(program)
+    return notes
+
+
+def _use_plain_domain(program: ir.Model) -> None:
+    """Call ONNX's own operators as everyone does; `ai.onnx` is another word for no domain."""
+    version = program.graph.opset_imports.pop("ai.onnx", None)
+    if version is not None:
+        program.graph.opset_imports[""] = version
+    for node in program.graph.all_nodes():
+        if node.domain == "ai.onnx":
+            node.domain = ""
+
+
+def infer_shapes(program: ir.Model) -> None:
+    """Note element types and shapes, as far as ONNX can infer them."""
+    try:
+        lists = _list_types(program)
+        common.ShapeInferencePass(check_type=False, strict_mode=False)(program)
+        for value, kind in lists:
+            value.type = kind
+    except Exception:
+        # The checker behind it raises its own types; a graph without shapes is still a graph.
+        logger.debug("no shapes", exc_info=True)
+
+
+def _list_types(program: ir.Model) -> list[tuple[ir.Value, ir.TypeProtocol]]:
+    """Return the values that are sequences and optionals, with their types.
+
+    The pass of onnx-ir takes every value for a tensor of the elements that are in it.
+    """
+    opset = opset_of(program)
+    lists = any(value.type and not is_tensor(value) for value in program.graph.inputs)
+    if not lists and not any(gives_list(node, opset) for node in program.graph.all_nodes()):
+        return []
+    inferred = ir.from_proto(onnx.shape_inference.infer_shapes(ir.to_proto(program)))
+    found = []
+    for graph, other in zip(program.graphs(), inferred.graphs(), strict=True):
+        known = ir.convenience.create_value_mapping(other)
+        for name, value in ir.convenience.create_value_mapping(graph).items():
+            kind = known[name].type if name in known else None
+            if kind is not None and not is_tensor(known[name]):
+                found.append((value, kind))
+    return found
+
+
+def write_out_type(node: ir.Node) -> None:
+    """Cast to a type that is known, rather than to that of another tensor.
+
+    A CastLike of a constant then is a constant: torch 2.6 writes biases of zero so.
+    """
+    if node.op_type != "CastLike" or node.domain or node.inputs[1] is None:
+        return
+    dtype = node.inputs[1].dtype
+    if dtype is None:
+        return
+    node.op_type = "Cast"
+    node.resize_inputs(1)
+    node.attributes["to"] = ir.AttrInt64("to", int(dtype))
+
+
+def write_out_axes(node: ir.Node, names: GraphNames) -> None:
+    """Pad or resize all axes, by nothing those that are not named.
+
+    ONNX Runtime computes integer convolutions with channels last, and when it moves the
+    transposition behind such an op it forgets to move the axes.
+    """
+    shape = node.inputs[0].shape if node.inputs and node.inputs[0] is not None else None
+    if shape is None or not has_axes(node):
+        return
+    rank = len(shape)
+    if node.op_type == "Pad":
+        axes, amounts = array_of(node.inputs[3]), array_of(node.inputs[1])
+        if axes is None or amounts is None:
+            return
+        whole = np.zeros((2, rank), np.int64)
+        whole[:, axes] = amounts.reshape(2, -1)
+        node.replace_input_with(1, names.constant(f"{node.name}.pads", whole.reshape(-1)))
+        node.resize_inputs(3)
+        return
+    scales = array_of(input_of(node, 2))
+    if scales is None or not scales.size:
+        return
+    every = np.ones(rank, np.float32)
+    every[list(node.attributes.get_ints("axes"))] = scales
+    node.replace_input_with(2, names.constant(f"{node.name}.scales", every))
+    del node.attributes["axes"]
+
+
+def has_axes(node: ir.Node) -> bool:
+    """Whether an op pads or resizes the axes that it names only."""
+    if node.op_type == "Pad":
+        return input_of(node, 3) is not None
+    return node.op_type == "Resize" and "axes" in node.attributes

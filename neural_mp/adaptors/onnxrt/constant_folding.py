@@ -1,0 +1,194 @@
+"""Constants computed once, identities and branches taken out, batch norms put into convolutions."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from neural_mp.adaptors.common.affine import Affine
+from neural_mp.adaptors.onnxrt.graph_edit import (
+    GraphNames,
+    array_of,
+    input_of,
+    put_input,
+    used_outputs,
+)
+from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner, bytes_of
+from neural_mp.adaptors.onnxrt.subgraphs import bodies_of, in_order
+from neural_mp.errors import ConversionError
+
+logger = logging.getLogger(__name__)
+
+#: Bytes of a computed constant that are no matter.
+_SMALL = 1 << 16
+#: What gives another result every time it runs, and what a model that is quantized already holds.
+_LEFT = (
+    *("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial"),
+    *("Bernoulli", "Dropout", "QuantizeLinear", "DequantizeLinear"),
+)
+#: The types of constants that are computed.
+_NUMBERS = (
+    *(ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BOOL),
+    *(ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64),
+    *(ir.DataType.UINT8, ir.DataType.UINT16, ir.DataType.UINT32, ir.DataType.UINT64),
+)
+
+
+def remove_identity(node: ir.Node) -> None:
+    """Let what reads the result of an identity read what that reads."""
+    if node.domain or node.op_type not in ("Identity", "Dropout") or node.inputs[0] is None:
+        return
+    told = input_of(node, 2)
+    trains = np.array(0) if told is None else array_of(told)
+    same = node.op_type == "Identity" or (
+        len(used_outputs(node)) == 1 and trains is not None and not trains.any()
+    )
+    # Of graphs within the graph, too: such an output must be computed there.
+    if same and not node.outputs[0].is_graph_output() and node.graph is not None:
+        node.outputs[0].replace_all_uses_with(node.inputs[0])
+        node.graph.remove(node, safe=True)
+
+
+def fold_constants(program: ir.Model, names: GraphNames, folder: Path | None) -> None:
+    """Compute, in ONNX Runtime, what depends on constants only, where that takes no more room."""
+    nodes = _computable(program.graph)
+    inside = set(nodes)
+    results = [
+        value
+        for node in nodes
+        for value in node.outputs
+        if not value.is_graph_output() and any(use.node not in inside for use in value.uses())
+    ]
+    if not results:
+        return
+    try:
+        small = _alone(program, nodes, results)
+        values = Runner(small, folder, level=PLAIN)({}, [str(value.name) for value in results])
+    except ConversionError:
+        logger.debug("constants are left as they are", exc_info=True)
+        return
+    room = max(_SMALL, sum(bytes_of(value) for node in nodes for value in node.inputs))
+    for value, array in zip(results, values, strict=True):
+        if array.nbytes <= room:
+            value.replace_all_uses_with(names.constant(f"{value.name}_folded", array))
+
+
+def fold_branch(node: ir.Node, names: GraphNames) -> None:
+    """Put the branch that a constant condition chooses in the place of an If."""
+    told = array_of(input_of(node, 0)) if node.op_type == "If" and not node.domain else None
+    graph = node.graph
+    if told is None or graph is None:
+        return
+    branch = node.attributes["then_branch" if told.any() else "else_branch"].as_graph()
+    results = list(branch.outputs)
+    branch.outputs.clear()
+    for inner in list(branch):
+        branch.remove(inner)
+        graph.insert_before(node, inner)
+    for result, value in zip(node.outputs, results, strict=True):
+        if result.is_graph_output():  # keeps its name
+            copy = ir.node("Identity", [value], name=names.new(f"{node.name}/result"))
+            graph.insert_before(node, copy)
+            value, name = copy.outputs[0], result.name
+            value.type, value.shape = result.type, result.shape
+            result.name = names.new(f"{name}/branch")
+            value.name = name
+        result.replace_all_uses_with(value, replace_graph_outputs=True)
+    _take_apart(node)
+    graph.remove(node, safe=True)
+
+
+def _take_apart(node: ir.Node) -> None:
+    """Take the nodes out of all bodies of a node, so that they read nothing any more."""
+    for body in bodies_of(node):
+        body.outputs.clear()
+        for inner in reversed(list(body)):
+            _take_apart(inner)
+            body.remove(inner, safe=True)
+
+
+def _computable(graph: ir.Graph) -> list[ir.Node]:
+    """The nodes that read constants only, those of bodies included."""
+    found: list[ir.Node] = []
+    known = {value for value in graph.initializers.values() if value.const_value is not None}
+    for node in in_order(graph):
+        inputs = [value for value in node.inputs if value is not None]
+        if (
+            inputs
+            and known.issuperset(inputs)
+            and node.op_type not in _LEFT
+            and all(_is_number(value) for value in (*inputs, *node.outputs))
+            and not list(bodies_of(node))
+        ):
+            found.append(node)
+            known.update(node.outputs)
+    return found
+
+
+def _alone(program: ir.Model, nodes: list[ir.Node], results: list[ir.Value]) -> ir.Model:
+    """A model of copies of some nodes, wherever they lie; constants are all that they read."""
+    copies: dict[ir.Value, ir.Value] = {}
+    copied = []
+    for node in nodes:
+        for value in node.inputs:
+            if value is not None and value not in copies:
+                copies[value] = ir.val(
+                    value.name, value.dtype, value.shape, const_value=value.const_value
+                )
+        made = [ir.val(value.name) for value in node.outputs]  # types of sequences are wrong
+        copies.update(zip(node.outputs, made, strict=True))
+        read = [None if value is None else copies[value] for value in node.inputs]
+        attributes = list(node.attributes.values())
+        copied.append(ir.Node(node.domain, node.op_type, read, attributes, outputs=made))
+    constants = [value for value in copies.values() if value.const_value is not None]
+    graph = ir.Graph(
+        [],
+        [copies[value] for value in results],
+        nodes=copied,
+        initializers=constants,
+        opset_imports=dict(program.graph.opset_imports),
+        name="constants",
+    )
+    return ir.Model(graph, ir_version=program.ir_version)
+
+
+def _is_number(value: ir.Value) -> bool:
+    return isinstance(value.type, ir.TensorType) and value.dtype in _NUMBERS
+
+
+def fold_batch_norm(node: ir.Node, names: GraphNames) -> None:
+    """Put a batch norm into the convolution whose result nobody else reads."""
+    if node.op_type != "BatchNormalization" or node.domain or len(node.inputs) != 5:
+        return
+    conv = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if conv is None or conv.op_type != "Conv" or len(used_outputs(node)) > 1:
+        return
+    between, given = conv.outputs[0], input_of(conv, 2)
+    training = node.attributes.get_int("training_mode", 0)
+    if between.is_graph_output() or len(between.uses()) != 1 or training:
+        return
+    if conv.graph is not node.graph:
+        return
+    parameters = [array_of(value) for value in node.inputs[1:]]
+    weight, bias = array_of(conv.inputs[1]), array_of(given)
+    if weight is None or any(p is None for p in parameters) or (given is not None and bias is None):
+        return
+    if weight.dtype != np.float32:
+        return
+    affine = Affine.identity(len(weight))
+    if bias is not None:
+        affine.then_add(bias)
+    affine.then_normalize(parameters, node.attributes.get_float("epsilon", 1e-5))
+    scaled = weight * affine.scale.reshape(-1, *[1] * (weight.ndim - 1))
+    for position, stem, folded in ((1, "weight", scaled), (2, "bias", affine.shift)):
+        value = names.constant(f"{conv.name}.{stem}_folded", folded.astype(np.float32))
+        put_input(conv, position, value)
+    result = node.outputs[0]
+    result.replace_all_uses_with(between, replace_graph_outputs=True)
+    name = result.name
+    if node.graph is not None:
+        node.graph.remove(node, safe=True)
+    between.name = name

@@ -1,0 +1,264 @@
+"""GRU layers in integers.
+
+ONNX Runtime has an integer kernel of LSTM and none of GRU. So the product with what a GRU reads is
+made for all steps at once, and the one with its state step by step, in the body of a Scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.common.tensor_forms import FP32
+from neural_mp.adaptors.onnxrt.graph_edit import array_of, input_of, known_array
+from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
+from neural_mp.adaptors.onnxrt.quant_params import store_weight
+from neural_mp.adaptors.onnxrt.tensor_variants import Forms
+from neural_mp.core.precision import QuantSpec
+
+#: The product of bytes that gives real numbers, among ONNX Runtime's own ops.
+PRODUCT = "MatMulIntegerToFloat"
+_DEFAULT_ACTIVATIONS = ("Sigmoid", "Tanh")
+
+
+def gru_obstacle(node: ir.Node) -> str | None:
+    """Return the reason why a GRU has no form in integers; None if it has one."""
+    numbers = node.attributes
+    given = tuple(word.lower() for word in numbers.get_strings("activations", []))
+    usual = tuple(word.lower() for word in _DEFAULT_ACTIVATIONS)
+    if given not in ((), usual, usual * 2):
+        return "it has other activations than Sigmoid and Tanh"
+    if "clip" in numbers:
+        return "it clips what its activations read"
+    bias = input_of(node, 3)
+    if bias is not None and array_of(bias) is None:
+        return "its bias is computed, not constant"
+    return None
+
+
+def write_gru(forms: Forms, node: ir.Node, spec: QuantSpec) -> None:
+    """Write a GRU as products of bytes and a Scan for every direction."""
+    for position, value in enumerate(node.inputs):
+        if value is not None and value.const_value is None:
+            node.replace_input_with(position, forms.real(value))
+    name = str(node.name)
+    node.name = forms.names.new(f"{name}/{FP32}")
+    forms.names.give_up(name)
+    writer = _Writer(forms, node, name, spec)
+    towards = node.attributes.get_string("direction", "forward")
+    backwards = {"forward": [0], "reverse": [1], "bidirectional": [0, 1]}[towards]
+    found = [writer.direction(index, reverse) for index, reverse in enumerate(backwards)]
+    for result, axis, parts in zip(node.outputs, (1, 0), zip(*found, strict=True), strict=False):
+        axes = forms.names.constant(f"{name}/axis", np.array([axis]))
+        stacked = [writer.put("Unsqueeze", [part, axes]) for part in parts]
+        whole = stacked[0]
+        if len(stacked) > 1:
+            whole = writer.put("Concat", stacked, {"axis": axis})
+        forms.put(result, FP32, whole)
+
+
+@dataclass
+class _Writer:
+    forms: Forms
+    node: ir.Node
+    name: str
+    spec: QuantSpec
+    #: The nodes of the body that is being made; None outside of one.
+    body: list[ir.Node] | None = None
+    _lasting: dict[str, ir.Value] = field(default_factory=dict)
+
+    def direction(self, index: int, reverse: int) -> tuple[ir.Value, ir.Value]:
+        """One direction: the states of all steps, [steps, batch, hidden], and the last one."""
+        node, names = self.node, self.forms.names
+        data = node.inputs[0]
+        assert data is not None
+        weight, recurrent = (known_array(value)[index] for value in node.inputs[1:3])
+        hidden = recurrent.shape[1]
+        bias = array_of(input_of(node, 3))
+        bias = np.zeros(6 * hidden, np.float32) if bias is None else bias[index]
+        given, kept = bias[: 3 * hidden].copy(), bias[3 * hidden :].copy()
+        after = bool(node.attributes.get_int("linear_before_reset", 0))
+        # What is added to the candidate's share of the state is scaled by the reset gate.
+        added = 2 * hidden if after else 3 * hidden
+        given[:added] += kept[:added]
+        kept[:added] = 0
+        read = self.product("input", self.forms.dynamic(data), weight, given, index)
+        step = _Step(hidden, after, recurrent, kept, index)
+        body = self.step(step)
+        runs: dict[str, Any] = {"body": body, "num_scan_inputs": len(body.inputs) - 1}
+        inputs = [self.start(index, hidden), read]
+        if len(body.inputs) > 2:
+            inputs.append(self.reaches())
+        for word in ("scan_input_directions", "scan_output_directions"):
+            runs[word] = [reverse] * (len(inputs) - 1 if "input" in word else 1)
+        last, states = (ir.val(names.new(f"{self.name}/{part}")) for part in ("last", "states"))
+        scan = ir.node("Scan", inputs, runs, outputs=[last, states])
+        self.forms.insert(scan, self.name)
+        return states, last
+
+    def start(self, index: int, hidden: int) -> ir.Value:
+        """The state before the first step, [batch, hidden]."""
+        names, given = self.forms.names, input_of(self.node, 5)
+        if given is not None:
+            bounds = [
+                names.constant(f"{self.name}/bound", np.array([place]))
+                for place in (index, index + 1)
+            ]
+            every = names.constant(f"{self.name}/states", np.array([-1, hidden]))
+            return self.put("Reshape", [self.put("Slice", [given, *bounds]), every])
+        if "start" not in self._lasting:
+            shape = self.put("Shape", [self.node.inputs[0]])
+            batch = names.constant(f"{self.name}/batch", np.array([1]))
+            size = self.put("Gather", [shape, batch], {"axis": 0})
+            width = names.constant(f"{self.name}/hidden", np.array([hidden]))
+            shape = self.put("Concat", [size, width], {"axis": 0})
+            self._lasting["start"] = self.put("ConstantOfShape", [shape])
+        return self._lasting["start"]
+
+    def reaches(self) -> ir.Value:
+        """Return whether each step lies within the length of its sequence, [steps, batch, 1]."""
+        names = self.forms.names
+        if "reaches" not in self._lasting:
+            shape = self.put("Shape", [self.node.inputs[0]])
+            first = names.constant(f"{self.name}/first", np.array(0))
+            one = names.constant(f"{self.name}/one", np.array(1))
+            count = self.put("Gather", [shape, first], {"axis": 0})
+            steps = self.put("Range", [first, count, one])
+            axes = names.constant(f"{self.name}/axes", np.array([1, 2]))
+            lengths = self.put("Cast", [self.node.inputs[4]], {"to": int(ir.DataType.INT64)})
+            column = names.constant(f"{self.name}/column", np.array([1]))
+            lengths = self.put("Unsqueeze", [lengths, column])
+            steps = self.put("Unsqueeze", [steps, axes])
+            self._lasting["reaches"] = self.put("Less", [steps, lengths])
+        return self._lasting["reaches"]
+
+    def step(self, step: _Step) -> ir.Graph:
+        """The body of the Scan: state, read (and within) → next state, twice."""
+        names = self.forms.names
+        limited = input_of(self.node, 4) is not None
+        words = ("state", "read", "within") if limited else ("state", "read")
+        kinds = (ir.DataType.FLOAT, ir.DataType.FLOAT, ir.DataType.BOOL)
+        inputs = [
+            ir.val(names.new(f"{self.name}/{word}"), kind, shape=None)
+            for word, kind in zip(words, kinds, strict=False)
+        ]
+        state, read = inputs[:2]
+        self.body = []
+        following = self._gates(step, state, read)
+        shown = following
+        if limited:
+            zero = names.constant(f"{self.name}/nothing", np.float32(0))
+            shown = self.put("Where", [inputs[2], following, zero])
+            following = self.put("Where", [inputs[2], following, state])
+        else:
+            shown = self.put("Identity", [following])
+        nodes, self.body = self.body, None
+        for value in (following, shown):
+            value.type = ir.TensorType(ir.DataType.FLOAT)
+        return ir.Graph(inputs, [following, shown], nodes=nodes, name=f"{self.name}/step")
+
+    def _gates(self, step: _Step, state: ir.Value, read: ir.Value) -> ir.Value:
+        """The state after a step (ONNX's definition of GRU)."""
+        hidden, matrix = step.hidden, step.matrix
+        cut = self.forms.names.constant(f"{self.name}/gates", np.array([2 * hidden, hidden]))
+        read_gates, read_candidate = self.split(read, cut)
+        if step.after:
+            own = self.product("state", self.dynamic(state), matrix, step.bias, step.index)
+            own_gates, own_candidate = self.split(own, cut)
+        else:
+            taken = self.dynamic(state)
+            own_gates = self.product("gates", taken, matrix[: 2 * hidden], None, step.index)
+        gates = self.put("Sigmoid", [self.put("Add", [read_gates, own_gates])])
+        halves = self.forms.names.constant(f"{self.name}/halves", np.array([hidden, hidden]))
+        update, reset = self.split(gates, halves)
+        if step.after:
+            own_candidate = self.put("Mul", [reset, own_candidate])
+        else:
+            left = self.dynamic(self.put("Mul", [reset, state]))
+            own_candidate = self.product("left", left, matrix[2 * hidden :], None, step.index)
+        candidate = self.put("Tanh", [self.put("Add", [own_candidate, read_candidate])])
+        # (1 − update) · candidate + update · state, in one product.
+        kept = self.put("Mul", [update, self.put("Sub", [state, candidate])])
+        return self.put("Add", [candidate, kept])
+
+    def product(
+        self,
+        word: str,
+        read: Sequence[ir.Value],
+        matrix: Array,
+        bias: Array | None,
+        index: int,
+    ) -> ir.Value:
+        """The product with a matrix, [outputs, inputs], of what is stored in bytes."""
+        names, stem = self.forms.names, f"{self.name}.{word}_{index}"
+        stored = store_weight(np.ascontiguousarray(matrix.T), 1, self.spec)
+        values, scale, zero = read
+        inputs = [
+            values,
+            names.constant(f"{stem}/{stored.integers.dtype}", stored.integers),
+            scale,
+            names.constant(f"{stem}/scale", stored.scales),
+            zero,
+            names.constant(f"{stem}/zero_point", stored.zero_points),
+        ]
+        if bias is not None and bias.any():
+            inputs.append(names.constant(f"{stem}/bias", bias.astype(np.float32)))
+        return self.put(PRODUCT, inputs, domain=CONTRIB)
+
+    def dynamic(self, value: ir.Value) -> tuple[ir.Value, ...]:
+        """A value of the body in bytes: stored, scale, zero point."""
+        parts = [ir.val(self.forms.names.new(f"{self.name}/stored_{part}")) for part in range(3)]
+        self._add(ir.node("DynamicQuantizeLinear", [value], outputs=parts))
+        self.forms.count("quantize")
+        return tuple(parts)
+
+    def split(self, value: ir.Value, sizes: ir.Value) -> list[ir.Value]:
+        """The two parts of a value along its last axis."""
+        parts = [ir.val(self.forms.names.new(f"{self.name}/part")) for _ in range(2)]
+        self._add(ir.node("Split", [value, sizes], {"axis": -1}, outputs=parts))
+        return parts
+
+    def put(
+        self,
+        op: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: Mapping[str, Any] | None = None,
+        domain: str = "",
+    ) -> ir.Value:
+        """The result of a new node, in the body that is being made or in the graph."""
+        result = ir.val(self.forms.names.new(f"{self.name}/{op.lower()}"))
+        self._add(ir.node(op, inputs, attributes, domain=domain, outputs=[result]))
+        return result
+
+    def _add(self, node: ir.Node) -> None:
+        name = f"{self.name}/{node.op_type}"
+        if self.body is None:
+            self.forms.insert(node, name)
+            return
+        node.name = self.forms.names.new(name)
+        self.forms.owners[node.name] = self.forms.owner
+        self.body.append(node)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The weights that one direction multiplies its state by.
+
+    Attributes:
+        hidden: the size of the state.
+        after: whether the reset gate scales the product, rather than the state before it.
+        matrix: shape [3 · hidden, hidden]: update, reset, candidate.
+        bias: what is added to the product, shape [3 · hidden].
+        index: the direction.
+    """
+
+    hidden: int
+    after: bool
+    matrix: Array
+    bias: Array
+    index: int

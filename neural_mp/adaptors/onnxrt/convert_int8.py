@@ -1,0 +1,116 @@
+"""Ops in integers, written so that ONNX Runtime runs them in its integer kernels.
+
+Convolutions and joining ops stand between DequantizeLinear and QuantizeLinear: ONNX Runtime makes
+one kernel of the three. Products of matrices are written as that kernel itself
+(`com.microsoft.MatMulIntegerToFloat`, in ONNX Runtime's `ContribOperators.md`): from the three it
+would leave the bias outside, and of a product of known size with a bias it makes a float one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.common.tensor_forms import UINT8
+from neural_mp.adaptors.onnxrt.fusion import FusionGroup, limits
+from neural_mp.adaptors.onnxrt.graph_edit import array_of, input_of, known_array, put_input
+from neural_mp.adaptors.onnxrt.quant_params import StoredWeight, store_bias, store_weight
+from neural_mp.adaptors.onnxrt.tensor_variants import Forms
+from neural_mp.core.precision import OpConfig
+
+
+def write_kernel(forms: Forms, fusion_group: FusionGroup, config: OpConfig) -> None:
+    """Write a convolution or joining op with what runs along.
+
+    Args:
+        forms: the graph being written.
+        fusion_group: the op, with the activation behind it.
+        config: how it is quantized.
+    """
+    head = fusion_group.head
+    if config.weight is not None:
+        _quantize_parameters(forms, head, config)
+    else:
+        for position, value in enumerate(head.inputs):
+            assert value is not None
+            head.replace_input_with(position, forms.for_kernel(value))
+    result, last = head.outputs[0], head
+    tail = fusion_group.tail.outputs[0]
+    kept_within = limits(fusion_group.tail) if fusion_group.activation is not None else None
+    if kept_within is not None and not forms.encoding_of(tail).clamps(*kept_within):
+        result, last = tail, fusion_group.tail
+    forms.put(tail, UINT8, forms.quantize(tail, result, behind=last))
+
+
+def _quantize_parameters(forms: Forms, head: ir.Node, config: OpConfig) -> None:
+    """Give a convolution its input, weight and bias in integers."""
+    data, weight_value, *rest = head.inputs
+    assert data is not None
+    weight, bias = known_array(weight_value), array_of(rest[0]) if rest else None
+    assert config.weight is not None
+    scale = forms.encoding_of(data).scale
+    stored = store_weight(weight, 0, config.weight, bias, scale)
+    stem = str(head.name)
+    head.replace_input_with(0, forms.for_kernel(data))
+    head.replace_input_with(1, forms.weight(f"{stem}.weight", stored))
+    if bias is not None:
+        scales = (stored.scales * np.float32(scale)).astype(np.float32)
+        zeros = np.zeros(len(scales), np.int32)
+        integers = StoredWeight(store_bias(bias, scales), scales, zeros, 0)
+        head.replace_input_with(2, forms.weight(f"{stem}.bias", integers))
+
+
+def write_product(forms: Forms, fusion_group: FusionGroup, config: OpConfig) -> None:
+    """Write a product with a constant matrix, its bias included."""
+    head = fusion_group.head
+    data = head.inputs[0]
+    assert data is not None
+    assert config.weight is not None
+    matrix, bias = _matrix(head)
+    if fusion_group.bias is not None:
+        bias = known_array(fusion_group.bias.operand).reshape(-1)
+    stored = store_weight(matrix, 1, config.weight)
+    if config.approach == "dynamic":
+        values, scale, zero = forms.dynamic(data)
+    else:
+        values, (scale, zero) = forms.stored(data), forms.parameters(data)
+    stem = str(head.name)
+    inputs = [
+        values,
+        forms.names.constant(f"{stem}.weight/{stored.integers.dtype}", stored.integers),
+        scale,
+        forms.names.constant(f"{stem}.weight/scale", stored.scales),
+        zero,
+        forms.names.constant(f"{stem}.weight/zero_point", stored.zero_points),
+    ]
+    if bias is not None:
+        inputs.append(forms.names.constant(f"{stem}.bias", bias.astype(np.float32)))
+    forms.replace(head, "MatMulIntegerToFloat", inputs, fusion_group.tail.outputs[0])
+
+
+def _matrix(head: ir.Node) -> tuple[Array, Array | None]:
+    """The matrix, shape [inputs, outputs], and the bias of a layer, its factors multiplied in."""
+    weight = known_array(head.inputs[1])
+    if head.op_type == "MatMul":
+        return weight, None
+    matrix = weight.T if head.attributes.get_int("transB", 0) else weight
+    matrix = matrix * np.float32(head.attributes.get_float("alpha", 1.0))
+    bias = array_of(input_of(head, 2))
+    if bias is None:
+        return matrix, None
+    bias = bias.reshape(-1) * np.float32(head.attributes.get_float("beta", 1.0))
+    return matrix, np.broadcast_to(bias, matrix.shape[1:])
+
+
+def write_mover(forms: Forms, node: ir.Node) -> None:
+    """Write an op that passes integers on: the op itself, on uint8."""
+    moved = node.inputs[0]
+    assert moved is not None
+    stored = forms.stored(moved)
+    if node.op_type == "Pad":
+        zero = forms.parameters(moved)[1]
+        put_input(node, 2, zero)
+    node.replace_input_with(0, stored)
+    for result in node.outputs:
+        forms.put_moved(result, moved)

@@ -1,0 +1,177 @@
+"""Reading and editing nodes, and the names and constants of what is put into a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from neural_mp.adaptors.common.free_names import unused
+from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.onnxrt.external_data import raw_bytes
+from neural_mp.adaptors.onnxrt.subgraphs import bodies_of, in_order, name_within_bodies
+from neural_mp.core.precision import Precision
+
+#: 16-bit element type → precision.
+SIXTEEN_BITS = {ir.DataType.BFLOAT16: Precision.BF16, ir.DataType.FLOAT16: Precision.FP16}
+
+
+def input_of(node: ir.Node, position: int) -> ir.Value | None:
+    """What a node reads in a place; None where that is left out."""
+    return node.inputs[position] if position < len(node.inputs) else None
+
+
+def put_input(node: ir.Node, position: int, value: ir.Value) -> None:
+    """Let a node read a value in a place, also where there was none."""
+    node.resize_inputs(max(len(node.inputs), position + 1))
+    node.replace_input_with(position, value)
+
+
+def used_outputs(node: ir.Node) -> list[ir.Value]:
+    """The results that somebody reads, the first included."""
+    return [
+        value
+        for index, value in enumerate(node.outputs)
+        if index == 0 or value.uses() or value.is_graph_output()
+    ]
+
+
+def is_tensor(value: ir.Value) -> bool:
+    """Whether a value is a tensor, as far as is known; others are sequences and optionals."""
+    return value.type is None or isinstance(value.type, ir.TensorType)
+
+
+def is_float32(value: ir.Value | None) -> bool:
+    """Whether a tensor is known to hold float32."""
+    return value is not None and is_tensor(value) and value.dtype is ir.DataType.FLOAT
+
+
+def array_of(value: ir.Value | None) -> Array | None:
+    """A constant's value; None where it is computed."""
+    if value is None or value.const_value is None:
+        return None
+    tensor = value.const_value
+    if not isinstance(tensor, ir.ExternalTensor) or tensor.dtype.bitwidth % 8:
+        return np.asarray(tensor.numpy())
+    return np.frombuffer(raw_bytes(tensor), tensor.dtype.numpy()).reshape(tensor.shape.numpy())
+
+
+def constants_of(node: ir.Node) -> Iterator[ir.TensorProtocol]:
+    """The constants that a node reads."""
+    for value in node.inputs:
+        if value is not None and value.const_value is not None:
+            yield value.const_value
+
+
+def parts_of(graph: ir.Graph) -> tuple[ir.Graph, ...]:
+    """A graph, and all graphs that its nodes run."""
+    return (graph, *graph.subgraphs())
+
+
+def tensors_in(program: ir.Model) -> Iterator[ir.TensorProtocol]:
+    """All constants, in initializers and in nodes of their own, those of inner graphs included."""
+    for part in parts_of(program.graph):
+        for value in part.initializers.values():
+            if value.const_value is not None:
+                yield value.const_value
+        for node in part:
+            if node.op_type == "Constant" and "value" in node.attributes:
+                yield node.attributes["value"].as_tensor()
+
+
+def tensor_bytes(tensor: ir.TensorProtocol) -> int:
+    """Bytes that a tensor takes; those of strings are not counted."""
+    return 0 if tensor.dtype is ir.DataType.STRING else int(tensor.nbytes)
+
+
+def known_array(value: ir.Value | None) -> Array:
+    """The value of what is a constant for certain."""
+    array = array_of(value)
+    assert array is not None
+    return array
+
+
+def read_by(node: ir.Node) -> Iterator[ir.Value]:
+    """Return the values a node reads: its inputs, and the outputs of the graphs that it runs."""
+    yield from (value for value in node.inputs if value is not None)
+    for body in bodies_of(node):
+        yield from body.outputs
+
+
+def redirect(node: ir.Node, value: ir.Value, replacement: ir.Value) -> None:
+    """Let a node read another value in the place of one (see `read_by`)."""
+    if replacement is value:
+        return
+    for position, read in enumerate(node.inputs):
+        if read is value:
+            node.replace_input_with(position, replacement)
+    for body in bodies_of(node):
+        for position, read in enumerate(body.outputs):
+            if read is value:
+                body.outputs[position] = replacement
+                replacement.type, replacement.shape = value.type, value.shape
+
+
+def forget_types(graph: ir.Graph) -> None:
+    """Leave it to ONNX Runtime to infer types and shapes within a graph and its bodies."""
+    for node in in_order(graph):
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.type = value.shape = None
+
+
+def forget_negative_sizes(program: ir.Model) -> None:
+    """Take a size of -1, which some exporters write, for what it stands for: one not known."""
+    for part in parts_of(program.graph):
+        for value in (*part.inputs, *(result for node in part for result in node.outputs)):
+            if value.shape is not None and any(isinstance(s, int) and s < 0 for s in value.shape):
+                known = [None if isinstance(s, int) and s < 0 else s for s in value.shape]
+                value.shape = ir.Shape(known)
+
+
+class GraphNames:
+    """The names in a graph, and new ones for what is put into it."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._graph = graph
+        self._taken: set[str] = set()
+        for part in parts_of(graph):
+            results = (value for node in part for value in node.outputs)
+            self._taken.update(part.initializers)
+            self._taken.update(str(named.name) for named in (*part.inputs, *part, *results))
+
+    def new(self, wanted: str) -> str:
+        """A name that nothing has yet; from now on it is taken."""
+        name = unused(wanted, self._taken)
+        self._taken.add(name)
+        return name
+
+    def give_up(self, name: str) -> None:
+        """Say that nothing has a name any more."""
+        self._taken.discard(name)
+
+    def constant(self, name: str, value: Any, dtype: ir.DataType | None = None) -> ir.Value:
+        """A new constant of the graph."""
+        array = np.asarray(value)
+        tensor = ir.tensor(array, dtype=dtype, name=self.new(name))
+        made = ir.val(tensor.name, tensor.dtype, ir.Shape(array.shape), const_value=tensor)
+        self._graph.register_initializer(made)
+        return made
+
+
+def name_nodes(program: ir.Model) -> None:
+    """Give every node and tensor a name of its own.
+
+    No node gets that of an input: plans and ranges speak of both in one breath.
+    """
+    common.NameFixPass()(program)
+    taken = {str(value.name) for value in program.graph.inputs}
+    names = {str(node.name) for node in program.graph} | taken
+    for node in program.graph:
+        if node.name in taken:
+            node.name = unused(f"{node.name}_{node.op_type}", names)
+            names.add(node.name)
+    name_within_bodies(program)

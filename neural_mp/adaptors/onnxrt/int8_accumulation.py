@@ -1,0 +1,31 @@
+"""How the integer kernels of the ONNX Runtime that is installed multiply bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from neural_mp.adaptors.common.int8_accumulation import (
+    COMMON_CASES,
+    Case,
+    Convolution,
+    Products,
+    tried_products,
+)
+from neural_mp.adaptors.common.runtime_probe import version_of
+from neural_mp.core.hardware import Hardware
+from neural_mp.core.int8_accumulation import KernelKind
+
+#: Raised when what is tried, or how, changes.
+_VERSION = 2
+#: Kind of kernel and a word → what is tried.
+CASES: Mapping[str, Case] = {
+    **COMMON_CASES,
+    f"{KernelKind.DEPTHWISE} wide": Convolution(64, 64, groups=64, window=5),
+}
+
+
+def kernel_products(hardware: Hardware) -> Products:
+    """How each kind of kernel multiplies on the machine that is converted for."""
+    module = "neural_mp.adaptors.onnxrt.int8_accumulation_probe"
+    version = version_of("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
+    return tried_products(hardware, module, f"{_VERSION} {version}", CASES, minds_onednn=False)

@@ -1,0 +1,104 @@
+"""The constants of layers, to be scaled channel by channel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from neural_mp.adaptors.common.cross_layer_scaling import Layer, LayerChange
+from neural_mp.adaptors.onnxrt.fusion import LAYERS, GraphStructure, structure
+from neural_mp.adaptors.onnxrt.graph_edit import (
+    GraphNames,
+    array_of,
+    input_of,
+    known_array,
+    put_input,
+)
+from neural_mp.adaptors.onnxrt.model import OnnxModel
+
+_NORM = "LayerNormalization"
+
+
+def layers(found: GraphStructure) -> dict[str, Layer]:
+    """Op → its constants."""
+    made = {name: _layer(found, name, node) for name, node in found.nodes.items()}
+    return {name: layer for name, layer in made.items() if layer is not None}
+
+
+def _layer(found: GraphStructure, name: str, node: ir.Node) -> Layer | None:
+    value, numbers = input_of(node, 1), node.attributes
+    if node.domain or node.op_type not in (*LAYERS, _NORM) or value is None:
+        return None
+    if value.const_value is None or value.shape is None:
+        return None
+    weight, axes = partial(known_array, value), len(value.shape)
+    across = node.op_type == "Conv" or bool(numbers.get_int("transB", 0))
+    if node.op_type != "MatMul" and not _has_plain_bias(node, value.shape[0 if across else -1]):
+        return None
+    if node.op_type == _NORM:
+        return Layer(name, weight) if axes == 1 else None
+    if node.op_type == "Conv":
+        groups = numbers.get_int("group", 1)
+        return Layer(name, weight, 0, 1, groups, axis=1 - axes, pooled=True)
+    if node.op_type == "Gemm":
+        factors = numbers.get_float("alpha", 1.0), numbers.get_float("beta", 1.0)
+        if numbers.get_int("transA", 0) or factors != (1, 1):
+            return None
+        return Layer(name, weight, outputs=0 if across else 1, inputs=1 if across else 0)
+    group = found.fusion_groups.get(name)
+    if axes != 2 or group is None:
+        return None
+    result = str(group.tail.name) if group.bias is not None else name
+    return Layer(result, weight, outputs=1, inputs=0)
+
+
+def _has_plain_bias(node: ir.Node, channels: Any) -> bool:
+    """Whether the bias of a layer is left out, or a constant for every channel, or one for all."""
+    value = input_of(node, 2)
+    bias = array_of(value)
+    if bias is None:
+        return value is None
+    return bias.size == 1 or bias.size == bias.shape[-1] == channels
+
+
+def with_layers(model: OnnxModel, changes: Mapping[str, LayerChange]) -> OnnxModel:
+    """The model with other constants in some of its layers."""
+    program = model.program.clone()
+    found, names = structure(program), GraphNames(program.graph)
+    known = layers(found)
+    for name, change in changes.items():
+        _change(found, name, known[name], change, names)
+    return replace(model, program=program, given=None, _runners={})
+
+
+def _change(
+    found: GraphStructure, name: str, layer: Layer, change: LayerChange, names: GraphNames
+) -> None:
+    node, weight = found.nodes[name], change.weight(layer)
+    put_input(node, 1, names.constant(f"{name}/repaired/weight", weight))
+    addition, place = _bias_place(found, name, node)
+    before = array_of(input_of(addition, place)) if addition is not None else None
+    if addition is None or (before is None and change.shift is None):
+        return
+    channels = weight.shape[layer.outputs]
+    given = None if before is None else np.broadcast_to(before.reshape(-1), channels)
+    bias = change.bias(given, channels)
+    if before is not None and before.size == channels:
+        bias = bias.reshape(before.shape)  # what is added to a product may have more axes
+    put_input(addition, place, names.constant(f"{name}/repaired/bias", bias))
+
+
+def _bias_place(found: GraphStructure, name: str, node: ir.Node) -> tuple[ir.Node | None, int]:
+    """The node that reads the bias of a layer, and where; of a product, the addition behind it."""
+    if node.op_type != "MatMul":
+        return node, 2
+    step = found.fusion_groups[name].bias
+    if step is None:
+        return None, 0
+    (addition,) = step.ops
+    return addition, list(addition.inputs).index(step.operand)

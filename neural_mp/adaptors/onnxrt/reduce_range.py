@@ -1,0 +1,118 @@
+"""Models whose weights use more of int8 than saturating products leave right, ours or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.common.weight_range import IntegerWeight, saturating, wide_kinds
+from neural_mp.adaptors.onnxrt.graph_edit import (
+    GraphNames,
+    array_of,
+    input_of,
+    known_array,
+    put_input,
+)
+from neural_mp.adaptors.onnxrt.model import OnnxModel
+from neural_mp.adaptors.onnxrt.quant_params import unsigned
+from neural_mp.adaptors.onnxrt.subgraphs import in_order
+from neural_mp.adaptors.onnxrt.write_alone import RECURRENT_KERNEL, RECURRENT_WEIGHTS
+from neural_mp.core.int8_accumulation import KernelKind
+
+#: Op that multiplies bytes → the places of its weights, each with that of its zero point.
+_KERNELS: Mapping[str, tuple[tuple[int, int], ...]] = {
+    "QLinearConv": ((3, 5),),
+    "ConvInteger": ((1, 3),),
+    "QLinearMatMul": ((3, 5),),
+    "MatMulInteger": ((1, 3),),
+    "MatMulIntegerToFloat": ((1, 5),),
+    "DynamicQuantizeMatMul": ((1, 3),),
+    "QGemm": ((3, 5),),
+    RECURRENT_KERNEL: RECURRENT_WEIGHTS,
+}
+#: Ops that ONNX Runtime makes integer kernels of, together with what dequantizes their inputs.
+_FUSED = ("Conv", "MatMul", "Gemm")
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A node that reads a weight, with the places of the weight and of its zero point."""
+
+    node: ir.Node
+    weight: int
+    zero_point: int
+
+
+def wide_kernels(model: OnnxModel) -> frozenset[KernelKind]:
+    """The kinds of the integer kernels that have a signed weight beyond ±63."""
+    return wide_kinds(_weights(model.runs.graph))
+
+
+def with_unsigned_weights(model: OnnxModel) -> OnnxModel:
+    """The model with weights stored unsigned where a kernel may saturate: the same numbers."""
+    program = model.runs.clone()
+    names = GraphNames(program.graph)
+    for read in saturating(_weights(program.graph)):
+        node, weight = read.node, read.node.inputs[read.weight]
+        integers = known_array(weight)
+        assert weight is not None
+        zeros = _zero_points(read, integers)
+        for place, value, word in (
+            (read.weight, integers, "uint8"),
+            (read.zero_point, zeros, "middle"),
+        ):
+            put_input(node, place, names.constant(f"{weight.name}/{word}", unsigned(value)))
+    common.RemoveUnusedNodesPass()(program)
+    given = None if model.given is None else program
+    return replace(model, program=program, given=given, _runners={})
+
+
+def _zero_points(read: _Read, integers: Array) -> Array:
+    """Those that are there, else zeros: one, or one a channel where there are several scales."""
+    node = read.node
+    array = array_of(input_of(node, read.zero_point))
+    if array is not None:
+        return array
+    scales = array_of(node.inputs[1]) if node.op_type == "DequantizeLinear" else None
+    return np.zeros(scales.shape if scales is not None else (), integers.dtype)
+
+
+def _weights(graph: ir.Graph) -> Iterator[IntegerWeight[_Read]]:
+    """The signed weights that bytes are multiplied by, each once for a node that reads it."""
+    for node in in_order(graph):
+        multiplying: ir.Node | None = node
+        places = _KERNELS.get(node.op_type, ())
+        if node.op_type == "DequantizeLinear":
+            users = (user for user, position in node.outputs[0].uses() if position == 1)
+            found = (user for user in users if user.op_type in _FUSED and _reads_bytes(user))
+            places, multiplying = ((0, 2),), next(found, None)
+        if multiplying is None:
+            continue
+        for weight, zero_point in places:
+            value = input_of(node, weight)
+            integers = array_of(value)
+            if integers is not None and integers.dtype == np.int8:
+                read = _Read(node, weight, zero_point)
+                yield IntegerWeight(read, kernel_of(multiplying, value), integers)
+
+
+def _reads_bytes(node: ir.Node) -> bool:
+    source = node.inputs[0].producer() if node.inputs[0] is not None else None
+    return source is not None and source.op_type == "DequantizeLinear"
+
+
+def kernel_of(node: ir.Node, weight: ir.Value | None) -> KernelKind:
+    """The kind of integer kernel that multiplies by a weight.
+
+    Depthwise is one input and one output channel a group, of images: others run in another kernel.
+    """
+    if "Conv" not in node.op_type:
+        return KernelKind.DENSE
+    array, groups = array_of(weight), node.attributes.get_int("group", 1)
+    single = array is not None and array.ndim == 4 and array.shape[:2] == (groups, 1)
+    return KernelKind.DEPTHWISE if single and groups > 1 else KernelKind.CONVOLUTION

@@ -1,0 +1,252 @@
+"""Tensors within bodies as outputs of a model: what they held in every step of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.onnxrt.canonicalize import infer_shapes
+from neural_mp.adaptors.onnxrt.graph_edit import GraphNames, is_tensor, parts_of
+from neural_mp.adaptors.onnxrt.opset import opset_of
+from neural_mp.adaptors.onnxrt.subgraphs import bodies_of, runners
+
+#: The first opset with sequences.
+_HAS_SEQUENCES = 11
+#: The first opset in which a branch can give back a sequence that comes from outside.
+_PASSES_SEQUENCES = 14
+#: Ops that a sequence can be led through.
+_TAKE_SEQUENCES = ("If", "Loop")
+
+
+def with_outputs(program: ir.Model, names: Iterable[str]) -> ir.Model:
+    """The part of a graph that computes some tensors.
+
+    A tensor of a body comes as a sequence, in float32: an array for every step of a loop, none
+    where the run did not come to the body (see `arrays_in`).
+
+    Args:
+        program: the graph, of which the types in bodies are known (see `typed`).
+        names: the tensors, all of them `visible`.
+    """
+    wanted = list(dict.fromkeys(names))
+    program = _with_results_of_bodies(program, wanted)
+    inputs = [value for value in program.graph.inputs if not value.is_initializer()]
+    part = ir.convenience.extract(program.graph, inputs, wanted)
+    functions = program.functions.values()
+    return ir.Model(part, ir_version=program.ir_version, functions=list(functions))
+
+
+def typed(program: ir.Model) -> ir.Model:
+    """A model that knows the types of what its bodies hold; itself where it has no bodies.
+
+    Of a converted model they are forgotten.
+    """
+    if len(parts_of(program.graph)) == 1:
+        return program
+    program = program.clone()
+    infer_shapes(program)
+    return program
+
+
+def values_in(program: ir.Model) -> dict[str, ir.Value]:
+    """Every computed value by its name, those of bodies included."""
+    return {
+        str(value.name): value
+        for graph in parts_of(program.graph)
+        for value in (*graph.inputs, *(result for node in graph for result in node.outputs))
+    }
+
+
+def visible(program: ir.Model, values: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
+    """Those of some tensors that can be had from a run, however deep in bodies they lie.
+
+    A Scan gives back what lies in its own body, and takes no sequence through that; text and
+    sequences stay where they are.
+    """
+    found, opset = runners(program.graph), opset_of(program)
+
+    def is_visible(value: ir.Value) -> bool:
+        around = []
+        graph = value.graph
+        while isinstance(graph, ir.Graph) and graph is not program.graph:
+            around.append(found[graph])
+            graph = found[graph].graph
+        if around and (opset < _HAS_SEQUENCES or not _is_numbers(value)):
+            return False
+        if around and around[0].op_type == "Scan":
+            del around[0]
+        if around and opset < _PASSES_SEQUENCES:
+            return False
+        return all(node.op_type in _TAKE_SEQUENCES for node in around)
+
+    return {name: value for name, value in values.items() if is_visible(value)}
+
+
+def _is_numbers(value: ir.Value) -> bool:
+    """Whether a value holds a tensor of numbers; what has no known type is taken to."""
+    return is_tensor(value) and value.dtype is not ir.DataType.STRING
+
+
+def arrays_in(found: Any) -> list[Array]:
+    """The arrays of an output: one of a tensor; of a sequence, those of a shape as one."""
+    if not isinstance(found, list):
+        return [np.asarray(found)]
+    arrays = [array for array in map(np.asarray, found) if array.dtype != object]
+    if len(arrays) > 1 and arrays[0].ndim and len({array.shape[1:] for array in arrays}) == 1:
+        return [np.concatenate(arrays)]
+    return arrays
+
+
+def _with_results_of_bodies(program: ir.Model, wanted: Collection[str]) -> ir.Model:
+    found = values_in(program)
+    inside = {name for name, value in found.items() if value.graph is not program.graph}
+    if inside.isdisjoint(wanted):
+        return program
+    program = program.clone()
+    recorder = _Recorder(program)
+    for name in wanted:
+        if name in inside:
+            recorder.record(name)
+    return program
+
+
+class _Recorder:
+    """Sequences, led through all bodies around a tensor, that take in what it holds."""
+
+    def __init__(self, program: ir.Model) -> None:
+        self._graph, self._names = program.graph, GraphNames(program.graph)
+        self._values = values_in(program)
+
+    def record(self, name: str) -> None:
+        """Give the model an output of a tensor's name that holds all that the tensor held."""
+        value = self._values[name]
+        found = runners(self._graph)  # anew: a Loop is replaced for every tensor
+        assert isinstance(value.graph, ir.Graph)
+        around = [value.graph]
+        while around[0] is not self._graph:
+            outer = found[around[0]].graph
+            assert isinstance(outer, ir.Graph)
+            around.insert(0, outer)
+        value.name = self._names.new(f"{name}/within")
+        # Sequences hold no BF16; float32 holds all that a body computes, but for large integers.
+        if value.dtype is not ir.DataType.FLOAT:
+            producer = value.producer()
+            cast = self._made("Cast", [value], {"to": int(ir.DataType.FLOAT)})
+            if producer is None:
+                around[-1].insert_before(around[-1][0], cast)
+            else:
+                around[-1].insert_after(producer, cast)
+            value = cast.outputs[0]
+        empty = self._made("SequenceEmpty", [], {"dtype": int(ir.DataType.FLOAT)})
+        first = self._graph[0]
+        self._graph.insert_before(first, empty)
+        self._through(around, found, value, empty.outputs[0]).name = name
+
+    def _through(
+        self,
+        around: list[ir.Graph],
+        found: dict[ir.Graph, ir.Node],
+        value: ir.Value,
+        sequence: ir.Value,
+    ) -> ir.Value:
+        """The sequence with the tensor in it, in the first of the graphs that lie around that."""
+        graph, *inner = around
+        if not inner:
+            return self._appended(graph, sequence, value)
+        body, node = inner[0], found[inner[0]]
+        if node.op_type == "Scan":
+            return self._appended(graph, sequence, self._scanned(node, body, value))
+        if node.op_type == "If":
+            for branch in bodies_of(node):
+                given = sequence
+                if branch is body:
+                    given = self._through(inner, found, value, sequence)
+                else:
+                    branch.append(passed := self._made("Identity", [sequence]))
+                    given = passed.outputs[0]
+                branch.outputs.append(given)
+            node.resize_outputs(len(node.outputs) + 1)
+            node.outputs[-1].name = self._names.new(f"{node.name}/kept")
+            return node.outputs[-1]
+        return self._looped(node, inner, found, value, sequence)
+
+    def _scanned(self, node: ir.Node, body: ir.Graph, value: ir.Value) -> ir.Value:
+        body.append(copied := self._made("Identity", [value]))
+        body.outputs.append(copied.outputs[0])
+        for word in ("scan_output_axes", "scan_output_directions"):
+            given = node.attributes.get_ints(word)
+            if given:
+                node.attributes[word] = ir.AttrInt64s(word, [*given, 0])
+        node.resize_outputs(len(node.outputs) + 1)
+        steps = node.outputs[-1]
+        steps.name = self._names.new(f"{node.name}/kept")
+        # One step behind the other, and no axis of them: channels are where they were.
+        bounds = [self._names.constant("recorded/bound", np.array([b])) for b in (2, 2**31)]
+        shape = self._put("Slice", [self._put("Shape", [steps], node), *bounds], node)
+        every = self._names.constant("recorded/every", np.array([-1]))
+        whole = self._put("Concat", [every, shape], node, {"axis": 0})
+        return self._put("Reshape", [steps, whole], node)
+
+    def _put(
+        self,
+        op: str,
+        inputs: list[ir.Value],
+        beside: ir.Node,
+        attributes: dict[str, int] | None = None,
+    ) -> ir.Value:
+        """The result of a new node at the end of the graph that another node is in."""
+        assert isinstance(beside.graph, ir.Graph)
+        beside.graph.append(made := self._made(op, inputs, attributes))
+        return made.outputs[0]
+
+    def _looped(
+        self,
+        node: ir.Node,
+        inner: list[ir.Graph],
+        found: dict[ir.Graph, ir.Node],
+        value: ir.Value,
+        sequence: ir.Value,
+    ) -> ir.Value:
+        """The same of a Loop: one that carries a sequence from step to step takes its place."""
+        body = inner[0]
+        carried = len(body.inputs) - 2
+        kind = ir.SequenceType(ir.TensorType(ir.DataType.FLOAT))
+        given = ir.val(self._names.new(f"{node.name}/carried"), type=kind)
+        body.inputs.append(given)
+        body.outputs.insert(1 + carried, self._through(inner, found, value, given))
+        old = list(node.outputs)
+        new = [ir.val(None, type=result.type) for result in old]
+        kept = ir.val(self._names.new(f"{node.name}/kept"), type=kind)
+        outputs = [*new[:carried], kept, *new[carried:]]
+        inputs = [*node.inputs, *[None] * (2 - len(node.inputs)), sequence]
+        attributes = list(node.attributes.values())
+        made = ir.Node("", "Loop", inputs, attributes, outputs=outputs, name=node.name)
+        assert isinstance(node.graph, ir.Graph)
+        node.graph.insert_before(node, made)
+        for result, other in zip(old, new, strict=True):
+            name = str(result.name)
+            result.replace_all_uses_with(other, replace_graph_outputs=True)
+            result.name = self._names.new(f"{name}/before")
+            other.name = name
+            self._values[name] = other
+        node.graph.remove(node)
+        return kept
+
+    def _appended(self, graph: ir.Graph, sequence: ir.Value, value: ir.Value) -> ir.Value:
+        graph.append(made := self._made("SequenceInsert", [sequence, value]))
+        return made.outputs[0]
+
+    def _made(
+        self,
+        op: str,
+        inputs: list[ir.Value],
+        attributes: dict[str, int] | None = None,
+    ) -> ir.Node:
+        result = ir.val(self._names.new("recorded"))
+        return ir.node(
+            op, inputs, attributes, outputs=[result], name=self._names.new(f"recorded/{op}")
+        )

@@ -1,0 +1,198 @@
+"""Clean a captured graph: no no-ops, batch norms folded into the layer before them, named ops."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import GraphModule, Node
+
+from neural_mp.adaptors.common.affine import Affine
+from neural_mp.adaptors.common.free_names import unused
+from neural_mp.adaptors.pytorch.capture import ENCLOSED, Enclosed
+from neural_mp.adaptors.pytorch.model import (
+    INPUT_NAME,
+    OP_NAME,
+    WHOLE,
+    arguments,
+    constant,
+    finish,
+    has_tensors,
+    op_type,
+    put_constant,
+)
+from neural_mp.adaptors.pytorch.quantizable_ops import INTEGER_LAYERS, LINEAR
+from neural_mp.adaptors.pytorch.simplify import simplify
+from neural_mp.core.graph import Layer
+from neural_mp.util.pytree import as_numpy
+
+aten = torch.ops.aten
+
+#: Key of `Node.meta` under which the modules of ops that were folded into it are kept.
+TAKEN_IN = "neural_mp_taken_in"
+#: Ops whose result depends on the order of values in memory, not only on their places.
+_OF_MEMORY = (aten.as_strided.default, aten.view_as_complex.default)
+
+
+@torch.no_grad()
+def prepare(module: GraphModule, path: str = WHOLE) -> GraphModule:
+    """Rewrite a functional graph in place, numerically equal, and give every op its name.
+
+    Args:
+        module: the graph.
+        path: where its module is in the model; the names of its ops begin with it.
+    """
+    _drop_copies(module)
+    views_to_reshapes(module)
+    simplify(module)
+    _fold_batch_norms(module)
+    finish(module)
+    name_ops(module, path)
+    return module
+
+
+def _drop_copies(module: GraphModule) -> None:
+    for node in list(module.graph.nodes):
+        if node.target is aten._assert_tensor_metadata.default:
+            module.graph.erase_node(node)  # it says what precision was traced: plans change that
+        elif _is_copy(node) and not any(user.op == "output" for user in node.users):
+            node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)
+
+
+def _is_copy(node: Node) -> bool:
+    """Whether a node gives what it reads: a clone, or a cast to the dtype that is already there."""
+    if node.target is aten.clone.default:
+        return not node.kwargs
+    if node.target is not aten._to_copy.default or set(node.kwargs) != {"dtype"}:
+        return False
+    return bool(node.args[0].meta["val"].dtype == node.kwargs["dtype"])
+
+
+def drop_updates(module: GraphModule) -> list[str]:
+    """Take out what a model writes to its own inputs and buffers; one warning for each buffer.
+
+    Every candidate shares the buffers, and every run the user's data: neither may change.
+    """
+    warnings = []
+    for node in list(module.graph.nodes):
+        if node.target is aten.copy_.default and node.args[0].op in ("placeholder", "get_attr"):
+            target = node.args[0]
+            if target.op == "get_attr":
+                warnings.append(
+                    f"the model updates its buffer {target.target!r} as it runs; "
+                    f"here it stays fixed"
+                )
+            node.replace_all_uses_with(node.args[1])
+            module.graph.erase_node(node)
+    return warnings
+
+
+def views_to_reshapes(module: GraphModule) -> None:
+    """Allow for memory in another order: our kernels keep channels last, the traced did not."""
+    for node in list(module.graph.nodes):
+        if node.target is aten.view.default:
+            node.target = aten.reshape.default
+        elif node.target in _OF_MEMORY and node.args[0].target is not aten.clone.default:
+            with module.graph.inserting_before(node):
+                ordered = module.graph.call_function(
+                    aten.clone.default, node.args[:1], {"memory_format": torch.contiguous_format}
+                )
+            ordered.meta = dict(node.args[0].meta)
+            node.update_arg(0, ordered)
+
+
+def _fold_batch_norms(module: GraphModule) -> None:
+    for norm in list(module.graph.nodes):
+        if norm.target is not aten._native_batch_norm_legit_no_training.default:
+            continue
+        layer = norm.args[0]
+        results = list(norm.users)
+        if (
+            layer.target in INTEGER_LAYERS
+            and len(layer.users) == 1
+            and all(r.target is operator.getitem and r.args[1] == 0 for r in results)
+            and all(part is None or constant(module, part) is not None for part in layer.args[1:3])
+            and (layer.target is not LINEAR or norm.meta["val"][0].ndim == 2)
+        ):
+            _fold(module, layer, norm)
+            for result in results:
+                result.replace_all_uses_with(layer)
+                module.graph.erase_node(result)
+            module.graph.erase_node(norm)
+
+
+def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
+    normed = (constant(module, argument) for argument in norm.args[1:5])
+    weight, bias = (constant(module, arguments(layer)[word]) for word in ("weight", "bias"))
+    assert weight is not None
+    affine = Affine.identity(len(weight))
+    if bias is not None:
+        affine.then_add(as_numpy(bias))
+    parameters = [None if value is None else as_numpy(value) for value in normed]
+    affine.then_normalize(parameters, norm.args[6])
+    # The first axis of a layer's weight is that of its output channels.
+    values, scale = as_numpy(weight), affine.scale.reshape(-1, *[1] * (weight.ndim - 1))
+    # Rounded part by part where one rounding will do: all in float64 is twice the weight.
+    scaled = np.empty_like(values) if weight.dtype == torch.float32 else None
+    scaled = np.multiply(values, scale, out=scaled, casting="same_kind")
+    put_constant(module, layer, "weight", scaled)
+    put_constant(module, layer, "bias", affine.shift)
+    layer.meta[TAKEN_IN] = (*layer.meta.get(TAKEN_IN, ()), norm.meta.get("nn_module_stack") or {})
+
+
+def name_ops(module: GraphModule, path: str = WHOLE) -> None:
+    """Name every op after the module it came from: `layer1.0.conv1`, or `layer1.0.add`."""
+    nodes = [n for n in module.graph.nodes if n.op == "call_function" and has_tensors(n)]
+    paths = {node: ".".join(filter(None, (path, _module_path(node)))) for node in nodes}
+    alone = Counter(path for path in paths.values())
+    # An op that is all there is to its module has the module's name before any other has it.
+    taken = {place for place, count in alone.items() if place and count == 1}
+    for node in nodes:
+        place = paths[node]
+        if place and alone[place] == 1:
+            node.meta[OP_NAME] = place
+        else:
+            node.meta[OP_NAME] = _free(f"{place}.{op_type(node)}".lstrip("."), taken)
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            own = f"{path}.{node.name}" if path else node.name
+            node.meta[INPUT_NAME] = own if own not in taken else _free(f"{own}.input", taken)
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """The name, with a number behind it where it is taken; taken from now on."""
+    found = unused(name, taken, first=2)
+    taken.add(found)
+    return found
+
+
+def _module_path(node: Node) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    return _own_path(next(reversed(stack.values()))[0]) if stack else ""
+
+
+def _own_path(path: Any) -> str:
+    """The path of a module in the user's model."""
+    return str(path).removeprefix(ENCLOSED).removeprefix(".")
+
+
+def layers_of(node: Node, path: str = WHOLE) -> tuple[Layer, ...]:
+    """The modules that an op comes from, outer ones first, and those of what was folded into it.
+
+    Args:
+        node: the op.
+        path: where the module that was captured is in the model.
+    """
+    stacks = (node.meta.get("nn_module_stack") or {}, *node.meta.get(TAKEN_IN, ()))
+    found: dict[Layer, None] = {}
+    for stack in stacks:
+        for place, kind in stack.values():
+            name = ".".join(filter(None, (path, _own_path(place))))
+            word = kind if isinstance(kind, str) else kind.__qualname__
+            if name and not word.endswith(f".{Enclosed.__name__}"):
+                found[Layer(name, word.rpartition(".")[2])] = None
+    return tuple(found)

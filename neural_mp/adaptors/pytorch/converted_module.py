@@ -1,0 +1,143 @@
+"""A converted model as users hold it: a module to call, copy, and compile."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from neural_mp.adaptors.pytorch import qdq_ops as ops
+from neural_mp.adaptors.pytorch.direct_calls import DirectGraph
+from neural_mp.adaptors.pytorch.dynamic_shapes import check_inputs, keywords
+from neural_mp.adaptors.pytorch.fusion import is_node, only_user
+from neural_mp.adaptors.pytorch.lowering import runnable_form
+from neural_mp.adaptors.pytorch.model import add_constant, constant, shallow_copy
+from neural_mp.adaptors.pytorch.quantizable_ops import ADD, LINEAR
+from neural_mp.util.labels import without_labels
+
+_HIDDEN = "neural_mp_hidden"
+_FUSED_AND_ADDED = (torch.ops.aten.relu.default, torch.ops.aten.gelu.default)
+
+
+class ConvertedModule(nn.Module):
+    """A model with its plan in it; for inference only.
+
+    Called, it runs integer kernels that need no compiler; within `torch.compile` too, which
+    cannot look into packed weights. `CompiledModule` hands the compiler what it can fuse.
+
+    Attributes:
+        portable: the graph of float ops, casts and quantize/dequantize pairs; holds the weights.
+        runnable: the graph that is run; it shares the weights.
+    """
+
+    portable: GraphModule
+    runnable: GraphModule
+    _direct: DirectGraph
+
+    def __init__(self, portable: GraphModule, runnable: GraphModule) -> None:
+        super().__init__()
+        self.portable = portable
+        # Not as a submodule: the weights are counted and moved once, in the portable form.
+        object.__setattr__(self, "runnable", runnable)
+        object.__setattr__(self, "_direct", DirectGraph(runnable))
+        self.training = False
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model as its original was called, without the labels it was captured without."""
+        fed = without_labels(kwargs, keywords(self.runnable)) if kwargs else {}
+        return _run(self._direct, args, fed)
+
+    def train(self, mode: bool = True) -> ConvertedModule:
+        """Stays in inference mode: a captured graph has no other."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ConvertedModule:
+        # The kernels' packed weights cannot be copied, but they can be packed again.
+        portable = copy.deepcopy(self.portable, memo)
+        return ConvertedModule(portable, runnable_form(portable))
+
+    def __reduce__(self) -> Any:
+        raise pickle.PicklingError(
+            "a converted model is not pickled: its kernels hold packed weights; keep it with "
+            "OptimizedModel.save and bring it back with neural_mp.load"
+        )
+
+
+@torch.compiler.disable
+def _run(direct: DirectGraph, args: Any, kwargs: Any) -> Any:
+    return direct(*args, **kwargs)
+
+
+def compilable_form(portable: GraphModule) -> GraphModule:
+    """The pairs in torch's own ops, which its compiler knows how to fuse into integer kernels."""
+    from torch.ao.quantization.fx import _decomposed  # noqa: F401 - registers the ops
+
+    theirs = torch.ops.quantized_decomposed
+    module = shallow_copy(portable)
+    _hide_unfusable(module)
+    for node in list(module.graph.nodes):
+        if node.target is ops.quantize:
+            node.target = theirs.quantize_per_tensor.default
+            node.args = (*node.args, 0, 255, torch.uint8)
+        elif node.target is ops.dequantize and not node.meta.get(_HIDDEN):
+            node.target = theirs.dequantize_per_tensor.default
+            node.args, dtype = (*node.args[:3], 0, 255, torch.uint8), node.args[3]
+            node.kwargs = {} if dtype is torch.float32 else {"out_dtype": dtype}
+        elif node.target is ops.dequantize_weight:
+            integers, scales = node.args
+            known = constant(module, scales)
+            assert known is not None
+            zeros = torch.zeros(known.numel(), dtype=torch.long)
+            zero_points = add_constant(module, f"{node.name}_zero_points", zeros, node)
+            node.target = theirs.dequantize_per_channel.default
+            node.args = (integers, scales, zero_points, 0, -127, 127, torch.int8)
+    module._forward_pre_hooks.clear()  # the sizes are checked outside of what is compiled
+    module.graph.lint()
+    module.recompile()
+    return module
+
+
+def _hide_unfusable(module: GraphModule) -> None:
+    """Keep from the compiler what it would fail to make a kernel of, as an op it cannot look into.
+
+    Images of one channel, of which it takes one memory layout and its kernel another; and a dense
+    layer with ReLU or GELU behind it whose result is added to something.
+    """
+    for node in list(module.graph.nodes):
+        if node.target is ops.dequantize:
+            shape = node.meta["val"].shape
+            node.meta[_HIDDEN] = len(shape) > 2 and shape[1] == 1
+        elif node.target is LINEAR and is_node(node.args[0], ops.dequantize):
+            activation = only_user(node)
+            if activation is None or activation.target not in _FUSED_AND_ADDED:
+                continue
+            if any(user.target is ADD for user in activation.users):
+                pair = node.args[0]
+                with module.graph.inserting_before(node):
+                    alone = module.graph.call_function(ops.dequantize, pair.args)
+                alone.meta = {**pair.meta, _HIDDEN: True}
+                node.replace_input_with(pair, alone)
+
+
+class CompiledModule(nn.Module):
+    """The portable form of a model, run through `torch.compile`, which needs a C++ compiler.
+
+    With the weights frozen: only then are integer kernels made of quantize/dequantize pairs.
+    """
+
+    def __init__(self, portable: GraphModule) -> None:
+        super().__init__()
+        self._portable = portable
+        self._compiled = torch.compile(compilable_form(portable))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model; the first call of a shape compiles it."""
+        from torch._inductor import config
+
+        check_inputs(self._portable, args, kwargs)
+        with torch.no_grad(), config.patch(freezing=True, force_layout_optimization=True):
+            return self._compiled(*args, **kwargs)

@@ -1,0 +1,36 @@
+"""How oneDNN's integer kernels multiply bytes in the PyTorch that is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from neural_mp.adaptors.common.int8_accumulation import (
+    COMMON_CASES,
+    Case,
+    Convolution,
+    Products,
+    tried_products,
+)
+from neural_mp.adaptors.common.runtime_probe import version_of
+from neural_mp.core.hardware import Hardware
+from neural_mp.core.int8_accumulation import KernelKind
+
+#: Raised when what is tried, or how, changes.
+_VERSION = 2
+#: Kind of kernel and a word → what is tried.
+CASES: Mapping[str, Case] = {
+    **COMMON_CASES,
+    f"{KernelKind.CONVOLUTION} of one channel": Convolution(1, 16, window=5),
+    f"{KernelKind.CONVOLUTION} in small groups": Convolution(6, 6, groups=2),
+    f"{KernelKind.CONVOLUTION} of lines": Convolution(16, 16, axes=1),
+    f"{KernelKind.CONVOLUTION} of volumes": Convolution(16, 16, axes=3),
+    f"{KernelKind.DEPTHWISE} strided": Convolution(64, 64, groups=64, window=5, stride=2),
+    f"{KernelKind.DEPTHWISE} dilated": Convolution(32, 32, groups=32, dilation=2),
+    f"{KernelKind.DEPTHWISE} of lines": Convolution(16, 16, groups=16, axes=1),
+}
+
+
+def kernel_products(hardware: Hardware) -> Products:
+    """How each kind of kernel multiplies on the machine that is converted for."""
+    module, version = "neural_mp.adaptors.pytorch.int8_accumulation_probe", version_of("torch")
+    return tried_products(hardware, module, f"{_VERSION} {version}", CASES)

@@ -1,0 +1,68 @@
+"""The constants of layers, to be scaled channel by channel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch.fx import GraphModule, Node
+
+from neural_mp.adaptors.common.cross_layer_scaling import Array, Layer, LayerChange
+from neural_mp.adaptors.pytorch.lowering import rewritten
+from neural_mp.adaptors.pytorch.model import TorchModel, arguments, constant, op_nodes, put_constant
+from neural_mp.adaptors.pytorch.quantizable_ops import CONVOLUTIONS, geometry, has_integer_kernel
+from neural_mp.util.pytree import as_numpy
+
+_LAYER_NORM = torch.ops.aten.layer_norm.default
+
+
+def layers(model: TorchModel) -> dict[str, Layer]:
+    """Op → its constants."""
+    return {
+        name: layer
+        for part in model.parts.values()
+        for name, node in op_nodes(part.portable).items()
+        if (layer := _layer(part.portable, name, node)) is not None
+    }
+
+
+def _layer(module: GraphModule, name: str, node: Node) -> Layer | None:
+    known = has_integer_kernel(module, node)
+    if not known and node.target is not _LAYER_NORM:
+        return None
+    said = arguments(node)
+    weight = constant(module, said["weight"])
+    if weight is None or (said["bias"] is not None and constant(module, said["bias"]) is None):
+        return None
+
+    def read() -> Array:
+        return as_numpy(weight)
+
+    if known:
+        axes = CONVOLUTIONS.get(node.target, 0)
+        groups = geometry(node)[3] if axes else 1
+        # Pooling is over two axes here, of which a convolution over one leaves the first.
+        return Layer(name, read, 0, 1, groups, axis=-1 - axes, pooled=axes > 1)
+    return Layer(name, read) if len(said["normalized_shape"]) == 1 else None
+
+
+def with_layers(model: TorchModel, changes: Mapping[str, LayerChange]) -> TorchModel:
+    """The model with other constants in some of its layers."""
+
+    def change(module: GraphModule) -> None:
+        for name, node in op_nodes(module).items():
+            if name in changes:
+                _change(module, name, node, changes[name])
+
+    return rewritten(model, change)
+
+
+def _change(module: GraphModule, name: str, node: Node, change: LayerChange) -> None:
+    layer, bias = _layer(module, name, node), constant(module, arguments(node)["bias"])
+    assert layer is not None
+    put_constant(module, node, "weight", change.weight(layer))
+    if bias is not None or change.shift is not None:
+        channels = np.shape(layer.weight())[layer.outputs]
+        values = change.bias(None if bias is None else as_numpy(bias), channels)
+        put_constant(module, node, "bias", values)

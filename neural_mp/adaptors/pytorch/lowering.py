@@ -1,0 +1,265 @@
+"""From quantize/dequantize pairs to oneDNN's integer kernels, run eagerly, no compiler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from neural_mp.adaptors.common.fusion import Step
+from neural_mp.adaptors.common.integer_encoding import Encoding
+from neural_mp.adaptors.pytorch import kernel_ops as kernels
+from neural_mp.adaptors.pytorch import qdq_ops as ops
+from neural_mp.adaptors.pytorch.casts import cast_dtype
+from neural_mp.adaptors.pytorch.fusion import (
+    OVERWRITABLE,
+    Group,
+    is_node,
+    match,
+    only_user,
+    quantizer,
+)
+from neural_mp.adaptors.pytorch.model import (
+    OP_NAME,
+    RESULT,
+    Part,
+    TorchModel,
+    add_constant,
+    arguments,
+    attribute,
+    finish,
+    likely_size,
+    shallow_copy,
+    tensor_name,
+)
+from neural_mp.adaptors.pytorch.quantizable_ops import (
+    CONCATENATION,
+    CONVOLUTIONS,
+    EMBEDDING,
+    LINEAR,
+    MAX_POOLING,
+    PADDING,
+    geometry,
+    quantize_agnostic,
+)
+from neural_mp.adaptors.pytorch.recurrent_int8 import RECURRENT_INT8, lower_recurrent
+from neural_mp.adaptors.pytorch.versions import integer_convolution
+
+aten = torch.ops.aten
+onednn = torch.ops.onednn
+
+#: Float dtypes the kernels can write directly.
+_FLOAT_OUTPUTS = {
+    **dict.fromkeys(CONVOLUTIONS, (torch.float32, torch.bfloat16)),
+    LINEAR: (torch.float32, torch.bfloat16, torch.float16),
+}
+#: Scale, zero point and dtype of what a kernel writes.
+_Behind = tuple[float, int, torch.dtype]
+
+
+def rewritten(model: TorchModel, rewrite: Callable[[GraphModule], None]) -> TorchModel:
+    """A model with every graph rewritten in its portable form; the model given is untouched."""
+    parts = {}
+    for path, part in model.parts.items():
+        portable = shallow_copy(part.portable)
+        rewrite(portable)
+        parts[path] = Part(finish(portable), runnable_form(portable), part.example)
+    return replace(model, parts=parts, original=None)
+
+
+def runnable_form(portable: GraphModule) -> GraphModule:
+    """The integer kernels of a graph of the portable form, as a module of its own."""
+    module = shallow_copy(portable)
+    with torch.no_grad():
+        # Ops that move values first: what they return may be a view, which summing must know.
+        for node in list(module.graph.nodes):
+            if quantize_agnostic(node):
+                _run_on_integers(module, node)
+        module.graph.eliminate_dead_code()
+        for node in list(module.graph.nodes):
+            if node.target in _FLOAT_OUTPUTS and is_node(node.args[1], ops.dequantize_weight):
+                _lower_layer(module, node)
+            elif node.target is EMBEDDING and is_node(node.args[0], ops.dequantize_weight):
+                values = (*node.args[0].args, node.args[1])
+                _call_instead(node, kernels.weight_only_embedding, values)
+            elif node.target in RECURRENT_INT8:
+                lower_recurrent(module, node)
+        module.graph.eliminate_dead_code()
+        for node in list(module.graph.nodes):
+            _call_conversion(module, node)
+    return finish(module)
+
+
+def _lower_layer(module: GraphModule, layer: Node) -> None:
+    if is_node(layer.args[0], ops.dequantize, ops.dequantize_dynamic):
+        _replace(module, match(layer))
+    elif layer.target is LINEAR:
+        _call_instead(
+            layer, kernels.weight_only_linear, (layer.args[0], *layer.args[1].args, _bias(layer))
+        )
+
+
+def _call_instead(
+    layer: Node, kernel: Callable[..., torch.Tensor], values: tuple[Any, ...]
+) -> None:
+    """Call a function of ours instead of a layer."""
+    with layer.graph.inserting_before(layer):
+        result = layer.graph.call_function(kernel, values)
+    result.meta = dict(layer.meta)
+    layer.replace_all_uses_with(result)
+
+
+def _replace(module: GraphModule, group: Group) -> None:
+    """Call an integer kernel instead of a layer and all that the kernel takes in."""
+    layer, replaced = group.head, quantizer(group.tail)
+    if replaced is not None:
+        behind: _Behind = (replaced.args[1], replaced.args[2], torch.uint8)
+    else:
+        replaced, dtype = group.tail, torch.float32
+        cast = only_user(replaced)
+        wanted = cast_dtype(cast)
+        floats = _FLOAT_OUTPUTS[layer.target] if group.residual_sum is None else ()
+        if cast is not None and wanted in floats:
+            replaced, dtype = cast, wanted
+        behind = (1.0, 0, dtype)
+    before = (*layer.args[0].args[:3], *_weights(module, layer, replaced))
+    with module.graph.inserting_before(replaced):
+        result = module.graph.call_function(*_call(group, before, behind))
+    encoding = Encoding(*behind[:2]) if behind[2] is torch.uint8 else None
+    result.meta = {
+        "val": replaced.meta["val"],
+        OP_NAME: layer.meta.get(OP_NAME, layer.name),
+        RESULT: (tensor_name(group.tail), encoding),
+    }
+    replaced.replace_all_uses_with(result)
+
+
+def _call(group: Group, before: tuple[Any, ...], behind: _Behind) -> tuple[Any, tuple[Any, ...]]:
+    """The integer kernel of a layer and what it is called with.
+
+    Args:
+        group: what the kernel does.
+        before: integers, scale and zero point of the input, then those of the weight.
+        behind: how the result is stored.
+    """
+    layer, summed, post_op = group.head, group.residual_sum, _post_op(group.activation)
+    bias = _bias(layer)
+    if layer.target is LINEAR:
+        product = onednn.qlinear_pointwise
+        if summed is not None:
+            # The kernel reads a summand as if it lay in one piece, whatever its strides are.
+            summand = layer.graph.call_function(aten.contiguous.default, (summed.operand,))
+            added = (summand, bias, *behind, 1.0, 0, "add", 1.0)
+            return product.binary, (*before, *added, *post_op)
+        target = product.tensor if isinstance(before[1], Node) else product.default
+        return target, (*before, bias, *behind, *post_op)
+    inside = (bias, *geometry(layer), *behind)
+    if summed is None:
+        kernel = integer_convolution(CONVOLUTIONS[layer.target])
+        return kernel, (*before, *inside, *post_op)
+    accumulator: Any = summed.operand
+    stored = [1.0, 0]
+    if behind[2] is torch.uint8:
+        accumulator, *stored = accumulator.args[:3]
+        if not _may_overwrite(accumulator, summed.ops[0], before[0]):
+            accumulator = layer.graph.call_function(
+                aten.clone.default, (accumulator,), {"memory_format": torch.channels_last}
+            )
+    added = (accumulator, *inside, *stored, "sum", 1.0)
+    return onednn.qconv2d_pointwise.binary, (*before, *added, *post_op)
+
+
+def _may_overwrite(summand: Node, addition: Node, reads: Node) -> bool:
+    """Whether a summing kernel may write its result over its summand.
+
+    Only where the summand is another kernel's own result, nothing else reads it, or a view of it,
+    later, and the kernel does not read it as its input too.
+    """
+    if summand.target not in OVERWRITABLE or summand is reads:
+        return False
+    order = {node: index for index, node in enumerate(summand.graph.nodes)}
+    readers: set[Node] = set()
+    for user in summand.users:
+        readers.update(user.users if user.target is ops.dequantize else (user,))
+    return all(
+        order[reader] < order[addition] and not quantize_agnostic(reader)
+        for reader in readers - {addition}
+    )
+
+
+def _weights(module: GraphModule, layer: Node, before: Node) -> tuple[Node, Node, Node]:
+    """The packed weight, its scales and its zero points (all zero), as nodes of the graph."""
+    integers_node, scales_node = layer.args[1].args
+    integers = attribute(module, integers_node.target)
+    scales = attribute(module, scales_node.target)
+    shape = [likely_size(size) for size in layer.args[0].meta["val"].shape]
+    if layer.target is LINEAR:
+        packed = onednn.qlinear_prepack(integers, [math.prod(shape[:-1]), shape[-1]])
+    else:
+        _, scale, zero_point, _ = layer.args[0].args
+        packed = onednn.qconv_prepack(integers, scales, scale, zero_point, *geometry(layer), shape)
+    zeros = torch.zeros(scales.numel(), dtype=torch.long)
+    return (
+        add_constant(module, f"{layer.name}_packed", packed, before),
+        scales_node,
+        add_constant(module, f"{layer.name}_zero_points", zeros, before),
+    )
+
+
+def _bias(layer: Node) -> Node | None:
+    bias = arguments(layer)["bias"]
+    return bias if isinstance(bias, Node) else None
+
+
+def _post_op(activation: Step[Node, Node] | None) -> tuple[str, list[float], str]:
+    """OneDNN's name of an activation, its scalars and its algorithm."""
+    if activation is None:
+        return "none", [], ""
+    said = arguments(activation.ops[0])
+    bounds = [float(said[word]) for word in ("min_val", "max_val") if word in said]
+    return activation.kind, bounds, str(said.get("approximate", ""))
+
+
+def _run_on_integers(module: GraphModule, node: Node) -> None:
+    """Let an op that only moves values read and write integers, where both sides are quantized."""
+    behind = quantizer(node)
+    sources = node.args[0] if node.target is CONCATENATION else [node.args[0]]
+    if behind is None or not all(is_node(source, ops.dequantize) for source in sources):
+        return
+    scale, zero_point = behind.args[1:3]
+    if any(source.args[1:3] != (scale, zero_point) for source in sources):
+        return
+    integers: Any = [source.args[0] for source in sources]
+    rest, target = node.args[1:], node.target
+    if node.target is MAX_POOLING:
+        target = kernels.max_pool2d_uint8
+    elif node.target is PADDING:
+        rest = (rest[0], zero_point)
+    if node.target is not CONCATENATION:
+        (integers,) = integers
+    with module.graph.inserting_before(behind):
+        moved = module.graph.call_function(target, (integers, *rest), node.kwargs)
+    name = node.meta.get(OP_NAME, node.name)
+    encoding = Encoding(scale, zero_point)
+    moved.meta = {"val": behind.meta["val"], OP_NAME: name, RESULT: (name, encoding)}
+    behind.replace_all_uses_with(moved)
+
+
+def _call_conversion(module: GraphModule, node: Node) -> None:
+    """Let a conversion that is left read its zero point from a tensor made once."""
+
+    def stored(value: float) -> Node:
+        return add_constant(module, f"{node.name}_offset", torch.tensor(value), node)
+
+    if node.target is ops.quantize:
+        x, scale, zero_point = node.args
+        node.args = (x, stored(zero_point + 0.5), 1 / scale)
+        node.target = kernels.quantize_uint8
+    elif node.target is ops.dequantize:
+        q, scale, zero_point, dtype = node.args
+        node.args = (q, scale, stored(float(zero_point)), dtype)
+        node.target = kernels.dequantize_uint8

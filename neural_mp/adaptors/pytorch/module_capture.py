@@ -1,0 +1,226 @@
+"""Models in parts: the graphs of single modules, and the user's own code that calls them.
+
+A model whose graph can be captured has one part, the whole. One that cannot, say because it
+branches on a tensor's value, is taken apart into the largest modules that can; its own code, the
+shell, goes on calling what then stands in their place.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Interpreter, Node
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils import _pytree as pytree
+
+from neural_mp.adaptors.pytorch import capture
+from neural_mp.adaptors.pytorch.call_signature import Call
+from neural_mp.adaptors.pytorch.dynamic_shapes import check_inputs, flat_inputs
+from neural_mp.adaptors.pytorch.model import Part, TorchModel, assembled
+from neural_mp.errors import CaptureError, DataError, NeuralMPError
+
+logger = logging.getLogger(__name__)
+
+#: Modules worth a part: those with something to convert.
+_LAYERS = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.Linear,
+    nn.Embedding,
+    nn.RNNBase,
+    nn.MultiheadAttention,
+)
+
+
+#: A node, and a function that runs it → the result that other nodes read.
+Visit = Callable[[Node, Callable[[], Any]], Any]
+
+
+class _Visited(Interpreter):
+    """Runs a graph node by node, and lets every node be visited as it runs."""
+
+    def __init__(self, module: GraphModule, visit: Visit) -> None:
+        super().__init__(module)
+        self.visit = visit
+
+    def run_node(self, n: Node) -> Any:
+        return self.visit(n, partial(super().run_node, n))
+
+
+class _Interpreted(nn.Module):
+    """A graph that is called like the module it came from and run by an interpreter."""
+
+    def __init__(self, interpreter: Interpreter) -> None:
+        super().__init__()
+        self.interpreter = interpreter
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        module = self.interpreter.module
+        check_inputs(module, args, kwargs)
+        flat = self.interpreter.run(*flat_inputs(module, args, kwargs), enable_io_processing=False)
+        return module.graph.process_outputs(flat)
+
+
+def visited(model: TorchModel, visit: Visit, portable: bool = False) -> Callable[[Call], Any]:
+    """A model as a function of its call, run node by node.
+
+    Args:
+        model: the model.
+        visit: is called with every node and a function that runs it, and gives the node's result.
+        portable: whether the graphs of the portable form are run, not the runnable ones.
+    """
+
+    def form(part: Part) -> nn.Module:
+        return _Interpreted(_Visited(part.portable if portable else part.runnable, visit))
+
+    module = model.built(form)
+    return lambda call: run_call(model, module, call)
+
+
+def run_call(model: TorchModel, module: nn.Module, call: Call) -> Any:
+    """Run one of a model's forms.
+
+    Raises:
+        DataError: the inputs are others, or have other sizes, than the model was captured for.
+    """
+    if model.shell is not None:
+        call = call.copied()  # the user's code may write to its inputs
+    else:
+        model.convention.check(call, model.example)
+    with torch.no_grad():
+        try:
+            return module(*call.args, **call.kwargs)
+        except DataError as error:
+            raise DataError(
+                f"the model was captured for inputs like {model.example} and cannot take {call}: "
+                f"{error}{_said_by_original(model, call)}"
+            ) from None
+
+
+def _said_by_original(model: TorchModel, call: Call) -> str:
+    """Whether the user's own module runs on inputs that its graph refuses, in words."""
+    if model.original is None:
+        return ""
+    with capture.inference_mode(model.original):
+        try:
+            capture.run_once(model.original, call)
+        except DataError:
+            return "; the module itself does not run on them either"
+    return "; the module itself runs on them, but its graph as torch.export captured it does not"
+
+
+@dataclass
+class _Seen:
+    """How a module was called while its model ran once."""
+
+    call: Call
+    alike: bool = True
+
+
+def private(module: nn.Module) -> nn.Module:
+    """A copy of a user's module to call from now on: its weights are shared, its state is not."""
+    return assembled(module, {}).eval()
+
+
+def capture_modules(shell: nn.Module, call: Call) -> dict[str, tuple[GraphModule, Call]]:
+    """The largest modules of a model whose graphs can be captured, by path.
+
+    Modules that do not run on this call are left as they are.
+
+    Args:
+        shell: the model, for us to run.
+        call: what it is called with.
+
+    Raises:
+        CaptureError: there is none.
+    """
+    taker = _Taker(shell, call, _watch(shell, call))
+    taker.descend(shell, "")
+    if not taker.found:
+        raise CaptureError(
+            f"no module of {type(shell).__name__} that holds layers can be captured by itself"
+        )
+    return taker.found
+
+
+def _watch(module: nn.Module, call: Call) -> dict[nn.Module, _Seen]:
+    seen: dict[nn.Module, _Seen] = {}
+
+    def note(part: nn.Module, args: Any, kwargs: Any) -> None:
+        given = Call(args, kwargs)
+        if part not in seen:
+            seen[part] = _Seen(given.copied())
+        elif _form(given) != _form(seen[part].call):
+            seen[part].alike = False
+
+    hooks = [
+        part.register_forward_pre_hook(note, with_kwargs=True)
+        for part in module.modules()
+        if part is not module
+    ]
+    try:
+        capture.run_once(module, call)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+def _form(call: Call) -> Any:
+    """What must not change from call to call of one graph: all but the sizes of tensors."""
+    leaves, structure = pytree.tree_flatten((call.args, dict(call.kwargs)))
+    kinds = [(x.dtype, x.ndim) if isinstance(x, torch.Tensor) else x for x in leaves]
+    return kinds, structure
+
+
+def _is_packed(call: Call) -> bool:
+    """Whether a call holds sequences packed by length: torch.export would fix all lengths."""
+    given = (call.args, dict(call.kwargs))
+    leaves = pytree.tree_leaves(given, is_leaf=lambda value: isinstance(value, PackedSequence))
+    return any(isinstance(leaf, PackedSequence) for leaf in leaves)
+
+
+@dataclass
+class _Taker:
+    """Takes a model apart."""
+
+    shell: nn.Module
+    call: Call
+    seen: Mapping[nn.Module, _Seen]
+    found: dict[str, tuple[GraphModule, Call]] = field(default_factory=dict)
+    known: set[nn.Module] = field(default_factory=set)
+
+    def descend(self, module: nn.Module, path: str) -> None:
+        """Take the parts of a module: each child whole if it can be, else the parts of that."""
+        for name, child in module.named_children():
+            if child in self.known or not any(isinstance(m, _LAYERS) for m in child.modules()):
+                continue
+            self.known.add(child)
+            place = f"{path}.{name}" if path else name
+            captured = self.capture_alone(child, place)
+            if captured is None:
+                self.descend(child, place)
+            else:
+                self.found[place] = captured
+
+    def capture_alone(self, child: nn.Module, path: str) -> tuple[GraphModule, Call] | None:
+        """The graph of one module, if it has one and the model runs with it in its place."""
+        seen = self.seen.get(child)
+        if seen is None or not seen.alike or _is_packed(seen.call):
+            return None
+        try:
+            graph = capture.capture(child, seen.call)
+            stand_in = assembled(self.shell, {path: _Interpreted(Interpreter(graph))})
+            capture.run_once(stand_in, self.call)
+        except NeuralMPError:
+            # Its own code may do more with a module than to call it: go through its layers, say.
+            logger.debug("%s cannot be a part", path, exc_info=True)
+            return None
+        return graph, seen.call

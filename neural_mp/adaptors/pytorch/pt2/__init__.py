@@ -1,0 +1,1 @@
+"""Safe reader of `.pt2` archives: no unpickling, no source text from the file."""

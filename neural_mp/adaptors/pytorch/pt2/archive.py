@@ -1,0 +1,192 @@
+"""Programs out of `.pt2` files: what PyTorch is given has been read, checked and written anew here.
+
+`torch.export.load` opens libraries that an archive carries, unpickles, imports by name and
+evaluates texts. So it is not given the file: members are read here, each by the one way that its
+kind is read, and PyTorch gets the program's text in a clean copy and tensors that were made here.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._export.serde.serialize import SerializedArtifact, deserialize
+from torch.export import ExportedProgram
+
+from neural_mp.adaptors.pytorch.pt2.program_json import checked_payloads, checked_program
+from neural_mp.adaptors.pytorch.pt2.safe_unpickler import read_plain
+from neural_mp.adaptors.pytorch.pt2.tensors import placed, read_values, view_of, viewed
+from neural_mp.errors import ModelLoadError
+from neural_mp.io.zip_archive import checked_archive
+
+#: What `torch.export.save` calls a program that has no name of its own.
+_MODEL = "model"
+#: Members of an archive of torch 2.8 or later, below its one folder.
+_KNOWN = re.compile(
+    r"archive_format|archive_version|version|byteorder|\.data/version|\.data/serialization_id"
+    r"|models/\w+\.json|data/sample_inputs/\w+\.pt"
+    r"|data/weights/(weight_\d+|\w+_weights_config\.json|\w+\.pt)"
+    r"|data/constants/(tensor_\d+|\w+_constants_config\.json|\w+\.pt)"
+    r"|extra/.+",
+    re.ASCII,
+)
+#: Members of an archive of torch 2.7 or before.
+_KNOWN_BEFORE = re.compile(
+    r"version|serialized_exported_program\.json"
+    r"|serialized_(state_dict|constants|example_inputs)\.pt|extra_files/.+"
+)
+_CODE = re.compile(
+    r"(^|/)data/(aotinductor|executorch|mtia)(/|$)|(custom|opaque)_obj_\d*$|_tensorrt|"
+    r"\.(so|dll|dylib|exe|o|a|ptx|cubin|py|pyc|sh|pkl|pickle)(\.[\d.]+)?$",
+    re.IGNORECASE,
+)
+#: What compiled code begins with: of Linux, Windows and macOS.
+_COMPILED = (
+    b"\x7fELF",
+    b"MZ\x90\x00",
+    b"\xcf\xfa\xed\xfe",
+    b"\xfe\xed\xfa\xcf",
+    b"\xca\xfe\xba\xbe",
+)
+_SHORT = 1024
+
+
+def read_program(path: Path) -> ExportedProgram:
+    """The program in a file that `torch.export.save` wrote; no code of the file's is run.
+
+    Raises:
+        ModelLoadError: it is no sound archive, or holds what no such file does.
+        Exception: of any class, that PyTorch raises of a program that makes no sense.
+    """
+    with checked_archive(path) as archive:
+        try:
+            artifact = SerializedArtifact(*_parts(archive))
+        except ValueError as error:
+            raise ModelLoadError(
+                f"{str(path)!r} is no program that torch.export.save wrote, or is damaged: {error}"
+            ) from error
+    return deserialize(artifact)
+
+
+def _parts(archive: zipfile.ZipFile) -> tuple[bytes, Any, Any, Any]:
+    """The text of the program, its state, its constants and its example inputs."""
+    names = archive.namelist()
+    for name in names:
+        _refuse_code(archive, name)
+    roots = {name.partition("/")[0] for name in names}
+    if len(roots) == 1 and f"{min(roots)}/archive_format" in names:
+        return _parts_below(archive, f"{min(roots)}/")
+    return _parts_before(archive)
+
+
+def _refuse_code(archive: zipfile.ZipFile, name: str) -> None:
+    with archive.open(name) as member:
+        begins = member.read(4)
+    extra = name.startswith("extra_files/") or "/extra/" in name
+    if _CODE.search(name) or (extra and begins.startswith(_COMPILED)):
+        raise ValueError(f"it carries code ({name[:100]!r}), which is never loaded")
+
+
+def _parts_below(archive: zipfile.ZipFile, root: str) -> tuple[bytes, Any, Any, Any]:
+    """The parts in an archive of torch 2.8 or later."""
+    unknown = [n for n in archive.namelist() if not _KNOWN.fullmatch(n.removeprefix(root))]
+    if unknown:
+        raise ValueError(f"it holds {unknown[0][:100]!r}, which no exported program does")
+    if _short(archive, f"{root}archive_format") != "pt2":
+        raise ValueError("its archive is of another format than pt2")
+    _same_byte_order(archive, f"{root}byteorder")
+    program = _member(archive, f"{root}models/{_MODEL}.json")
+    state = _tensors(archive, f"{root}data/weights/", "weights")
+    constants = _tensors(archive, f"{root}data/constants/", "constants")
+    inputs = _inputs(_member(archive, f"{root}data/sample_inputs/{_MODEL}.pt"))
+    return checked_program(program), state, constants, inputs
+
+
+def _parts_before(archive: zipfile.ZipFile) -> tuple[bytes, Any, Any, Any]:
+    """The parts in an archive of torch 2.7 or before."""
+    names = archive.namelist()
+    unknown = [name for name in names if not _KNOWN_BEFORE.fullmatch(name)]
+    if unknown:
+        raise ValueError(f"it holds {unknown[0][:100]!r}, which no exported program does")
+    program = checked_program(_member(archive, "serialized_exported_program.json"))
+    state = _state(_member(archive, "serialized_state_dict.pt"))
+    constants = _state(_member(archive, "serialized_constants.pt"))
+    return program, state, constants, _inputs(_member(archive, "serialized_example_inputs.pt"))
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> bytes:
+    if name not in archive.namelist():
+        raise ValueError(f"{name!r} is missing in it")
+    return archive.read(name)
+
+
+def _short(archive: zipfile.ZipFile, name: str) -> str:
+    with archive.open(name) as member:
+        return member.read(_SHORT).decode("ascii", "replace").strip()
+
+
+def _same_byte_order(archive: zipfile.ZipFile, name: str) -> None:
+    if name in archive.namelist() and _short(archive, name) != sys.byteorder:
+        raise ValueError(f"its values are {_short(archive, name)}-endian, unlike this machine")
+
+
+def _tensors(archive: zipfile.ZipFile, folder: str, kind: str) -> dict[str, torch.Tensor]:
+    """Name → tensor, those that lie in one member sharing its values."""
+    together = f"{folder}{_MODEL}.pt"
+    if together in archive.namelist():  # as torch 2.8 wrote them
+        return _state(archive.read(together))
+    listed = checked_payloads(_member(archive, f"{folder}{_MODEL}_{kind}_config.json"))
+    values: dict[tuple[str, str], torch.Tensor] = {}
+    found = {}
+    for name, where in listed.items():
+        meta, member = where["tensor_meta"], f"{folder}{where['path_name']}"
+        if member not in archive.namelist():
+            raise ValueError(f"{member!r} is missing in it")
+        index = meta["device"].get("index")
+        device = meta["device"]["type"] + (f":{index}" if index is not None else "")
+        if (member, device) not in values:
+            values[member, device] = placed(read_values(archive, member), device)
+        tensor = viewed(values[member, device], view_of(meta))
+        if where["is_param"]:
+            tensor = nn.Parameter(tensor, meta["requires_grad"])
+        found[name] = tensor
+    return found
+
+
+def _plain(content: bytes) -> Any:
+    try:
+        return read_plain(io.BytesIO(content))
+    except ModelLoadError as error:
+        raise ValueError(
+            f"a part of it was not written by torch.save, and reading it could run code: {error}"
+        ) from error
+
+
+def _state(content: bytes) -> dict[str, torch.Tensor]:
+    """Name → tensor, of what older versions pickled."""
+    found = _plain(content) if content else {}
+    if not isinstance(found, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in found.items()
+    ):
+        raise ValueError("its weights are not tensors with names")
+    return dict(found)
+
+
+def _inputs(content: bytes) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments, positional and by keyword, that a program was exported with."""
+    match _plain(content) if content else None:
+        case None:
+            return None
+        case (tuple() | list() as args, dict() as named) if all(map(_is_text, named)):
+            return tuple(args), named
+    raise ValueError("its example inputs are not the arguments of a call")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)

@@ -1,0 +1,300 @@
+"""What `torch.save` wrote of plain tensors: read without the code that pickles may name.
+
+PyTorch's own safe reader takes a tensor's size from the pickle, whatever the file holds for it.
+
+A pickle of a hundred bytes can hold a tuple of tuples that is endless to hash or to show, and the
+reader in C keeps as much room as the largest number that a pickle gives to a value. So the reader
+in Python is used, with the few steps that `torch.save` writes.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+import sys
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, BinaryIO, ClassVar
+
+import torch
+from torch import nn
+
+from neural_mp.adaptors.pytorch.pt2.tensors import View, placed, read_values, viewed
+from neural_mp.io.zip_archive import checked_archive
+from neural_mp.util.validators import shown
+
+#: The steps that make values of a pickle, as `torch.save` writes them.
+_STEPS = (
+    "PROTO STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT"
+    " SHORT_BINUNICODE BINUNICODE EMPTY_TUPLE TUPLE1 TUPLE2 TUPLE3 TUPLE EMPTY_LIST APPEND APPENDS"
+    " EMPTY_DICT GLOBAL BINPERSID REDUCE NEWOBJ BINPUT LONG_BINPUT BINGET LONG_BINGET"
+)
+_DEVICE = re.compile(r"[a-z]{2,8}(:\d{1,3})?")
+#: More nodes than any inputs have; a pickle may refer to the same list again and again.
+_MOST_NODES = 200_000
+_DEEPEST = 100
+_PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout)
+_DTYPES = {name: kind for name, kind in vars(torch).items() if isinstance(kind, torch.dtype)}
+#: Classes of storages, by which pickles name data types; that of bytes names none.
+_STORAGES = {
+    "UntypedStorage": None,
+    "DoubleStorage": torch.float64,
+    "FloatStorage": torch.float32,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+    "ComplexDoubleStorage": torch.complex128,
+    "ComplexFloatStorage": torch.complex64,
+}
+
+
+@dataclass(frozen=True)
+class _Storage:
+    key: str
+    location: str
+    dtype: torch.dtype | None
+
+
+@dataclass(frozen=True)
+class _Marker:
+    """A class of storages, which stands for a data type."""
+
+    dtype: torch.dtype | None
+
+
+class _Attribute:
+    """What is kept with a tensor, of which nothing is used."""
+
+
+#: What stands for the two classes of tensors.
+_PLAIN_TENSOR, _PARAMETER = object(), object()
+
+
+@dataclass(frozen=True)
+class _Pickled:
+    """A tensor as its pickle describes it."""
+
+    storage: Any
+    offset: Any
+    size: Any
+    stride: Any
+    requires_grad: Any
+    dtype: Any = None
+    parameter: bool = False
+
+
+def read_plain(file: BinaryIO) -> Any:
+    """Nested tuples, lists and dicts of tensors and numbers, as `torch.save` wrote them.
+
+    Args:
+        file: binary, and can be sought.
+
+    Raises:
+        ModelLoadError: it is no sound archive.
+        ValueError: it holds anything else, or tensors that reach outside their values.
+    """
+    with checked_archive(file) as archive:
+        root = archive.namelist()[0].partition("/")[0] if archive.namelist() else ""
+        if f"{root}/data.pkl" not in archive.namelist():
+            raise ValueError("it holds values that torch.save did not write")
+        if f"{root}/byteorder" in archive.namelist():
+            order = archive.read(f"{root}/byteorder").decode("ascii", "replace")
+            if order != sys.byteorder:
+                raise ValueError(f"its values are {order}-endian, unlike this machine")
+        try:
+            described = _Reader(archive.read(f"{root}/data.pkl")).load()
+        except ValueError:
+            raise
+        except Exception as error:
+            # A damaged pickle raises whatever the objects do that it is made of.
+            raise ValueError(f"it holds a damaged pickle: {type(error).__name__}") from error
+        return _Built(archive, root).built(described, 0)
+
+
+def _code(step: str) -> int:
+    code: bytes = getattr(pickle, step)
+    return code[0]
+
+
+def _set_item(reader: Any) -> None:
+    value, key = reader.stack.pop(), reader.stack.pop()
+    _put(reader.stack[-1], key, value)
+
+
+def _set_items(reader: Any) -> None:
+    items = reader.pop_mark()
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        _put(reader.stack[-1], key, value)
+
+
+def _put(into: Any, key: Any, value: Any) -> None:
+    if type(into) not in (dict, OrderedDict) or not isinstance(key, _PLAIN):
+        raise ValueError("it holds a dict whose keys are no names")
+    into[key] = value
+
+
+def _leave_state(reader: Any) -> None:
+    """Leave out what an object has beside what it was made with: nothing of it is used."""
+    reader.stack.pop()
+
+
+class _Reader(pickle._Unpickler):
+    """An unpickler that knows the names of what tensors are made of, and gives none of it."""
+
+    dispatch: ClassVar[dict[int, Callable[..., None]]] = {
+        **{code: pickle._Unpickler.dispatch[code] for code in map(_code, _STEPS.split())},
+        _code("SETITEM"): _set_item,
+        _code("SETITEMS"): _set_items,
+        _code("BUILD"): _leave_state,
+    }
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(io.BytesIO(content), encoding="utf-8")
+
+    def find_class(self, module: str, name: str) -> Any:
+        match module, name:
+            case "collections", "OrderedDict":
+                return _ordered
+            case "builtins" | "__builtin__", "complex":
+                return complex
+            case "builtins" | "__builtin__", "set":
+                return _unread
+            case "torch", "Size":
+                return tuple
+            case "torch", "device":
+                return torch.device
+            case "torch._utils", "_rebuild_tensor_v2" | "_rebuild_tensor_v3":
+                return _described
+            case "torch._utils", "_rebuild_parameter":
+                return _parameter
+            case "torch._utils", "_rebuild_parameter_with_state":
+                return _parameter_with_attributes
+            case "torch._tensor", "_rebuild_from_type_v2":
+                return _with_attributes
+            case "torch", "Tensor":
+                return _PLAIN_TENSOR
+            case "torch.nn.parameter", "Parameter":
+                return _PARAMETER
+            case "torch._dynamo.decorators", "_DimRange":
+                return _Attribute
+            case "torch.serialization", "_get_layout":
+                return _strided
+            case (("torch" | "torch.storage"), _) if name in _STORAGES:
+                return _Marker(_STORAGES[name])
+            case "torch", _ if name in _DTYPES:
+                return _DTYPES[name]
+        raise ValueError(
+            f"it holds a pickled object of {shown(f'{module}.{name}')}; reading it could run code"
+        )
+
+    def persistent_load(self, pid: Any) -> _Storage:
+        match pid:
+            case ("storage", _Marker(dtype=dtype), str() as key, str() as location, int()):
+                return _Storage(key, location, dtype)
+        raise ValueError(f"it holds values that are described as {shown(pid)}")
+
+
+def _ordered() -> OrderedDict[Any, Any]:
+    """A dict that its items are put into afterwards."""
+    return OrderedDict()
+
+
+def _unread(_items: Any) -> _Attribute:
+    """A set, which only attributes of tensors are."""
+    return _Attribute()
+
+
+def _described(
+    storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any, *rest: Any
+) -> _Pickled:
+    dtype = rest[1] if len(rest) > 1 and isinstance(rest[1], torch.dtype) else None
+    return _Pickled(storage, offset, size, stride, requires_grad, dtype)
+
+
+def _parameter(data: Any, requires_grad: Any, _hooks: Any) -> _Pickled:
+    if not isinstance(data, _Pickled):
+        raise ValueError("it holds a parameter that is no tensor")
+    form = (data.storage, data.offset, data.size, data.stride, requires_grad, data.dtype)
+    return _Pickled(*form, parameter=True)
+
+
+def _parameter_with_attributes(
+    data: Any, requires_grad: Any, hooks: Any, _attributes: Any
+) -> _Pickled:
+    return _parameter(data, requires_grad, hooks)
+
+
+def _with_attributes(make: Any, kind: Any, arguments: Any, _attributes: Any) -> _Pickled:
+    """A tensor without the attributes that exporting with open sizes has left on it."""
+    if make not in (_described, _parameter, _parameter_with_attributes):
+        raise ValueError("it holds a tensor that is not described as torch.save does")
+    found: _Pickled = make(*arguments)
+    if kind is not (_PARAMETER if found.parameter else _PLAIN_TENSOR):
+        raise ValueError("it holds a tensor of a class of its own")
+    return found
+
+
+def _strided(name: Any) -> torch.layout:
+    if name != "torch.strided":
+        raise ValueError(f"it holds a tensor of the layout {shown(name)}")
+    return torch.strided
+
+
+class _Built:
+    """Tensors made of what their pickles describe, those that share values sharing them again."""
+
+    def __init__(self, archive: zipfile.ZipFile, root: str) -> None:
+        self._archive, self._root = archive, root
+        self._values: dict[str, torch.Tensor] = {}
+        self._tensors: dict[int, torch.Tensor] = {}
+        self._nodes = 0
+
+    def built(self, value: Any, depth: int) -> Any:
+        """A value with tensors in place of their descriptions."""
+        self._nodes += 1
+        if depth > _DEEPEST or self._nodes > _MOST_NODES:
+            raise ValueError("its values are nested too deeply, or too many")
+        if isinstance(value, _Pickled):
+            if id(value) not in self._tensors:
+                self._tensors[id(value)] = self._tensor(value)
+            return self._tensors[id(value)]
+        if type(value) in (tuple, list):
+            return type(value)(self.built(item, depth + 1) for item in value)
+        if type(value) in (dict, OrderedDict):
+            return type(value)((key, self.built(item, depth + 1)) for key, item in value.items())
+        if type(value) in _PLAIN:
+            return value
+        raise ValueError(f"it holds {shown(type(value).__name__)} where tensors are expected")
+
+    def _tensor(self, described: _Pickled) -> torch.Tensor:
+        match described:
+            case _Pickled(
+                storage=_Storage(key=key, location=location, dtype=named),
+                offset=int() as offset,
+                size=tuple() as size,
+                stride=tuple() as stride,
+                requires_grad=bool() as requires_grad,
+            ) if all(type(n) is int for n in (*size, *stride)):
+                dtype = described.dtype or named
+                if dtype is not None:
+                    found = viewed(self._bytes(key, location), View(dtype, size, stride, offset))
+                    if described.parameter:
+                        return nn.Parameter(found, requires_grad)
+                    return found.requires_grad_(requires_grad)
+        raise ValueError("it holds a tensor that is not described as torch.save does")
+
+    def _bytes(self, key: str, location: str) -> torch.Tensor:
+        if key not in self._values:
+            name = f"{self._root}/data/{key}"
+            if name not in self._archive.namelist() or not _DEVICE.fullmatch(location):
+                raise ValueError(f"the values of a tensor are missing: {shown(key)}")
+            self._values[key] = placed(read_values(self._archive, name), location)
+        return self._values[key]

@@ -1,0 +1,133 @@
+"""Tensors out of files: values within what the file holds for them, or none."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from neural_mp.util.validators import shown
+
+#: Data types by their number in programs that `torch.export.save` wrote.
+_DTYPES = {
+    1: "uint8",
+    2: "int8",
+    3: "int16",
+    4: "int32",
+    5: "int64",
+    6: "float16",
+    7: "float32",
+    8: "float64",
+    9: "complex32",
+    10: "complex64",
+    11: "complex128",
+    12: "bool",
+    13: "bfloat16",
+    28: "uint16",
+    29: "float8_e4m3fn",
+    30: "float8_e5m2",
+    31: "float8_e4m3fnuz",
+    32: "float8_e5m2fnuz",
+    33: "float8_e8m0fnu",
+    34: "uint32",
+    35: "uint64",
+}
+_STRIDED = 7
+_CHUNK = 2**20
+#: How many times its values an expanded tensor may show, past a size that does no harm.
+_MOST_REPEATED = 1024
+_SMALL = 2**28
+
+
+@dataclass(frozen=True)
+class View:
+    """How a tensor lies in the values that it shares with others; lengths in values, not bytes."""
+
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+def read_values(archive: zipfile.ZipFile, name: str) -> torch.Tensor:
+    """The bytes of a member, which must fit into memory once."""
+    values = torch.empty(archive.getinfo(name).file_size, dtype=torch.uint8)
+    room = memoryview(values.numpy())
+    with archive.open(name) as member:
+        done = 0
+        while done < len(room):
+            chunk = member.read(_CHUNK)
+            if not chunk:
+                raise ValueError(f"its member {name!r} ends early")
+            room[done : done + len(chunk)] = chunk
+            done += len(chunk)
+        if member.read(1):
+            raise ValueError(f"its member {name!r} goes on past its end")
+    return values
+
+
+def viewed(values: torch.Tensor, view: View) -> torch.Tensor:
+    """A tensor that lies in these bytes.
+
+    Raises:
+        ValueError: it would reach outside them, or show the same values over and over.
+    """
+    if not (len(view.size) == len(view.stride) <= torch.iinfo(torch.int8).max // 2 + 1):
+        raise ValueError(f"a tensor of {len(view.size)} axes has {len(view.stride)} strides")
+    if min((view.offset, *view.size, *view.stride)) < 0:
+        raise ValueError(f"a tensor has the size {view.size} and the strides {view.stride}")
+    item = view.dtype.itemsize
+    count = 1
+    for length in view.size:
+        count *= length
+    last = sum((n - 1) * step for n, step in zip(view.size, view.stride, strict=True))
+    needed = view.offset + (last + 1 if count else 0)
+    if needed * item > values.numel():
+        raise ValueError(
+            f"a tensor of the size {view.size} reaches to byte {needed * item}; the file holds "
+            f"{values.numel()}"
+        )
+    if count * item > max(_SMALL, _MOST_REPEATED * values.numel()):
+        raise ValueError(f"a tensor has the size {view.size}, of {values.numel()} bytes in all")
+    usable = values[: values.numel() // item * item].view(view.dtype)
+    return torch.as_strided(usable, view.size, view.stride, view.offset)
+
+
+def view_of(meta: dict[str, Any]) -> View:
+    """How a tensor lies in its values, as the program's own list says.
+
+    Raises:
+        ValueError: it is of a kind that is not made of plain values, or its size is not a number.
+    """
+    dtype = getattr(torch, _DTYPES.get(meta["dtype"], ""), None)
+    if dtype is None or meta["layout"] != _STRIDED:
+        raise ValueError(f"a tensor has the data type {meta['dtype']}, layout {meta['layout']}")
+    return View(dtype, _ints(meta["sizes"]), _ints(meta["strides"]), _int(meta["storage_offset"]))
+
+
+def _ints(sizes: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(map(_int, sizes))
+
+
+def _int(size: Any) -> int:
+    match size:
+        case {"as_int": int() as number}:
+            return number
+    raise ValueError(f"a tensor in the file has the size {shown(size)}")
+
+
+def placed(values: torch.Tensor, device: str) -> torch.Tensor:
+    """Bytes on the device that a file asks for.
+
+    Raises:
+        ValueError: this machine has no such device.
+    """
+    if device == "cpu":
+        return values
+    try:
+        return values.to(device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"its values belong on the device {device!r}, not had here") from error

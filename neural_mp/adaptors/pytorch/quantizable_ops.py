@@ -1,0 +1,98 @@
+"""The ops that integer kernels exist for, and those that pass integers on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from neural_mp.adaptors.pytorch.model import arguments, constant
+from neural_mp.core.int8_accumulation import KernelKind
+
+aten = torch.ops.aten
+
+CONVOLUTION = aten.conv2d.default
+#: Convolution → how many axes its images have.
+CONVOLUTIONS = {aten.conv1d.default: 1, CONVOLUTION: 2, aten.conv3d.default: 3}
+LINEAR = aten.linear.default
+#: Layers that integer kernels exist for.
+INTEGER_LAYERS = frozenset({*CONVOLUTIONS, LINEAR})
+EMBEDDING = aten.embedding.default
+#: Layers whose weight can be stored as integers.
+WEIGHTED = INTEGER_LAYERS | {EMBEDDING}
+ADD = aten.add.Tensor
+CONCATENATION = aten.cat.default
+PADDING = aten.constant_pad_nd.default
+MAX_POOLING = aten.max_pool2d.default
+
+#: Ops that give the same result on quantized values as on real ones: they move or select.
+_AGNOSTIC = frozenset(
+    {
+        CONCATENATION,
+        PADDING,
+        MAX_POOLING,
+        aten.upsample_nearest2d.vec,
+        aten.pixel_shuffle.default,
+        aten.reshape.default,
+        aten.permute.default,
+        aten.transpose.int,
+        aten.slice.Tensor,
+        aten.select.int,
+        aten.expand.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.unsqueeze.default,
+    }
+)
+
+
+def quantize_agnostic(node: Node) -> bool:
+    """Whether a node gives the same result on quantized values as on real ones."""
+    if node.target not in _AGNOSTIC:
+        return False
+    if node.target is CONCATENATION:
+        return all(is_computed(part) for part in node.args[0])
+    if node.target is PADDING and arguments(node)["value"] != 0:
+        return False  # zero is the one value that every scale holds
+    return is_computed(node.args[0])
+
+
+def is_computed(value: Any) -> bool:
+    """Whether an argument is the result of another node, and no constant."""
+    return isinstance(value, Node) and value.op != "get_attr"
+
+
+def has_integer_kernel(module: GraphModule, node: Node) -> bool:
+    """Whether a node is a layer with a constant weight that has an integer kernel."""
+    return (
+        node.op == "call_function"
+        and node.target in INTEGER_LAYERS
+        and constant(module, node.args[1]) is not None
+        and is_computed(node.args[0])
+    )
+
+
+def geometry(layer: Node) -> tuple[list[int], list[int], list[int], int]:
+    """Stride, padding, dilation and groups of a convolution."""
+    said, axes = arguments(layer), CONVOLUTIONS[layer.target]
+    stride, padding, dilation = (
+        per_axis(said[word], axes) for word in ("stride", "padding", "dilation")
+    )
+    return stride, padding, dilation, int(said["groups"])
+
+
+def per_axis(value: Any, axes: int) -> list[Any]:
+    """A value for every axis, from one for all or one for each."""
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    return values * axes if len(values) == 1 else values
+
+
+def kernel_kind(layer: Node) -> KernelKind:
+    """The kind of integer kernel that a layer runs in."""
+    if layer.target not in CONVOLUTIONS:
+        return KernelKind.DENSE
+    # One input and one output channel a group; of volumes, oneDNN has no such kernel.
+    weight, groups = layer.args[1].meta["val"], geometry(layer)[3]
+    single = weight.shape[0] == groups and weight.shape[1] == 1 and weight.ndim < 5
+    return KernelKind.DEPTHWISE if single and groups > 1 else KernelKind.CONVOLUTION

@@ -1,0 +1,45 @@
+"""Converted models whose weights use more of int8 than saturating products leave right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch.fx import GraphModule, Node
+
+from neural_mp.adaptors.common.weight_range import IntegerWeight, saturating, wide_kinds
+from neural_mp.adaptors.pytorch import qdq_ops as ops
+from neural_mp.adaptors.pytorch.fusion import is_node
+from neural_mp.adaptors.pytorch.lowering import rewritten
+from neural_mp.adaptors.pytorch.model import TorchModel, attribute
+from neural_mp.adaptors.pytorch.quantizable_ops import INTEGER_LAYERS, kernel_kind
+from neural_mp.adaptors.pytorch.write_int8 import IntegerWeights
+from neural_mp.core.int8_accumulation import REDUCED_RANGE, WEIGHT_LIMITS, KernelKind
+
+
+def wide_kernels(model: TorchModel) -> frozenset[KernelKind]:
+    """The kinds of the integer kernels that have a weight beyond ±63."""
+    parts = model.parts.values()
+    return wide_kinds(weight for part in parts for weight in _weights(part.portable))
+
+
+def with_reduced_weights(model: TorchModel) -> TorchModel:
+    """The model with weights rounded once more, to ±63, where a kernel may saturate."""
+    return rewritten(model, _reduce)
+
+
+def _reduce(module: GraphModule) -> None:
+    weights = IntegerWeights(module)
+    for layer in saturating(_weights(module)):
+        weights.store(layer, WEIGHT_LIMITS[REDUCED_RANGE])
+
+
+def _weights(module: GraphModule) -> Iterator[IntegerWeight[Node]]:
+    """The weights that layers multiply bytes by; of weights alone there are none."""
+    for node in module.graph.nodes:
+        if node.target not in INTEGER_LAYERS:
+            continue
+        source, weight = node.args[:2]
+        multiplied = is_node(source, ops.dequantize, ops.dequantize_dynamic)
+        if multiplied and is_node(weight, ops.dequantize_weight):
+            integers = attribute(module, str(weight.args[0].target))
+            yield IntegerWeight(node, kernel_kind(node), integers.numpy())

@@ -1,0 +1,94 @@
+"""A plan put on a torch module: hooks that enter autocast, and leave it for single modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from neural_mp.adaptors.pytorch.casts import DTYPES
+from neural_mp.adaptors.pytorch.training.module_dtypes import RunsIn, plan_taken_off
+from neural_mp.adaptors.pytorch.training.numerics_trace import check_module
+from neural_mp.core.precision import Precision
+from neural_mp.errors import ConfigurationError, UnknownOperatorError, did_you_mean
+
+
+def apply(model: nn.Module, plan: Mapping[str, Precision]) -> nn.Module:
+    """Let modules run as a plan says.
+
+    Args:
+        model: the module.
+        plan: name of a module in it → precision; one without an entry goes with what it is in.
+
+    Raises:
+        UnknownOperatorError: the model has no module of such a name.
+        ConfigurationError: the plan says two things of one module, or no weights are in float32.
+    """
+    check_module(model)
+    check_weights(model)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name in plan:
+        if name not in modules:
+            raise UnknownOperatorError(
+                f"the plan names {name!r}, which is no module of the model"
+                f"{did_you_mean(name, filter(None, modules))}"
+            )
+    chosen = _of_modules(modules, plan)
+    for module in modules.values():
+        plan_taken_off(module)
+    low = next((p for p in plan.values() if p.is_16_bit), Precision.FP32)
+    whole = plan.get("", low)
+    RunsIn(dtype_of(whole), cast_inputs=False, cast_outputs=True).on(model)
+    for module, name in chosen.items():
+        precision = plan[name]
+        if name and precision is not _around(name, plan, whole):
+            kept = precision is Precision.FP32
+            # What is around a kept module may multiply its outputs with whatever autocast likes;
+            # what is around a module in 16 bits is in float32, and may take nothing else.
+            RunsIn(dtype_of(precision), cast_inputs=kept, cast_outputs=not kept).on(module)
+    return model
+
+
+def _of_modules(
+    modules: Mapping[str, nn.Module], plan: Mapping[str, Precision]
+) -> dict[nn.Module, str]:
+    """Module → the name that the plan has for it; a module may be in several places."""
+    chosen: dict[nn.Module, str] = {}
+    for name, precision in plan.items():
+        other = chosen.setdefault(modules[name], name)
+        if plan[other] is not precision:
+            raise ConfigurationError(
+                f"{other!r} and {name!r} are one module, but the plan says {plan[other]} of one "
+                f"and {precision} of the other; give it one precision"
+            )
+    return chosen
+
+
+def check_weights(model: nn.Module) -> None:
+    """Refuse a model that holds floats, but none of 32 bits: nothing there is mixed.
+
+    Raises:
+        ConfigurationError: it is such a model.
+    """
+    floats = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    if floats and torch.float32 not in floats:
+        found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in floats))
+        raise ConfigurationError(
+            f"the weights of the model are in {found}; in mixed precision, weights stay in "
+            f"float32: call model.float() first"
+        )
+
+
+def dtype_of(precision: Precision) -> torch.dtype:
+    """BF16, FP16 or FP32 in torch's words."""
+    return DTYPES.get(precision, torch.float32)
+
+
+def _around(name: str, plan: Mapping[str, Precision], low: Precision) -> Precision:
+    """What a module would run in without an entry of its own."""
+    while name:
+        name = name.rpartition(".")[0]
+        if name in plan:
+            return plan[name]
+    return low

@@ -1,0 +1,260 @@
+"""Which op type a function is that Python code calls, and how its inputs may be treated.
+
+`x + y`, `x.add_(y)`, `torch.add` and `1 + x` are the op `add`, in the names of `op_kinds.TYPES`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Any
+
+from torch.nn import functional as F
+
+from neural_mp.adaptors.pytorch.op_types import TYPES, every_op_type
+
+
+class Handling(Enum):
+    """What a function does to numbers."""
+
+    #: Nothing: it asks, compares, makes anew or keeps the books of autograd.
+    NONE = auto()
+    #: It passes them on: a cast that the user wrote, or another view of the same memory.
+    PASSES = auto()
+    #: It computes.
+    COMPUTES = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that takes tensors.
+
+    Attributes:
+        op_type: what it is called on the lists.
+        handling: what it does to numbers.
+        writes: whether it writes into its first argument.
+        inplace_at: where its argument `inplace` stands; None where it has none.
+        first_only: whether its first argument alone decides and may be cast. The others are
+            statistics in FP32, which every kernel takes beside 16 bits, or give a shape.
+        numbers_differ: whether tensors without dimensions take part as numbers, in any type.
+        takes_masks: whether masks are among its arguments, as those of attention are.
+        variant: tells apart what the arguments choose between; returns an op type.
+    """
+
+    op_type: str
+    handling: Handling = Handling.COMPUTES
+    writes: bool = False
+    inplace_at: int | None = None
+    first_only: bool = False
+    numbers_differ: bool = False
+    takes_masks: bool = False
+    variant: Callable[[tuple[Any, ...], Mapping[str, Any]], str] | None = None
+
+    def deciding(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        """The arguments that decide and may be cast."""
+        if self.first_only:
+            return (_first(args, kwargs),)
+        return (*args, *kwargs.values()) if kwargs else args
+
+    def written(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What a call writes into: a tensor, or a tuple of those in `out`; None for nothing."""
+        if kwargs and kwargs.get("out") is not None:
+            return kwargs["out"]
+        if self.writes:
+            return _first(args, kwargs)
+        at = self.inplace_at
+        if at is not None and (args[at] if len(args) > at else kwargs.get("inplace")):
+            return _first(args, kwargs)
+        return None
+
+
+def _first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    return args[0] if args else next(iter(kwargs.values()), None)
+
+
+def _words(*lines: str) -> frozenset[str]:
+    return frozenset(word for line in lines for word in line.split())
+
+
+#: Python's operators and protocols that compute, by their names without underscores.
+_OPERATORS = {
+    **{name: name for name in ("add", "sub", "mul", "pow", "matmul", "neg", "abs", "getitem")},
+    **{"truediv": "div", "div": "div", "floordiv": "floor_divide", "mod": "remainder"},
+    **{"rsub": "rsub", "setitem": "index_put", "iter": "unbind", "reversed": "flip"},
+}
+#: Which of them stand before their name with `i` in place, and with `r` reflected.
+_REFLECTED = _words("add mul pow matmul truediv div floordiv mod")
+_IN_PLACE = _REFLECTED | {"sub"}
+
+#: Other names → the op type. What is composed in Python has the name of what decides in it.
+_ALIASES = {
+    **{"absolute": "abs", "negative": "neg", "fix": "trunc", "special_expit": "sigmoid"},
+    **{"arccos": "acos", "arcsin": "asin", "multiply": "mul", "subtract": "sub", "divide": "div"},
+    **{"_sparse_mm": "mm"},
+    **{"outer": "mul", "ger": "mul", "inner": "tensordot", "vdot": "dot"},
+    **{"linalg_matmul": "matmul", "linalg_norm": "norm", "frobenius_norm": "norm"},
+    **{"nuclear_norm": "norm", "native_norm": "norm", "normalize": "linalg_vector_norm"},
+    **{"logaddexp2": "logaddexp", "nanmean": "mean", "nansum": "sum", "sum_to_size": "sum"},
+    **{"cross_entropy": "cross_entropy_loss", "linear_cross_entropy": "cross_entropy_loss"},
+    **{"softmin": "softmax", "gumbel_softmax": "softmax", "tanhshrink": "tanh"},
+    **{"logsigmoid": "log_sigmoid", "lp_pool1d": "lp_pool2d", "lp_pool3d": "lp_pool2d"},
+    **{"grid_sample": "grid_sampler", "affine_grid": "affine_grid_generator"},
+    **{"dropout1d": "dropout", "dropout2d": "dropout", "dropout3d": "dropout"},
+    **{"feature_dropout": "dropout", "native_dropout": "dropout"},
+    **{"multi_head_attention_forward": "scaled_dot_product_attention"},
+    **{"ravel": "flatten", "swapdims": "swapaxes", "moveaxis": "movedim", "adjoint": "transpose"},
+    **{"T": "numpy_T", "mT": "transpose", "H": "transpose", "mH": "transpose"},
+    **{"row_stack": "vstack", "column_stack": "hstack", "dstack": "hstack"},
+    **{"hsplit": "tensor_split", "vsplit": "tensor_split", "dsplit": "tensor_split"},
+    **{"unsafe_split": "split", "unsafe_chunk": "chunk", "linalg_diagonal": "diagonal"},
+    **{"unsafe_split_with_sizes": "split_with_sizes", "msort": "sort"},
+    **{"fliplr": "flip", "flipud": "flip", "native_channel_shuffle": "channel_shuffle"},
+}
+#: Functions that share their name with another op.
+_IN_NN_FUNCTIONAL = {"unfold": "im2col", "fold": "col2im"}
+
+#: They pass numbers on. `contiguous` and `clone` may be cast: they are another tensor anyway.
+_PASSING = _words(
+    "tensor as_tensor asarray",
+    "to float half bfloat16 double type type_as cpu cuda xpu ipu mtia pin_memory detach alias data",
+    "copy_ real imag positive pos resolve_conj resolve_neg view_as_real view_as_complex",
+    "atleast_1d atleast_2d atleast_3d meshgrid values _values coalesce to_dense to_sparse",
+    "to_mkldnn requires_grad_ detach_",
+)
+#: They compute no numbers that would be better or worse in another type.
+_WITHOUT_NUMBERS = _words(
+    "eq ne lt le gt ge equal not_equal less less_equal greater greater_equal isnan isinf isfinite",
+    "isposinf isneginf isreal isin all any logical_and logical_or logical_not logical_xor",
+    "bitwise_and bitwise_or bitwise_not bitwise_xor signbit argmax argmin argsort argwhere nonzero",
+    "nonzero_static count_nonzero searchsorted bucketize bincount one_hot unravel_index unique",
+    "unique_consecutive multinomial size dim ndimension numel nelement stride element_size",
+    "storage_offset storage storage_type untyped_storage data_ptr const_data_ptr dim_order",
+    "get_device is_coalesced is_complex is_conj is_contiguous is_distributed is_floating_point",
+    "is_inference is_neg is_nonzero is_pinned is_same_size is_set_to is_shared is_signed",
+    "is_sparse sparse_dim dense_dim qscheme item tolist numpy backward register_hook retain_grad",
+    "register_post_accumulate_grad_hook grad module_load record_stream share_memory_ set_ resize_",
+    "resize_as_ resize resize_as apply_ map_ map2_ int long short bool byte char cdouble cfloat",
+    "chalf empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty",
+    "new_empty_strided new_zeros new_ones new_full new_tensor new bernoulli result_type can_cast",
+    "promote_types broadcast_shapes names has_names rename refine_names align_to",
+    "align_as as_subclass hash_tensor quantize_per_tensor quantize_per_channel dequantize",
+    "int_repr indices",
+)
+#: Modules whose functions do their work on the tensors themselves.
+_OUTSIDE = ("torch.nn.init", "torch.autograd", "torch.optim", "torch.utils", "torch.distributed")
+
+_ATTENTION = "scaled_dot_product_attention"
+
+_FIRST_ONLY = _words(
+    *TYPES["batch_norm"], *TYPES["instance_norm"], "expand_as view_as reshape_as sum_to_size"
+)
+_ARITHMETIC = frozenset(
+    op_type for kind in ("add", "sub", "mul", "div") for op_type in TYPES[kind]
+) - {"addcmul", "addcdiv"}
+
+#: Op types that torch's dispatcher does not have, such as `softsign`.
+_LISTED = frozenset(op_type for names in TYPES.values() for op_type in names)
+
+
+def all_op_types() -> frozenset[str]:
+    """Every op type that an edit of the lists may name."""
+    return every_op_type() | _LISTED
+
+
+def function_of(func: Callable[..., Any]) -> Function:
+    """What a function is that `__torch_function__` is told of."""
+    name, module = str(getattr(func, "__name__", "")), str(getattr(func, "__module__", ""))
+    if name in ("__get__", "__set__", "__delete__"):
+        described = getattr(func, "__self__", None)
+        described = getattr(described, "fget", described)
+        return _of_property(name, str(getattr(described, "__name__", "")))
+    name = name.split(".")[0]  # an overload of `torch.ops` is called `add.Tensor`
+    if name.startswith("__") and name.endswith("__"):
+        return _of_operator(name[2:-2])
+    if module.startswith(_OUTSIDE) or _is_mutable(func, name) or _is_internal(name):
+        return Function(name, Handling.NONE)
+    if func is F.unfold or func is F.fold:
+        return Function(_IN_NN_FUNCTIONAL[name])
+    if name == "interpolate":
+        return Function(name, variant=_interpolation)
+    made = _named(name)
+    return replace(made, inplace_at=_position_of_inplace(func, module))
+
+
+def _named(name: str) -> Function:
+    """By the name of a function or a method; one underscore behind it says that it writes."""
+    base = name[:-1] if name.endswith("_") else name
+    if name in _PASSING or base in _PASSING:
+        return Function(base, Handling.PASSES, writes=name != base)
+    if name in _WITHOUT_NUMBERS or base in _WITHOUT_NUMBERS:
+        return Function(base, Handling.NONE)
+    return replace(_computing(base), writes=name != base)
+
+
+def _computing(name: str) -> Function:
+    """By a name, or what is left of it without what only says where the function stands."""
+    short = name.removeprefix("special_").removesuffix("_with_indices")
+    known = next((known for known in (name, short) if known in _LISTED), name)
+    return _with_ways(_ALIASES.get(known, known))
+
+
+def _with_ways(op_type: str) -> Function:
+    return Function(
+        op_type,
+        first_only=op_type in _FIRST_ONLY,
+        numbers_differ=op_type in _ARITHMETIC,
+        takes_masks=op_type == _ATTENTION,
+    )
+
+
+def _of_operator(name: str) -> Function:
+    if name == "pos":
+        return Function(name, Handling.PASSES)
+    if name in _OPERATORS:
+        return replace(_with_ways(_OPERATORS[name]), writes=name == "setitem")
+    if name[1:] in _IN_PLACE and name.startswith("i"):
+        return replace(_with_ways(_OPERATORS[name[1:]]), writes=True)
+    if name[1:] in _REFLECTED and name.startswith("r"):
+        return _with_ways(_OPERATORS[name[1:]])
+    return Function(name, Handling.NONE)
+
+
+def _of_property(access: str, name: str) -> Function:
+    if access != "__get__":
+        return Function(name, Handling.NONE)
+    if name in _ALIASES:  # the transposed forms: T, H, mT, mH
+        return _computing(name)
+    return Function(name, Handling.PASSES if name in _PASSING else Handling.NONE)
+
+
+def _is_internal(name: str) -> bool:
+    """Whether torch keeps this for itself: an optimizer's loops, questions, packing."""
+    return name.startswith(("_", "sym_")) and name.removesuffix("_") not in (
+        _LISTED | _PASSING | _ALIASES.keys()
+    )
+
+
+def _is_mutable(func: Callable[..., Any], name: str) -> bool:
+    """Whether this is an op that writes, and its name does not tell where."""
+    schema = getattr(func, "_schema", None)
+    return bool(getattr(schema, "is_mutable", False)) and not name.endswith("_")
+
+
+def _position_of_inplace(func: Callable[..., Any], module: str) -> int | None:
+    if module != F.__name__ or not inspect.isfunction(func):
+        return None
+    parameters = list(inspect.signature(func).parameters)
+    return parameters.index("inplace") if "inplace" in parameters else None
+
+
+def _interpolation(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """The op that `F.interpolate` comes down to, by its mode and the rank of its input."""
+    mode = str(kwargs.get("mode", args[3] if len(args) > 3 else "nearest"))
+    tensor = args[0] if args else kwargs["input"]
+    axes = tensor.dim() - 2
+    if mode == "area":
+        return f"adaptive_avg_pool{axes}d"
+    known = {"nearest-exact": "nearest"}
+    return f"upsample_{known.get(mode, mode)}{axes}d"

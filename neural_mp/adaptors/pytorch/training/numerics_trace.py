@@ -1,0 +1,247 @@
+"""A pass through a torch model, module by module, that leaves the model as it was."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
+
+from neural_mp.adaptors.pytorch.call_signature import Call, convention_of, is_array
+from neural_mp.adaptors.pytorch.training.module_dtypes import planned_dtype, tree_leaves
+from neural_mp.core.numerics_trace import Extent, LayerPass, ModelPass
+from neural_mp.errors import ConfigurationError, DataError, in_one_line
+
+
+@dataclass
+class _ModuleCall:
+    """One call of a module, as far as it went."""
+
+    name: str
+    module: nn.Module
+    inputs: Extent
+    dtype: torch.dtype
+    outputs: Extent = field(default_factory=Extent)
+    #: Gradients for the outputs, and for the inputs, as they come.
+    above: list[torch.Tensor] = field(default_factory=list)
+    below: list[torch.Tensor] = field(default_factory=list)
+
+
+def model_pass(model: Any, batch: Any, loss: Any = None, loss_scale: float = 1.0) -> ModelPass:
+    """Run a batch through a model as in training, and note what went through each module.
+
+    Under `torch.autocast`, the pass is what autocast makes of it.
+
+    Args:
+        model: a torch module.
+        batch: `(inputs, targets)`, or inputs alone; inputs are a tensor, a tuple, or a dict.
+        loss: a function of outputs and targets that gives one number; without it, no gradients
+            are taken.
+        loss_scale: what the loss is multiplied by.
+
+    Raises:
+        ConfigurationError: it is no torch module, or the loss is none.
+        DataError: the batch does not fit the model.
+    """
+    check_module(model)
+    call, targets = call_of(model, batch)
+    calls: list[_ModuleCall] = []
+    with uncompiled(), untouched(model), torch.enable_grad(), _noting(model, calls):
+        outputs = run(model, call)
+        value = None if loss is None else loss_value(loss, outputs, targets)
+        grads = {} if value is None else gradients(model, value * loss_scale)
+    passes = [_as_pass(call, grads, value is not None) for call in calls]
+    number = None if value is None else float(value.detach())
+    return ModelPass(Extent.of(call.leaves()), Extent.of(tree_leaves(outputs)), passes, number)
+
+
+def check_module(model: Any) -> None:
+    """Refuse what is no torch module.
+
+    Raises:
+        ConfigurationError: it is none, or one of its weights has no shape yet.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigurationError(f"expected a torch module, got {model!r}")
+    lazy = next((name for name, p in model.named_parameters() if is_lazy(p)), None)
+    if lazy is not None:
+        raise ConfigurationError(f"{lazy!r} has no shape yet; run a batch through the model before")
+
+
+def call_of(model: nn.Module, batch: Any) -> tuple[Call, Any]:
+    """How a model is called with a batch, and the targets; None where the batch has none.
+
+    Raises:
+        DataError: the batch holds something that is no number.
+    """
+    pair = isinstance(batch, tuple | list) and len(batch) == 2
+    inputs, targets = batch if pair else (batch, None)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    call = convention_of(model).call(inputs)
+
+    def placed(leaf: Any) -> Any:
+        if is_array(leaf):
+            leaf = torch.as_tensor(leaf)
+        # A copy: the model may write to its inputs, and the batch is used again.
+        return leaf.to(device, copy=True) if isinstance(leaf, torch.Tensor) else leaf
+
+    return call.map(placed), pytree.tree_map(placed, targets)
+
+
+def run(model: nn.Module, call: Call) -> Any:
+    """What the model gives.
+
+    Raises:
+        DataError: it does not take the inputs.
+    """
+    try:
+        return model(*call.args, **call.kwargs)
+    except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
+        raise DataError(
+            f"the model does not take the inputs of the batch ({call}): {in_one_line(error)}"
+        ) from error
+
+
+def loss_value(loss: Any, outputs: Any, targets: Any) -> torch.Tensor:
+    """The loss of a batch: one number.
+
+    Raises:
+        ConfigurationError: the loss is no function, fails, or gives more than one number.
+    """
+    if not callable(loss):
+        raise ConfigurationError(
+            f"loss must be a function of outputs and targets, such as "
+            f"torch.nn.functional.cross_entropy, got {loss!r}"
+        )
+    try:
+        found = loss(outputs, targets)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise ConfigurationError(f"the loss {loss!r} fails: {in_one_line(error)}") from error
+    if not isinstance(found, torch.Tensor) or found.numel() != 1:
+        shape = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+        raise ConfigurationError(
+            f"the loss must give one number as a tensor, and gives {shape}; take its mean"
+        )
+    if not found.requires_grad:
+        raise ConfigurationError("the loss does not depend on any weight that is trained")
+    return found.float().reshape(())
+
+
+def gradients(model: nn.Module, loss: torch.Tensor) -> dict[nn.Parameter, torch.Tensor]:
+    """Parameter → gradient, of those that the loss depends on; `grad` of none is changed."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    found = torch.autograd.grad(loss, trained, allow_unused=True)
+    return {p: grad for p, grad in zip(trained, found, strict=True) if grad is not None}
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Let modules run as they are: compiled code knows nothing of hooks that came later."""
+    if "torch._dynamo" in sys.modules:  # to import it takes seconds, and is no use here
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    else:
+        yield
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Put a model back afterwards: weights, statistics, modes, and the random generator.
+
+    Meanwhile it is in training mode.
+    """
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    before = {name: tensor.detach().clone() for name, tensor in state.items()}
+    modes = {module: module.training for module in model.modules()}
+    buffers = {module: dict(module._buffers) for module in modes}
+    if not model.training:
+        model.train()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        for module, held in buffers.items():  # a forward may have put others in their place
+            module._buffers.clear()
+            module._buffers.update(held)
+        with torch.no_grad():
+            for name, tensor in state.items():
+                tensor.copy_(before[name])
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextmanager
+def _noting(model: nn.Module, calls: list[_ModuleCall]) -> Iterator[None]:
+    started: list[_ModuleCall] = []
+
+    def before(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            tensors = floating((args, dict(kwargs)))
+            dtype = tensors[0].dtype if tensors else torch.float32
+            call = _ModuleCall(name, module, Extent.of(tensors), dtype)
+            _listen(tensors, call.below)
+            started.append(call)
+
+        return hook
+
+    def after(module: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
+        call = started.pop()
+        tensors = floating(outputs)
+        call.outputs = Extent.of(tensors)
+        found = tensors[0].dtype if tensors else call.dtype
+        call.dtype = planned_dtype(module) or found
+        if call.inputs.peak > torch.finfo(call.dtype).max:  # autocast casts them in the module
+            call.inputs = replace(call.inputs, inf=True)
+        _listen(tensors, call.above)
+        calls.append(call)
+
+    handles: list[Any] = []
+    try:
+        for name, module in model.named_modules():
+            if name:
+                handles.append(module.register_forward_pre_hook(before(name), with_kwargs=True))
+                handles.append(module.register_forward_hook(after, with_kwargs=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _listen(tensors: Sequence[torch.Tensor], found: list[torch.Tensor]) -> None:
+    """Note the gradients of tensors when they come."""
+    for tensor in tensors:
+        if tensor.requires_grad:
+            tensor.register_hook(lambda grad: found.append(grad.detach()))
+
+
+def floating(values: Any) -> list[torch.Tensor]:
+    """The tensors of floats in nested values."""
+    return [
+        leaf
+        for leaf in tree_leaves(values)
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    ]
+
+
+def _as_pass(
+    call: _ModuleCall, grads: Mapping[nn.Parameter, torch.Tensor], backwards: bool
+) -> LayerPass:
+    parameters = list(call.module.parameters())
+    below = [*call.below, *(grads[p] for p in parameters if p in grads)]
+    return LayerPass(
+        name=call.name,
+        kind=type(call.module).__name__,
+        dtype=str(call.dtype).removeprefix("torch."),
+        inputs=call.inputs,
+        outputs=call.outputs,
+        weights=Extent.of([*parameters, *call.module.buffers()]),
+        gradients_above=Extent.of(call.above) if backwards else None,
+        gradients_below=Extent.of(below) if backwards else None,
+        holds_layers=any(True for _ in call.module.children()),
+    )

@@ -1,0 +1,229 @@
+"""Writing a layer, with all that its kernel runs along, as one integer kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from neural_mp.adaptors.common.calibration import LEVELS
+from neural_mp.adaptors.common.integer_encoding import Encoding
+from neural_mp.adaptors.common.signature import Shape
+from neural_mp.adaptors.common.tensor_forms import BF16, FP32, UINT8
+from neural_mp.adaptors.tensorflow.fusion import FusionGroup
+from neural_mp.adaptors.tensorflow.integer_kernels import (
+    F32,
+    S8,
+    U8,
+    ZERO_POINT,
+    Fused,
+    Weight,
+    convolution_node,
+    product_node,
+    quantize_weight,
+)
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.padding import pad_stored, padding_of
+from neural_mp.adaptors.tensorflow.tensor_graph import (
+    Array,
+    Consumers,
+    NodeDef,
+    TensorGraph,
+    copied,
+    plain,
+)
+from neural_mp.adaptors.tensorflow.tensor_variants import Forms
+from neural_mp.core.precision import Precision
+from neural_mp.core.quantization_flow import QuantizationFlow
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer with what its kernel runs along under a plan.
+
+    Attributes:
+        node: the float op.
+        group: what runs along.
+        sixteen: whether everything that reads the result runs in BF16.
+    """
+
+    node: NodeDef
+    group: FusionGroup
+    sixteen: bool
+
+    @classmethod
+    def of(
+        cls,
+        graph: TensorGraph,
+        consumers: Consumers,
+        group: FusionGroup,
+        effective: Mapping[str, Precision],
+    ) -> Layer:
+        """What of a fusion group runs in INT8."""
+        group = group.reduced(lambda name: effective[name] is Precision.INT8)
+        readers = [effective.get(name) for name, _ in consumers[group.tail]]
+        low = bool(readers) and all(precision is Precision.BF16 for precision in readers)
+        return cls(graph.nodes[group.head], group, low)
+
+    @property
+    def head(self) -> str:
+        """The name of the layer."""
+        return self.group.head
+
+    @property
+    def tail(self) -> str:
+        """The node whose result the kernel writes."""
+        return self.group.tail
+
+    @property
+    def activation(self) -> str | None:
+        """The kernel's word for the activation, if there is one."""
+        return self.group.activation.kind if self.group.activation else None
+
+
+def write_layer(
+    forms: Forms, model: TensorFlowModel, layer: Layer, flow: QuantizationFlow, weight_limit: int
+) -> str:
+    """Write the kernel, with weights of ±`weight_limit`; returns the name of its node."""
+    node, value = layer.node, forms.source.value(layer.node.input[1])
+    weight = quantize_weight(value, node.op == "DepthwiseConv2dNative", weight_limit)
+    source, stored = plain(node.input[0]), None
+    encoding = forms.encoding_of(source)
+    if encoding.zero_point != 0 and node.op != "MatMul":
+        shape = model.shapes[source]
+        amounts = padding_of(node, value, shape)
+        assert amounts is not None  # else its capability says that it has no INT8
+        if amounts.any():
+            stored = _padded(forms, source, amounts, shape)
+            node = copied(node)
+            node.attr["padding"].s = b"VALID"
+            node.attr.pop("explicit_paddings", None)
+    bias = _bias(forms, layer, len(weight.limits)) + encoding.low * weight.sums
+    call = _Call(forms, layer, weight, source, stored or forms.stored(source), bias)
+    if node.op == "MatMul":
+        return _write_product(call, layer.tail in flow.int8_outputs)
+    return _write_convolution(call, node)
+
+
+def _padded(forms: Forms, source: str, amounts: Array, shape: Shape) -> str:
+    """What a convolution reads, stored and with zeros around it."""
+    name = f"{source}/around_{'_'.join(map(str, amounts[1:3].reshape(-1)))}"
+    if name in forms.graph:
+        return name
+    if forms.is_stored(source):
+        zero_point = forms.encoding_of(source).zero_point
+        return pad_stored(forms, forms.stored(source), name, amounts, zero_point, shape)
+    told = forms.graph.put_constant(f"{name}/amounts", amounts)
+    inputs = [forms.real(source), told]
+    padded = forms.graph.put("Pad", f"{name}/real", inputs, T=F32, Tpaddings=tf.int32)
+    return forms.stored_as(padded, source, name)
+
+
+def _bias(forms: Forms, layer: Layer, channels: int) -> Array:
+    bias = layer.group.bias
+    if bias is None or bias.operand is None:
+        return np.zeros(channels)
+    return forms.source.value(bias.operand).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A kernel to be written: what it reads (`stored`, which holds `source`), and its constants."""
+
+    forms: Forms
+    layer: Layer
+    weight: Weight
+    source: str
+    stored: str
+    bias: Array
+
+    def device(self, bias: Array) -> list[tuple[str, tf.DType]]:
+        head, forms = self.layer.head, self.forms
+        return [
+            (self.stored, U8),
+            (forms.graph.put_constant(f"{head}/weight_int8", self.weight.integers, S8), S8),
+            (forms.graph.put_constant(f"{head}/bias_int8", bias.astype(np.float32)), F32),
+        ]
+
+    def host(self) -> list[str]:
+        head, forms, limits = self.layer.head, self.forms, self.weight.limits
+        return [
+            *kernel_limits(forms, self.source, forms.encoding_of(self.source)),
+            forms.graph.put_constant(f"{head}/weight_low", -limits),
+            forms.graph.put_constant(f"{head}/weight_high", limits),
+        ]
+
+    def told(self, node: NodeDef) -> NodeDef:
+        """A kernel's node that says how its input is stored, should its weight be rounded anew."""
+        node.attr[ZERO_POINT].i = self.forms.encoding_of(self.source).zero_point
+        return node
+
+
+def kernel_limits(forms: Forms, tensor: str, encoding: Encoding) -> list[str]:
+    """The range a kernel that knows no zero point takes a stored tensor to have."""
+    return [
+        forms.scalar(0.0, f"{tensor}/least"),
+        forms.scalar(LEVELS * encoding.scale, f"{tensor}/most"),
+    ]
+
+
+def _write_product(call: _Call, stored: bool) -> str:
+    forms, layer = call.forms, call.layer
+    device, host = call.device(call.bias), call.host()
+    activation = [layer.activation] if layer.activation else []
+    if stored:
+        host += forms.limits(layer.tail)
+        fused = Fused(device, host, ["BiasAdd", *activation, "Requantize"], U8)
+        form = UINT8
+    else:
+        form = BF16 if layer.sixteen and layer.tail not in forms.outputs else FP32
+        kind = tf.bfloat16 if form == BF16 else F32
+        fused = Fused(device, host, ["BiasAdd", *activation, "Dequantize"], kind)
+    name = forms.name_for(layer.tail, form)
+    forms.graph.add(call.told(product_node(name, fused)))
+    forms.put(layer.tail, form, name)
+    return name
+
+
+def _write_convolution(call: _Call, geometry: NodeDef) -> str:
+    forms, layer = call.forms, call.layer
+    result = forms.encoding_of(layer.tail)
+    summed = layer.group.residual_sum
+    bias = call.bias - result.low
+    device_sum, host_sum, steps = [], [], ["BiasAdd"]
+    if summed is not None:
+        assert summed.operand is not None
+        added = forms.encoding_of(summed.operand)
+        bias = bias + added.low
+        device_sum = [(forms.stored(summed.operand), U8)]
+        host_sum = kernel_limits(forms, summed.operand, added)
+        steps.append("Sum")
+    clips_at_zero = layer.activation is not None and result.zero_point == 0
+    if clips_at_zero or summed is not None:
+        # Of numbers stored from 0 on, what lies below is cut off in any case.
+        steps.append("Relu")
+    host = [*call.host(), *host_sum, *kernel_limits(forms, layer.tail, result)]
+    fused = Fused([*call.device(bias), *device_sum], host, [*steps, "Requantize"], U8)
+    name = forms.name_for(layer.tail, UINT8)
+    forms.graph.add(call.told(convolution_node(name, fused, geometry)))
+    forms.put(layer.tail, UINT8, _clipped(forms, layer, name, result))
+    return name
+
+
+def _clipped(forms: Forms, layer: Layer, name: str, result: Encoding) -> str:
+    """What the activation cuts off and the range of the stored numbers does not.
+
+    That happens where a tensor shares its scale with others (concatenation), so that its own
+    zero, or six, lies within the range.
+    """
+    limits: Mapping[str, int] = {}
+    zero = result.zero_point
+    if layer.activation is not None and zero > 0:
+        limits = {"Maximum": zero}
+    if layer.activation == "Relu6" and round(6 / result.scale) + zero < LEVELS:
+        limits = {**limits, "Minimum": round(6 / result.scale) + zero}
+    for op, limit in limits.items():
+        name = forms.clipped(f"{layer.tail}/{op.lower()}", op, name, limit)
+    return name

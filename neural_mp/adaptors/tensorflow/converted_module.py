@@ -1,0 +1,74 @@
+"""What a user gets of a model that is no Keras model (any more): a module to call and save."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from neural_mp.adaptors.common.signature import in_parts
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
+from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, indexed
+
+
+class ConvertedModel(tf.Module):
+    """A frozen graph to call like the model it was made from; `tf.saved_model.save` takes it.
+
+    Attributes:
+        graph_def: the graph.
+        signature: names, tensors and types of the inputs and outputs.
+        serving_signatures: the function TensorFlow Serving calls, by the names of its signature;
+            what `tf.saved_model.save` takes as `signatures`.
+    """
+
+    def __init__(self, model: TensorFlowModel) -> None:
+        super().__init__(name="converted")
+        self.graph_def: GraphDef = model.graph.to_graph_def()
+        self.signature: ServedSignature = model.signature
+        ports = model.signature.inputs
+        specs = [tf.TensorSpec(port.shape, port.dtype, name=port.name) for port in ports]
+        fetched = list(map(indexed, model.signature.output_tensors))
+
+        def run(*values: tf.Tensor) -> dict[str, tf.Tensor]:
+            fed = dict(zip(map(indexed, model.signature.input_tensors), values, strict=True))
+            results = tf.graph_util.import_graph_def(
+                self.graph_def, input_map=fed, return_elements=fetched, name=""
+            )
+            names = [port.name for port in model.signature.outputs]
+            return dict(zip(names, results, strict=True))
+
+        # Not a tf.function itself: that would tie the outputs to every op with a side effect, among
+        # which it counts those of loops written as dataflow. Nor can this be saved by itself.
+        wrapped = tf.compat.v1.wrap_function(run, specs)
+        self._run = tf.function(
+            lambda *values: wrapped(*values), input_signature=specs, autograph=False
+        )
+        function = self._run.get_concrete_function()
+        self.serving_signatures = dict.fromkeys(model.signature.keys, function)
+
+    def __call__(self, *args: Any, training: bool = False, **kwargs: Any) -> Any:
+        """Run one batch: inputs by position, by name, or as one dict or list; tensors come back."""
+        if training:
+            raise ValueError("a converted model cannot be trained; train the model it was made of")
+        inputs = kwargs or (args[0] if len(args) == 1 else list(args))
+        given = self.signature.assigned(inputs)
+        if not any(tf.is_tensor(value) for value in given):
+            given = list(self.signature.bind(inputs).values())
+        values = [
+            tf.cast(value, port.dtype) if tf.is_tensor(value) else tf.constant(value, port.dtype)
+            for value, port in zip(given, self.signature.inputs, strict=True)
+        ]
+        results = self._run(*values)
+        return self.signature.packed([results[port.name] for port in self.signature.outputs])
+
+    def predict(self, x: Any, batch_size: int = 32, **_: Any) -> Any:
+        """All of `x` in batches, as arrays; for code written for Keras models."""
+        feeds = self.signature.bind(x)
+        size = len(next(iter(feeds.values())))
+        parts = [
+            tf.nest.map_structure(np.asarray, self(*part.values()))
+            for part in in_parts(feeds, size, batch_size)
+        ]
+        return tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *parts)

@@ -1,0 +1,191 @@
+"""Constants in the bodies of loops and branches.
+
+A body reads what lies outside only through its loop or branch. A constant of a body waits for a
+node of the body instead, so that it is there whenever the body runs, and a constant to all that
+looks for constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from neural_mp.adaptors.tensorflow.loops import ENTERS, EXITS, SWITCHES, frames
+from neural_mp.adaptors.tensorflow.tensor_graph import (
+    CONSTANT,
+    Consumers,
+    NodeDef,
+    TensorGraph,
+    copied,
+    is_control,
+    node_of,
+    plain,
+    result_dtypes,
+)
+
+
+def read_constants(graph: TensorGraph) -> None:
+    """Let bodies read constants themselves that loops and branches hand to them, in place.
+
+    A weight that goes through a loop as a variable of it looks like a result of the loop, and costs
+    time in every iteration.
+    """
+    while replaced := _handed_on(graph):
+        graph.redirect(replaced)
+        idle = {f"^{tensor}" for tensor in replaced if ":" not in tensor}
+        while idle:  # nothing waits for what no longer hands a constant on
+            waiting = [name for name, n in graph.nodes.items() if idle.intersection(n.input)]
+            for name in waiting:
+                edited = graph.edit(name)
+                edited.input[:] = [tensor for tensor in edited.input if tensor not in idle]
+            idle = {f"^{name}" for name in waiting if _is_idle(graph.nodes[name])}
+
+
+def tie_constants(graph: TensorGraph) -> None:
+    """Let constants from outside of a loop that its ops read wait for its body, in place."""
+    within = frames(graph)
+    if not within:
+        return
+    conditions, around = {}, {}
+    for name, loop in within.items():
+        node = graph.nodes[name]
+        if node.op == "LoopCond":
+            conditions[loop] = name
+        elif node.op in ENTERS:
+            around[loop] = within.get(node_of(node.input[0]), "")
+    pivots, readers = _Pivots(graph), graph.consumers()
+    tied: dict[tuple[str, str], str] = {}
+    for name, loop in within.items():
+        node = graph.nodes[name]
+        if node.op in ENTERS:
+            loop = around[loop]
+        for position, tensor in enumerate(node.input if loop else ()):
+            source = node_of(tensor)
+            key = source, loop
+            if is_control(tensor) or source in within or not graph.is_constant(source):
+                continue
+            if key not in tied:
+                alone = all(within.get(reader) == loop for reader, _ in readers[source])
+                tied[key] = source if alone else graph.unused(f"{source}/within")
+                _put(graph, tied[key], graph.nodes[source], pivots.of_body(conditions[loop], 1))
+            graph.edit(name).input[position] = tied[key]
+
+
+def _put(graph: TensorGraph, name: str, constant: NodeDef, pivot: str) -> str:
+    made = copied(constant, name)
+    made.input[:] = [f"^{pivot}"]
+    return graph.add(made)
+
+
+def _is_idle(node: NodeDef) -> bool:
+    return node.op == "NoOp" and not node.input
+
+
+def _handed_on(graph: TensorGraph) -> dict[str, str]:
+    """Tensor by which a loop or branch hands a constant on → constant to be read in its place."""
+    pivots, consumers = _Pivots(graph), graph.consumers()
+    replaced: dict[str, str] = {}
+    for switch in [node for node in graph.nodes.values() if node.op in ("Switch", "_SwitchN")]:
+        constant, condition = _invariant(graph, switch), switch.input[1]
+        if constant is None:
+            continue
+        loop = graph[condition].op == "LoopCond"
+        count = switch.attr["num_outs"].i if switch.op == "_SwitchN" else 2
+        for index in (1,) if loop else range(count):
+            passed = _passed_on(graph, consumers, plain(f"{switch.name}:{index}"))
+            if passed:
+                name = graph.unused(f"{constant.name}/within")
+                tied = _put(graph, name, constant, pivots.of_body(condition, index))
+                replaced |= dict.fromkeys(passed, tied)
+        if loop:
+            ends = (reader for reader, _ in consumers[switch.name])
+            replaced |= {end: str(constant.name) for end in ends if graph.nodes[end].op in EXITS}
+    return replaced
+
+
+def _passed_on(graph: TensorGraph, consumers: Consumers, tensor: str) -> list[str]:
+    """A tensor that is read, and the Identities that hand it on within the body."""
+    readers = [
+        graph.nodes[name]
+        for name, place in consumers[node_of(tensor)]
+        if plain(graph.nodes[name].input[place]) == tensor
+    ]
+    found = [tensor] if readers else []
+    for reader in readers:
+        if reader.op == "Identity":
+            found += [str(reader.name), *_passed_on(graph, consumers, str(reader.name))]
+    return found
+
+
+def _invariant(graph: TensorGraph, switch: NodeDef) -> NodeDef | None:
+    """The constant that a loop or branch takes in by a Switch and never changes, if it does."""
+    source = graph[switch.input[0]]
+    if source.op == CONSTANT:
+        return source
+    if source.op != "Merge" or graph[switch.input[1]].op != "LoopCond":
+        return None
+    entered, following = (graph[tensor] for tensor in source.input[:2])
+    if entered.op not in ENTERS or following.op != "NextIteration":
+        return None
+    kept = plain(following.input[0])
+    while graph[kept].op == "Identity":
+        kept = plain(graph[kept].input[0])
+    outside = graph[entered.input[0]]
+    return outside if kept == f"{switch.name}:1" and outside.op == CONSTANT else None
+
+
+class _Pivots:
+    """Nodes that run whenever a body does, and only then."""
+
+    def __init__(self, graph: TensorGraph) -> None:
+        self.graph = graph
+        self._found: dict[tuple[str, int], str] = {}
+
+    def of_body(self, condition: str, index: int) -> str:
+        """The node of a loop's body (index 1 of its LoopCond), or of a branch (its index).
+
+        Args:
+            condition: tensor that Switches read as their second input.
+            index: which of their results the body reads.
+        """
+        key = plain(condition), index
+        if key not in self._found:
+            self._found[key] = self._made(*key)
+        return self._found[key]
+
+    def _made(self, condition: str, index: int) -> str:
+        """The node that others wait for already, if there is one: constants agree on it."""
+        carriers = list(self._carriers(condition)) or [self._put_carrier(condition)]
+        results = {plain(f"{carrier.name}:{index}") for carrier in carriers}
+        found = [
+            str(node.name)
+            for node in self.graph.nodes.values()
+            if node.op == "Identity" and len(node.input) == 1 and plain(node.input[0]) in results
+        ]
+        awaited = {tensor for node in self.graph.nodes.values() for tensor in node.input}
+        if found:
+            return next((name for name in found if f"^{name}" in awaited), found[0])
+        first = carriers[0]
+        kind, read = tf.as_dtype(first.attr["T"].type), plain(f"{first.name}:{index}")
+        return self.graph.put("Identity", f"{first.name}/pivot_{index}", [read], T=kind)
+
+    def _carriers(self, condition: str) -> Iterator[NodeDef]:
+        """Switches that stay: of the condition itself, or of what changes in every iteration."""
+        loop = self.graph[condition].op == "LoopCond"
+        for node in self.graph.nodes.values():
+            if node.op in SWITCHES and plain(node.input[1]) == condition:
+                changes = loop and _invariant(self.graph, node) is None
+                if changes or plain(node.input[0]) == condition:
+                    yield node
+
+    def _put_carrier(self, condition: str) -> NodeDef:
+        like = next(
+            node
+            for node in self.graph.nodes.values()
+            if node.op in SWITCHES and plain(node.input[1]) == condition
+        )
+        made = copied(like, self.graph.unused(f"{node_of(condition)}/switch"))
+        made.input[:] = [condition, condition]
+        made.attr["T"].type = result_dtypes(self.graph[condition])[0].as_datatype_enum
+        return self.graph.nodes[self.graph.add(made)]

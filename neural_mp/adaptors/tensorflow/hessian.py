@@ -1,0 +1,57 @@
+"""Gradients of a graph by the weights of its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import numpy as np
+import tensorflow as tf
+
+from neural_mp.adaptors.common.hessian import Squares, summed_traces
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.runtime import Runner
+from neural_mp.adaptors.tensorflow.tensor_graph import Array, indexed, plain
+from neural_mp.errors import ConversionError
+
+
+def hessian_traces(
+    model: TensorFlowModel, batches: Iterable[dict[str, Array]], ops: Collection[str]
+) -> dict[str, float]:
+    """Op → trace of the Hessian by its weight.
+
+    Raises:
+        ConversionError: an op of the model has no gradient.
+    """
+    graph, constants = model.without_weights()
+    outputs = [
+        tensor
+        for port in model.signature.outputs
+        if (tensor := graph.get_tensor_by_name(indexed(port.tensor))).dtype.is_floating
+    ]
+    weights = {op: plain(model.graph.nodes[op].input[1]) for op in ops}
+    with graph.as_default():
+        signs = [tf.compat.v1.placeholder(tensor.dtype) for tensor in outputs]
+        read = [graph.get_tensor_by_name(indexed(name)) for name in weights.values()]
+        try:
+            gradients = tf.compat.v1.gradients(outputs, read, signs)
+        except LookupError as error:
+            raise ConversionError(f"the model has no gradients: {error}") from error
+        squares = {
+            op: tf.reduce_sum(tf.square(gradient)).name
+            for op, gradient in zip(weights, gradients, strict=True)
+            if gradient is not None
+        }
+    runner = Runner(graph, constants, optimized=False)
+
+    def outputs_of(feeds: dict[str, Array]) -> tuple[list[tuple[int, ...]], Squares]:
+        def squared(directions: list[Array]) -> dict[str, float]:
+            drawn = zip(signs, directions, strict=True)
+            given = {**feeds, **{placeholder.name: value for placeholder, value in drawn}}
+            return dict(
+                zip(squares, map(float, runner(given, list(squares.values()))), strict=True)
+            )
+
+        found = runner(feeds, [tensor.name for tensor in outputs])
+        return [np.shape(value) for value in found], squared
+
+    return summed_traces(weights, map(outputs_of, batches))

@@ -1,0 +1,79 @@
+"""Which forms of integer kernel work on this machine, and how they multiply bytes.
+
+Every form is run once in a child process (see `neural_mp.adaptors.common.runtime_probe`), on bytes
+at the end of their range, and has to be within a step of the float op on the same stored numbers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import lru_cache
+
+from neural_mp.adaptors.common.int8_accumulation import Products, from_facts, products_for
+from neural_mp.adaptors.common.runtime_probe import ONEDNN_LIMIT, facts, version_of
+from neural_mp.core.hardware import Hardware
+from neural_mp.core.int8_accumulation import KernelKind
+
+#: What a child says before a form: it is right with weights of ±63, or also with those of ±127.
+WORKS, EXACT = "works ", "exact "
+#: Raised when what is tried, or how, changes.
+_VERSION = 4
+_CONVOLUTION = ("plain", "Relu", "Relu6")
+FORMS = (
+    *(f"Conv2D {kind}" for kind in (*_CONVOLUTION, "explicit", "dilated", "Sum")),
+    *(f"DepthwiseConv2dNative {kind}" for kind in _CONVOLUTION),
+    *(f"MatMul {kind}" for kind in ("plain", "Relu", "Relu6", "Tanh", "Sigmoid", "Elu")),
+    *("MatMul GeluExact", "MatMul GeluApproximate"),
+)
+#: Ops that are run once in BF16: told to leave instructions unused, oneDNN refuses them where
+#: TensorFlow takes it to have them, and ends the process in training.
+BF16_CASES = ("bf16 Conv2D", "bf16 MatMul", "bf16 MaxPool")
+#: Type of layer → the kind of its kernel.
+KINDS: Mapping[str, KernelKind] = {
+    "Conv2D": KernelKind.CONVOLUTION,
+    "DepthwiseConv2dNative": KernelKind.DEPTHWISE,
+    "MatMul": KernelKind.DENSE,
+}
+
+
+def _facts(onednn_limit: str | None) -> frozenset[str]:
+    module = "neural_mp.adaptors.tensorflow.int8_accumulation_probe"
+    version = version_of("tensorflow", "tensorflow-cpu", "intel-tensorflow", "tf-nightly")
+    return facts(module, f"{_VERSION} {version}", onednn_limit)
+
+
+@lru_cache(maxsize=1)
+def forms_that_work() -> frozenset[str]:
+    """The forms of integer kernel that gave the right numbers here, such as `Conv2D Sum`."""
+    return frozenset(f.removeprefix(WORKS) for f in _facts(None) if f.startswith(WORKS))
+
+
+def bf16_obstacle() -> str | None:
+    """Why no op runs in BF16 here; None where they do."""
+    if {f"{WORKS}{case}" for case in BF16_CASES} <= _facts(None):
+        return None
+    limit = os.environ.get(ONEDNN_LIMIT)
+    if limit is None:
+        return "TensorFlow's BF16 kernels fail on this machine"
+    return (
+        f"TensorFlow's BF16 kernels fail with {ONEDNN_LIMIT}={limit}; set TF_ENABLE_ONEDNN_OPTS=0 "
+        f"with it, which is how TensorFlow runs on such a processor"
+    )
+
+
+def kernel_products(hardware: Hardware) -> Products:
+    """How each kind of kernel multiplies on the machine that is converted for."""
+
+    def asked_under(onednn_limit: str | None) -> Products:
+        found = _facts(onednn_limit)
+        working = [form for form in FORMS if f"{WORKS}{form}" in found]
+        exact = [_case(form) for form in working if f"{EXACT}{form}" in found]
+        return from_facts(exact, map(_case, working))
+
+    return products_for(hardware, asked_under)
+
+
+def _case(form: str) -> str:
+    layer, _, rest = form.partition(" ")
+    return f"{KINDS[layer]} {rest}"

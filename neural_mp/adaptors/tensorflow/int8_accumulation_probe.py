@@ -1,0 +1,196 @@
+"""Run in a child process: every form of integer kernel once, against the float op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import tensorflow as tf
+
+from neural_mp.adaptors.common.runtime_probe import try_each
+from neural_mp.adaptors.common.signature import Port
+from neural_mp.adaptors.tensorflow.graph import build_graph
+from neural_mp.adaptors.tensorflow.int8_accumulation import BF16_CASES, EXACT, FORMS, WORKS
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.runtime import Runner
+from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
+from neural_mp.adaptors.tensorflow.tensor_graph import Array, TensorGraph, make_constant, make_node
+from neural_mp.adaptors.tensorflow.write import write
+from neural_mp.core.enums import WeightRange
+from neural_mp.core.int8_accumulation import (
+    FULL_RANGE,
+    REDUCED_RANGE,
+    REDUCED_WEIGHT,
+    WEIGHT_LIMITS,
+)
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import OpConfig, Precision
+from neural_mp.core.quantization_flow import trace_quantization
+from neural_mp.space import ResolvedPlan
+
+_CHANNELS = 16
+_F32 = tf.float32
+#: Real numbers that one step of inputs and weights stands for: results then are of the order of 1,
+#: where activations bend.
+_INPUT_STEP, _WEIGHT_STEP = 1 / 255, 1 / 127
+#: What float32 and the approximation of an activation may add to a step.
+_SLACK = 0.05
+
+
+def _numbers_of(form: str) -> Iterator[str]:
+    """Whether a form is right with weights of ±63, and with those of ±127."""
+    if _is_right(form, REDUCED_RANGE):
+        yield f"{WORKS}{form}"
+        if _is_right(form, FULL_RANGE):
+            yield f"{EXACT}{form}"
+
+
+def _run_in_bf16(case: str) -> Iterator[str]:
+    """Whether an op runs in BF16 at all."""
+    op = case.split()[1]
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.bfloat16, (2, 9, 9, _CHANNELS), name="x")
+        weight = tf.ones((3, 3, _CHANNELS, _CHANNELS), tf.bfloat16)
+        if op == "Conv2D":
+            y = tf.nn.relu(tf.nn.conv2d(x, weight, 1, "SAME"))
+        elif op == "MaxPool":
+            y = tf.nn.max_pool2d(x, 2, 2, "VALID")
+        else:
+            y = tf.matmul(tf.reshape(x, (-1, _CHANNELS)), weight[0, 0])
+        tf.cast(y, _F32, name="y")
+    Runner(graph)({"x": np.ones((2, 9, 9, _CHANNELS), tf.bfloat16.as_numpy_dtype)}, ["y"])
+    yield f"{WORKS}{case}"
+
+
+def _is_right(form: str, weight_range: WeightRange) -> bool:
+    """Whether a form is within a step of the float op, on inputs with and without negative ones."""
+    return all(_steps_off(form, weight_range, signed) <= 1 + _SLACK for signed in (True, False))
+
+
+def _steps_off(form: str, weight_range: WeightRange, signed: bool) -> float:
+    """How far a form is off at most, in steps of what it writes."""
+    limit = WEIGHT_LIMITS[weight_range]
+    model, feeds = _small_model(form, limit, signed)
+    ops = build_graph(model)
+    layers = [op.name for op in ops if op.fusion_group is None and op.type == form.split()[0]]
+    flow = trace_quantization(ops, dict.fromkeys(layers, Precision.INT8))
+    names = list(flow.root)
+    values = dict(zip(names, model.runner(feeds, names), strict=True))
+    ranges = {root: (float(values[root].min()), float(values[root].max())) for root in names}
+    weight = replace(REDUCED_WEIGHT, range=weight_range)
+    plan = PrecisionPlan(dict.fromkeys(layers, OpConfig(Precision.INT8, weight)))
+    (reference,) = model.run(feeds)
+    (given,) = write(model, ResolvedPlan(plan, flow), ranges).run(feeds)
+    step = (max(reference.max(), 0.0) - min(reference.min(), 0.0)) / 255
+    return float(np.abs(given - reference).max() / step)
+
+
+def _small_model(form: str, limit: int, signed: bool) -> tuple[TensorFlowModel, dict[str, Array]]:
+    op, _, kind = form.partition(" ")
+    draw = np.random.default_rng(0)
+    spatial = op != "MatMul"
+    shape = (2, 9, 9, _CHANNELS) if spatial else (6, _CHANNELS)
+    feeds = {"x": _on_steps(draw, shape, signed)}
+    graph = TensorGraph({})
+    graph.add(_placeholder("x", shape))
+    last = _layer(graph, op, "x", kind, _extreme_weight(draw, op, limit))
+    if kind == "Sum":
+        feeds["z"] = _on_steps(draw, shape, signed)
+        graph.add(_placeholder("z", shape))
+        last = graph.add(make_node("AddV2", "sum", [last, "z"], T=_F32))
+        last = graph.add(make_node("Relu", "after", [last], T=_F32)) if signed else last
+    elif kind.startswith("Gelu"):
+        last = _gelu(graph, last, kind)
+    elif kind in ("Relu", "Relu6", "Tanh", "Sigmoid", "Elu"):
+        last = graph.add(make_node(kind, "after", [last], T=_F32))
+    if not spatial:  # so that it is run with an INT8 result, too
+        last = _layer(graph, op, last, "plain", np.eye(_CHANNELS, dtype=np.float32), "again")
+    graph.add(make_node("Identity", "y", [last], T=_F32))
+    ports = tuple(
+        Port(name, name, np.dtype(np.float32), value.shape) for name, value in feeds.items()
+    )
+    signature = ServedSignature(ports, (Port("y", "y", np.dtype(np.float32), None),))
+    return TensorFlowModel(graph.pruned(["y"], feeds), signature, feeds, {}), feeds
+
+
+def _on_steps(draw: np.random.Generator, shape: tuple[int, ...], signed: bool) -> Array:
+    """Numbers that are stored exactly; most of them, and neighbours, at the end of the range."""
+    stored = draw.choice([0, 255, 255, 255, 255, 128], shape)
+    stored[0] = 255
+    stored.reshape(-1)[0] = 0  # the range of a tensor always holds its zero point
+    zero_point = 100 if signed else 0
+    return ((stored - zero_point) * _INPUT_STEP).astype(np.float32)
+
+
+def _extreme_weight(draw: np.random.Generator, op: str, limit: int) -> Array:
+    """A weight that is stored exactly, as the largest integers; the channels cancel, or do not."""
+    window = () if op == "MatMul" else (3, 3)
+    outputs = 1 if op == "DepthwiseConv2dNative" else _CHANNELS
+    signs = draw.choice([-1, 1, 1, 1], (*window, _CHANNELS, outputs))
+    signs[..., : _CHANNELS // 2, :] = 1
+    return (signs * limit * _WEIGHT_STEP / _CHANNELS).astype(np.float32)
+
+
+def _placeholder(name: str, shape: tuple[int, ...]) -> tf.compat.v1.NodeDef:
+    node = make_node("Placeholder", name, dtype=_F32)
+    node.attr["shape"].shape.CopyFrom(tf.TensorShape([None, *shape[1:]]).as_proto())
+    return node
+
+
+def _layer(
+    graph: TensorGraph,
+    op: str,
+    source: str,
+    kind: str,
+    weight: Array,
+    name: str = "layer",
+) -> str:
+    graph.add(make_constant(f"{name}/w", weight))
+    graph.add(make_constant(f"{name}/b", np.zeros(_CHANNELS, np.float32)))
+    if op == "MatMul":
+        node = make_node(op, f"MatMul/{name}", [source, f"{name}/w"], T=_F32)
+    else:
+        dilation = 2 if kind == "dilated" else 1
+        node = make_node(
+            op,
+            name,
+            [source, f"{name}/w"],
+            T=_F32,
+            strides=[1, 1, 1, 1],
+            data_format="NHWC",
+            dilations=[1, dilation, dilation, 1],
+            padding="EXPLICIT" if kind == "explicit" else "SAME",
+            explicit_paddings=[0, 0, 1, 1, 0, 2, 0, 0] if kind == "explicit" else [],
+        )
+    graph.add(node)
+    return graph.add(make_node("BiasAdd", f"{name}/add", [node.name, f"{name}/b"], T=_F32))
+
+
+def _gelu(graph: TensorGraph, x: str, kind: str) -> str:
+    """0.5 x erfc(-x/√2), or 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³)))."""
+
+    def number(value: float, name: str) -> str:
+        return graph.add(make_constant(name, np.float32(value)))
+
+    def multiplied(name: str, one: str, other: str) -> str:
+        return graph.add(make_node("Mul", name, [one, other], T=_F32))
+
+    half = multiplied("half", x, number(0.5, "g/half"))
+    if kind == "GeluExact":
+        scaled = multiplied("scaled", x, number(-(0.5**0.5), "g/root"))
+        factor = graph.add(make_node("Erfc", "factor", [scaled], T=_F32))
+    else:
+        cube = multiplied("cube", multiplied("square", x, x), x)
+        small = multiplied("small", cube, number(0.044715, "g/small"))
+        inner = graph.add(make_node("AddV2", "inner", [x, small], T=_F32))
+        scaled = multiplied("scaled", inner, number((2 / np.pi) ** 0.5, "g/root"))
+        tanh = graph.add(make_node("Tanh", "tanh", [scaled], T=_F32))
+        factor = graph.add(make_node("AddV2", "factor", [tanh, number(1.0, "g/one")], T=_F32))
+    return multiplied("after", half, factor)
+
+
+if __name__ == "__main__":
+    try_each(FORMS, _numbers_of, tf.errors.OpError)
+    try_each(BF16_CASES, _run_in_bf16, tf.errors.OpError)

@@ -1,0 +1,202 @@
+"""Folding what lies around a layer into its constants: affine chains behind it, paddings before."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from neural_mp.adaptors.common.affine import Affine
+from neural_mp.adaptors.common.signature import Shape
+from neural_mp.adaptors.tensorflow.shape_inference import Shapes
+from neural_mp.adaptors.tensorflow.tensor_graph import (
+    Array,
+    Consumers,
+    NodeDef,
+    TensorGraph,
+    channels_first,
+    data_inputs,
+    integers_attribute,
+    make_node,
+    output_of,
+    text_attribute,
+)
+
+#: Layers with a constant weight, and how many axes their result has.
+LAYERS = {"Conv2D": 4, "DepthwiseConv2dNative": 4, "MatMul": 2}
+CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
+ADDITIONS = ("Add", "AddV2")
+
+
+def output_channels(node: NodeDef, weight: Array) -> int:
+    """Channels of a layer's result."""
+    if node.op == "DepthwiseConv2dNative":
+        return int(weight.shape[2] * weight.shape[3])
+    return int(weight.shape[-1])
+
+
+def only_reader(graph: TensorGraph, consumers: Consumers, name: str) -> tuple[NodeDef, int] | None:
+    """The one node that reads the first result of a node, and where; None for none or several."""
+    readers = consumers[name]
+    if len(readers) != 1:
+        return None
+    reader, position = graph.nodes[readers[0][0]], readers[0][1]
+    if reader.input[position] not in (name, f"{name}:0"):
+        return None
+    return reader, position
+
+
+def fold_affine_chains(graph: TensorGraph, outputs: frozenset[str]) -> None:
+    """Fold biases, scalings and batch normalisations behind layers into weight and one BiasAdd."""
+    consumers = graph.consumers()
+    for node in list(graph.nodes.values()):
+        if node.op not in LAYERS or channels_first(node):
+            continue
+        weight = graph.constant(node.input[1])
+        if weight is None or weight.dtype != np.float32:
+            continue
+        affine = Affine.identity(output_channels(node, weight))
+        chain: list[NodeDef] = []
+        last = node
+        while last.name not in outputs:
+            following = only_reader(graph, consumers, last.name)
+            if following is None or not _absorb(graph, *following, affine, LAYERS[node.op]):
+                break
+            last = following[0]
+            chain.append(last)
+        if chain and [link.op for link in chain] != ["BiasAdd"]:
+            _put_back(graph, node, weight, affine, last)
+
+
+def _absorb(graph: TensorGraph, node: NodeDef, position: int, affine: Affine, axes: int) -> bool:
+    """Take a node into an affine map; False where it is none."""
+    if node.op.startswith("FusedBatchNorm"):
+        return _absorb_norm(graph, node, position, affine)
+    if node.op not in (*ADDITIONS, "BiasAdd", "Mul", "Sub", "RealDiv") or len(node.input) != 2:
+        return False
+    if node.op == "BiasAdd" and channels_first(node):
+        return False
+    value = graph.constant(node.input[1 - position])
+    channels = len(affine.scale)
+    if value is None or not _is_per_channel(value, channels, axes):
+        return False
+    value = value.reshape(-1).astype(np.float64)
+    if node.op == "Mul":
+        affine.then_scale(value)
+    elif node.op == "RealDiv":
+        if position != 0 or not np.all(value):
+            return False
+        affine.then_scale(1 / value)
+    elif node.op == "Sub":
+        if position == 1:
+            affine.then_scale(np.asarray(-1.0))
+        affine.then_add(value if position == 1 else -value)
+    else:
+        affine.then_add(value)
+    return True
+
+
+def _absorb_norm(graph: TensorGraph, node: NodeDef, position: int, affine: Affine) -> bool:
+    """FusedBatchNorm(x, scale, offset, mean, variance) in inference."""
+    values = [graph.constant(tensor) for tensor in data_inputs(node)[1:5]]
+    trains = node.attr["is_training"].b if "is_training" in node.attr else True
+    if position != 0 or trains or channels_first(node):
+        return False
+    if any(value is None for value in values):
+        return False
+    affine.then_normalize(values, node.attr["epsilon"].f)
+    return True
+
+
+def _is_per_channel(value: Array, channels: int, axes: int) -> bool:
+    if value.ndim > axes:
+        return False
+    return value.size == 1 or (value.size == channels and value.shape[-1] == channels)
+
+
+def _put_back(
+    graph: TensorGraph, layer: NodeDef, weight: Array, affine: Affine, last: NodeDef
+) -> None:
+    """The layer with a new weight, and in the place of the chain's end one BiasAdd."""
+    scale = affine.scale
+    if layer.op == "DepthwiseConv2dNative":
+        scale = scale.reshape(weight.shape[2:])
+    folded = (weight * scale).astype(np.float32)
+    edited = graph.edit(layer.name)
+    if not np.array_equal(folded, weight):
+        edited.input[1] = graph.put_constant(f"{layer.name}/weight", folded)
+    bias = graph.put_constant(f"{layer.name}/bias", affine.shift.astype(np.float32))
+    graph.add(make_node("BiasAdd", last.name, [layer.name, bias], T=tf.float32))
+
+
+def fold_paddings(graph: TensorGraph, known: Shapes) -> None:
+    """Let convolutions pad by themselves what a Pad before them pads with zeros."""
+    for name, node in list(graph.nodes.items()):
+        if node.op not in CONVOLUTIONS:
+            continue
+        pad = graph[node.input[0]]
+        if pad.op != "Pad" or output_of(node.input[0]) or channels_first(node):
+            continue
+        amounts = graph.constant(pad.input[1])
+        if amounts is None or amounts.shape != (4, 2) or amounts[[0, 3]].any() or amounts.min() < 0:
+            continue
+        padding = text_attribute(node, "padding")
+        if padding == "VALID" and _is_same(graph, node, amounts, known[pad.name]):
+            edited = graph.edit(name)
+            edited.attr["padding"].s = b"SAME"
+        elif node.op == "Conv2D" and padding in ("VALID", "EXPLICIT"):
+            already = integers_attribute(node, "explicit_paddings") or [0] * 8
+            edited = graph.edit(name)
+            edited.attr["padding"].s = b"EXPLICIT"
+            total = [a + int(b) for a, b in zip(already, amounts.reshape(-1), strict=True)]
+            edited.attr["explicit_paddings"].list.i[:] = total
+        else:
+            continue
+        edited.input[0] = pad.input[0]
+
+
+def _is_same(graph: TensorGraph, node: NodeDef, amounts: Array, padded: Shape) -> bool:
+    """Whether padding by these amounts is what `SAME` does for an input of this size."""
+    weight = graph.constant(node.input[1])
+    if weight is None or padded is None:
+        return False
+    around = amounts.sum(axis=1)
+    sizes = tuple(
+        None if size is None else size - int(zeros)
+        for size, zeros in zip(padded, around, strict=True)
+    )
+    same = same_paddings(node, weight, sizes)
+    return same is not None and np.array_equal(amounts, same)
+
+
+def same_paddings(node: NodeDef, weight: Array, sizes: Shape) -> Array | None:
+    """The zeros that `SAME` stands for in a convolution, [4, 2]; None where it takes the size.
+
+    Args:
+        node: Conv2D or DepthwiseConv2dNative, channels last.
+        weight: its weight, [height, width, …].
+        sizes: the shape of what it reads.
+    """
+    strides = integers_attribute(node, "strides")
+    dilations = integers_attribute(node, "dilations") or [1, 1, 1, 1]
+    amounts = np.zeros((4, 2), np.int32)
+    for axis in (1, 2):
+        window = (weight.shape[axis - 1] - 1) * dilations[axis] + 1
+        around = _same_padding(None if sizes is None else sizes[axis], window, strides[axis])
+        if around is None:
+            return None
+        amounts[axis] = around
+    return amounts
+
+
+def _same_padding(size: int | None, window: int, stride: int) -> tuple[int, int] | None:
+    """The zeros before and behind an axis that `SAME` stands for; None where it takes the size.
+
+    As TensorFlow defines it ("Neural network", `tf.nn`, notes on padding).
+    """
+    if stride == 1:
+        total = window - 1
+    elif size is None:
+        return None
+    else:
+        total = max((-(-size // stride) - 1) * stride + window - size, 0)
+    return total // 2, total - total // 2

@@ -1,0 +1,174 @@
+"""The constants of layers, to be scaled channel by channel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from neural_mp.adaptors.common.cross_layer_scaling import Array, Layer, LayerChange
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.tensor_graph import (
+    Consumers,
+    NodeDef,
+    TensorGraph,
+    constant_shape,
+    data_inputs,
+    is_control,
+    node_of,
+)
+
+_SUMS = ("Add", "AddV2", "Sub")
+
+
+@dataclass(frozen=True)
+class _Norm:
+    """A normalization over the last axis, as the ops it is made of.
+
+    Attributes:
+        result: the sum that has the result.
+        gamma: the product of the inverse deviation and the constant that scales.
+        shifts: additions with a constant that shifts.
+    """
+
+    result: str
+    gamma: str
+    shifts: tuple[str, ...]
+
+
+def layers(model: TensorFlowModel) -> dict[str, Layer]:
+    """Op → its constants."""
+    graph = model.graph
+    found = {name: _layer(model, name) for name in model.structure.fusion_groups}
+    for name, norm in _norms(model).items():
+        _, scale = _vector(graph, norm.gamma)
+        found[name] = Layer(name, lambda scale=scale: scale.reshape(-1), pooled=True)  # type: ignore[misc]
+    return found
+
+
+def channel_keepers(model: TensorFlowModel) -> frozenset[str]:
+    """Reshapings that leave the last axis as it is."""
+    kept = set()
+    for name, node in model.graph.nodes.items():
+        if node.op != "Reshape" or name not in model.structure.agnostic_ops:
+            continue
+        before, after = model.shapes[node.input[0]], model.shapes[name]
+        if before and after and before[-1] is not None and before[-1] == after[-1]:
+            kept.add(name)
+    return frozenset(kept)
+
+
+def _layer(model: TensorFlowModel, name: str) -> Layer:
+    graph, node = model.graph, model.graph.nodes[name]
+
+    def weight() -> Array:
+        value = graph.value(node.input[1])
+        # Of a depthwise convolution the output channels are two axes: one of one-channel groups.
+        return value.reshape(*value.shape[:2], 1, -1) if depthwise else value
+
+    depthwise = node.op == "DepthwiseConv2dNative"
+    bias = model.structure.fusion_groups[name].bias
+    result = bias.ops[-1] if bias else name
+    if node.op == "MatMul":
+        across = node.attr["transpose_b"].b
+        return Layer(result, weight, *((0, 1) if across else (1, 0)), pooled=True)
+    groups = constant_shape(graph[node.input[1]])[2] if depthwise else 1
+    return Layer(result, weight, outputs=3, inputs=2, groups=groups, pooled=True)
+
+
+def _vector_input(graph: TensorGraph, node: NodeDef) -> int | None:
+    """The position of the only constant input, if that is a vector along the last axis."""
+    constants = [
+        position
+        for position, tensor in enumerate(node.input)
+        if graph.is_constant(tensor) and not is_control(tensor)
+    ]
+    if len(constants) != 1:
+        return None
+    sizes = constant_shape(graph[node.input[constants[0]]])
+    return constants[0] if sizes and set(sizes[:-1]) <= {1} else None
+
+
+def _vector(graph: TensorGraph, name: str) -> tuple[int, Array]:
+    """The position and the value of the vector of constants that a node reads."""
+    node = graph.nodes[name]
+    position = _vector_input(graph, node)
+    assert position is not None
+    return position, graph.value(node.input[position])
+
+
+def _norms(model: TensorFlowModel) -> dict[str, _Norm]:
+    """Sum that has the result of a normalization → what it is made of."""
+    graph = model.graph
+    consumers = graph.consumers()
+    found = (
+        _norm(graph, consumers, name, model.output_nodes)
+        for name, node in graph.nodes.items()
+        if node.op == "Mul"
+        and any(graph[t].op == "Rsqrt" for t in data_inputs(node))
+        and _vector_input(graph, node) is not None
+    )
+    return {norm.result: norm for norm in found if norm is not None}
+
+
+def _norm(
+    graph: TensorGraph, consumers: Consumers, gamma: str, outputs: frozenset[str]
+) -> _Norm | None:
+    """Follows x · γ/σ and -μ · γ/σ to their sum, constants added on the way.
+
+    None where anything else reads one of these.
+    """
+    terms = {reader for reader, _ in consumers[gamma]}
+    alone = len(terms) == len(consumers[gamma]) and gamma not in outputs
+    if not terms or not alone or any(graph.nodes[term].op != "Mul" for term in terms):
+        return None
+    shifts: list[str] = []
+    while len(terms) > 1 or not shifts:
+        readers = {reader for term in terms for reader, _ in consumers[term]}
+        ready = sorted(r for r in readers if _is_sum(graph, r, terms))
+        if not ready:
+            break
+        parts = [node_of(tensor) for tensor in data_inputs(graph.nodes[ready[0]])]
+        summed = terms.intersection(parts)
+        if any(len(consumers[part]) != 1 or part in outputs for part in summed):
+            break
+        if len(summed) < len(parts):
+            shifts.append(ready[0])
+        terms = (terms - summed) | {ready[0]}
+    return _Norm(terms.pop(), gamma, tuple(shifts)) if len(terms) == 1 else None
+
+
+def _is_sum(graph: TensorGraph, name: str, terms: set[str]) -> bool:
+    """Whether an addition is of terms, or of one and a vector of constants."""
+    node = graph.nodes[name]
+    parts = [node_of(tensor) for tensor in data_inputs(node)]
+    return (
+        node.op in _SUMS
+        and any(part in terms for part in parts)
+        and all(part in terms or _vector_input(graph, node) is not None for part in parts)
+    )
+
+
+def with_layers(model: TensorFlowModel, changes: Mapping[str, LayerChange]) -> TensorFlowModel:
+    """The model with other constants in some of its layers."""
+    graph, known, norms = model.graph.copy(), layers(model), _norms(model)
+    for name, change in changes.items():
+        layer, weight = known[name], change.weight(known[name])
+        if name in norms:
+            position, value = _vector(graph, norms[name].gamma)
+            _put(graph, norms[name].gamma, position, weight.reshape(value.shape), "scale")
+            shifts = norms[name].shifts
+        else:
+            shape = constant_shape(graph[graph.nodes[name].input[1]])
+            _put(graph, name, 1, weight.reshape(shape), "weight")
+            shifts = (layer.result,) if layer.result != name else ()
+        for shift in shifts:
+            position, value = _vector(graph, shift)
+            changed = change.bias(value.reshape(-1), value.size)
+            _put(graph, shift, position, changed.reshape(value.shape), "bias")
+    return model.with_graph(graph)
+
+
+def _put(graph: TensorGraph, name: str, position: int, value: Array, stem: str) -> None:
+    """Put a constant in the place of the one that a node reads."""
+    constant = graph.put_constant(f"{name}/repaired_{stem}", value)
+    graph.edit(name).input[position] = constant

@@ -1,0 +1,94 @@
+"""Converted models whose weights use more of int8 than saturating products leave right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from neural_mp.adaptors.common.weight_range import IntegerWeight, saturating, wide_kinds
+from neural_mp.adaptors.tensorflow.integer_kernels import (
+    FULL,
+    S8,
+    ZERO_POINT,
+    quantize_weight,
+    real_sums,
+)
+from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.tensor_graph import Array, NodeDef, TensorGraph, make_constant
+from neural_mp.core.int8_accumulation import REDUCED_RANGE, WEIGHT_LIMITS, KernelKind
+from neural_mp.errors import ConversionError
+
+_LIMIT = WEIGHT_LIMITS[REDUCED_RANGE]
+_DEPTHWISE = "_FusedQuantizedDepthwiseConv2D"
+_KERNELS = ("_FusedQuantizedConv2D", _DEPTHWISE, "_QuantizedMatMul")
+
+
+def wide_kernels(model: TensorFlowModel) -> frozenset[KernelKind]:
+    """The kinds of the integer kernels that have a weight beyond ±63."""
+    return wide_kinds(_weights(model.graph))
+
+
+def with_reduced_weights(model: TensorFlowModel) -> TensorFlowModel:
+    """The model with weights rounded once more, to ±63, where a kernel may saturate.
+
+    Raises:
+        ConversionError: a kernel does not say how its input is stored, as those that were not
+            written by this package, or by an earlier version of it.
+    """
+    graph = model.graph.copy()
+    for name in saturating(_weights(graph)):
+        node = graph.nodes[name]
+        if ZERO_POINT not in node.attr:
+            raise ConversionError(
+                f"the kernel {name!r} does not say how its input is stored, so its weight cannot "
+                f"be rounded anew"
+            )
+        _reduce(graph, node)
+    return replace(model, graph=graph)
+
+
+def _reduce(graph: TensorGraph, node: NodeDef) -> None:
+    depthwise, weight = node.op == _DEPTHWISE, _constant(graph, node, 1).astype(np.int8)
+    first = len(node.attr["Tdevice_inputs"].list.type)  # the limits of the input, then the weight's
+    input_limit = float(_constant(graph, node, first + 1))
+    limits = _constant(graph, node, first + 3)
+    shaped = limits.reshape(weight.shape[2:]) if depthwise else limits
+    rounded = quantize_weight(weight * (shaped / np.float32(FULL)), depthwise, _LIMIT)
+    # What the zero point of the input adds to a product was taken out of the bias, by the weights.
+    offset = node.attr[ZERO_POINT].i * input_limit / 255
+    lost = offset * (real_sums(weight, limits, depthwise) - rounded.sums)
+    bias = _constant(graph, node, 2).astype(np.float64) + lost
+    edited = graph.edit(node.name)
+    for position, value, kind in (
+        (1, rounded.integers, S8),
+        (2, bias.astype(np.float32), None),
+        (first + 2, -rounded.limits, None),
+        (first + 3, rounded.limits, None),
+    ):
+        name = graph.unused(f"{node.input[position].split(':')[0]}/reduced")
+        edited.input[position] = graph.add(make_constant(name, value, kind))
+
+
+def _constant(graph: TensorGraph, node: NodeDef, position: int) -> Array:
+    value = graph.constant(node.input[position])
+    if value is None:
+        raise ConversionError(f"input {position} of the kernel {node.name!r} is no constant")
+    return value
+
+
+def _weights(graph: TensorGraph) -> Iterator[IntegerWeight[str]]:
+    """The weights of integer kernels, by the names of their nodes."""
+    for name, node in graph.nodes.items():
+        weight = graph.constant(node.input[1]) if node.op in _KERNELS else None
+        if weight is not None:
+            integers = np.asarray(weight).astype(np.int8)
+            yield IntegerWeight(name, _kind(node, integers), integers)
+
+
+def _kind(node: NodeDef, weight: Array) -> KernelKind:
+    if node.op == "_QuantizedMatMul":
+        return KernelKind.DENSE
+    single = node.op == _DEPTHWISE and weight.shape[3] == 1
+    return KernelKind.DEPTHWISE if single else KernelKind.CONVOLUTION

@@ -1,0 +1,153 @@
+"""The shapes of a graph's tensors, as far as they are the same for inputs of any size."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+
+import tensorflow as tf
+
+from neural_mp.adaptors.common.signature import Shape
+from neural_mp.adaptors.tensorflow.runtime import imported
+from neural_mp.adaptors.tensorflow.tensor_graph import (
+    PLACEHOLDERS,
+    NodeDef,
+    TensorGraph,
+    make_node,
+    node_of,
+    output_of,
+    without_large,
+)
+
+logger = logging.getLogger(__name__)
+
+#: Constants with more bytes play no part in inferring shapes.
+_LARGE = 256
+#: Sizes to take for the unknown ones, of the batch and of other axes, one set a turn. Small and
+#: large, so that a limit to sizes shows, and no two alike even when divided by what layers stride.
+_BATCHES = (1, 3, 101, 1009)
+_OTHERS = ((2, 1), (17, 11), (211, 157), (1511, 1237))
+#: What is still inferred when a model does not take some of them.
+_LEAST_TURNS = 2
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The shapes of every node's results.
+
+    Attributes:
+        fixed: with sizes that are the same for inputs of any size.
+        turns: for each set of sizes that was tried, as they were then.
+    """
+
+    fixed: Mapping[str, list[Shape]]
+    turns: tuple[Mapping[str, list[Shape]], ...]
+
+    def __getitem__(self, tensor: str) -> Shape:
+        return self.fixed[node_of(tensor)][output_of(tensor)]
+
+    def alike(self, one: str, other: str) -> bool:
+        """Whether the first results of two nodes were of one, known shape on every turn."""
+        pairs = [(turn[one][0], turn[other][0]) for turn in self.turns or (self.fixed,)]
+        return all(a is not None and a == b and None not in a for a, b in pairs)
+
+
+def shapes(graph: TensorGraph) -> Shapes:
+    """Infer the shapes of a graph.
+
+    The runtime infers little of what is computed from unknown sizes (the `Prod` of a `Shape`), but
+    all of it once the sizes are given. So unknown sizes of the inputs are given values, several
+    times; what comes out the same every time does not depend on them.
+    """
+    if not any(_unknown(node) for node in graph.nodes.values()):
+        return Shapes(_inferred(graph, None), ())
+    turns = []
+    for turn in range(len(_BATCHES)):
+        try:
+            turns.append(_inferred(graph, turn))
+        except (ValueError, tf.errors.OpError):
+            logger.debug("the graph does not take the sizes of turn %d", turn, exc_info=True)
+    if len(turns) < _LEAST_TURNS:
+        return Shapes(_inferred(graph, None), ())
+    fixed = {
+        name: [_common(shapes) for shapes in zip(*(turn[name] for turn in turns), strict=True)]
+        for name in turns[0]
+    }
+    return Shapes(fixed, tuple(turns))
+
+
+def _common(shapes: Sequence[Shape]) -> Shape:
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) < len(shapes) or len({len(shape) for shape in known}) != 1:
+        return None
+    return tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*known, strict=True))
+
+
+def _unknown(node: NodeDef) -> bool:
+    if node.op not in PLACEHOLDERS or "shape" not in node.attr:
+        return False
+    proto = node.attr["shape"].shape
+    return not proto.unknown_rank and any(dimension.size < 0 for dimension in proto.dim)
+
+
+def _inferred(graph: TensorGraph, turn: int | None) -> dict[str, list[Shape]]:
+    """Infer the shapes of a graph with one set of sizes.
+
+    The runtime knows nothing of a variable of a loop. Most keep the shape that they begin with: it
+    is taken for granted, less the sizes that the next iteration turns out to begin without.
+    """
+    following = {
+        name: node.input[1]
+        for name, node in graph.nodes.items()
+        if node.op == "Merge" and [graph[t].op for t in node.input] == ["Enter", "NextIteration"]
+    }
+    begun: dict[str, Shape] = {}  # variables that change, as far as they do not
+    while True:
+        found = _inferred_with(graph, turn, following, begun)
+        changed = {
+            name: _common((found[name][0], found[after][0]))
+            for name, after in following.items()
+            if found[name][0] != found[after][0]
+        }
+        if all(name in begun and begun[name] == shape for name, shape in changed.items()):
+            return found
+        begun |= changed
+
+
+def _inferred_with(
+    graph: TensorGraph, turn: int | None, variables: Collection[str], begun: Mapping[str, Shape]
+) -> dict[str, list[Shape]]:
+    """Infer shapes where variables of loops begin every iteration with certain shapes."""
+    small, _ = without_large(graph, _LARGE)
+    for node in small.node:
+        if node.name in begun:
+            variable = make_node("Placeholder", node.name, dtype=tf.as_dtype(node.attr["T"].type))
+            variable.attr["shape"].shape.CopyFrom(tf.TensorShape(begun[node.name]).as_proto())
+            node.CopyFrom(variable)
+        elif node.name in variables:
+            node.op = "Identity"
+            del node.input[1], node.attr["N"]
+        elif node.op == "Enter":  # of which the runtime infers nothing
+            node.op = "Identity"
+            for key in ("frame_name", "is_constant", "parallel_iterations"):
+                del node.attr[key]
+    if turn is not None:
+        sizes = cycle(_OTHERS[turn])
+        for node in filter(_unknown, (n for n in small.node if n.name not in begun)):
+            for axis, dimension in enumerate(node.attr["shape"].shape.dim):
+                if dimension.size < 0:
+                    # The first axis is the batch, which all inputs have in common.
+                    dimension.size = _BATCHES[turn] if axis == 0 else next(sizes)
+    found = {
+        operation.name: [_shape(tensor) for tensor in operation.outputs]
+        for operation in imported(small).get_operations()
+    }
+    for name in variables:
+        found[name].append(())  # the second result of a Merge says which of its inputs came
+    return found
+
+
+def _shape(tensor: tf.Tensor) -> Shape:
+    return None if tensor.shape.rank is None else tuple(tensor.shape.as_list())

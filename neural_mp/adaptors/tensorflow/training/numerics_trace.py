@@ -1,0 +1,256 @@
+"""A pass through a Keras model, layer by layer, that leaves the model as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from neural_mp.adaptors.tensorflow.training.policies import layers_of, name_in
+from neural_mp.core.numerics_trace import Extent, LayerPass, ModelPass
+from neural_mp.errors import ConfigurationError, DataError, did_you_mean, in_one_line
+from neural_mp.util.pytree import leaves
+
+#: What is called in place of a layer: gets the layer, its own `call`, and the arguments.
+Around = Callable[[Any, Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
+
+
+@dataclass
+class _Call:
+    """One call of a layer: the tensors of floats that went in and came out."""
+
+    layer: Any
+    inputs: list[tf.Tensor]
+    outputs: list[tf.Tensor] = field(default_factory=list)
+
+
+def model_pass(model: Any, batch: Any, loss: Any = None, loss_scale: float = 1.0) -> ModelPass:
+    """Run a batch through a model as in training, and note what went through each layer.
+
+    Args:
+        model: a Keras model.
+        batch: its inputs, or `(inputs, targets)`, or these and sample weights.
+        loss: a loss of Keras's, its name, or a function of targets and outputs that gives one
+            number; by default what the model was compiled with. Without targets there is none,
+            and no gradients are taken.
+        loss_scale: what the loss is multiplied by.
+
+    Raises:
+        ConfigurationError: it is no Keras model, or the loss is none.
+        DataError: the batch does not fit the model.
+    """
+    inputs, targets, weights = unpacked(batch)
+    ensure_built(model, inputs)
+    calls: list[_Call] = []
+    with untouched(model), calls_wrapped(list(layers_of(model)), _noting(calls)):
+        with tf.GradientTape() as tape:
+            outputs = model(inputs, training=True)
+            value = None
+            if targets is not None:
+                value = loss_value(model, loss, inputs, targets, outputs, weights)
+                scaled = value * loss_scale
+        grads = [] if value is None else _gradients(tape, scaled, calls)
+    passes = [
+        _as_pass(model, call, *(grads[index] if grads else (None, None)))
+        for index, call in enumerate(calls)
+    ]
+    number = None if value is None else float(value)
+    return ModelPass(Extent.of(inputs), Extent.of(outputs), passes, number)
+
+
+def unpacked(batch: Any) -> tuple[Any, Any, Any]:
+    """The inputs, targets and sample weights of a batch; None for what it lacks.
+
+    Raises:
+        DataError: it is a tuple or list of none of these.
+    """
+    if isinstance(batch, tuple | list) and not 1 <= len(batch) <= 3:
+        raise DataError(
+            f"a batch must be inputs, (inputs, targets) or (inputs, targets, sample_weights), got "
+            f"{len(batch)} items"
+        )
+    found: tuple[Any, Any, Any] = keras.utils.unpack_x_y_sample_weight(batch)
+    return found
+
+
+def ensure_built(model: Any, inputs: Any) -> None:
+    """Let a model make its layers, which one of its own class does when it is first called.
+
+    Raises:
+        ConfigurationError: it is no Keras model.
+        DataError: the inputs do not fit it.
+    """
+    list(layers_of(model))  # refuses what is no model
+    try:
+        with untouched(model):
+            model(inputs, training=False)
+    except (ValueError, TypeError, NotImplementedError, tf.errors.OpError) as error:
+        raise DataError(
+            f"model {model.name!r} does not take the inputs of the batch: {in_one_line(error)}"
+        ) from error
+
+
+def loss_value(
+    model: Any, loss: Any, inputs: Any, targets: Any, outputs: Any, weights: Any = None
+) -> tf.Tensor:
+    """The loss of a batch, with what layers add to it: one number, in float32.
+
+    Raises:
+        ConfigurationError: there is no loss, there is none of that name, it gives more than one
+            number, or it fails.
+    """
+    if loss is None:
+        if not getattr(model, "compiled", False):
+            raise ConfigurationError(
+                f"model {model.name!r} is not compiled; give a loss, such as "
+                f"loss='sparse_categorical_crossentropy'"
+            )
+        try:
+            # Not the public method: one of a user's own may not know of `training`.
+            found = model._compute_loss(inputs, targets, outputs, weights, training=True)
+        except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
+            raise ConfigurationError(
+                f"model {model.name!r}, as it is compiled, gives no loss for the batch "
+                f"({in_one_line(error)}); mend the targets, or give a loss, such as loss='mse'"
+            ) from error
+        return tf.cast(found, tf.float32)
+    function = loss_function(loss)
+    weighted = isinstance(function, keras.losses.Loss) and weights is not None
+    options = {"sample_weight": weights} if weighted else {}
+    try:
+        found = tf.convert_to_tensor(function(targets, outputs, **options))
+    except (ValueError, TypeError, tf.errors.OpError) as error:
+        raise ConfigurationError(f"the loss {loss!r} fails: {in_one_line(error)}") from error
+    if found.shape.rank != 0:
+        raise ConfigurationError(
+            f"the loss must give one number, and gives an array of shape {tuple(found.shape)}; "
+            f"take its mean"
+        )
+    return tf.add_n([tf.cast(part, tf.float32) for part in (found, *model.losses)])
+
+
+def loss_function(loss: Any) -> Callable[..., Any]:
+    """The function that a user names or gives as the loss.
+
+    Raises:
+        ConfigurationError: there is none of that name, or it is no function.
+    """
+    if isinstance(loss, str):
+        known = [name for name in dir(keras.losses) if name[:1] != "_" and name not in _NO_LOSSES]
+        try:
+            loss = keras.losses.get(loss)
+        except ValueError:
+            raise ConfigurationError(
+                f"Keras has no loss {loss!r}{did_you_mean(loss, known)}"
+            ) from None
+        loss = loss() if isinstance(loss, type) else _NamedLoss(loss)
+    if not callable(loss):
+        raise ConfigurationError(
+            f"loss must be a loss of Keras's, its name or a function of targets and outputs, got "
+            f"{loss!r}"
+        )
+    found: Callable[..., Any] = loss
+    return found
+
+
+class _NamedLoss(keras.losses.Loss):
+    """A function of Keras's as a loss, with the mean and the weights that `compile` gives it."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(name=function.__name__)
+        self._function = function
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """The loss of every sample."""
+        return self._function(y_true, y_pred)
+
+
+_NO_LOSSES = ("deserialize", "serialize", "get", "Loss")
+
+
+@contextmanager
+def untouched(model: Any) -> Iterator[None]:
+    """Put all variables of a model back afterwards: weights, statistics, seeds, metrics."""
+    metrics = list(model.metrics)
+    variables = [*model.variables, *model.metrics_variables]
+    values = [(variable, tf.identity(variable.value)) for variable in variables]
+    try:
+        yield
+    finally:
+        for variable, value in values:
+            variable.assign(value)
+        for metric in model.metrics:  # a loss makes its own when it is first asked
+            if not any(metric is other for other in metrics):
+                metric.reset_state()
+
+
+@contextmanager
+def calls_wrapped(layers: Collection[Any], around: Around) -> Iterator[None]:
+    """Let every call of the layers go through a function, for a while."""
+    with ExitStack() as undo:
+        for layer in layers:
+            _wrap(layer, around, undo)
+        yield
+
+
+def _wrap(layer: Any, around: Around, undo: ExitStack) -> None:
+    # Not by Keras's own `__setattr__`, which refuses on a layer that is built.
+    if "call" in vars(layer):
+        undo.callback(object.__setattr__, layer, "call", layer.call)
+    else:
+        undo.callback(object.__delattr__, layer, "call")
+    plain = layer.call
+    object.__setattr__(layer, "call", lambda *args, **kwargs: around(layer, plain, args, kwargs))
+
+
+def floating(values: Any) -> list[tf.Tensor]:
+    """The tensors of floats in nested values, those of ragged ones and Keras's variables, too."""
+    found = [leaf for leaf in leaves(values) if tf.is_tensor(leaf)]
+    tensors = map(tf.convert_to_tensor, tf.nest.flatten(found, expand_composites=True))
+    return [tensor for tensor in tensors if tensor.dtype.is_floating]
+
+
+def _noting(calls: list[_Call]) -> Around:
+    def around(layer: Any, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        outputs = plain(*args, **kwargs)
+        calls.append(_Call(layer, floating((args, kwargs)), floating(outputs)))
+        return outputs
+
+    return around
+
+
+def _gradients(
+    tape: tf.GradientTape, loss: tf.Tensor, calls: Sequence[_Call]
+) -> list[tuple[Extent, Extent]]:
+    """For every call, the gradients for its outputs, and those for its inputs and weights."""
+    above = [call.outputs for call in calls]
+    below = [
+        [*call.inputs, *(weight.value for weight in call.layer.trainable_variables)]
+        for call in calls
+    ]
+    found = tape.gradient(loss, [above, below])
+    return [(_extent(outer), _extent(inner)) for outer, inner in zip(*found, strict=True)]
+
+
+def _extent(gradients: Sequence[Any]) -> Extent:
+    dense = [tf.convert_to_tensor(grad) for grad in gradients if grad is not None]
+    return Extent.of(dense)
+
+
+def _as_pass(model: Any, call: _Call, above: Extent | None, below: Extent | None) -> LayerPass:
+    layer = call.layer
+    return LayerPass(
+        name=name_in(model, layer),
+        kind=type(layer).__name__,
+        dtype=layer.compute_dtype,
+        inputs=Extent.of(call.inputs),
+        outputs=Extent.of(call.outputs),
+        weights=Extent.of([variable.value for variable in layer.variables]),
+        gradients_above=above,
+        gradients_below=below,
+        holds_layers=bool(layer._flatten_layers(include_self=False)),
+    )

@@ -1,0 +1,129 @@
+"""Inputs of graphs that do not say how many axes they have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import tensorflow as tf
+
+from neural_mp.adaptors.common.signature import Array, Shape
+from neural_mp.adaptors.tensorflow.runtime import imported
+from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
+from neural_mp.adaptors.tensorflow.tensor_graph import (
+    CONSTANT,
+    PLACEHOLDERS,
+    NodeDef,
+    TensorGraph,
+    channels_first,
+    copied,
+    data_inputs,
+    node_of,
+    without_large,
+)
+from neural_mp.errors import DataError
+
+#: Ops whose result has the shape of their first input.
+_OF_ONE_SHAPE = (
+    *("Identity", "StopGradient", "Snapshot", "PlaceholderWithDefault", "Cast", "CheckNumerics"),
+    *("Relu", "Relu6", "Elu", "Selu", "LeakyRelu", "Sigmoid", "Tanh", "Abs", "Neg", "Square"),
+)
+#: Convolution → the number of axes of what it reads.
+_CONVOLUTIONS = {"Conv2D": 4, "DepthwiseConv2dNative": 4, "Conv3D": 5}
+
+
+def with_told_shapes(graph: TensorGraph, signature: ServedSignature) -> ServedSignature:
+    """The signature with what layers say of inputs whose number of axes the graph does not give.
+
+    A convolution that reads an input tells its axes and channels (as many as its weight has, which
+    may be a part of them), a matrix product its columns.
+    """
+    if all(port.shape is not None for port in signature.inputs):
+        return signature
+    readers = graph.consumers()
+    inputs = (
+        replace(port, shape=_told(graph, readers, port.tensor)) if port.shape is None else port
+        for port in signature.inputs
+    )
+    return replace(signature, inputs=tuple(inputs))
+
+
+def with_told_ranks(signature: ServedSignature, told: ServedSignature) -> ServedSignature:
+    """The signature with the number of axes alone of what layers say of inputs."""
+    pairs = zip(signature.inputs, told.inputs, strict=True)
+    inputs = (
+        replace(port, shape=None if found.shape is None else (None,) * len(found.shape))
+        if port.shape is None
+        else port
+        for port, found in pairs
+    )
+    return replace(signature, inputs=tuple(inputs))
+
+
+def check_made_up(graph: TensorGraph, signature: ServedSignature, feeds: dict[str, Array]) -> None:
+    """See whether a graph takes inputs that were made up where the shapes of some are not known.
+
+    Such a graph must not be run to find out: some kernels end the process.
+
+    Raises:
+        DataError: it does not.
+    """
+    unknown = [port for port in signature.inputs if port.shape is None]
+    if not unknown:
+        return
+    sized = graph.copy()
+    for tensor, array in feeds.items():
+        node = graph.nodes.get(node_of(tensor))
+        if node is not None and node.op in PLACEHOLDERS:
+            sized.nodes[node.name] = _with_shape(node, array)
+    try:
+        imported(without_large(sized)[0])
+    except (ValueError, tf.errors.OpError) as error:
+        raise DataError(
+            f"the graph does not say what shape its input {unknown[0].name!r} has, and no data was "
+            f"given that shows it; give data (a dataloader), set inputs to example arrays, or on "
+            f"the command line give --input-shape, such as --input-shape 1,224,224,3"
+        ) from error
+
+
+def _with_shape(node: NodeDef, array: Array) -> NodeDef:
+    found = copied(node)
+    shape = found.attr["shape"].shape
+    shape.Clear()
+    for size in array.shape:
+        shape.dim.add().size = size
+    return found
+
+
+def _told(graph: TensorGraph, readers: dict[str, list[tuple[str, int]]], tensor: str) -> Shape:
+    """The shape that the first layer to read a tensor asks for; None where none does."""
+    for name, position in readers.get(tensor, ()):
+        node = graph.nodes[name]
+        if position == 0:
+            found = _asked_for(graph, node)
+            if found is None and node.op in _OF_ONE_SHAPE:
+                found = _told(graph, readers, name)
+            if found is not None:
+                return found
+    return None
+
+
+def _asked_for(graph: TensorGraph, node: NodeDef) -> Shape:
+    if node.op not in (*_CONVOLUTIONS, "MatMul"):
+        return None
+    weight = _constant(graph, data_inputs(node)[1])
+    if weight is None:
+        return None
+    sizes = [dimension.size for dimension in weight.attr["value"].tensor.tensor_shape.dim]
+    if node.op == "MatMul":
+        columns = sizes[1 if node.attr["transpose_b"].b else 0]
+        return (columns, None) if node.attr["transpose_a"].b else (None, columns)
+    open_axes: list[int | None] = [None] * _CONVOLUTIONS[node.op]
+    open_axes[1 if channels_first(node) else -1] = sizes[-2]
+    return tuple(open_axes)
+
+
+def _constant(graph: TensorGraph, tensor: str) -> NodeDef | None:
+    node = graph.nodes.get(node_of(tensor))
+    while node is not None and node.op == "Identity":
+        node = graph.nodes.get(node_of(node.input[0]))
+    return node if node is not None and node.op == CONSTANT else None

@@ -1,0 +1,132 @@
+"""What a tuning file names, made or found; a mistake is said with its place in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from neural_mp.api.loading import resolve_source
+from neural_mp.common import DataLoader, Metric
+from neural_mp.config import Settings
+from neural_mp.config.source import KeyPath
+from neural_mp.core.enums import Dialect
+from neural_mp.data import OWN, Transform, Vocabulary, build_dataloader, build_transforms
+from neural_mp.data.user_imports import named_in_file
+from neural_mp.errors import NeuralMPError
+from neural_mp.metrics import METRICS, build_metric
+from neural_mp.strategies import Strategy, strategy_named
+
+ACCURACY: KeyPath = ("evaluation", "accuracy")
+PERFORMANCE: KeyPath = ("evaluation", "performance")
+CALIBRATION: KeyPath = ("quantization", "calibration")
+_METRICS: tuple[KeyPath, ...] = ((*ACCURACY, "metric"), (*ACCURACY, "multi_metrics"))
+
+
+def vocabulary_of(settings: Settings) -> Vocabulary:
+    """What the names in a tuning file stand for: by our words, or by those of the file."""
+    if settings.dialect is Dialect.OWN:
+        return OWN
+    from neural_mp.compat.inc.components import vocabulary
+    from neural_mp.compat.inc.names.registries import FRAMEWORKS
+
+    framework = settings.model.framework  # one that is plugged in has what all of them have
+    return vocabulary(framework if framework in FRAMEWORKS else None)
+
+
+@contextmanager
+def _reading(settings: Settings, path: KeyPath) -> Iterator[None]:
+    """Look up inside what the file names at this place."""
+    with settings.source.at(path), named_in_file(settings.folder, settings.trust):
+        yield
+
+
+def model(settings: Settings, given: Any) -> Any:
+    """The model, as an adaptor takes it.
+
+    Args:
+        settings: the file.
+        given: what the user set; the name that the file holds where nothing was set.
+
+    Raises:
+        ConfigurationError: its name cannot be imported, or a file names what is not the user's.
+    """
+    if given is None or given is not settings.model.name:
+        return resolve_source(given)
+    with _reading(settings, ("model", "name")):
+        return resolve_source(given)
+
+
+def loader(settings: Settings, section: KeyPath) -> DataLoader | None:
+    """The loader that a section of a file describes; None where it describes none.
+
+    Args:
+        settings: the file.
+        section: `ACCURACY`, `PERFORMANCE` or `CALIBRATION`.
+
+    Raises:
+        ConfigurationError: a name or an option is wrong.
+        DataError: the data are missing or of the wrong form.
+    """
+    spec = {
+        ACCURACY: settings.evaluation.dataloader,
+        PERFORMANCE: settings.evaluation.performance.dataloader,
+        CALIBRATION: settings.calibration.dataloader,
+    }[section]
+    if spec is None:
+        return None
+    with _reading(settings, (*section, "dataloader")):
+        return build_dataloader(spec, vocabulary_of(settings))
+
+
+def postprocess(settings: Settings) -> Transform | None:
+    """What a file applies to predictions and labels; None for nothing.
+
+    Raises:
+        ConfigurationError: a name or an option is wrong.
+    """
+    with _reading(settings, (*ACCURACY, "postprocess")):
+        return build_transforms(settings.evaluation.postprocess, vocabulary_of(settings))
+
+
+def metrics(settings: Settings) -> list[tuple[Metric, float]]:
+    """The metrics that a file names, with their weights.
+
+    Raises:
+        ConfigurationError: a name or an option is wrong.
+        MetricError: one of the user's own lacks a method.
+    """
+    names = vocabulary_of(settings).metrics or METRICS
+    found = []
+    lines = settings.source.lines
+    path = next((path for path in _METRICS if path in lines), _METRICS[0])
+    written = [str(keys[-1]) for keys in lines if keys[:-1] == path]
+    for item in settings.evaluation.metrics:
+        with _reading(settings, path), _as_written(written):
+            weight = 1.0 if item.weight is None else item.weight
+            found.append((build_metric(item.name, item.options, names), weight))
+    return found
+
+
+@contextmanager
+def _as_written(names: Iterable[str]) -> Iterator[None]:
+    """Say the name of a metric in errors as the file has it, by which its line is found."""
+    try:
+        yield
+    except NeuralMPError as error:
+        written: dict[str | int, str] = {name.strip().lower(): name for name in names}
+        error.keys = (*(written.get(key, key) for key in error.keys[:1]), *error.keys[1:])
+        raise
+
+
+def strategy(settings: Settings, name: str) -> Strategy:
+    """A strategy by its name.
+
+    Raises:
+        ConfigurationError: there is none of that name; where it comes from the file, with its
+            place.
+    """
+    if name != settings.tuning.strategy:
+        return strategy_named(name)
+    with settings.source.at(("tuning", "strategy", "name")):
+        return strategy_named(name)

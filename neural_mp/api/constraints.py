@@ -1,0 +1,134 @@
+"""The limits of a tuning file, and those set in Python, on what ops of a model may run in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Protocol
+
+from neural_mp.config import Settings, settings_from
+from neural_mp.config.source import Source
+from neural_mp.core.enums import Dialect
+from neural_mp.core.precision import Precision
+from neural_mp.errors import ConfigurationError, UnknownOperatorError
+from neural_mp.space import Constraints, OpConstraint, TuningSpace
+
+_SECTIONS = ("quantization", "mixed_precision", "graph_optimization")
+_FP32_ONLY = OpConstraint((Precision.FP32,))
+
+
+class Limits(Protocol):
+    """What a user limits in Python; see `MixedPrecision`."""
+
+    exclude: str | Iterable[str]
+    op_wise: Mapping[str, Any]
+    optype_wise: Mapping[str, Any]
+    model_wise: Any
+
+
+def constrained(
+    space: TuningSpace, settings: Settings, given: Limits | None = None
+) -> tuple[TuningSpace, tuple[str, ...]]:
+    """The space cut down by all limits, and what there is to tell about those of a file.
+
+    Raises:
+        UnknownOperatorError: a limit is for ops that the model does not have.
+        ConfigurationError: a limit that was set in Python is not as it should be.
+    """
+    space, told = _by_file(space, settings)
+    if given is None:
+        return space, told
+    space = space.constrained(_of_python(given))
+    for name in _names(given.exclude):
+        try:
+            space = space.constrained(Constraints(op_wise={name: _FP32_ONLY}))
+        except UnknownOperatorError as error:
+            words = str(error).replace("op_wise names", "exclude names", 1)
+            raise UnknownOperatorError(words) from None
+    return space, told
+
+
+def _of_python(given: Limits) -> Constraints:
+    """The limits set in Python, read as a file's would be."""
+    by_name = {
+        word: {name: _written(limit) for name, limit in _mapping(word, getattr(given, word))}
+        for word in ("op_wise", "optype_wise")
+    }
+    if given.model_wise is not None:
+        by_name["model_wise"] = _written(given.model_wise)
+    return settings_from({"quantization": by_name}, "MixedPrecision", Dialect.OWN).constraints
+
+
+def _mapping(word: str, limits: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(limits, Mapping):
+        return limits.items()
+    raise ConfigurationError(
+        f"{word} must be a dict such as {{'fc': 'fp32'}}, from names to what such ops may run in, "
+        f"got {limits!r}"
+    )
+
+
+def _written(limit: Any) -> Any:
+    """A limit as a file has it; precisions alone stand for `precisions`."""
+    return limit if isinstance(limit, Mapping) else {"precisions": limit}
+
+
+def _names(exclude: Any) -> tuple[str, ...]:
+    names = (exclude,) if isinstance(exclude, str) else exclude
+    if isinstance(names, Iterable):
+        names = tuple(names)
+        if all(isinstance(name, str) for name in names):
+            return names
+    raise ConfigurationError(
+        f"exclude must be names of ops, or patterns for them, such as ['fc', 'layer4.*'], got "
+        f"{exclude!r}"
+    )
+
+
+def _by_file(space: TuningSpace, settings: Settings) -> tuple[TuningSpace, tuple[str, ...]]:
+    limits = settings.constraints
+    told: list[str] = []
+    with _placed(settings.source):
+        if settings.dialect is Dialect.INC:
+            for word, types in _their_types(space, limits).items():
+                if not types:
+                    told.append(f"optype_wise limits {word}; the model has no such op")
+                by_type = dict.fromkeys(types, limits.optype_wise[word])
+                space = space.constrained(Constraints(optype_wise=by_type))
+            for pattern, limit in limits.op_wise.items():
+                names = _begin_with(pattern, space)
+                if not names:
+                    told.append(f"op_wise limits {pattern!r}; no op of the model has such a name")
+                space = space.constrained(Constraints(op_wise=dict.fromkeys(names, limit)))
+            limits = replace(limits, optype_wise={}, op_wise={})
+        return space.constrained(limits), tuple(told)
+
+
+def _begin_with(pattern: str, space: TuningSpace) -> list[str]:
+    """The ops whose names begin with a pattern: theirs need not fit the whole name."""
+    try:
+        found = re.compile(pattern)
+    except re.error:
+        found = re.compile(re.escape(pattern))
+    return [op.name for op in space.graph if found.match(op.name)]
+
+
+def _their_types(space: TuningSpace, limits: Constraints) -> dict[str, tuple[str, ...]]:
+    """Their word → the op types of the model that it means; the word itself where it is unknown."""
+    from neural_mp.compat.inc.op_types import in_words_of
+
+    meant = {word: in_words_of(space.graph.types, word) for word in limits.optype_wise}
+    return {word: (word,) if types is None else types for word, types in meant.items()}
+
+
+@contextmanager
+def _placed(source: Source) -> Iterator[None]:
+    """Say where in the file the limit is that an error is about."""
+    try:
+        yield
+    except UnknownOperatorError as error:
+        written = (name for name in _SECTIONS if (name, *error.keys) in source.lines)
+        with source.at((next(written, _SECTIONS[0]),)):
+            raise

@@ -1,0 +1,369 @@
+"""From the options of a run to the job that is tuned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from neural_mp.adaptors.common.input_spec import GivenInputs
+from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.amp import AmpSettings
+from neural_mp.api import config_objects
+from neural_mp.api.amp_settings import edited_lists, forced, gather_amp, with_data_type
+from neural_mp.api.constraints import constrained
+from neural_mp.api.described import model_name, settings_in_words
+from neural_mp.api.free_axes import for_all_sizes
+from neural_mp.api.loading import load_source, without_int8_if_no_data
+from neural_mp.api.metric_direction import directed, metric_label, together
+from neural_mp.api.portability import hardware_for, not_native, without_kernels
+from neural_mp.api.user_metrics import GivenMetrics, gather_metrics, metric_words
+from neural_mp.config import Settings
+from neural_mp.core import hardware as machine
+from neural_mp.core.enums import Approach, Capture, is_speed_alone
+from neural_mp.core.grammar import with_article
+from neural_mp.core.log_folder import prepared_folder
+from neural_mp.core.precision import Precision, Precisions
+from neural_mp.errors import ConfigurationError
+from neural_mp.runs.fingerprint import in_detail
+from neural_mp.runs.history import History, storage_url
+from neural_mp.space import TuningSpace
+from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
+from neural_mp.tuning.batches import Batches, FirstBatch
+from neural_mp.tuning.calibration_batches import Calibration
+from neural_mp.tuning.criterion import AccuracyCriterion, check_min_speedup
+from neural_mp.tuning.evaluator import Evaluator
+from neural_mp.tuning.executors import executor_named
+from neural_mp.tuning.executors.options import Workers
+from neural_mp.tuning.job import Described, SearchSettings, TuningJob
+from neural_mp.tuning.known import KNOWN_FOLDER, NOTHING_KNOWN, Known, machine_words
+from neural_mp.tuning.listener import Listener
+from neural_mp.tuning.objectives import Measurement, parse_objectives
+from neural_mp.tuning.run_log import RunLog
+from neural_mp.util.argument_checks import check_count, check_seed
+
+if TYPE_CHECKING:
+    from neural_mp.api.mixed_precision import MixedPrecision
+
+#: What options of a simple type may be.
+_OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
+    "strategy": (str,),
+    "framework": (str, type(None)),
+    "random_seed": (int,),
+    "sampling_size": (int,),
+    "max_batches": (int, type(None)),
+    "resume": (bool,),
+    "early_stopping": (bool,),
+    "cache": (bool,),
+    "workers": (int, str, dict),
+    "hardware": (machine.Hardware, type(None)),
+    "target": (str,),
+    "listener": (Listener, type(None)),
+}
+#: Where trials are kept unless the user says otherwise.
+DEFAULT_WORKSPACE = "neural_mp_workspace"
+#: What is tried unless the user says otherwise.
+DEFAULT_PRECISIONS = Precisions((Precision.INT8, Precision.BF16))
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Makes a job of what a user gave.
+
+    Attributes:
+        options: what was set in Python.
+        settings: what the tuning file holds.
+        explicit: the precisions that the user named; None where nobody did.
+        log: takes warnings.
+    """
+
+    options: MixedPrecision
+    settings: Settings
+    explicit: tuple[Precision, ...] | None
+    log: RunLog
+
+    def job(self) -> tuple[TuningJob, Path | None]:
+        """All that the options come to, and the folder to log to, where there is to be one."""
+        given, log = self.options, self.log
+        check(given)
+        strategy = config_objects.strategy(self.settings, given.strategy)
+        here = given.hardware or machine.detect()
+        amp = gather_amp(given.amp, self.settings.amp)
+        log_folder = prepared_folder(amp.log_path)
+        precisions = self._usable_precisions(here.converting_for(given.target), amp)
+        evaluation, calibration = self._data()
+        metrics = gather_metrics(given.metric, self.settings, evaluation, given.eval_func)
+        criterion = self._criterion(metrics)
+        load, loaded = self._loaded(calibration, labelled=calibration is evaluation)
+        hardware, told = hardware_for(given.target, here, loaded.adaptor)
+        read = () if calibration is None else calibration.assumed
+        log.warnings += (*loaded.warnings, *told, *read)
+        if given.approach in (None, Approach.STATIC):
+            precisions, told = without_int8_if_no_data(precisions, calibration)
+            log.warnings += told
+        space, precisions = self._space(loaded, hardware, precisions, amp)
+        samples, evaluator = given.sampling_size, self._evaluator(evaluation, metrics)
+        job = TuningJob(
+            model=loaded.in_space(space),
+            load=load,
+            strategy=strategy,
+            evaluator=evaluator,
+            calibration=None if calibration is None else Calibration(calibration, samples),
+            measurement=self._measurement(loaded, evaluation or calibration),
+            open_history=lambda: self._history(loaded, evaluator, calibration, criterion, amp),
+            settings=SearchSettings(
+                precisions=precisions,
+                for_numbers=here.forced | not_native(here),
+                criterion=criterion,
+                exit_policy=given.exit_policy,
+                seed=given.random_seed,
+                workers=Workers.read(given.workers),
+                early_stopping=given.early_stopping,
+            ),
+            amp=amp.words(),
+            known=self._known(loaded),
+            described=Described(model_name(given.model), settings_in_words(given), hardware),
+        )
+        return job, log_folder
+
+    def _evaluator(self, evaluation: Batches | None, metrics: GivenMetrics) -> Evaluator:
+        """What measures accuracy, and tells the listener of every batch."""
+        eval_func = self.options.eval_func
+        label = metric_label(metrics, eval_func)
+        postprocess = self.options.postprocess or config_objects.postprocess(self.settings)
+        evaluator = Evaluator(evaluation, metrics, eval_func, postprocess, label)
+        evaluator.on_batch = self.log.step
+        evaluator.together = together(metrics, self.options.accuracy_criterion)
+        return evaluator
+
+    def _criterion(self, metrics: GivenMetrics) -> AccuracyCriterion:
+        """The criterion, with the direction of what measures the accuracy."""
+        if self.options.exit_policy.performance_only:
+            return self.options.accuracy_criterion
+        named = self.settings.evaluation.metrics if self.options.metric is None else ()
+        return directed(self.options.accuracy_criterion, metrics, self.options.eval_func, named)
+
+    def _usable_precisions(
+        self, hardware: machine.Hardware, amp: AmpSettings
+    ) -> tuple[Precision, ...]:
+        if self.settings.device != "cpu":
+            self.log.warn(f"device {self.settings.device!r} is not built yet; the CPU is used")
+        wanted, told = with_data_type(self.explicit, DEFAULT_PRECISIONS, amp)
+        usable, found = machine.require_any(hardware, wanted)
+        self.log.warnings += (*told, *(found if self.explicit or amp.switched_on else ()))
+        for precision in usable:
+            support = hardware.support(precision)
+            if not support.native:
+                self.log.warn(f"{precision} is emulated here, for its numbers: {support.reason}")
+        return usable
+
+    def _data(self) -> tuple[Batches | None, Batches | None]:
+        """Evaluation and calibration batches, from Python or YAML; the first serves as second."""
+        settings = self.settings
+        loader = self.options.eval_dataloader
+        if loader is None:
+            loader = config_objects.loader(settings, config_objects.ACCURACY)
+        evaluation = (
+            None if loader is None else Batches(loader, "eval_dataloader", self.options.max_batches)
+        )
+        loader = self.options.calib_dataloader
+        if loader is None:
+            loader = config_objects.loader(settings, config_objects.CALIBRATION)
+        calibration = evaluation if loader is None else Batches(loader, "calib_dataloader")
+        return evaluation, calibration
+
+    def _loaded(
+        self, calibration: Batches | None, labelled: bool
+    ) -> tuple[Callable[[], AnyModel], AnyModel]:
+        """Return a loader of the model, which can be sent to another process, and the model.
+
+        Args:
+            calibration: shows what the model takes, and is read as the model takes it.
+            labelled: whether its batches are pairs beyond doubt, as accuracy is judged on them.
+        """
+        given = self.options.inputs
+
+        def loading(first: FirstBatch | None, inputs: Any = given) -> Callable[[], AnyModel]:
+            return partial(
+                load_source,
+                config_objects.model(self.settings, self.options.model),
+                self.options.framework,
+                inputs,
+                outputs=self.options.outputs,
+                example=first,
+                capture=Capture(self.options.capture),
+                trust=self.settings.trust,
+            )
+
+        def attempt(first: FirstBatch) -> tuple[Callable[[], AnyModel], AnyModel]:
+            load = loading(first)
+            loaded = load()
+            if batches.ambiguous and hides_batch:
+                with batches.blamed():
+                    loaded(first.inputs)
+            return load, loaded
+
+        if calibration is None:
+            load = loading(None)
+            return load, load()
+        batches, wanted = calibration, GivenInputs.read(given, None, None)
+        # A model that is taken in with the user's own example does not see the batch by that.
+        hides_batch = not labelled and wanted.example is not None
+        found = attempt(batches.first) if labelled else batches.bound(attempt)
+        if wanted.names or wanted.shapes is not None:
+            return found
+        return for_all_sizes(*found, batches, partial(loading, batches.first))
+
+    def _space(
+        self,
+        model: AnyModel,
+        hardware: machine.Hardware,
+        precisions: tuple[Precision, ...],
+        amp: AmpSettings,
+    ) -> tuple[TuningSpace, tuple[Precision, ...]]:
+        """What every op may run in, and the precisions that are tried."""
+        adaptor = model.adaptor
+        lists, told = edited_lists(adaptor, amp, precisions)
+        space = forced(adaptor.space(model.held, hardware, lists), amp).restricted_to(precisions)
+        self.log.warnings += told
+        space, told = constrained(space, self.settings, self.options)
+        self.log.warnings += told
+        if self.options.approach is not None:
+            space = space.with_int8([Approach(self.options.approach)])
+        space, gone = self._without_emulated(space, hardware, amp, adaptor.framework)
+        precisions = tuple(precision for precision in precisions if precision not in gone)
+        for precision in precisions:
+            if precision not in (*space.usable_precisions, Precision.FP32):
+                self.log.warn(f"no op of this model may run in {precision}; it stays out")
+        return space, precisions
+
+    def _without_emulated(
+        self, space: TuningSpace, hardware: machine.Hardware, amp: AmpSettings, framework: str
+    ) -> tuple[TuningSpace, frozenset[Precision]]:
+        """The space less emulated 16 bits that are to bring speed, and the precisions that go."""
+        able = space.usable_precisions
+        kept = hardware.forced if self._wants_speed() else frozenset(Precision)
+        left = space.without_emulated(kept)
+        gone = frozenset(able) - frozenset(left.usable_precisions)
+        asked = self.explicit is not None or amp != AmpSettings()
+        for precision in filter(gone.__contains__, able if asked else ()):
+            self.log.warn(
+                f"{framework} has no {precision} kernels here that gain time: {precision} would "
+                f"be emulated; going on without it. Set {machine.FORCE_VARIABLES[precision]}=1 to "
+                f"run it for its numbers"
+            )
+        for precision in without_kernels(left, hardware):
+            self.log.warn(
+                f"{framework} has no {precision} kernels here: {precision} is emulated, for its "
+                f"numbers"
+            )
+        return left, gone
+
+    def _wants_speed(self) -> bool:
+        """Whether 16 bits are to bring speed; if nothing else is asked for, it is numbers."""
+        alone = self.explicit is not None and Precision.INT8 not in self.explicit
+        painted = self.options.strategy == AutoMixedPrecision.name
+        return is_speed_alone(parse_objectives(self.options.objective)) and not (alone or painted)
+
+    def _measurement(self, model: AnyModel, data: Batches | None) -> Measurement:
+        performance = self.settings.evaluation.performance
+        loader = config_objects.loader(self.settings, config_objects.PERFORMANCE)
+        if loader is not None:
+            data = Batches(loader, "performance.dataloader").tried_on(model)
+        return Measurement(
+            data.first_inputs if data is not None else model.example_inputs(),
+            parse_objectives(self.options.objective),
+            performance.warmup,
+            performance.iteration,
+            threads=performance.cores_per_instance,
+            min_speedup=float(self.options.min_speedup),
+        )
+
+    def _known(self, model: AnyModel) -> Known:
+        """What earlier runs in the workspace measured of this model on this machine."""
+        workspace = self.options.workspace
+        elsewhere = self.options.storage is not None and workspace == DEFAULT_WORKSPACE
+        if not self.options.cache or elsewhere or not isinstance(workspace, str | Path):
+            return NOTHING_KNOWN  # opening the history will say what is wrong with the workspace
+        words = machine_words(model.adaptor.packages)
+        folder = Path(workspace) / KNOWN_FOLDER
+        return Known(folder, {"model": model.fingerprint, **words})
+
+    def _history(
+        self,
+        model: AnyModel,
+        evaluator: Evaluator,
+        calibration: Batches | None,
+        criterion: AccuracyCriterion,
+        amp: AmpSettings,
+    ) -> History:
+        evaluation = evaluator.batches
+        fingerprint: Mapping[str, str] = {
+            "model": model.fingerprint,
+            "data": evaluation.fingerprint() if evaluation is not None else "none",
+            "calibration": f"{self.options.sampling_size} samples of "
+            + (
+                "the same data"
+                if calibration is None or calibration is evaluation
+                else calibration.fingerprint()
+            ),
+            "metric": metric_words(evaluator.metrics, evaluator.eval_func),
+            "criterion": str(criterion),
+            "four lists": "; ".join(amp.list_words()) or "as they come",
+            **in_detail(
+                metric=evaluator.eval_func or [metric for metric, _ in evaluator.metrics],
+                postprocess=evaluator.postprocess,
+            ),
+        }
+        url = storage_url(self.options.workspace, self.options.storage)
+        return History(url, fingerprint, criterion.prefers_higher, self.options.resume)
+
+
+def check_option(name: str, value: Any) -> None:
+    """Check the type of an option of a simple type.
+
+    Raises:
+        ConfigurationError: it is another one.
+    """
+    kinds = _OPTION_TYPES[name]
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        words = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
+        raise ConfigurationError(f"{name} must be {with_article(words)}, got {value!r}")
+
+
+def check(options: MixedPrecision) -> None:
+    """Check what can be checked of the options before anything is loaded.
+
+    Raises:
+        ConfigurationError: an option is of the wrong type, or out of range.
+    """
+    if options.model is None:
+        raise ConfigurationError("no model was given; set converter.model")
+    parse_objectives(options.objective)
+    check_min_speedup(options.min_speedup)
+    if options.approach is not None:
+        Approach.read(options.approach, "approach")
+    Capture.read(options.capture, "capture")
+    for name in _OPTION_TYPES:
+        check_option(name, getattr(options, name))
+    check_seed("random_seed", options.random_seed)
+    check_count("sampling_size", options.sampling_size)
+    if options.max_batches is not None:
+        check_count("max_batches", options.max_batches)
+    if options.postprocess is not None and not callable(options.postprocess):
+        raise ConfigurationError(
+            f"postprocess must be a function (predictions, labels) → (predictions, labels), got "
+            f"{with_article(type(options.postprocess).__name__)}"
+        )
+    workers = Workers.read(options.workers)
+    if workers.several:
+        executor_named(workers.engine).check(workers)
+    names = options.outputs if isinstance(options.outputs, list | tuple) else [options.outputs]
+    if options.outputs is not None and not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(f"outputs must be names, got {options.outputs!r}")
+    if options.eval_func is not None and not callable(options.eval_func):
+        raise ConfigurationError(
+            f"eval_func must be a function model → float, got {type(options.eval_func).__name__}"
+        )

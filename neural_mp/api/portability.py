@@ -1,0 +1,108 @@
+"""Where a converted model is right: what it is made for, and what it meets when it is loaded."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+from neural_mp.adaptors.contract import Adaptor
+from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.core.hardware import PORTABLE, THIS, Hardware, detect
+from neural_mp.core.int8_accumulation import EXACT_EVERYWHERE, ByteProducts
+from neural_mp.core.precision import Precision
+from neural_mp.errors import ConfigurationError, ConversionError, ModelLoadError
+from neural_mp.space import TuningSpace
+
+logger = logging.getLogger(__name__)
+
+#: Where a model is right that minds no processor.
+EVERYWHERE = "every CPU"
+_EXACT = "CPUs that add up products of bytes exactly (VNNI, AMX, ARM)"
+_MEND = f"convert it with target {PORTABLE!r}, which is right on every CPU"
+
+
+def hardware_for(
+    target: str, here: Hardware, adaptor: Adaptor[Any]
+) -> tuple[Hardware, tuple[str, ...]]:
+    """The machine to convert for, and what the user has to be warned of where it is not this one.
+
+    Args:
+        target: a name in `neural_mp.core.hardware.TARGETS`.
+        here: the machine at hand.
+        adaptor: the framework.
+
+    Raises:
+        ConfigurationError: there is no such target, or what it computes cannot be had here.
+    """
+    there = here.converting_for(target)
+    if target == THIS:
+        return there, ()
+    wrong_here = adaptor.kernel_products(here)
+    for kernel, products in adaptor.kernel_products(there).items():
+        if products is ByteProducts.EXACT and wrong_here[kernel] is ByteProducts.SATURATING:
+            raise ConfigurationError(
+                f"target {target!r} cannot be converted for on this machine: here the {kernel} "
+                f"kernels of {adaptor.framework} saturate, so that what is right there cannot be "
+                f"checked; convert on such a machine, or {_MEND}"
+            )
+    if target == PORTABLE:
+        return there, ()
+    words = f"the model is converted for target {target!r}; speeds were measured on this machine"
+    return there, (words,)
+
+
+def where_right(model: AnyModel) -> str:
+    """On which processors the numbers of a model are right, in words."""
+    minding = model.adaptor.wide_kernels(model.held) - EXACT_EVERYWHERE
+    return f"{_EXACT} only; {_MEND}" if minding else EVERYWHERE
+
+
+def made_right_here(model: AnyModel, name: str) -> tuple[AnyModel, tuple[str, ...]]:
+    """A model that was loaded, made right on this machine, and what was done.
+
+    Args:
+        model: the model as it was saved.
+        name: what it is called in words.
+
+    Raises:
+        ModelLoadError: it would give wrong numbers here, and cannot be made right.
+    """
+    wide = model.adaptor.wide_kernels(model.held)
+    if not wide:
+        return model, ()
+    products = model.adaptor.kernel_products(detect())
+    saturating = sorted(k.value for k in wide if products[k] is ByteProducts.SATURATING)
+    if not saturating:
+        return model, ()
+    reason = (
+        f"{name} was converted for {_EXACT}; on this one its {' and '.join(saturating)} kernels "
+        f"saturate"
+    )
+    try:
+        right = replace(model, held=model.adaptor.right_everywhere(model.held))
+    except ConversionError as error:
+        raise ModelLoadError(
+            f"{reason}, so its numbers would be wrong, and {error}; {_MEND}"
+        ) from error
+    done = f"{reason}, so its INT8 weights were stored anew; its accuracy was measured before that"
+    logger.warning(done)
+    return right, (done,)
+
+
+def not_native(here: Hardware) -> frozenset[Precision]:
+    """What a machine does not compute in: it may be slow there, and yet be wanted elsewhere."""
+    return frozenset(precision for precision in Precision if not here.support(precision).native)
+
+
+def without_kernels(space: TuningSpace, hardware: Hardware) -> tuple[Precision, ...]:
+    """The precisions that the machine has and the framework does not: it emulates them.
+
+    Kernels of ops that only follow others do not count: a precision gains nothing by those alone.
+    """
+
+    def is_emulated(precision: Precision) -> bool:
+        begin = [space.capabilities[op] for op in space.decided if space.choice(op, precision)]
+        return hardware.support(precision).native and all(precision in c.emulated for c in begin)
+
+    return tuple(filter(is_emulated, space.usable_precisions))

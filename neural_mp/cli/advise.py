@@ -1,0 +1,82 @@
+"""`neural-mp advise`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from neural_mp.api.commands.exit_codes import epilog
+from neural_mp.api.commands.output import Output
+from neural_mp.cli.options import JsonOption, QuietOption, TrustOption, VerboseOption
+from neural_mp.errors import ConfigurationError
+from neural_mp.util.argument_checks import MOST
+
+if TYPE_CHECKING:
+    from neural_mp.training.advice_report import Advice
+
+EPILOG = epilog("advise conf.yaml --precision fp16 --output plan.yaml")
+
+
+def advise(
+    conf: Annotated[Path, typer.Argument(help="A tuning YAML, with calibration data.")],
+    model: Annotated[
+        str | None, typer.Option(help="A Keras file or module:attribute; model: name by default.")
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(help="A Keras loss or module:attribute; by default the model's own."),
+    ] = None,
+    precision: Annotated[str, typer.Option(help="bf16 or fp16.")] = "bf16",
+    steps: Annotated[int, typer.Option(min=0, max=MOST, help="Steps of the run in float32.")] = 100,
+    limit: Annotated[float, typer.Option(help="How much noise gradients may have.")] = 0.01,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A plan file for apply_plan.")
+    ] = None,
+    trust: TrustOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = 0,
+) -> None:
+    """Say which layers must stay in float32 while a model is trained in 16 bits."""
+    with Output(as_json, quiet, verbose) as out:
+        from neural_mp.api.advise import advise_from_file
+
+        if output is not None and not output.parent.is_dir():  # now, not after a training
+            raise ConfigurationError(
+                f"--output {output}: there is no folder {str(output.parent)!r}"
+            )
+        with out.working(f"Training as {conf} says"):
+            found = advise_from_file(
+                conf, model, loss, precision, steps=steps, limit=limit, trust=trust or ()
+            )
+        out.show(found.table)
+        for warning in found.warnings:
+            out.warn(warning)
+        if output is not None:
+            found.save_plan(output)
+            out.line(f"saved to {output}")
+        if as_json:
+            out.document(_document(found, output))
+
+
+def _document(found: Advice, saved: Path | None) -> dict[str, Any]:
+    return {
+        "precision": found.precision.value,
+        "keep": list(found.keep),
+        "layers": [
+            {
+                "name": layer.name,
+                "class": layer.kind,
+                "keep": layer.keep,
+                "noise": layer.noise,
+                "reason": layer.reason,
+            }
+            for layer in found.layers.values()
+        ],
+        "noise": found.noise,
+        "steps": found.steps,
+        "warnings": list(found.warnings),
+        "saved_to": saved,
+    }

@@ -1,0 +1,99 @@
+"""The `neural-mp` command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+import neural_mp
+from neural_mp.adaptors.tensorflow.log_suppression import hush
+from neural_mp.api.commands.exit_codes import epilog
+from neural_mp.api.commands.failures import reported
+from neural_mp.cli import (
+    advise,
+    audit,
+    benchmark,
+    compare,
+    convert,
+    explain,
+    hardware,
+    inspect,
+    kernels,
+    report,
+    sensitivity,
+    tune,
+    tune_many,
+)
+
+_STANDARD_ERROR = 2
+
+app = typer.Typer(
+    name="neural-mp",
+    help="The fastest form of a trained model that still meets your accuracy target.",
+    epilog=epilog("tune conf.yaml --output tuned"),
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"neural-mp {neural_mp.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _whole(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    pass
+
+
+app.command(epilog=tune.EPILOG)(tune.tune)
+app.command("tune-many", epilog=tune_many.EPILOG)(tune_many.tune_many)
+app.command(epilog=inspect.EPILOG)(inspect.inspect)
+app.command(epilog=explain.EPILOG)(explain.explain)
+app.command(epilog=convert.EPILOG)(convert.convert)
+app.command(epilog=audit.EPILOG)(audit.audit)
+app.command(epilog=benchmark.EPILOG)(benchmark.benchmark)
+app.command(epilog=report.EPILOG)(report.report)
+app.command(epilog=compare.EPILOG)(compare.compare)
+app.command(epilog=sensitivity.EPILOG)(sensitivity.sensitivity)
+app.command(epilog=advise.EPILOG)(advise.advise)
+app.command(cls=kernels.WithProgram, epilog=kernels.EPILOG)(kernels.kernels)
+app.command(epilog=hardware.EPILOG)(hardware.hardware)
+
+
+def _open_streams() -> None:
+    """Let a standard stream that the caller closed lead nowhere.
+
+    Otherwise the next file that is opened would be in its place, and what a library prints would
+    end up in it: in the history of a run, say.
+    """
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= _STANDARD_ERROR:
+        os.set_inheritable(opened, True)
+    os.close(opened)
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
+def main() -> None:
+    """Run the command; what it ends with is said by its exit code (see `ExitCode`)."""
+    _open_streams()
+    hush()
+    try:
+        app()
+    except Exception as error:
+        raise SystemExit(int(reported(error))) from error
+
+
+if __name__ == "__main__":
+    main()

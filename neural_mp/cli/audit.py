@@ -1,0 +1,101 @@
+"""`neural-mp audit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from neural_mp.api.commands.exit_codes import ExitCode, epilog
+from neural_mp.api.commands.output import Output
+from neural_mp.cli.options import (
+    FrameworkOption,
+    JsonOption,
+    QuietOption,
+    ShapeOption,
+    TrustOption,
+    VerboseOption,
+)
+from neural_mp.errors import ConfigurationError
+from neural_mp.io.trust import trusting
+
+if TYPE_CHECKING:
+    from neural_mp.api.optimized_model import OptimizedModel
+    from neural_mp.profiling.audit import Audit
+
+EPILOG = epilog("audit tuned", "audit model.onnx --plan plan.yaml --all")
+
+
+def audit(
+    model: Annotated[
+        str, typer.Argument(help="A saved result; or a model, with the plan to convert it by.")
+    ],
+    plan: Annotated[
+        Path | None, typer.Option(help="The plan of a model that is no saved result.")
+    ] = None,
+    each: Annotated[
+        bool, typer.Option("--all", help="A row for every op, not only for those that differ.")
+    ] = False,
+    framework: FrameworkOption = None,
+    input_shape: ShapeOption = None,
+    trust: TrustOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = 0,
+) -> None:
+    """Show what every op really runs in, beside its plan; exit code 1 where they differ."""
+    with Output(as_json, quiet, verbose) as out, trusting(trust or ()):
+        from neural_mp.reporting import audit_table, audit_words
+
+        result = _result(out, model, plan, framework, input_shape)
+        with out.working(f"Running {model}"):
+            found = result.audit()
+        shown = found.ops if each else found.findings
+        if shown:
+            out.show(audit_table(shown))
+        out.line(audit_words(found))
+        if as_json:
+            out.document(_document(result, found, each))
+    if not found.holds:
+        raise typer.Exit(ExitCode.PLAN_BROKEN)
+
+
+def _result(
+    out: Output,
+    model: str,
+    plan: Path | None,
+    framework: str | None,
+    input_shape: list[str] | None,
+) -> OptimizedModel:
+    from neural_mp.api.optimized_model import load
+    from neural_mp.api.random_inputs import random_inputs
+    from neural_mp.api.replay import convert_with_plan
+    from neural_mp.api.saved_model import is_saved_model
+
+    if is_saved_model(model):
+        if plan is not None:
+            raise ConfigurationError(
+                f"{model!r} is a saved result, which has its plan: leave --plan out"
+            )
+        with out.working(f"Loading {model}"):
+            return load(model)
+    if plan is None:
+        raise ConfigurationError(
+            f"{model!r} is no saved result, so that no plan says what its ops run in and there is "
+            f"nothing to audit; give the folder that a result was saved in, or a plan by --plan"
+        )
+    with out.working(f"Converting {model}"):
+        inputs = random_inputs(input_shape or ())
+        return convert_with_plan(model, plan, framework=framework, inputs=inputs)
+
+
+def _document(result: OptimizedModel, found: Audit, each: bool) -> dict[str, Any]:
+    return {
+        "framework": result.framework,
+        "holds": found.holds,
+        "complete": found.complete,
+        "planned": {"ops": len(found.ops), "lowered": found.lowered},
+        "verdicts": {verdict.value: count for verdict, count in found.counts().items()},
+        "ops": [op.to_dict() for op in (found.ops if each else found.findings)],
+    }

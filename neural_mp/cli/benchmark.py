@@ -1,0 +1,64 @@
+"""`neural-mp benchmark`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from neural_mp.api.commands.exit_codes import epilog
+from neural_mp.api.commands.output import Output
+from neural_mp.cli.options import (
+    JsonOption,
+    QuietOption,
+    ShapeOption,
+    TrustOption,
+    VerboseOption,
+)
+from neural_mp.io.trust import trusting
+from neural_mp.util.argument_checks import MOST
+
+if TYPE_CHECKING:
+    from neural_mp.reporting.tables import BenchmarkRow
+
+EPILOG = epilog("benchmark model.pt2 tuned --batch-size 64")
+
+
+def benchmark(
+    models: Annotated[list[str], typer.Argument(help="Models or saved results, in any mix.")],
+    input_shape: ShapeOption = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="Samples a batch.")
+    ] = None,
+    warmup: Annotated[int, typer.Option(min=0, max=MOST, help="Rounds not counted.")] = 5,
+    iterations: Annotated[int, typer.Option(min=1, max=MOST, help="Rounds counted.")] = 50,
+    trust: TrustOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = 0,
+) -> None:
+    """Compare latency, throughput and size, by interleaved runs."""
+    with Output(as_json, quiet, verbose) as out, trusting(trust or ()):
+        from neural_mp.api.benchmark import benchmark_models
+        from neural_mp.api.random_inputs import random_inputs
+        from neural_mp.reporting import benchmark_table
+
+        inputs = random_inputs(input_shape or ())
+        with out.working(f"Loading and running {', '.join(models)}"):
+            rows = benchmark_models(models, batch_size, warmup, iterations, inputs)
+        out.show(benchmark_table(rows))
+        if as_json:
+            out.document({"models": [_document(row) for row in rows]})
+
+
+def _document(row: BenchmarkRow) -> dict[str, Any]:
+    return {
+        "model": row.name,
+        "latency": row.latency,
+        "batch_size": row.samples,
+        "samples_per_second": row.samples / row.latency,
+        "size": row.size,
+        "speed": row.speed.value,
+        "speed_low": row.speed.low,
+        "speed_high": row.speed.high,
+    }

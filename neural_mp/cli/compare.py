@@ -1,0 +1,77 @@
+"""`neural-mp compare`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from neural_mp.api.commands.exit_codes import epilog
+from neural_mp.api.commands.output import Output
+from neural_mp.cli.options import (
+    BatchSizeOption,
+    CsvOption,
+    DataOption,
+    FrameworkOption,
+    JsonOption,
+    QuietOption,
+    SamplesOption,
+    ShapeOption,
+    TrustOption,
+    VerboseOption,
+)
+from neural_mp.util.argument_checks import MOST
+
+EPILOG = epilog("compare model.pt2 tuned --data images.npy", "compare tuned other --data conf.yaml")
+
+
+def compare(
+    a: Annotated[str, typer.Argument(help="What is compared with: a model or a saved result.")],
+    b: Annotated[str, typer.Argument(help="What is compared, such as what was made of A.")],
+    data: DataOption = None,
+    samples: SamplesOption = 100,
+    batch_size: BatchSizeOption = None,
+    worst: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST, help="Only so many ops, in which most noise arises."),
+    ] = None,
+    as_csv: CsvOption = False,
+    framework: FrameworkOption = None,
+    input_shape: ShapeOption = None,
+    trust: TrustOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = 0,
+) -> None:
+    """Compare two models of one origin op by op, and say where they part first."""
+    with Output(as_json, quiet, verbose) as out:
+        out.one_form(as_csv)
+        from neural_mp.api.compare import compare_files
+        from neural_mp.api.random_inputs import random_inputs
+        from neural_mp.reporting.comparison import MARKED, comparison_csv, comparison_table
+
+        inputs = random_inputs(input_shape or ())
+        if data is None:
+            out.warn(
+                "the models are compared on random inputs, which say little of how they do on "
+                "yours; give --data"
+            )
+        with out.working(f"Comparing {a} and {b}"):
+            found = compare_files(
+                a,
+                b,
+                data,
+                samples=samples,
+                batch_size=batch_size,
+                framework=framework,
+                inputs=inputs,
+                trust=trust or (),
+            )
+        if as_csv:
+            out.line(comparison_csv(found, worst).rstrip())
+        else:
+            out.show(comparison_table(found, worst))
+        if as_json:
+            document = found.to_dict()
+            document["worst"] = [layer.name for layer in found.worst(worst or MARKED)]
+            out.document(document)

@@ -1,0 +1,70 @@
+"""`neural-mp explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from neural_mp.api.commands.exit_codes import epilog
+from neural_mp.api.commands.output import Output
+from neural_mp.cli.options import (
+    FrameworkOption,
+    JsonOption,
+    ModelArgument,
+    QuietOption,
+    ShapeOption,
+    TrustOption,
+    VerboseOption,
+)
+from neural_mp.io.trust import trusting
+
+if TYPE_CHECKING:
+    from neural_mp.api.explain import Explanation
+    from neural_mp.core.graph import Op
+    from neural_mp.core.precision import Precision
+
+EPILOG = epilog("explain model.onnx Softmax_7 --precision bf16")
+
+
+def explain(
+    model: ModelArgument,
+    op: Annotated[str, typer.Argument(help="The op's name, as inspect shows it.")],
+    precision: Annotated[
+        list[str] | None, typer.Option(help="int8, bf16 or fp16; all by default.")
+    ] = None,
+    plan: Annotated[Path | None, typer.Option(help="Under this plan file.")] = None,
+    framework: FrameworkOption = None,
+    input_shape: ShapeOption = None,
+    trust: TrustOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = 0,
+) -> None:
+    """Say why an op runs in INT8 or in 16 bits, or does not."""
+    with Output(as_json, quiet, verbose) as out, trusting(trust or ()):
+        from neural_mp.api.explain import explained
+        from neural_mp.core.precision import parse_precisions
+        from neural_mp.reporting import explanation_table
+
+        precisions = parse_precisions(",".join(precision or ["int8", "bf16", "fp16"]))
+        loaded = out.load(model, framework, input_shape)
+        space, found = explained(loaded, op, precisions, plan)
+        rows = {p: (said.list, said.runs_in, said.reason) for p, said in found.items()}
+        out.show(explanation_table(space.graph[op], rows))
+        if as_json:
+            out.document(_document(space.graph[op], found))
+
+
+def _document(op: Op, found: Mapping[Precision, Explanation]) -> dict[str, Any]:
+    precisions = {
+        precision.value: {
+            "list": said.list.name if said.list else None,
+            "decision": said.runs_in.value,
+            "reason": said.reason,
+        }
+        for precision, said in found.items()
+    }
+    return {"op": op.name, "type": op.type, "precisions": precisions}

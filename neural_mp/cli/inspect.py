@@ -1,0 +1,167 @@
+"""`neural-mp inspect`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from neural_mp.api.commands.exit_codes import epilog
+from neural_mp.api.commands.output import Output
+from neural_mp.cli.options import (
+    FrameworkOption,
+    JsonOption,
+    ModelArgument,
+    QuietOption,
+    ShapeOption,
+    TargetOption,
+    TrustOption,
+    VerboseOption,
+)
+from neural_mp.errors import ConfigurationError, UnknownOperatorError, did_you_mean
+from neural_mp.io.trust import trusting
+
+if TYPE_CHECKING:
+    from neural_mp.core.graph import Op
+    from neural_mp.space import TuningSpace
+
+EPILOG = epilog("inspect model.onnx --type Conv --match 'layer4.*'", "inspect model.pt2 --summary")
+
+
+def inspect(
+    model: ModelArgument,
+    op_type: Annotated[
+        list[str] | None,
+        typer.Option("--type", help="Only ops of this type; may be given several times."),
+    ] = None,
+    match: Annotated[
+        str | None,
+        typer.Option(help="Only ops whose whole name fits this regular expression."),
+    ] = None,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Count ops by type and precision, and the reasons.")
+    ] = False,
+    each: Annotated[
+        bool, typer.Option("--all", help="A row for every op, not for those of a layer together.")
+    ] = False,
+    target: TargetOption = None,
+    framework: FrameworkOption = None,
+    input_shape: ShapeOption = None,
+    trust: TrustOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = 0,
+) -> None:
+    """Show every op, its type, and what it can run in here; of a saved result, its plan."""
+    with Output(as_json, quiet, verbose) as out, trusting(trust or ()):
+        from neural_mp.api.saved_model import is_saved_model
+
+        pattern = _compiled(match)
+        if is_saved_model(model):
+            if op_type:
+                raise ConfigurationError(
+                    f"--type is for models; {model!r} is a saved result, whose plan has op names "
+                    f"only: give --match or --summary"
+                )
+            _inspect_saved(out, model, pattern, summary)
+            return
+        loaded = out.load(model, framework, input_shape)
+        from neural_mp.api.portability import where_right
+        from neural_mp.core import hardware
+        from neural_mp.reporting import CapabilitySummary, capability_table, summary_table
+
+        there = hardware.detect().converting_for(target or hardware.THIS)
+        with out.working(f"Asking what the ops of {model} can run in"):
+            space = loaded.adaptor.space(loaded.held, there)
+        ops = _chosen(list(space.graph), op_type or (), pattern)
+        if summary:
+            counts = CapabilitySummary.of(space, ops)
+            out.show(summary_table(counts))
+        else:
+            out.show(capability_table(space, ops, each=each))
+            if loaded.adaptor.wide_kernels(loaded.held):
+                out.line(f"right on {where_right(loaded)}")
+        if as_json:
+            out.document(counts.to_dict() if summary else [_document(space, op) for op in ops])
+
+
+def _inspect_saved(
+    out: Output, folder: str, pattern: re.Pattern[str] | None, summary: bool
+) -> None:
+    from neural_mp.api.optimized_model import load
+    from neural_mp.core.plan import PrecisionPlan
+    from neural_mp.reporting import plan_table
+    from neural_mp.reporting.tables import op_counts_table
+
+    with out.working(f"Loading {folder}"):
+        saved = load(folder)
+    names = _fitting(list(saved.plan), pattern, "the plan has no op that fits --match")
+    plan = PrecisionPlan({name: saved.plan[name] for name in names})
+    if summary:
+        counts = saved.report.op_counts
+        out.show(op_counts_table(counts))
+        document: Any = {"types": {kind: dict(by) for kind, by in counts.items()}}
+    else:
+        out.show(plan_table(plan, saved.right_on))
+        document = {"plan": plan.to_dict()}
+    if out.as_json:
+        out.document({**document, "right_on": saved.right_on})
+
+
+def _compiled(match: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if match is None else re.compile(match)
+    except re.error as error:
+        raise ConfigurationError(
+            f"--match {match!r} is not a regular expression: {error}; write .* for any characters"
+        ) from None
+
+
+def _chosen(ops: Sequence[Op], types: Iterable[str], pattern: re.Pattern[str] | None) -> list[Op]:
+    """The ops of some types whose names fit a pattern, in their order.
+
+    Raises:
+        UnknownOperatorError: there are none.
+    """
+    known = sorted({op.type for op in ops})
+    wanted = {_type_named(word, known) for word in types}
+    left = [op for op in ops if not wanted or op.type in wanted]
+    missing = "no op fits --match" if not wanted else "no op of these types fits --match"
+    names = set(_fitting([op.name for op in left], pattern, missing))
+    return [op for op in left if op.name in names]
+
+
+def _type_named(word: str, known: Collection[str]) -> str:
+    """An op type, however its letters are written."""
+    for op_type in known:
+        if op_type.lower() == word.lower():
+            return op_type
+    raise UnknownOperatorError(
+        f"--type {word!r}: the model has no op of this type{did_you_mean(word, known)}"
+    )
+
+
+def _fitting(names: list[str], pattern: re.Pattern[str] | None, missing: str) -> list[str]:
+    if pattern is None:
+        return names
+    found = [name for name in names if pattern.fullmatch(name)]
+    if not found:
+        raise UnknownOperatorError(
+            f"{missing} {pattern.pattern!r}, which must fit a whole name"
+            f"{did_you_mean(pattern.pattern, names)}"
+        )
+    return found
+
+
+def _document(space: TuningSpace, op: Op) -> dict[str, Any]:
+    capability = space.capabilities[op.name]
+    return {
+        "name": op.name,
+        "type": op.type,
+        "inputs": list(op.inputs),
+        "precisions": [p.value for p in capability.precisions],
+        "emulated": sorted(p.value for p in capability.emulated),
+        "reasons": {p.value: why for p, why in capability.reasons.items()},
+    }

@@ -1,0 +1,198 @@
+"""`neural-mp kernels`."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from neural_mp.api.commands.exit_codes import ExitCode, epilog
+from neural_mp.api.commands.output import Output
+from neural_mp.cli.options import JsonOption, QuietOption, VerboseOption
+from neural_mp.errors import ConfigurationError, KernelLogError
+
+if TYPE_CHECKING:
+    from neural_mp.profiling import KernelKey, KernelLog
+
+EPILOG = epilog("kernels fp32.log bf16.log --by isa", "kernels -o fp32.log -- python train.py")
+#: Where the program that stands behind `--` is kept.
+_PROGRAM = "neural_mp.program"
+_STANDARD_INPUT = "-"
+
+
+class WithProgram(TyperCommand):
+    """A command that can have a program of the user's and its arguments behind `--`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take the program away before options are looked for."""
+        if "--" in args:
+            place = args.index("--")
+            ctx.meta[_PROGRAM] = args[place + 1 :]
+            args = args[:place]
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The words of the line that shows how it is used."""
+        return [*super().collect_usage_pieces(ctx), "[-- PROGRAM [ARGUMENT]...]"]
+
+
+def kernels(
+    context: typer.Context,
+    log: Annotated[
+        str | None,
+        typer.Argument(help="Output of a program run with ONEDNN_VERBOSE=1, or - for stdin."),
+    ] = None,
+    other: Annotated[
+        str | None, typer.Argument(help="Another one, to be put beside the first.")
+    ] = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(help="implementation, primitive, isa, precision or problem; several times."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="A file to keep the log of the program in."),
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = 0,
+) -> None:
+    """Show which kernels ran and how long, from oneDNN's log or ONNX Runtime's profile."""
+    with Output(as_json, quiet, verbose) as out:
+        from neural_mp.profiling import KernelKey
+
+        keys = [KernelKey.read(word, "--by") for word in by or (KernelKey.IMPLEMENTATION,)]
+        program = context.meta.get(_PROGRAM)
+        if program is not None:
+            if log is not None:
+                raise ConfigurationError(
+                    f"{log!r} stands before --, and a program behind it; give one of them"
+                )
+            _show_program(out, program, keys, output)
+            return
+        if output is not None:
+            raise ConfigurationError("--output keeps the log of a program that stands behind --")
+        if log is None:
+            raise ConfigurationError(
+                "no log is given; give a file, or a program behind --, such as: "
+                "neural-mp kernels -- python train.py"
+            )
+        with out.working(f"Reading {log}"):
+            logs = [_read(name) for name in (log, other) if name is not None]
+        if len(logs) == 1:
+            _show(out, logs[0], keys, {})
+        else:
+            _show_both(out, logs[0], logs[1], keys)
+
+
+def _read(name: str) -> KernelLog:
+    from neural_mp.profiling import read_kernel_log
+
+    if name != _STANDARD_INPUT:
+        return read_kernel_log(name)
+    return read_kernel_log(io.TextIOWrapper(sys.stdin.buffer, "utf-8", "replace"))
+
+
+def _show_program(
+    out: Output, program: Sequence[str], keys: Sequence[KernelKey], output: Path | None
+) -> None:
+    """Run a program; its exit code is that of the command, unless nothing could be shown."""
+    from neural_mp.profiling.kernel_log_run import run_with_kernel_log
+
+    if not program:
+        raise ConfigurationError("no program stands behind --, such as: -- python train.py")
+    out.kept = "only what the program did until then is shown"
+    with _kept(output) as keep:
+        log, code = run_with_kernel_log(program, _through, keep)
+    if log.calls:
+        _show(out, log, keys, {"exit_code": code})
+    elif code == ExitCode.DONE:
+        raise KernelLogError(f"no kernel to show: {log.empty_because}")
+    if code:
+        ended = f"{program[0]} ended with exit code {code}"
+        out.warn(ended if log.calls else f"{ended}, before any kernel of oneDNN ran")
+        raise typer.Exit(code)
+
+
+def _show(out: Output, log: KernelLog, keys: Sequence[KernelKey], more: dict[str, Any]) -> None:
+    from neural_mp.reporting.kernels import kernel_table
+
+    for key in keys:
+        out.show(kernel_table(log, key))
+    if out.as_json:
+        rows = {key: [vars(row) for row in log.by(key)] for key in keys}
+        out.document({**_summary(log), "by": rows, **more})
+
+
+def _show_both(out: Output, before: KernelLog, after: KernelLog, keys: Sequence[KernelKey]) -> None:
+    from neural_mp.profiling import changed_kernels, side_by_side
+    from neural_mp.reporting.kernels import (
+        kernel_changes_table,
+        kernel_pairs_table,
+        summary,
+    )
+
+    logs, words = (before, after), ("before", "after")
+    pairs = {key: side_by_side(before, after, key) for key in keys}
+    changes = changed_kernels(before, after)
+    for word, log in zip(words, logs, strict=True):
+        out.line(f"{word}: {summary(log)}")
+    for key, rows in pairs.items():
+        out.show(kernel_pairs_table(rows, key, logs))
+    out.show(kernel_changes_table(changes))
+    for word, log in zip(words, logs, strict=True):
+        for note in log.notes:
+            out.line(f"{word}: {note}")
+    if out.as_json:
+        out.document(
+            {
+                **{word: _summary(log) for word, log in zip(words, logs, strict=True)},
+                "by": {key: [asdict(pair) for pair in rows] for key, rows in pairs.items()},
+                "changed": [vars(change) for change in changes],
+            }
+        )
+
+
+def _summary(log: KernelLog) -> dict[str, Any]:
+    return {
+        "library": log.library,
+        "isa": log.isa,
+        "calls": len(log.calls),
+        "milliseconds": log.total,
+        "malformed": log.malformed,
+        "notes": list(log.notes),
+    }
+
+
+@contextmanager
+def _kept(output: Path | None) -> Iterator[Callable[[str], None]]:
+    """What takes the lines of a log into a file, or nowhere."""
+    if output is None:
+        yield lambda line: None
+        return
+    try:
+        file = output.open("w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"--output {output} cannot be written: {error.strerror}") from None
+    with file:
+        yield lambda line: print(line.rstrip("\r\n"), file=file)
+
+
+def _through(text: bytes) -> None:
+    """Print what a program printed, as it comes."""
+    try:
+        sys.stdout.buffer.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(128 + signal.SIGPIPE) from None

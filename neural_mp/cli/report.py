@@ -1,0 +1,107 @@
+"""`neural-mp report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from neural_mp.api.commands.exit_codes import epilog
+from neural_mp.api.commands.output import Output
+from neural_mp.cli.options import JsonOption, QuietOption, VerboseOption
+from neural_mp.errors import HistoryError
+
+if TYPE_CHECKING:
+    from neural_mp.runs.record import RunRecord
+
+EPILOG = epilog(
+    "report neural_mp_workspace", "report workspace --model 1f0c --run 3 --output third.html"
+)
+
+
+def report(
+    workspace: Annotated[
+        Path, typer.Argument(help="The folder that a run was kept in, or a saved result.")
+    ],
+    number: Annotated[
+        int | None, typer.Option("--run", help="Number of the run; the latest by default.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="First characters of the run's name, where a storage has many models."),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The file to write the page into.")
+    ] = Path("report.html"),
+    storage: Annotated[
+        str | None, typer.Option(help="Optuna storage URL, where runs are not kept in a folder.")
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = 0,
+) -> None:
+    """Write one HTML page that shows a run, finished or killed; it needs neither model nor data."""
+    with Output(as_json, quiet, verbose) as out:
+        from neural_mp.reporting.page import page_of, write_page
+
+        record = _read(workspace, storage, number, model)
+        with out.working(f"Drawing {record.name or workspace}"):
+            write_page(output, page_of(record))
+        out.line(f"{_in_words(record)}; the page is in {output}")
+        if as_json:
+            out.document(_document(record, output))
+
+
+def _read(workspace: Path, storage: str | None, number: int | None, model: str | None) -> RunRecord:
+    """The record of a run.
+
+    Raises:
+        HistoryError: there is none.
+    """
+    from neural_mp.api.saved_model import RECORD_FILE
+    from neural_mp.runs.history import HISTORY_FILE, read_record, storage_url
+    from neural_mp.runs.record_schema import read_record_file
+    from neural_mp.util.argument_checks import check_path
+
+    if storage is not None:
+        return read_record(storage, number, model)
+    check_path("the workspace", workspace)
+    if (workspace / HISTORY_FILE).is_file():
+        return read_record(storage_url(workspace), number, model)
+    if (workspace / RECORD_FILE).is_file():
+        if number is not None or model is not None:
+            raise HistoryError(
+                f"--run and --model are for workspaces; {str(workspace)!r} is a saved result, "
+                f"which has one run"
+            )
+        return read_record_file(workspace / RECORD_FILE)
+    what = "has no runs in it" if workspace.is_dir() else "is no folder"
+    raise HistoryError(
+        f"{str(workspace)!r} {what}; give the folder that the option 'workspace' of a run names "
+        f"(neural_mp_workspace by default), or that a result was saved in"
+    )
+
+
+def _in_words(record: RunRecord) -> str:
+    name = record.name or "the run"
+    if record.ending is None:
+        return f"{name} did not end: it was killed, or goes on"
+    words = {True: "met its target", False: "did not meet its target", None: "had no target"}
+    return f"{name} {words[record.ending.met]}"
+
+
+def _document(record: RunRecord, output: Path) -> dict[str, Any]:
+    ending = record.ending
+    return {
+        "run": record.name,
+        "model": record.setup.model,
+        "framework": record.setup.framework,
+        "started": record.setup.started,
+        "ended": None if ending is None else ending.ended,
+        "met": None if ending is None else ending.met,
+        "saved_to": str(output),
+        "report": None if ending is None else ending.report.to_dict(),
+        "trials": [trial.to_dict() for trial in record.trials],
+        "plan": None if ending is None else ending.plan.to_dict(),
+    }

@@ -1,0 +1,81 @@
+"""`neural-mp sensitivity`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from neural_mp.api.commands.exit_codes import epilog
+from neural_mp.api.commands.output import Output
+from neural_mp.cli.options import (
+    BatchSizeOption,
+    CsvOption,
+    DataOption,
+    FrameworkOption,
+    JsonOption,
+    ModelArgument,
+    QuietOption,
+    SamplesOption,
+    ShapeOption,
+    TrustOption,
+    VerboseOption,
+)
+from neural_mp.util.argument_checks import MOST
+
+EPILOG = epilog(
+    "sensitivity model.onnx --data images.npy --most 10", "sensitivity conf.yaml --csv > costs.csv"
+)
+
+
+def sensitivity(
+    model: ModelArgument,
+    data: DataOption = None,
+    precision: Annotated[
+        list[str] | None, typer.Option(help="int8, bf16 or fp16; int8 and bf16 by default.")
+    ] = None,
+    samples: SamplesOption = 100,
+    batch_size: BatchSizeOption = None,
+    most: Annotated[
+        int | None,
+        typer.Option(min=0, max=MOST, help="Measure only so many at the outputs, noisiest first."),
+    ] = None,
+    as_csv: CsvOption = False,
+    framework: FrameworkOption = None,
+    input_shape: ShapeOption = None,
+    trust: TrustOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = 0,
+) -> None:
+    """Say which tensors and ops cost accuracy in a lower precision, and what they gain."""
+    with Output(as_json, quiet, verbose) as out:
+        out.one_form(as_csv)
+        from neural_mp.api.random_inputs import random_inputs
+        from neural_mp.api.saved_model import is_saved_model
+        from neural_mp.api.sensitivity import sensitivity_of
+        from neural_mp.reporting import LiveListener, error_console, sensitivity_table
+        from neural_mp.tuning.listener import Listener
+
+        taken = is_saved_model(model) or Path(model).suffix in (".yaml", ".yml")
+        if data is None and not taken:
+            out.warn("noise is measured on random inputs, which say little of yours; give --data")
+        found = sensitivity_of(
+            model,
+            data,
+            precisions=precision or (),
+            samples=samples,
+            batch_size=batch_size,
+            most=most,
+            framework=framework,
+            inputs=random_inputs(input_shape or ()),
+            listener=Listener() if quiet else LiveListener(error_console(), summary=False),
+            trust=trust or (),
+        )
+        if as_csv:
+            out.line(found.to_csv().rstrip())
+        else:
+            out.show(sensitivity_table(found))
+        if as_json:
+            out.document({"decisions": found.to_dict()})

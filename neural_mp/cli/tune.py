@@ -1,0 +1,74 @@
+"""`neural-mp tune`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from neural_mp.api.commands.exit_codes import ExitCode, epilog
+from neural_mp.api.commands.output import Output
+from neural_mp.api.commands.results import hand_over
+from neural_mp.cli.options import (
+    JsonOption,
+    QuietOption,
+    SaveOption,
+    TargetOption,
+    TrustOption,
+    VerboseOption,
+)
+
+EPILOG = epilog("tune conf.yaml --output tuned", "tune conf.yaml --json | jq .report.speedup")
+
+
+def tune(
+    conf: Annotated[Path, typer.Argument(help="The tuning YAML.")],
+    model: Annotated[str | None, typer.Option(help="Overrides model: name in the YAML.")] = None,
+    output: SaveOption = None,
+    target: TargetOption = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            help="What tries plans side by side: a number of processes; ray, for the Ray cluster "
+            "that runs here; or ray:HOST:PORT. Overrides tuning: workers in the YAML.",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option(help="Go on with the workspace's latest run of the same model.")
+    ] = False,
+    cache: Annotated[
+        bool, typer.Option(help="Use what earlier runs in the workspace measured of the same.")
+    ] = True,
+    trust: TrustOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = 0,
+) -> None:
+    """Search for the fastest form of a model that meets an accuracy target, as a YAML file says."""
+    with Output(as_json, quiet, verbose) as out:
+        from neural_mp.api.mixed_precision import MixedPrecision
+        from neural_mp.api.saved_model import check_destination
+        from neural_mp.reporting import LiveListener, error_console
+        from neural_mp.tuning.listener import Listener
+
+        if output is not None:
+            check_destination(output)  # now, not after hours of tuning
+        converter = MixedPrecision(conf, trust=trust or ())
+        if model is not None:
+            converter.model = model
+        if target is not None:
+            converter.target = target
+        if workers is not None:
+            converter.workers = workers
+        if resume:
+            converter.resume = True
+        if not cache:
+            converter.cache = False
+        out.kept = "the trials so far are kept, and --resume goes on from there"
+        listener = Listener() if quiet else LiveListener(error_console(), summary=False)
+        converter.listener = listener
+        result = converter()
+        hand_over(result, out, output)
+        if result.met is False:
+            raise typer.Exit(ExitCode.TARGET_MISSED)

@@ -1,0 +1,58 @@
+"""`neural-mp tune-many`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from neural_mp.api.commands.exit_codes import ExitCode, epilog
+from neural_mp.api.commands.output import Output
+from neural_mp.cli.options import JsonOption, QuietOption, TrustOption, VerboseOption
+
+if TYPE_CHECKING:
+    from neural_mp.jobs import JobResults
+
+EPILOG = epilog("tune-many jobs/*.yaml --workers 2 --output results")
+
+
+def tune_many(
+    files: Annotated[
+        list[str], typer.Argument(help="Tuning YAMLs, or folders of them; each is a job.")
+    ],
+    workers: Annotated[
+        str,
+        typer.Option(
+            help="Jobs that run side by side: 4 processes; ray, for the Ray cluster that runs "
+            "here; or ray:HOST:PORT, with the files on every node."
+        ),
+    ] = "1",
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for results, logs and the summary page.")
+    ] = Path("neural_mp_jobs"),
+    trust: TrustOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = 0,
+) -> None:
+    """Tune many models, each in a process of its own; what is finished is never done again."""
+    with Output(as_json, quiet, verbose) as out:
+        from neural_mp import jobs
+        from neural_mp.reporting.jobs import JobsListener, LiveJobs, jobs_table
+
+        out.kept = "what is finished is kept, and the same command goes on from there"
+        listener = JobsListener() if quiet else LiveJobs()
+        results = jobs.tune_many(
+            files, workers=workers, output=output, listener=listener, trust=trust or ()
+        )
+        out.show(jobs_table(results.outcomes))
+        out.line(f"the page is in {results.page}")
+        if as_json:
+            out.document(_document(results))
+        if results.failed or results.missed:
+            raise typer.Exit(ExitCode.JOB_FAILED)
+
+
+def _document(results: JobResults) -> dict[str, Any]:
+    return {"jobs": [job.to_dict() for job in results.outcomes], "page": results.page}

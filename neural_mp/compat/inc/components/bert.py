@@ -1,0 +1,205 @@
+"""Token ids of questions and answers that were made ready before: `bert` and `mzbert`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neural_mp.common import stack
+from neural_mp.compat.inc.components.records import Record, RecordDataset
+from neural_mp.compat.inc.names.accepted import existing_file, package, say_ignored
+from neural_mp.compat.inc.names.registries import DATASETS, registered
+from neural_mp.core.json_files import read_json
+from neural_mp.data.option_checks import one_of
+from neural_mp.errors import DataError
+
+TASKS = ("classifier", "squad")
+MODEL_TYPES = ("bert", "xlnet", "xlm")
+FEATURES = ("input_ids", "input_mask", "segment_ids")
+
+
+@dataclass(frozen=True, eq=False)
+class QuestionRecords:
+    """Records of token ids; all of them have the same label, the articles with their answers.
+
+    Attributes:
+        records: the inputs of each sample, an array for each feature.
+        articles: what the label file holds under `data`.
+        by_name: inputs are a dict by the features' names, else a tuple.
+    """
+
+    records: RecordDataset
+    articles: list[Any] = field(repr=False)
+    by_name: bool
+
+    def __iter__(self) -> Iterator[tuple[Any, list[Any]]]:
+        for features in self.records:
+            inputs = features if self.by_name else tuple(features[name] for name in FEATURES)
+            yield inputs, self.articles
+
+    def collate_samples(self, samples: list[Any]) -> tuple[Any, Any]:
+        """The inputs, stacked, and the one label of them all."""
+        return stack([inputs for inputs, _ in samples]), samples[0][1]
+
+
+def _articles(name: str, label_file: Any) -> list[Any]:
+    path = existing_file(f"{name}: label_file", label_file)
+    try:
+        content = read_json(path)
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as JSON: {error}") from error
+    found = content if isinstance(content, dict) else {}
+    if found.get("version") != "1.1" or not isinstance(found.get("data"), list):
+        raise DataError(
+            f"{name}: label_file: {path} is not SQuAD 1.1, such as dev-v1.1.json; its version is "
+            f"{found.get('version')!r}"
+        )
+    return list(found["data"])
+
+
+def _questions(name: str, root: Any, label_file: Any, task: Any, model_type: Any) -> Any:
+    one_of(f"{name}: task", task, TASKS)
+    one_of(f"{name}: model_type", model_type, MODEL_TYPES)
+    package("tensorflow", f"dataset {name!r}", "tensorflow")
+    file = str(existing_file(f"{name}: root", root))
+    articles = _articles(name, label_file)
+    first = next(iter(RecordDataset(name, (file,), Record.parse)), None)
+    if first is None or not all(len(first.integers(feature)) for feature in FEATURES):
+        raise DataError(
+            f"{name}: root: the first record of {file} must have the features "
+            f"{', '.join(FEATURES)}, as create_tf_record.py of the example writes them"
+        )
+    return file, articles
+
+
+@registered(DATASETS, "bert", "tensorflow")
+def bert(
+    root: Any, label_file: Any, task: str = "squad", model_type: str = "bert", filter: Any = None
+) -> QuestionRecords:
+    """Questions of SQuAD 1.1 as token ids in a TFRecord file, for a model of four inputs.
+
+    There, the model gets the path and reads the file itself; here, it gets what it would read.
+
+    Args:
+        root: the TFRecord file.
+        label_file: the questions with their answers, `dev-v1.1.json`.
+        task: `squad` or `classifier`.
+        model_type: one of `MODEL_TYPES`.
+        filter: no effect.
+
+    Returns:
+        Samples of int32 arrays by name: `unique_ids` `[]`, and `input_ids`, `input_mask` and
+        `segment_ids`, `[L]` each. The label of all samples, and of a batch, is the list of
+        articles in `label_file`.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+        DataError: a file is missing or of the wrong form.
+        MissingFrameworkError: TensorFlow is not installed.
+    """
+    say_ignored("bert", filter=filter)
+    file, articles = _questions("bert", root, label_file, task, model_type)
+    return QuestionRecords(RecordDataset("bert", (file,), _with_id), articles, by_name=True)
+
+
+def _with_id(serialized: bytes) -> dict[str, np.ndarray]:
+    record = Record.parse(serialized)
+    ids = record.integers("unique_ids")
+    if len(ids) != 1:
+        raise ValueError(f"unique_ids holds {len(ids)} values, expected one")
+    named = {"unique_ids": ids[0], **_three(record)}
+    return {name: np.asarray(values, dtype=np.int32) for name, values in named.items()}
+
+
+@registered(DATASETS, "mzbert", "tensorflow")
+def model_zoo_bert(
+    root: Any,
+    label_file: Any,
+    task: str = "squad",
+    model_type: str = "bert",
+    num_cores: Any = None,
+    filter: Any = None,
+) -> QuestionRecords:
+    """Questions of SQuAD 1.1 as token ids in a TFRecord file, for a model of three inputs.
+
+    Args:
+        root: the TFRecord file.
+        label_file: the questions with their answers, `dev-v1.1.json`.
+        task: `squad` or `classifier`.
+        model_type: one of `MODEL_TYPES`.
+        num_cores: no effect.
+        filter: no effect.
+
+    Returns:
+        Samples of three int64 arrays `[L]`: `input_ids`, `input_mask` and `segment_ids`. The
+        label of all samples, and of a batch, is the list of articles in `label_file`.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+        DataError: a file is missing or of the wrong form.
+        MissingFrameworkError: TensorFlow is not installed.
+    """
+    say_ignored("mzbert", num_cores=num_cores, filter=filter)
+    file, articles = _questions("mzbert", root, label_file, task, model_type)
+    records = RecordDataset("mzbert", (file,), _without_id)
+    return QuestionRecords(records, articles, by_name=False)
+
+
+def _without_id(serialized: bytes) -> dict[str, np.ndarray]:
+    return _three(Record.parse(serialized))
+
+
+def _three(record: Record) -> dict[str, np.ndarray]:
+    return {name: record.integers(name) for name in FEATURES}
+
+
+@registered(DATASETS, "bert", "pytorch")
+@dataclass(frozen=True, eq=False)
+class NamedTensors:
+    """The tensors of a dataset that was made in Python, by the names of a model's arguments.
+
+    In a file, it cannot be used, as a dataset cannot be written there.
+
+    Attributes:
+        dataset: samples are tuples: token ids, mask, segments, then the labels (`classifier`) or
+            the number of the question (`squad`), then for xlnet and xlm `cls_index` and `p_mask`.
+        task: `classifier` or `squad`.
+        model_type: `bert`, `distilbert`, `xlnet` or `xlm`; only bert and xlnet get the segments.
+        filter: no effect.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+    """
+
+    dataset: Any
+    task: str
+    model_type: str = "bert"
+    filter: Any = None
+
+    def __post_init__(self) -> None:
+        say_ignored("bert", filter=self.filter)
+        one_of("bert: task", self.task, TASKS)
+        one_of("bert: model_type", self.model_type, ("distilbert", *MODEL_TYPES))
+        if isinstance(self.dataset, str | Path) or not hasattr(self.dataset, "__getitem__"):
+            raise DataError(
+                f"bert: dataset must be a dataset made in Python, such as a TensorDataset, "
+                f"got {self.dataset!r}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[dict[str, Any], Any]:
+        sample = self.dataset[index]
+        inputs = {"input_ids": sample[0], "attention_mask": sample[1]}
+        if self.task == "classifier":
+            inputs["labels"] = sample[3]
+        if self.model_type in ("bert", "xlnet"):
+            inputs["token_type_ids"] = sample[2]
+        if self.task == "squad" and self.model_type in ("xlnet", "xlm"):
+            inputs |= {"cls_index": sample[4], "p_mask": sample[5]}
+        return inputs, sample[3]

@@ -1,0 +1,247 @@
+"""COCO as images or arrays beside a file of annotations: `COCORaw` and `COCONpy`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neural_mp.compat.inc.components.records import stack_images
+from neural_mp.compat.inc.names.accepted import existing_file, existing_folder, say_ignored
+from neural_mp.compat.inc.names.registries import DATASETS, registered
+from neural_mp.core.json_files import read_json
+from neural_mp.data.checked_arrays import UNREADABLE, load_arrays
+from neural_mp.data.images import pillow, read_pixels
+from neural_mp.errors import ConfigurationError, DataError
+from neural_mp.util.argument_checks import path_of
+
+ANNOTATIONS = "annotations/instances_val2017.json"
+#: Numbers of a box: left, top, width, height.
+_EDGES = 4
+
+
+@dataclass(frozen=True)
+class AnnotatedImage:
+    """An image of an annotation file.
+
+    Attributes:
+        name: of the file.
+        height, width: in pixels.
+        boxes: left, top, width, height in pixels, in the order of the file.
+        categories: the id of each box's category.
+    """
+
+    name: str
+    height: float
+    width: float
+    boxes: tuple[tuple[float, ...], ...]
+    categories: tuple[int, ...]
+
+
+def read_annotations(path: Path) -> tuple[list[AnnotatedImage], dict[int, str]]:
+    """The images of a COCO annotation file, and the categories: id → name.
+
+    Source of the format: https://cocodataset.org/#format-data
+
+    Raises:
+        DataError: it is no such file.
+    """
+    try:
+        data = read_json(path)
+        names = {int(item["id"]): str(item["name"]) for item in data["categories"]}
+        of_image: dict[Any, list[Mapping[str, Any]]] = {}
+        for annotation in data["annotations"]:
+            if annotation["category_id"] in names and annotation["bbox"]:
+                of_image.setdefault(annotation["image_id"], []).append(annotation)
+        # An id that is given twice stands for the last image that has it.
+        unique = {item["id"]: item for item in data["images"]}
+        images = [_image(item, of_image.get(key, [])) for key, item in unique.items()]
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as JSON: {error}") from error
+    except ConfigurationError as error:
+        raise DataError(f"{path}: {error}") from error
+    except (KeyError, TypeError, OverflowError) as error:
+        raise DataError(
+            f"{path} is no COCO annotation file with images, annotations and categories: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return images, names
+
+
+def _image(item: Mapping[str, Any], annotations: list[Mapping[str, Any]]) -> AnnotatedImage:
+    return AnnotatedImage(
+        name=str(path_of("file_name", item["file_name"])),
+        height=float(item["height"]),
+        width=float(item["width"]),
+        boxes=tuple(_box(annotation["bbox"]) for annotation in annotations),
+        categories=tuple(int(annotation["category_id"]) for annotation in annotations),
+    )
+
+
+def _box(edges: Any) -> tuple[float, ...]:
+    found = tuple(map(float, edges))
+    if len(found) != _EDGES:
+        raise TypeError(f"a bbox has {_EDGES} numbers, found {len(found)}")
+    return found
+
+
+@dataclass(frozen=True)
+class RawImages:
+    """Images with their boxes.
+
+    Attributes:
+        folder: of the images.
+        images: those that exist and have boxes.
+        names: category id → name.
+    """
+
+    folder: Path
+    images: tuple[AnnotatedImage, ...]
+    names: Mapping[int, str]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+        image = self.images[index]
+        pixels = read_pixels(self.folder / image.name, "RGB", "dataset 'COCORaw'")
+        left, top, width, height = np.array(image.boxes, dtype=np.float64).T
+        left, width = left / image.width, width / image.width
+        top, height = top / image.height, height / image.height
+        label = (
+            np.stack([top, left, top + height, left + width], axis=-1),
+            np.array([self.names[category].encode() for category in image.categories]),
+            np.array([]),
+            np.array(image.name.encode()),
+        )
+        return pixels, label
+
+    def collate_samples(self, samples: list[Any]) -> tuple[Any, Any]:
+        """Images in one array; of each part of the labels an array, or a list of arrays."""
+        return stack_images(samples)
+
+
+@registered(DATASETS, "COCORaw")
+def coco_raw(
+    root: Any,
+    img_dir: str = "val2017",
+    anno_dir: str = ANNOTATIONS,
+    num_cores: Any = None,
+    filter: Any = None,
+) -> RawImages:
+    """COCO as image files.
+
+    Images that do not exist or have no boxes are left out.
+
+    Args:
+        root: folder of the whole.
+        img_dir: folder of the images, in `root`.
+        anno_dir: the file of annotations, in `root`.
+        num_cores: no effect.
+        filter: no effect.
+
+    Returns:
+        Samples of a uint8 array `[height, width, 3]`, RGB, and a label of four parts: the boxes,
+        float64 `[N, 4]`, as ymin, xmin, ymax, xmax in parts of the image's height and width;
+        names of the classes, bytes `[N]`; an empty array; and the name of the file, bytes `[]`.
+        Batches are those of `stack_images`.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+        DataError: a file or folder is missing or unreadable, or no image is left.
+        MissingFrameworkError: Pillow is not installed.
+    """
+    say_ignored("COCORaw", num_cores=num_cores, filter=filter)
+    pillow("dataset 'COCORaw'")
+    parent = existing_folder("COCORaw: root", root)
+    folder = existing_folder("COCORaw: img_dir", parent / str(img_dir))
+    annotations = existing_file("COCORaw: anno_dir", parent / str(anno_dir))
+    images, names = read_annotations(annotations)
+    kept = tuple(image for image in images if image.boxes and (folder / image.name).is_file())
+    if not kept:
+        raise DataError(
+            f"COCORaw: none of the {len(images)} images in {annotations} has boxes and lies in "
+            f"{folder}"
+        )
+    if any(len(box) != 4 for image in kept for box in image.boxes):
+        raise DataError(f"COCORaw: {annotations}: each bbox must hold left, top, width, height")
+    if any(image.height <= 0 or image.width <= 0 for image in kept):
+        raise DataError(f"COCORaw: {annotations}: each height and width must be above 0")
+    return RawImages(folder, kept, names)
+
+
+@dataclass(frozen=True)
+class ImageArrays:
+    """Images as arrays, with their boxes.
+
+    Attributes:
+        folder: of the arrays.
+        images: those that exist.
+    """
+
+    folder: Path
+    images: tuple[AnnotatedImage, ...]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+        image = self.images[index]
+        path = _array_path(self.folder, image)
+        try:
+            pixels = load_arrays(path)
+        except UNREADABLE as error:
+            raise DataError(
+                f"{path} cannot be read as plain .npy data (pickled objects are refused): {error}"
+            ) from error
+        pairs = zip(image.categories, image.boxes, strict=True)
+        return pixels, [(np.array(category), np.array(box)) for category, box in pairs]
+
+
+@registered(DATASETS, "COCONpy")
+def coco_npy(
+    root: Any,
+    npy_dir: str = "val2017",
+    anno_dir: str = ANNOTATIONS,
+    num_cores: Any = None,
+    filter: Any = None,
+) -> ImageArrays:
+    """COCO as one array an image, ready for the model.
+
+    Images of which there is no array are left out.
+
+    Args:
+        root: folder of the whole.
+        npy_dir: folder of the arrays, in `root`, named like the images and `.npy`: `1.jpg.npy`.
+        anno_dir: the file of annotations, in `root`.
+        num_cores: no effect.
+        filter: no effect.
+
+    Returns:
+        Samples of the array as it is, and a list of one pair for each box: the category's id,
+        int64 `[]`, and left, top, width, height in pixels, float64 `[4]`.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+        DataError: a file or folder is missing or unreadable, or no image is left.
+    """
+    say_ignored("COCONpy", num_cores=num_cores, filter=filter)
+    parent = existing_folder("COCONpy: root", root)
+    folder = existing_folder("COCONpy: npy_dir", parent / str(npy_dir))
+    annotations = existing_file("COCONpy: anno_dir", parent / str(anno_dir))
+    images, _ = read_annotations(annotations)
+    kept = tuple(image for image in images if _array_path(folder, image).is_file())
+    if not kept:
+        expected = f", such as {_array_path(folder, images[0])}" if images else ""
+        raise DataError(
+            f"COCONpy: of none of the {len(images)} images in {annotations} there is an "
+            f"array{expected}"
+        )
+    return ImageArrays(folder, kept)
+
+
+def _array_path(folder: Path, image: AnnotatedImage) -> Path:
+    return folder / f"{image.name}.npy"

@@ -1,0 +1,248 @@
+"""The dataset `GLUE`: sentences in the tab-separated files of the GLUE tasks, as token ids."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neural_mp.common import stack
+from neural_mp.compat.inc.names.accepted import (
+    existing_folder,
+    package,
+    say_ignored,
+    true_or_false,
+)
+from neural_mp.compat.inc.names.registries import DATASETS, registered
+from neural_mp.data.option_checks import one_of, whole_number
+from neural_mp.errors import ConfigurationError, DataError, did_you_mean, in_one_line
+
+MODEL_TYPES = ("distilbert", "bert", "mobilebert", "roberta")
+
+
+@dataclass(frozen=True)
+class GlueTask:
+    """The form of a task's files.
+
+    Source: https://gluebenchmark.com/tasks
+
+    Attributes:
+        texts: columns of the one or two sentences.
+        label: column of the label.
+        labels: the labels, in the order of the classes; none for a number.
+        evaluation: the file of samples to evaluate on; those to train on are in `train.tsv`.
+        skips_short_rows: rows that lack cells, of which the published files have some, are left
+            out; elsewhere they are an error.
+        has_header: the first row names the columns; else they are given as positions from 0.
+    """
+
+    texts: tuple[str, ...]
+    label: str
+    labels: tuple[str, ...]
+    evaluation: str = "dev.tsv"
+    skips_short_rows: bool = False
+    has_header: bool = True
+
+
+_ENTAILED = ("entailment", "not_entailment")
+_TWO = ("0", "1")
+TASKS = {
+    "mrpc": GlueTask(("#1 String", "#2 String"), "Quality", _TWO),
+    "qqp": GlueTask(("question1", "question2"), "is_duplicate", _TWO, skips_short_rows=True),
+    "qnli": GlueTask(("question", "sentence"), "label", _ENTAILED),
+    "rte": GlueTask(("sentence1", "sentence2"), "label", _ENTAILED),
+    "sts-b": GlueTask(("sentence1", "sentence2"), "score", ()),
+    "cola": GlueTask(("3",), "1", _TWO, has_header=False),
+    "mnli": GlueTask(
+        ("sentence1", "sentence2"),
+        "gold_label",
+        ("contradiction", "entailment", "neutral"),
+        "dev_matched.tsv",
+    ),
+    "wnli": GlueTask(("sentence1", "sentence2"), "label", _TWO),
+}
+#: The classes of RoBERTa models for MNLI that were published with fairseq.
+_ROBERTA_MNLI = ("contradiction", "neutral", "entailment")
+
+
+@dataclass(frozen=True, eq=False)
+class TokenizedSentences:
+    """Sentences as token ids.
+
+    Attributes:
+        inputs: arrays int64 `[N, max_seq_length]`: token ids and the mask of real tokens (1), and
+            for the model type `bert` also the segments.
+        labels: int64 `[N]`, or float32 `[N]` for a task whose label is a number.
+        lengths: how many tokens each sample has, `[N]`.
+        dynamic_length: batches are as long as their longest sample, not `max_seq_length`.
+    """
+
+    inputs: tuple[np.ndarray, ...]
+    labels: np.ndarray
+    lengths: np.ndarray
+    dynamic_length: bool
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[tuple[np.ndarray, ...], Any]:
+        return tuple(array[index] for array in self.inputs), self.labels[index]
+
+    def collate_samples(self, samples: list[Any]) -> Any:
+        """Samples, stacked; cut to the longest of them where the length is dynamic."""
+        inputs, labels = stack(samples)
+        if self.dynamic_length:
+            longest = int(inputs[1].sum(axis=1).max())
+            inputs = tuple(array[:, :longest] for array in inputs)
+        return inputs, labels
+
+
+@registered(DATASETS, "GLUE", "onnxrt")
+def glue(
+    data_dir: Any,
+    model_name_or_path: Any,
+    max_seq_length: int = 128,
+    do_lower_case: bool = True,
+    task: str = "mrpc",
+    model_type: str = "bert",
+    dynamic_length: bool = False,
+    evaluate: bool = True,
+    filter: Any = None,
+) -> TokenizedSentences:
+    """Sentences of a GLUE task with their labels.
+
+    Args:
+        data_dir: the folder of the task's `train.tsv` and `dev.tsv` (MNLI: `dev_matched.tsv`).
+        model_name_or_path: a folder with a tokenizer's files, or a name that the `transformers`
+            package has in its cache. Nothing is downloaded.
+        max_seq_length: longer samples are cut, shorter ones filled up with 0.
+        do_lower_case: whether the tokenizer makes letters small.
+        task: one of `TASKS`.
+        model_type: one of `MODEL_TYPES`; `bert` has a third input, the segments.
+        dynamic_length: make batches as long as their longest sample.
+        evaluate: the samples to evaluate on, else those to train on.
+        filter: no effect.
+
+    Returns:
+        Samples of two or three arrays int64 `[max_seq_length]` (token ids, mask, segments), and
+        the class (int64), or for `sts-b` a number (float32).
+
+    Raises:
+        ConfigurationError: an option is wrong.
+        DataError: a file is missing or of the wrong form, or there is no tokenizer.
+        MissingFrameworkError: transformers is not installed.
+    """
+    say_ignored("GLUE", filter=filter)
+    task = one_of("GLUE: task", str(task).lower(), tuple(TASKS))
+    model_type = one_of("GLUE: model_type", str(model_type).lower(), MODEL_TYPES)
+    length = whole_number("GLUE: max_seq_length", max_seq_length, minimum=1)
+    is_dynamic = true_or_false("GLUE: dynamic_length", dynamic_length)
+    form = TASKS[task]
+    is_evaluation = true_or_false("GLUE: evaluate", evaluate)
+    file = existing_folder("GLUE: data_dir", data_dir) / (
+        form.evaluation if is_evaluation else "train.tsv"
+    )
+    classes = form.labels
+    if task == "mnli" and model_type == "roberta":
+        classes = _ROBERTA_MNLI
+    lower = true_or_false("GLUE: do_lower_case", do_lower_case)
+    tokenizer = _tokenizer(model_name_or_path, lower)
+    texts, labels = read_task(file, form, classes)
+    ids, mask, segments = _tokenized(tokenizer, texts, length)
+    inputs = (ids, mask, segments) if model_type == "bert" else (ids, mask)
+    return TokenizedSentences(inputs, labels, mask.sum(axis=1), is_dynamic)
+
+
+def _tokenizer(name: Any, do_lower_case: bool) -> Any:
+    if not isinstance(name, str | Path) or not str(name):
+        raise ConfigurationError(f"GLUE: model_name_or_path must be a path, got {name!r}")
+    transformers = package("transformers", "dataset 'GLUE'", "text")
+    path = Path(name).expanduser()
+    source = str(path) if path.is_dir() else str(name)
+    try:
+        return transformers.AutoTokenizer.from_pretrained(
+            source, do_lower_case=do_lower_case, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        # What is said of a name that is not in the cache tells of connections that nobody wanted.
+        why = f" ({in_one_line(error)})" if path.is_dir() else ""
+        raise DataError(
+            f"GLUE: model_name_or_path: no tokenizer can be read from {source!r}{why}; nothing is "
+            f"downloaded, so give a folder with its files, such as vocab.txt and config.json"
+        ) from error
+
+
+def read_task(
+    file: Path, form: GlueTask, classes: tuple[str, ...]
+) -> tuple[list[tuple[str, ...]], np.ndarray]:
+    """The sentences of a task's file, one or two a sample, and the labels.
+
+    Args:
+        file: tab-separated, in UTF-8, without quoting.
+        form: which columns to read.
+        classes: the labels in their order; none where a label is a number.
+
+    Raises:
+        DataError: the file is missing or of another form.
+    """
+    if not file.is_file():
+        raise DataError(f"GLUE: {file} does not exist; it comes with the task's data")
+    texts, labels = [], []
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+            columns = _columns(file, form, rows)
+            for row in rows:
+                if not row or (len(row) <= max(columns) and form.skips_short_rows):
+                    continue
+                if len(row) <= max(columns):
+                    raise DataError(f"{file}, line {rows.line_num}: a cell is missing: {row}")
+                texts.append(tuple(row[column] for column in columns[:-1]))
+                labels.append(_label(f"{file}, line {rows.line_num}", row[columns[-1]], classes))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{file} cannot be read as tab-separated text: {error}") from error
+    if not texts:
+        raise DataError(f"GLUE: {file} has no samples")
+    return texts, np.array(labels, dtype=np.int64 if classes else np.float32)
+
+
+def _columns(file: Path, form: GlueTask, rows: Any) -> list[int]:
+    """Positions of the sentences and, last, of the label; reads the header if there is one."""
+    wanted = (*form.texts, form.label)
+    if not form.has_header:
+        return [int(column) for column in wanted]
+    header: list[str] = next(rows, [])
+    for column in wanted:
+        if column not in header:
+            raise DataError(f"{file} has no column {column!r}{did_you_mean(column, header)}")
+    return [header.index(column) for column in wanted]
+
+
+def _label(where: str, text: str, classes: tuple[str, ...]) -> int | float:
+    if classes:
+        if text not in classes:
+            raise DataError(f"{where}: the label {text!r} is none of {', '.join(classes)}")
+        return classes.index(text)
+    try:
+        return float(text)
+    except ValueError as error:
+        raise DataError(f"{where}: the label {text!r} is no number") from error
+
+
+def _tokenized(
+    tokenizer: Any, texts: list[tuple[str, ...]], length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Token ids, mask and segments, each int64 `[N, length]`, filled up with 0."""
+    ids, mask, segments = (np.zeros((len(texts), length), dtype=np.int64) for _ in range(3))
+    for number, sentences in enumerate(texts):
+        found = tokenizer(
+            *sentences, truncation=True, max_length=length, return_token_type_ids=True
+        )
+        count = len(found["input_ids"])
+        ids[number, :count] = found["input_ids"]
+        mask[number, :count] = 1
+        segments[number, :count] = found["token_type_ids"]
+    return ids, mask, segments

@@ -1,0 +1,295 @@
+"""Metrics over text in files of Intel Neural Compressor: GLUE, SquadF1 and BLEU.
+
+Source of what they mean: `neural_compressor/experimental/metric/` (`metric.py`,
+`evaluate_squad.py`, `bleu.py` and `bleu_util.py`) of release 1.14.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import string
+import sys
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+
+from neural_mp.compat.inc.components.metric_inputs import as_one, text, whole_numbers
+from neural_mp.compat.inc.components.metrics_classes import token_f1
+from neural_mp.compat.inc.names.registries import METRICS, registered
+from neural_mp.data.option_checks import one_of
+from neural_mp.errors import MetricError
+from neural_mp.metrics.base import Collection, nothing_taken_in
+
+#: Task of GLUE → what measures it, as `glue_compute_metrics` of transformers 4 does.
+_GLUE = {
+    "mrpc": "accuracy",
+    "qqp": "accuracy",
+    "qnli": "accuracy",
+    "rte": "accuracy",
+    "sts-b": "correlation",
+    "cola": "matthews",
+    "mnli": "accuracy",
+    "wnli": "accuracy",
+    "sst-2": "accuracy",
+}
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+#: The longest run of words that BLEU compares.
+_LONGEST = 4
+
+
+@registered(METRICS, "GLUE")
+class GLUE(Collection):
+    """What a task of GLUE is measured by.
+
+    That is the accuracy for all tasks but two, for MRPC and QQP too: their F1 is left out, as it
+    is there. CoLA has Matthews' correlation coefficient, STS-B the mean of Pearson's and
+    Spearman's. Predictions are scores `[N, C]`, for STS-B `[N]` or `[N, 1]`; labels `[N]` or
+    `[N, 1]`.
+
+    Args:
+        task: `mrpc`, `qqp`, `qnli`, `rte`, `sts-b`, `cola`, `mnli`, `wnli` or `sst-2`.
+
+    Raises:
+        ConfigurationError: there is no such task.
+    """
+
+    higher_is_better: ClassVar[bool] = True
+
+    def __init__(self, task: str = "mrpc") -> None:
+        super().__init__()
+        self.task = one_of("GLUE: task", task, tuple(_GLUE))
+
+    def update(self, preds: Any, labels: Any) -> None:
+        """Take in one batch.
+
+        Raises:
+            MetricError: predictions and labels do not fit each other or the task.
+        """
+        scores, truth = as_one(preds, "predictions"), as_one(labels, "labels")
+        if self.task == "sts-b":
+            fits = scores.size == truth.size
+            predicted, form = scores.reshape(-1), "one number for each label"
+        else:
+            fits = scores.ndim == 2 and len(scores) == truth.size
+            predicted = scores.argmax(axis=1) if fits else scores
+            truth = whole_numbers(truth, "labels")
+            form = "scores [N, C] for labels [N]"
+        if not fits:
+            raise MetricError(
+                f"GLUE with task {self.task!r} needs {form}, got predictions of shape "
+                f"{scores.shape} and labels of shape {truth.shape}"
+            )
+        self.take_in(predicted, truth.reshape(-1))
+
+    def result(self) -> float:
+        """The value since the last reset, at most 1.
+
+        Raises:
+            MetricError: nothing has been taken in, or a correlation is asked of one sample.
+        """
+        predicted, truth = self.collected()
+        measure = _GLUE[self.task]
+        if measure == "accuracy":
+            return float((predicted == truth).mean())
+        if measure == "matthews":
+            from sklearn.metrics import matthews_corrcoef
+
+            return float(matthews_corrcoef(truth, predicted))
+        if len(truth) < 2:
+            raise MetricError("a correlation needs at least two samples, got one")
+        from scipy.stats import pearsonr, spearmanr
+
+        predicted = predicted.astype(np.float64)
+        return float(pearsonr(predicted, truth)[0] + spearmanr(predicted, truth)[0]) / 2
+
+
+@registered(METRICS, "SquadF1")
+class SquadF1:
+    """The F1 score of answers to the questions of SQuAD 1.1, in percent; 0 before any answer.
+
+    It is made for what the postprocess transform `SquadV1` gives: nothing until the last batch,
+    then all answers at once. Where answers come several times, each time with the questions, the
+    mean over these times counts.
+    """
+
+    running: ClassVar[bool] = False  # answers come with the last batch
+    higher_is_better: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._scores: list[float] = []
+
+    def update(self, preds: Any, labels: Any, sample_weight: Any = None) -> None:
+        """Take in answers; None or no answers are passed over.
+
+        Args:
+            preds: id of a question → answer. A question without one scores 0.
+            labels: the articles under `data` of a SQuAD file, with paragraphs, questions and
+                right answers.
+            sample_weight: of no effect.
+
+        Raises:
+            MetricError: they have another form, or there is no question.
+        """
+        if preds is None or (isinstance(preds, Sequence | Mapping) and not len(preds)):
+            return
+        if not isinstance(preds, Mapping):
+            raise MetricError(
+                f"SquadF1 takes answers by the id of their question, got a "
+                f"{type(preds).__name__}; the postprocess transform SquadV1 gives them"
+            )
+        questions = list(_questions(labels))
+        if not questions:
+            raise MetricError("SquadF1 got answers, but the labels hold no question")
+        total = sum(
+            max((token_f1(_words(preds[name]), _words(right)) for right in answers), default=0.0)
+            for name, answers in questions
+            if name in preds
+        )
+        self._scores.append(100 * total / len(questions))
+
+    def result(self) -> float:
+        """The score since the last reset, 0 to 100."""
+        return float(np.mean(self._scores)) if self._scores else 0.0
+
+
+def _questions(articles: Any) -> Iterable[tuple[str, list[str]]]:
+    """Every question's id with the answers that are right."""
+    if isinstance(articles, Mapping) and "data" in articles:
+        articles = articles["data"]
+    try:
+        for article in articles:
+            for paragraph in article["paragraphs"]:
+                for question in paragraph["qas"]:
+                    yield question["id"], [answer["text"] for answer in question["answers"]]
+    except (TypeError, KeyError, IndexError) as error:
+        raise MetricError(
+            f"SquadF1 takes as labels the list under 'data' of a SQuAD 1.1 file, articles with "
+            f"'paragraphs' of 'qas' with 'id' and 'answers'; {type(error).__name__}: {error}"
+        ) from error
+
+
+def _words(answer: str) -> list[str]:
+    """The words of an answer, without case, punctuation and articles.
+
+    Source: the evaluation script of SQuAD 1.1, `normalize_answer`.
+    """
+    return _ARTICLES.sub(" ", answer.lower().translate(_NO_PUNCTUATION)).split()
+
+
+@registered(METRICS, "BLEU")
+class BLEU:
+    """The BLEU score of translations against one reference each, in percent, without case.
+
+    Runs of one to four words of the whole corpus, with the brevity penalty. Where no run of a
+    length is right, half a run counts, then a quarter for the next such length, and so on.
+    Lengths that no translation has do not count. The words are those of mteval's international
+    tokenization: punctuation (all but the backslash) is set apart unless a digit is next to it,
+    symbols always.
+
+    Source: Papineni et al., "BLEU: a method for automatic evaluation of machine translation", 2002;
+    smoothing and words as `tensor2tensor/utils/bleu_hook.py` has them.
+    """
+
+    running: ClassVar[bool] = True
+    higher_is_better: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._right = np.zeros(_LONGEST, np.int64)
+        self._runs = np.zeros(_LONGEST, np.int64)
+        self._words = self._reference_words = 0
+
+    def update(self, preds: Any, labels: Any) -> None:
+        """Take in translations and as many references, each a list of strings.
+
+        Raises:
+            MetricError: they are no strings, or their numbers differ.
+        """
+        translations, references = _texts(preds, "predictions"), _texts(labels, "labels")
+        if len(translations) != len(references):
+            raise MetricError(
+                f"BLEU needs a reference for each translation, got {len(translations)} "
+                f"translations and {len(references)} references"
+            )
+        for translation, reference in zip(translations, references, strict=True):
+            words, right = _tokenized(translation), _tokenized(reference)
+            self._words += len(words)
+            self._reference_words += len(right)
+            for length in range(1, _LONGEST + 1):
+                runs, known = _runs(words, length), _runs(right, length)
+                self._right[length - 1] += (runs & known).total()
+                self._runs[length - 1] += runs.total()
+
+    def merge(self, other: Any) -> None:
+        """Take in all that another of its kind has taken in."""
+        self._right += other._right
+        self._runs += other._runs
+        self._words += other._words
+        self._reference_words += other._reference_words
+
+    def result(self) -> float:
+        """The score since the last reset, 0 to 100.
+
+        Raises:
+            MetricError: nothing has been taken in, or no reference has a word.
+        """
+        if not self._reference_words:
+            raise nothing_taken_in(self)
+        if not self._words:
+            return 0.0
+        logarithms, part = 0.0, 1.0
+        for right, runs in zip(self._right, self._runs, strict=True):
+            if runs and not right:
+                part /= 2
+            if runs:
+                logarithms += math.log((right or part) / runs)
+        brevity = min(0.0, 1 - self._reference_words / self._words)
+        return 100 * math.exp(logarithms / _LONGEST + brevity)
+
+
+def _texts(values: Any, what: str) -> list[str]:
+    values = values.tolist() if isinstance(values, np.ndarray) else values
+    fits = isinstance(values, Sequence) and not isinstance(values, str | bytes)
+    if not fits or not all(isinstance(value, str | bytes) for value in values):
+        raise MetricError(f"BLEU takes the {what} as a list of strings, got {values!r:.80}")
+    return [text(value) for value in values]
+
+
+def _runs(words: Sequence[str], length: int) -> Counter[tuple[str, ...]]:
+    """How often each run of so many words is there."""
+    return Counter(tuple(words[i : i + length]) for i in range(len(words) - length + 1))
+
+
+def _tokenized(sentence: str) -> list[str]:
+    after, before, symbols = _set_apart()
+    sentence = after.sub(r"\1 \2 ", sentence.lower())
+    return symbols.sub(r" \1 ", before.sub(r" \1 \2", sentence)).split()
+
+
+@cache
+def _set_apart() -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
+    """Punctuation after and before what is no digit, and symbols, by the Unicode categories."""
+    kinds: dict[str, list[str]] = {"P": [], "S": []}
+    for character in map(chr, range(sys.maxunicode + 1)):
+        found = kinds.get(unicodedata.category(character)[0])
+        if found is not None and character != "\\":
+            found.append(re.escape(character))
+    punctuation, symbols = ("[" + "".join(kinds[kind]) + "]" for kind in "PS")
+    return (
+        re.compile(rf"(\D)({punctuation})"),
+        re.compile(rf"({punctuation})(\D)"),
+        re.compile(f"({symbols})"),
+    )

@@ -1,0 +1,323 @@
+"""Datasets in TFRecord files: `ImageRecord`, `COCORecord`, `VOCRecord` and `TFRecordDataset`.
+
+TensorFlow reads and decodes them, with the settings of its ops that Intel Neural Compressor uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neural_mp.common import stack
+from neural_mp.compat.inc.components.transforms.image_transform import as_tensor_image
+from neural_mp.compat.inc.names.accepted import (
+    existing_file,
+    existing_folder,
+    package,
+    say_ignored,
+)
+from neural_mp.compat.inc.names.registries import DATASETS, registered
+from neural_mp.errors import ConfigurationError, DataError, in_one_line
+
+#: Bytes before and behind a record: its length and checksums.
+_HEAD, _TAIL = 12, 4
+BOX_EDGES = ("ymin", "xmin", "ymax", "xmax")
+
+
+def _tensorflow(name: str) -> Any:
+    return package("tensorflow", f"dataset {name!r}", "tensorflow")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One `tf.train.Example`: features by name, each a list of one kind of value."""
+
+    example: Any
+
+    @classmethod
+    def parse(cls, serialized: bytes) -> Record:
+        """Read what stands in a TFRecord file.
+
+        Raises:
+            ValueError: the bytes are no `tf.train.Example`.
+        """
+        from google.protobuf.message import DecodeError
+
+        try:
+            return cls(_tensorflow("TFRecord").train.Example.FromString(serialized))
+        except DecodeError as error:
+            raise ValueError(f"it is no tf.train.Example: {error}") from error
+
+    def _values(self, name: str, kind: str) -> Sequence[Any]:
+        features = self.example.features.feature
+        return getattr(features[name], kind).value if name in features else ()
+
+    def text(self, name: str) -> bytes:
+        """The one value of a feature of bytes; empty where it is missing."""
+        values = self.texts(name)
+        return bytes(values[0]) if len(values) else b""
+
+    def texts(self, name: str) -> np.ndarray:
+        """All values of a feature of bytes: objects `[N]`."""
+        return np.array(list(self._values(name, "bytes_list")), dtype=object)
+
+    def integers(self, name: str) -> np.ndarray:
+        """All values of a feature of whole numbers: int64 `[N]`."""
+        return np.array(self._values(name, "int64_list"), dtype=np.int64)
+
+    def floats(self, name: str) -> np.ndarray:
+        """All values of a feature of numbers: float32 `[N]`."""
+        return np.array(self._values(name, "float_list"), dtype=np.float32)
+
+
+@cache
+def _check_lengths(name: str, file: Path, size: int, _changed: int) -> None:
+    """See that no record is said to be longer than its file: TensorFlow would end for it.
+
+    Size and time of change are given, so that a file is looked at once and not in every pass.
+    """
+    place = 0
+    with file.open("rb") as stream:
+        while place + _HEAD <= size:
+            stream.seek(place)
+            length = int.from_bytes(stream.read(8), "little")
+            if length > size:
+                raise DataError(
+                    f"{name}: a record of {file} is said to hold {length} bytes, and the file "
+                    f"holds {size}"
+                )
+            place += _HEAD + length + _TAIL
+
+
+@dataclass(frozen=True)
+class RecordDataset:
+    """Records of files, one of each file in turn, decoded while they are walked.
+
+    Attributes:
+        name: of the dataset, for messages.
+        files: paths, in the order in which they take turns.
+        decode: one serialized record → a sample.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    decode: Callable[[bytes], Any]
+
+    def __iter__(self) -> Iterator[Any]:
+        tensorflow = _tensorflow(self.name)
+        for file in self.files:
+            found = Path(file).stat()
+            _check_lengths(self.name, Path(file), found.st_size, found.st_mtime_ns)
+        paths = tensorflow.data.Dataset.from_tensor_slices(list(self.files))
+        # Each walk reads anew; the order is the same every time.
+        records = paths.interleave(
+            tensorflow.data.TFRecordDataset, cycle_length=len(self.files), block_length=1
+        )
+        read = 0
+        try:
+            for record in records.as_numpy_iterator():
+                yield self.decode(record)
+                read += 1
+        except (tensorflow.errors.OpError, ValueError) as error:
+            raise DataError(
+                f"{self.name}: record {read + 1} of {self._where()} cannot be read: "
+                f"{in_one_line(error)}"
+            ) from error
+
+    def _where(self) -> str:
+        more = f" and {len(self.files) - 1} more files" if len(self.files) > 1 else ""
+        return f"{self.files[0]}{more}"
+
+
+@dataclass(frozen=True)
+class BoxRecordDataset(RecordDataset):
+    """Records with boxes, of which each image has another number."""
+
+    def collate_samples(self, samples: list[Any]) -> tuple[Any, Any]:
+        """Images in one array; of each part of the labels an array, or a list of arrays."""
+        return stack_images(samples)
+
+
+def stack_images(samples: list[Any]) -> tuple[Any, Any]:
+    """A batch of samples `(image, (boxes, names, classes, image id))`.
+
+    Returns:
+        The images, stacked, and the parts of the labels in the same order: each is an array with
+        the batch as its first axis, or, where images differ in the number of boxes, a list of
+        arrays, one an image.
+
+    Raises:
+        DataError: the images differ in shape.
+    """
+    images = stack([image for image, _ in samples])
+    parts = zip(*(label for _, label in samples), strict=True)
+    return images, tuple(_stack_or_list([np.asarray(item) for item in part]) for part in parts)
+
+
+def _stack_or_list(arrays: list[np.ndarray]) -> Any:
+    same = len({array.shape for array in arrays}) == 1
+    return np.stack(arrays) if same else arrays
+
+
+def _matching(name: str, root: Any, pattern: str) -> tuple[str, ...]:
+    folder = existing_folder(f"{name}: root", root)
+    files = tuple(sorted(str(path) for path in folder.glob(pattern) if path.is_file()))
+    if not files:
+        raise DataError(f"{name}: root: {folder} has no files named {pattern}")
+    return files
+
+
+@registered(DATASETS, "ImageRecord", "tensorflow")
+def image_record(root: Any, filter: Any = None) -> RecordDataset:
+    """ImageNet in TFRecord files, such as `root/validation-00000-of-00128`.
+
+    Args:
+        root: the folder of files, named `*-*-of-*`.
+        filter: no effect.
+
+    Returns:
+        Samples of a uint8 array `[height, width, 3]`, RGB, and an int32 array `[1]`, the class;
+        -1 for none. The files take turns, a record each.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+        DataError: the folder is missing or has no such files, or (when read) a record is broken.
+        MissingFrameworkError: TensorFlow is not installed.
+    """
+    say_ignored("ImageRecord", filter=filter)
+    _tensorflow("ImageRecord")
+    files = _matching("ImageRecord", root, "*-*-of-*")
+    return RecordDataset("ImageRecord", files, _decode_imagenet)
+
+
+def _decode_imagenet(serialized: bytes) -> tuple[np.ndarray, np.ndarray]:
+    record = Record.parse(serialized)
+    image = _tensorflow("ImageRecord").io.decode_jpeg(
+        record.text("image/encoded"), channels=3, fancy_upscaling=False, dct_method="INTEGER_FAST"
+    )
+    labels = record.integers("image/class/label")
+    if len(labels) > 1:
+        raise ValueError(f"image/class/label holds {len(labels)} values, expected one")
+    return as_tensor_image(image.numpy()), (labels if len(labels) else np.array([-1])).astype(
+        np.int32
+    )
+
+
+@registered(DATASETS, "COCORecord", "tensorflow")
+def coco_record(root: Any, num_cores: Any = None, filter: Any = None) -> RecordDataset:
+    """COCO in one TFRecord file, as the TensorFlow object detection tools write it.
+
+    Args:
+        root: the file.
+        num_cores: no effect.
+        filter: no effect.
+
+    Returns:
+        Samples of a uint8 array `[height, width, 3]`, RGB, and a label of four parts: the boxes,
+        float32 `[N, 4]`, as ymin, xmin, ymax, xmax in parts of the image's height and width;
+        names of the classes, bytes `[N]`; classes, int64 `[N]`; and the image's id, bytes `[]`.
+        Batches are those of `stack_images`.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+        DataError: the file is missing or holds no boxes with classes, or (when read) a record is
+            broken.
+        MissingFrameworkError: TensorFlow is not installed.
+    """
+    say_ignored("COCORecord", num_cores=num_cores, filter=filter)
+    _tensorflow("COCORecord")
+    file = str(existing_file("COCORecord: root", root))
+    first = next(iter(RecordDataset("COCORecord", (file,), Record.parse)), None)
+    classes = () if first is None else first.integers("image/object/class/label")
+    names = () if first is None else first.texts("image/object/class/text")
+    if not len(classes) and not len(names):
+        raise DataError(
+            f"COCORecord: the first record of {file} has no classes of objects; expected the "
+            f"features image/object/class/text or image/object/class/label of the TensorFlow "
+            f"object detection tools"
+        )
+    return BoxRecordDataset("COCORecord", (file,), _decode_coco)
+
+
+def _decode_coco(serialized: bytes) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    record = Record.parse(serialized)
+    image = _tensorflow("COCORecord").io.decode_image(
+        record.text("image/encoded"), channels=3, expand_animations=False
+    )
+    edges = [record.floats(f"image/object/bbox/{edge}") for edge in BOX_EDGES]
+    label = (
+        np.stack(edges, axis=-1),
+        record.texts("image/object/class/text"),
+        record.integers("image/object/class/label"),
+        np.array(record.text("image/source_id"), dtype=object),
+    )
+    return as_tensor_image(image.numpy()), label
+
+
+@registered(DATASETS, "VOCRecord", "tensorflow")
+def voc_record(root: Any, filter: Any = None) -> RecordDataset:
+    """PASCAL VOC segmentation in TFRecord files, such as `root/val-00000-of-00004.tfrecord`.
+
+    Args:
+        root: the folder of files, named `val-*`.
+        filter: no effect.
+
+    Returns:
+        Samples of a uint8 array `[height, width, 3]`, RGB, and a uint8 array
+        `[height, width, 1]`, the class of every pixel. The files take turns, a record each.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+        DataError: the folder is missing or has no such files, or (when read) a record is broken.
+        MissingFrameworkError: TensorFlow is not installed.
+    """
+    say_ignored("VOCRecord", filter=filter)
+    _tensorflow("VOCRecord")
+    return RecordDataset("VOCRecord", _matching("VOCRecord", root, "val-*"), _decode_voc)
+
+
+def _decode_voc(serialized: bytes) -> tuple[np.ndarray, np.ndarray]:
+    record = Record.parse(serialized)
+    segmentation = "image/segmentation/class/encoded"
+    return _image_of(record, "image/encoded", 3), _image_of(record, segmentation, 1)
+
+
+def _image_of(record: Record, feature: str, channels: int) -> np.ndarray:
+    ops = _tensorflow("VOCRecord").io
+    content = record.text(feature)
+    decode = ops.decode_jpeg if ops.is_jpeg(content) else ops.decode_png
+    return np.asarray(decode(content, channels=channels))
+
+
+@registered(DATASETS, "TFRecordDataset", "tensorflow")
+def tf_record_dataset(root: Any, filter: Any = None) -> RecordDataset:
+    """The records of TFRecord files as they are, for a transform that takes them apart.
+
+    Args:
+        root: a file, or a pattern of files such as `folder/*.tfrecord`.
+        filter: no effect.
+
+    Returns:
+        Samples that are the bytes of a record. The files take turns, a record each.
+
+    Raises:
+        ConfigurationError: `root` is no path.
+        DataError: there is no such file.
+        MissingFrameworkError: TensorFlow is not installed.
+    """
+    say_ignored("TFRecordDataset", filter=filter)
+    _tensorflow("TFRecordDataset")
+    if not isinstance(root, str | Path):
+        raise ConfigurationError(f"TFRecordDataset: root must be a path, got {root!r}")
+    path = Path(root).expanduser().absolute()
+    above = Path(path.anchor)
+    found = [path] if path.is_file() else above.glob(str(path.relative_to(above)))
+    files = tuple(sorted(str(file) for file in found if file.is_file()))
+    if not files:
+        raise DataError(f"TFRecordDataset: root: no file matches {path}")
+    return RecordDataset("TFRecordDataset", files, bytes)

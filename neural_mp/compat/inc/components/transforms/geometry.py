@@ -1,0 +1,316 @@
+"""Cutting, turning and scaling images in files for TensorFlow and ONNX Runtime.
+
+Arrays are scaled by the rules of OpenCV, whose sizes are `[width, height]`, and images of records
+by those of TensorFlow, whose sizes are `[height, width]`. That is what files that exist were
+tuned with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from neural_mp.compat.inc.components.transforms.image_transform import (
+    ImageTransform,
+    TensorImage,
+    checked_rank,
+    cut,
+    from_low_to_high,
+    two_sizes,
+)
+from neural_mp.compat.inc.components.transforms.opencv_resize import opencv_resize
+from neural_mp.compat.inc.components.transforms.tensorflow_resize import (
+    crop_and_resize,
+    tensorflow_resize,
+)
+from neural_mp.compat.inc.names.registries import TRANSFORMS, registered
+from neural_mp.data.images import CenterCrop as OurCenterCrop
+from neural_mp.data.option_checks import one_of, whole_number
+from neural_mp.errors import ConfigurationError
+
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
+_TRIES = 10
+
+
+@registered(TRANSFORMS, "Resize", "tensorflow")
+@dataclass(frozen=True)
+class Resize(ImageTransform):
+    """Scale an image to two sizes, whatever shape it has.
+
+    Attributes:
+        size: one number for both sizes; `[width, height]` for an array, `[height, width]` for an
+            image of a record.
+        interpolation: `nearest`, `bilinear` or `bicubic`.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+    """
+
+    size: Any
+    interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", two_sizes("Resize: size", self.size))
+        one_of("Resize: interpolation", self.interpolation, INTERPOLATIONS)
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """float32 for an image of a record, the dtype of the image for an array."""
+        if isinstance(inputs, TensorImage):
+            height, width = self.size
+            return tensorflow_resize(np.asarray(inputs), height, width, self.interpolation)
+        width, height = self.size
+        return opencv_resize(inputs, width, height, self.interpolation)
+
+
+@registered(TRANSFORMS, "Resize", "onnxrt")
+@dataclass(frozen=True)
+class ResizeWithChannels(Resize):
+    """The same, but the result has an axis of channels, always."""
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """`[H, W, C]`."""
+        scaled = super().apply(inputs)
+        return scaled[:, :, np.newaxis] if scaled.ndim == 2 else scaled
+
+
+@registered(TRANSFORMS, "CropResize", "tensorflow", "onnxrt")
+@dataclass(frozen=True)
+class CropResize(ImageTransform):
+    """Cut out a part, and scale it.
+
+    Attributes:
+        x, y: the left and the upper edge of the part.
+        width, height: of the part.
+        size, interpolation: as those of `Resize`.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+    """
+
+    x: int
+    y: int
+    width: int
+    height: int
+    size: Any
+    interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        for option, least in (("x", 0), ("y", 0), ("width", 1), ("height", 1)):
+            whole_number(f"CropResize: {option}", getattr(self, option), minimum=least)
+        object.__setattr__(self, "size", Resize(self.size, self.interpolation).size)
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """As `Resize` gives it."""
+        part = _inside(inputs, self.y, self.x, self.height, self.width)
+        return Resize(list(self.size), self.interpolation).apply(part)
+
+
+def _inside(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
+    checked_rank(image, 2, 3)
+    if image.shape[0] < top + height or image.shape[1] < left + width:
+        raise ValueError(
+            f"rows {top}…{top + height} and columns {left}…{left + width} are not all in it"
+        )
+    return cut(image, top, left, height, width)
+
+
+@registered(TRANSFORMS, "CropToBoundingBox", "tensorflow", "onnxrt")
+@dataclass(frozen=True)
+class CropToBoundingBox(ImageTransform):
+    """Cut out the part with this upper left corner and this size.
+
+    Raises:
+        ConfigurationError: an option is no whole number, or below its least value.
+    """
+
+    offset_height: int
+    offset_width: int
+    target_height: int
+    target_width: int
+
+    def __post_init__(self) -> None:
+        for option in ("offset_height", "offset_width", "target_height", "target_width"):
+            least = 1 if option.startswith("target") else 0
+            whole_number(f"CropToBoundingBox: {option}", getattr(self, option), minimum=least)
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """The part."""
+        return _inside(
+            inputs, self.offset_height, self.offset_width, self.target_height, self.target_width
+        )
+
+
+@registered(TRANSFORMS, "CenterCrop", "tensorflow", "onnxrt")
+@dataclass(frozen=True)
+class CenterCrop(ImageTransform, OurCenterCrop):
+    """Cut the middle out of an image: `[height, width]`, or one number for both."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", two_sizes("CenterCrop: size", self.size))
+
+
+@registered(TRANSFORMS, "PaddedCenterCrop", "tensorflow")
+@dataclass(frozen=True)
+class PaddedCenterCrop(ImageTransform):
+    """Cut out the middle square with `size / (size + crop_padding)` of the shorter edge.
+
+    It is not scaled: Resize comes after it.
+
+    Raises:
+        ConfigurationError: an option is wrong, or `size` names two sizes that differ.
+    """
+
+    size: Any
+    crop_padding: int = 0
+
+    def __post_init__(self) -> None:
+        height, width = two_sizes("PaddedCenterCrop: size", self.size)
+        if height != width:
+            raise ConfigurationError(
+                f"PaddedCenterCrop: size must be the same for height and width, got {self.size!r}"
+            )
+        whole_number("PaddedCenterCrop: crop_padding", self.crop_padding, minimum=0)
+        object.__setattr__(self, "size", height)
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """Odd margins leave the larger part above and to the left."""
+        height, width = checked_rank(inputs, 2, 3).shape[:2]
+        edge = int((self.size / (self.size + self.crop_padding)) * min(height, width))
+        return cut(inputs, (height - edge + 1) // 2, (width - edge + 1) // 2, edge, edge)
+
+
+@dataclass(frozen=True)
+class RandomTransform(ImageTransform):
+    """Draws numbers; the same `seed` gives the same ones, sample after sample.
+
+    Raises:
+        ConfigurationError: the seed is no whole number from 0.
+    """
+
+    seed: int = field(default=0, kw_only=True)
+    random: np.random.RandomState = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        seed = whole_number(f"{type(self).__name__}: seed", self.seed, minimum=0)
+        object.__setattr__(self, "random", np.random.RandomState(seed))
+
+
+@dataclass(frozen=True)
+class RandomFlip(RandomTransform):
+    """Turn over every second image, on average."""
+
+    axis: ClassVar[int]
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """The image, or its mirror image."""
+        return np.flip(inputs, self.axis) if self.random.rand(1)[0] > 0.5 else inputs
+
+
+@registered(TRANSFORMS, "RandomHorizontalFlip", "tensorflow", "onnxrt")
+@dataclass(frozen=True)
+class RandomHorizontalFlip(RandomFlip):
+    """Turn over every second image, on average, from left to right."""
+
+    axis: ClassVar[int] = 1
+
+
+@registered(TRANSFORMS, "RandomVerticalFlip", "tensorflow", "onnxrt")
+@dataclass(frozen=True)
+class RandomVerticalFlip(RandomFlip):
+    """Turn over every second image, on average, upside down."""
+
+    axis: ClassVar[int] = 0
+
+
+@registered(TRANSFORMS, "RandomCrop", "tensorflow", "onnxrt")
+@dataclass(frozen=True)
+class RandomCrop(RandomTransform):
+    """Cut `[height, width]` out of an array somewhere, out of an image of a record in the middle.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+    """
+
+    size: Any
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "size", two_sizes("RandomCrop: size", self.size))
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """A part of that size."""
+        height, width = self.size
+        down, right = np.subtract(checked_rank(inputs, 2, 3).shape[:2], self.size)
+        if down < 0 or right < 0:
+            raise ValueError(f"the image is smaller than {height} × {width}; Resize comes before")
+        if isinstance(inputs, TensorImage) or (down == 0 and right == 0):
+            return cut(inputs, down // 2, right // 2, height, width)
+        top, left = self.random.randint(0, down + 1), self.random.randint(0, right + 1)
+        return cut(inputs, top, left, height, width)
+
+
+@registered(TRANSFORMS, "RandomResizedCrop", "tensorflow", "onnxrt")
+@dataclass(frozen=True)
+class RandomResizedCrop(RandomTransform):
+    """Cut out a part of a random size and shape, and scale it.
+
+    Attributes:
+        size: as that of `Resize`.
+        scale: the least and the largest share of the image that is cut out.
+        ratio: the least and the largest width of the part, in heights.
+        interpolation: `nearest`, `bilinear`, or for arrays also `bicubic`.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+    """
+
+    size: Any
+    scale: Any = (0.08, 1.0)
+    ratio: Any = (3 / 4, 4 / 3)
+    interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "size", two_sizes("RandomResizedCrop: size", self.size))
+        for option in ("scale", "ratio"):
+            value = from_low_to_high(f"RandomResizedCrop: {option}", getattr(self, option))
+            object.__setattr__(self, option, value)
+        one_of("RandomResizedCrop: interpolation", self.interpolation, INTERPOLATIONS)
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """A scaled part: float32 for an image of a record, the dtype of the image for an array."""
+        height, width = checked_rank(inputs, 3).shape[:2]
+        tensor = isinstance(inputs, TensorImage)
+        top, left, rows, columns = self._part(height, width, between_pixels=tensor)
+        if not tensor:
+            part = cut(inputs, int(top), int(left), rows, columns)
+            return opencv_resize(part, self.size[0], self.size[1], self.interpolation)
+        if self.interpolation == "bicubic":
+            raise ValueError("images of records are scaled with bilinear or nearest here")
+        box = (top / height, left / width, (top + rows) / height, (left + columns) / width)
+        return crop_and_resize(np.asarray(inputs), box, self.size, self.interpolation)
+
+    def _part(self, height: int, width: int, between_pixels: bool) -> tuple[float, float, int, int]:
+        """Top, left, height and width; the whole width or height, where no part is found."""
+        for _ in range(_TRIES):
+            area = self.random.uniform(*self.scale) * height * width
+            ratio = np.exp(self.random.uniform(*np.log(self.ratio)))
+            columns, rows = (int(np.round(np.sqrt(a))) for a in (area * ratio, area / ratio))
+            if 0 < columns < width and 0 < rows < height:
+                draw = self.random.uniform if between_pixels else self.random.randint
+                left, top = draw(0, width - columns), draw(0, height - rows)
+                return top, left, rows, columns
+        return central_part(height, width, self.ratio)
+
+
+def central_part(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int, int, int]:
+    """The largest middle part whose width, in heights, is within `ratio`: top, left, its sizes."""
+    lowest, highest = ratio
+    rows, columns = height, width
+    if width / height < lowest:
+        rows = round(width / lowest)
+    elif width / height > highest:
+        columns = round(height * highest)
+    return (height - rows) // 2, (width - columns) // 2, rows, columns

@@ -1,0 +1,273 @@
+"""Whole ways from a decoded photo to the input of an ImageNet model, each under one name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from neural_mp.compat.inc.components.transforms.geometry import RandomTransform
+from neural_mp.compat.inc.components.transforms.image_transform import (
+    ImageTransform,
+    checked_rank,
+    cut,
+    numbers,
+)
+from neural_mp.compat.inc.components.transforms.opencv_resize import opencv_resize
+from neural_mp.compat.inc.components.transforms.tensorflow_resize import METHODS, tensorflow_resize
+from neural_mp.compat.inc.components.transforms.values import image_as
+from neural_mp.compat.inc.names.registries import TRANSFORMS, registered
+from neural_mp.data.option_checks import finite_number, one_of, whole_number
+from neural_mp.errors import ConfigurationError
+
+_OPENCV_METHODS = ("nearest", "bilinear", "bicubic", "area")
+_OPENCV_NUMBERS = {0: "nearest", 1: "bilinear", 2: "bicubic", 3: "area"}
+
+
+def _sizes_checked(transform: Any, *options: str) -> None:
+    for option in options:
+        name = f"{type(transform).__name__}: {option}"
+        whole_number(name, getattr(transform, option), minimum=1)
+
+
+def _three(option: str, value: Any) -> tuple[float, ...]:
+    found = numbers(option, value)
+    if len(found) not in (1, 3):
+        raise ConfigurationError(f"{option} must be one number, or three, got {value!r}")
+    return found
+
+
+def _central_part(image: np.ndarray, fraction: float) -> np.ndarray:
+    """What is left when the same margin is cut off on both sides, rounded down."""
+    height, width = image.shape[:2]
+    top, left = (int((size - size * fraction) / 2) for size in (height, width))
+    return cut(image, top, left, height - 2 * top, width - 2 * left)
+
+
+@dataclass(frozen=True)
+class BilinearImagenet(ImageTransform):
+    """Cut out the middle, scale it, and bring 0…255 to -1…1: the way of Inception nets.
+
+    Attributes:
+        height, width: of the result.
+        central_fraction: the share of height and width that is kept.
+        mean_value: what is taken away at the end, one number or one for each channel.
+        scale: what is multiplied with then.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+    """
+
+    height: int
+    width: int
+    central_fraction: float = 0.875
+    mean_value: Any = (0.0, 0.0, 0.0)
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        _sizes_checked(self, "height", "width")
+        fraction = finite_number("BilinearImagenet: central_fraction", self.central_fraction)
+        if not 0 < fraction <= 1:
+            raise ConfigurationError(
+                f"BilinearImagenet: central_fraction must be above 0, and 1 at most, got {fraction}"
+            )
+        finite_number("BilinearImagenet: scale", self.scale)
+        mean = _three("BilinearImagenet: mean_value", self.mean_value)
+        object.__setattr__(self, "mean_value", mean)
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """float32 `[height, width, C]`."""
+        image = self.in_floats(np.asarray(checked_rank(inputs, 3)))
+        image = self.scaled(_central_part(image, self.central_fraction))
+        mean = np.array(self.mean_value, dtype=np.float32)
+        return ((image - np.float32(0.5)) * np.float32(2) - mean) * np.float32(self.scale)
+
+    def in_floats(self, image: np.ndarray) -> np.ndarray:
+        """float32 from 0 to 1."""
+        raise NotImplementedError
+
+    def scaled(self, image: np.ndarray) -> np.ndarray:
+        """`[height, width, C]`."""
+        raise NotImplementedError
+
+
+@registered(TRANSFORMS, "BilinearImagenet", "tensorflow")
+class TensorFlowBilinearImagenet(BilinearImagenet):
+    """Floats are taken to lie in 0…1 already."""
+
+    def in_floats(self, image: np.ndarray) -> np.ndarray:
+        """Whole numbers by the largest of their dtype."""
+        return image_as(image, np.dtype(np.float32))
+
+    def scaled(self, image: np.ndarray) -> np.ndarray:
+        """As TensorFlow does it."""
+        return tensorflow_resize(image, self.height, self.width, "bilinear")
+
+
+@registered(TRANSFORMS, "BilinearImagenet", "onnxrt")
+class ArrayBilinearImagenet(BilinearImagenet):
+    """Floats are taken to lie in 0…255, too."""
+
+    def in_floats(self, image: np.ndarray) -> np.ndarray:
+        """By 255."""
+        return image.astype(np.float32) / np.float32(255)
+
+    def scaled(self, image: np.ndarray) -> np.ndarray:
+        """As OpenCV does it."""
+        found = opencv_resize(image, self.width, self.height, "bilinear")
+        return found if found.ndim == 3 else found[:, :, np.newaxis]
+
+
+@dataclass(frozen=True)
+class CroppedToSize(RandomTransform):
+    """What both frameworks have in ResizeCropImagenet.
+
+    Attributes:
+        height, width: of the result.
+        random_crop: cut out somewhere, not in the middle.
+        resize_side: what the shorter edge is scaled to before.
+        mean_value: what is taken away, one number or one for each channel.
+        resize_method: how it is scaled.
+        data_format: `channels_last`, or `channels_first`.
+        subpixels: `BGR` turns the channels round.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+    """
+
+    height: int
+    width: int
+    random_crop: bool = False
+    resize_side: int = 256
+    mean_value: Any = (0.0, 0.0, 0.0)
+    resize_method: str = "bilinear"
+    data_format: str = "channels_last"
+    subpixels: str = "RGB"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _sizes_checked(self, "height", "width", "resize_side")
+        mean = _three("ResizeCropImagenet: mean_value", self.mean_value)
+        object.__setattr__(self, "mean_value", mean)
+        one_of("ResizeCropImagenet: resize_method", self.resize_method, METHODS)
+        formats = ("channels_last", "channels_first")
+        one_of("ResizeCropImagenet: data_format", self.data_format, formats)
+        one_of("ResizeCropImagenet: subpixels", self.subpixels, ("RGB", "BGR"))
+
+    def cut_to_size(self, image: np.ndarray) -> np.ndarray:
+        """A part of `height` and `width`; raises ValueError where the image is smaller."""
+        down, right = image.shape[0] - self.height, image.shape[1] - self.width
+        if down < 0 or right < 0:
+            raise ValueError(
+                f"it is scaled to {image.shape[0]} × {image.shape[1]}, from which "
+                f"{self.height} × {self.width} cannot be cut; give a larger resize_side"
+            )
+        if not self.random_crop:
+            return cut(image, down // 2, right // 2, self.height, self.width)
+        top, left = self.random.randint(0, down + 1), self.random.randint(0, right + 1)
+        return cut(image, top, left, self.height, self.width)
+
+
+@registered(TRANSFORMS, "ResizeCropImagenet", "tensorflow")
+@dataclass(frozen=True)
+class TensorFlowResizeCropImagenet(CroppedToSize):
+    """Scale the shorter edge, cut out a part; then `(image - mean_value) * scale`.
+
+    Attributes:
+        random_flip_left_right: turn over every second image, on average.
+        scale: what is multiplied with at the end.
+    """
+
+    random_flip_left_right: bool = False
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        finite_number("ResizeCropImagenet: scale", self.scale)
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """float32 `[height, width, C]`, with channels last whatever they were."""
+        image = np.asarray(checked_rank(inputs, 3))
+        if self.data_format == "channels_first":
+            image = np.moveaxis(image, 0, -1)
+        if self.subpixels == "BGR":
+            image = image[..., ::-1]
+        edges = np.array(image.shape[:2], dtype=np.float32)
+        new = np.rint(edges * (np.float32(self.resize_side) / edges.min())).astype(int)
+        image = tensorflow_resize(image, int(new[0]), int(new[1]), self.resize_method)
+        image = self.cut_to_size(image)
+        if self.random_flip_left_right and self.random.rand() > 0.5:
+            image = image[:, ::-1]
+        mean = np.array(self.mean_value, dtype=np.float32)
+        return (image.astype(np.float32) - mean) * np.float32(self.scale)
+
+
+@registered(TRANSFORMS, "ResizeCropImagenet", "onnxrt")
+@dataclass(frozen=True)
+class ArrayResizeCropImagenet(CroppedToSize):
+    """Scale, cut out a part, bring 0…255 to 0…1; then `(image - mean_value) / std_value`.
+
+    It is always scaled bilinearly, from RGB with channels last. The two new edges are swapped, as
+    they are there: an image that is no square is stretched.
+    """
+
+    std_value: Any = (0.229, 0.224, 0.225)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        std = _three("ResizeCropImagenet: std_value", self.std_value)
+        if min(std) <= 0:
+            raise ConfigurationError(f"ResizeCropImagenet: std_value must be above 0, got {std}")
+        object.__setattr__(self, "std_value", std)
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """float32 `[3, height, width]`."""
+        height, width = checked_rank(inputs, 2, 3).shape[:2]
+        factor = self.resize_side / min(height, width)
+        width_there, height_there = int(height * factor), int(width * factor)
+        image = opencv_resize(inputs, width_there, height_there, "bilinear")
+        if image.ndim == 2:
+            image = np.repeat(image[:, :, np.newaxis], 3, axis=2)
+        image = self.cut_to_size(image) / 255.0
+        normal = (image - np.array(self.mean_value)) / np.array(self.std_value)
+        return normal.astype(np.float32).transpose(2, 0, 1)
+
+
+@registered(TRANSFORMS, "ResizeWithAspectRatio", "onnxrt")
+@dataclass(frozen=True)
+class ResizeWithAspectRatio(ImageTransform):
+    """Scale so that the shorter edge is `100 / scale` times what is cut out of it afterwards.
+
+    Attributes:
+        height, width: what will be cut out.
+        scale: the share of the scaled image that is kept then, in percent.
+        inter_pol: `area`, `bilinear`, `bicubic` or `nearest`, or OpenCV's number for it.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+    """
+
+    height: int
+    width: int
+    scale: float = 87.5
+    inter_pol: Any = "area"
+
+    def __post_init__(self) -> None:
+        _sizes_checked(self, "height", "width")
+        if finite_number("ResizeWithAspectRatio: scale", self.scale) <= 0:
+            raise ConfigurationError("ResizeWithAspectRatio: scale must be above 0")
+        method = self.inter_pol
+        method = _OPENCV_NUMBERS.get(method, method) if isinstance(method, int) else method
+        one_of("ResizeWithAspectRatio: inter_pol", method, _OPENCV_METHODS)
+        object.__setattr__(self, "inter_pol", method)
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """An array of the same dtype."""
+        old_height, old_width = checked_rank(inputs, 3).shape[:2]
+        height, width = (int(100.0 * size / self.scale) for size in (self.height, self.width))
+        if old_height > old_width:
+            height = int(height * old_height / old_width)
+        else:
+            width = int(width * old_width / old_height)
+        return opencv_resize(inputs, width, height, self.inter_pol)

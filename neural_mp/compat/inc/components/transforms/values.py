@@ -1,0 +1,265 @@
+"""Transforms that change the values of an image, or what they are stored as."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from neural_mp.compat.inc.components.transforms.image_transform import (
+    ImageTransform,
+    TensorImage,
+    numbers,
+)
+from neural_mp.compat.inc.names.registries import TRANSFORMS, registered
+from neural_mp.data.option_checks import finite_number, one_of, whole_number
+from neural_mp.data.transforms import Normalize as OurNormalize
+from neural_mp.data.transforms import Transpose as OurTranspose
+from neural_mp.errors import ConfigurationError
+
+_DTYPES = (
+    "float32", "float64", "float16", "uint8", "int8", "int16", "int32", "int64",
+    "uint16", "uint32", "uint64", "bool", "complex64", "complex128",
+)  # fmt: skip
+_LEAST_STD = 1e-6
+_LARGEST_BYTE = np.float32(255)
+
+
+def _two_steps(name: str, rescale: Any) -> tuple[float, float] | None:
+    """`[divisor, subtrahend]`, or None for nothing."""
+    if rescale is None:
+        return None
+    found = numbers(f"{name}: rescale", rescale)
+    if len(found) != 2 or found[0] == 0:
+        raise ConfigurationError(
+            f"{name}: rescale must be [divisor, subtrahend] with a divisor other than 0, "
+            f"got {rescale!r}"
+        )
+    return found[0], found[1]
+
+
+def _rescaled(image: np.ndarray, rescale: tuple[float, float] | None) -> np.ndarray:
+    if rescale is None:
+        return image
+    return image.astype(np.float32) / np.float32(rescale[0]) - np.float32(rescale[1])
+
+
+@registered(TRANSFORMS, "Normalize", "onnxrt")
+@dataclass(frozen=True)
+class Normalize(ImageTransform, OurNormalize):
+    """`(image - mean) / std` for channels that come last; gives float32.
+
+    Attributes:
+        mean, std: one number, or one for each channel; nothing changes without.
+        channels: `last`, or `first`.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+    """
+
+    mean: Any = (0.0,)
+    std: Any = (1.0,)
+    channels: str = "last"
+
+    def __post_init__(self) -> None:
+        for option in ("mean", "std"):
+            given = numbers(f"Normalize: {option}", getattr(self, option))
+            object.__setattr__(self, option, given)
+        if min(self.std) < _LEAST_STD:
+            raise ConfigurationError(
+                f"Normalize: std must be {_LEAST_STD} at least, got {self.std!r}"
+            )
+        super().__post_init__()
+
+
+@registered(TRANSFORMS, "Normalize", "tensorflow")
+@dataclass(frozen=True)
+class NormalizeAndRescale(Normalize):
+    """The same; then `image / rescale[0] - rescale[1]`, if `rescale` is given."""
+
+    rescale: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "rescale", _two_steps("Normalize", self.rescale))
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """In float32."""
+        return _rescaled(super().apply(inputs), self.rescale)
+
+
+@registered(TRANSFORMS, "Normalize", "pytorch")
+def normalize_channels_first(mean: Any = (0.0,), std: Any = (1.0,)) -> Normalize:
+    """`(image - mean) / std` for channels that come first, as ToTensor puts them."""
+    return Normalize(mean, std, channels="first")
+
+
+@registered(TRANSFORMS, "KerasRescale", "tensorflow")
+@dataclass(frozen=True)
+class KerasRescale(ImageTransform):
+    """`image / rescale[0] - rescale[1]`, in float32; nothing without `rescale`.
+
+    Raises:
+        ConfigurationError: `rescale` is wrong.
+    """
+
+    rescale: Any = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rescale", _two_steps("KerasRescale", self.rescale))
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """In float32."""
+        return _rescaled(inputs, self.rescale)
+
+
+@registered(TRANSFORMS, "Rescale", "tensorflow", "onnxrt")
+@dataclass(frozen=True)
+class Rescale(ImageTransform):
+    """Divide by 255; gives float32."""
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """0…255 to 0…1."""
+        return inputs.astype(np.float32) / _LARGEST_BYTE
+
+
+@registered(TRANSFORMS, "Cast", "onnxrt", "pytorch")
+@dataclass(frozen=True)
+class Cast(ImageTransform):
+    """Change the dtype, not the values.
+
+    Raises:
+        ConfigurationError: `dtype` is none that numpy has.
+    """
+
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.dtype in ("bfloat16", "string"):
+            raise ConfigurationError(
+                f"Cast: numpy has no {self.dtype} to hand to a model; cast to float32, "
+                f"and let the tuning choose the precision"
+            )
+        one_of("Cast: dtype", self.dtype, _DTYPES)
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """As `numpy.ndarray.astype` does."""
+        return inputs.astype(self.dtype)
+
+
+@registered(TRANSFORMS, "Cast", "tensorflow")
+@dataclass(frozen=True)
+class CastOfTensors(Cast):
+    """The same for arrays; images of records are scaled to the range of the new dtype, too."""
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """As `numpy.ndarray.astype` or `tf.image.convert_image_dtype` do."""
+        if isinstance(inputs, TensorImage):
+            return image_as(np.asarray(inputs), np.dtype(self.dtype))
+        return super().apply(inputs)
+
+
+def image_as(image: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """Change the dtype as `tf.image.convert_image_dtype` does: 255 as uint8 is 1 as a float.
+
+    Raises:
+        ValueError: a dtype holds neither whole numbers nor floats.
+    """
+    old = image.dtype
+    if old.kind not in "iuf" or dtype.kind not in "iuf":
+        raise ValueError("images of records are of whole numbers or floats")
+    if old == dtype or old.kind == dtype.kind == "f":
+        return image.astype(dtype)
+    if dtype.kind == "f":
+        return image.astype(dtype) * dtype.type(1.0 / np.iinfo(old).max)
+    if old.kind == "f":
+        return (image * old.type(np.iinfo(dtype).max + 0.5)).astype(dtype)
+    largest, new_largest = int(np.iinfo(old).max), int(np.iinfo(dtype).max)
+    if largest > new_largest:
+        return (image // old.type((largest + 1) // (new_largest + 1))).astype(dtype)
+    return image.astype(dtype) * dtype.type((new_largest + 1) // (largest + 1))
+
+
+@registered(TRANSFORMS, "QuantizedInput", "tensorflow")
+@dataclass(frozen=True)
+class QuantizedInput(ImageTransform):
+    """Store an image in 8 bits, cut off to whole numbers; nothing happens without `scale`.
+
+    Attributes:
+        dtype: `int8`, or `uint8`, where 128 is added.
+        scale: the image is multiplied by it.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+    """
+
+    dtype: str = "int8"
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        one_of("QuantizedInput: dtype", self.dtype, ("int8", "uint8"))
+        if self.scale is not None and finite_number("QuantizedInput: scale", self.scale) <= 0:
+            raise ConfigurationError(f"QuantizedInput: scale must be above 0, got {self.scale!r}")
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """Beyond the range of the dtype, its ends."""
+        if self.scale is None:
+            return inputs
+        scaled = inputs.astype(np.float32) * np.float32(self.scale)
+        bounds = np.iinfo(self.dtype)
+        shifted = scaled + np.float32(128 if self.dtype == "uint8" else 0)
+        return shifted.clip(bounds.min, bounds.max).astype(self.dtype)
+
+
+@registered(TRANSFORMS, "Transpose")
+@dataclass(frozen=True)
+class Transpose(ImageTransform, OurTranspose):
+    """Put the axes of one image (without the batch) in the order `perm`."""
+
+
+@registered(TRANSFORMS, "ToArray")
+@registered(TRANSFORMS, "ToNDArray")
+@dataclass(frozen=True)
+class ToArray(ImageTransform):
+    """Anything that is an image as an array: those of Pillow, and arrays as they are."""
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """The same values."""
+        return inputs
+
+
+@registered(TRANSFORMS, "AlignImageChannel", "tensorflow", "onnxrt")
+@dataclass(frozen=True)
+class AlignImageChannel(ImageTransform):
+    """Give an image `dim` channels: `[H, W]` is repeated, RGBA loses A, RGB becomes grey.
+
+    Raises:
+        ConfigurationError: `dim` is not from 1 to 4.
+    """
+
+    dim: int = 3
+
+    def __post_init__(self) -> None:
+        if whole_number("AlignImageChannel: dim", self.dim, minimum=1) > 4:
+            raise ConfigurationError(f"AlignImageChannel: dim must be up to 4, got {self.dim!r}")
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """An array `[H, W, dim]`."""
+        if inputs.ndim == 2:
+            return np.repeat(inputs[:, :, np.newaxis], self.dim, axis=2)
+        if inputs.shape[-1] == self.dim:
+            return inputs
+        if inputs.shape[-1] == 4 and self.dim == 3:
+            return inputs[..., :3]
+        if inputs.shape[-1] == 3 and self.dim == 1:
+            return grey(inputs)[..., np.newaxis]
+        raise ValueError(f"there is no rule from {inputs.shape[-1]} to {self.dim} channels")
+
+
+def grey(image: np.ndarray) -> np.ndarray:
+    """Luma of an RGB image `[H, W, 3]` by ITU-R BT.601; whole numbers are rounded as in OpenCV."""
+    if image.dtype.kind == "f":
+        return image @ np.array([0.299, 0.587, 0.114], dtype=image.dtype)
+    fixed = np.array([9798, 19235, 3735])  # the same in 15 bits, made to sum up to 1
+    return ((image.astype(np.int64) @ fixed + (1 << 14)) >> 15).astype(image.dtype)

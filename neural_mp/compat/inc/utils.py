@@ -1,0 +1,153 @@
+"""What lies about in their `utils`: seeds, loading, logging."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neural_mp.api.optimized_model import load as load_saved
+from neural_mp.compat.inc.absent import looked_up
+from neural_mp.compat.inc.dotted import Dotted
+from neural_mp.compat.inc.model import Model, own_object
+from neural_mp.core.hardware import detect
+from neural_mp.core.int8_accumulation import ByteProducts
+from neural_mp.core.precision import Precision
+
+logger = logging.getLogger("neural_compressor")
+debug, info, warning, error, log = (
+    *(logger.debug, logger.info, logger.warning, logger.error, logger.log),
+)
+
+#: Limits of an op that keep it in float, as scripts write them.
+FP32 = {"weight": {"dtype": ["fp32"]}, "activation": {"dtype": ["fp32"]}}
+#: What scripts set for all runs.
+options = Dotted({"random_seed": 1978, "workspace": "./nc_workspace", "resume_from": None})
+
+
+def set_random_seed(seed: int) -> None:
+    """Seed Python's and numpy's random numbers."""
+    options.random_seed = seed
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def set_workspace(workspace: str) -> None:
+    """Note where scripts want their files; what is tuned keeps its trials in its own."""
+    options.workspace = workspace
+
+
+def load(
+    checkpoint_dir: str | Path | None = None, model: Any = None, *others: Any, **ignored: Any
+) -> Any:
+    """A torch model that a result's `save` wrote: the module itself.
+
+    Args:
+        checkpoint_dir: the folder it was saved in; `nc_workspace/saved` by default.
+        model: taken for their sake: the folder holds the whole model.
+        *others: taken for their sake.
+        **ignored: the same.
+
+    Raises:
+        ModelLoadError: nothing of ours is there, or it is damaged.
+    """
+    return own_object(load_saved(checkpoint_dir or Path("nc_workspace") / "saved"))
+
+
+class OptimizedModel:
+    """`utils.load_huggingface.OptimizedModel`."""
+
+    @classmethod
+    def from_pretrained(cls, folder: str, **ignored: Any) -> Any:
+        """A torch model that a result's `save` wrote."""
+        return load(folder)
+
+
+def save_for_huggingface_upstream(model: Any, tokenizer: Any, output_dir: str | Path) -> None:
+    """Save a tokenizer, and beside it, in the folder `model`, a result."""
+    tokenizer.save_pretrained(output_dir)
+    model.save(Path(output_dir) / "model")
+
+
+def dump_elapsed_time(customized_msg: str = "") -> Callable[[Callable[..., Any]], Any]:
+    """A decorator that logs how long a function takes."""
+
+    def around(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def timed(*arguments: Any, **named: Any) -> Any:
+            start = time.perf_counter()
+            found = function(*arguments, **named)
+            taken = 1000 * (time.perf_counter() - start)
+            logger.info("%s takes %.2f ms", customized_msg or function.__qualname__, taken)
+            return found
+
+        return timed
+
+    return around
+
+
+class LazyImport:
+    """A module, or a function or class of one, that is imported when it is first used.
+
+    Args:
+        module_name: its dotted name.
+    """
+
+    def __init__(self, module_name: str) -> None:
+        self._module_name = module_name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._imported(), name)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Call what the name stands for."""
+        return self._imported()(*arguments, **options)
+
+    def _imported(self) -> Any:
+        try:
+            return importlib.import_module(self._module_name)
+        except ModuleNotFoundError:
+            module, _, name = self._module_name.rpartition(".")
+            return getattr(importlib.import_module(module), name)
+
+
+class CpuInfo:
+    """What the CPU runs natively."""
+
+    @property
+    def bf16(self) -> bool:
+        """Whether it has BF16."""
+        return detect().support(Precision.BF16).native
+
+    @property
+    def vnni(self) -> bool:
+        """Whether sums of products of bytes are exact."""
+        return detect().byte_products is ByteProducts.EXACT
+
+
+class Configured:
+    """The classes of `conf.config`: hold what a `Quantization` or a `Benchmark` is made with.
+
+    Args:
+        conf: the path of a YAML file, or settings by attribute.
+    """
+
+    def __init__(self, conf: Any = None) -> None:
+        self.conf = conf
+
+
+Quantization_Conf = MixedPrecision_Conf = Benchmark_Conf = Graph_Optimization_Conf = Configured
+QuantConf = BenchmarkConf = Conf = Configured
+DotDict = Dotted
+BaseModel = Model
+
+
+def __getattr__(name: str) -> Any:
+    return looked_up(__name__, name, globals())

@@ -1,0 +1,186 @@
+"""What went through the layers of a model in one pass, and where numbers stopped being finite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from neural_mp.util.pytree import float_arrays
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How large numbers are.
+
+    Attributes:
+        peak: the largest magnitude of those that are finite; 0 where there are none.
+        nan, inf: whether some are NaN, or infinite.
+    """
+
+    peak: float = 0.0
+    nan: bool = False
+    inf: bool = False
+
+    @property
+    def finite(self) -> bool:
+        """Whether all are finite."""
+        return not (self.nan or self.inf)
+
+    @property
+    def trouble(self) -> str:
+        """The word for what is not finite: `NaN` or `Inf`."""
+        return "NaN" if self.nan else "Inf"
+
+    @classmethod
+    def of(cls, values: Any) -> Extent:
+        """The extent of all arrays of floating-point numbers in nested values."""
+        extents = [cls._of_array(array) for array in float_arrays(values)]
+        return cls(
+            max((extent.peak for extent in extents), default=0.0),
+            any(extent.nan for extent in extents),
+            any(extent.inf for extent in extents),
+        )
+
+    @classmethod
+    def _of_array(cls, array: np.ndarray) -> Extent:
+        finite = np.isfinite(array)
+        if finite.all():
+            return cls(float(np.abs(array).max(initial=0)))
+        peak = float(np.abs(array[finite]).max(initial=0))
+        return cls(peak, bool(np.isnan(array).any()), bool(np.isinf(array).any()))
+
+
+@dataclass(frozen=True)
+class LayerPass:
+    """One layer in one pass.
+
+    Attributes:
+        name, kind: what it is called, and its class.
+        dtype: what it computes in, such as `float16`.
+        inputs, outputs, weights: their numbers; the inputs as the layer reads them, in its dtype.
+        gradients_above: the gradients of the loss for its outputs; None where none were taken.
+        gradients_below: those for its inputs and weights.
+        holds_layers: whether it has layers in it.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    inputs: Extent
+    outputs: Extent
+    weights: Extent = Extent()
+    gradients_above: Extent | None = None
+    gradients_below: Extent | None = None
+    holds_layers: bool = False
+
+    @property
+    def title(self) -> str:
+        """Name and class."""
+        return f"{self.name!r} ({self.kind})"
+
+
+@dataclass(frozen=True)
+class ModelPass:
+    """A model in one pass.
+
+    Attributes:
+        batch: the numbers that it was given.
+        outputs: those that came out of it.
+        layers: its layers, in the order in which they came to an end.
+        loss: the loss; None where there is none.
+    """
+
+    batch: Extent
+    outputs: Extent
+    layers: Sequence[LayerPass]
+    loss: float | None = None
+
+    @property
+    def finite_forwards(self) -> bool:
+        """Whether what came out is finite; what is infinite within may be meant, as in a mask."""
+        return self.outputs.finite and (self.loss is None or bool(np.isfinite(self.loss)))
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """Where the first number arose that is not finite.
+
+    Attributes:
+        layer: the layer; None where it was none.
+        words: what happened, in a sentence without a full stop.
+        keep: whether the layer is better kept in float32.
+    """
+
+    layer: str | None
+    words: str
+    keep: bool = False
+
+    def __str__(self) -> str:
+        return self.words
+
+
+def first_trouble(seen: ModelPass) -> NonFinite | None:
+    """Where a number first was not finite, forwards, then backwards; None where all are."""
+    if seen.finite_forwards:
+        return _first_backwards(seen.layers)
+    if not seen.batch.finite:
+        return NonFinite(None, f"the batch itself holds {seen.batch.trouble}")
+    peak = seen.batch.peak
+    for layer in seen.layers:
+        if not layer.outputs.finite:
+            return _forwards(layer, peak)
+        peak = max(peak, layer.outputs.peak)
+    if not seen.outputs.finite:
+        return NonFinite(None, f"the outputs hold {seen.outputs.trouble}, though no layer makes it")
+    return NonFinite(None, f"the loss is {seen.loss:g}, though all layers give finite numbers")
+
+
+def _forwards(layer: LayerPass, peak: float) -> NonFinite:
+    """Why the outputs of a layer are not finite, where all before it are, up to `peak`."""
+    if not layer.weights.finite:
+        return NonFinite(layer.name, f"weights of {layer.title} hold {layer.weights.trouble}")
+    if layer.inputs.finite:
+        return NonFinite(layer.name, _turns(layer, layer.inputs, layer.outputs), _is_16(layer))
+    if not _is_16(layer):  # what it is given is what it reads
+        trouble = layer.inputs.trouble
+        words = f"code outside of the layers turns numbers of up to {peak:.3g} into {trouble}"
+        return NonFinite(None, f"{words}, which {layer.title} is given")
+    words = f"{layer.title} reads numbers of up to {peak:.3g}, which {layer.dtype} cannot hold"
+    return NonFinite(layer.name, words, _is_16(layer))
+
+
+def _first_backwards(layers: Sequence[LayerPass]) -> NonFinite | None:
+    """The layer that turns finite gradients into others; an inner one rather than an outer."""
+    for layer in _backwards(layers):
+        above, below = layer.gradients_above, layer.gradients_below
+        if above is not None and below is not None and above.finite and not below.finite:
+            words = f"backwards, {_turns(layer, above, below, 'gradients')}"
+            return NonFinite(layer.name, words, _is_16(layer))
+    for layer in reversed(layers):
+        above = layer.gradients_above
+        if above is not None and not above.finite:
+            words = (
+                f"backwards, gradients are {above.trouble} already where they come to "
+                f"{layer.title}: lower the loss scale, or look at the code behind this layer"
+            )
+            return NonFinite(None, words)
+    return None
+
+
+def _backwards(layers: Sequence[LayerPass]) -> Iterable[LayerPass]:
+    for holds_layers in (False, True):
+        yield from (layer for layer in reversed(layers) if layer.holds_layers is holds_layers)
+
+
+def _turns(layer: LayerPass, before: Extent, after: Extent, what: str = "inputs") -> str:
+    return (
+        f"{layer.title} turns {layer.dtype} {what} of at most {before.peak:.3g} into "
+        f"{after.trouble}"
+    )
+
+
+def _is_16(layer: LayerPass) -> bool:
+    return layer.dtype in ("float16", "bfloat16")

@@ -1,0 +1,296 @@
+"""The user's own classes and functions, named as `module:attribute`.
+
+What a command or a script names is loaded as it is named. What a file names has to be the user's:
+defined in a module that lies in the working directory or beside the file, or in one that is
+trusted by name. Otherwise a tuning file could have any function called that is installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from neural_mp.errors import ConfigurationError, did_you_mean, message_of
+from neural_mp.io.trust import is_trusted, trusting
+
+
+@dataclass(frozen=True)
+class NamedInFile:
+    """That names come from a file.
+
+    Attributes:
+        folder: where the file lies; None where its content was given.
+    """
+
+    folder: Path | None = None
+
+
+_names: ContextVar[NamedInFile | None] = ContextVar("names", default=None)
+
+
+@contextmanager
+def named_in_file(folder: Path | None, trust: Iterable[str]) -> Iterator[None]:
+    """Let the names that are looked up inside be those of a file.
+
+    Args:
+        folder: see `NamedInFile`.
+        trust: modules whose classes and functions it may name, with all that is in them.
+    """
+    before = _names.set(NamedInFile(folder))
+    try:
+        with trusting(trust):
+            yield
+    finally:
+        _names.reset(before)
+
+
+def load_user_object(name: str) -> Any:
+    """Import what `module:attribute` names.
+
+    A module of the working directory comes before one that is installed, and one of the folder
+    of the file that names it is found, too.
+
+    Args:
+        name: such as `my_package.data:Digits`.
+
+    Raises:
+        ConfigurationError: the name is malformed, the module cannot be imported, it has no such
+            attribute; or a file names what is not the user's.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not (_is_dotted(module_name) and _is_dotted(attribute)):
+        raise ConfigurationError(
+            f"{name!r} does not name code of yours: write module:attribute, "
+            f"such as my_package.data:Digits"
+        )
+    rules = _names.get()
+    folders = user_folders(None if rules is None else rules.folder)
+    found: Any = _import_module(module_name, name, folders, rules)
+    for part in attribute.split("."):
+        if rules is not None:
+            _check_passable(found, part, name, folders, rules)
+        if not hasattr(found, part):
+            public = [word for word in dir(found) if not word.startswith("_")]
+            where = getattr(found, "__file__", None) or module_name
+            raise ConfigurationError(f"{where} has no {part!r}{did_you_mean(part, public)}")
+        found = getattr(found, part)
+    if rules is not None and not _is_users_object(found, folders):
+        origin = found.__name__ if isinstance(found, ModuleType) else _home(found)
+        raise _not_yours(name, f"it comes from {origin!r}", rules)
+    return found
+
+
+def user_folders(beside: Path | None) -> tuple[Path, ...]:
+    """Where modules of the user's are looked for: here, and in the folder of the file."""
+    here = Path.cwd()
+    return (here,) if beside is None or beside.resolve() == here else (here, beside.resolve())
+
+
+def _is_dotted(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
+
+
+def _import_module(
+    module_name: str, name: str, folders: tuple[Path, ...], rules: NamedInFile | None
+) -> ModuleType:
+    top = module_name.partition(".")[0]
+    importlib.invalidate_caches()
+    own = _own_spec(top, folders)
+    if own is not None:
+        _check_free(top, name, own)
+    elif rules is not None:
+        _check_named(module_name, name, folders, rules)
+    try:
+        if own is not None:
+            _load_top(top, own)
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or module_name
+        if module_name == missing or module_name.startswith(missing + "."):
+            raise _no_module(missing, name, folders) from error
+        raise _import_failed(module_name, name, error) from error
+    except Exception as error:
+        raise _import_failed(module_name, name, error) from error
+
+
+def _own_spec(
+    top: str, folders: tuple[Path, ...]
+) -> tuple[Path, importlib.machinery.ModuleSpec] | None:
+    """The folder that a module of the user's lies in, and what is found there."""
+    for folder in folders:
+        spec = importlib.machinery.PathFinder.find_spec(top, [str(folder)])
+        # A folder without __init__.py is a package only where nothing else has its name.
+        if spec is not None and (spec.origin is not None or _elsewhere(top, folder) is None):
+            return folder, spec
+    return None
+
+
+def _elsewhere(top: str, folder: Path) -> str | None:
+    """Where Python would find a module of this name if it were not in the folder."""
+    if _is_pythons(top):
+        return "Python's standard library"
+    others = [path for path in sys.path if path and Path(path).resolve() != folder]
+    spec = importlib.machinery.PathFinder.find_spec(top, others)
+    return None if spec is None else spec.origin
+
+
+def _is_pythons(top: str) -> bool:
+    return top in sys.stdlib_module_names or top in sys.builtin_module_names
+
+
+def _check_free(top: str, name: str, own: tuple[Path, importlib.machinery.ModuleSpec]) -> None:
+    """See that loading a module of the user's takes no other's place."""
+    place = own[1].origin or str(own[0] / top)
+    if _is_pythons(top):
+        raise ConfigurationError(
+            f"{name!r} names {place}, which is called as a module of Python's own; rename it"
+        )
+    loaded = sys.modules.get(top)
+    if loaded is None:
+        return
+    if own[0] not in _folders_of(loaded):
+        other = getattr(loaded, "__file__", None)
+        raise ConfigurationError(
+            f"{name!r} names {place}, but another module {top!r} is in use, "
+            f"{other or 'which has no file'}; rename yours"
+        )
+
+
+def _load_top(top: str, own: tuple[Path, importlib.machinery.ModuleSpec]) -> None:
+    """Load a module of the user's, in place of one of the same name that is installed."""
+    folder, spec = own
+    if str(folder) not in sys.path:
+        # Last and for good: it may import its neighbours later, which hide nothing.
+        sys.path.append(str(folder))
+    if top in sys.modules or spec.origin is None or spec.loader is None:
+        return
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[top] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(top, None)
+        raise
+    if _elsewhere(top, folder) is not None:
+        import cloudpickle
+
+        # Another process would find the installed one by its name.
+        cloudpickle.register_pickle_by_value(module)
+
+
+def _check_named(
+    module_name: str, name: str, folders: tuple[Path, ...], rules: NamedInFile
+) -> None:
+    """See that a file may name a module that is none of the user's, before it is imported."""
+    top = module_name.partition(".")[0]
+    if _is_pythons(top):
+        raise _not_yours(name, f"{top!r} is a module of Python's own", rules)
+    if is_trusted(module_name):
+        return
+    spec = sys.modules.get(top) or importlib.machinery.PathFinder.find_spec(top)
+    if spec is None:
+        raise _no_module(top, name, folders)
+    where = getattr(spec, "origin", None) or getattr(spec, "__file__", None) or "no file"
+    raise _not_yours(name, f"{top!r} is the one in {where}", rules)
+
+
+def _no_module(missing: str, name: str, folders: tuple[Path, ...]) -> ConfigurationError:
+    return ConfigurationError(
+        f"there is no module {missing!r}, named by {name!r}"
+        f"{did_you_mean(missing, _neighbours(missing, folders))}"
+    )
+
+
+def _import_failed(module_name: str, name: str, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"importing {module_name!r}, named by {name!r}, failed with "
+        f"{type(error).__name__}: {message_of(error)}; mend that module or name another"
+    )
+
+
+def _not_yours(name: str, why: str, rules: NamedInFile) -> ConfigurationError:
+    beside = "" if rules.folder is None else f" or in {str(rules.folder.resolve())!r}"
+    return ConfigurationError(
+        f"{name!r} names no code of yours: {why}. A file may name classes and functions that are "
+        f"defined in modules in the working directory{beside}, and in modules that you trust by "
+        f"--trust MODULE or trust=('MODULE',)"
+    )
+
+
+def _neighbours(missing: str, folders: tuple[Path, ...]) -> list[str]:
+    """Modules that could have been meant: those of the same package or folders."""
+    package, _, _ = missing.rpartition(".")
+    here = [str(folder) for folder in folders]
+    paths = list(getattr(sys.modules.get(package), "__path__", ())) if package else here
+    prefix = f"{package}." if package else ""
+    return [module.name for module in pkgutil.iter_modules(paths, prefix)]
+
+
+def _check_passable(
+    found: Any, part: str, name: str, folders: tuple[Path, ...], rules: NamedInFile
+) -> None:
+    """See that an attribute is looked up in the user's modules and classes alone."""
+    users = isinstance(found, ModuleType | type) and _is_users_object(found, folders)
+    if part.startswith("__") or not users:
+        what = found.__name__ if isinstance(found, ModuleType | type) else type(found).__name__
+        raise _not_yours(name, f"{part!r} is looked up in {what!r}", rules)
+
+
+def _is_users_object(found: Any, folders: tuple[Path, ...]) -> bool:
+    """Whether a class, a function or an object was made in a module that a file may name."""
+    if isinstance(found, ModuleType):
+        return _is_users_module(found.__name__, folders)
+    home = _home(found)
+    if home is not None and _is_users_module(home, folders):
+        return True
+    if isinstance(found, type) or hasattr(found, "__qualname__") or _bound_to(found):
+        return False
+    # An object of a foreign class, such as a partial or a model: it was made here, unless a
+    # module that is not the user's has it, too.
+    return not any(
+        found is value
+        for other, module in list(sys.modules.items())
+        if isinstance(module, ModuleType) and not _is_users_module(other, folders)
+        # Past what modules do that load themselves when they are looked into.
+        for value in list(object.__getattribute__(module, "__dict__").values())
+    )
+
+
+def _home(found: Any) -> str | None:
+    """The module that something says it was defined in."""
+    home = getattr(found, "__module__", None)
+    return home if isinstance(home, str) else None
+
+
+def _bound_to(found: Any) -> bool:
+    """Whether it is a method of an object, such as the functions of `random`."""
+    return getattr(found, "__self__", None) is not None
+
+
+def _is_users_module(module_name: str, folders: tuple[Path, ...]) -> bool:
+    top = module_name.partition(".")[0]
+    if _is_pythons(top) or top == "__main__":
+        return False
+    if is_trusted(module_name):
+        return True
+    loaded = sys.modules.get(top)
+    return loaded is not None and any(place in folders for place in _folders_of(loaded))
+
+
+def _folders_of(module: ModuleType) -> list[Path]:
+    """The folders that a top-level module or package lies in."""
+    paths = getattr(module, "__path__", None)
+    if paths is not None:
+        return [Path(path).parent.resolve() for path in paths]
+    file = getattr(module, "__file__", None)
+    return [] if file is None else [Path(file).parent.resolve()]

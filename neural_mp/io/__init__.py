@@ -1,0 +1,1 @@
+"""Files from outside: bounded readers, atomic writes, archives, trust."""

@@ -1,0 +1,181 @@
+"""Runs jobs side by side, each in a process of its own, and never one that is finished."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from neural_mp.api.many.folder import LOG_FILE, RESULT, SUMMARY_FILE
+from neural_mp.api.many.runner import JobRunner
+from neural_mp.api.saved_model import PAGE_FILE
+from neural_mp.config import trust_of
+from neural_mp.core.hardware import detect
+from neural_mp.errors import ConfigurationError, NeuralMPError
+from neural_mp.jobs.fingerprint import job_digest
+from neural_mp.jobs.ray_worker import ray_places
+from neural_mp.jobs.worker_pool import Team
+from neural_mp.reporting.jobs import JobsListener
+from neural_mp.reporting.page.document import write_page
+from neural_mp.reporting.page.jobs import jobs_page
+from neural_mp.tuning.executors.options import LOCAL, RAY, Workers
+from neural_mp.tuning.job_outcome import JobOutcome, JobStatus, read_outcome
+from neural_mp.util.argument_checks import path_of
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_OUTPUT = "neural_mp_jobs"
+#: Characters of a job's digest in the name of its folder.
+_LETTERS = 12
+
+
+@dataclass(frozen=True)
+class JobResults:
+    """What came of many jobs.
+
+    Attributes:
+        outcomes: of every job, in the order in which they were given.
+        page: the HTML page that shows them.
+    """
+
+    outcomes: tuple[JobOutcome, ...]
+    page: Path
+
+    @property
+    def failed(self) -> tuple[JobOutcome, ...]:
+        """Those that ended without a result."""
+        return tuple(job for job in self.outcomes if not job.status.finished)
+
+    @property
+    def missed(self) -> tuple[JobOutcome, ...]:
+        """Those whose target no plan met."""
+        return tuple(job for job in self.outcomes if job.status is JobStatus.MISSED)
+
+
+def tune_many(
+    files: str | Path | Iterable[str | Path],
+    *,
+    workers: int | str | Mapping[str, Any] = 1,
+    output: str | Path = DEFAULT_OUTPUT,
+    listener: JobsListener | None = None,
+    trust: Iterable[str] = (),
+) -> JobResults:
+    """Tune many models, each as a YAML file says, in a process of its own.
+
+    A job that was finished before is not done again, whatever its file is called now; one whose
+    settings, model or data changed is another job. A job that was killed goes on where it was. A
+    job that fails stops no other.
+
+    Args:
+        files: tuning files; patterns such as `jobs/*.yaml` and folders of them, too.
+        workers: how many run side by side; each may use its share of the cores. Or what
+            `MixedPrecision.workers` takes, to do jobs on the nodes of a Ray cluster, all of which
+            see the same files under the same paths.
+        output: the folder for results, logs and the page; each job has a folder in it.
+        listener: receives what happens.
+        trust: see `MixedPrecision`.
+
+    Returns:
+        What came of every job.
+
+    Raises:
+        ConfigurationError: no file was given, one does not exist, or `workers` is no such thing.
+        NeuralMPError: the folder cannot be written, or no machine is left.
+    """
+    setting, trusted = Workers.read(workers), trust_of(trust)
+    folder, told = path_of("output", output), listener or JobsListener()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NeuralMPError(f"{output!r} cannot be written: {error}") from error
+    earlier = {path.name[-_LETTERS:]: path.name for path in folder.iterdir() if path.is_dir()}
+    jobs = [_job(file, folder, earlier) for file in _expanded(files)]
+    try:
+        _work(jobs, folder, told, setting, trusted)
+    finally:
+        outcomes = tuple(_now(job, folder) for job in jobs)
+        page = folder / SUMMARY_FILE
+        write_page(page, jobs_page(outcomes, _pages(outcomes, folder)))
+    return JobResults(outcomes, page)
+
+
+def _work(
+    jobs: list[JobOutcome],
+    folder: Path,
+    listener: JobsListener,
+    workers: Workers,
+    trust: tuple[str, ...],
+) -> None:
+    if workers.engine == LOCAL:
+        cores = detect().cores
+        open_jobs = len({job.name for job in jobs if not job.known})
+        wanted = workers.count or max(1, cores // (workers.threads or 1))
+        count = max(1, min(wanted, open_jobs))  # more would have nothing to do
+        # One process has all cores anyway.
+        share = max(1, cores // count) if count > 1 else None
+        places = [JobRunner(workers.threads or share, trust) for _ in range(count)]
+        Team(jobs, folder, listener, places).work()
+        return
+    if workers.engine != RAY:
+        raise ConfigurationError(
+            f"jobs are done by the engines {LOCAL} and {RAY}, got {workers.engine!r} for workers"
+        )
+    with ray_places(workers, trust, logger.warning) as found:
+        Team(jobs, folder, listener, found).work()
+
+
+def _expanded(files: str | Path | Iterable[str | Path]) -> list[Path]:
+    given = [files] if isinstance(files, str | Path) else list(files)
+    found: list[Path] = []
+    for word in given:
+        path = path_of("a tuning file", word)
+        if path.is_dir():
+            found += sorted([*path.glob("*.yaml"), *path.glob("*.yml")])
+        elif path.exists():
+            found.append(path)
+        else:
+            found += _matching(path) or [path]
+    missing = [str(path) for path in found if not path.is_file()]
+    if missing or not found:
+        words = f"there is no {missing[0]!r}" if missing else "no tuning file was found"
+        raise ConfigurationError(f"{words}; give YAML files, a pattern or a folder of them")
+    return list(dict.fromkeys(found))
+
+
+def _matching(pattern: Path) -> list[Path]:
+    """The files that a pattern stands for, where the shell has not seen to it."""
+    return sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
+
+
+def _job(file: Path, output: Path, earlier: Mapping[str, str]) -> JobOutcome:
+    """A job as it was left, or one that was never begun; its folder is found by its digest."""
+    digest = job_digest(file)
+    short = digest[:_LETTERS]
+    name = earlier.get(short, f"{file.stem}-{short}")
+    fresh = JobOutcome(name, str(file), digest, JobStatus.BEGUN, "it was not begun")
+    return _as_left(fresh, output)
+
+
+def _as_left(job: JobOutcome, output: Path) -> JobOutcome:
+    left = read_outcome(output / job.name)
+    if left is None or not left.status.finished:
+        return job
+    return replace(left, name=job.name, file=job.file, known=True)
+
+
+def _now(job: JobOutcome, output: Path) -> JobOutcome:
+    found = read_outcome(output / job.name)
+    return job if found is None else replace(found, file=job.file, known=job.known)
+
+
+def _pages(outcomes: Iterable[JobOutcome], output: Path) -> dict[str, str]:
+    """Job → its page or, where there is none, its log; as a link within the output folder."""
+    found = {}
+    for job in outcomes:
+        for link in (f"{RESULT}/{PAGE_FILE}", LOG_FILE):
+            if (output / job.name / link).is_file():
+                found[job.name] = f"{job.name}/{link}"
+                break
+    return found

@@ -1,0 +1,253 @@
+"""A function of all predictions and labels as a metric.
+
+Batches are put together along their first axis, as numpy arrays; of several outputs each for
+itself, in the form the model gives them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from neural_mp.errors import MetricError
+from neural_mp.metrics.base import nothing_taken_in
+from neural_mp.metrics.output_selection import outputs_of
+from neural_mp.util.pytree import as_numpy
+
+_TRUTH_NAMES = """
+    y_true true truth truths label labels label_ids target targets y_target reference references
+    ref refs actual actuals expected gt ground_truth ground_truths gold golds
+"""
+_PREDICTION_NAMES = """
+    y_pred y_hat y_score y_prob y_proba pred preds predicted prediction predictions output outputs
+    score scores logit logits probs probabilities input
+"""
+#: What the labels are called as a parameter.
+_TRUTH = frozenset(_TRUTH_NAMES.split())
+#: What the predictions are called.
+_PREDICTIONS = frozenset(_PREDICTION_NAMES.split())
+#: What a function's only parameter is called that takes a model.
+_MODELS = frozenset({"model", "net", "network", "module", "graph", "session"})
+#: Packages whose functions take tensors of torch.
+_OF_TENSORS = frozenset({"torch", "torchmetrics", "torcheval"})
+#: What a function's only parameter is called that takes both.
+_BOTH = frozenset({"eval_pred", "eval_preds", "eval_prediction", "p"})
+
+
+class Predicted(NamedTuple):
+    """What a function of one parameter is given, as `compute_metrics` of `transformers` is.
+
+    Attributes:
+        predictions: all predictions.
+        label_ids: all labels.
+    """
+
+    predictions: Any
+    label_ids: Any
+
+
+class OverAllData:
+    """A metric that is a function of all predictions and labels.
+
+    Args:
+        function: gives a number, or several by name. Labels come first where its first parameter
+            is called `y_true`, `labels`, `targets`, `references` or the like, or where the second
+            alone is called `y_pred`, `predictions` or the like; else predictions come first. With
+            one parameter it is given both, as `(predictions, label_ids)`.
+        options: further arguments by name.
+        prepare: applied to `(predictions, labels)` before the function sees them.
+        higher_is_better: its direction; None where it is the function's own to say.
+
+    Raises:
+        MetricError: it takes neither one nor two arguments, or takes a model.
+    """
+
+    running: ClassVar[bool] = False  # it may take long, and need not be a mean over samples
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        options: Mapping[str, Any] | None = None,
+        prepare: Callable[[Any, Any], tuple[Any, Any]] | None = None,
+        higher_is_better: bool | None = None,
+    ) -> None:
+        self.__wrapped__ = function
+        self.higher_is_better = higher_is_better
+        self._options = dict(options or {})
+        self._order = _order(function, self._options)
+        if prepare is None and _package(function) in _OF_TENSORS:
+            prepare = _as_tensors
+        self._prepare = prepare
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._preds: list[Any] = []
+        self._labels: list[Any] = []
+
+    def update(self, preds: Any, labels: Any) -> None:
+        """Keep one batch."""
+        self._preds.append(_kept(preds))
+        self._labels.append(_kept(labels))
+
+    def merge(self, other: Any) -> None:
+        """Take in all that another of its kind has taken in, after what is here."""
+        self._preds += other._preds
+        self._labels += other._labels
+
+    def result(self) -> Any:
+        """What the function gives for all that was taken in.
+
+        Raises:
+            MetricError: nothing was taken in, or the batches cannot be put together.
+        """
+        if not self._preds:
+            raise nothing_taken_in(self.__wrapped__)
+        preds = joined(self._preds, "predictions")
+        labels = joined(self._labels, "labels")
+        if self._prepare is not None:
+            preds, labels = self._prepare(preds, labels)
+        both = Predicted(preds, labels)
+        return self.__wrapped__(*self._order(both), **self._options)
+
+
+def joined(batches: Sequence[Any], what: str) -> Any:
+    """Batches of arrays as one array, or as one for each of several outputs, in their form.
+
+    Raises:
+        MetricError: their shapes differ beyond the first axis.
+    """
+    first = batches[0]
+    if first is None:
+        return None
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+        names = [field.name for field in dataclasses.fields(first)]
+        parts = ([getattr(batch, name) for batch in batches] for name in names)
+        return dataclasses.replace(
+            first, **dict(zip(names, (joined(part, what) for part in parts), strict=True))
+        )
+    if isinstance(first, Mapping):
+        return {key: joined([batch[key] for batch in batches], what) for key in first}
+    if isinstance(first, list | tuple) and outputs_of(first) is not None:
+        found = [joined(part, what) for part in zip(*batches, strict=True)]
+        return type(first)(*found) if hasattr(first, "_fields") else tuple(found)
+    try:
+        return np.concatenate([np.atleast_1d(as_numpy(batch)) for batch in batches])
+    except ValueError as error:
+        shapes = sorted({str(list(np.shape(batch))) for batch in batches})
+        raise MetricError(
+            f"the {what} of {len(batches)} batches cannot be put together, their shapes are "
+            f"{', '.join(shapes[:4])}: {error}; give an object with update, reset and result, "
+            f"which sees batch by batch"
+        ) from error
+
+
+def _kept(values: Any) -> Any:
+    """A copy, since frameworks reuse the memory behind what they return."""
+    if values is None:
+        return None
+    if dataclasses.is_dataclass(values) and not isinstance(values, type):
+        parts = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
+        return dataclasses.replace(values, **{name: _kept(part) for name, part in parts.items()})
+    if isinstance(values, Mapping):
+        return {key: _kept(value) for key, value in values.items()}
+    if isinstance(values, list | tuple) and outputs_of(values) is not None:
+        found = [_kept(value) for value in values]
+        return type(values)(*found) if hasattr(values, "_fields") else tuple(found)
+    return np.array(as_numpy(values))
+
+
+def _order(
+    function: Callable[..., Any], options: Mapping[str, Any]
+) -> Callable[[Predicted], tuple[Any, ...]]:
+    """How a function takes its arguments."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some written in C do not tell their signature
+        return _predictions_first
+    open_ = [p for p in parameters if p.name not in options]
+    any_number = any(p.kind is p.VAR_POSITIONAL for p in open_)
+    by_place = [p for p in open_ if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [p.name for p in by_place[2:] if p.default is p.empty]
+    needed += [p.name for p in open_ if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if needed or (not by_place and not any_number):
+        raise _takes_others(function, [p.name for p in open_])
+    names = [p.name.lower() for p in by_place[:2]]
+    if any_number or len(names) == 2:
+        return _truth_first if _is_truth_first(*names) else _predictions_first
+    if names[0] in _MODELS:
+        raise MetricError(
+            f"the metric {_words(function)} takes a model; a function model → number is given as "
+            f"eval_func, a metric takes (predictions, labels)"
+        )
+    return _as_one
+
+
+def takes_data(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:
+    """Whether a function, by the names of its parameters, takes predictions and labels."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    needed = [p.name.lower() for p in parameters if p.default is p.empty and p.name not in options]
+    both = len(needed) == 2 and any(name in _TRUTH | _PREDICTIONS for name in needed)
+    return both or (len(needed) == 1 and needed[0] in _BOTH)
+
+
+def _is_truth_first(first: str = "", second: str = "") -> bool:
+    return first in _TRUTH or (second in _PREDICTIONS and first not in _PREDICTIONS)
+
+
+def _truth_first(both: Predicted) -> tuple[Any, ...]:
+    return both.label_ids, both.predictions
+
+
+def _predictions_first(both: Predicted) -> tuple[Any, ...]:
+    return both.predictions, both.label_ids
+
+
+def _as_one(both: Predicted) -> tuple[Any, ...]:
+    return (both,)
+
+
+def _takes_others(function: Callable[..., Any], names: Sequence[str]) -> MetricError:
+    found = f"({', '.join(names)})"
+    return MetricError(
+        f"the metric {_words(function)} takes {found}; it must take (predictions, labels), or "
+        f"(y_true, y_pred); bind other arguments with functools.partial, or give them as "
+        f"(function, {{name: value}})"
+    )
+
+
+def _words(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _package(function: Any) -> str:
+    """The package that a function, or the class of an object that is called, comes from."""
+    while isinstance(function, partial):
+        function = function.func
+    home = function if hasattr(function, "__qualname__") else type(function)
+    return str(home.__module__).partition(".")[0]
+
+
+def _as_tensors(preds: Any, labels: Any) -> tuple[Any, Any]:
+    return tensors(preds), tensors(labels)
+
+
+def tensors(values: Any) -> Any:
+    """Arrays as tensors of torch, which whoever asks for them has loaded already."""
+    torch = sys.modules["torch"]
+    if isinstance(values, Mapping):
+        return {key: tensors(value) for key, value in values.items()}
+    if isinstance(values, list | tuple) and (not values or not np.isscalar(values[0])):
+        return type(values)(tensors(value) for value in values)
+    if values is None or isinstance(values, str):
+        return values
+    return torch.as_tensor(values if hasattr(values, "detach") else as_numpy(values))

@@ -1,0 +1,156 @@
+"""What the script of the page knows: the map, the table of ops, the plans of the trials."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
+
+from neural_mp.core.enums import Approach
+from neural_mp.core.graph import Op
+from neural_mp.core.precision import Precision
+from neural_mp.reporting.page.kernels import Kernels
+from neural_mp.reporting.page.layout import laid_out
+from neural_mp.reporting.page.page_model import View
+from neural_mp.space import why_int8
+from neural_mp.util.html import Element, element, raw, visible
+
+#: One letter for every precision, so that what all ops run in is a short word.
+LETTERS: Mapping[Precision, str] = {
+    Precision.INT8: "8",
+    Precision.BF16: "b",
+    Precision.FP16: "h",
+    Precision.FP32: ".",
+}
+#: Characters from which on the data is packed.
+_LARGE = 150_000
+#: Characters up to which a plan is in its link, and so there without scripts.
+_SMALL_PLAN = 60_000
+#: Ops of all trials together whose plans are kept; the best trials first.
+_MOST_PLANS = 1_000_000
+
+
+def island(view: View) -> Element:
+    """The data as an element that scripts can read and that never runs."""
+    text = json.dumps(_data(view), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    if len(text) <= _LARGE:
+        return raw("script", text.replace("<", "\\u003c"), type="application/json", id="data")
+    packed = base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+    return raw("script", packed, type="text/plain", id="data", data_packed=True)
+
+
+def plan_yaml(view: View) -> str | None:
+    """The plan of the result, or of the best trial so far, as it is replayed."""
+    if view.flow is None:
+        return None
+    return view.plan.to_yaml(framework=view.record.setup.framework)
+
+
+def plan_link(view: View) -> Element | None:
+    """The plan to download; None where there is none."""
+    plan = plan_yaml(view)
+    if plan is None:
+        return None
+    packed = base64.b64encode(plan.encode()).decode()
+    address = f"data:text/yaml;base64,{packed}" if len(plan) <= _SMALL_PLAN else None
+    return element(
+        "a", "Plan (YAML)", class_="button main", id="plan", download="plan.yaml", href=address
+    )
+
+
+def _data(view: View) -> dict[str, Any]:
+    kernels = Kernels.of(view.graph)
+    layout = laid_out(len(kernels.groups), kernels.edges)
+    reasons: dict[str, int] = {}
+    types: dict[str, int] = {}
+    plan = plan_yaml(view)
+    return {
+        "ops": [_op(view, op, types, reasons) for op in view.graph],
+        "types": [visible(kind) for kind in types],
+        "why": [visible(reason) for reason in reasons],
+        "result": letters(view, view.runs_in),
+        "plans": _plans(view),
+        "best": None if view.best is None else view.best.number,
+        "boxes": [
+            [*at, list(group)] for at, group in zip(layout.boxes, kernels.groups, strict=True)
+        ],
+        "edges": [
+            [e.source, e.reader, [n for point in e.points for n in point], int(e.far)]
+            for e in layout.edges
+        ],
+        "size": layout.size,
+        "plan": plan if plan is not None and len(plan) > _SMALL_PLAN else None,
+    }
+
+
+def letters(view: View, runs_in: Mapping[str, Precision]) -> str:
+    """What every op runs in, one letter an op."""
+    return "".join(LETTERS[runs_in.get(op.name, Precision.FP32)] for op in view.graph)
+
+
+def _op(view: View, op: Op, types: dict[str, int], reasons: dict[str, int]) -> list[Any]:
+    """An op, in the order that the script reads."""
+    record = view.record
+    known = record.setup.capabilities.get(op.name)
+    why = known.reasons if known else {}
+    times = record.measured.times.ops.get(op.name, {})
+    ending = view.ending
+    return [
+        visible(op.name),
+        types.setdefault(op.type, len(types)),
+        {LETTERS[p]: reasons.setdefault(reason, len(reasons)) for p, reason in why.items()},
+        _rounded(record.observations.noise.get(op.name)),
+        _rounded(view.arriving.get(op.name)),
+        {LETTERS[p]: _microseconds(value) for p, value in times.items()},
+        _microseconds(ending.baseline_times.get(op.name)) if ending else None,
+        _microseconds(ending.result_times.get(op.name)) if ending else None,
+        op.weights,
+        record.multiply_adds.get(op.name, 0),
+        _config(view, op),
+        reasons.setdefault(_because(view, op), len(reasons)),
+    ]
+
+
+def _because(view: View, op: Op) -> str:
+    setup = view.record.setup
+    if view.flow is None:
+        return ""
+    return why_int8(setup.graph, setup.capabilities, view.plan, view.flow, op.name)
+
+
+def _config(view: View, op: Op) -> str | int:
+    """How an INT8 op is quantized and repaired, in words; 1 for another that a plan decides on."""
+    config = view.plan.get(op.name)
+    decided = int(op.name in view.decided)
+    if config is None or config.approach is None:
+        return decided
+    words = [] if config.approach is Approach.STATIC else [config.approach.value.replace("_", " ")]
+    if config.activation is not None and config.approach is Approach.STATIC:
+        words.append(f"range by {config.activation.algorithm.value}")
+    words.extend(repair.replace("_", " ") for repair in config.repairs)
+    return ", ".join(words) or decided
+
+
+def _plans(view: View) -> dict[str, str]:
+    """Trial → what its ops run in; of a run with very many, of its best trials."""
+    room = max(_MOST_PLANS // max(len(view.graph), 1), 1)
+    chosen = sorted(view.trials, key=lambda trial: (not trial.met, trial.harm))[:room]
+    followed: dict[int, str] = {}
+    found: dict[str, str] = {}
+    for trial in chosen:
+        key = hash(trial.plan)
+        if key not in followed:
+            followed[key] = letters(view, view.record.setup.followed(trial.plan).effective)
+        found[str(trial.number)] = followed[key]
+    return found
+
+
+def _microseconds(seconds: float | None) -> float | None:
+    return None if seconds is None or not isfinite(seconds) else float(f"{seconds * 1e6:.4g}")
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None or not isfinite(value) else float(f"{value:.3g}")

@@ -1,0 +1,1 @@
+"""Storage of tuning runs: history, lease, record, report, measurement cache."""

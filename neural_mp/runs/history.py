@@ -1,0 +1,270 @@
+"""Trials on disk, from the first one on, in Optuna's storage."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from neural_mp.core.observations import Observations
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.trial import Outcome, Trial
+from neural_mp.errors import HistoryError
+from neural_mp.io.readers import packed, reading
+from neural_mp.runs.record import Ending, RunRecord, Setup
+from neural_mp.runs.record_schema import ending_to_dict, setup_to_dict
+from neural_mp.tuning.run_book import RunBook
+from neural_mp.tuning.run_opening import claimed_run, new_run, study_named
+from neural_mp.tuning.stored_record import (
+    BASELINE,
+    ENDING,
+    MEASURED,
+    OBSERVATIONS,
+    SETUP,
+    TRIAL,
+    baseline_of,
+    kept,
+    record_of,
+    trial_of,
+    trials_of,
+)
+from neural_mp.tuning.stored_runs import chosen_run, close_storage, open_storage, run_names
+from neural_mp.util.argument_checks import check_text, path_of
+from neural_mp.util.optuna_logging import quiet_optuna
+from neural_mp.util.validators import Kind
+
+if TYPE_CHECKING:
+    import optuna
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+HISTORY_FILE = "history.db"
+
+
+def storage_url(workspace: str | Path, storage: str | None = None) -> str:
+    """The Optuna storage of a workspace: the URL given, else a SQLite file in its folder."""
+    if storage is not None:
+        if not isinstance(storage, str):
+            raise HistoryError(f"storage must be an Optuna storage URL, got {storage!r}")
+        check_text("storage", storage)
+        return storage
+    if not isinstance(workspace, str | Path):
+        raise HistoryError(f"workspace must be the path of a folder, got {workspace!r}")
+    folder = path_of("workspace", workspace)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HistoryError(f"the workspace {str(folder)!r} cannot be created: {error}") from None
+    return f"sqlite:///{os.path.realpath(folder / HISTORY_FILE)}"
+
+
+class History:
+    """One run: what it was about, its baseline, what calibration saw, its trials.
+
+    As long as it is open, nobody else writes into the run.
+
+    Args:
+        url: an Optuna storage URL.
+        fingerprint: what the run is about: `model`, `data`, `metric`… → a digest or word.
+        higher_is_better: the direction of the metric.
+        resume: go on with the latest run about the same instead of starting a new one.
+
+    Raises:
+        HistoryError: the storage cannot be opened, or `resume` finds no run, or one about
+            something else.
+        RunInUseError: somebody else writes into the run that is to be gone on with.
+    """
+
+    def __init__(
+        self, url: str, fingerprint: Mapping[str, str], higher_is_better: bool, resume: bool = False
+    ) -> None:
+        with quiet_optuna():
+            try:
+                storage = open_storage(url)
+                if resume:
+                    name, self._claim = claimed_run(storage, fingerprint, url)
+                else:
+                    name, self._claim = new_run(storage, fingerprint, higher_is_better)
+                self._storage = storage
+                study = study_named(storage, name)
+                _bury_the_killed(study)
+                self._book = RunBook(study)
+            except HistoryError:
+                raise
+            except Exception as error:
+                raise _unopened(url, error) from error
+
+    def __enter__(self) -> History:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let others write into the run, and let go of its storage."""
+        self._claim.release()
+        close_storage(self._storage)
+
+    @property
+    def name(self) -> str:
+        """The run's name in the storage."""
+        return self._book.name
+
+    @property
+    def trouble(self) -> str:
+        """Why the storage holds only a part of the run, in words; empty where it holds all."""
+        return self._book.trouble
+
+    @property
+    def baseline(self) -> dict[str, Any] | None:
+        """The FP32 baseline, once it was measured."""
+        return baseline_of(self._book)
+
+    @baseline.setter
+    def baseline(self, values: Mapping[str, Any]) -> None:
+        self._book.write(BASELINE, dict(values))
+
+    @property
+    def observations(self) -> Observations | None:
+        """What calibration saw, once it ran."""
+        return kept(self._book, OBSERVATIONS, Observations.from_dict)
+
+    @observations.setter
+    def observations(self, observations: Observations) -> None:
+        self._book.write(OBSERVATIONS, _packed(observations.to_dict()))
+
+    def recall(self, key: str, kind: Kind[T]) -> tuple[bool, T | None]:
+        """Whether something was written down under a key, and what, of a kind.
+
+        Raises:
+            HistoryError: what was written is not of that kind.
+        """
+        attributes = self._book.attributes
+        if MEASURED + key not in attributes:
+            return False, None
+        with reading(f"{self.name}: {key}", HistoryError):
+            return True, kind(attributes[MEASURED + key])
+
+    def remember(self, key: str, value: Any) -> None:
+        """Write down what was measured: numbers, words, lists and dicts."""
+        self._book.write(MEASURED + key, value)
+
+    def begin(self, setup: Setup) -> None:
+        """Write down what the run is, for people who look at it later; it has no ending now."""
+        self._book.write(SETUP, _packed(setup_to_dict(setup)))
+        self._book.write(ENDING, None)
+
+    def end(self, ending: Ending) -> None:
+        """Write down how the run ended."""
+        self._book.write(ENDING, _packed(ending_to_dict(ending)))
+
+    def record(self) -> RunRecord:
+        """All that is kept of the run.
+
+        Raises:
+            HistoryError: it was begun by a version that kept less.
+        """
+        return record_of(self._book)
+
+    def trials(self) -> list[Trial]:
+        """All finished trials, oldest first."""
+        return trials_of(self._book)
+
+    def start(self) -> int:
+        """Open a trial; its number.
+
+        Raises:
+            RunInUseError: somebody else has taken the run over.
+        """
+        self._claim.check()
+        return self._book.start()
+
+    def keep(self, trial: Trial) -> None:
+        """Write down what is known of an open trial: a run that is resumed has it as a trial."""
+        self._book.note(trial.number, {TRIAL: json.dumps(trial.to_dict())})
+
+    def finish(self, trial: Trial) -> None:
+        """Write a trial down; once this returns, no crash loses it."""
+        self.keep(trial)
+        self._book.note(trial.number, _shown(trial))
+        failed = trial.outcome is Outcome.FAILED
+        pruned = trial.outcome is Outcome.PRUNED
+        self._book.close(trial.number, None if failed else trial.accuracy, pruned=pruned)
+
+    def abandon(self, number: int, plan: PrecisionPlan, error: str) -> None:
+        """Close a trial that did not end for reasons of its own.
+
+        Resuming tries the plan again, unless `keep` has what came of it.
+        """
+        self._book.note(number, {"error": error, "plan": json.dumps(plan.to_dict())})
+        self._book.close(number, _kept_accuracy(self._book.trials[number], number))
+
+
+def _bury_the_killed(study: optuna.Study) -> None:
+    """Close what is still marked as running: it was cut off with its process."""
+    from optuna.trial import TrialState
+
+    for trial in study.get_trials(deepcopy=False):
+        if trial.state is TrialState.RUNNING:
+            found = _kept_accuracy(trial.user_attrs, trial.number)
+            study.tell(trial.number, found, TrialState.FAIL if found is None else None)
+
+
+def _kept_accuracy(attributes: Mapping[str, Any], number: int) -> float | None:
+    """The accuracy of a trial, where it was kept before the trial was closed."""
+    stored = attributes.get(TRIAL)
+    return None if stored is None else trial_of(stored, f"trial {number}").accuracy
+
+
+def _shown(trial: Trial) -> dict[str, Any]:
+    """What people look at in a dashboard."""
+    counts = {f"{precision} ops": count for precision, count in trial.plan.counts().items()}
+    values = {
+        "outcome": trial.outcome.value,
+        "loss": trial.loss,
+        "error": trial.error,
+        "node": trial.node,
+    }
+    metrics = {f"metric {name}": value for name, value in trial.metrics.items()}
+    return {**values, **metrics, **dict(trial.objectives), **counts}
+
+
+def read_record(url: str, number: int | None = None, model: str | None = None) -> RunRecord:
+    """All that a storage keeps of a run, finished or not; nothing in it is changed.
+
+    Args:
+        url: an Optuna storage URL.
+        number: that of the run; the latest by default.
+        model: the first characters of the model's fingerprint; of any model by default.
+
+    Raises:
+        HistoryError: there is no such run, or there are several, or the storage cannot be opened
+            or read.
+    """
+    with quiet_optuna():
+        try:
+            storage = open_storage(url)
+            try:
+                name = chosen_run(run_names(storage), number, model, url)
+                return record_of(RunBook(study_named(storage, name)))
+            finally:
+                close_storage(storage)
+        except HistoryError:
+            raise
+        except Exception as error:
+            raise _unopened(url, error) from error
+
+
+def _unopened(url: str, error: Exception) -> HistoryError:
+    """SQLAlchemy and the database drivers raise types of their own, by the dozen."""
+    logger.debug("opening %s failed", url, exc_info=True)
+    words = str(error).splitlines() or ["no reason given"]
+    return HistoryError(f"the history {url!r} cannot be opened: {type(error).__name__}: {words[0]}")
+
+
+def _packed(value: Mapping[str, Any]) -> str:
+    return packed(json.dumps(value).encode())

@@ -1,0 +1,331 @@
+"""The record of a run as plain lists, dicts, numbers and strings, and read back."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from neural_mp.core.graph import Layer, Op, OpGraph
+from neural_mp.core.observations import Observations, Times
+from neural_mp.core.plan import plan_of
+from neural_mp.core.precision import OpConfig, Precision
+from neural_mp.core.quantization_flow import QuantizedTensor
+from neural_mp.core.trial import Trial
+from neural_mp.errors import HistoryError
+from neural_mp.io.readers import read_json, reading
+from neural_mp.runs.record import (
+    Conversion,
+    Ending,
+    Machine,
+    Measured,
+    RunRecord,
+    Setting,
+    Setup,
+)
+from neural_mp.runs.report import Report
+from neural_mp.space import Capability
+from neural_mp.util.validators import (
+    Kind,
+    UnfitError,
+    amount,
+    at,
+    checked,
+    count,
+    fields,
+    finite,
+    list_of,
+    mapping_of,
+    number,
+    optional,
+    shown,
+    text,
+    truth,
+    tuple_of,
+    unfit,
+    word,
+)
+
+
+def setup_to_dict(setup: Setup) -> dict[str, Any]:
+    """A setup as plain lists, dicts, numbers and strings."""
+    graph = setup.graph
+    reasons: dict[str, int] = {}  # most ops give one of a few
+    ops = []
+    for op in graph:
+        known = setup.capabilities[op.name]
+        why = {p.value: reasons.setdefault(w, len(reasons)) for p, w in known.reasons.items()}
+        ops.append(
+            {
+                **{name: value for name, value in vars(op).items() if value and name != "layers"},
+                **({"layers": [[part.name, part.type] for part in op.layers]} if op.layers else {}),
+                "runs in": [p.value for p in known.precisions],
+                **({"emulated": sorted(p.value for p in known.emulated)} if known.emulated else {}),
+                **({"why not": why} if why else {}),
+            }
+        )
+    return {
+        **{name: getattr(setup, name) for name in ("started", "model", "framework", "batch_size")},
+        "inputs": list(graph.inputs),
+        "outputs": list(graph.outputs),
+        "ops": ops,
+        "reasons": list(reasons),
+        "decided": list(setup.decided),
+        "tensors": [asdict(tensor) for tensor in setup.tensors],
+        "fan_in": dict(setup.fan_in),
+        "settings": {name: asdict(setting) for name, setting in setup.settings.items()},
+        "machine": asdict(setup.machine),
+        "versions": dict(setup.versions),
+    }
+
+
+def setup_from_dict(data: Any) -> Setup:
+    """Read back what `setup_to_dict` wrote.
+
+    Raises:
+        NeuralMPError: it was not written so.
+    """
+    said = _SETUP(data)
+    reasons, known = said.pop("reasons"), said.pop("ops")
+    capabilities = {
+        op["name"]: Capability(
+            tuple(OpConfig(precision) for precision in op["runs in"]),
+            at("ops", _reasons, (op, reasons)),
+            frozenset(op.get("emulated", ())),
+        )
+        for op in known
+    }
+    ops = [Op(**{key: op[key] for key in _OP_FIELDS if key in op}) for op in known]
+    graph = OpGraph(ops, said.pop("inputs"), said.pop("outputs"))
+    return _consistent(Setup(**said, graph=graph, capabilities=capabilities))
+
+
+def _consistent(setup: Setup) -> Setup:
+    """The setup, whose names are all of its own graph.
+
+    Raises:
+        UnfitError: one is not.
+    """
+    known = {op.name for op in setup.graph}
+    sources = known | set(setup.graph.inputs)
+    tensors = setup.tensors
+    named = {
+        "outputs": (setup.graph.outputs, sources),
+        "ops.fusion_group": ([op.fusion_group for op in setup.graph if op.fusion_group], known),
+        "decided": (setup.decided, known),
+        "fan_in": (setup.fan_in, known),
+        "tensors.name": ([tensor.name for tensor in tensors], sources),
+        "tensors.producers": ([op for tensor in tensors for op in tensor.producers], known),
+        "tensors.consumers": ([op for tensor in tensors for op in tensor.consumers], known),
+        "tensors.keepers": ([op for tensor in tensors for op in tensor.keepers], known),
+    }
+    for key, (names, expected) in named.items():
+        for name in names:
+            if name not in expected:
+                raise UnfitError(f"{key}: expected the name of an op, found {shown(name)}")
+    return setup
+
+
+def _reasons(given: tuple[Mapping[str, Any], Sequence[str]]) -> dict[Precision, str]:
+    """Precision → why an op does not run in it, of the reasons of all ops."""
+    op, reasons = given
+    found = {}
+    for name, place in op.get("why not", {}).items():
+        if place >= len(reasons):
+            raise UnfitError(f"expected the place of one of {len(reasons)} reasons, found {place}")
+        found[Precision.read(name, "a precision", UnfitError)] = reasons[place]
+    return found
+
+
+def _layer(value: Any) -> Layer:
+    return Layer(*tuple_of(text, text)(value))
+
+
+def _tensor(value: Any) -> QuantizedTensor:
+    return QuantizedTensor(**_TENSOR(value))
+
+
+def _setting(value: Any) -> Setting:
+    return Setting(**_SETTING(value))
+
+
+def _machine(value: Any) -> Machine:
+    return Machine(**_MACHINE(value))
+
+
+_NAMES = list_of(text)
+_OP_KINDS: Mapping[str, Kind[Any]] = {
+    "name": text,
+    "type": text,
+    "inputs": _NAMES,
+    "fusion_group": text,
+    **dict.fromkeys(("quantize_agnostic", "writes_int8", "joins_int8"), truth),
+    "weights": count,
+    "layers": list_of(_layer),
+    "runs in": list_of(word(Precision)),
+    "emulated": list_of(word(Precision)),
+    "why not": mapping_of(count),
+}
+_OP_FIELDS = tuple(Op.__dataclass_fields__)
+_OP = fields(_OP_KINDS, [key for key in _OP_KINDS if key not in ("name", "type", "runs in")])
+_TENSOR = fields(
+    {"name": text, **dict.fromkeys(("producers", "consumers", "keepers"), _NAMES)}, ("keepers",)
+)
+_SETTING = fields({"value": text, "origin": text}, ("origin",))
+_MACHINE = fields(
+    {
+        "name": text,
+        "cores": count,
+        "flags": _NAMES,
+        "supports": mapping_of(tuple_of(text, text)),
+        "system": text,
+    }
+)
+_SETUP = fields(
+    {
+        **dict.fromkeys(("started", "model", "framework"), text),
+        "batch_size": count,
+        **dict.fromkeys(("inputs", "outputs", "reasons", "decided"), _NAMES),
+        "ops": list_of(_OP),
+        "tensors": list_of(_tensor),
+        "fan_in": mapping_of(count),
+        "settings": mapping_of(_setting),
+        "machine": _machine,
+        "versions": mapping_of(text),
+    }
+)
+
+
+def ending_to_dict(ending: Ending) -> dict[str, Any]:
+    """An ending as plain lists, dicts, numbers and strings."""
+    return {
+        "ended": ending.ended,
+        "met": ending.met,
+        "plan": ending.plan.to_dict(),
+        "report": ending.report.to_dict(),
+        "chosen": ending.chosen,
+        "finalists": [trial.to_dict() for trial in ending.finalists],
+        "predicted": {str(number): share for number, share in ending.predicted.items()},
+        "baseline_times": dict(ending.baseline_times),
+        "result_times": dict(ending.result_times),
+        "conversions": [asdict(conversion) for conversion in ending.conversions],
+    }
+
+
+def ending_from_dict(data: Any) -> Ending:
+    """Read back what `ending_to_dict` wrote.
+
+    Raises:
+        NeuralMPError: it was not written so.
+    """
+    return Ending(**_ENDING(data))
+
+
+def _predicted(value: Any) -> dict[int, float]:
+    found = mapping_of(number)(value)
+    wrong = next((key for key in found if not (key.isdecimal() and len(key) < 10)), None)
+    if wrong is not None:
+        raise unfit("the number of a trial", wrong)
+    return {int(key): share for key, share in found.items()}
+
+
+def _conversion(value: Any) -> Conversion:
+    return Conversion(**_CONVERSION(value))
+
+
+_CONVERSION = fields({"source": text, "readers": _NAMES, "kind": text, "seconds": optional(amount)})
+_ENDING = fields(
+    {
+        "ended": text,
+        "met": optional(truth),
+        "plan": plan_of,
+        "report": Report.from_dict,
+        "chosen": optional(count),
+        "finalists": list_of(Trial.from_dict),
+        "predicted": _predicted,
+        "baseline_times": mapping_of(amount),
+        "result_times": mapping_of(amount),
+        "conversions": list_of(_conversion),
+    }
+)
+
+
+def record_to_dict(record: RunRecord) -> dict[str, Any]:
+    """A whole record as plain lists, dicts, numbers and strings."""
+    return {
+        "setup": setup_to_dict(record.setup),
+        "name": record.name,
+        "baseline": None if record.baseline is None else dict(record.baseline),
+        "observations": record.observations.to_dict(),
+        "trials": [trial.to_dict() for trial in record.trials],
+        "times": record.measured.times.to_dict(),
+        "arriving": {name: dict(by) for name, by in record.measured.arriving.items()},
+        "values": dict(record.measured.values),
+        "ending": None if record.ending is None else ending_to_dict(record.ending),
+    }
+
+
+def record_from_dict(data: Any) -> RunRecord:
+    """Read back what `record_to_dict` wrote.
+
+    Raises:
+        HistoryError: it was not written so.
+    """
+    with reading("the record of a run", HistoryError):
+        return _record(data)
+
+
+def _record(data: Any) -> RunRecord:
+    said = _RECORD(data)
+    measured = Measured(said.pop("times"), said.pop("arriving"), said.pop("values"))
+    return RunRecord(**said, measured=measured)
+
+
+#: FP32 on the user's data, as `RunRecord.baseline` and a history have it.
+BASELINE_FIGURES = fields(
+    {
+        "accuracy": checked(finite),
+        "seconds": amount,
+        "cpu_seconds": amount,
+        "target": optional(checked(finite)),
+        "metrics": mapping_of(number),
+        "every": truth,
+    },
+    ("seconds", "cpu_seconds", "target", "metrics", "every"),
+)
+_RECORD = fields(
+    {
+        "setup": setup_from_dict,
+        "name": text,
+        "baseline": optional(BASELINE_FIGURES),
+        "observations": Observations.from_dict,
+        "trials": list_of(Trial.from_dict),
+        "times": Times.from_dict,
+        "arriving": mapping_of(mapping_of(number)),
+        "values": mapping_of(amount),
+        "ending": optional(ending_from_dict),
+    }
+)
+
+
+def write_record(path: Path, record: RunRecord) -> None:
+    """Write a record into a compressed JSON file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    text = json.dumps(record_to_dict(record))
+    # Without the time in it, so that the same record gives the same file.
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def read_record_file(path: Path) -> RunRecord:
+    """Read back what `write_record` wrote.
+
+    Raises:
+        HistoryError: the file is missing or damaged.
+    """
+    return read_json(path, _record, HistoryError)

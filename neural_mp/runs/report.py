@@ -1,0 +1,245 @@
+"""The figures of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from neural_mp.adaptors.contract import ConversionCounts
+from neural_mp.core.grammar import counted
+from neural_mp.core.graph import OpGraph
+from neural_mp.core.precision import Precision
+from neural_mp.core.trial import Trial
+from neural_mp.errors import NeuralMPError
+from neural_mp.space import Reason, TuningSpace
+from neural_mp.util.validators import (
+    Kind,
+    amount,
+    checked,
+    count,
+    fields,
+    finite,
+    list_of,
+    mapping_of,
+    number,
+    optional,
+    text,
+    truth,
+)
+
+if TYPE_CHECKING:
+    from neural_mp.runs.record import RunRecord
+
+_LONG = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
+
+
+@dataclass(frozen=True)
+class MetricFigures:
+    """One of several metrics.
+
+    Attributes:
+        baseline, value: for FP32 and for the result.
+        target: the worst value that was accepted; None where a weighted sum of all had a target.
+        higher_is_better: whether its larger value is the better one.
+    """
+
+    baseline: float
+    value: float
+    target: float | None = None
+    higher_is_better: bool = True
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of a run in figures.
+
+    Attributes:
+        metric: what measures the accuracy, by name (`RMSE`); empty where nothing does.
+        higher_is_better: whether its larger value is the better one.
+        baseline_accuracy, accuracy: the user's metric for FP32 and for the result; None where no
+            accuracy could be evaluated.
+        metrics: name → figures, where there are several metrics. Where each of them has to meet a
+            target, `accuracy` is 1 less the largest of their losses, and 1 for FP32.
+        target: the worst accuracy that was accepted; None without a baseline.
+        decibels: where no accuracy was checked, the signal-to-noise ratio of the outputs beside
+            those of FP32, on calibration samples; None where it was not measured.
+        baseline_latency, latency: seconds a batch, measured in turn, of runs that nothing else
+            disturbed (the first decile of all); None where no batch was at hand.
+        speedup_low, speedup_high: between which `speedup` lies with a confidence of 99 %; None for
+            the FP32 model.
+        batch_size: samples in that batch.
+        baseline_size, size: bytes of the weights.
+        baseline_footprint, footprint: bytes that a run on that batch takes: the weights, and the
+            activations at their most, told from the graph; None for a report that lacks them.
+        evaluations: full passes over the evaluation data, the FP32 baseline included.
+        seconds: phase (`load`, `baseline`, `calibrate`, `search`, `measure`) → seconds it took.
+        op_counts: op type → precision → how many ops run in it.
+        emulated: of the precisions that occur, those that are computed in FP32 here and rounded.
+        conversions: casts, quantizations and dequantizations on every run.
+        amp: the options of auto mixed precision that were set, and where.
+        best_rejected: where no plan met the target, the trial that came closest.
+        warnings: everything the user was warned of on the way.
+        barred: convolutions and products that may not run in a precision that was asked for, and
+            why; those of most ops first.
+        reused: what was not measured, since an earlier run had measured the same.
+        record: what is kept of the run for people who look at it; None for one that lacks it.
+    """
+
+    metric: str = ""
+    higher_is_better: bool = True
+    baseline_accuracy: float | None = None
+    accuracy: float | None = None
+    metrics: Mapping[str, MetricFigures] = field(default_factory=dict)
+    target: float | None = None
+    decibels: float | None = None
+    baseline_latency: float | None = None
+    latency: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    batch_size: int = 0
+    baseline_size: int = 0
+    size: int = 0
+    baseline_footprint: int | None = None
+    footprint: int | None = None
+    evaluations: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    op_counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    emulated: tuple[str, ...] = ()
+    conversions: ConversionCounts = ConversionCounts()
+    amp: tuple[str, ...] = ()
+    best_rejected: Trial | None = None
+    warnings: tuple[str, ...] = ()
+    barred: tuple[Reason, ...] = ()
+    reused: tuple[str, ...] = ()
+    record: RunRecord | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def casts(self) -> int:
+        """Casts on every run."""
+        return self.conversions.casts
+
+    @property
+    def converted(self) -> tuple[str, ...]:
+        """`Converted 53/159 nodes to bfloat16 using 2 casts`, for every 16-bit type."""
+        counts = self.op_counts.values()
+        nodes = sum(sum(by.values()) for by in counts)
+        found = {p: sum(by.get(p.value, 0) for by in counts) for p in Precision if p.is_16_bit}
+        return tuple(
+            f"Converted {low}/{nodes} nodes to {_LONG[precision]} using "
+            f"{counted(self.casts, 'cast')}"
+            for precision, low in found.items()
+            if low
+        )
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times faster than FP32."""
+        if not self.latency or not self.baseline_latency:
+            return None
+        return self.baseline_latency / self.latency
+
+    def save_html(self, path: str | Path) -> None:
+        """Write the page of the run into an HTML file that loads nothing.
+
+        Raises:
+            NeuralMPError: no run is known that the figures are of, or it cannot be written.
+        """
+        from neural_mp.reporting.page import page_of, write_page  # which knows reports
+
+        if self.record is None:
+            raise NeuralMPError(
+                "nothing is known of a run that these figures are of; the page of a run is made "
+                "from the report of its result, or by `neural-mp report` from its workspace"
+            )
+        write_page(path, page_of(self.record))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        from neural_mp.reporting.page import report_cell  # which knows reports
+
+        return report_cell(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dicts."""
+        apart = ("best_rejected", "record")
+        values = {name: value for name, value in vars(self).items() if name not in apart}
+        values["conversions"] = asdict(self.conversions)
+        values["metrics"] = {name: asdict(found) for name, found in self.metrics.items()}
+        values["seconds"] = dict(self.seconds)
+        values["op_counts"] = {kind: dict(by) for kind, by in self.op_counts.items()}
+        values["amp"] = list(self.amp)
+        values["emulated"] = list(self.emulated)
+        values["warnings"] = list(self.warnings)
+        values["reused"] = list(self.reused)
+        values["barred"] = [reason.to_dict() for reason in self.barred]
+        values["speedup"] = self.speedup
+        if self.best_rejected is not None:
+            values["best_rejected"] = self.best_rejected.to_dict()
+        return values
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Report:
+        """Read back what `to_dict` wrote, the rejected trial's plan and accuracy included.
+
+        Raises:
+            NeuralMPError: it was not written so.
+        """
+        return cls(**_REPORT(data))
+
+
+def _metric(value: Any) -> MetricFigures:
+    return MetricFigures(**_METRIC(value))
+
+
+def _rejected(value: Any) -> Trial:
+    # Earlier versions left its outcome out.
+    return Trial.from_dict({"outcome": "missed", **value} if isinstance(value, Mapping) else value)
+
+
+#: As it was written, whole numbers too.
+_finite = checked(finite)
+_METRIC = fields(
+    {
+        "baseline": number,
+        "value": number,
+        "target": optional(number),
+        "higher_is_better": truth,
+    },
+    ("target", "higher_is_better"),
+)
+_KINDS: Mapping[str, Kind[Any]] = {
+    "metric": text,
+    "higher_is_better": truth,
+    **dict.fromkeys(("baseline_accuracy", "accuracy", "target"), optional(_finite)),
+    "decibels": optional(number),
+    "metrics": mapping_of(_metric),
+    **dict.fromkeys(("baseline_latency", "latency"), optional(amount)),
+    **dict.fromkeys(("speedup_low", "speedup_high"), optional(number)),
+    **dict.fromkeys(("batch_size", "baseline_size", "size", "evaluations"), count),
+    **dict.fromkeys(("baseline_footprint", "footprint"), optional(count)),
+    "seconds": mapping_of(amount),
+    "op_counts": mapping_of(mapping_of(count)),
+    "conversions": ConversionCounts.from_dict,
+    "best_rejected": optional(_rejected),
+    **dict.fromkeys(("emulated", "amp", "warnings", "reused"), list_of(text)),
+    "barred": list_of(Reason.from_dict),
+}
+_REPORT = fields(_KINDS, tuple(_KINDS))
+
+
+def emulated_precisions(space: TuningSpace, precisions: Mapping[str, Precision]) -> tuple[str, ...]:
+    """The words of those precisions that some op runs in, and only emulated here."""
+    found = {p for op, p in precisions.items() if p in space.capabilities[op].emulated}
+    return tuple(p.value for p in Precision if p in found)
+
+
+def count_ops(graph: OpGraph, precisions: Mapping[str, Precision]) -> dict[str, dict[str, int]]:
+    """Op type → precision → how many ops effectively run in it."""
+    counts: dict[str, dict[str, int]] = {}
+    for op in graph:
+        by_precision = counts.setdefault(op.type, {})
+        word = precisions[op.name].value
+        by_precision[word] = by_precision.get(word, 0) + 1
+    return counts

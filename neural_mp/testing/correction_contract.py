@@ -1,0 +1,177 @@
+"""Repairs of INT8 layers, the same in every framework."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from neural_mp.adaptors.common.corrections import repaired, scored_repairs
+from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.api.replay import convert_with_plan
+from neural_mp.core.plan import PrecisionPlan, load_plan_file
+from neural_mp.core.precision import OpConfig, Precision
+from neural_mp.errors import PlanError
+from neural_mp.search.corrections import best_repairs, noise_after_repairs, with_repairs
+from neural_mp.testing.data import Split
+from neural_mp.testing.fixtures import OnDigits
+from neural_mp.testing.machines import machine
+from neural_mp.testing.numbers import signal_to_noise, uniform
+
+INT8 = Precision.INT8
+MACHINE = machine()
+#: How much larger the outlier channels are.
+FACTOR = 1024.0
+
+
+class RepairCase:
+    """A net with all that is known of it before it is converted."""
+
+    def __init__(self, source: Any, images: np.ndarray) -> None:
+        self.source, self.images = source, images
+        self.adaptor = adaptor_for(source)
+        self.model = self.adaptor.load(source, example=images)
+        self.space = self.adaptor.space(self.model, MACHINE).restricted_to([INT8])
+        seen = self.adaptor.observe(self.model, [images], self.space)
+        self.observed = scored_repairs(self.adaptor, self.model, self.space, seen)
+        self.plain = uniform(self.space, INT8)
+        self.best = best_repairs(self.observed)
+        self.mended = with_repairs(self.plain, self.space, self.best)
+        self.reference = self.run(self.model)
+
+    def run(self, model: Any) -> np.ndarray:
+        found = self.adaptor.predict(model, self.images)
+        found = found[0] if isinstance(found, list | tuple) else found
+        return np.asarray(next(iter(found.values())) if isinstance(found, dict) else found)
+
+    def convert(self, plan: PrecisionPlan) -> Any:
+        return self.adaptor.convert(self.model, self.space.resolve(plan), self.observed, self.space)
+
+    def in_fp32(self, plan: PrecisionPlan) -> Any:
+        """The model with the repairs of a plan and nothing rounded."""
+        resolved = self.space.resolve(plan).plan
+        return repaired(self.adaptor, self.model, resolved, self.observed, self.space)[0]
+
+    def asking(self, op: str, *repairs: str) -> PrecisionPlan:
+        return self.plain.replacing({op: replace(self.plain[op], repairs=repairs)})
+
+
+class RepairContract(OnDigits):
+    """Subclasses give nets over [batch, 1, 8, 8], or with channels last, as fixtures.
+
+    `net`: convolution, ReLU, grouped convolution, ReLU, max pooling, convolution, ReLU, a layer
+    norm over the channels, and two dense layers of which the product is the output. Of what each
+    of the first two convolutions and the norm write, one channel is `FACTOR` times as large as it
+    was, and what is read of it as much smaller. `residual`: convolution, ReLU, and the output of a
+    second convolution added to what it reads. `two_outputs`: the same two convolutions, and what
+    lies between them is an output too. `normed`: a layer norm over the last axis with such an
+    outlier, and a dense layer.
+    """
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def net(cls) -> Any:
+        raise NotImplementedError
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def residual(cls) -> Any:
+        raise NotImplementedError
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def two_outputs(cls) -> Any:
+        raise NotImplementedError
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def normed(cls) -> Any:
+        raise NotImplementedError
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def images(cls, digits: tuple[Split, Split]) -> np.ndarray:
+        return digits[1].images[:200]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def case(cls, net, images) -> RepairCase:
+        return RepairCase(net, images)
+
+    def test_every_tensor_with_an_outlier_is_worth_a_repair(self, case):
+        readers = [t.consumers for t in case.space.tensors if t.name in case.best]
+        assert sorted(len(ops) for ops in readers) == [1, 1, 2]
+
+    def test_the_noise_that_is_predicted_falls(self, case):
+        after = noise_after_repairs(case.observed, case.best)
+        for tensor in case.best:
+            assert after[tensor] < 0.1 * case.observed.noise[tensor]
+
+    @pytest.mark.parametrize("repair", ["equalize", "smooth"])
+    def test_in_fp32_the_model_stays_as_it_was(self, case, repair):
+        able = {t: repair for t in case.best if repair in case.observed.repaired[t]}
+        assert len(able) == (3 if repair == "smooth" else 2)  # a norm has no inputs to equalize by
+        model = case.in_fp32(with_repairs(case.plain, case.space, able))
+        assert signal_to_noise(case.reference, case.run(model)) > 100
+
+    def test_in_int8_much_is_gained(self, case):
+        before = signal_to_noise(case.reference, case.run(case.convert(case.plain)))
+        after = signal_to_noise(case.reference, case.run(case.convert(case.mended)))
+        assert after > before + 20
+        assert after > 30
+
+    def test_the_model_given_is_untouched(self, case):
+        before = case.adaptor.fingerprint(case.model)
+        case.convert(case.mended)
+        assert case.adaptor.fingerprint(case.model) == before
+        np.testing.assert_array_equal(case.run(case.model), case.reference)
+
+    def test_a_plan_file_replays_them(self, case, tmp_path):
+        path = tmp_path / "plan.yaml"
+        path.write_text(case.mended.to_yaml(observations=case.observed))
+        plan, observed = load_plan_file(path)
+        assert plan == case.mended
+        assert any(config.repairs for config in plan.values())
+        assert observed == case.observed
+        replayed = convert_with_plan(case.source, path, inputs=(case.images,), hardware=MACHINE)
+        converted = case.run(case.convert(case.mended))
+        np.testing.assert_array_equal(np.asarray(replayed(case.images)), converted)
+
+    def test_a_saved_model_gives_the_same(self, case, tmp_path):
+        converted = case.convert(case.mended)
+        case.adaptor.save(converted, tmp_path)
+        restored = case.adaptor.restore(tmp_path)
+        np.testing.assert_array_equal(case.run(restored), case.run(converted))
+
+    def test_a_corrected_bias_takes_the_mean_error_away(self, normed, images):
+        case = RepairCase(normed, images)
+        (dense,) = case.space.decided
+        plans = [case.asking(dense, "smooth"), case.asking(dense, "smooth", "bias_correction")]
+        errors = [case.run(case.convert(plan)) - case.reference for plan in plans]
+        before, after = (np.abs(error.reshape(-1, error.shape[-1]).mean(0)) for error in errors)
+        assert after.mean() < 0.2 * before.mean()
+        # What is corrected is the weight's: as large as rounding makes it, and no larger.
+        assert signal_to_noise(case.reference, case.reference + errors[1]) > 30
+
+    @pytest.mark.parametrize("repair", ["equalize", "smooth", "bias_correction"])
+    def test_a_repair_that_an_op_cannot_have_is_refused_by_name(self, case, repair):
+        first = case.space.decided[0]  # reads the images, which nothing writes
+        with pytest.raises(PlanError, match=first):
+            case.convert(case.asking(first, repair))
+
+    def test_a_repair_of_what_is_no_layer_is_refused_by_name(self, case):
+        passing = next(op.name for op in case.space.graph if op.quantize_agnostic)
+        plan = case.plain.replacing({passing: OpConfig(INT8, repairs=("smooth",))})
+        with pytest.raises(PlanError, match=passing):
+            case.convert(plan)
+
+    @pytest.mark.parametrize("kind", ["residual", "two_outputs"])
+    def test_what_is_added_or_given_out_is_never_scaled(self, request, images, kind):
+        case = RepairCase(request.getfixturevalue(kind), images)
+        assert not case.observed.repaired
+        second = case.space.decided[1]
+        for repair in ("equalize", "smooth"):
+            with pytest.raises(PlanError, match=second):
+                case.convert(case.asking(second, repair))

@@ -1,0 +1,229 @@
+"""What comes before a search: FP32's accuracy, and what calibration sees."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from neural_mp.adaptors.loaded_model import AnyTunableModel
+from neural_mp.core.content import Witness
+from neural_mp.core.observations import Observations
+from neural_mp.core.precision import Precision
+from neural_mp.errors import MetricError
+from neural_mp.runs.history import History
+from neural_mp.runs.record_schema import BASELINE_FIGURES
+from neural_mp.tuning.calibration_batches import Calibration
+from neural_mp.tuning.early_stopping import RunningValues
+from neural_mp.tuning.evaluator import Deadline, TimeUpError
+from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.known import Known
+from neural_mp.tuning.run_log import RunLog
+from neural_mp.tuning.scores import is_usable
+from neural_mp.util.validators import checked, fields
+
+#: How many ops that calibration did not come to are named.
+_MOST_NAMED = 3
+#: Names of what is kept for later runs.
+_BASELINE, _CALIBRATION = "baseline", "calibration"
+#: How the baseline's accuracy came about, in the run's history.
+_BASELINE_RUNNING = "baseline running"
+
+
+def _earlier(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    found = _KEPT(value)
+    return found["baseline"], found["running"]
+
+
+_KEPT = fields({"baseline": BASELINE_FIGURES, "running": checked(RunningValues.from_dict)})
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The FP32 model on the user's data.
+
+    Attributes:
+        accuracy: the user's metric.
+        seconds: how long one evaluation takes.
+        cpu_seconds: the CPU time that it takes, over all threads, whatever else runs meanwhile.
+        running: the accuracy on the way through the data.
+    """
+
+    accuracy: float
+    seconds: float
+    cpu_seconds: float
+    running: RunningValues
+
+
+def measured_baseline(
+    job: TuningJob, history: History, log: RunLog, deadline: Deadline
+) -> Baseline:
+    """The baseline: from the run's history where it is known, else measured and written there.
+
+    Raises:
+        MetricError: the accuracy is no number.
+        TimeUpError: the time limit passed meanwhile.
+        UserCodeError: the user's own code raised.
+        DataError: the model does not run on the data.
+    """
+    known = history.baseline
+    if known is None:
+        found = _earlier_baseline(job, log, deadline) or _first_baseline(job, log, deadline)
+        known, on_the_way = found
+        history.remember(_BASELINE_RUNNING, on_the_way)
+        known["target"] = job.settings.criterion.target(known["accuracy"])
+        history.baseline = known
+    criterion = job.settings.criterion
+    if known["accuracy"] == 0 and criterion.relative:
+        log.warn(
+            "the FP32 accuracy is 0, of which no share can be lost: the tolerance is taken as "
+            "an amount; check that the labels belong to the data"
+        )
+    job.evaluator.know_baseline(known.get("metrics", {}), known.get("every", False))
+    if job.evaluator.targets:
+        log.listener.metrics(known.get("metrics", {}), job.evaluator.targets)
+    log.listener.baseline(known["accuracy"], criterion.target(known["accuracy"]))
+    _, running = history.recall(_BASELINE_RUNNING, RunningValues.from_dict)
+    seconds = known.get("seconds", 0.0)
+    cpu_seconds = known.get("cpu_seconds", seconds)
+    return Baseline(known["accuracy"], seconds, cpu_seconds, running or RunningValues())
+
+
+def _earlier_baseline(
+    job: TuningJob, log: RunLog, deadline: Deadline
+) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The baseline that an earlier run measured on the same data, and how it came about."""
+    evaluator = job.evaluator
+
+    def content() -> str | None:
+        with log.phase("baseline", "Reading the evaluation data", evaluator.batch_count):
+            return evaluator.content(deadline)
+
+    found = _known_baseline(job).recall(_BASELINE, _earlier, content)
+    if found is not None:
+        log.reuse("the accuracy of FP32")
+    return found
+
+
+def _known_baseline(job: TuningJob) -> Known:
+    """What earlier runs measured that depends on how the accuracy is measured."""
+    return job.known.of(metric=job.evaluator.identity)
+
+
+def _first_baseline(
+    job: TuningJob, log: RunLog, deadline: Deadline
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The baseline, measured and kept for later runs, and how it came about."""
+    known, evaluator = _known_baseline(job), job.evaluator
+    evaluator.witness = Witness() if known.keeps else None
+    with log.phase("baseline", "Evaluating FP32", evaluator.batch_count):
+        started = time.process_time()
+        accuracy = _evaluated(job, deadline)
+        taken = time.process_time() - started
+    witness, evaluator.witness = evaluator.witness, None
+    if not is_usable(accuracy):
+        values = ", ".join(f"{name} {value}" for name, value in job.evaluator.values.items())
+        raise MetricError(
+            f"the accuracy of the FP32 model is {accuracy}{f' ({values})' if values else ''}; "
+            f"check the metric, the labels and the model's outputs"
+        )
+    found: dict[str, Any] = {
+        "accuracy": accuracy,
+        "seconds": log.seconds["baseline"],
+        "cpu_seconds": taken,
+    }
+    if evaluator.values:
+        found |= {"metrics": dict(evaluator.values), "every": evaluator.together.every}
+    running = evaluator.running.to_dict()
+    if witness is not None:
+        known.keep(_BASELINE, witness.digest, {"baseline": found, "running": running})
+    return found, running
+
+
+def _evaluated(job: TuningJob, deadline: Deadline) -> float:
+    batches = job.evaluator.batches
+    if batches is None:
+        return job.evaluator(job.model, deadline)
+    with batches.blamed(passed_on=(TimeUpError,)):
+        return job.evaluator(job.model, deadline)
+
+
+def calibrated(
+    job: TuningJob, log: RunLog, deadline: Deadline, history: History | None = None
+) -> AnyTunableModel:
+    """The model with what calibration saw: as the run's history has it, else by looking now.
+
+    Nothing is looked at where no op may run in INT8, or there is no data to look at. Ops that
+    calibration never came to are in the model's space without the INT8 that needs a range.
+
+    Raises:
+        TimeUpError: the time limit passed meanwhile.
+        DataError: the model does not run on the data.
+    """
+    data = job.calibration
+    if Precision.INT8 not in job.space.usable_precisions or data is None:
+        return job.model
+    stored = history.observations if history is not None else None
+    if stored is not None and all(t.name in stored.ranges for t in job.space.tensors):
+        return job.model.observed(stored)  # has seen all
+
+    known = job.known.of(space=job.space.digest, samples=str(data.samples))
+    seen = _seen_earlier(known, data, log, deadline)
+    if seen is None:
+        seen = _seen_now(job, known, data, log, deadline)
+    if history is not None:
+        history.observations = seen
+    return _reached(job, seen, log).observed(seen)
+
+
+def _reached(job: TuningJob, seen: Observations, log: RunLog) -> AnyTunableModel:
+    """The model in the space of the ops that calibration came to; the user is told of the others.
+
+    A branch that no sample takes has no ranges.
+    """
+    space = job.space.reached_by(seen.ranges)
+    left = [op for op in job.space.decided if space.capabilities[op] != job.space.capabilities[op]]
+    if not left:
+        return job.model
+    named = ", ".join(map(repr, left[:_MOST_NAMED])) + (", …" if len(left) > _MOST_NAMED else "")
+    log.warn(
+        f"calibration never came to {len(left)} ops ({named}), which run in INT8 only where that "
+        f"takes no ranges from calibration; give calibration data that takes every branch"
+    )
+    return job.model.in_space(space)
+
+
+def _seen_earlier(
+    known: Known, data: Calibration, log: RunLog, deadline: Deadline
+) -> Observations | None:
+    """What calibration on the same samples saw in an earlier run."""
+
+    def content() -> str | None:
+        witness = Witness()
+        for _ in witness.watch(data.inputs(deadline.check)):
+            pass
+        return witness.digest
+
+    with log.phase("calibrate"):
+        found = known.recall(_CALIBRATION, Observations.from_dict, content)
+    if found is not None:
+        log.reuse("the calibration")
+    return found
+
+
+def _seen_now(
+    job: TuningJob, known: Known, data: Calibration, log: RunLog, deadline: Deadline
+) -> Observations:
+    """What calibration sees, kept for later runs."""
+
+    def before_each() -> None:
+        deadline.check()
+        log.step()
+
+    witness = Witness()
+    inputs = data.inputs(before_each)
+    blamed = data.batches.blamed(passed_on=(TimeUpError,))
+    with log.phase("calibrate", "Calibrating", data.count), blamed:
+        seen = job.model.calibrated(witness.watch(inputs) if known.keeps else inputs).observations
+    known.keep(_CALIBRATION, witness.digest, seen.to_dict())
+    return seen

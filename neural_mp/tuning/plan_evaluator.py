@@ -1,0 +1,188 @@
+"""One plan evaluated: converted, run over the user's data, its accuracy judged."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
+from neural_mp.core.trial import Outcome
+from neural_mp.errors import DataError, MetricError, message_of
+from neural_mp.space import ResolvedPlan
+from neural_mp.tuning.criterion import AccuracyCriterion
+from neural_mp.tuning.early_stopping import RunningValues, is_lost
+from neural_mp.tuning.evaluator import (
+    Deadline,
+    Evaluator,
+    LostError,
+    NotSharedError,
+    TimeUpError,
+)
+from neural_mp.tuning.scores import is_usable
+from neural_mp.tuning.sharding import Share, Tally
+from neural_mp.util.user_calls import UserCodeError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """What evaluating a plan gave.
+
+    Attributes:
+        outcome: whether it met the accuracy target, missed it, was stopped, or failed.
+        accuracy: the user's metric, where it is a number.
+        error: of what failed, its error; of NaN or Inf, the op they begin at.
+        seconds: how long it took.
+        metrics: name → value, where several metrics were evaluated.
+        node: the machine that it was evaluated on, or the machines that shared it.
+    """
+
+    outcome: Outcome
+    accuracy: float | None = None
+    error: str | None = None
+    seconds: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    node: str = field(default_factory=platform.node)
+
+
+@dataclass(frozen=True)
+class Assessor:
+    """Evaluates plans against the FP32 baseline.
+
+    Attributes:
+        model: the FP32 model, calibrated.
+        evaluator: measures accuracy.
+        criterion: what the accuracy has to meet.
+        baseline: that of FP32.
+        running: how FP32's came about; empty where no evaluation is stopped early.
+        inputs: a batch on which to look for NaN and Inf.
+    """
+
+    model: AnyTunableModel
+    evaluator: Evaluator
+    criterion: AccuracyCriterion
+    baseline: float
+    running: RunningValues
+    inputs: Any
+
+    def __call__(
+        self, plan: ResolvedPlan, deadline: Deadline
+    ) -> tuple[Assessment, AnyModel | None]:
+        """Evaluate a plan; the model comes with it where it could be converted.
+
+        Raises:
+            TimeUpError: the time limit passed meanwhile.
+            UserCodeError: the user's own code raised.
+            MetricError: the metric's result is no number.
+            DataError: the data are others than FP32 was evaluated on, and do not fit.
+        """
+        started = time.perf_counter()
+        model: AnyModel | None = None
+
+        def assessed(outcome: Outcome, accuracy: float | None, error: str | None) -> Assessment:
+            values = {} if outcome is Outcome.FAILED else self.evaluator.values
+            seconds = time.perf_counter() - started
+            return Assessment(outcome, accuracy, error, seconds, values)
+
+        try:
+            model = self.model.converted(plan)
+            accuracy = self.evaluator(model, deadline, self._stops_when(), self.model)
+        except LostError as lost:
+            return assessed(Outcome.PRUNED, lost.accuracy, self._origin_of_nan(model)), model
+        except (TimeUpError, UserCodeError, MetricError, DataError):
+            raise
+        except Exception as error:
+            # Whatever a framework raises: one plan that fails must not end the search.
+            logger.debug("a plan failed", exc_info=True)
+            words = f"{type(error).__name__}: {message_of(error)}"
+            return assessed(Outcome.FAILED, None, words), model
+        return assessed(*self._judged(accuracy, lambda: self._origin_of_nan(model))), model
+
+    def of_share(self, share: Share, deadline: Deadline) -> Assessment | Tally:
+        """What comes of a share; an assessment where the plan failed.
+
+        Raises:
+            NotSharedError: this evaluation cannot be shared.
+            TimeUpError: the time limit passed meanwhile.
+            UserCodeError: the user's own code raised.
+            DataError: the data are others than FP32 was evaluated on, and do not fit.
+        """
+        started = time.perf_counter()
+        try:
+            model = self.model.converted(share.plan)
+            states = self.evaluator.states(model, deadline, share.batches, self.model)
+            origin = self._origin_of_nan(model) if share.is_first else None
+        except (TimeUpError, UserCodeError, NotSharedError, DataError):
+            raise
+        except Exception as error:
+            # Whatever a framework raises, as for a whole evaluation.
+            logger.debug("a plan failed", exc_info=True)
+            return Assessment(Outcome.FAILED, None, f"{type(error).__name__}: {message_of(error)}")
+        return Tally(states, origin, time.perf_counter() - started)
+
+    def merged(self, found: Sequence[Assessment | Tally]) -> Assessment:
+        """The assessment of a plan whose evaluation was shared.
+
+        Args:
+            found: what came of the shares, in their order; if one failed, so has the plan.
+
+        Raises:
+            UserCodeError: the user's own code raised.
+            MetricError: the metric's result is no number.
+        """
+        tallies = []
+        for one in found:
+            if isinstance(one, Assessment):
+                return one
+            tallies.append(one)
+        accuracy = self.evaluator.merged([tally.states for tally in tallies])
+        nodes = ", ".join(dict.fromkeys(tally.node for tally in tallies))
+        seconds = max(tally.seconds for tally in tallies)
+        judged = self._judged(accuracy, lambda: tallies[0].origin)
+        return Assessment(*judged, seconds, self.evaluator.values, nodes)
+
+    def _judged(
+        self, accuracy: float, origin_of_nan: Callable[[], str | None]
+    ) -> tuple[Outcome, float | None, str | None]:
+        """What an accuracy on all of the data amounts to, with what there is to say of it."""
+        if not is_usable(accuracy):
+            origin = origin_of_nan()
+            words = f"the accuracy is {accuracy}" + (f"; {origin}" if origin else "")
+            return Outcome.MISSED, None, words
+        if self.criterion.met(self.baseline, accuracy):
+            return Outcome.MET, accuracy, None
+        return Outcome.MISSED, accuracy, origin_of_nan()
+
+    def _stops_when(self) -> Callable[[RunningValues], bool] | None:
+        if not self.running.values:
+            return None
+        best = self.evaluator.best_value
+        return partial(is_lost, self.running, criterion=self.criterion, best=best)
+
+    def _origin_of_nan(self, model: AnyModel | None) -> str | None:
+        """Where NaN or Inf in what a candidate gives begins, if FP32 gives none, as a clause.
+
+        Inside, both have their uses: an attention mask is made of -Inf.
+        """
+        if (
+            model is None
+            or _is_finite(model, self.inputs)
+            or not _is_finite(self.model, self.inputs)
+        ):
+            return None
+        op = model.first_non_finite(self.inputs)
+        if op is None or self.model.first_non_finite(self.inputs) is not None:
+            return "its outputs hold NaN or Inf"
+        return f"NaN or Inf begins at op {op!r}"
+
+
+def _is_finite(model: AnyModel, inputs: Any) -> bool:
+    return all(np.isfinite(array).all() for array in model.float_outputs(inputs))

@@ -1,0 +1,1 @@
+"""Helpers without knowledge of quantization: validators, fingerprints, processes, text."""
