@@ -49,7 +49,7 @@ from neural_mp.config import Settings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome
 from neural_mp.space import ResolvedPlan
-from neural_mp.strategies.combinations import combinations, levels, plan_of
+from neural_mp.strategies.decisions import combinations, levels, plan_of
 from neural_mp.tuning.baseline import calibrated
 from neural_mp.tuning.early_stopping import RunningValues
 from neural_mp.tuning.evaluator import Deadline
@@ -57,8 +57,8 @@ from neural_mp.tuning.executors import Executor, Work, executor_named
 from neural_mp.tuning.executors.options import Workers
 from neural_mp.tuning.executors.ray_nodes import WATCHFUL
 from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.plan_evaluator import Assessment, Assessor
-from neural_mp.tuning.run_log import RunLog
 
 PLACES = 2
 PLANS = 8

@@ -26,7 +26,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.runs.history import History, storage_url
-from neural_mp.tuning.stored_runs import run_names
+from neural_mp.runs.registry import run_names
 from neural_mp.util.optuna_logging import quiet_optuna
 
 #: Trials that every writer writes.

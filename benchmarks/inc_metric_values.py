@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from neural_mp.compat.inc.components import vocabulary
-from neural_mp.compat.inc.names.metrics_coco import CATEGORIES
+from neural_mp.compat.inc.components.metrics_detection import CATEGORIES
 from neural_mp.metrics import build_metric
 
 Batches = list[tuple[Any, Any]]

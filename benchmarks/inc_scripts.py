@@ -20,8 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from neural_mp.compat.inc.absent import Absent
-from neural_mp.compat.inc.aliases import THEIRS, register
+from neural_mp.compat.inc.import_aliases import THEIRS, Absent, register
 
 register(THEIRS)
 

@@ -34,10 +34,10 @@ from neural_mp.config import Settings
 from neural_mp.core.precision import Precision
 from neural_mp.profiling import interleaved_rounds, undisturbed
 from neural_mp.space import ResolvedPlan
-from neural_mp.strategies.combinations import combinations, levels, plan_of
+from neural_mp.strategies.decisions import combinations, levels, plan_of
 from neural_mp.tuning.baseline import calibrated
 from neural_mp.tuning.evaluator import Deadline
-from neural_mp.tuning.run_log import RunLog
+from neural_mp.tuning.listener import RunLog
 
 #: Of the plans timed first, so many are timed again.
 _AGAIN = 5

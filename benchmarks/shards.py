@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision, common
-from neural_mp.core.grammar import counted
 from neural_mp.core.trial import Trial
+from neural_mp.util.text import counted
 
 BATCH = 50
 

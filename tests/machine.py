@@ -14,7 +14,7 @@ from neural_mp.core.int8_accumulation import (
     KernelKind,
 )
 from neural_mp.core.precision import Precision
-from neural_mp.testing.machines import INTEGER_FLAGS, machine
+from neural_mp.testing.fixtures import INTEGER_FLAGS, machine
 
 __all__ = [
     "CONVOLUTION",
@@ -49,7 +49,7 @@ def weight_limit_here(framework: str, kernel: KernelKind) -> int:
 
 def has_rewrite_pass() -> bool:
     """Whether TensorFlow's own pass for BF16 works here; without AVX-512 it does nothing."""
+    from neural_mp.adaptors.tensorflow.amp_pass import runtime_lists
     from neural_mp.adaptors.tensorflow.int8_accumulation import bf16_obstacle
-    from neural_mp.adaptors.tensorflow.runtime_lists import runtime_lists
 
     return bf16_obstacle() is None and runtime_lists(Precision.BF16) is not None

@@ -37,9 +37,9 @@ def test_the_import_contracts_hold():
         ("strategies/basic.py", "import time", "amp, space, search and strategies"),
         ("space/space.py", "import torch", "amp, space, search and strategies"),
         ("adaptors/pytorch/graph.py", "import neural_mp.tuning.criterion", "Adaptors know neither"),
-        ("adaptors/common/repair.py", "import neural_mp.strategies", "Adaptors know neither"),
+        ("adaptors/common/corrections.py", "import neural_mp.strategies", "Adaptors know neither"),
         ("adaptors/pytorch/graph.py", "import neural_mp.adaptors.tensorflow", "No adaptor knows"),
-        ("adaptors/common/repair.py", "import neural_mp.adaptors.onnxrt", "What is true of all"),
+        ("adaptors/common/corrections.py", "import neural_mp.adaptors.onnxrt", "What is true of all"),
         ("adaptors/common/conversion.py", "import onnx", "What is true of all"),
         ("tuning/tuner.py", "import neural_mp.adaptors.pytorch", "Tuning knows adaptors only"),
         (
@@ -48,7 +48,7 @@ def test_the_import_contracts_hold():
             "Tuning knows adaptors only",
         ),
         (
-            "tuning/fidelity.py",
+            "tuning/sqnr.py",
             "import neural_mp.metrics.predictions",
             "Tuning knows adaptors only",
         ),

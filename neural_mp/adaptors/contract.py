@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from neural_mp.adaptors.common import conversion
 from neural_mp.adaptors.common.calibration import TensorSummary
-from neural_mp.adaptors.common.capability_builder import OpKernels, built_capabilities
+from neural_mp.adaptors.common.capabilities import OpKernels, built_capabilities
 from neural_mp.adaptors.common.cross_layer_scaling import Layer, LayerChange
 from neural_mp.adaptors.common.int8_accumulation import Products
 from neural_mp.adaptors.common.op_outputs import OpValue

@@ -11,9 +11,9 @@ from typing import Any
 from neural_mp.adaptors.common.int8_accumulation import Products
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.detect import FRAMEWORKS
-from neural_mp.core.grammar import with_article
 from neural_mp.core.hardware import Hardware
 from neural_mp.errors import MissingFrameworkError, UnknownFrameworkError, did_you_mean
+from neural_mp.util.text import with_article
 
 logger = logging.getLogger(__name__)
 

@@ -19,10 +19,11 @@ from neural_mp.amp.options import (
     AmpDataType,
     AmpSettings,
     AutoMixedPrecisionOptions,
+    known_edits,
+    requested,
     settle,
 )
 from neural_mp.amp.painting import Colour, Paint, Painting, graph_of, paint
-from neural_mp.amp.requested import known_edits, requested
 
 __all__ = [
     "EDIT_OPTIONS",

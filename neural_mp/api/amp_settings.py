@@ -17,10 +17,10 @@ from neural_mp.amp import (
     known_edits,
     settle,
 )
-from neural_mp.core.environment import users_environment
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError
 from neural_mp.space import TuningSpace
+from neural_mp.util.environment import users_environment
 
 
 def gather_amp(given: Any, configured: AutoMixedPrecisionOptions | None) -> AmpSettings:

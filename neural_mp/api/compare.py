@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
-from neural_mp.api.compared_data import DEFAULT_SAMPLES, first_of, inputs_of
+from neural_mp.api.input_data import DEFAULT_SAMPLES, first_of, inputs_of
 from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel, load
 from neural_mp.api.saved_model import is_saved_model

@@ -28,7 +28,7 @@ def vocabulary_of(settings: Settings) -> Vocabulary:
     if settings.dialect is Dialect.OWN:
         return OWN
     from neural_mp.compat.inc.components import vocabulary
-    from neural_mp.compat.inc.names.registries import FRAMEWORKS
+    from neural_mp.compat.inc.components.registries import FRAMEWORKS
 
     framework = settings.model.framework  # one that is plugged in has what all of them have
     return vocabulary(framework if framework in FRAMEWORKS else None)

@@ -14,21 +14,21 @@ from neural_mp.amp import AmpSettings
 from neural_mp.api import config_objects
 from neural_mp.api.amp_settings import edited_lists, forced, gather_amp, with_data_type
 from neural_mp.api.constraints import constrained
-from neural_mp.api.described import model_name, settings_in_words
 from neural_mp.api.free_axes import for_all_sizes
 from neural_mp.api.loading import load_source, without_int8_if_no_data
 from neural_mp.api.metric_direction import directed, metric_label, together
+from neural_mp.api.options import model_name, settings_in_words
 from neural_mp.api.portability import hardware_for, not_native, without_kernels
 from neural_mp.api.user_metrics import GivenMetrics, gather_metrics, metric_words
 from neural_mp.config import Settings
 from neural_mp.core import hardware as machine
 from neural_mp.core.enums import Approach, Capture, is_speed_alone
-from neural_mp.core.grammar import with_article
-from neural_mp.core.log_folder import prepared_folder
 from neural_mp.core.precision import Precision, Precisions
 from neural_mp.errors import ConfigurationError
+from neural_mp.io.files import prepared_folder
 from neural_mp.runs.fingerprint import in_detail
 from neural_mp.runs.history import History, storage_url
+from neural_mp.runs.measurement_cache import KNOWN_FOLDER, NOTHING_KNOWN, Known, machine_words
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
 from neural_mp.tuning.batches import Batches, FirstBatch
@@ -38,11 +38,10 @@ from neural_mp.tuning.evaluator import Evaluator
 from neural_mp.tuning.executors import executor_named
 from neural_mp.tuning.executors.options import Workers
 from neural_mp.tuning.job import Described, SearchSettings, TuningJob
-from neural_mp.tuning.known import KNOWN_FOLDER, NOTHING_KNOWN, Known, machine_words
-from neural_mp.tuning.listener import Listener
+from neural_mp.tuning.listener import Listener, RunLog
 from neural_mp.tuning.objectives import Measurement, parse_objectives
-from neural_mp.tuning.run_log import RunLog
 from neural_mp.util.argument_checks import check_count, check_seed
+from neural_mp.util.text import with_article
 
 if TYPE_CHECKING:
     from neural_mp.api.mixed_precision import MixedPrecision

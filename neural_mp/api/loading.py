@@ -10,10 +10,10 @@ from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.saved_model import is_saved_model
 from neural_mp.core.enums import Capture
-from neural_mp.core.plain_files import check_ends
 from neural_mp.core.precision import Precision
 from neural_mp.data.user_imports import load_user_object
 from neural_mp.errors import ConfigurationError, DataError, ModelLoadError
+from neural_mp.io.files import check_ends
 from neural_mp.io.trust import trusting
 from neural_mp.tuning.batches import Batches, FirstBatch, name_loader
 from neural_mp.util.argument_checks import check_path

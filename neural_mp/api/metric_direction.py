@@ -16,7 +16,7 @@ from neural_mp.errors import ConfigurationError
 from neural_mp.metrics import METRICS
 from neural_mp.metrics.coercion import metric_name, unwrapped
 from neural_mp.tuning.criterion import AccuracyCriterion
-from neural_mp.tuning.together import Together
+from neural_mp.tuning.metric_values import Together
 
 #: Words of a name that make the direction doubtful: what bears them may well be an error.
 _ERROR_WORDS = frozenset({"err", "rms", "wer", "cer", "eer", "nll", "bce", "ppl"})

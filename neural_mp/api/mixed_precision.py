@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.amp import AutoMixedPrecisionOptions
-from neural_mp.api.criteria import criterion_of, exit_policy_of
 from neural_mp.api.explain import write_log
 from neural_mp.api.job_builder import (
     DEFAULT_PRECISIONS,
@@ -19,6 +18,7 @@ from neural_mp.api.job_builder import (
     check_option,
 )
 from neural_mp.api.optimized_model import OptimizedModel
+from neural_mp.api.options import criterion_of, exit_policy_of
 from neural_mp.config import Settings, load_settings, settings_from, trust_of
 from neural_mp.core import hardware as machine
 from neural_mp.core.precision import Precision, parse_precisions
@@ -27,8 +27,7 @@ from neural_mp.reporting import LiveListener, NotebookListener, is_notebook
 from neural_mp.space import planned_ops
 from neural_mp.strategies import DEFAULT
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
-from neural_mp.tuning.listener import Listener
-from neural_mp.tuning.run_log import RunLog
+from neural_mp.tuning.listener import Listener, RunLog
 from neural_mp.tuning.sensitivity import SensitivityReport, measured_sensitivities
 from neural_mp.tuning.tuner import tune
 from neural_mp.util.argument_checks import check_text

@@ -18,8 +18,7 @@ from neural_mp.errors import PlanError
 from neural_mp.runs.report import Report, count_ops
 from neural_mp.space import planned_ops
 from neural_mp.tuning.final_selection import compared
-from neural_mp.tuning.footprint import Footprints
-from neural_mp.tuning.objectives import Measurement
+from neural_mp.tuning.objectives import Footprints, Measurement
 
 
 def convert_with_plan(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from neural_mp.api.compared_data import DEFAULT_SAMPLES, batches_of
+from neural_mp.api.input_data import DEFAULT_SAMPLES, batches_of
 from neural_mp.api.loading import load_source
 from neural_mp.api.mixed_precision import MixedPrecision
 from neural_mp.api.optimized_model import load

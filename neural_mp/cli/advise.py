@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from neural_mp.api.commands.exit_codes import epilog
-from neural_mp.api.commands.output import Output
+from neural_mp.cli.errors import epilog
 from neural_mp.cli.options import JsonOption, QuietOption, TrustOption, VerboseOption
+from neural_mp.cli.output import Output
 from neural_mp.errors import ConfigurationError
 from neural_mp.util.argument_checks import MOST
 

@@ -10,8 +10,6 @@ import typer
 
 import neural_mp
 from neural_mp.adaptors.tensorflow.log_suppression import hush
-from neural_mp.api.commands.exit_codes import epilog
-from neural_mp.api.commands.failures import reported
 from neural_mp.cli import (
     advise,
     audit,
@@ -27,6 +25,7 @@ from neural_mp.cli import (
     tune,
     tune_many,
 )
+from neural_mp.cli.errors import epilog, reported
 
 _STANDARD_ERROR = 2
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from neural_mp.api.commands.exit_codes import ExitCode, epilog
-from neural_mp.api.commands.output import Output
+from neural_mp.cli.errors import ExitCode, epilog
 from neural_mp.cli.options import (
     FrameworkOption,
     JsonOption,
@@ -17,6 +16,7 @@ from neural_mp.cli.options import (
     TrustOption,
     VerboseOption,
 )
+from neural_mp.cli.output import Output
 from neural_mp.errors import ConfigurationError
 from neural_mp.io.trust import trusting
 
@@ -68,8 +68,8 @@ def _result(
     framework: str | None,
     input_shape: list[str] | None,
 ) -> OptimizedModel:
+    from neural_mp.api.input_data import random_inputs
     from neural_mp.api.optimized_model import load
-    from neural_mp.api.random_inputs import random_inputs
     from neural_mp.api.replay import convert_with_plan
     from neural_mp.api.saved_model import is_saved_model
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from neural_mp.api.commands.exit_codes import epilog
-from neural_mp.api.commands.output import Output
+from neural_mp.cli.errors import epilog
 from neural_mp.cli.options import (
     JsonOption,
     QuietOption,
@@ -15,6 +14,7 @@ from neural_mp.cli.options import (
     TrustOption,
     VerboseOption,
 )
+from neural_mp.cli.output import Output
 from neural_mp.io.trust import trusting
 from neural_mp.util.argument_checks import MOST
 
@@ -40,7 +40,7 @@ def benchmark(
     """Compare latency, throughput and size, by interleaved runs."""
     with Output(as_json, quiet, verbose) as out, trusting(trust or ()):
         from neural_mp.api.benchmark import benchmark_models
-        from neural_mp.api.random_inputs import random_inputs
+        from neural_mp.api.input_data import random_inputs
         from neural_mp.reporting import benchmark_table
 
         inputs = random_inputs(input_shape or ())

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from neural_mp.api.commands.exit_codes import epilog
-from neural_mp.api.commands.output import Output
+from neural_mp.cli.errors import epilog
 from neural_mp.cli.options import (
     BatchSizeOption,
     CsvOption,
@@ -20,6 +19,7 @@ from neural_mp.cli.options import (
     TrustOption,
     VerboseOption,
 )
+from neural_mp.cli.output import Output
 from neural_mp.util.argument_checks import MOST
 
 EPILOG = epilog("compare model.pt2 tuned --data images.npy", "compare tuned other --data conf.yaml")
@@ -47,7 +47,7 @@ def compare(
     with Output(as_json, quiet, verbose) as out:
         out.one_form(as_csv)
         from neural_mp.api.compare import compare_files
-        from neural_mp.api.random_inputs import random_inputs
+        from neural_mp.api.input_data import random_inputs
         from neural_mp.reporting.comparison import MARKED, comparison_csv, comparison_table
 
         inputs = random_inputs(input_shape or ())

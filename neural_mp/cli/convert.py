@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from neural_mp.api.commands.exit_codes import epilog
-from neural_mp.api.commands.output import Output
-from neural_mp.api.commands.results import hand_over
+from neural_mp.cli.errors import epilog
 from neural_mp.cli.options import (
     FrameworkOption,
     JsonOption,
@@ -20,6 +18,7 @@ from neural_mp.cli.options import (
     TrustOption,
     VerboseOption,
 )
+from neural_mp.cli.output import Output, hand_over
 from neural_mp.io.trust import trusting
 
 EPILOG = epilog("convert model.pt2 --plan tuned/plan.yaml --output replayed")
@@ -39,7 +38,7 @@ def convert(
 ) -> None:
     """Convert a model as a plan file says, without any search or data."""
     with Output(as_json, quiet, verbose) as out, trusting(trust or ()):
-        from neural_mp.api.random_inputs import random_inputs
+        from neural_mp.api.input_data import random_inputs
         from neural_mp.api.replay import convert_with_plan
         from neural_mp.api.saved_model import check_destination
         from neural_mp.core import hardware

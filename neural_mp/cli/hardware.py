@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from neural_mp.api.commands.exit_codes import epilog
-from neural_mp.api.commands.output import Output
+from neural_mp.cli.errors import epilog
 from neural_mp.cli.options import JsonOption, QuietOption, VerboseOption
+from neural_mp.cli.output import Output
 
 EPILOG = epilog("hardware", "hardware --json | jq .cpu.bf16.native")
 

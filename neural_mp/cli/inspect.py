@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from neural_mp.api.commands.exit_codes import epilog
-from neural_mp.api.commands.output import Output
+from neural_mp.cli.errors import epilog
 from neural_mp.cli.options import (
     FrameworkOption,
     JsonOption,
@@ -20,6 +19,7 @@ from neural_mp.cli.options import (
     TrustOption,
     VerboseOption,
 )
+from neural_mp.cli.output import Output
 from neural_mp.errors import ConfigurationError, UnknownOperatorError, did_you_mean
 from neural_mp.io.trust import trusting
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from neural_mp.api.commands.exit_codes import ExitCode, epilog
-from neural_mp.api.commands.output import Output
+from neural_mp.cli.errors import ExitCode, epilog
 from neural_mp.cli.options import JsonOption, QuietOption, VerboseOption
+from neural_mp.cli.output import Output
 from neural_mp.errors import ConfigurationError, KernelLogError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _show_program(
     out: Output, program: Sequence[str], keys: Sequence[KernelKey], output: Path | None
 ) -> None:
     """Run a program; its exit code is that of the command, unless nothing could be shown."""
-    from neural_mp.profiling.kernel_log_run import run_with_kernel_log
+    from neural_mp.profiling.kernel_log import run_with_kernel_log
 
     if not program:
         raise ConfigurationError("no program stands behind --, such as: -- python train.py")

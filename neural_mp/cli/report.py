@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from neural_mp.api.commands.exit_codes import epilog
-from neural_mp.api.commands.output import Output
+from neural_mp.cli.errors import epilog
 from neural_mp.cli.options import JsonOption, QuietOption, VerboseOption
+from neural_mp.cli.output import Output
 from neural_mp.errors import HistoryError
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from neural_mp.api.commands.exit_codes import epilog
-from neural_mp.api.commands.output import Output
+from neural_mp.cli.errors import epilog
 from neural_mp.cli.options import (
     BatchSizeOption,
     CsvOption,
@@ -22,6 +21,7 @@ from neural_mp.cli.options import (
     TrustOption,
     VerboseOption,
 )
+from neural_mp.cli.output import Output
 from neural_mp.util.argument_checks import MOST
 
 EPILOG = epilog(
@@ -52,7 +52,7 @@ def sensitivity(
     """Say which tensors and ops cost accuracy in a lower precision, and what they gain."""
     with Output(as_json, quiet, verbose) as out:
         out.one_form(as_csv)
-        from neural_mp.api.random_inputs import random_inputs
+        from neural_mp.api.input_data import random_inputs
         from neural_mp.api.saved_model import is_saved_model
         from neural_mp.api.sensitivity import sensitivity_of
         from neural_mp.reporting import LiveListener, error_console, sensitivity_table

@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from neural_mp.api.commands.exit_codes import ExitCode, epilog
-from neural_mp.api.commands.output import Output
-from neural_mp.api.commands.results import hand_over
+from neural_mp.cli.errors import ExitCode, epilog
 from neural_mp.cli.options import (
     JsonOption,
     QuietOption,
@@ -18,6 +16,7 @@ from neural_mp.cli.options import (
     TrustOption,
     VerboseOption,
 )
+from neural_mp.cli.output import Output, hand_over
 
 EPILOG = epilog("tune conf.yaml --output tuned", "tune conf.yaml --json | jq .report.speedup")
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from neural_mp.api.commands.exit_codes import ExitCode, epilog
-from neural_mp.api.commands.output import Output
+from neural_mp.cli.errors import ExitCode, epilog
 from neural_mp.cli.options import JsonOption, QuietOption, TrustOption, VerboseOption
+from neural_mp.cli.output import Output
 
 if TYPE_CHECKING:
     from neural_mp.jobs import JobResults

@@ -21,8 +21,8 @@ from neural_mp.config.settings import (
 from neural_mp.config.source import LARGEST, IgnoredSettingWarning, read_mapping, read_text
 from neural_mp.config.writer import settings_to_yaml
 from neural_mp.core.enums import Dialect
-from neural_mp.core.plain_files import read_plain
 from neural_mp.errors import ConfigurationError
+from neural_mp.io.files import read_plain
 from neural_mp.util.argument_checks import brief, path_of
 
 __all__ = [

@@ -8,15 +8,15 @@ from typing import Any
 
 from neural_mp.amp import OPTIONS, AutoMixedPrecisionOptions
 from neural_mp.config.constraints import constraints, precisions
-from neural_mp.config.dialect import dialect_of
 from neural_mp.config.evaluation import evaluation
-from neural_mp.config.inc import (
+from neural_mp.config.inc_dialect import (
     FRAMEWORKS,
     IGNORED_APPROACHES,
     IGNORED_OBJECTIVES,
     INT8_APPROACHES,
     OTHER_STRATEGIES,
     STRATEGIES,
+    dialect_of,
 )
 from neural_mp.config.schema import validated
 from neural_mp.config.settings import (

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from neural_mp.config.inc import IGNORED_QUANT_WORDS, QUANT_WORDS
+from neural_mp.config.inc_dialect import IGNORED_QUANT_WORDS, QUANT_WORDS
 from neural_mp.config.schema import ANY
 from neural_mp.config.source import KeyPath, Source
 from neural_mp.config.values import split
 from neural_mp.core.precision import QUANT_CHOICES, Precision, parse_precisions
-from neural_mp.space.constraints import Constraints, OpConstraint, QuantConstraint
+from neural_mp.space.capability import Constraints, OpConstraint, QuantConstraint
 
 _OP_WISE = ("quantization", "mixed_precision", "graph_optimization")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from neural_mp.config.inc import why_ignored
+from neural_mp.config.inc_dialect import why_ignored
 from neural_mp.config.settings import EvaluationSettings, MetricSettings, PerformanceSettings
 from neural_mp.config.source import KeyPath, Source
 from neural_mp.config.values import EACH, bools_of, numbers_of

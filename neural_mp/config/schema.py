@@ -10,7 +10,7 @@ from typing import Any
 from schema import Optional, Schema, SchemaError
 
 from neural_mp.amp import EDIT_OPTIONS
-from neural_mp.config.inc import why_ignored
+from neural_mp.config.inc_dialect import why_ignored
 from neural_mp.config.source import KeyPath, Source
 from neural_mp.config.values import (
     ANY_SECONDS,

@@ -12,7 +12,7 @@ from neural_mp.config.source import Source
 from neural_mp.core.enums import Capture, Dialect, Objective
 from neural_mp.core.hardware import THIS
 from neural_mp.core.precision import Precision
-from neural_mp.space.constraints import Constraints
+from neural_mp.space.capability import Constraints
 from neural_mp.tuning.criterion import MIN_SPEEDUP, AccuracyCriterion, ExitPolicy
 
 

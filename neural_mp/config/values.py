@@ -9,7 +9,7 @@ from typing import Any
 from schema import And, Use
 
 from neural_mp.amp import AmpDataType
-from neural_mp.config.inc import (
+from neural_mp.config.inc_dialect import (
     IGNORED_APPROACHES,
     IGNORED_OBJECTIVES,
     IGNORED_QUANT_WORDS,
@@ -17,10 +17,10 @@ from neural_mp.config.inc import (
     QUANT_WORDS,
 )
 from neural_mp.core.enums import Approach, Capture, Objective
-from neural_mp.core.grammar import counted
 from neural_mp.core.precision import QUANT_CHOICES, Precision
 from neural_mp.errors import ConfigurationError
 from neural_mp.util.argument_checks import MOST, MOST_SECONDS
+from neural_mp.util.text import counted
 
 #: In the place of weights: every metric has to meet the target.
 EACH = "each"

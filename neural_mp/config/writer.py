@@ -15,7 +15,7 @@ from neural_mp.config.values import EACH
 from neural_mp.core.enums import Dialect, Word
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError
-from neural_mp.space.constraints import Constraints, OpConstraint, QuantConstraint
+from neural_mp.space.capability import Constraints, OpConstraint, QuantConstraint
 
 _NO_METRICS = ("weight", "higher_is_better")
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from neural_mp.core.grammar import counted
 from neural_mp.core.int8_accumulation import ByteProducts
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError, did_you_mean
 from neural_mp.util.html import notebook_table
+from neural_mp.util.text import counted
 
 #: The CPU flags, any one of which makes a precision native (Linux kernel spelling). INT8 has
 #: integer kernels everywhere; with one of these flags they add products up exactly.
@@ -253,3 +253,26 @@ def _gpus() -> tuple[Gpu, ...]:
 
 def _dotted(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that a framework reaches.
+
+    Attributes:
+        framework: the framework that reaches it, such as `pytorch`.
+        kind: what the framework calls its kind, in small letters: `cpu`, `gpu`, `cuda`, `xpu`.
+        name: what it is called there, such as `NVIDIA H100`.
+    """
+
+    framework: str
+    kind: str
+    name: str
+
+    @property
+    def is_accelerator(self) -> bool:
+        """Whether it is something else than a CPU."""
+        return self.kind != "cpu"
+
+    def __str__(self) -> str:
+        return f"{self.framework}: {self.kind}, {self.name}"

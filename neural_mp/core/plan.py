@@ -10,7 +10,6 @@ from typing import Any
 
 import yaml
 
-from neural_mp.core.grammar import counted
 from neural_mp.core.observations import Observations
 from neural_mp.core.precision import OpConfig, Precision, QuantSpec, parse_precisions
 from neural_mp.errors import PlanError
@@ -18,6 +17,7 @@ from neural_mp.io.readers import read_yaml, reading
 from neural_mp.io.yaml_reader import plain_yaml
 from neural_mp.util.argument_checks import path_of
 from neural_mp.util.html import notebook_table
+from neural_mp.util.text import counted
 from neural_mp.util.validators import (
     UnfitError,
     at,

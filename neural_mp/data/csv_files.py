@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.core.grammar import counted
 from neural_mp.data.datasets import DATASETS, ArrayDataset
 from neural_mp.data.option_checks import existing_path
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 from neural_mp.util.argument_checks import brief
+from neural_mp.util.text import counted
 
 #: The largest number that the inputs can hold.
 _LARGEST = float(np.finfo(np.float32).max)

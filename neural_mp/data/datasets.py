@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.core.grammar import counted
 from neural_mp.data.option_checks import finite_number, numeric_dtype, whole_number, whole_numbers
 from neural_mp.data.registry import Registry
 from neural_mp.errors import ConfigurationError, DataError
 from neural_mp.util.argument_checks import check_size
+from neural_mp.util.text import counted
 
 DATASETS = Registry("dataset")
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.core.plain_files import check_ends
 from neural_mp.data.datasets import DATASETS
 from neural_mp.data.option_checks import existing_path, height_and_width, one_of
 from neural_mp.data.transforms import TRANSFORMS, InputTransform
 from neural_mp.errors import DataError, MissingFrameworkError
+from neural_mp.io.files import check_ends
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 #: What the contents of such files may be: of all that Pillow knows, some start other programs.

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from neural_mp.common import DataLoader
-from neural_mp.core.grammar import with_article
 from neural_mp.data.name_registries import OWN, Vocabulary
 from neural_mp.data.option_checks import whole_number
 from neural_mp.data.transforms import Transform
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean, inside
+from neural_mp.util.text import with_article
 
 LOADER_KEYS = ("batch_size", "last_batch", "shuffle", "seed", "dataset", "transform")
 

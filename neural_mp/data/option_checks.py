@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.core.plain_files import check_ends
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
+from neural_mp.io.files import check_ends
 from neural_mp.util.argument_checks import SEEDS, brief, path_of
 
 _LARGEST = 1e300

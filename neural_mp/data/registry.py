@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from neural_mp.core.grammar import with_article
 from neural_mp.data.user_imports import load_user_object
 from neural_mp.errors import ConfigurationError, NeuralMPError, did_you_mean, inside
+from neural_mp.util.text import with_article
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from neural_mp.core.plain_files import read_plain
 from neural_mp.errors import NeuralMPError
+from neural_mp.io.files import read_plain
 from neural_mp.io.yaml_reader import plain_yaml
 from neural_mp.util.validators import Kind, UnfitError, key_words, text
 

@@ -8,20 +8,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from neural_mp.api.many.folder import LOG_FILE, RESULT, SUMMARY_FILE
-from neural_mp.api.many.runner import JobRunner
 from neural_mp.api.saved_model import PAGE_FILE
 from neural_mp.config import trust_of
 from neural_mp.core.hardware import detect
 from neural_mp.errors import ConfigurationError, NeuralMPError
 from neural_mp.jobs.fingerprint import job_digest
+from neural_mp.jobs.local_worker import JobRunner
 from neural_mp.jobs.ray_worker import ray_places
 from neural_mp.jobs.worker_pool import Team
 from neural_mp.reporting.jobs import JobsListener
 from neural_mp.reporting.page.document import write_page
 from neural_mp.reporting.page.jobs import jobs_page
 from neural_mp.tuning.executors.options import LOCAL, RAY, Workers
-from neural_mp.tuning.job_outcome import JobOutcome, JobStatus, read_outcome
+from neural_mp.tuning.job_outcome import (
+    LOG_FILE,
+    RESULT,
+    SUMMARY_FILE,
+    JobOutcome,
+    JobStatus,
+    read_outcome,
+)
 from neural_mp.util.argument_checks import path_of
 
 logger = logging.getLogger(__name__)

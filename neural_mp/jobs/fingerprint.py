@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.config.source import LARGEST, read_text
-from neural_mp.core.plain_files import read_plain
 from neural_mp.data.user_imports import user_folders
 from neural_mp.errors import ConfigurationError
+from neural_mp.io.files import read_plain
 
 #: Keys of `tuning` that say where and how a job runs, not what comes out.
 _NO_MATTER = ("workspace", "storage", "workers", "cache")

@@ -11,8 +11,8 @@ from typing import Any
 
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.adaptors.registry import installed_products
-from neural_mp.api.many.runner import JobRunner
 from neural_mp.core import hardware
+from neural_mp.jobs.local_worker import JobRunner
 from neural_mp.jobs.worker_pool import PlaceLostError
 from neural_mp.tuning.executors import executor_named
 from neural_mp.tuning.executors.options import Workers

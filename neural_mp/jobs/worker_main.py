@@ -20,10 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neural_mp.api.many.folder import RESULT, WORKSPACE
 from neural_mp.core.trial import Trial
 from neural_mp.errors import HistoryError, RunInUseError, message_of
-from neural_mp.tuning.job_outcome import JobStatus, read_outcome
+from neural_mp.tuning.job_outcome import RESULT, WORKSPACE, JobStatus, read_outcome
 from neural_mp.tuning.listener import Listener
 
 if TYPE_CHECKING:
@@ -59,8 +58,7 @@ def main(file: str, folder: str, resume: bool, trust: tuple[str, ...]) -> int:
     Returns:
         The exit code.
     """
-    from neural_mp.api.commands.exit_codes import ExitCode
-    from neural_mp.api.commands.failures import reported
+    from neural_mp.cli.errors import ExitCode, reported
 
     faulthandler.enable()
     tell = _own_output()

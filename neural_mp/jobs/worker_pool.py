@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from neural_mp.core.grammar import counted
 from neural_mp.errors import TuningError
 from neural_mp.reporting.jobs import JobsListener
 from neural_mp.tuning.executors.options import RUNS_AGAIN
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus, read_outcome
+from neural_mp.util.text import counted
 
 #: Seconds between two looks at a job that another process does.
 _LOOK = 0.2

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from neural_mp.common import Metric, missing_methods
-from neural_mp.core.grammar import with_article
 from neural_mp.data.registry import Registry
 from neural_mp.errors import ConfigurationError, MetricError, did_you_mean, inside
 from neural_mp.metrics.base import METRICS
@@ -23,6 +22,7 @@ from neural_mp.metrics.sklearn_metrics import (
     sklearn_function,
 )
 from neural_mp.metrics.third_party import foreign
+from neural_mp.util.text import with_article
 
 #: What can be said beside the options of any metric: which output and which labels it is given, and
 #: which of its values counts.

@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.core.grammar import counted
 from neural_mp.data.option_checks import one_of
 from neural_mp.errors import ConfigurationError, MetricError, did_you_mean
 from neural_mp.metrics.base import METRICS, nothing_taken_in
@@ -31,6 +30,7 @@ from neural_mp.metrics.coco_map import (
 )
 from neural_mp.metrics.output_selection import chosen, described, described_outputs, outputs_of
 from neural_mp.util.pytree import as_numpy
+from neural_mp.util.text import counted
 
 _PARTS = ("boxes", "scores", "labels", "count")
 #: Other names under which a part is found by itself.

@@ -8,14 +8,14 @@ from neural_mp.profiling.kernel_log_diff import (
     side_by_side,
 )
 from neural_mp.profiling.kernel_records import KernelCall, KernelKey, KernelLog, KernelRow
-from neural_mp.profiling.latency import (
+from neural_mp.profiling.measurement import (
     Ratio,
     interleaved_medians,
     interleaved_rounds,
+    peak_growth,
     ratio,
     undisturbed,
 )
-from neural_mp.profiling.memory import peak_growth
 
 __all__ = [
     "KernelCall",

@@ -1,11 +1,11 @@
 """What people look at: tables, and a run as it goes on."""
 
-from neural_mp.reporting.audit import audit_table, audit_words
 from neural_mp.reporting.capabilities import CapabilitySummary, capability_table, summary_table
 from neural_mp.reporting.console import error_console, output_console
-from neural_mp.reporting.live import LiveListener, NotebookListener
-from neural_mp.reporting.notebook import is_notebook
+from neural_mp.reporting.live import LiveListener, NotebookListener, is_notebook
 from neural_mp.reporting.tables import (
+    audit_table,
+    audit_words,
     benchmark_table,
     explanation_table,
     hardware_table,

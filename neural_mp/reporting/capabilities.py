@@ -12,10 +12,10 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from neural_mp.core.grammar import counted
 from neural_mp.core.graph import Op
 from neural_mp.core.precision import Precision
 from neural_mp.space import Reason, TuningSpace, counted_reasons
+from neural_mp.util.text import counted
 
 #: Types that a reason of the summary names before it counts the others.
 _SHOWN_TYPES = 4

@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from neural_mp.core.grammar import counted
 from neural_mp.tuning.comparison import EQUAL, Comparison, LayerDifference
 from neural_mp.tuning.sqnr import LEAST_DECIBELS
+from neural_mp.util.text import counted
 
 #: How many of the worst ops are marked where the user does not say how many.
 MARKED = 5

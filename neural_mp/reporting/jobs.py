@@ -10,10 +10,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from neural_mp.core.grammar import counted
 from neural_mp.reporting import formatting
 from neural_mp.reporting.console import error_console
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus
+from neural_mp.util.text import counted
 
 _STYLES = {JobStatus.MET: "green", JobStatus.MISSED: "yellow", JobStatus.FAILED: "red"}
 

@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from neural_mp.core.grammar import counted
 from neural_mp.profiling import KernelChange, KernelKey, KernelLog, RowPair
 from neural_mp.reporting import formatting
+from neural_mp.util.text import counted
 
 _HEADINGS = {
     KernelKey.IMPLEMENTATION: "jit kernel",

@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from neural_mp.amp import AmpList
-from neural_mp.core.grammar import counted
 from neural_mp.core.graph import Op
 from neural_mp.core.hardware import NATIVE_FLAGS, Hardware
 from neural_mp.core.int8_accumulation import ByteProducts, KernelKind
@@ -19,10 +18,12 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.profiling import Ratio
+from neural_mp.profiling.audit import BROKEN, Audit, AuditedOp, Verdict
 from neural_mp.reporting import formatting
 from neural_mp.reporting.capabilities import reasons_table
 from neural_mp.runs.report import MetricFigures, Report
 from neural_mp.tuning.sensitivity import Sensitivity
+from neural_mp.util.text import counted
 
 #: Settings of the environment by which oneDNN leaves instructions unused.
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
@@ -291,3 +292,38 @@ def benchmark_table(rows: Sequence[BenchmarkRow]) -> Table:
             formatting.times(1.0) if row is rows[0] else str(row.speed),
         )
     return table
+
+
+_YELLOW = (Verdict.EMULATED, Verdict.BEHIND, Verdict.PASSED_ON, Verdict.NOT_REACHED)
+_STYLES = {**dict.fromkeys(_YELLOW, "yellow"), **dict.fromkeys(BROKEN, "red")}
+
+
+def audit_table(ops: Iterable[AuditedOp]) -> Table:
+    """Ops with what was planned, and what ran."""
+    table = Table(title="What ran, beside the plan", title_justify="left")
+    for heading in ("op", "type", "planned", "ran in", "verdict", "kernels"):
+        table.add_column(heading, overflow="fold")
+    for op in ops:
+        along = f" ({op.planned.along})" if op.ran is None and op.planned.along else ""
+        table.add_row(
+            op.name,
+            op.planned.type,
+            op.planned.words,
+            op.ran_in.value if op.ran_in is not None else "",
+            Text(f"{op.verdict}{along}", _STYLES.get(op.verdict, "")),
+            ", ".join(op.kernels),
+        )
+    return table
+
+
+def audit_words(audit: Audit) -> str:
+    """What an audit comes down to, in a line or two."""
+    each = ", ".join(f"{count} {verdict}" for verdict, count in audit.counts().items())
+    words = f"{audit.lowered} of {counted(len(audit.ops), 'op')} planned below fp32"
+    words += f": {each}" if each else ""
+    if not audit.complete:
+        words += "\nan earlier version saved this model: only the ops that the plan names are known"
+    broken = sum(op.verdict in BROKEN for op in audit.ops)
+    if not broken:
+        return f"{words}\nthe plan holds"
+    return f"{words}\nthe plan does NOT hold: {counted(broken, 'op')} ran otherwise"

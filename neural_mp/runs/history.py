@@ -16,22 +16,29 @@ from neural_mp.errors import HistoryError
 from neural_mp.io.readers import packed, reading
 from neural_mp.runs.record import Ending, RunRecord, Setup
 from neural_mp.runs.record_schema import ending_to_dict, setup_to_dict
-from neural_mp.tuning.run_book import RunBook
-from neural_mp.tuning.run_opening import claimed_run, new_run, study_named
-from neural_mp.tuning.stored_record import (
+from neural_mp.runs.registry import (
+    chosen_run,
+    claimed_run,
+    close_storage,
+    new_run,
+    open_storage,
+    run_names,
+    study_named,
+)
+from neural_mp.runs.store import (
     BASELINE,
     ENDING,
     MEASURED,
     OBSERVATIONS,
     SETUP,
     TRIAL,
+    RunBook,
     baseline_of,
     kept,
     record_of,
     trial_of,
     trials_of,
 )
-from neural_mp.tuning.stored_runs import chosen_run, close_storage, open_storage, run_names
 from neural_mp.util.argument_checks import check_text, path_of
 from neural_mp.util.optuna_logging import quiet_optuna
 from neural_mp.util.validators import Kind

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from neural_mp.core.process_identity import ProcessIdentity
 from neural_mp.errors import HistoryError, RunInUseError, in_one_line
+from neural_mp.util.processes import ProcessIdentity
 
 if TYPE_CHECKING:
     from optuna.storages import RDBStorage

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neural_mp.adaptors.contract import ConversionCounts
-from neural_mp.core.grammar import counted
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
 from neural_mp.errors import NeuralMPError
 from neural_mp.space import Reason, TuningSpace
+from neural_mp.util.text import counted
 from neural_mp.util.validators import (
     Kind,
     amount,

@@ -12,8 +12,7 @@ from neural_mp.core.observations import Times
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizedTensor
-from neural_mp.search.cut import Assignment, Cost, Node, SharedCost
-from neural_mp.search.front import Point
+from neural_mp.search.min_cut import Assignment, Cost, Node, Point, SharedCost
 from neural_mp.space import Capability, TuningSpace
 
 #: Noise power relative to the signal that an op itself adds: rounding errors are evenly spread over

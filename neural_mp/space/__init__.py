@@ -1,11 +1,9 @@
 """What every op of a model may run in here, and what a plan comes down to."""
 
 from neural_mp.space.activation_memory import live_bytes
-from neural_mp.space.capability import Capability
-from neural_mp.space.constraints import Constraints, OpConstraint, QuantConstraint
+from neural_mp.space.capability import Capability, Constraints, OpConstraint, QuantConstraint
 from neural_mp.space.effective_ops import PlannedOp, planned_by_name, planned_ops
-from neural_mp.space.int8_reasons import why_int8
-from neural_mp.space.reasons import Reason, counted_reasons
+from neural_mp.space.explanations import Reason, counted_reasons, why_int8
 from neural_mp.space.resolution import ResolvedPlan
 from neural_mp.space.space import TuningSpace
 

@@ -20,8 +20,7 @@ from neural_mp.core.quantization_flow import (
     quantized_tensors,
 )
 from neural_mp.errors import UnknownOperatorError, did_you_mean, inside
-from neural_mp.space.capability import Capability
-from neural_mp.space.constraints import Constraints, OpConstraint
+from neural_mp.space.capability import Capability, Constraints, OpConstraint
 from neural_mp.space.resolution import ResolvedPlan, Resolver
 
 #: Plans whose resolved form is kept.

@@ -9,7 +9,7 @@ from neural_mp.core.precision import FP32, Precision
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import at_precision, low_ops
-from neural_mp.strategies.fallback import Decision
+from neural_mp.strategies.decisions import Decision
 
 #: What op types are called that have their turn first, in this order, in all frameworks' words.
 _FIRST = ("conv", "matmul", "linear", "gemm", "dense")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
-from neural_mp.strategies.combinations import combinations, levels, plan_of
+from neural_mp.strategies.decisions import combinations, levels, plan_of
 
 #: Plans a round: none depends on the trial of another.
 _ROUND = 8

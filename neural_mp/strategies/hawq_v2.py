@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import fallback_precisions
-from neural_mp.strategies.fallback import (
+from neural_mp.strategies.decisions import (
     fall_back_in_turn,
     low_decisions,
     noise_read,

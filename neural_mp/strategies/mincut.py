@@ -26,8 +26,7 @@ from neural_mp.search.cost_model import (
     without_int8,
     without_tensors,
 )
-from neural_mp.search.cut import Cut
-from neural_mp.search.front import Point, chord
+from neural_mp.search.min_cut import Cut, Point, chord
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import Basic

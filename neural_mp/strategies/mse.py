@@ -9,7 +9,7 @@ from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.trial import Trial
 from neural_mp.strategies.base import TuningProblem
 from neural_mp.strategies.basic import Basic, low_ops
-from neural_mp.strategies.fallback import (
+from neural_mp.strategies.decisions import (
     Decision,
     fall_back_in_turn,
     low_decisions,

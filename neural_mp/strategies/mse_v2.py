@@ -10,7 +10,7 @@ from neural_mp.core.trial import Trial
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import at_precision, fallback_precisions
-from neural_mp.strategies.fallback import (
+from neural_mp.strategies.decisions import (
     Decision,
     low_decisions,
     noise_read,

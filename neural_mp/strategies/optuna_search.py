@@ -12,7 +12,7 @@ from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
-from neural_mp.strategies.combinations import Combination, combinations, levels, plan_of
+from neural_mp.strategies.decisions import Combination, combinations, levels, plan_of
 from neural_mp.util.optuna_logging import quiet_optuna
 
 if TYPE_CHECKING:

@@ -7,9 +7,7 @@ from neural_mp.testing.adaptor_contract import AdaptorContract
 from neural_mp.testing.amp_contract import AmpContract
 from neural_mp.testing.api_contract import FaceContract
 from neural_mp.testing.correction_contract import FACTOR, RepairCase, RepairContract
-from neural_mp.testing.data import Accuracy, Split, digits
-from neural_mp.testing.machines import machine
-from neural_mp.testing.numbers import signal_to_noise, uniform
+from neural_mp.testing.fixtures import Accuracy, Split, digits, machine, signal_to_noise, uniform
 
 __all__ = [
     "FACTOR",

@@ -18,10 +18,7 @@ from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.errors import ConversionError
 from neural_mp.profiling.audit import Audit, audited
 from neural_mp.space import TuningSpace, planned_ops
-from neural_mp.testing.data import Split
-from neural_mp.testing.fixtures import OnDigits
-from neural_mp.testing.machines import machine
-from neural_mp.testing.numbers import signal_to_noise, uniform
+from neural_mp.testing.fixtures import OnDigits, Split, machine, signal_to_noise, uniform
 
 INT8, BF16, FP16 = Precision.INT8, Precision.BF16, Precision.FP16
 #: A plan → the net, converted.

@@ -15,8 +15,7 @@ from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.amp import LEVEL, PREFIXES, SWITCH, canonical_lists
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnknownOperatorError
-from neural_mp.testing.fixtures import OnDigits
-from neural_mp.testing.machines import machine
+from neural_mp.testing.fixtures import OnDigits, machine
 
 #: The colours of the net by the canonical lists, derived by hand from the rules: the average is
 #: INFER behind nothing in 16 bits; the exponential is dangerous, and so are the addition and the

@@ -9,9 +9,7 @@ import pytest
 
 from neural_mp import MixedPrecision, common
 from neural_mp.errors import DataError, UnsupportedPrecisionError
-from neural_mp.testing.data import Accuracy
-from neural_mp.testing.fixtures import OnDigits
-from neural_mp.testing.machines import machine
+from neural_mp.testing.fixtures import Accuracy, OnDigits, machine
 
 CONF = """
 model: {{name: digits, framework: {framework}}}

@@ -15,10 +15,7 @@ from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.errors import PlanError
 from neural_mp.search.corrections import best_repairs, noise_after_repairs, with_repairs
-from neural_mp.testing.data import Split
-from neural_mp.testing.fixtures import OnDigits
-from neural_mp.testing.machines import machine
-from neural_mp.testing.numbers import signal_to_noise, uniform
+from neural_mp.testing.fixtures import OnDigits, Split, machine, signal_to_noise, uniform
 
 INT8 = Precision.INT8
 MACHINE = machine()

@@ -16,17 +16,15 @@ if TYPE_CHECKING:
     from neural_mp.training.advice import advise
     from neural_mp.training.apply_plan import apply_plan
     from neural_mp.training.devices import devices, is_gpu_available
-    from neural_mp.training.nonfinite import first_nonfinite
-    from neural_mp.training.optimizer_rewrite import (
-        disable_mixed_precision_graph_rewrite,
-        enable_mixed_precision_graph_rewrite,
-    )
-    from neural_mp.training.policies import kept_layers, set_policy, supported_policies
-    from neural_mp.training.tensorflow_rewrite import (
+    from neural_mp.training.graph_rewrite import (
         disable_graph_rewrite,
+        disable_mixed_precision_graph_rewrite,
         enable_graph_rewrite,
+        enable_mixed_precision_graph_rewrite,
         graph_rewrite,
     )
+    from neural_mp.training.nonfinite import first_nonfinite
+    from neural_mp.training.policies import kept_layers, set_policy, supported_policies
 
 _PYTORCH = "neural_mp.adaptors.pytorch.training"
 _TENSORFLOW = "neural_mp.adaptors.tensorflow.training"
@@ -42,12 +40,12 @@ _LAZY = {
     "apply_plan": (None, "neural_mp.training.apply_plan"),
     "devices": (None, "neural_mp.training.devices"),
     "autocast": ("pytorch", f"{_PYTORCH}.autocast"),
-    "disable_graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
-    "disable_mixed_precision_graph_rewrite": (None, "neural_mp.training.optimizer_rewrite"),
-    "enable_graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
+    "disable_graph_rewrite": (None, "neural_mp.training.graph_rewrite"),
+    "disable_mixed_precision_graph_rewrite": (None, "neural_mp.training.graph_rewrite"),
+    "enable_graph_rewrite": (None, "neural_mp.training.graph_rewrite"),
     "first_nonfinite": (None, "neural_mp.training.nonfinite"),
-    "enable_mixed_precision_graph_rewrite": (None, "neural_mp.training.optimizer_rewrite"),
-    "graph_rewrite": (None, "neural_mp.training.tensorflow_rewrite"),
+    "enable_mixed_precision_graph_rewrite": (None, "neural_mp.training.graph_rewrite"),
+    "graph_rewrite": (None, "neural_mp.training.graph_rewrite"),
     "is_gpu_available": (None, "neural_mp.training.devices"),
     "kept_layers": (None, "neural_mp.training.policies"),
     "set_policy": (None, "neural_mp.training.policies"),

@@ -7,7 +7,7 @@ import importlib.util
 import sys
 
 from neural_mp.adaptors.detect import FRAMEWORKS
-from neural_mp.core.devices import Device
+from neural_mp.core.hardware import Device
 
 #: The frameworks that models are trained with.
 TRAINING_FRAMEWORKS = ("pytorch", "tensorflow")

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from neural_mp.adaptors.loaded_model import AnyTunableModel
-from neural_mp.core.content import Witness
 from neural_mp.core.observations import Observations
 from neural_mp.core.precision import Precision
 from neural_mp.errors import MetricError
 from neural_mp.runs.history import History
+from neural_mp.runs.measurement_cache import Known
 from neural_mp.runs.record_schema import BASELINE_FIGURES
 from neural_mp.tuning.calibration_batches import Calibration
 from neural_mp.tuning.early_stopping import RunningValues
 from neural_mp.tuning.evaluator import Deadline, TimeUpError
 from neural_mp.tuning.job import TuningJob
-from neural_mp.tuning.known import Known
-from neural_mp.tuning.run_log import RunLog
-from neural_mp.tuning.scores import is_usable
+from neural_mp.tuning.listener import RunLog
+from neural_mp.tuning.metric_values import is_usable
+from neural_mp.util.fingerprint import Witness
 from neural_mp.util.validators import checked, fields
 
 #: How many ops that calibration did not come to are named.

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel
-from neural_mp.core.grammar import counted
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.errors import ComparisonError
 from neural_mp.tuning.op_outputs import OpGroups
 from neural_mp.tuning.sqnr import LEAST_DECIBELS, USELESS
 from neural_mp.util.pytree import Array, count_samples, named_float_arrays
+from neural_mp.util.text import counted
 
 #: Decibels above which values count as equal: float32 itself rounds at about 140.
 EQUAL = 120.0

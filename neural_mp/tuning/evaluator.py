@@ -12,16 +12,13 @@ from typing import Any
 
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.common import Metric
-from neural_mp.core.content import Witness
-from neural_mp.core.identity import identity
 from neural_mp.errors import MetricError, NeuralMPError, message_of
 from neural_mp.runs.report import MetricFigures
 from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.early_stopping import RunningValues
-from neural_mp.tuning.judged_batch import JudgedBatch
-from neural_mp.tuning.memory_watch import MemoryWatch
-from neural_mp.tuning.scores import number_of
-from neural_mp.tuning.together import Together
+from neural_mp.tuning.metric_values import JudgedBatch, Together, number_of
+from neural_mp.util.fingerprint import Witness, identity
+from neural_mp.util.memory import MemoryWatch
 from neural_mp.util.pytree import count_samples
 from neural_mp.util.user_calls import UserCodeError, called
 

@@ -12,6 +12,7 @@ from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.runs.history import History
+from neural_mp.runs.measurement_cache import NOTHING_KNOWN, Known
 from neural_mp.runs.record import Setting
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Strategy
@@ -19,9 +20,7 @@ from neural_mp.tuning.calibration_batches import Calibration
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.tuning.evaluator import Evaluator
 from neural_mp.tuning.executors.options import Workers
-from neural_mp.tuning.footprint import Footprints
-from neural_mp.tuning.known import NOTHING_KNOWN, Known
-from neural_mp.tuning.objectives import Measurement, is_slow
+from neural_mp.tuning.objectives import Footprints, Measurement, is_slow
 
 
 @dataclass(frozen=True)

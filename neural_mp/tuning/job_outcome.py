@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.core.enums import Word
-from neural_mp.core.whole_files import write_whole
 from neural_mp.errors import TuningError
+from neural_mp.io.files import write_whole
 from neural_mp.io.readers import read_json
 from neural_mp.runs.report import Report
 from neural_mp.util.validators import (
@@ -152,3 +152,9 @@ _KINDS: Mapping[str, Kind[Any]] = {
     **dict.fromkeys(("size", "baseline_size", "evaluations"), count),
 }
 _OUTCOME = fields(_KINDS, [name for name in _KINDS if name not in _NEEDED])
+
+
+#: The saved result, the workspace unless the tuning file names one, and what was printed.
+RESULT, WORKSPACE, LOG_FILE = "result", "workspace", "log.txt"
+#: The page of all jobs.
+SUMMARY_FILE = "index.html"

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
-from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.enums import Objective, is_speed_alone
+from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Trial
 from neural_mp.errors import ConfigurationError
 from neural_mp.profiling import interleaved_rounds, ratio, undisturbed
+from neural_mp.space import ResolvedPlan, live_bytes
 from neural_mp.tuning.criterion import MIN_SPEEDUP
 from neural_mp.util.pytree import count_samples
 
@@ -205,3 +207,35 @@ def best_trial(trials: Sequence[Trial], objectives: Mapping[Objective, float]) -
 
 def _bits(trial: Trial) -> int:
     return sum(config.precision.bits for config in trial.plan.values())
+
+
+@dataclass(frozen=True, eq=False)
+class Footprints:
+    """Tells what a model and its converted forms take in memory, the same on every call.
+
+    Attributes:
+        model: the FP32 model.
+        inputs: one batch.
+    """
+
+    model: AnyTunableModel
+    inputs: Any
+
+    def __call__(self, candidate: AnyModel, plan: ResolvedPlan) -> int:
+        """Bytes of a candidate's weights, and of its activations at their most.
+
+        Args:
+            candidate: the model.
+            plan: what it runs in.
+        """
+        return candidate.size + live_bytes(self.model.space, plan, self.values)
+
+    @cached_property
+    def baseline(self) -> int:
+        """Bytes of the FP32 model."""
+        return self(self.model, self.model.space.resolve(PrecisionPlan()))
+
+    @cached_property
+    def values(self) -> Mapping[str, float]:
+        """Op or graph input → how many numbers it holds in a run of the batch."""
+        return self.model.tensor_values(self.inputs)

@@ -25,7 +25,7 @@ from neural_mp.tuning.evaluator import (
     NotSharedError,
     TimeUpError,
 )
-from neural_mp.tuning.scores import is_usable
+from neural_mp.tuning.metric_values import is_usable
 from neural_mp.tuning.sharding import Share, Tally
 from neural_mp.util.user_calls import UserCodeError
 

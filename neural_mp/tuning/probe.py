@@ -15,21 +15,20 @@ from typing import Any, TypeVar
 import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
-from neural_mp.core.content import digest_of
 from neural_mp.core.enums import Objective
 from neural_mp.core.observations import Observations, Times
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.errors import in_one_line
 from neural_mp.profiling import interleaved_medians
+from neural_mp.runs.measurement_cache import ARRIVING, NOTHING_KNOWN, TIMES, Known, Notes
 from neural_mp.runs.record import repairs_in
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Probe
 from neural_mp.tuning.job import TuningJob
-from neural_mp.tuning.known import NOTHING_KNOWN, Known
-from neural_mp.tuning.notes import ARRIVING, TIMES, Notes
 from neural_mp.tuning.op_timing import timed, times_of, updated
 from neural_mp.tuning.sqnr import USELESS, relative_noise
+from neural_mp.util.fingerprint import digest_of
 from neural_mp.util.validators import Kind, checked, list_of, mapping_of, number, optional, text
 
 logger = logging.getLogger(__name__)

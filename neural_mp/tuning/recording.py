@@ -17,13 +17,13 @@ from neural_mp.core.observations import Times
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quantization_flow import QuantizationFlow
 from neural_mp.core.trial import Trial
-from neural_mp.core.versions import versions_of
 from neural_mp.runs.record import Conversion, Ending, Machine, Setup
 from neural_mp.runs.report import Report
 from neural_mp.search.corrections import best_repairs, noise_after_repairs
 from neural_mp.space import Capability
 from neural_mp.tuning.final_selection import Choice
 from neural_mp.tuning.job import TuningJob
+from neural_mp.util.environment import versions_of
 
 logger = logging.getLogger(__name__)
 

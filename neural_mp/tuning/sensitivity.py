@@ -13,16 +13,16 @@ from neural_mp.core.observations import Times
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.core.quantization_flow import QuantizationFlow, QuantizedTensor
+from neural_mp.runs.measurement_cache import Notebook
 from neural_mp.runs.record import NO_REPAIR, Measured, RunRecord, Setup
 from neural_mp.search.corrections import best_repairs, with_repairs
 from neural_mp.space import TuningSpace, why_int8
 from neural_mp.tuning.baseline import calibrated
 from neural_mp.tuning.evaluator import Deadline
 from neural_mp.tuning.job import TuningJob
-from neural_mp.tuning.notes import Notebook
+from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.probe import MeasuringProbe
 from neural_mp.tuning.recording import setup_of
-from neural_mp.tuning.run_log import RunLog
 
 
 @dataclass(frozen=True)

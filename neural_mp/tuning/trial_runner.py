@@ -15,8 +15,8 @@ from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.evaluator import Deadline, NotSharedError, TimeUpError
 from neural_mp.tuning.executors import Executor, Work, executor_named
 from neural_mp.tuning.job import TuningJob
+from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.plan_evaluator import Assessment, Assessor
-from neural_mp.tuning.run_log import RunLog
 from neural_mp.tuning.sharding import SENDING, STARTING, Share, Sharing
 from neural_mp.util.user_calls import UserCodeError
 

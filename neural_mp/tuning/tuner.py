@@ -15,6 +15,7 @@ from neural_mp.core.trial import Trial
 from neural_mp.errors import NeuralMPError, TuningError
 from neural_mp.profiling import Ratio
 from neural_mp.runs.history import History
+from neural_mp.runs.measurement_cache import VALUES
 from neural_mp.runs.record import Measured, RunRecord, Setup
 from neural_mp.runs.report import Report, count_ops, emulated_precisions
 from neural_mp.search.corrections import best_repairs, with_repairs
@@ -34,12 +35,11 @@ from neural_mp.tuning.final_selection import (
     why_fp32,
 )
 from neural_mp.tuning.job import TuningJob
-from neural_mp.tuning.notes import VALUES
+from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.objectives import best_trial
 from neural_mp.tuning.plan_evaluator import Assessor
 from neural_mp.tuning.probe import LEAST_ALLOWANCE, MeasuringProbe, known_of_probes
 from neural_mp.tuning.recording import ending_of, setup_of
-from neural_mp.tuning.run_log import RunLog
 from neural_mp.tuning.sharding import Sharing
 from neural_mp.tuning.sqnr import LEAST_DECIBELS, signal_to_noise
 from neural_mp.tuning.trial_runner import TrialRunner

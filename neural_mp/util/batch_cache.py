@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.core.free_memory import free_memory
 from neural_mp.errors import DataError
+from neural_mp.util.memory import free_memory
 from neural_mp.util.pytree import leaves
 
 #: The share of the free memory that may be taken.

@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.core.content import digest_of
-from neural_mp.core.identity import is_of_library
+from neural_mp.util.fingerprint import digest_of, is_of_library
 
 logger = logging.getLogger(__name__)
 

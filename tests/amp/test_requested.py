@@ -2,13 +2,7 @@
 
 import pytest
 
-from neural_mp.amp import (
-    AmpList,
-    AutoMixedPrecisionOptions,
-    ListEdit,
-    known_edits,
-    requested,
-)
+from neural_mp.amp import AmpList, AutoMixedPrecisionOptions, ListEdit, known_edits, requested
 from neural_mp.errors import ConfigurationError, UnknownOperatorError
 
 VARIABLE = "NEURAL_MP_AUTO_MIXED_PRECISION_DATA_TYPE"

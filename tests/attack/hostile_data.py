@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from hostile import Attacks
 
-from neural_mp.api.compared_data import batches_of
+from neural_mp.api.input_data import batches_of
 from neural_mp.api.optimized_model import load
 from neural_mp.data import build_dataset
 from neural_mp.runs.record_schema import read_record_file

@@ -19,9 +19,9 @@ from neural_mp.core.observations import Observations
 from neural_mp.profiling.kernel_log import read_kernel_log
 from neural_mp.reporting.page import page_of
 from neural_mp.runs.history import HISTORY_FILE, read_record, storage_url
+from neural_mp.runs.measurement_cache import Known
 from neural_mp.runs.record_schema import read_record_file
 from neural_mp.tuning.job_outcome import OUTCOME_FILE, JobOutcome, JobStatus, read_outcome
-from neural_mp.tuning.known import Known
 from neural_mp.util.validators import anything
 
 Attacks = Iterator[tuple[str, Callable[[], object]]]

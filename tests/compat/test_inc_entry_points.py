@@ -19,7 +19,6 @@ from neural_mp.compat.inc import (
     mix_precision,
     quantization,
 )
-from neural_mp.compat.inc.absent import NotHereError
 from neural_mp.compat.inc.config import (
     AccuracyCriterion,
     BenchmarkConfig,
@@ -28,6 +27,7 @@ from neural_mp.compat.inc.config import (
 )
 from neural_mp.compat.inc.data import Datasets
 from neural_mp.compat.inc.experimental import Benchmark, MixedPrecision, Quantization, common
+from neural_mp.compat.inc.import_aliases import NotHereError
 from neural_mp.core import hardware
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, DataError

@@ -18,7 +18,7 @@ from neural_mp.config import (
     parse_settings,
     settings_to_yaml,
 )
-from neural_mp.config.inc import ONLY_THEIR_NAMES
+from neural_mp.config.inc_dialect import ONLY_THEIR_NAMES
 from neural_mp.core.enums import Dialect
 from neural_mp.core.precision import Precision
 from neural_mp.data import DATASETS, TRANSFORMS

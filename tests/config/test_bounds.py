@@ -8,8 +8,8 @@ import pytest
 
 import neural_mp
 from neural_mp import MixedPrecision
+from neural_mp.api.input_data import random_inputs
 from neural_mp.api.loading import load_source
-from neural_mp.api.random_inputs import random_inputs
 from neural_mp.api.saved_model import check_destination
 from neural_mp.common import DataLoader
 from neural_mp.config import load_settings, parse_settings, settings_from

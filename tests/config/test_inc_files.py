@@ -10,7 +10,7 @@ from neural_mp.config import (
     settings_to_yaml,
 )
 from neural_mp.core.precision import Precision
-from neural_mp.space.constraints import OpConstraint, QuantConstraint
+from neural_mp.space.capability import OpConstraint, QuantConstraint
 
 INT8, BF16, FP32 = Precision.INT8, Precision.BF16, Precision.FP32
 

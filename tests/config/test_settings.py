@@ -20,10 +20,10 @@ from neural_mp.config import (
     parse_settings,
     settings_to_yaml,
 )
-from neural_mp.config.inc import IGNORED
+from neural_mp.config.inc_dialect import IGNORED
 from neural_mp.core.precision import QUANT_CHOICES, Precision
 from neural_mp.errors import ConfigurationError
-from neural_mp.space.constraints import Constraints, OpConstraint, QuantConstraint
+from neural_mp.space.capability import Constraints, OpConstraint, QuantConstraint
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 
 FULL = """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from neural_mp.core.grammar import counted, with_article
+from neural_mp.util.text import counted, with_article
 
 
 @pytest.mark.parametrize(

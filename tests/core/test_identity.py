@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from neural_mp.core.identity import identity
+from neural_mp.util.fingerprint import identity
 
 SHARE = 0.5
 
@@ -120,7 +120,7 @@ def test_of_what_is_nested_without_end_nothing_is_told():
 
 
 PROGRAM = """
-from neural_mp.core.identity import identity
+from neural_mp.util.fingerprint import identity
 from sklearn.metrics import f1_score
 
 LABELS = {"cat", "dog", "bird", "fish"}

@@ -1,7 +1,7 @@
 import pytest
 
-from neural_mp.core.neighbours import beside
 from neural_mp.errors import ModelLoadError
+from neural_mp.io.files import beside
 
 
 def test_files_beside_and_below_a_model_are_its_own(tmp_path):

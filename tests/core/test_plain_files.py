@@ -7,10 +7,10 @@ import pytest
 
 from neural_mp.api.loading import load_source
 from neural_mp.config import load_settings
-from neural_mp.core.plain_files import check_ends, read_plain
 from neural_mp.core.plan import load_plan_file
 from neural_mp.data import build_dataset
 from neural_mp.errors import ModelLoadError, NeuralMPError
+from neural_mp.io.files import check_ends, read_plain
 from neural_mp.jobs.fingerprint import job_digest
 from neural_mp.profiling.kernel_log import read_kernel_log
 from neural_mp.runs.record_schema import read_record_file

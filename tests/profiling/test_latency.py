@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from neural_mp.profiling import interleaved_rounds, latency, ratio
+from neural_mp.profiling import interleaved_rounds, measurement, ratio
 
 
 class Clock:
@@ -31,7 +31,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr(latency, "time", made)
+    monkeypatch.setattr(measurement, "time", made)
     return made
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from neural_mp.cli.app import app
 from neural_mp.reporting import error_console, output_console
 from neural_mp.reporting.console import SafeConsole
-from neural_mp.reporting.notebook import html_of
+from neural_mp.reporting.live import html_of
 
 #: Sets the title of a window, turns red, is markup and an emoji of rich, and HTML.
 HOSTILE = "\x1b]0;owned\x07\x1b[31m[bold]a[/bold] :smile: <script>"

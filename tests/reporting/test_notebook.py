@@ -6,7 +6,7 @@ import types
 import pytest
 
 from neural_mp import MixedPrecision
-from neural_mp.reporting import NotebookListener, is_notebook, notebook
+from neural_mp.reporting import NotebookListener, is_notebook, live
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def cell(monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython", package)
     monkeypatch.setitem(sys.modules, "IPython.display", module)
     monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
-    monkeypatch.setattr(notebook, "_BETWEEN", 0.0)
+    monkeypatch.setattr(live, "_BETWEEN", 0.0)
     return pictures
 
 

@@ -14,7 +14,7 @@ from neural_mp.core.observations import Times
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision, QuantSpec
 from neural_mp.search.cost_model import Figures, cost_model, predicted_share
-from neural_mp.search.cut import Cut
+from neural_mp.search.min_cut import Cut
 from neural_mp.space import Capability
 
 INT8, BF16, FP32 = Precision.INT8, Precision.BF16, Precision.FP32

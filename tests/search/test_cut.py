@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neural_mp.search.cut import Assignment, Cut, SharedCost
-from neural_mp.search.front import front
+from neural_mp.search.min_cut import Assignment, Cut, SharedCost, front
 
 pytestmark = pytest.mark.slow
 

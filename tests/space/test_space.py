@@ -8,7 +8,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
 from neural_mp.errors import PlanError, UnknownOperatorError
 from neural_mp.space import Capability, TuningSpace
-from neural_mp.space.constraints import Constraints, OpConstraint, QuantConstraint
+from neural_mp.space.capability import Constraints, OpConstraint, QuantConstraint
 
 WEIGHT = QuantSpec("int8", "symmetric", "per_channel")
 

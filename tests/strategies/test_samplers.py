@@ -24,7 +24,7 @@ from neural_mp.core.precision import FP32, Precision
 from neural_mp.errors import ConfigurationError
 from neural_mp.space import Capability, TuningSpace
 from neural_mp.strategies import strategy_named
-from neural_mp.strategies.combinations import combinations
+from neural_mp.strategies.decisions import combinations
 from neural_mp.strategies.optuna_search import squashed, told
 
 pytestmark = pytest.mark.slow

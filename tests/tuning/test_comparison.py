@@ -20,7 +20,7 @@ from neural_mp.errors import ComparisonError, DataError
 from neural_mp.reporting.comparison import comparison_csv
 from neural_mp.runs.report import Report
 from neural_mp.testing import uniform
-from neural_mp.testing.machines import machine
+from neural_mp.testing.fixtures import machine
 from neural_mp.tuning.comparison import compare_models
 
 INT8 = neural_mp.Precision.INT8

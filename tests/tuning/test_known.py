@@ -7,8 +7,8 @@ import zlib
 import pytest
 
 from neural_mp.io.readers import LARGEST
-from neural_mp.tuning import known
-from neural_mp.tuning.known import NOTHING_KNOWN, Known
+from neural_mp.runs import measurement_cache
+from neural_mp.runs.measurement_cache import NOTHING_KNOWN, Known
 from neural_mp.util.validators import anything
 
 
@@ -78,7 +78,7 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path, caplog):
 
 
 def test_what_was_not_used_for_longest_goes_first(kept, monkeypatch):
-    monkeypatch.setattr(known, "_FILES", 2)
+    monkeypatch.setattr(measurement_cache, "_FILES", 2)
     kept.keep("a", "data", 1)
     kept.keep("b", "data", 2)
     for file in kept.folder.iterdir():

@@ -11,9 +11,8 @@ import pytest
 from neural_mp import ExitPolicy, MixedPrecision
 from neural_mp.common import DataLoader
 from neural_mp.errors import ConfigurationError, DataError
-from neural_mp.tuning import memory_watch
 from neural_mp.tuning.batches import Batches
-from neural_mp.util import batch_cache
+from neural_mp.util import batch_cache, memory
 from neural_mp.util.batch_cache import KeptBatches
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
@@ -82,9 +81,9 @@ def test_a_metric_that_keeps_all_is_stopped_before_the_memory_is_full(
 ):
     left = itertools.count(1 << 40, -(1 << 37))
     held = itertools.count(0, 1 << 38)
-    monkeypatch.setattr(memory_watch, "free_memory", lambda: max(0, next(left)))
-    monkeypatch.setattr(memory_watch, "_held", lambda: next(held))
-    monkeypatch.setattr(memory_watch, "_LOOK_AGAIN", 0.0)
+    monkeypatch.setattr(memory, "free_memory", lambda: max(0, next(left)))
+    monkeypatch.setattr(memory, "_held", lambda: next(held))
+    monkeypatch.setattr(memory, "_LOOK_AGAIN", 0.0)
     converter.eval_dataloader = lambda: endless_digits(digits[1])
     converter.metric = lambda labels, preds: 0.5
     with pytest.raises(DataError, match="eval_dataloader has given .* set max_batches"):

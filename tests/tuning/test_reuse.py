@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from neural_mp import MixedPrecision
-from neural_mp.core import hardware, versions
+from neural_mp.core import hardware
+from neural_mp.util import environment
 
 BASELINE, CALIBRATION, OPS = (
     "the accuracy of FP32",
@@ -144,8 +145,8 @@ def test_nothing_is_taken_from_elsewhere(tuned, net, monkeypatch, changed):
         other = replace(here, name="another one", flags=here.flags | {"new"})
         monkeypatch.setattr(hardware, "detect", lambda *_: other)
     elif changed == "version":
-        version = versions.metadata.version
-        monkeypatch.setattr(versions.metadata, "version", lambda name: version(name) + "1")
+        version = environment.metadata.version
+        monkeypatch.setattr(environment.metadata, "version", lambda name: version(name) + "1")
     elif changed == "variable":
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
     else:

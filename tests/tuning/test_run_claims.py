@@ -15,14 +15,14 @@ import psutil
 import pytest
 
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.process_identity import ProcessIdentity
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import HistoryError, RunInUseError
 from neural_mp.runs import lease
 from neural_mp.runs.history import History, storage_url
 from neural_mp.runs.lease import CLAIM
-from neural_mp.tuning.stored_runs import run_names
+from neural_mp.runs.registry import run_names
 from neural_mp.util.optuna_logging import quiet_optuna
+from neural_mp.util.processes import ProcessIdentity
 
 ABOUT = {"model": "1" * 16, "criterion": "1 %"}
 #: Opens a run, says so, and waits for its end.

@@ -17,7 +17,7 @@ from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import HistoryError
 from neural_mp.runs.history import History, read_record, storage_url
-from neural_mp.tuning.stored_runs import run_names
+from neural_mp.runs.registry import run_names
 from neural_mp.util.optuna_logging import quiet_optuna
 
 FIRST, SECOND = "1" * 16, "2" * 16

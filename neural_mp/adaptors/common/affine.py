@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.common.integer_encoding import Array
+from neural_mp.adaptors.common.quant_params import Array
 
 
 @dataclass

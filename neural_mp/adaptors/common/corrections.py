@@ -23,7 +23,7 @@ from neural_mp.adaptors.common.cross_layer_scaling import (
     is_homogeneous,
     rounded_weight,
 )
-from neural_mp.adaptors.common.integer_encoding import weight_limit_of
+from neural_mp.adaptors.common.quant_params import weight_limit_of
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.int8_accumulation import weight_limit
 from neural_mp.core.observations import Channels, Observations

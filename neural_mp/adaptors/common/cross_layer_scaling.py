@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neural_mp.adaptors.common.integer_encoding import rounded_to_int8, weight_scales
+from neural_mp.adaptors.common.quant_params import rounded_to_int8, weight_scales
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.util.pytree import Array
 

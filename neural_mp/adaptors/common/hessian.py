@@ -9,7 +9,7 @@ import numpy as np
 
 from neural_mp.adaptors.common.adaptor_protocol import Framework
 from neural_mp.adaptors.common.cross_layer_scaling import Array, rounded_weight
-from neural_mp.adaptors.common.integer_encoding import weight_limit_of
+from neural_mp.adaptors.common.quant_params import weight_limit_of
 from neural_mp.space import TuningSpace
 
 M = TypeVar("M")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neural_mp.adaptors.common.integer_encoding import Array
+from neural_mp.adaptors.common.quant_params import Array
 from neural_mp.adaptors.common.runtime_probe import facts, try_each
 from neural_mp.core.hardware import PORTABLE, THIS, Hardware
 from neural_mp.core.int8_accumulation import EXACT_EVERYWHERE, ByteProducts, KernelKind

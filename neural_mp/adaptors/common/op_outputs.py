@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.common.integer_encoding import Encoding
+from neural_mp.adaptors.common.quant_params import Encoding
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.util.pytree import Array
 from neural_mp.util.validators import amount, text, tuple_of, whole

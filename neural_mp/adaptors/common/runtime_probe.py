@@ -20,10 +20,10 @@ from importlib import metadata
 from pathlib import Path
 
 from neural_mp.core.hardware import detect
-from neural_mp.core.python_processes import python_command
-from neural_mp.core.whole_files import write_whole
 from neural_mp.errors import ConversionError
+from neural_mp.io.files import write_whole
 from neural_mp.io.readers import read_json
+from neural_mp.util.processes import python_command
 from neural_mp.util.validators import list_of, text
 
 logger = logging.getLogger(__name__)

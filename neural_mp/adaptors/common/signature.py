@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from neural_mp.core.grammar import counted
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 from neural_mp.util.labels import without_labels
 from neural_mp.util.pytree import Array, NamedList, Structure, flattened, leaves, packed
+from neural_mp.util.text import counted
 from neural_mp.util.validators import (
     UnfitError,
     brief,

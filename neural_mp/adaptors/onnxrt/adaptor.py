@@ -12,31 +12,23 @@ from typing import Any, ClassVar
 import onnx
 
 from neural_mp.adaptors.common.calibration import TensorSummary
-from neural_mp.adaptors.common.capability_builder import OpKernels
+from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.cross_layer_scaling import Layer, LayerChange
 from neural_mp.adaptors.common.input_spec import GivenInputs, unused_capture
 from neural_mp.adaptors.common.int8_accumulation import Products
 from neural_mp.adaptors.common.op_outputs import OpValue
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
-from neural_mp.adaptors.onnxrt import (
-    layer_params,
-    loading,
-    observe,
-    op_values,
-    reduce_range,
-    storage,
-)
+from neural_mp.adaptors.onnxrt import layer_params, loading, observe, reduce_range, storage
 from neural_mp.adaptors.onnxrt.capabilities import kernels
+from neural_mp.adaptors.onnxrt.convert import write
 from neural_mp.adaptors.onnxrt.graph import build_graph
 from neural_mp.adaptors.onnxrt.graph_edit import tensor_bytes, tensors_in
 from neural_mp.adaptors.onnxrt.int8_accumulation import kernel_products
 from neural_mp.adaptors.onnxrt.kernel_registry import every_op_type
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.op_types import TYPES
-from neural_mp.adaptors.onnxrt.profile import time_ops
+from neural_mp.adaptors.onnxrt.profiler import time_ops, trace
 from neural_mp.adaptors.onnxrt.sessions import CPU
-from neural_mp.adaptors.onnxrt.trace import trace
-from neural_mp.adaptors.onnxrt.write import write
 from neural_mp.core.enums import Capture
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Hardware
@@ -120,13 +112,13 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
 
     def results(self, model: OnnxModel) -> OpGraph:
         """Of a converted model as it was written."""
-        return op_values.results(model)
+        return observe.results(model)
 
     def values(
         self, model: OnnxModel, ops: Collection[str]
     ) -> Callable[[Any], Mapping[str, OpValue]]:
         """They are fetched, in one run."""
-        run = op_values.values(model, ops, self._threads)
+        run = observe.values(model, ops, self._threads)
         return lambda inputs: run(model.signature.bind(inputs))
 
     def write(self, model: OnnxModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> OnnxModel:

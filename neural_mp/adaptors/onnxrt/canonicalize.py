@@ -25,8 +25,13 @@ from neural_mp.adaptors.onnxrt.graph_edit import (
     name_nodes,
 )
 from neural_mp.adaptors.onnxrt.kernel_registry import quantizes
-from neural_mp.adaptors.onnxrt.opset import LEAST_OPSET, lower_opset, opset_of, raise_opset
-from neural_mp.adaptors.onnxrt.schemas import gives_list
+from neural_mp.adaptors.onnxrt.opset import (
+    LEAST_OPSET,
+    gives_list,
+    lower_opset,
+    opset_of,
+    raise_opset,
+)
 from neural_mp.adaptors.onnxrt.subgraphs import in_order, lift_constants, sink_constants
 
 logger = logging.getLogger(__name__)

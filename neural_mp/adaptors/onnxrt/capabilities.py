@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.capability_builder import (
+from neural_mp.adaptors.common.capabilities import (
     AGNOSTIC,
     COMPUTED_WEIGHT,
     CONSTANT_INPUT,
@@ -24,6 +24,7 @@ from neural_mp.adaptors.common.capability_builder import (
     table_obstacle,
 )
 from neural_mp.adaptors.common.int8_accumulation import Products
+from neural_mp.adaptors.onnxrt.convert import RECURRENT_KERNEL
 from neural_mp.adaptors.onnxrt.convert_gru import PRODUCT, gru_obstacle
 from neural_mp.adaptors.onnxrt.fusion import JOINERS, LAYERS, confuses, is_recurrent, is_table
 from neural_mp.adaptors.onnxrt.graph_edit import (
@@ -41,11 +42,10 @@ from neural_mp.adaptors.onnxrt.kernel_registry import (
 )
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.op_types import TYPES
+from neural_mp.adaptors.onnxrt.opset import is_function, takes, typed_inputs
 from neural_mp.adaptors.onnxrt.reduce_range import kernel_of
-from neural_mp.adaptors.onnxrt.schemas import is_function, takes, typed_inputs
 from neural_mp.adaptors.onnxrt.sessions import CPU
 from neural_mp.adaptors.onnxrt.subgraphs import bodies_of
-from neural_mp.adaptors.onnxrt.write_alone import RECURRENT_KERNEL
 from neural_mp.core.enums import Algorithm, Granularity, Scheme, StoredType
 from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, KernelKind, weight_spec
 from neural_mp.core.precision import RANGE_ALGORITHMS, Precision, QuantSpec

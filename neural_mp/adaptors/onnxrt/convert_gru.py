@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.signature import Array
-from neural_mp.adaptors.common.tensor_forms import FP32
+from neural_mp.adaptors.common.tensor_variants import FP32
 from neural_mp.adaptors.onnxrt.graph_edit import array_of, input_of, known_array
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
 from neural_mp.adaptors.onnxrt.quant_params import store_weight

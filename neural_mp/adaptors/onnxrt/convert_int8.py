@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_mp.adaptors.common.signature import Array
-from neural_mp.adaptors.common.tensor_forms import UINT8
+from neural_mp.adaptors.common.tensor_variants import UINT8
 from neural_mp.adaptors.onnxrt.fusion import FusionGroup, limits
 from neural_mp.adaptors.onnxrt.graph_edit import array_of, input_of, known_array, put_input
 from neural_mp.adaptors.onnxrt.quant_params import StoredWeight, store_bias, store_weight

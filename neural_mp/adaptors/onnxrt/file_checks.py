@@ -10,8 +10,8 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from neural_mp.core.neighbours import beside
 from neural_mp.errors import ModelLoadError
+from neural_mp.io.files import beside
 
 #: Ops that read files of their own, or call Python.
 _HARMFUL = ("EPContext", "PythonOp", "PythonOpGrad", "ATen", "ATenOp", "PyOp")

@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_mp.adaptors.common import fusion
-from neural_mp.adaptors.common.free_names import unused
 from neural_mp.adaptors.common.fusion import BIAS, FusionRules, find_fusion_groups, fused_into
+from neural_mp.adaptors.common.naming import unused
 from neural_mp.adaptors.onnxrt.canonicalize import has_axes
 from neural_mp.adaptors.onnxrt.graph_edit import array_of, input_of, is_float32, used_outputs
 from neural_mp.adaptors.onnxrt.kernel_registry import moves_bytes

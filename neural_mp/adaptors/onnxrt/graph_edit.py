@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from neural_mp.adaptors.common.free_names import unused
+from neural_mp.adaptors.common.naming import unused
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.onnxrt.external_data import raw_bytes
 from neural_mp.adaptors.onnxrt.subgraphs import bodies_of, in_order, name_within_bodies

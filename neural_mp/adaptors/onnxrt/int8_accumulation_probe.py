@@ -8,7 +8,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 from neural_mp.adaptors.common.int8_accumulation import Case, Convolution, try_products
-from neural_mp.adaptors.common.integer_encoding import Array
+from neural_mp.adaptors.common.quant_params import Array
 from neural_mp.adaptors.onnxrt.int8_accumulation import CASES
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
 from neural_mp.adaptors.onnxrt.sessions import CPU

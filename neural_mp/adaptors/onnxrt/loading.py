@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import tempfile
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,20 +15,36 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
+from neural_mp.adaptors.common.capabilities import stays_in_fp32
 from neural_mp.adaptors.common.input_spec import GivenInputs
 from neural_mp.adaptors.common.signature import Array, Port, Signature
 from neural_mp.adaptors.onnxrt.canonicalize import prepare
 from neural_mp.adaptors.onnxrt.external_data import read_without_weights
 from neural_mp.adaptors.onnxrt.file_checks import check_model
+from neural_mp.adaptors.onnxrt.fusion import is_recurrent
 from neural_mp.adaptors.onnxrt.graph_edit import forget_negative_sizes, name_nodes, tensors_in
-from neural_mp.adaptors.onnxrt.left_alone import left_alone
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
 from neural_mp.adaptors.onnxrt.opset import LEAST_OPSET, opset_of
 from neural_mp.adaptors.onnxrt.runtime_types import note_runtime_types
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
 from neural_mp.adaptors.onnxrt.sparse import without_sparse
-from neural_mp.core.grammar import with_article
+from neural_mp.adaptors.onnxrt.subgraphs import in_order
 from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
+from neural_mp.util.text import with_article
+
+_RECURRENT = ("LSTM", "GRU", "RNN")
+
+
+def left_alone(program: ir.Model) -> list[str]:
+    """A sentence for recurrent layers that have no integer kernel, wherever they lie."""
+    slow = (node for node in in_order(program.graph) if not is_recurrent(node))
+    why = "ONNX Runtime has no integer kernel for it"
+    return list(stays_in_fp32(_types(slow, _RECURRENT), "", why))
+
+
+def _types(nodes: Iterable[ir.Node], known: tuple[str, ...]) -> Iterator[str]:
+    return (node.op_type for node in nodes if node.op_type in known and not node.domain)
+
 
 logger = logging.getLogger(__name__)
 

@@ -5,13 +5,123 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
+import onnx
 import onnx_ir as ir
 from onnxscript import version_converter
 
 from neural_mp.adaptors.onnxrt.kernel_registry import quantizes
-from neural_mp.adaptors.onnxrt.schemas import same_but_for_types
 from neural_mp.errors import ConversionError, in_one_line
+
+
+@lru_cache(maxsize=1024)
+def _schema(op: str, opset: int) -> onnx.defs.OpSchema | None:
+    try:
+        return onnx.defs.get_schema(op, opset, "")
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _schema_of(node: ir.Node, opset: int) -> onnx.defs.OpSchema | None:
+    return None if node.domain else _schema(node.op_type, opset)
+
+
+def _element_type(schema: onnx.defs.OpSchema | None) -> str | None:
+    """The type variable of an op's first result, if an input has it, too."""
+    if schema is None or not schema.inputs or not schema.outputs:
+        return None
+    variable = str(schema.outputs[0].type_str)
+    return variable if any(item.type_str == variable for item in schema.inputs) else None
+
+
+def typed_inputs(node: ir.Node, opset: int) -> set[int]:
+    """Positions of the inputs that have the element type of the first result."""
+    schema = _schema_of(node, opset)
+    variable = _element_type(schema)
+    if schema is None or variable is None:
+        return set()
+    last = len(schema.inputs) - 1  # may stand for several inputs
+    types = (schema.inputs[min(place, last)].type_str for place in range(len(node.inputs)))
+    return {place for place, found in enumerate(types) if found == variable}
+
+
+def is_function(node: ir.Node, opset: int) -> bool:
+    """Whether ONNX defines an op by other ops."""
+    schema = _schema_of(node, opset)
+    words = ("has_function", "has_context_dependent_function")
+    return schema is not None and any(getattr(schema, word) for word in words)
+
+
+def gives_list(node: ir.Node, opset: int) -> bool:
+    """Whether a result of an op is a sequence, an optional or a map, whatever the op reads."""
+    schema = _schema_of(node, opset)
+    types = (item.types for item in schema.outputs) if schema is not None else ()
+    return any(kinds and not any(k.startswith("tensor(") for k in kinds) for kinds in types)
+
+
+def takes(node: ir.Node, opset: int, dtype: str) -> bool:
+    """Whether ONNX defines an op for an element type such as `float16`."""
+    schema = _schema_of(node, opset)
+    variable = _element_type(schema)
+    constraints = schema.type_constraints if schema is not None else ()
+    allowed = (c.allowed_type_strs for c in constraints if c.type_param_str == variable)
+    return f"tensor({dtype})" in next(allowed, ())
+
+
+def version_in(op: str, opset: int) -> int:
+    """The version of the operators in which an op type of ONNX's own changed last; 0 for none."""
+    schema = _schema(op, opset)
+    return 0 if schema is None else int(schema.since_version)
+
+
+def same_but_for_types(node: ir.Node, opset: int, other: int) -> bool:
+    """Whether two opsets define the op of a node alike, but for the element types it takes.
+
+    An attribute that only one of them has must not be set.
+    """
+    one, two = (_schema_of(node, version) for version in (opset, other))
+    if one is None or two is None:
+        return one is two
+    if one.since_version == two.since_version:
+        return True
+    before, after = _attributes(one), _attributes(two)
+    shared = before.keys() & after.keys()
+    alike = _ports(one) == _ports(two) and all(before[name] == after[name] for name in shared)
+    return alike and (before.keys() ^ after.keys()).isdisjoint(node.attributes)
+
+
+def _attributes(schema: onnx.defs.OpSchema) -> dict[str, tuple[bool, bytes]]:
+    return {
+        name: (bool(item.required), item.default_value.SerializeToString())
+        for name, item in schema.attributes.items()
+    }
+
+
+def _ports(schema: onnx.defs.OpSchema) -> tuple[list[str], list[str]]:
+    return [item.name for item in schema.inputs], [item.name for item in schema.outputs]
+
+
+def version_of(node: ir.Node, opset: int) -> int:
+    """The version of the operators in which an op of ONNX's own changed last; 0 for others."""
+    schema = _schema_of(node, opset)
+    return 0 if schema is None else int(schema.since_version)
+
+
+def types_of(node: ir.Node, opset: int, dtype: str) -> dict[str, str]:
+    """Type variable → the tensors it stands for, for an op whose element type is `dtype`."""
+    schema = _schema_of(node, opset)
+    if schema is None:
+        return {}
+    pairs = zip(schema.inputs, node.inputs, strict=False)
+    known = {
+        str(item.type_str): f"tensor({value.dtype.name.lower()})"
+        for item, value in pairs
+        if value is not None and value.dtype is not None
+    }
+    variable = _element_type(schema)
+    return known if variable is None else {**known, variable: f"tensor({dtype})"}
+
 
 logger = logging.getLogger(__name__)
 

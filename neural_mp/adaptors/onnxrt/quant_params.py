@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neural_mp.adaptors.common.integer_encoding import rounded_to_int8, weight_scales
+from neural_mp.adaptors.common.quant_params import rounded_to_int8, weight_scales
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.core.int8_accumulation import weight_limit
 from neural_mp.core.precision import QuantSpec

@@ -9,8 +9,9 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from neural_mp.adaptors.common.quant_params import IntegerWeight, saturating, wide_kinds
 from neural_mp.adaptors.common.signature import Array
-from neural_mp.adaptors.common.weight_range import IntegerWeight, saturating, wide_kinds
+from neural_mp.adaptors.onnxrt.convert import RECURRENT_KERNEL, RECURRENT_WEIGHTS
 from neural_mp.adaptors.onnxrt.graph_edit import (
     GraphNames,
     array_of,
@@ -21,7 +22,6 @@ from neural_mp.adaptors.onnxrt.graph_edit import (
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.quant_params import unsigned
 from neural_mp.adaptors.onnxrt.subgraphs import in_order
-from neural_mp.adaptors.onnxrt.write_alone import RECURRENT_KERNEL, RECURRENT_WEIGHTS
 from neural_mp.core.int8_accumulation import KernelKind
 
 #: Op that multiplies bytes → the places of its weights, each with that of its zero point.

@@ -17,8 +17,17 @@ import onnxruntime as ort
 
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.onnxrt.graph_edit import tensor_bytes, tensors_in
-from neural_mp.adaptors.onnxrt.versions import FINDS_WEIGHTS
 from neural_mp.errors import ConversionError, in_one_line
+
+#: The version, its first two numbers.
+VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
+#: Whether a session can be told in which folder the weights of a model given as bytes lie. A
+#: session passes over settings that it does not know: there is nothing to ask but the version.
+FINDS_WEIGHTS = VERSION >= (1, 21)
+#: Whether a convolution whose result is read within a branch is run. Before 1.23, ONNX Runtime's
+#: own optimiser ends the process there, with the untouched model as well.
+RUNS_LAYERS_BEFORE_BRANCHES = VERSION >= (1, 23)
+
 
 logger = logging.getLogger(__name__)
 

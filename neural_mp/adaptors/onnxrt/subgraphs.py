@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from neural_mp.adaptors.common.free_names import unused
+from neural_mp.adaptors.common.naming import unused
 
 
 def bodies_of(node: ir.Node) -> Iterator[ir.Graph]:

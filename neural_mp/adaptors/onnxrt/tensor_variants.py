@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.integer_encoding import Array, Encoding
-from neural_mp.adaptors.common.tensor_forms import BF16, FP16, FP32, UINT8, TensorForms
+from neural_mp.adaptors.common.quant_params import Array, Encoding
+from neural_mp.adaptors.common.tensor_variants import BF16, FP16, FP32, UINT8, TensorForms
 from neural_mp.adaptors.onnxrt.fusion import GraphStructure
 from neural_mp.adaptors.onnxrt.graph_edit import GraphNames, array_of
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from neural_mp.adaptors.common.calibration import TensorSummary
-from neural_mp.adaptors.common.capability_builder import OpKernels
+from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.cross_layer_scaling import Layer, LayerChange
 from neural_mp.adaptors.common.input_spec import GivenInputs
 from neural_mp.adaptors.common.int8_accumulation import Products
@@ -25,22 +25,20 @@ from neural_mp.adaptors.pytorch import (
     loading,
     observe,
     onnx_export,
-    op_values,
-    profile,
+    profiler,
     qdq_ops,
     reduce_range,
     storage,
 )
 from neural_mp.adaptors.pytorch.call_signature import resized
 from neural_mp.adaptors.pytorch.casts import CAST
+from neural_mp.adaptors.pytorch.convert import write
 from neural_mp.adaptors.pytorch.converted_module import CompiledModule
-from neural_mp.adaptors.pytorch.fingerprint import fingerprint
 from neural_mp.adaptors.pytorch.graph import build_graph
 from neural_mp.adaptors.pytorch.int8_accumulation import kernel_products
-from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel
+from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel, fingerprint
 from neural_mp.adaptors.pytorch.op_types import TYPES, every_op_type
-from neural_mp.adaptors.pytorch.trace import trace
-from neural_mp.adaptors.pytorch.write import write
+from neural_mp.adaptors.pytorch.profiler import trace
 from neural_mp.core.enums import Capture
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import Hardware
@@ -112,13 +110,13 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
 
     def results(self, model: TorchModel) -> OpGraph:
         """Of the graphs that are run."""
-        return op_values.results(model)
+        return observe.results(model)
 
     def values(
         self, model: TorchModel, ops: Collection[str]
     ) -> Callable[[Any], Mapping[str, OpValue]]:
         """The runnable graphs run op by op."""
-        run = op_values.values(model, ops)
+        run = observe.values(model, ops)
         return lambda inputs: run(model.call(inputs))
 
     def write(
@@ -164,7 +162,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
 
     def time_ops(self, model: TorchModel, inputs: Any, runs: int) -> Mapping[str, list[float]]:
         """The runnable graphs run op by op."""
-        return profile.time_ops(model, model.call(inputs), runs)
+        return profiler.time_ops(model, model.call(inputs), runs)
 
     def trace(self, model: TorchModel, inputs: Any) -> Mapping[str, Executed]:
         """By torch's own profiler, the runnable graphs run op by op."""

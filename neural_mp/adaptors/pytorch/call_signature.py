@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from neural_mp.core.grammar import counted
 from neural_mp.errors import DataError, did_you_mean
 from neural_mp.util.labels import without_labels
 from neural_mp.util.pytree import as_numpy
+from neural_mp.util.text import counted
 
 
 @dataclass(frozen=True)

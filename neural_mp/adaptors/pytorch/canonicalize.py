@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.common.affine import Affine
-from neural_mp.adaptors.common.free_names import unused
+from neural_mp.adaptors.common.naming import unused
 from neural_mp.adaptors.pytorch.capture import ENCLOSED, Enclosed
 from neural_mp.adaptors.pytorch.model import (
     INPUT_NAME,

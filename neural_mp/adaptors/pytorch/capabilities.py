@@ -11,12 +11,12 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.common import capability_builder as reasons
-from neural_mp.adaptors.common.capability_builder import IntegerKernel, OpKernels
+from neural_mp.adaptors.common import capabilities as reasons
+from neural_mp.adaptors.common.capabilities import IntegerKernel, OpKernels
 from neural_mp.adaptors.common.int8_accumulation import Products
 from neural_mp.adaptors.pytorch.casts import DTYPES, STATISTICS, narrowed
 from neural_mp.adaptors.pytorch.fusion import fused_layers
-from neural_mp.adaptors.pytorch.left_alone import RUNS_BODIES, runs_bodies
+from neural_mp.adaptors.pytorch.loading import RUNS_BODIES, runs_bodies
 from neural_mp.adaptors.pytorch.model import (
     OP_NAME,
     TorchModel,
@@ -37,8 +37,7 @@ from neural_mp.adaptors.pytorch.quantizable_ops import (
     kernel_kind,
     quantize_agnostic,
 )
-from neural_mp.adaptors.pytorch.recurrent import RECURRENT_TYPES
-from neural_mp.adaptors.pytorch.recurrent_int8 import RECURRENT_INT8, recurrent_obstacle
+from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, RECURRENT_TYPES, recurrent_obstacle
 from neural_mp.adaptors.pytorch.versions import integer_convolution
 from neural_mp.core.enums import Algorithm
 from neural_mp.core.hardware import Hardware

@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import IntInfinity
 
 from neural_mp.adaptors.pytorch.versions import is_being_traced
-from neural_mp.core.grammar import counted
 from neural_mp.errors import DataError
+from neural_mp.util.text import counted
 from neural_mp.util.validators import count, list_of, optional, text, truth, tuple_of
 
 #: Key of `GraphModule.meta` under which the sizes are kept.

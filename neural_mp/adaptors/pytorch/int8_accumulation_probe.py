@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from neural_mp.adaptors.common.int8_accumulation import Case, Convolution, try_products
-from neural_mp.adaptors.common.integer_encoding import Array
+from neural_mp.adaptors.common.quant_params import Array
 from neural_mp.adaptors.pytorch.int8_accumulation import CASES
 from neural_mp.adaptors.pytorch.versions import integer_convolution
 

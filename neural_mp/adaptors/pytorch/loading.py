@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
+from neural_mp.adaptors.common.capabilities import stays_in_fp32
 from neural_mp.adaptors.common.input_spec import GivenInputs
-from neural_mp.adaptors.common.left_alone import stays_in_fp32
-from neural_mp.adaptors.pytorch import capture, files, storage
+from neural_mp.adaptors.pytorch import capture, sources, storage
 from neural_mp.adaptors.pytorch.call_signature import Call, Convention, convention_of, resized
 from neural_mp.adaptors.pytorch.canonicalize import drop_updates, prepare
-from neural_mp.adaptors.pytorch.capture_check import other_ways, result_of
+from neural_mp.adaptors.pytorch.capture import other_ways, result_of
 from neural_mp.adaptors.pytorch.converted_module import ConvertedModule
 from neural_mp.adaptors.pytorch.dynamic_shapes import (
     SIZES,
@@ -25,13 +26,56 @@ from neural_mp.adaptors.pytorch.dynamic_shapes import (
     how_to_export_open,
     watch_sizes,
 )
-from neural_mp.adaptors.pytorch.left_alone import left_in_bodies
-from neural_mp.adaptors.pytorch.model import WHOLE, Part, TorchModel, op_nodes, op_type
+from neural_mp.adaptors.pytorch.model import (
+    OP_NAME,
+    WHOLE,
+    Part,
+    TorchModel,
+    attribute,
+    op_nodes,
+    op_type,
+)
 from neural_mp.adaptors.pytorch.module_capture import capture_modules, private
-from neural_mp.adaptors.pytorch.recurrent import RECURRENT_TYPES
-from neural_mp.adaptors.pytorch.recurrent_int8 import recurrent_obstacle
+from neural_mp.adaptors.pytorch.quantizable_ops import INTEGER_LAYERS
+from neural_mp.adaptors.pytorch.recurrent import RECURRENT_TYPES, recurrent_obstacle
 from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError, ModelLoadError
+
+#: Why an op that runs graphs of its own has no kernel in lower precision.
+RUNS_BODIES = "it runs graphs of its own, which stay as they are"
+
+
+def runs_bodies(node: Node) -> bool:
+    """Whether an op runs graphs of its own."""
+    return isinstance(node.target, torch._ops.HigherOrderOperator)
+
+
+def left_in_bodies(module: GraphModule) -> list[str]:
+    """A sentence for every op whose bodies hold layers."""
+    said: list[str] = []
+    for node in module.graph.nodes:
+        if runs_bodies(node):
+            said += stays_in_fp32(
+                (op_type(inner) for inner in _inner(module, node) if _is_heavy(inner)),
+                f"within the op {str(node.meta.get(OP_NAME, node.name))!r}",
+                "only what lies in the main graph is converted",
+            )
+    return said
+
+
+def _is_heavy(node: Node) -> bool:
+    return node.target in INTEGER_LAYERS or op_type(node) in RECURRENT_TYPES
+
+
+def _inner(module: GraphModule, node: Node) -> Iterator[Node]:
+    """The nodes of the bodies that an op runs, and of those in them."""
+    for source in node.all_input_nodes:
+        body = attribute(module, str(source.target)) if source.op == "get_attr" else None
+        if isinstance(body, GraphModule):
+            for inner in body.graph.nodes:
+                yield inner
+                if runs_bodies(inner):
+                    yield from _inner(body, inner)
 
 
 def load(source: Any, wanted: GivenInputs, how: Capture) -> TorchModel:
@@ -43,7 +87,7 @@ def load(source: Any, wanted: GivenInputs, how: Capture) -> TorchModel:
         how: whether modules are captured one by one.
     """
     if isinstance(source, str | Path):
-        path, source = Path(source), files.read(Path(source))
+        path, source = Path(source), sources.read(Path(source))
         if isinstance(source, ExportedProgram):
             with storage.taken_from(path):
                 return _from_program(source, wanted.example)

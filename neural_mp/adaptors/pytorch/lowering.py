@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.common.fusion import Step
-from neural_mp.adaptors.common.integer_encoding import Encoding
+from neural_mp.adaptors.common.quant_params import Encoding
 from neural_mp.adaptors.pytorch import kernel_ops as kernels
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.casts import cast_dtype
@@ -46,7 +46,7 @@ from neural_mp.adaptors.pytorch.quantizable_ops import (
     geometry,
     quantize_agnostic,
 )
-from neural_mp.adaptors.pytorch.recurrent_int8 import RECURRENT_INT8, lower_recurrent
+from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, lower_recurrent
 from neural_mp.adaptors.pytorch.versions import integer_convolution
 
 aten = torch.ops.aten

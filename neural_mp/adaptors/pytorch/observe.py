@@ -3,19 +3,170 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.calibration import TensorSummary, summarized
-from neural_mp.adaptors.pytorch.calibration_form import calibration_form
+from neural_mp.adaptors.common.op_outputs import OpValue, op_value
+from neural_mp.adaptors.common.quant_params import Encoding
 from neural_mp.adaptors.pytorch.call_signature import Call
-from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel, is_float, tensor_name
+from neural_mp.adaptors.pytorch.functionalize import OUT_OF_PLACE
+from neural_mp.adaptors.pytorch.graph import build_graph
+from neural_mp.adaptors.pytorch.model import (
+    OP_NAME,
+    RESULT,
+    TorchModel,
+    add_constant,
+    arguments,
+    constant,
+    is_float,
+    likely_size,
+    shallow_copy,
+    sizes_of_result,
+    tensor_name,
+)
 from neural_mp.adaptors.pytorch.module_capture import visited
-from neural_mp.adaptors.pytorch.quantizable_ops import CONVOLUTIONS, INTEGER_LAYERS
+from neural_mp.adaptors.pytorch.quantizable_ops import (
+    ADD,
+    CONVOLUTION,
+    CONVOLUTIONS,
+    INTEGER_LAYERS,
+    geometry,
+)
+from neural_mp.core.graph import OpGraph
 from neural_mp.util.pytree import as_numpy
+
+
+def results(model: TorchModel) -> OpGraph:
+    """The ops whose results a run has; see `Adaptor.results`."""
+    found = {
+        place[0]
+        for part in model.parts.values()
+        for node in part.runnable.graph.nodes
+        if (place := _place(node)) is not None
+    }
+    graph = build_graph({path: part.portable for path, part in model.parts.items()})
+    return graph.with_only({op.name: op for op in graph if op.name in found})
+
+
+def values(model: TorchModel, ops: Collection[str]) -> Callable[[Call], dict[str, OpValue]]:
+    """A function that runs the model and gives the results of some ops.
+
+    An op that runs several times in one run gives the first of its results.
+    """
+    wanted, found = frozenset(ops), dict[str, OpValue]()
+
+    def visit(node: Node, run: Callable[[], Any]) -> Any:
+        result, place = run(), _place(node)
+        if place is None or place[0] not in wanted or place[0] in found:
+            return result
+        value = _value(result, place[1]) if isinstance(result, torch.Tensor) else None
+        if value is not None:
+            found[place[0]] = value
+        return result
+
+    run = visited(model, visit)
+
+    def called(call: Call) -> dict[str, OpValue]:
+        found.clear()
+        run(call)
+        return dict(found)
+
+    return called
+
+
+def _place(node: Node) -> tuple[str, Encoding | None] | None:
+    """The op whose result a node has, and how that is stored in uint8, if it is."""
+    if node.op != "call_function":
+        return None
+    if RESULT in node.meta:
+        name, encoding = node.meta[RESULT]
+        return name, encoding
+    return (node.meta[OP_NAME], None) if OP_NAME in node.meta else None
+
+
+def _value(result: torch.Tensor, encoding: Encoding | None) -> OpValue | None:
+    if encoding is not None:
+        return op_value(result.numpy(), encoding)
+    if not result.is_floating_point() or not result.numel():
+        return None
+    # A copy: a kernel that runs later may write over it.
+    real = result.detach().to(torch.float32, copy=True)
+    return OpValue(real.numpy(), str(result.dtype).removeprefix("torch."))
+
+
+#: A convolution whose weight is packed; None where torch is built without oneDNN.
+_PACKED: Any = (
+    torch.ops.mkldnn._convolution_pointwise.default
+    if torch.backends.mkldnn.is_available()
+    else None
+)
+#: Op → the op that computes the same, number by number, over its first operand.
+_IN_PLACE = {op: in_place for in_place, op in OUT_OF_PLACE.items()}
+#: Ops whose result is memory of its own.
+_FRESH = INTEGER_LAYERS.union((_PACKED,), _IN_PLACE, OUT_OF_PLACE)
+
+
+def calibration_form(model: TorchModel) -> TorchModel:
+    """A model for one run at a time, whose portable graphs take less time and memory.
+
+    Weights of convolutions are packed once, not in every run, and a result is written over an
+    operand that nothing else reads. Whoever looks at a value has to do so before the next op runs.
+    """
+    parts = {
+        path: replace(part, portable=_quick(part.portable)) for path, part in model.parts.items()
+    }
+    return replace(model, parts=parts)
+
+
+def _quick(module: GraphModule) -> GraphModule:
+    module = shallow_copy(module)
+    for node in list(module.graph.nodes):
+        if node.target is CONVOLUTION:
+            _pack(module, node)
+        elif node.target in _IN_PLACE:
+            _save_memory(node)
+    module.recompile()
+    return module
+
+
+def _pack(module: GraphModule, layer: Node) -> None:
+    said = arguments(layer)
+    weight, image = constant(module, said["weight"]), said["input"].meta.get("val")
+    if weight is None or not is_float(image) or image.ndim != weight.ndim:
+        return
+    if _PACKED is None or {weight.dtype, image.dtype} != {torch.float32}:
+        return
+    stride, padding, dilation, groups = geometry(layer)
+    order = (padding, stride, dilation, groups)
+    likely = [likely_size(size) for size in image.shape]
+    packed = torch.ops.mkldnn._reorder_convolution_weight(weight, *order, likely)
+    read = add_constant(module, f"{layer.name}_packed", packed, layer)
+    layer.target = _PACKED
+    layer.args = (said["input"], read, said["bias"], *order, "none", [], "")
+    layer.kwargs = {}
+
+
+def _save_memory(node: Node) -> None:
+    if node.target is ADD and not node.kwargs and not _may_overwrite(node.args[0], node):
+        node.args = (node.args[1], node.args[0])
+    if _may_overwrite(node.args[0], node):
+        node.target = _IN_PLACE[node.target]
+
+
+def _may_overwrite(operand: Any, node: Node) -> bool:
+    """Whether a node alone reads an operand, whose memory has room for the node's result."""
+    if not isinstance(operand, Node) or operand.target not in _FRESH:
+        return False
+    alone = len(operand.users) == 1 and node.args.count(operand) == 1
+    old, new = operand.meta.get("val"), node.meta.get("val")
+    if not alone or not is_float(old) or not is_float(new) or old.dtype != new.dtype:
+        return False
+    return sizes_of_result(operand) == sizes_of_result(node)
 
 
 def watch(

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from neural_mp.adaptors.common.calibration import affine_parameters
-from neural_mp.adaptors.common.integer_encoding import rounded_to_int8, weight_scales
+from neural_mp.adaptors.common.quant_params import rounded_to_int8, weight_scales
 
 #: The name of our library of ops.
 LIBRARY = "neural_mp"

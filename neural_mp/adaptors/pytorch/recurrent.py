@@ -7,15 +7,22 @@ taken from the arguments, so nothing depends on the length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
+from torch import nn
 from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
+
+from neural_mp.adaptors.pytorch import qdq_ops as ops
+from neural_mp.adaptors.pytorch.fusion import is_node
+from neural_mp.adaptors.pytorch.model import arguments, attribute, constant
 
 aten = torch.ops.aten
 
@@ -67,3 +74,167 @@ def _shaped(op: Any, steps: Callable[..., Any], *args: Any) -> Any:
     width = states[0].shape[-1] * (2 if bidirectional else 1)
     result = sequence.new_empty((*sequence.shape[:-1], width))
     return result, *(each.new_empty(each.shape) for each in states)
+
+
+LSTM, GRU = aten.lstm.input, aten.gru.input
+#: Layers that there is a kernel for.
+RECURRENT_INT8 = (LSTM, GRU)
+#: Overloads for sequences that are packed.
+_PACKED = (aten.lstm.data, aten.gru.data)
+_PLAIN = (aten.rnn_tanh.input, aten.rnn_relu.input, aten.rnn_tanh.data, aten.rnn_relu.data)
+#: Names of the kernels that run, in the runtime's own trace.
+KERNELS = ("aten::quantized_lstm", "aten::quantized_gru")
+#: Tensors of one direction of a layer: two weights, and two biases where there are any.
+_PER_CELL = {True: 4, False: 2}
+
+
+def recurrent_obstacle(module: GraphModule, node: Node) -> str | None:
+    """Return the reason why a recurrent layer has no INT8 form; None if it has one."""
+    if node.target in _PACKED:
+        return "its sequences are packed; the integer kernel takes padded ones"
+    if node.target in _PLAIN:
+        return "integer kernels exist for LSTM and GRU only"
+    said = arguments(node)
+    weights = [constant(module, value) for value in said["params"]]
+    if any(weight is None for weight in weights):
+        return "its weight is computed, not constant"
+    if any(weight is not None and weight.dtype != torch.float32 for weight in weights):
+        return "its weight is not float32"
+    if len(weights) != _cells(said) * _PER_CELL[said["has_biases"]]:
+        return "its outputs are projected (proj_size); the integer kernel has no projection"
+    return kernel_obstacle()
+
+
+def _cells(said: dict[str, Any]) -> int:
+    """Return the number of cells: one in every direction of every stacked layer."""
+    return int(said["num_layers"]) * (2 if said["bidirectional"] else 1)
+
+
+@lru_cache(maxsize=1)
+def kernel_obstacle() -> str | None:
+    """Return why torch's integer kernels of recurrent layers do not run here; None if they do."""
+    weight = torch.ones(4, 1, dtype=torch.int8), torch.ones(4)
+    recurrent, bias = (weight[0], weight[1]), torch.zeros(4)
+    try:
+        cell = _cell(weight, recurrent, bias, bias)
+        state = torch.zeros(1, 1, 1)
+        with torch.no_grad():
+            _run(LSTM, torch.ones(1, 1, 1), [state, state], [cell], 1, False, False)
+    except Exception as error:  # noqa: BLE001 (whatever a build that lacks a part of it raises)
+        return f"torch does not run its integer kernel here: {str(error).splitlines()[0]}"
+    return None
+
+
+def _cell(
+    weight: Sequence[torch.Tensor],
+    recurrent: Sequence[torch.Tensor],
+    bias: torch.Tensor,
+    recurrent_bias: torch.Tensor,
+) -> Any:
+    """Return a cell as the kernel takes it: two weights, each as integers and scales, packed."""
+    packed = []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*quantiz.*", category=UserWarning)
+        for (integers, scales), added in ((weight, bias), (recurrent, recurrent_bias)):
+            zeros = torch.zeros(len(scales), dtype=torch.long)
+            stored = torch._make_per_channel_quantized_tensor(integers, scales.double(), zeros, 0)
+            packed.append(torch.ops.quantized.linear_prepack(stored, added))
+    # Its products of bytes saturate without VNNI, unless activations keep to 7 bits.
+    reduced = not torch.cpu.get_capabilities().get("avx512_vnni", False)
+    make = torch.ops.quantized.make_quantized_cell_params_dynamic
+    return make(*packed, bias, recurrent_bias, reduced)
+
+
+def _run(
+    kind: Any,
+    x: torch.Tensor,
+    states: Sequence[torch.Tensor],
+    cells: list[Any],
+    layers: int,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    shape = (True, layers, 0.0, False, bidirectional, batch_first)
+    if kind is LSTM:
+        return aten.quantized_lstm.input(
+            x, list(states), cells, *shape, dtype=torch.qint8, use_dynamic=True
+        )
+    return aten.quantized_gru.input(x, states[0], cells, *shape)
+
+
+class QuantizedRecurrent(nn.Module):
+    """The packed cells of one recurrent layer.
+
+    Args:
+        kind: `LSTM` or `GRU`.
+        cells: one of every direction of every stacked layer, in torch's order.
+        layers: how many are stacked.
+        bidirectional: whether each has two directions.
+        batch_first: whether the batch is the first axis.
+    """
+
+    def __init__(
+        self, kind: Any, cells: list[Any], layers: int, bidirectional: bool, batch_first: bool
+    ) -> None:
+        super().__init__()
+        self._kind, self._cells = kind, cells
+        self._form = (layers, bidirectional, batch_first)
+
+    def forward(self, x: torch.Tensor, *states: torch.Tensor) -> Any:
+        """Return the outputs of all steps and the last states, as float32."""
+        floats = [state.float() for state in states]
+        return _run(self._kind, x.float(), floats, self._cells, *self._form)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedRecurrent:
+        # Packed cells cannot be copied, and nothing writes to them.
+        return QuantizedRecurrent(self._kind, self._cells, *self._form)
+
+
+def run_recurrent(layer: QuantizedRecurrent, x: torch.Tensor, *states: torch.Tensor) -> Any:
+    """Run a recurrent layer in INT8."""
+    return layer(x, *states)
+
+
+def lower_recurrent(module: GraphModule, node: Node) -> None:
+    """Call the integer kernel instead of a recurrent layer that reads integer weights."""
+    said = arguments(node)
+    if kernel_obstacle() is not None or not is_stored_as_integers(node):
+        return
+    per_cell = _PER_CELL[said["has_biases"]]
+    cells = []
+    for first in range(0, len(said["params"]), per_cell):
+        tensors = said["params"][first : first + per_cell]
+        weight, recurrent = (_stored(module, part) for part in tensors[:2])
+        biases = [attribute(module, str(part.target)).detach().float() for part in tensors[2:]]
+        zeros = torch.zeros(len(weight[1]))
+        bias, recurrent_bias = biases or (zeros, zeros)
+        cells.append(_cell(weight, recurrent, bias, recurrent_bias))
+    form = (int(said["num_layers"]), bool(said["bidirectional"]), bool(said["batch_first"]))
+    name = f"{node.name}_int8"
+    module.add_module(name, QuantizedRecurrent(node.target, cells, *form))
+    states = said["hx"] if node.target is LSTM else [said["hx"]]
+    with module.graph.inserting_before(node):
+        layer = module.graph.get_attr(name)
+        result = module.graph.call_function(run_recurrent, (layer, said["input"], *states))
+    result.meta = dict(node.meta)
+    node.replace_all_uses_with(result)
+    # Dead code or not, an op that could draw random numbers is kept.
+    module.graph.erase_node(node)
+
+
+def is_stored_as_integers(node: Node) -> bool:
+    """Whether a recurrent layer reads its weights from integers."""
+    return any(is_node(part, ops.dequantize_weight) for part in arguments(node)["params"])
+
+
+def weights_of(module: GraphModule, node: Node) -> Iterator[Node]:
+    """The weights of a recurrent layer, without its biases."""
+    for part in arguments(node)["params"]:
+        value = constant(module, part)
+        if value is not None and value.ndim > 1:
+            yield part
+
+
+def _stored(module: GraphModule, weight: Node) -> tuple[torch.Tensor, torch.Tensor]:
+    integers, scales = (attribute(module, str(part.target)) for part in weight.args)
+    return integers, scales

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.calibration import TensorSummary
-from neural_mp.adaptors.common.capability_builder import OpKernels
+from neural_mp.adaptors.common.capabilities import OpKernels
 from neural_mp.adaptors.common.cross_layer_scaling import Layer, LayerChange
 from neural_mp.adaptors.common.input_spec import GivenInputs, unused_capture
 from neural_mp.adaptors.common.int8_accumulation import Products
@@ -27,21 +27,19 @@ from neural_mp.adaptors.tensorflow import (
     layer_params,
     loading,
     observe,
-    op_values,
     reduce_range,
     storage,
 )
+from neural_mp.adaptors.tensorflow.amp_pass import runtime_lists
+from neural_mp.adaptors.tensorflow.convert import write
 from neural_mp.adaptors.tensorflow.converted_module import ConvertedModel
 from neural_mp.adaptors.tensorflow.graph import build_graph
 from neural_mp.adaptors.tensorflow.int8_accumulation import kernel_products
 from neural_mp.adaptors.tensorflow.kernel_registry import every_op_type
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.op_types import TYPES
-from neural_mp.adaptors.tensorflow.profile import time_ops
-from neural_mp.adaptors.tensorflow.runtime_lists import runtime_lists
+from neural_mp.adaptors.tensorflow.profiler import time_ops, trace
 from neural_mp.adaptors.tensorflow.tensor_graph import constant_bytes
-from neural_mp.adaptors.tensorflow.trace import trace
-from neural_mp.adaptors.tensorflow.write import write
 from neural_mp.amp import FourLists
 from neural_mp.core.enums import Capture
 from neural_mp.core.graph import OpGraph
@@ -123,13 +121,13 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
 
     def results(self, model: TensorFlowModel) -> OpGraph:
         """Of a converted model as it was written."""
-        return op_values.results(model)
+        return observe.results(model)
 
     def values(
         self, model: TensorFlowModel, ops: Collection[str]
     ) -> Callable[[Any], Mapping[str, OpValue]]:
         """They are fetched, in one run."""
-        run = op_values.values(model, ops)
+        run = observe.values(model, ops)
         return lambda inputs: run(model.signature.bind(inputs))
 
     def write(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from neural_mp.adaptors.common import capability_builder as reasons
-from neural_mp.adaptors.common.capability_builder import SIXTEEN_BITS, IntegerKernel, OpKernels
+from neural_mp.adaptors.common import capabilities as reasons
+from neural_mp.adaptors.common.capabilities import SIXTEEN_BITS, IntegerKernel, OpKernels
 from neural_mp.adaptors.common.int8_accumulation import Products
-from neural_mp.adaptors.common.tensor_forms import FORM_OF
+from neural_mp.adaptors.common.tensor_variants import FORM_OF
+from neural_mp.adaptors.tensorflow.control_flow import in_bodies, in_loops
 from neural_mp.adaptors.tensorflow.fusion import FusionGroup
 from neural_mp.adaptors.tensorflow.int8_accumulation import KINDS, bf16_obstacle, forms_that_work
 from neural_mp.adaptors.tensorflow.kernel_registry import has_kernel, kernel_dtypes
 from neural_mp.adaptors.tensorflow.layer_folding import LAYERS
-from neural_mp.adaptors.tensorflow.loops import in_bodies, in_loops
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.padding import padding_of
 from neural_mp.adaptors.tensorflow.tensor_graph import (

@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.calibration import LEVELS
-from neural_mp.adaptors.common.integer_encoding import Encoding
+from neural_mp.adaptors.common.quant_params import Encoding
 from neural_mp.adaptors.common.signature import Shape
-from neural_mp.adaptors.common.tensor_forms import BF16, FP32, UINT8
+from neural_mp.adaptors.common.tensor_variants import BF16, FP32, UINT8
 from neural_mp.adaptors.tensorflow.fusion import FusionGroup
 from neural_mp.adaptors.tensorflow.integer_kernels import (
     F32,

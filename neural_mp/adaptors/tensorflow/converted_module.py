@@ -8,8 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.signature import in_parts
-from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
+from neural_mp.adaptors.tensorflow.model import ServedSignature, TensorFlowModel
 from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, indexed
 
 

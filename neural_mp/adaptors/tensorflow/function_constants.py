@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from neural_mp.adaptors.tensorflow.loops import ENTERS, EXITS, SWITCHES, frames
+from neural_mp.adaptors.tensorflow.control_flow import ENTERS, EXITS, SWITCHES, frames
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
     Consumers,

@@ -6,13 +6,13 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from neural_mp.adaptors.tensorflow.layer_folding import CONVOLUTIONS
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.profiler import PRECISIONS
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     constant_size,
     data_inputs,
     node_of,
     result_dtypes,
 )
-from neural_mp.adaptors.tensorflow.trace import PRECISIONS
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import Precision
 

@@ -9,9 +9,9 @@ import tensorflow as tf
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError, Message
 
-from neural_mp.adaptors.tensorflow.functions import drop_unreachable
+from neural_mp.adaptors.tensorflow.checks.graphs import check_graph
+from neural_mp.adaptors.tensorflow.control_flow import drop_unreachable
 from neural_mp.adaptors.tensorflow.runtime import imported
-from neural_mp.adaptors.tensorflow.safe_ops import check_graph
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
     PLACEHOLDERS,

@@ -10,13 +10,12 @@ import tensorflow as tf
 
 from neural_mp.adaptors.common.runtime_probe import try_each
 from neural_mp.adaptors.common.signature import Port
+from neural_mp.adaptors.tensorflow.convert import write
 from neural_mp.adaptors.tensorflow.graph import build_graph
 from neural_mp.adaptors.tensorflow.int8_accumulation import BF16_CASES, EXACT, FORMS, WORKS
-from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.model import ServedSignature, TensorFlowModel
 from neural_mp.adaptors.tensorflow.runtime import Runner
-from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
 from neural_mp.adaptors.tensorflow.tensor_graph import Array, TensorGraph, make_constant, make_node
-from neural_mp.adaptors.tensorflow.write import write
 from neural_mp.core.enums import WeightRange
 from neural_mp.core.int8_accumulation import (
     FULL_RANGE,

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.common.integer_encoding import rounded_to_int8, weight_scales
+from neural_mp.adaptors.common.quant_params import rounded_to_int8, weight_scales
 from neural_mp.adaptors.tensorflow.tensor_graph import Array, NodeDef, make_node
 from neural_mp.core.int8_accumulation import FULL_RANGE, WEIGHT_LIMITS
 

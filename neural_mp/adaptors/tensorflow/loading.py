@@ -2,25 +2,267 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from neural_mp.adaptors.common.capabilities import stays_in_fp32
 from neural_mp.adaptors.common.input_spec import GivenInputs
-from neural_mp.adaptors.tensorflow import sources
-from neural_mp.adaptors.tensorflow.freeze import no_constant
-from neural_mp.adaptors.tensorflow.keras_layers import Origins
-from neural_mp.adaptors.tensorflow.left_alone import left_alone
-from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.prepare import prepare
-from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
-from neural_mp.adaptors.tensorflow.tensor_graph import PLACEHOLDERS, TensorGraph, node_of
+from neural_mp.adaptors.common.signature import Port
+from neural_mp.adaptors.tensorflow import graph_files, keras_models, v1_saved_models
+from neural_mp.adaptors.tensorflow.canonicalize import prepare
+from neural_mp.adaptors.tensorflow.freeze import frozen_graph, no_constant
+from neural_mp.adaptors.tensorflow.keras_models import Origins
+from neural_mp.adaptors.tensorflow.model import DEFAULT_KEY, ServedSignature, TensorFlowModel
+from neural_mp.adaptors.tensorflow.tensor_graph import (
+    PLACEHOLDERS,
+    GraphDef,
+    TensorGraph,
+    node_of,
+    plain,
+)
 from neural_mp.adaptors.tensorflow.unknown_rank import (
     check_made_up,
     with_told_ranks,
     with_told_shapes,
 )
-from neural_mp.errors import ModelLoadError
+from neural_mp.errors import CaptureError, ModelLoadError, did_you_mean, in_one_line
+from neural_mp.util.pytree import Structure, described
+from neural_mp.util.text import with_article
+
+logger = logging.getLogger(__name__)
+
+#: The files of a SavedModel, one of which lies in its folder.
+_SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt")
+#: Variables of TensorFlow 1 that are no resources.
+_REFERENCES = ("Variable", "VariableV2")
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A model in the one form that everything else works on."""
+
+    graph: TensorGraph
+    signature: ServedSignature
+    original: Any = None
+    warnings: tuple[str, ...] = ()
+    scopes: keras_models.Scopes = field(default_factory=dict)
+
+
+def read(source: Any, wanted: GivenInputs) -> Taken:
+    """Bring a model to a frozen graph.
+
+    Args:
+        source: a path or an object of TensorFlow's or Keras's.
+        wanted: the names that the user gave, for graphs that name no inputs and outputs, and an
+            example, for models that do not say what they take.
+    """
+    if isinstance(source, str | Path):
+        return _read_path(Path(source), wanted)
+    if keras_models.is_keras(source):
+        return _from_keras(source, wanted)
+    if isinstance(source, tf.types.experimental.GenericFunction) and not isinstance(
+        source, tf.types.experimental.ConcreteFunction
+    ):
+        return _from_concrete(_concrete(source, wanted))
+    wanted = wanted.without_shapes(with_article(type(source).__name__))
+    if isinstance(source, tf.Graph):
+        return _from_graph_def(source.as_graph_def(), wanted)
+    if isinstance(source, GraphDef):
+        copied = GraphDef()
+        copied.CopyFrom(source)  # its nodes are shared from here on, and the user's may change
+        return _from_graph_def(copied, wanted)
+    if isinstance(source, tf.types.experimental.ConcreteFunction):
+        return _from_concrete(source)
+    if hasattr(source, "signatures"):
+        return _from_signatures(source, "the model")
+    raise ModelLoadError(
+        f"{with_article(type(source).__name__)} has no graph that could be found; give a "
+        f"Keras model, a concrete function, a SavedModel, or a GraphDef"
+    )
+
+
+def _read_path(path: Path, wanted: GivenInputs) -> Taken:
+    if not path.exists():
+        raise ModelLoadError(f"there is no model file or folder {str(path)!r}")
+    if path.name in _SAVED_MODEL:
+        path = path.parent
+    if path.suffix in (".keras", ".h5", ".hdf5") and not path.is_dir():
+        return _from_keras(keras_models.load(path), wanted)
+    wanted = wanted.without_shapes(repr(str(path)))
+    if path.is_dir():
+        return _read_saved_model(path)
+    ports = (*wanted.outputs, *wanted.names) if wanted.outputs else ()
+    graph, warnings = graph_files.read(path, ports)
+    taken = _from_graph_def(graph, wanted, str(path))
+    return replace(taken, warnings=(*warnings, *taken.warnings))
+
+
+def _read_saved_model(path: Path) -> Taken:
+    if not any((path / name).is_file() for name in _SAVED_MODEL):
+        raise ModelLoadError(f"{str(path)!r} is no SavedModel: it holds no saved_model.pb")
+    v1_saved_models.checked(path, session=False)
+    try:
+        loaded = tf.saved_model.load(str(path))
+    except Exception:
+        # The loader raises whatever its parsers and restore ops raise.
+        logger.debug("reading the objects of %s failed", path, exc_info=True)
+        return Taken(*v1_saved_models.read(path))
+    try:
+        taken = _from_signatures(loaded, f"the SavedModel {str(path)!r}")
+    except CaptureError:
+        # What its signature takes are no inputs of the functions that the loader made of it.
+        return Taken(*v1_saved_models.read(path))
+    if hasattr(loaded, "prune") and _lacks_what_a_session_has(taken):
+        return Taken(*v1_saved_models.read(path))
+    return taken
+
+
+def _lacks_what_a_session_has(taken: Taken) -> bool:
+    """Whether the loader for TensorFlow 2 made too little of a SavedModel of TensorFlow 1.
+
+    It leaves variables of the old kind as they are, without values. An input that nothing reads may
+    be the value of a variable, which the graph reads anew.
+    """
+    readers = taken.graph.consumers()
+    return any(node.op in _REFERENCES for node in taken.graph.nodes.values()) or not all(
+        readers.get(port.tensor) for port in taken.signature.inputs
+    )
+
+
+def _from_keras(model: Any, wanted: GivenInputs) -> Taken:
+    with keras_models.watched(model) as scopes:
+        function, names = keras_models.traced(model, wanted.example, wanted.shapes)
+    return replace(_frozen(function, names), original=model, scopes=scopes)
+
+
+def _from_signatures(loaded: Any, what: str) -> Taken:
+    signatures = dict(loaded.signatures)
+    if not signatures:
+        raise ModelLoadError(
+            f"{what} has no signature, so what it takes and returns is not known; save it with "
+            f"tf.saved_model.save(model, path, signatures=…)"
+        )
+    key = DEFAULT_KEY if DEFAULT_KEY in signatures else next(iter(signatures))
+    same = _same_as(signatures, key)
+    others = [repr(name) for name in signatures if name not in same]
+    if DEFAULT_KEY not in signatures and others:
+        raise ModelLoadError(
+            f"{what} has no signature {DEFAULT_KEY!r} and several others"
+            f"{did_you_mean(DEFAULT_KEY, signatures)}; give the one to convert: "
+            f"tf.saved_model.load(path).signatures[name]"
+        )
+    left = f"of the model's signatures, {key!r} is converted, but not {', '.join(others)}"
+    taken = _from_concrete(signatures[key])
+    signature = replace(taken.signature, keys=same)
+    if len(signature.outputs) == 1:  # a signature can return nothing but a dict
+        signature = replace(signature, returns=0)
+    return Taken(taken.graph, signature, warnings=(left,) if others else ())
+
+
+def _same_as(signatures: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """The names under which a model has the same signature, as Keras exports it under two."""
+
+    def described(name: str) -> Any:
+        function = signatures[name]
+        nodes = []
+        for node in function.graph.as_graph_def().node:
+            for attribute in [key for key in node.attr if key.startswith("_")]:
+                del node.attr[attribute]
+            nodes.append(node.SerializeToString(deterministic=True))
+        captured = [id(tensor) for tensor in function.captured_inputs]
+        return nodes, captured, function.structured_input_signature, function.structured_outputs
+
+    return (key, *(n for n in signatures if n != key and described(n) == described(key)))
+
+
+def _concrete(function: Any, wanted: GivenInputs) -> Any:
+    """The one function of a `tf.function`, traced for the example if it says nothing itself."""
+    example = wanted.example
+    try:
+        return function.get_concrete_function()
+    except (TypeError, ValueError):
+        if example is None:
+            raise CaptureError(
+                "the tf.function does not say what it takes; give it an input_signature, give "
+                "data, or set inputs to an example array"
+            ) from None
+    shown = keras_models.shown(example)
+    values = list(shown) if isinstance(shown, tuple | list) else [shown]
+    specs = tf.nest.map_structure(keras_models.open_spec, values)
+    if wanted.shapes is not None:
+        specs = keras_models.opened(specs, wanted.shapes)
+    try:
+        return function.get_concrete_function(*specs)
+    except Exception as error:
+        # The user's own code is run with symbols for its inputs, and may raise anything.
+        logger.debug("tracing failed", exc_info=True)
+        raise CaptureError(
+            f"the tf.function cannot be traced with inputs like the data: {in_one_line(error)}"
+        ) from error
+
+
+def _from_concrete(function: Any) -> Taken:
+    return _frozen(function, keras_models.input_names(function.structured_input_signature))
+
+
+def _frozen(function: Any, names: keras_models.InputNames) -> Taken:
+    """A concrete function, its variables turned into constants."""
+    graph, fed, results = frozen_graph(function)
+    returns, output_names = described(function.structured_outputs)
+    if len(names) != len(fed) or len(output_names) != len(results):
+        raise CaptureError(
+            "the model takes or returns ragged or sparse tensors, which are several tensors each; "
+            "give one that takes and returns them one by one"
+        )
+    inputs = (_port(tensor, *name) for name, tensor in zip(names, fed, strict=True))
+    outputs = (_port(tensor, name) for name, tensor in zip(output_names, results, strict=True))
+    return Taken(graph, ServedSignature(tuple(inputs), tuple(outputs), returns))
+
+
+def _port(tensor: Any, name: str, alias: str | None = None) -> Port:
+    shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
+    return Port(name, plain(tensor.name), np.dtype(tensor.dtype.as_numpy_dtype), shape, alias)
+
+
+def _from_graph_def(graph: GraphDef, wanted: GivenInputs, what: str = "the graph") -> Taken:
+    checked, nodes = graph_files.checked(graph, what), TensorGraph.from_graph_def(graph)
+    outputs = wanted.outputs or graph_files.loose_ends(nodes, checked)
+    if not outputs:
+        raise ModelLoadError(f"{what} has no outputs that could be found; set outputs")
+    warnings: tuple[str, ...] = ()
+    if not wanted.outputs and len(outputs) > 1:
+        warnings = (
+            f"outputs were not named; taken are all {len(outputs)} that nothing reads: "
+            f"{', '.join(outputs[:6])}{', …' if len(outputs) > 6 else ''}",
+        )
+    inputs = wanted.names or graph_files.placeholders(nodes, outputs)
+    graph_files.cut_at(nodes, checked, wanted.names)
+    fed, results = (
+        tuple(_port(graph_files.tensor_named(checked, name, option), name) for name in names)
+        for option, names in (("inputs", inputs), ("outputs", outputs))
+    )
+    returns: Structure = 0 if len(outputs) == 1 else list(range(len(outputs)))
+    return Taken(nodes, ServedSignature(fed, results, returns), warnings=warnings)
+
+
+#: Layers that hold most of a model's weights, and do most of its work.
+_HEAVY = ("MatMul", "BatchMatMulV2", "Conv2D", "DepthwiseConv2dNative", "Conv3D")
+
+
+def left_alone(graph: TensorGraph) -> tuple[str, ...]:
+    """A sentence on the layers in functions that are not put into the graph, if there are any."""
+    inside = (node.op for function in graph.library.function for node in function.node_def)
+    return stays_in_fp32(
+        (op for op in inside if op in _HEAVY),
+        "in functions",
+        "only what lies in the graph itself, in its loops and in its branches is converted",
+    )
 
 
 def load(source: Any, wanted: GivenInputs) -> TensorFlowModel:
@@ -35,7 +277,7 @@ def load(source: Any, wanted: GivenInputs) -> TensorFlowModel:
         ConfigurationError: it has no input or output of a name that was given.
         DataError: the example does not fit it; or there is none, and it does not say what it takes.
     """
-    taken = sources.read(source, wanted)
+    taken = read(source, wanted)
     signature = taken.signature.choosing(wanted.names, wanted.outputs)
     _refuse_state(taken.graph, signature)
     told = with_told_shapes(taken.graph, signature)

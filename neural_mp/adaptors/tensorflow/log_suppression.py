@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import ModuleType
 
-from neural_mp.core.environment import set_own
+from neural_mp.util.environment import set_own
 
 #: The level of TensorFlow's own log: 3 leaves nothing but what ends the process.
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"

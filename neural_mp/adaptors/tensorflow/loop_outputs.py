@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from neural_mp.adaptors.tensorflow.loops import ENTERS, frames
+from neural_mp.adaptors.tensorflow.control_flow import ENTERS, frames
 from neural_mp.adaptors.tensorflow.tensor_graph import TensorGraph, node_of
 
 

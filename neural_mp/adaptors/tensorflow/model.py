@@ -10,11 +10,11 @@ from typing import Any
 import tensorflow as tf
 
 from neural_mp.adaptors.common.op_outputs import OpResult
+from neural_mp.adaptors.common.signature import Signature
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.tensorflow.function_constants import tie_constants
 from neural_mp.adaptors.tensorflow.fusion import GraphStructure, structure
 from neural_mp.adaptors.tensorflow.runtime import Runner, imported
-from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
 from neural_mp.adaptors.tensorflow.shape_inference import Shapes, shapes
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
@@ -27,6 +27,37 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     without,
 )
 from neural_mp.core.graph import Layer
+from neural_mp.util.validators import fields, list_of, text
+
+#: The signature that TensorFlow Serving calls unless told otherwise.
+DEFAULT_KEY = "serving_default"
+
+
+@dataclass(frozen=True)
+class ServedSignature(Signature):
+    """The inputs and outputs of a TensorFlow model.
+
+    Attributes:
+        keys: the names of the signature in a SavedModel.
+    """
+
+    keys: tuple[str, ...] = (DEFAULT_KEY,)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain strings and numbers, as written to JSON."""
+        return {**super().to_dict(), "keys": self.keys}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> ServedSignature:
+        """Read back what `to_dict` wrote.
+
+        Raises:
+            NeuralMPError: it was not written so.
+        """
+        return replace(super().from_dict(data), **_KEYS(data))
+
+
+_KEYS = fields({"keys": list_of(text)})
 
 
 @dataclass(frozen=True, eq=False)

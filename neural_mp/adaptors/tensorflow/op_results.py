@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-from neural_mp.adaptors.tensorflow.loops import EXITS, in_bodies, in_loops
+from neural_mp.adaptors.tensorflow.control_flow import EXITS, in_bodies, in_loops
 from neural_mp.adaptors.tensorflow.tensor_graph import TensorGraph, node_of, output_of
 
 

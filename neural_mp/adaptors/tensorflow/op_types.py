@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from neural_mp.adaptors.common.op_kinds import in_camel_case
+from neural_mp.adaptors.common.naming import in_camel_case
 
 #: Kind (see `neural_mp.amp.KINDS`) → op types, gradients aside.
 TYPES: Mapping[str, tuple[str, ...]] = {

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from neural_mp.adaptors.common.weight_range import IntegerWeight, saturating, wide_kinds
+from neural_mp.adaptors.common.quant_params import IntegerWeight, saturating, wide_kinds
 from neural_mp.adaptors.tensorflow.integer_kernels import (
     FULL,
     S8,

@@ -12,10 +12,9 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from neural_mp.adaptors.common.model_metadata import CONVERTED, read_details, write_details
 from neural_mp.adaptors.common.signature import Port, Shape, example_for, shape_of
-from neural_mp.adaptors.tensorflow.model import TensorFlowModel
+from neural_mp.adaptors.tensorflow.checks.graphs import check_graph
+from neural_mp.adaptors.tensorflow.model import ServedSignature, TensorFlowModel
 from neural_mp.adaptors.tensorflow.runtime import imported
-from neural_mp.adaptors.tensorflow.safe_ops import check_graph
-from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
 from neural_mp.adaptors.tensorflow.tensor_graph import TensorGraph, indexed
 from neural_mp.errors import ConversionError, ModelLoadError
 from neural_mp.util.validators import fields, mapping_of, shown, text

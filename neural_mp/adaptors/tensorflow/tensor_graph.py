@@ -18,7 +18,7 @@ from tensorflow.core.framework.tensor_pb2 import TensorProto
 from tensorflow.core.framework.versions_pb2 import VersionDef
 from tensorflow.python.framework import op_def_registry, tensor_util
 
-from neural_mp.adaptors.common.free_names import unused
+from neural_mp.adaptors.common.naming import unused
 
 Array = NDArray[Any]
 

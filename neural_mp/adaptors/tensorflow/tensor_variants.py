@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.integer_encoding import Array
-from neural_mp.adaptors.common.tensor_forms import BF16, FP16, FP32, UINT8, TensorForms
+from neural_mp.adaptors.common.quant_params import Array
+from neural_mp.adaptors.common.tensor_variants import BF16, FP16, FP32, UINT8, TensorForms
 from neural_mp.adaptors.tensorflow.integer_kernels import U8, dequantize_node, quantize_node
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     TensorGraph,

@@ -7,8 +7,8 @@ from dataclasses import replace
 import tensorflow as tf
 
 from neural_mp.adaptors.common.signature import Array, Shape
+from neural_mp.adaptors.tensorflow.model import ServedSignature
 from neural_mp.adaptors.tensorflow.runtime import imported
-from neural_mp.adaptors.tensorflow.served_signature import ServedSignature
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     CONSTANT,
     PLACEHOLDERS,

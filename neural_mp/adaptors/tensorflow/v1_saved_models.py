@@ -15,9 +15,9 @@ import tensorflow as tf
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from neural_mp.adaptors.common.signature import Port
+from neural_mp.adaptors.tensorflow.checks.graphs import check_saved_model
 from neural_mp.adaptors.tensorflow.graph_files import UNREADABLE, parse
-from neural_mp.adaptors.tensorflow.saved_model_gate import check_saved_model
-from neural_mp.adaptors.tensorflow.served_signature import DEFAULT_KEY, ServedSignature
+from neural_mp.adaptors.tensorflow.model import DEFAULT_KEY, ServedSignature
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     GraphDef,
     TensorGraph,

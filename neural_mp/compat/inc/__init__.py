@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from neural_mp.compat.inc.absent import looked_up
+from neural_mp.compat.inc.import_aliases import looked_up
 
 _HERE = "neural_mp.compat.inc"
 #: Name → the module that it lives in; a module itself, where the name is empty.
@@ -52,7 +52,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _with_their_paths() -> None:
-    from neural_mp.compat.inc.aliases import HERE, register
+    from neural_mp.compat.inc.import_aliases import HERE, register
 
     register(HERE)
 

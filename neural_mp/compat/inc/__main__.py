@@ -12,7 +12,7 @@ if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
 import runpy
 from pathlib import Path
 
-from neural_mp.compat.inc.aliases import THEIRS, register
+from neural_mp.compat.inc.import_aliases import THEIRS, register
 from neural_mp.errors import ConfigurationError
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from neural_mp.compat.inc.absent import looked_up
 from neural_mp.compat.inc.components import vocabulary
+from neural_mp.compat.inc.import_aliases import looked_up
 from neural_mp.compat.inc.metric import Names, framework_of
 from neural_mp.compat.inc.user_objects import DataLoader as CommonDataLoader
 from neural_mp.compat.inc.user_objects import Postprocess

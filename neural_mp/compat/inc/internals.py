@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.compat.inc.absent import looked_up
+from neural_mp.compat.inc.import_aliases import looked_up
 
 _COCO = (
     "person bicycle car motorcycle airplane bus train truck boat traffic_light fire_hydrant - "

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from neural_mp.compat.inc.absent import looked_up
 from neural_mp.compat.inc.components import vocabulary
+from neural_mp.compat.inc.import_aliases import looked_up
 from neural_mp.compat.inc.user_objects import Metric
-from neural_mp.config.inc import FRAMEWORKS
+from neural_mp.config.inc_dialect import FRAMEWORKS
 from neural_mp.data.registry import Registry
 from neural_mp.metrics import METRICS as OUR_METRICS
 

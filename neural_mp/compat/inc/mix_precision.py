@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from neural_mp.compat.inc.config import MixedPrecisionConfig
+from neural_mp.compat.inc.model import Result
 from neural_mp.compat.inc.quantization import tuned
-from neural_mp.compat.inc.result import Result
 from neural_mp.errors import ConfigurationError
 
 

@@ -19,8 +19,8 @@ from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel, load
 from neural_mp.api.saved_model import is_saved_model
-from neural_mp.core.python_processes import restore_environment, worker_environment
 from neural_mp.errors import TuningError
+from neural_mp.util.processes import restore_environment, worker_environment
 from neural_mp.util.pytree import count_samples
 
 #: Seconds that an instance waits for the others to be ready.

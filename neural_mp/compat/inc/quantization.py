@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from neural_mp.api.mixed_precision import MixedPrecision
-from neural_mp.compat.inc.absent import NotHereError
 from neural_mp.compat.inc.config import PostTrainingQuantConfig
-from neural_mp.compat.inc.model import native
-from neural_mp.compat.inc.result import Result
+from neural_mp.compat.inc.import_aliases import NotHereError
+from neural_mp.compat.inc.model import Result, native
 from neural_mp.compat.inc.user_objects import metric_of
 from neural_mp.config import Settings
 from neural_mp.errors import ConfigurationError

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from neural_mp.api.optimized_model import load as load_saved
-from neural_mp.compat.inc.absent import looked_up
-from neural_mp.compat.inc.dotted import Dotted
+from neural_mp.compat.inc.import_aliases import looked_up
 from neural_mp.compat.inc.model import Model, own_object
+from neural_mp.compat.inc.settings import Dotted
 from neural_mp.core.hardware import detect
 from neural_mp.core.int8_accumulation import ByteProducts
 from neural_mp.core.precision import Precision

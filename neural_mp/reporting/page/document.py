@@ -9,11 +9,15 @@ from importlib import resources
 from pathlib import Path
 
 from neural_mp.errors import NeuralMPError
-from neural_mp.reporting.page.map_section import map_section, ops_section
-from neural_mp.reporting.page.noise_section import noise_section
 from neural_mp.reporting.page.page_data import island, plan_link
 from neural_mp.reporting.page.page_model import View
-from neural_mp.reporting.page.run_section import machine_section, run_section
+from neural_mp.reporting.page.sections import (
+    machine_section,
+    map_section,
+    noise_section,
+    ops_section,
+    run_section,
+)
 from neural_mp.reporting.page.summary import about, notices, tiles
 from neural_mp.reporting.page.time_section import (
     conversions_section,

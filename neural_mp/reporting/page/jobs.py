@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from neural_mp.core.grammar import counted
 from neural_mp.reporting import formatting
 from neural_mp.reporting.jobs import figures, totals
+from neural_mp.reporting.page.charts import card, scrolling
 from neural_mp.reporting.page.document import head
-from neural_mp.reporting.page.parts import card, scrolling
 from neural_mp.reporting.page.summary import tile
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus
 from neural_mp.util.html import Child, Element, element, markup, table
+from neural_mp.util.text import counted
 
 
 def jobs_page(outcomes: Sequence[JobOutcome], links: Mapping[str, str]) -> str:

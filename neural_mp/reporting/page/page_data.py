@@ -12,8 +12,7 @@ from typing import Any
 from neural_mp.core.enums import Approach
 from neural_mp.core.graph import Op
 from neural_mp.core.precision import Precision
-from neural_mp.reporting.page.kernels import Kernels
-from neural_mp.reporting.page.layout import laid_out
+from neural_mp.reporting.page.map_layout import Kernels, laid_out
 from neural_mp.reporting.page.page_model import View
 from neural_mp.space import why_int8
 from neural_mp.util.html import Element, element, raw, visible

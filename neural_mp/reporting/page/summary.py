@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from neural_mp.core.grammar import counted
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome
 from neural_mp.reporting import formatting
-from neural_mp.reporting.page.axes import NAMES, both
-from neural_mp.reporting.page.bars import Part, stacked
+from neural_mp.reporting.page.charts import NAMES, Part, both, joined, stacked
 from neural_mp.reporting.page.page_model import View
-from neural_mp.reporting.page.parts import joined
 from neural_mp.runs.report import Report
 from neural_mp.util.html import Child, Element, element
+from neural_mp.util.text import counted
 
 
 def about(view: View) -> str:

@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from neural_mp.core.grammar import counted
 from neural_mp.core.precision import Precision
 from neural_mp.reporting import formatting
-from neural_mp.reporting.page.axes import NAMES, both, legend
-from neural_mp.reporting.page.bars import Part, Row, bars, stacked
+from neural_mp.reporting.page.charts import (
+    NAMES,
+    Part,
+    Row,
+    bars,
+    both,
+    card,
+    legend,
+    name,
+    none,
+    scrolling,
+    stacked,
+)
 from neural_mp.reporting.page.page_model import View
-from neural_mp.reporting.page.parts import card, name, none, scrolling
 from neural_mp.reporting.page.summary import low_words, precision_bar
 from neural_mp.util.html import Child, Element, element, table
+from neural_mp.util.text import counted
 
 CONVERSIONS, OTHER = "conversions", "other"
 #: Types of ops with a colour of their own.

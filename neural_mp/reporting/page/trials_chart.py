@@ -8,7 +8,7 @@ from math import inf
 
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.reporting import formatting
-from neural_mp.reporting.page.axes import NAMES, Scale, line, mark, picture, text
+from neural_mp.reporting.page.charts import NAMES, Scale, line, mark, picture, text
 from neural_mp.reporting.page.page_model import View
 from neural_mp.util.html import Child, Element, element
 
@@ -210,7 +210,9 @@ def _baseline(view: View, frame: _Frame) -> Element | None:
 def described(trial: Trial) -> str:
     """A trial in words."""
     parts = [formatting.accuracy(trial)]
-    parts.append(f"{formatting.times(trial.speedup)} as fast as FP32" if trial.speedup else "not timed")
+    parts.append(
+        f"{formatting.times(trial.speedup)} as fast as FP32" if trial.speedup else "not timed"
+    )
     parts.extend(f"{count} {NAMES[p]}" for p, count in trial.plan.counts().items())
     error = f"; {trial.error}" if trial.error else ""
     return f"trial {trial.number + 1} {_SAID[trial.outcome]}: {', '.join(parts)}{error}"

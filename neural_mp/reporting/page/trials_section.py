@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from neural_mp.core.grammar import counted
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.reporting import formatting
-from neural_mp.reporting.page.axes import Scale, both, line, mark, picture, text
-from neural_mp.reporting.page.bars import Part, Row, ranges
+from neural_mp.reporting.page.charts import (
+    Part,
+    Row,
+    Scale,
+    both,
+    card,
+    line,
+    mark,
+    none,
+    picture,
+    ranges,
+    scrolling,
+    text,
+)
 from neural_mp.reporting.page.page_model import View
-from neural_mp.reporting.page.parts import card, none, scrolling
 from neural_mp.reporting.page.trials_chart import described, share_of_time, trials_chart
 from neural_mp.util.html import Element, element, table
+from neural_mp.util.text import counted
 
 _MARKS = (
     ("circle", "trial met", "met the target", {Outcome.MET}),

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import multiprocessing
 import os
 import platform
+import signal
+import sys
+import threading
+import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent import futures
 from typing import Any
@@ -13,15 +18,66 @@ from typing import Any
 import psutil
 
 from neural_mp.core import hardware
-from neural_mp.core.environment import THREAD_VARIABLES
-from neural_mp.core.free_memory import free_memory
-from neural_mp.core.grammar import counted
-from neural_mp.core.python_processes import restore_environment, worker_environment
 from neural_mp.errors import ConfigurationError
 from neural_mp.tuning.executors.contract import Answer, Raised, Task, Work, Worker, died
 from neural_mp.tuning.executors.options import LOCAL, Workers
-from neural_mp.tuning.executors.owner import end_with
 from neural_mp.tuning.executors.queued import QueuedExecutor, Ticket
+from neural_mp.util.environment import THREAD_VARIABLES
+from neural_mp.util.memory import free_memory
+from neural_mp.util.processes import restore_environment, worker_environment
+from neural_mp.util.text import counted
+
+#: Seconds between two looks at whether the owner is there.
+_LOOK_AGAIN = 1.0
+#: What `prctl` is asked for: a signal at the end of the thread that made this process.
+_PARENT_DEATH_SIGNAL = 1
+
+
+def end_with(owner: int) -> None:
+    """End this process, and those that it forks, with the one that owns it.
+
+    The kernel sees to that, where it can: code that never gives back the interpreter would keep a
+    thread from looking. A thread looks all the same, for systems other than Linux.
+
+    Args:
+        owner: the number of the process that started this one.
+    """
+    ask = _kernel()
+    if ask is not None:
+        ask()
+        _ask_in_what_is_forked(ask)
+    threading.Thread(target=_watch, args=(owner,), daemon=True).start()
+
+
+def _kernel() -> Callable[[], object] | None:
+    """Asks the kernel to kill this process at the end of its parent; None where it cannot."""
+    if not sys.platform.startswith("linux"):
+        return None
+    control = ctypes.CDLL(None).prctl
+    return lambda: control(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+
+
+def _ask_in_what_is_forked(ask: Callable[[], object]) -> None:
+    """Have forked processes, such as those that load data, end with this one as well."""
+    by_main_thread = False
+
+    def note() -> None:
+        nonlocal by_main_thread
+        by_main_thread = threading.current_thread() is threading.main_thread()
+
+    def begin() -> None:
+        # The kernel counts the end of the thread that forked; others may end before the process.
+        if by_main_thread:
+            ask()
+
+    os.register_at_fork(before=note, after_in_child=begin)
+
+
+def _watch(owner: int) -> None:
+    while os.getppid() == owner:
+        time.sleep(_LOOK_AGAIN)
+    os._exit(1)
+
 
 logger = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.core import hardware
-from neural_mp.core.grammar import counted
 from neural_mp.core.int8_accumulation import ByteProducts
-from neural_mp.core.versions import versions_of
 from neural_mp.errors import ConfigurationError, TuningError
 from neural_mp.tuning.executors.options import Workers
+from neural_mp.util.environment import versions_of
+from neural_mp.util.text import counted
 
 logger = logging.getLogger(__name__)
 

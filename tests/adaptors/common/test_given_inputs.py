@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from neural_mp.adaptors.common.free_names import unused
 from neural_mp.adaptors.common.input_spec import GivenInputs, unused_capture
 from neural_mp.adaptors.common.model_metadata import read_details, write_details
+from neural_mp.adaptors.common.naming import unused
 from neural_mp.adaptors.common.signature import Port, Signature, in_parts
 from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError, DataError, ModelLoadError, NeuralMPError

@@ -26,7 +26,7 @@ from onnx_nets import MACHINE, Converted, graph, op, run
 
 from neural_mp import MixedPrecision
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
-from neural_mp.adaptors.onnxrt.profile import own_times
+from neural_mp.adaptors.onnxrt.profiler import own_times
 from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision, QuantSpec

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from onnx_nets import MACHINE, Converted, as_onnx, graph, kernels, op, run
 
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
-from neural_mp.adaptors.onnxrt.versions import RUNS_LAYERS_BEFORE_BRANCHES
+from neural_mp.adaptors.onnxrt.sessions import RUNS_LAYERS_BEFORE_BRANCHES
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, DataError, ModelLoadError
 from neural_mp.testing import signal_to_noise

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.calibration_form import calibration_form
+from neural_mp.adaptors.pytorch.observe import calibration_form
 from neural_mp.core.hardware import detect
 
 aten = torch.ops.aten

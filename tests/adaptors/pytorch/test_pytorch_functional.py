@@ -8,7 +8,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.nn import functional as F
 
-from neural_mp.adaptors.pytorch import capture, functional
+from neural_mp.adaptors.pytorch import capture, functionalize
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.adaptors.pytorch.model import has_tensors
 from neural_mp.adaptors.pytorch.versions import unguarded_module
@@ -84,7 +84,7 @@ def ops_of(module: torch.fx.GraphModule) -> list[str]:
 def test_a_graph_is_rewritten_to_what_torch_makes_of_it(kind):
     program = exported(kind())
     mine = unguarded_module(program)
-    assert functional.make_functional(mine)
+    assert functionalize.make_functional(mine)
     theirs = unguarded_module(program.run_decompositions({}))
     theirs.graph.eliminate_dead_code()
     assert ops_of(mine) == ops_of(theirs)
@@ -112,7 +112,7 @@ def test_a_model_without_shared_memory_is_traced_once(kind, monkeypatch):
 
 
 def test_an_update_seen_through_a_view_is_left_to_torch():
-    assert not functional.make_functional(unguarded_module(exported(SeenElsewhere())))
+    assert not functionalize.make_functional(unguarded_module(exported(SeenElsewhere())))
 
 
 def test_a_size_is_worked_out_of_the_inputs_and_reads_no_result():

@@ -10,10 +10,10 @@ from keras import layers
 from machine import has_rewrite_pass
 
 from neural_mp import AutoMixedPrecisionOptions
-from neural_mp.adaptors.tensorflow.runtime_lists import PREFIX
-from neural_mp.core.environment import users_environment
+from neural_mp.adaptors.tensorflow.amp_pass import PREFIX
 from neural_mp.errors import ConfigurationError, UnknownOperatorError, UnsupportedPrecisionError
 from neural_mp.training import disable_graph_rewrite, enable_graph_rewrite, graph_rewrite
+from neural_mp.util.environment import users_environment
 
 DRAWN = np.random.default_rng(0)
 DATA = DRAWN.random((8, 64), np.float32)

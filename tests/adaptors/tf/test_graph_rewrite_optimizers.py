@@ -16,7 +16,7 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from neural_mp import AutoMixedPrecisionOptions
 from neural_mp.adaptors.common.runtime_probe import ONEDNN_LIMIT
-from neural_mp.adaptors.tensorflow.training import rewrite_sessions
+from neural_mp.adaptors.tensorflow.training import graph_rewrite_checks
 from neural_mp.adaptors.tensorflow.training.graph_rewrite_state import rewrite_is_enabled
 from neural_mp.adaptors.tensorflow.training.v1_loss_scale import V1LossScaleOptimizer
 from neural_mp.core.loss_scale import LossScale
@@ -374,13 +374,13 @@ def test_sessions_follow_it_unless_their_config_forbids_it(enabled):
 @needs_pass
 def test_a_session_that_somebody_else_has_wrapped_stays_wrapped(enabled, monkeypatch):
     made = []
-    within = rewrite_sessions.BaseSession.__init__
+    within = graph_rewrite_checks.BaseSession.__init__
 
     def counted(self, *args, **options):
         made.append(self)
         within(self, *args, **options)
 
-    monkeypatch.setattr(rewrite_sessions.BaseSession, "__init__", counted)
+    monkeypatch.setattr(graph_rewrite_checks.BaseSession, "__init__", counted)
     disable_mixed_precision_graph_rewrite()
     assert convolved(v1.ConfigProto())[1] == 0
     assert len(made) == 1

@@ -29,7 +29,7 @@ from neural_mp.adaptors.pytorch.pt2.json_validators import (
 from neural_mp.adaptors.pytorch.pt2.op_allowlist import checked_target
 from neural_mp.adaptors.pytorch.pt2.pytree_specs import checked_tree
 from neural_mp.adaptors.pytorch.pt2.size_expressions import rendered
-from neural_mp.core.json_files import json_of
+from neural_mp.io.files import json_of
 from neural_mp.util.validators import optional, shown
 
 _MOST_AXES = 64

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-from neural_mp.core.json_files import json_of
+from neural_mp.io.files import json_of
 from neural_mp.util.validators import shown
 
 _DEEPEST = 100

@@ -34,10 +34,10 @@ from neural_mp.amp import (
     known_edits,
     requested,
 )
-from neural_mp.core.environment import users_environment
-from neural_mp.core.log_folder import prepared_folder
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError
+from neural_mp.io.files import prepared_folder
+from neural_mp.util.environment import users_environment
 
 _Result = TypeVar("_Result")
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from neural_mp.core.devices import Device
+from neural_mp.core.hardware import Device
 
 
 def devices() -> list[Device]:

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from neural_mp.adaptors.tensorflow.training.rewrite_guards import check_step
+from neural_mp.adaptors.tensorflow.training.graph_rewrite_checks import check_step
 from neural_mp.core.loss_scale import DYNAMIC, LossScale
 from neural_mp.errors import ConfigurationError
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from neural_mp.compat.inc.components import (
+from neural_mp.compat.inc.components import (  # noqa: F401  (they register what they define)
     bert,
     coco,
     dummy,
@@ -23,10 +23,8 @@ from neural_mp.compat.inc.components import (
     records,
     transforms,
 )
-from neural_mp.compat.inc.names.registries import DATASETS, METRICS, TRANSFORMS
+from neural_mp.compat.inc.components.registries import DATASETS, METRICS, TRANSFORMS
 from neural_mp.data import Vocabulary
-
-__all__ = ["transforms", "vocabulary"]
 
 
 @cache

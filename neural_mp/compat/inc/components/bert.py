@@ -11,11 +11,16 @@ import numpy as np
 
 from neural_mp.common import stack
 from neural_mp.compat.inc.components.records import Record, RecordDataset
-from neural_mp.compat.inc.names.accepted import existing_file, package, say_ignored
-from neural_mp.compat.inc.names.registries import DATASETS, registered
-from neural_mp.core.json_files import read_json
+from neural_mp.compat.inc.components.registries import (
+    DATASETS,
+    existing_file,
+    package,
+    registered,
+    say_ignored,
+)
 from neural_mp.data.option_checks import one_of
 from neural_mp.errors import DataError
+from neural_mp.io.files import read_json
 
 TASKS = ("classifier", "squad")
 MODEL_TYPES = ("bert", "xlnet", "xlm")

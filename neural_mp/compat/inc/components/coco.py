@@ -10,12 +10,17 @@ from typing import Any
 import numpy as np
 
 from neural_mp.compat.inc.components.records import stack_images
-from neural_mp.compat.inc.names.accepted import existing_file, existing_folder, say_ignored
-from neural_mp.compat.inc.names.registries import DATASETS, registered
-from neural_mp.core.json_files import read_json
-from neural_mp.data.checked_arrays import UNREADABLE, load_arrays
+from neural_mp.compat.inc.components.registries import (
+    DATASETS,
+    existing_file,
+    existing_folder,
+    registered,
+    say_ignored,
+)
 from neural_mp.data.images import pillow, read_pixels
+from neural_mp.data.numpy_files import UNREADABLE, load_arrays
 from neural_mp.errors import ConfigurationError, DataError
+from neural_mp.io.files import read_json
 from neural_mp.util.argument_checks import path_of
 
 ANNOTATIONS = "annotations/instances_val2017.json"

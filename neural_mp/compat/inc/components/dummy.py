@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.compat.inc.names.accepted import (
+from neural_mp.compat.inc.components.registries import (
+    DATASETS,
     numbers,
+    registered,
     say_ignored,
     sizes,
     true_or_false,
     words,
 )
-from neural_mp.compat.inc.names.registries import DATASETS, registered
 from neural_mp.data.option_checks import one_of
 from neural_mp.errors import ConfigurationError
 

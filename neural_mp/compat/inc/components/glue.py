@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from neural_mp.common import stack
-from neural_mp.compat.inc.names.accepted import (
+from neural_mp.compat.inc.components.registries import (
+    DATASETS,
     existing_folder,
     package,
+    registered,
     say_ignored,
     true_or_false,
 )
-from neural_mp.compat.inc.names.registries import DATASETS, registered
 from neural_mp.data.option_checks import one_of, whole_number
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean, in_one_line
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.compat.inc.names.accepted import (
+from neural_mp.compat.inc.components.registries import (
+    DATASETS,
     existing_file,
     existing_folder,
+    registered,
     say_ignored,
     sizes,
 )
-from neural_mp.compat.inc.names.registries import DATASETS, registered
 from neural_mp.data.images import ImageFolder, pillow, read_pixels
 from neural_mp.data.option_checks import finite_number
 from neural_mp.errors import ConfigurationError, DataError

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from neural_mp.compat.inc.components.metric_inputs import as_one, parts, whole_numbers
-from neural_mp.compat.inc.names.registries import METRICS, registered
+from neural_mp.compat.inc.components.registries import METRICS, registered
 from neural_mp.data.option_checks import one_of, whole_number
 from neural_mp.errors import MetricError
 from neural_mp.metrics.base import RunningMean, nothing_taken_in

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from neural_mp.compat.inc.components.metric_inputs import as_one, parts
-from neural_mp.compat.inc.names.registries import METRICS, registered
+from neural_mp.compat.inc.components.registries import METRICS, registered
 from neural_mp.errors import ConfigurationError
 from neural_mp.metrics import regression
 from neural_mp.metrics.base import RunningMean

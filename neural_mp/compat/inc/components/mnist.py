@@ -12,11 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.compat.inc.names.accepted import existing_folder, say_ignored, true_or_false
-from neural_mp.compat.inc.names.registries import DATASETS, registered
-from neural_mp.core.json_files import read_packed
-from neural_mp.data.checked_arrays import UNREADABLE, load_arrays
+from neural_mp.compat.inc.components.registries import (
+    DATASETS,
+    existing_folder,
+    registered,
+    say_ignored,
+    true_or_false,
+)
+from neural_mp.data.numpy_files import UNREADABLE, load_arrays
 from neural_mp.errors import DataError, did_you_mean
+from neural_mp.io.files import read_packed
 
 MNIST_ARCHIVES = {
     "MNIST": ("mnist.npz",),

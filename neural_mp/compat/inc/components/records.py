@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 
 from neural_mp.common import stack
-from neural_mp.compat.inc.components.transforms.image_transform import as_tensor_image
-from neural_mp.compat.inc.names.accepted import (
+from neural_mp.compat.inc.components.registries import (
+    DATASETS,
     existing_file,
     existing_folder,
     package,
+    registered,
     say_ignored,
 )
-from neural_mp.compat.inc.names.registries import DATASETS, registered
+from neural_mp.compat.inc.components.transforms.image_transform import as_tensor_image
 from neural_mp.errors import ConfigurationError, DataError, in_one_line
 
 #: Bytes before and behind a record: its length and checksums.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from neural_mp.compat.inc.absent import looked_up
 from neural_mp.compat.inc.experimental import common
-from neural_mp.compat.inc.experimental.benchmark import Benchmark
-from neural_mp.compat.inc.experimental.tuning import (
+from neural_mp.compat.inc.experimental.facade import (
+    Benchmark,
     GraphOptimization,
     MixedPrecision,
     Quantization,
 )
+from neural_mp.compat.inc.import_aliases import looked_up
 
 Graph_Optimization = GraphOptimization
 

@@ -1,6 +1,6 @@
 """The transforms of their files, by framework; each module registers its own."""
 
-from neural_mp.compat.inc.components.transforms import (
+from neural_mp.compat.inc.components.transforms import (  # imported to be registered
     detection,
     geometry,
     imagenet,

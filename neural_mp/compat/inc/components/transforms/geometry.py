@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from neural_mp.compat.inc.components.registries import TRANSFORMS, registered
 from neural_mp.compat.inc.components.transforms.image_transform import (
     ImageTransform,
     TensorImage,
@@ -25,7 +26,6 @@ from neural_mp.compat.inc.components.transforms.tensorflow_resize import (
     crop_and_resize,
     tensorflow_resize,
 )
-from neural_mp.compat.inc.names.registries import TRANSFORMS, registered
 from neural_mp.data.images import CenterCrop as OurCenterCrop
 from neural_mp.data.option_checks import one_of, whole_number
 from neural_mp.errors import ConfigurationError

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from neural_mp.compat.inc.components.registries import TRANSFORMS, registered
 from neural_mp.compat.inc.components.transforms.geometry import RandomTransform
 from neural_mp.compat.inc.components.transforms.image_transform import (
     ImageTransform,
@@ -17,7 +18,6 @@ from neural_mp.compat.inc.components.transforms.image_transform import (
 from neural_mp.compat.inc.components.transforms.opencv_resize import opencv_resize
 from neural_mp.compat.inc.components.transforms.tensorflow_resize import METHODS, tensorflow_resize
 from neural_mp.compat.inc.components.transforms.values import image_as
-from neural_mp.compat.inc.names.registries import TRANSFORMS, registered
 from neural_mp.data.option_checks import finite_number, one_of, whole_number
 from neural_mp.errors import ConfigurationError
 

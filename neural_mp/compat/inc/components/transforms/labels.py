@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.compat.inc.names.registries import TRANSFORMS, registered
+from neural_mp.compat.inc.components.registries import TRANSFORMS, registered
 from neural_mp.data.option_checks import whole_number
 from neural_mp.errors import DataError
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from neural_mp.compat.inc.components.registries import TRANSFORMS, registered
 from neural_mp.compat.inc.components.transforms.image_transform import TensorImage, as_tensor_image
-from neural_mp.compat.inc.names.registries import TRANSFORMS, registered
 from neural_mp.errors import DataError, MissingFrameworkError, in_one_line
 
 _CORNERS = ("ymin", "xmin", "ymax", "xmax")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from neural_mp.compat.inc.components.registries import TRANSFORMS, registered
 from neural_mp.compat.inc.components.transforms.squad_windows import (
     Question,
     Task,
@@ -15,7 +16,6 @@ from neural_mp.compat.inc.components.transforms.squad_windows import (
     Window,
     Windows,
 )
-from neural_mp.compat.inc.names.registries import TRANSFORMS, registered
 from neural_mp.data.option_checks import existing_path, whole_number
 from neural_mp.errors import ConfigurationError, DataError
 

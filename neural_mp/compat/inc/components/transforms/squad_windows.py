@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from neural_mp.core.json_files import read_json
 from neural_mp.errors import DataError, MissingFrameworkError
+from neural_mp.io.files import read_json
 
 _LONGEST_WORD = 200  # in characters; a longer one is unknown
 _NARROW_SPACE = "\u202f"

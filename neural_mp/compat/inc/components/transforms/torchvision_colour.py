@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from neural_mp.compat.inc.components.registries import TRANSFORMS, registered
 from neural_mp.compat.inc.components.transforms.geometry import RandomTransform
 from neural_mp.compat.inc.components.transforms.image_transform import checked_rank
 from neural_mp.compat.inc.components.transforms.torchvision_geometry import is_picture
-from neural_mp.compat.inc.names.registries import TRANSFORMS, registered
 from neural_mp.data.images import pillow
 from neural_mp.data.option_checks import finite_numbers
 from neural_mp.data.transforms import InputTransform

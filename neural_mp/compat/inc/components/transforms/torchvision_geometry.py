@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from neural_mp.compat.inc.components.registries import TRANSFORMS, registered
 from neural_mp.compat.inc.components.transforms.geometry import (
     INTERPOLATIONS,
     RandomTransform,
@@ -19,7 +20,6 @@ from neural_mp.compat.inc.components.transforms.geometry import (
 )
 from neural_mp.compat.inc.components.transforms.image_transform import from_low_to_high, two_sizes
 from neural_mp.compat.inc.components.transforms.opencv_resize import opencv_resize
-from neural_mp.compat.inc.names.registries import TRANSFORMS, registered
 from neural_mp.data.images import Resize as PillowResize
 from neural_mp.data.option_checks import finite_number, finite_numbers, one_of, whole_number
 from neural_mp.data.transforms import InputTransform

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from neural_mp.compat.inc.components.registries import TRANSFORMS, registered
 from neural_mp.compat.inc.components.transforms.image_transform import (
     ImageTransform,
     TensorImage,
     numbers,
 )
-from neural_mp.compat.inc.names.registries import TRANSFORMS, registered
 from neural_mp.data.option_checks import finite_number, one_of, whole_number
 from neural_mp.data.transforms import Normalize as OurNormalize
 from neural_mp.data.transforms import Transpose as OurTranspose

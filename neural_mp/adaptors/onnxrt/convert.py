@@ -1,0 +1,285 @@
+"""Writing a model in the precisions of a plan.
+
+One walk over a copy of the graph: every node is rewritten for the precision it has under the plan
+and asks for its inputs in the form it needs. A form of a tensor (FP32, BF16, FP16, uint8) is made
+the first time it is asked for, so that there is one conversion per tensor and direction, and none
+where nobody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from neural_mp.adaptors.common.op_outputs import OpResult
+from neural_mp.adaptors.common.tensor_variants import BF16, FORM_OF, FP32, UINT8
+from neural_mp.adaptors.onnxrt.convert_gru import write_gru
+from neural_mp.adaptors.onnxrt.convert_int8 import write_kernel, write_mover, write_product
+from neural_mp.adaptors.onnxrt.fusion import FusionGroup, GraphStructure, is_table, structure
+from neural_mp.adaptors.onnxrt.graph_edit import (
+    forget_types,
+    known_array,
+    put_input,
+    read_by,
+    redirect,
+)
+from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB, runs_natively
+from neural_mp.adaptors.onnxrt.model import OnnxModel
+from neural_mp.adaptors.onnxrt.opset import typed_inputs
+from neural_mp.adaptors.onnxrt.quant_params import store_weight
+from neural_mp.adaptors.onnxrt.subgraphs import in_order, sink_constants
+from neural_mp.adaptors.onnxrt.tensor_variants import Forms
+from neural_mp.core.observations import Range
+from neural_mp.core.precision import OpConfig, Precision
+from neural_mp.space import ResolvedPlan
+
+#: ONNX Runtime's LSTM that multiplies bytes, in its `ContribOperators.md`.
+RECURRENT_KERNEL = "DynamicQuantizeLSTM"
+#: The places of its weights, which an LSTM has in the same, and of their zero points; each has its
+#: scales in the place before.
+RECURRENT_WEIGHTS = ((1, 9), (2, 11))
+
+
+def write_table(forms: Forms, node: ir.Node, config: OpConfig) -> None:
+    """Write an op that reads rows of a constant table: rows of bytes, each with its own scale.
+
+    They are standard ops, and together about as fast as the one: it is memory that such an op
+    waits for.
+    """
+    assert config.weight is not None
+    rows = node.inputs[1]
+    assert rows is not None
+    stored = store_weight(known_array(node.inputs[0]), 0, config.weight)
+    stem = str(node.name)
+    table = forms.names.constant(f"{stem}.table/{stored.integers.dtype}", stored.integers)
+    scales = forms.names.constant(f"{stem}.table/scale", stored.scales.reshape(-1, 1))
+    read = forms.real(rows)
+    integers = forms.add("Gather", [table, read], f"{stem}/rows", ir.DataType.INT8)
+    numbers = forms.add(
+        "Cast", [integers], f"{stem}/cast", ir.DataType.FLOAT, {"to": int(ir.DataType.FLOAT)}
+    )
+    steps = forms.add("Gather", [scales, read], f"{stem}/scales", ir.DataType.FLOAT)
+    result = forms.add("Mul", [numbers, steps], f"{stem}/real", ir.DataType.FLOAT)
+    forms.put(node.outputs[0], FP32, result)
+
+
+def write_recurrent(forms: Forms, node: ir.Node, config: OpConfig) -> None:
+    """Write a recurrent layer that finds the range of what it multiplies on every run."""
+    assert config.weight is not None
+    if node.op_type == "GRU":
+        write_gru(forms, node, config.weight)
+        return
+    for position, value in enumerate(node.inputs):
+        if value is not None and position not in dict(RECURRENT_WEIGHTS):
+            node.replace_input_with(position, forms.real(value))
+    stem = str(node.name)
+    for position, zero in RECURRENT_WEIGHTS:
+        word = f"{stem}.weight_{position}"
+        # [directions, rows, inputs], of which the kernel wants the last two turned round.
+        turned = np.ascontiguousarray(known_array(node.inputs[position]).transpose(0, 2, 1))
+        directions, _, columns = turned.shape
+        stored = [store_weight(matrix, 1, config.weight) for matrix in turned]
+        integers = np.stack([one.integers for one in stored])
+        put_input(node, position, forms.names.constant(f"{word}/{integers.dtype}", integers))
+        for place, name, parts in (
+            (zero - 1, "scale", [one.scales for one in stored]),
+            (zero, "zero_point", [one.zero_points for one in stored]),
+        ):
+            values = np.stack(parts).reshape(directions, columns)
+            put_input(node, place, forms.names.constant(f"{word}/{name}", values))
+    node.op_type, node.domain, node.version = RECURRENT_KERNEL, CONTRIB, None
+    node.attributes.pop("layout", None)
+
+
+def write(model: OnnxModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> OnnxModel:
+    """A model with the graph of another, written under a plan.
+
+    Args:
+        model: the model, which stays as it is.
+        plan: the plan and its flow.
+        ranges: quantized tensor → the range its scale has to hold.
+    """
+    program = model.program.clone()
+    found = structure(program)
+    forms = Forms(program.graph, found, plan.flow, ranges)
+    writer = _Writer(model, program, found, plan, forms)
+    for name, node in found.nodes.items():
+        writer.write(name, node)
+    writer.finish()
+    return replace(
+        model,
+        program=program,
+        given=None,
+        ops=forms.owners,
+        results=writer.results(),
+        counts=forms.counts,
+        _runners={},
+    )
+
+
+def rounded_by_runtime(node: ir.Node) -> tuple[int, int]:
+    """The axis of the channels that an op reads, and how many; none where that does not matter.
+
+    Of a float op with a constant weight between a DequantizeLinear of one scale and a
+    QuantizeLinear, ONNX Runtime makes an integer kernel, and rounds the weight itself, with one
+    scale for all of it (its `WeightBiasQuantization`, since 1.21): of an op that a plan has in
+    FP32, most often for the sake of accuracy. It does not where there is a scale for every channel.
+    """
+    weight = node.inputs[1].const_value if len(node.inputs) > 1 and node.inputs[1] else None
+    if node.domain or weight is None:
+        return 0, 0
+    shape = weight.shape.numpy()
+    if node.op_type == "Conv":
+        return 1, shape[1] * node.attributes.get_int("group", 1)
+    if node.op_type == "ConvTranspose":
+        return 1, shape[0]
+    if node.op_type == "Gemm":
+        transposed = node.attributes.get_int("transB", 0)
+        return 1 - node.attributes.get_int("transA", 0), shape[1 if transposed else 0]
+    return 0, 0
+
+
+#: Ops that ONNX Runtime moves a DequantizeLinear of one scale past (its `QDQPropagation`).
+_PASSED_BY_DEQUANTIZE = frozenset(
+    ("MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
+)
+
+
+@dataclass
+class _Writer:
+    model: OnnxModel
+    program: ir.Model
+    structure: GraphStructure
+    plan: ResolvedPlan
+    forms: Forms
+    #: Ops that another one's kernel has run along with it.
+    done: set[str] = field(default_factory=set)
+    #: Ops whose result no kernel writes: all of an integer kernel but the last.
+    within: set[str] = field(default_factory=set)
+
+    def write(self, name: str, node: ir.Node) -> None:
+        """Rewrite one node of the untouched graph, in its turn."""
+        if name in self.done:
+            return
+        self.forms.place, self.forms.owner = node, name
+        precision = self.plan.effective.get(name, Precision.FP32)
+        fusion_group = self.structure.fusion_groups.get(name)
+        if precision is Precision.INT8 and name in self.structure.alone:
+            config = self.plan.plan[name]
+            (write_table if is_table(node) else write_recurrent)(self.forms, node, config)
+        elif precision is Precision.INT8 and fusion_group is not None:
+            self._write_int8(name, node, fusion_group)
+        elif name in self.structure.agnostic_ops and name in self.plan.flow.int8_outputs:
+            write_mover(self.forms, node)
+        elif precision.is_16_bit:
+            self._write_16_bit(node, FORM_OF[precision])
+        else:
+            for value in dict.fromkeys(read_by(node)):
+                if value in self.structure.names:
+                    redirect(node, value, self._real(node, value))
+
+    def _real(self, node: ir.Node, value: ir.Value) -> ir.Value:
+        """What an op in FP32 reads for a tensor."""
+        if value is node.inputs[0] and self.forms.comes_stored(value):
+            axis, channels = rounded_by_runtime(node)
+            if channels == 1 or self._leads_to_rounding(node):
+                axis, channels = _wide_axis(value)
+            if channels:
+                return self.forms.by_channel(value, axis, channels)
+        return self.forms.real(value)
+
+    def _leads_to_rounding(self, node: ir.Node) -> bool:
+        """Whether ONNX Runtime would round the weight of an op behind one that moves values."""
+        if node.domain or node.op_type not in _PASSED_BY_DEQUANTIZE:
+            return False
+        return any(
+            use.idx == 0
+            and self.plan.effective.get(str(use.node.name), Precision.FP32) is Precision.FP32
+            and (rounded_by_runtime(use.node)[1] or self._leads_to_rounding(use.node))
+            for use in node.outputs[0].uses()
+        )
+
+    def _write_int8(self, name: str, node: ir.Node, fusion_group: FusionGroup) -> None:
+        effective = self.plan.effective
+        fusion_group = fusion_group.reduced(
+            lambda op: effective.get(str(op.name)) is Precision.INT8
+        )
+        self.done.update(str(op.name) for op in fusion_group.members)
+        kernel = [name, *(str(op.name) for op in fusion_group.members)]
+        self.within.update(kernel[:-1])
+        config = self.plan.plan[name]
+        if node.op_type in ("MatMul", "Gemm"):
+            write_product(self.forms, fusion_group, config)
+        else:
+            write_kernel(self.forms, fusion_group, config)
+
+    def _write_16_bit(self, node: ir.Node, form: str) -> None:
+        provider, opset = self.model.provider, self.model.opset
+        native = form != BF16 or runs_natively(provider, node, opset, "bfloat16")
+        read = self.forms.real if native else self.forms.widened
+        typed = typed_inputs(node, opset)
+        for position, value in enumerate(node.inputs):
+            if value is not None and position in typed:
+                node.replace_input_with(position, read(value, form))
+            elif value is not None and value in self.structure.names:
+                node.replace_input_with(position, self.forms.real(value))
+        (result, *_) = node.outputs
+        if native:
+            self.forms.put(result, form, result)
+        else:
+            self.forms.put_rounded(result, form)
+
+    def finish(self) -> None:
+        """Put in the outputs, and take out what is no longer needed."""
+        graph = self.program.graph
+        self.forms.place = None
+        final: dict[ir.Value, ir.Value] = {}
+        for index, value in enumerate(list(graph.outputs)):
+            if value not in final:
+                found = self.forms.real(value)
+                final[value] = value if found is value else self._renamed(value, found)
+            graph.outputs[index] = final[value]
+        common.RemoveUnusedNodesPass()(self.program)
+        sink_constants(self.program)
+        if any(node.domain == CONTRIB for node in in_order(graph)):
+            graph.opset_imports[CONTRIB] = 1
+        # Many types are no longer what they were. And where ONNX Runtime knows that both summands
+        # before a layer norm are of one shape, it runs them in one kernel that takes longer than
+        # the two: a BERT-base in INT8 at 2.2 times the speed of FP32 instead of 2.8.
+        forget_types(graph)
+
+    def results(self) -> dict[str, OpResult]:
+        """Op of the untouched graph → where its result is now."""
+        untouched, graph = self.model.structure, self.program.graph
+        there = {id(value) for node in in_order(graph) for value in node.outputs}
+        found = {}
+        for name, value in self.structure.values.items():
+            op = untouched.parts.get(name, name)
+            if op not in untouched.nodes or name in self.within:
+                continue
+            place, encoding = self.forms.result_of(value)
+            if id(place) in there:
+                found[name] = OpResult(str(place.name), untouched.nodes[op].op_type, encoding)
+        return found
+
+    def _renamed(self, value: ir.Value, found: ir.Value) -> ir.Value:
+        """A value as an output of the graph, by the name the untouched one had."""
+        if found.is_graph_output() or found.is_graph_input():
+            copied = ir.val(None)
+            self.forms.insert(ir.node("Identity", [found], outputs=[copied]), f"{value.name}/copy")
+            found = copied
+        name = value.name
+        value.name = self.forms.names.new(f"{name}/{UINT8}/before")
+        found.name, found.type, found.shape = name, value.type, value.shape
+        return found
+
+
+def _wide_axis(value: ir.Value) -> tuple[int, int]:
+    """Return an axis of known size above 1, and that size; none where no axis has one."""
+    sizes = [] if value.shape is None else list(value.shape.dims)
+    known = [(axis, size) for axis, size in enumerate(sizes) if isinstance(size, int) and size > 1]
+    return known[0] if known else (0, 0)

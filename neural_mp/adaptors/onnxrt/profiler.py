@@ -1,0 +1,197 @@
+"""Which kernels ran for every op, from ONNX Runtime's own profiler."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from neural_mp.adaptors.common.signature import Array
+from neural_mp.adaptors.onnxrt.graph_edit import SIXTEEN_BITS
+from neural_mp.adaptors.onnxrt.model import OnnxModel
+from neural_mp.core.kernel_trace import NOT_REACHED, Executed, Kernel, executed
+from neural_mp.core.precision import Precision
+
+#: How the profiler calls the time of a kernel, behind the name of its node.
+_SUFFIX = "_kernel_time"
+#: Kernels within whose time others run.
+_RUN_GRAPHS = ("If", "Loop", "Scan", "SequenceMap")
+#: What ONNX Runtime puts around the name of a node, or of its result, when it makes a kernel of it.
+#: The body of a function such as SequenceMap is named after that, too.
+_DECORATION = re.compile(
+    r"^InsertedPrecisionFreeCast_|^(_inlfunc_[A-Za-z]+_)+|(_nchwc|_nhwc)?(_token_\d+)?$"
+)
+
+
+def time_ops(
+    model: OnnxModel, feeds: dict[str, Array], runs: int, threads: int | None
+) -> dict[str, list[float]]:
+    """Op → seconds of every run; what runs along with another op is counted with that.
+
+    Where ONNX Runtime rearranges tensors between kernels, that stands under its own name for it
+    (`ReorderOutput`, `Transpose`).
+    """
+    # What was found no kernel for runs within that of another op.
+    seconds = {op: [0.0] * runs for op in model.structure.nodes if op not in model.ops}
+    owners, run = _timed_owners(model), 0
+    kernels: list[dict[str, Any]] = []
+    for event in events(model, feeds, runs, threads):
+        if is_kernel(event):
+            kernels.append(event)
+        if event.get("name") == "model_run":  # is written when the run is over
+            for kernel, microseconds in own_times(kernels):
+                op = op_of(kernel, owners) or bare_name(kernel)
+                seconds.setdefault(op, [0.0] * runs)[run] += microseconds / 1e6
+            run, kernels = run + 1, []
+    return seconds
+
+
+def own_times(kernels: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], float]]:
+    """Every kernel with its microseconds, without those of the kernels that ran within it.
+
+    An op that runs a graph takes as long as all that runs in that.
+    """
+    running: list[tuple[dict[str, Any], float]] = []
+    for kernel in sorted(kernels, key=lambda found: (found["ts"], -found["dur"])):
+        while running and kernel["ts"] >= running[-1][0]["ts"] + running[-1][0]["dur"]:
+            yield running.pop()
+        if running:
+            around, own = running[-1]
+            running[-1] = around, max(own - kernel["dur"], 0.0)
+        if kernel["args"].get("op_name") in _RUN_GRAPHS:
+            running.append((kernel, float(kernel["dur"])))
+        else:
+            yield kernel, float(kernel["dur"])
+    yield from running
+
+
+def events(
+    model: OnnxModel, feeds: dict[str, Array], runs: int, threads: int | None
+) -> list[dict[str, Any]]:
+    """What the profiler says of so many runs, in order."""
+    runner = model.session(model.program, threads=threads, profiled=True)
+    for _ in range(runs):
+        runner(feeds, model.signature.output_tensors)
+    found = json.loads(Path(runner.session.end_profiling()).read_text(encoding="utf-8"))
+    return list(found)
+
+
+def is_kernel(event: Mapping[str, Any]) -> bool:
+    """Whether an event is that of a kernel that ran."""
+    return event.get("cat") == "Node" and str(event.get("name", "")).endswith(_SUFFIX)
+
+
+def bare_name(event: Mapping[str, Any]) -> str:
+    """The name of the node, or of its result, that a kernel was made of."""
+    return _DECORATION.sub("", str(event["name"]).removesuffix(_SUFFIX))
+
+
+def op_of(event: Mapping[str, Any], owners: Mapping[str, str]) -> str | None:
+    """The op that a kernel is of, by the names that kernels may have; None for a foreign one."""
+    whole = str(event["name"]).removesuffix(_SUFFIX)
+    return owners.get(whole) or owners.get(bare_name(event))
+
+
+def _timed_owners(model: OnnxModel) -> dict[str, str]:
+    """What a kernel may be called, by its node or by its result → the op it counts for."""
+    found: dict[str, str] = {}
+    for name, node in model.structure.nodes.items():
+        op = model.ops.get(name, name)
+        op = model.structure.layer_of.get(op, op)
+        found[name] = op
+        for value in node.outputs:
+            found.setdefault(str(value.name), op)
+    return found
+
+
+#: Kernels that read and write real numbers, or stored ones, and multiply bytes inside.
+_INTEGER = ("QLinear", "QGemm", "QAttention", "MatMulInteger", "ConvInteger", "DynamicQuantize")
+#: What makes one form of a tensor of another.
+_CONVERSIONS = frozenset({"Cast", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+_PRECISIONS = {
+    "float": Precision.FP32,
+    "double": Precision.FP32,
+    "bfloat16": Precision.BF16,
+    "float16": Precision.FP16,
+}
+_BYTES = ("uint8", "int8")
+
+
+def trace(model: OnnxModel, feeds: dict[str, Array], threads: int | None) -> dict[str, Executed]:
+    """Op → what ran for it; conversions that were put in, and rearrangements, are left out.
+
+    A run may not come to a body at all, such as a branch that is not taken.
+    """
+    owners = _owners(model)
+    found: dict[str, list[Kernel]] = {}
+    for event in filter(is_kernel, events(model, feeds, 1, threads)):
+        op = op_of(event, owners)
+        if op is not None:
+            found.setdefault(op, []).append(_kernel(event["args"]))
+    told = _told_to_run_in(model)
+    graphs = {model.ops.get(name, name): node.graph for name, node in model.structure.nodes.items()}
+    reached = {model.program.graph, *(graphs.get(op) for op in found)}
+    passed_by = (op for op, graph in graphs.items() if graph not in reached)
+    ran = {op: executed(kernels, told.get(op)) for op, kernels in found.items()}
+    return {**dict.fromkeys(passed_by, NOT_REACHED), **ran}
+
+
+def _owners(model: OnnxModel) -> dict[str, str]:
+    """What a kernel may be called, by its node or its result → the op that it is of.
+
+    Not those of conversions; what ONNX Runtime makes of one bears the name of its node.
+    """
+    found: dict[str, str] = {}
+    for name, node in model.structure.nodes.items():
+        op = model.ops.get(name, name)
+        if op != name and node.op_type in _CONVERSIONS:
+            continue
+        found[name] = op
+        for value in node.outputs:
+            found.setdefault(str(value.name), op)
+    return found
+
+
+def _kernel(said: Mapping[str, Any]) -> Kernel:
+    name = str(said["op_name"])
+    types = [kind for tensor in said["input_type_shape"] for kind in tensor]
+    reads_bytes = any(kind in _BYTES for kind in types)
+    if name.startswith(_INTEGER):
+        return Kernel(name, Precision.INT8, True)
+    if types and types[0] in _BYTES:
+        return Kernel(name, None, True)
+    read = next((_PRECISIONS[kind] for kind in types if kind in _PRECISIONS), None)
+    return Kernel(name, read, reads_bytes)
+
+
+def _told_to_run_in(model: OnnxModel) -> dict[str, Precision]:
+    """Op → the 16 bits that it has in the graph that the runtime is given.
+
+    Of an op in 16 bits without such a kernel the runtime makes one in FP32, and takes out the casts
+    around it; or the graph has the op in FP32 and a cast behind it, which rounds.
+    """
+    held: dict[ir.Value, Precision] = {}
+    rounded: dict[ir.Value, Precision] = {}
+    working = {}
+    for name, node in model.structure.nodes.items():
+        if node.op_type == "Cast":
+            kind = SIXTEEN_BITS.get(ir.DataType(node.attributes.get_int("to", 1)))
+            if kind is not None and node.inputs[0] is not None:
+                rounded[node.inputs[0]] = held[node.outputs[0]] = kind
+        elif node.op_type not in _CONVERSIONS:
+            working[model.ops.get(name, name)] = node.outputs[0]
+            read = [kind for v in node.inputs if v and (kind := held.get(v) or _stored_in(v))]
+            if read:
+                held.update(dict.fromkeys(node.outputs, read[0]))
+    told = {**rounded, **held}
+    return {op: told[result] for op, result in working.items() if result in told}
+
+
+def _stored_in(value: ir.Value) -> Precision | None:
+    """The 16 bits that a constant is in; None for any other value."""
+    constant = value.const_value
+    return None if constant is None else SIXTEEN_BITS.get(ir.DataType(constant.dtype))

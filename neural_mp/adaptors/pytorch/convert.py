@@ -1,0 +1,151 @@
+"""Write a plan's INT8 ops into a graph as quantize/dequantize pairs, the portable form."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+
+import torch
+from torch.fx import GraphModule, Node
+
+from neural_mp.adaptors.common.quant_params import Encoding
+from neural_mp.adaptors.pytorch import qdq_ops as ops
+from neural_mp.adaptors.pytorch.casts import cast_dtype, insert_casts
+from neural_mp.adaptors.pytorch.lowering import rewritten
+from neural_mp.adaptors.pytorch.model import (
+    OP_NAME,
+    TorchModel,
+    add_constant,
+    arguments,
+    attribute,
+    constant,
+    op_nodes,
+    read_constant,
+    set_arguments,
+    tensor_name,
+)
+from neural_mp.adaptors.pytorch.quantizable_ops import WEIGHTED
+from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, weights_of
+from neural_mp.core.enums import Approach
+from neural_mp.core.int8_accumulation import weight_limit
+from neural_mp.core.observations import Range
+from neural_mp.core.quantization_flow import QuantizationFlow
+from neural_mp.space import ResolvedPlan
+
+
+def insert_quantization(
+    module: GraphModule, resolved: ResolvedPlan, ranges: Mapping[str, Range]
+) -> None:
+    """Rewrite the graph in place; `ranges` are those of `quantized_ranges`."""
+    plan, flow = resolved.plan, resolved.flow
+    nodes = {
+        tensor_name(n): n for n in module.graph.nodes if n.op in ("placeholder", "call_function")
+    }
+    for tensor, root in flow.root.items():
+        if tensor in nodes:  # others are of another part of the model
+            _quantize(module, nodes[tensor], Encoding.of(ranges[root]), flow)
+    weights = IntegerWeights(module)
+    for name, node in op_nodes(module).items():
+        # A plan may also name what runs along with a layer; only layers have weights.
+        approach = plan[name].approach if name in plan else None
+        if approach is not None and node.target in RECURRENT_INT8:
+            for weight in tuple(weights_of(module, node)):
+                limit = weight_limit(plan[name].weight)
+                node.replace_input_with(weight, weights.dequantized(node, weight, limit))
+        if approach is None or node.target not in WEIGHTED:
+            continue
+        weights.store(node, weight_limit(plan[name].weight))
+        if approach is Approach.DYNAMIC:
+            _quantize_dynamically(node)
+
+
+def _quantize(module: GraphModule, node: Node, encoding: Encoding, flow: QuantizationFlow) -> None:
+    name, graph = tensor_name(node), module.graph
+    scale, zero_point = encoding.scale, encoding.zero_point
+    readers = [
+        user
+        for user in node.users
+        if name in flow.int8_outputs
+        or name in flow.int8_reads.get(user.meta.get(OP_NAME, ""), frozenset())
+    ]
+    after = node
+    if node.op == "placeholder":
+        after = [n for n in graph.nodes if n.op == "placeholder"][-1]
+    with graph.inserting_after(after):
+        quantized = graph.call_function(ops.quantize, (node, scale, zero_point))
+    value = node.meta["val"]
+    # It has no numbers; to cast it would work out again whether it lies in one piece.
+    quantized.meta["val"] = value.new_empty_strided(value.shape, value.stride(), dtype=torch.uint8)
+    pairs: dict[torch.dtype, Node] = {}
+
+    def dequantized(dtype: torch.dtype) -> Node:
+        if dtype not in pairs:
+            with graph.inserting_after(quantized):
+                pair = graph.call_function(ops.dequantize, (quantized, scale, zero_point, dtype))
+            pair.meta["val"] = node.meta["val"].to(dtype)
+            pairs[dtype] = pair
+        return pairs[dtype]
+
+    for reader in readers:
+        dtype = cast_dtype(reader)
+        if dtype is not None and OP_NAME not in reader.meta:  # straight to the 16-bit type
+            reader.replace_all_uses_with(dequantized(dtype))
+            graph.erase_node(reader)
+        else:
+            reader.replace_input_with(node, dequantized(torch.float32))
+
+
+class IntegerWeights:
+    """Stores the weights of one graph as integers: once, however many layers share one."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self.module = module
+        self.stored: dict[tuple[str, int], tuple[str, ...]] = {}
+
+    def store(self, layer: Node, limit: int) -> None:
+        """Let a layer read its weight, real or stored already, from integers of ±`limit`."""
+        set_arguments(layer, weight=self.dequantized(layer, arguments(layer)["weight"], limit))
+
+    def dequantized(self, layer: Node, source: Node, limit: int) -> Node:
+        """A weight of a layer, real or stored already, read from integers of ±`limit`."""
+        module = self.module
+        weight = constant(module, source)
+        read = [source] if weight is not None else source.args
+        key = str(read[0].target), limit
+        if key not in self.stored:
+            if weight is None:
+                weight = ops.dequantize_weight(*(attribute(module, node.target) for node in read))
+            parts = zip(("int8", "scales"), ops.quantize_weight(weight, limit), strict=True)
+            self.stored[key] = tuple(
+                str(add_constant(module, f"{layer.name}_weight_{word}", value, layer).target)
+                for word, value in parts
+            )
+        stored = tuple(read_constant(module, name, layer) for name in self.stored[key])
+        with module.graph.inserting_before(layer):
+            dequantized: Node = module.graph.call_function(ops.dequantize_weight, stored)
+        dequantized.meta["val"] = source.meta["val"].float()
+        return dequantized
+
+
+def _quantize_dynamically(layer: Node) -> None:
+    source, graph = layer.args[0], layer.graph
+    value = source.meta["val"]
+    with graph.inserting_before(layer):
+        quantized = graph.call_function(ops.quantize_dynamic, (source,))
+        quantized.meta["val"] = ops.quantize_dynamic(value)
+        parts = [graph.call_function(operator.getitem, (quantized, index)) for index in range(3)]
+        for part, meta in zip(parts, quantized.meta["val"], strict=True):
+            part.meta["val"] = meta
+        pair = graph.call_function(ops.dequantize_dynamic, (*parts, value.dtype))
+    pair.meta["val"] = value
+    layer.replace_input_with(source, pair)
+
+
+def write(model: TorchModel, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> TorchModel:
+    """A model with a plan in it: see `Adaptor.write`."""
+
+    def write_into(module: GraphModule) -> None:
+        insert_casts(module, plan.flow, model.convention.dtype)
+        insert_quantization(module, plan, ranges)
+
+    return rewritten(model, write_into)

@@ -1,0 +1,282 @@
+"""A captured graph without in-place ops: op by op where that is safe, traced anew where it is not.
+
+torch makes a program functional by tracing it a second time, which costs as much as the capture
+itself. Most graphs need no such thing: a few of their ops only are written down in another form,
+and what is updated in place is read by nobody else. Such graphs are rewritten here, to what torch
+would give; all others are left to torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node, Proxy
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.proxy import GraphAppendingTracer
+from torch.utils import _pytree as pytree
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+aten = torch.ops.aten
+
+_ASKED = (aten.sym_size.int, aten.sym_numel.default)
+
+
+def sizes_from_inputs(module: GraphModule) -> None:
+    """Rewrite a graph in place; sizes that depend on values, not on sizes, stay as they are."""
+    asked = [node for node in module.graph.nodes if node.target in _ASKED]
+    known = _of_inputs(module.graph) if asked else {}
+    for node in asked:
+        value = node.meta["val"]
+        if not isinstance(value, torch.SymInt):
+            node.replace_all_uses_with(value)
+        elif value.node.expr.free_symbols <= known.keys():
+            expression = value.node.expr
+            if expression not in known:
+                known[expression] = _worked_out(node, expression, known)
+            node.replace_all_uses_with(known[expression])
+        else:
+            continue
+        module.graph.erase_node(node)
+
+
+def _of_inputs(graph: Graph) -> dict[Any, Node]:
+    """The symbol of a size → the node that asks an input for it."""
+    inputs = graph.find_nodes(op="placeholder")
+    known: dict[Any, Node] = {}
+    # At the top, so that every size can be worked out of them.
+    at = inputs[-1] if inputs else None
+    for source in reversed(inputs):
+        value = source.meta.get("val")
+        for axis, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                with graph.inserting_after(at):
+                    node = graph.call_function(aten.sym_size.int, (source, axis))
+                node.meta["val"] = size
+                known[size.node.expr] = node
+    return known
+
+
+def _worked_out(node: Node, expression: Any, known: dict[Any, Node]) -> Node:
+    graph = node.graph
+    tracer = GraphAppendingTracer(graph)
+    last = node.prev
+    with graph.inserting_before(node):
+        symbols = {symbol: Proxy(known[symbol], tracer) for symbol in expression.free_symbols}
+        result = sympy_interp(PythonReferenceAnalysis, symbols, expression).node
+    while last.next is not node:
+        last = last.next
+        values = torch.fx.map_arg((last.args, last.kwargs), lambda read: read.meta["val"])
+        target: Any = last.target
+        last.meta["val"] = target(*values[0], **values[1])
+    assert isinstance(result, Node)
+    return result
+
+
+logger = logging.getLogger(__name__)
+
+
+#: In-place op → the op that computes the same; both keep the dtype of what they are given, if all
+#: that they are given has it.
+OUT_OF_PLACE = {
+    aten.relu_.default: aten.relu.default,
+    aten.hardtanh_.default: aten.hardtanh.default,
+    aten.hardswish_.default: aten.hardswish.default,
+    aten.hardsigmoid_.default: aten.hardsigmoid.default,
+    aten.silu_.default: aten.silu.default,
+    aten.mish_.default: aten.mish.default,
+    aten.elu_.default: aten.elu.default,
+    aten.leaky_relu_.default: aten.leaky_relu.default,
+    aten.sigmoid_.default: aten.sigmoid.default,
+    aten.tanh_.default: aten.tanh.default,
+    aten.add_.Tensor: aten.add.Tensor,
+    aten.sub_.Tensor: aten.sub.Tensor,
+    aten.mul_.Tensor: aten.mul.Tensor,
+    aten.div_.Tensor: aten.div.Tensor,
+}
+#: Ops that write to what they read, though their schema says otherwise.
+_WRONG_SCHEMA = (aten.native_batch_norm.default,)
+#: Where functions of sizes are from, which no tensor goes into.
+_OF_SIZES = ("_operator", "math", "torch")
+
+
+class _NeedsTraceError(Exception):
+    """The graph holds something that only a trace of the whole makes functional."""
+
+
+@torch.no_grad()
+def make_functional(module: GraphModule) -> bool:
+    """Rewrite a graph in place to one without in-place ops, as torch would write it.
+
+    Args:
+        module: a graph as it was captured.
+
+    Returns:
+        Whether it was done. If not, the graph is of no more use: the program that it was made of
+        has to be traced anew.
+    """
+    try:
+        for node in list(module.graph.nodes):
+            if node.op == "call_function":
+                _expand(node)
+        _without_updates(module)
+        sizes_from_inputs(module)
+    except Exception:
+        # torch's tracer raises unrelated types, for ops that need more than a trace of themselves.
+        logger.debug("the graph has to be traced anew", exc_info=True)
+        return False
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return True
+
+
+def _expand(node: Node) -> None:
+    """Write an op that may or may not copy as what it does; leave all other ops as they are.
+
+    Raises:
+        _NeedsTraceError: what it does cannot be said of it by itself.
+    """
+    target: Any = node.target
+    if getattr(target, "__module__", None) in _OF_SIZES or target in OUT_OF_PLACE:
+        return
+    if not isinstance(target, OpOverload) or target._schema.is_mutable or target in _WRONG_SCHEMA:
+        raise _NeedsTraceError(str(target))
+    if target in _EXPANDED:
+        _EXPANDED[target](node)
+    elif torch.Tag.maybe_aliasing_or_mutating in target.tags:
+        raise _NeedsTraceError(str(target))
+    elif _aliased(target) and _is_composite(target):
+        _retraced(node)
+
+
+def _aliased(target: OpOverload) -> list[int]:
+    """The arguments of an op whose memory its result may share."""
+    schema = target._schema.arguments
+    return [place for place, argument in enumerate(schema) if argument.alias_info is not None]
+
+
+def _is_composite(target: OpOverload) -> bool:
+    """Whether an op is written in terms of others, for inference as for training."""
+    return bool(
+        torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
+    )
+
+
+def _batch_norm(norm: Node) -> None:
+    image, weight, bias, mean, variance, training, momentum, epsilon = norm.args[:8]
+    if training or mean is None or variance is None:
+        raise _NeedsTraceError("batch norm in training")
+    value = norm.meta["val"]
+    with norm.graph.inserting_before(norm):
+        call = (image, weight, bias, mean, variance, momentum, epsilon)
+        results = norm.graph.call_function(aten._native_batch_norm_legit_no_training.default, call)
+        results.meta = {**norm.meta, "val": (value, value.new_empty(0), value.new_empty(0))}
+        first = norm.graph.call_function(operator.getitem, (results, 0))
+        first.meta = dict(norm.meta)
+    norm.replace_all_uses_with(first)
+    norm.graph.erase_node(norm)
+
+
+def _dropout(node: Node) -> None:
+    if node.args[2]:
+        raise _NeedsTraceError("dropout in training")
+    node.target, node.args = aten.clone.default, node.args[:1]
+
+
+#: Op → what writes it in its own form, known without a trace.
+_EXPANDED: Mapping[Any, Callable[[Node], None]] = {
+    aten.batch_norm.default: _batch_norm,
+    aten.dropout.default: _dropout,
+}
+
+
+def _retraced(node: Node) -> None:
+    """Put what torch makes of one op, called with what it is called with, in its place."""
+    target: Any = node.target
+    leaves, structure = pytree.tree_flatten((node.args, node.kwargs))
+    sources = [leaf for leaf in leaves if isinstance(leaf, Node)]
+
+    def run(*values: Any) -> Any:
+        given = iter(values)
+        called = [next(given) if isinstance(leaf, Node) else leaf for leaf in leaves]
+        args, kwargs = pytree.tree_unflatten(called, structure)
+        return target(*args, **kwargs)
+
+    values = [source.meta["val"] for source in sources]
+    if any(isinstance(value, torch.Tensor) and value.is_complex() for value in values):
+        raise _NeedsTraceError(f"{target} of complex numbers")
+    traced = make_fx(torch.func.functionalize(run))(*values).graph
+    inlined = dict(zip(traced.find_nodes(op="placeholder"), sources, strict=True))
+    for part in traced.nodes:
+        if part.op == "call_function":
+            with node.graph.inserting_before(node):
+                copied = node.graph.node_copy(part, inlined.__getitem__)
+            copied.meta = {**node.meta, "val": part.meta.get("val")}
+            inlined[part] = copied
+        elif part.op not in ("placeholder", "output"):
+            raise _NeedsTraceError(f"{target} with a constant")
+    (result,) = traced.output_node().args
+    if isinstance(result, Node):
+        node.replace_all_uses_with(inlined[result])
+    else:
+        for user in list(node.users):
+            user.replace_all_uses_with(inlined[result[user.args[1]]])
+            user.graph.erase_node(user)
+    node.graph.erase_node(node)
+
+
+def _without_updates(module: GraphModule) -> None:
+    """Compute anew what was updated in place, and let all that comes after read that.
+
+    Raises:
+        _NeedsTraceError: what is updated is seen through something else, too.
+    """
+    order = {node: place for place, node in enumerate(module.graph.nodes)}
+    memory: dict[Node, Node] = {}
+    views: set[Node] = set()
+    sharing: dict[Node, list[Node]] = {}
+    for node in list(module.graph.nodes):
+        if node.target in OUT_OF_PLACE:
+            updated = node.args[0]
+            others = (o for o in sharing[memory[updated]] if o is not updated)
+            seen = any(order[user] >= order[node] for other in others for user in other.users)
+            if seen or updated in views or memory[updated].op != "call_function":
+                raise _NeedsTraceError(f"{node.target} of what is seen elsewhere")
+            node = _computed_anew(node, order)
+        source = _shares_with(node)
+        if source in views or (source is not None and node.target is not operator.getitem):
+            views.add(node)
+        memory[node] = node if source is None else memory[source]
+        sharing.setdefault(memory[node], []).append(node)
+
+
+def _shares_with(node: Node) -> Node | None:
+    """What a node's result may share its memory with."""
+    target: Any = node.target
+    if target is operator.getitem:
+        return node.all_input_nodes[0]
+    places = _aliased(target) if isinstance(target, OpOverload) else []
+    if places and places != [0]:
+        raise _NeedsTraceError(f"{target} with memory of more than one tensor")
+    return node.all_input_nodes[0] if places else None
+
+
+def _computed_anew(node: Node, order: dict[Node, int]) -> Node:
+    """Replace one in-place op; what read its operand before goes on reading that."""
+    updated: Any = node.args[0]
+    dtype = updated.meta["val"].dtype
+    if any(source.meta["val"].dtype != dtype for source in node.all_input_nodes):
+        raise _NeedsTraceError(f"{node.target} of several dtypes")
+    target: Any = OUT_OF_PLACE[node.target]
+    with node.graph.inserting_before(node):
+        computed = node.graph.call_function(target, node.args, node.kwargs)
+    computed.meta, order[computed] = dict(node.meta), order[node]
+    updated.replace_all_uses_with(computed, lambda user: order[user] > order[node])
+    node.replace_all_uses_with(computed)
+    node.graph.erase_node(node)
+    return computed

@@ -1,0 +1,208 @@
+"""Which kernels ran for every op, from torch's own profiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from neural_mp.adaptors.pytorch import kernel_ops, qdq_ops
+from neural_mp.adaptors.pytorch.call_signature import Call
+from neural_mp.adaptors.pytorch.casts import CAST
+from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel, op_nodes
+from neural_mp.adaptors.pytorch.module_capture import visited
+from neural_mp.adaptors.pytorch.recurrent import KERNELS as RECURRENT_KERNELS
+from neural_mp.core.kernel_trace import NOT_REACHED, Executed, Kernel, executed
+from neural_mp.core.precision import Precision
+from neural_mp.errors import KernelLogError
+
+#: What stands before the name of an op in the trace, around what it runs.
+_MARK = "neural_mp op: "
+#: How the names of oneDNN's integer kernels begin.
+_INTEGER = "onednn::q"
+#: Element types by the profiler's names, as far as a precision is told by them.
+_PRECISIONS = {
+    "float": Precision.FP32,
+    "double": Precision.FP32,
+    "c10::BFloat16": Precision.BF16,
+    "c10::Half": Precision.FP16,
+}
+_BYTES = ("unsigned char", "signed char")
+#: What takes memory, or looks at it in another way, or asks something: an op may be no more.
+_BOOKKEEPING = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("empty", "empty_like", "empty_strided", "new_empty", "resize_", "as_strided"),
+        *("as_strided_", "view", "reshape", "_reshape_alias", "_unsafe_view", "expand"),
+        *("expand_as", "permute", "transpose", "t", "unsqueeze", "squeeze", "slice", "select"),
+        *("narrow", "alias", "detach", "lift_fresh", "set_", "resolve_conj", "resolve_neg"),
+        *("result_type", "item", "_local_scalar_dense", "is_nonzero", "_nnpack_available"),
+    )
+)
+#: What converts, copies or fills: beside a kernel of the same op, no work of its own.
+_COPIES = frozenset(
+    f"aten::{name}"
+    for name in ("to", "_to_copy", "copy_", "contiguous", "clone", "fill_", "zero_", "zeros")
+)
+#: An environment variable by which the profiler's library says nothing on standard error.
+_LOG_LEVEL, _NOTHING = "KINETO_LOG_LEVEL", "99"
+
+
+@dataclass(frozen=True)
+class _Event:
+    name: str
+    types: tuple[str, ...]
+    end: float
+    children: list[_Event] = field(default_factory=list)
+
+    def everything(self) -> Iterator[_Event]:
+        """The events within it, however deep."""
+        for child in self.children:
+            yield child
+            yield from child.everything()
+
+    def kernels(self, idle: frozenset[str]) -> list[_Event]:
+        """The innermost events within it that did the work; what is idle did none."""
+        found = []
+        for child in self.children:
+            if _is_integer(child.name):
+                found.append(child)  # whatever it calls to look at its inputs in another way
+            elif child.name not in idle:
+                found += child.kernels(idle | _BOOKKEEPING | _COPIES) or [child]
+        return found
+
+
+def trace(model: TorchModel, call: Call) -> dict[str, Executed]:
+    """Op → what ran for it; conversions that were put in are left out."""
+
+    def marked(node: Node, run: Callable[[], Any]) -> Any:
+        if node.op != "call_function" or OP_NAME not in node.meta:
+            return run()
+        with torch.profiler.record_function(_MARK + node.meta[OP_NAME]):
+            return run()
+
+    run = visited(model, marked)
+    os.environ.setdefault(_LOG_LEVEL, _NOTHING)  # is read when it is first needed
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
+        run(call)
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / "trace.json"
+        profiler.export_chrome_trace(str(file))
+        events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
+    found: dict[str, list[Kernel]] = {}
+    bytes_read: set[str] = set()
+    for root in _nested(events):
+        op = root.name.removeprefix(_MARK)
+        found.setdefault(op, []).extend(map(_kernel, _working(root)))
+        if any(map(_bytes, root.everything())):
+            bytes_read.add(op)
+    ran = {
+        op: replace(executed(kernels), reads_bytes=op in bytes_read)
+        for op, kernels in found.items()
+        if kernels
+    }
+    ops = (op for part in model.parts.values() for op in op_nodes(part.runnable))
+    return {**{op: NOT_REACHED for op in ops if op not in found}, **ran}
+
+
+def _nested(events: Iterable[Mapping[str, Any]]) -> list[_Event]:
+    """The marks of ops, with what ran within each of them, in order."""
+    roots: list[_Event] = []
+    within: dict[Any, list[_Event]] = {}
+    timed = [event for event in events if event.get("cat") in ("cpu_op", "user_annotation")]
+    for event in sorted(timed, key=lambda event: (event["ts"], -event["dur"])):
+        types = tuple(event.get("args", {}).get("Input type", ()))
+        found = _Event(event["name"], types, event["ts"] + event["dur"])
+        stack = within.setdefault(event["tid"], [])
+        while stack and stack[-1].end <= event["ts"]:
+            stack.pop()
+        if found.name.startswith(_MARK):
+            roots.append(found)
+        elif stack:
+            stack[-1].children.append(found)
+        stack.append(found)
+    return roots
+
+
+def _working(root: _Event) -> list[_Event]:
+    """What did the work of an op; of one that only converts, copies or looks, that."""
+    tried = (root.kernels(idle) for idle in (_BOOKKEEPING | _COPIES, _BOOKKEEPING, frozenset()))
+    return next((found for found in tried if found), [])
+
+
+def _is_integer(name: str) -> bool:
+    return name.startswith(_INTEGER) or name in RECURRENT_KERNELS
+
+
+def _kernel(event: _Event) -> Kernel:
+    if _is_integer(event.name):
+        return Kernel(event.name, Precision.INT8)
+    return Kernel(event.name, next(filter(None, map(_PRECISIONS.get, event.types)), None))
+
+
+def _bytes(event: _Event) -> bool:
+    return any(kind in _BYTES for kind in event.types)
+
+
+#: What the nodes are that our conversion adds, in words.
+_CONVERSIONS = {
+    kernel_ops.quantize_uint8: "quantize",
+    qdq_ops.quantize_dynamic: "quantize",
+    kernel_ops.dequantize_uint8: "dequantize",
+    CAST: "cast",
+}
+
+
+def time_ops(model: TorchModel, call: Call, runs: int) -> dict[str, list[float]]:
+    """Op (or conversion, by node name) → the seconds of each of so many runs."""
+    seconds: dict[str, list[float]] = defaultdict(lambda: [0.0] * runs)
+    number = 0
+
+    def visit(node: Node, run: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        result = run()
+        if node.op == "call_function":
+            name = node.meta.get(OP_NAME) or _conversion_name(node)
+            seconds[name][number] += time.perf_counter() - start
+        return result
+
+    run = visited(model, visit)
+    for number in range(runs):  # noqa: B007 - the visits read it
+        run(call)
+    return seconds
+
+
+def _conversion_name(node: Node) -> str:
+    """A name of its own for a conversion, which begins with that of what it converts."""
+    if node.target not in _CONVERSIONS:
+        return str(node.name)
+    source = node.args[0]
+    named = source.meta.get(OP_NAME, source.name) if isinstance(source, Node) else node.name
+    return f"{named}/{_CONVERSIONS[node.target]}"
+
+
+@contextmanager
+def verbose() -> Iterator[None]:
+    """Let oneDNN write a line to standard output for every kernel that runs meanwhile.
+
+    Raises:
+        KernelLogError: PyTorch is built without oneDNN, or it is switched off.
+    """
+    backend = torch.backends.mkldnn
+    if not backend.is_available():
+        raise KernelLogError("this PyTorch is built without oneDNN, so that there is no log of it")
+    if not backend.enabled:
+        raise KernelLogError("oneDNN is off; set torch.backends.mkldnn.enabled = True")
+    with backend.verbose(backend.VERBOSE_ON):
+        yield

@@ -1,0 +1,224 @@
+"""TensorFlow's own mixed precision pass, switched on and off while a program runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.util import _pywrap_util_port
+
+from neural_mp.adaptors.tensorflow.int8_accumulation import bf16_obstacle
+from neural_mp.adaptors.tensorflow.kernel_registry import every_op_type
+from neural_mp.adaptors.tensorflow.runtime import offline_passes
+from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, make_constant, make_node
+from neural_mp.amp import (
+    EDIT_OPTIONS,
+    FORCE_ALL,
+    INFER_AS_DENY,
+    LEVEL,
+    AmpSettings,
+    FourLists,
+    check_known,
+)
+from neural_mp.core.precision import Precision
+from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError
+from neural_mp.io.files import prepared_folder
+from neural_mp.util.environment import restore_users, set_own
+
+logger = logging.getLogger(__name__)
+
+#: What the variables begin with that TensorFlow's pass reads.
+PREFIX = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_"
+#: The pass of each type, and what it wants set to work on a machine without a GPU.
+PASSES: Mapping[Precision, tuple[str, Mapping[str, str]]] = {
+    Precision.BF16: ("auto_mixed_precision_onednn_bfloat16", {}),
+    Precision.FP16: ("auto_mixed_precision", {f"{PREFIX}SIMULATE_GPU": "true"}),
+}
+
+
+@cache
+def runtime_lists(precision: Precision) -> FourLists | None:
+    """The defaults of the TensorFlow that is installed; None where it does not tell."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            run_pass(_product(), precision, ["x"], ["y"], {f"{PREFIX}LOG_PATH": folder})
+        except (tf.errors.OpError, ValueError):
+            logger.warning("TensorFlow's pass for %s does not run", precision, exc_info=True)
+        files = sorted(Path(folder).glob("paintbuckets*"))
+        text = files[0].read_text(encoding="utf-8") if files else ""
+    return _parsed(text) if text else None
+
+
+def run_pass(
+    graph: GraphDef,
+    precision: Precision,
+    inputs: Iterable[str],
+    outputs: Iterable[str],
+    variables: Mapping[str, str] | None = None,
+) -> GraphDef:
+    """Let TensorFlow's own mixed precision pass rewrite a graph.
+
+    Args:
+        graph: the graph, which stays as it is.
+        precision: BF16, or FP16 as on a GPU.
+        inputs: tensors fed.
+        outputs: tensors fetched, whose nodes the pass leaves alone.
+        variables: further settings, in the environment's words.
+
+    Raises:
+        tf.errors.OpError: the pass refuses the graph.
+    """
+    name, wanted = PASSES[precision]
+    with _environment({**wanted, **(variables or {})}):
+        return offline_passes(graph, [name], inputs, outputs)
+
+
+def _product() -> GraphDef:
+    return GraphDef(
+        node=[
+            make_node("Placeholder", "x", dtype=tf.float32),
+            make_constant("w", np.ones((4, 4), np.float32)),
+            make_node("MatMul", "m", ["x", "w"], T=tf.float32),
+            make_node("Identity", "y", ["m"], T=tf.float32),
+        ]
+    )
+
+
+def _parsed(text: str) -> FourLists:
+    lists: dict[str, set[str]] = {}
+    current: set[str] = set()
+    for line in text.splitlines():
+        if line.endswith(":"):
+            current = lists.setdefault(line[:-1].lower().removesuffix("list").strip(), set())
+        elif line.strip():
+            current.add(line.strip())
+    return FourLists(
+        **{key: frozenset(lists.get(key, ())) for key in ("allow", "deny", "infer", "clear")}
+    )
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for a while; the user's own settings of the pass are put aside."""
+    touched = {key for key in os.environ if key.startswith(PREFIX)} | set(values)
+    before = {key: os.environ.pop(key) for key in touched if key in os.environ}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for key in values:
+            os.environ.pop(key, None)
+        os.environ.update(before)
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One wish for the pass: its precision, and the variables that it is to read."""
+
+    precision: Precision
+    variables: Mapping[str, str]
+
+
+_lock = threading.RLock()
+#: What was asked for and not withdrawn yet, in order; the last counts.
+_requests: list[Request] = []
+#: The switches of the passes as they were before the first; none while there is no request.
+_switches: dict[str, bool] = {}
+
+
+def request(precision: Precision, amp: AmpSettings) -> Request:
+    """Switch the pass on, for all functions, until the request is withdrawn.
+
+    Raises:
+        UnsupportedPrecisionError: there is no pass for the precision, or none that works here.
+        UnknownOperatorError: an edit names an op type that TensorFlow does not have.
+        ConfigurationError: an edit does not fit TensorFlow's lists, or every op is to be forced
+            into BF16, which its pass refuses; the folder for its log cannot be made.
+    """
+    if precision not in PASSES:
+        raise UnsupportedPrecisionError(
+            f"TensorFlow has a pass for bf16 and one for fp16, none for {precision}"
+        )
+    if precision is Precision.FP16 and not tf.config.list_physical_devices("GPU"):
+        raise UnsupportedPrecisionError(
+            "TensorFlow's pass for fp16 looks at ops on a GPU only, and there is none; use bf16"
+        )
+    failure = bf16_obstacle() if precision is Precision.BF16 else None
+    if failure is not None:
+        raise UnsupportedPrecisionError(failure)
+    made = Request(precision, _variables(precision, amp))
+    with _lock:
+        _requests.append(made)
+        _apply()
+    return made
+
+
+def withdraw(made: Request) -> None:
+    """Take a request back, in whatever order; with the last, all is as it was before the first."""
+    with _lock:
+        if made in _requests:
+            _requests.remove(made)
+            _apply()
+
+
+def _apply() -> None:
+    names = [name for name, _ in PASSES.values()]
+    if not _switches:
+        found = dict(tf.config.optimizer.get_experimental_options())
+        _switches.update({name: found.get(name, False) for name in names})
+    if _requests:
+        wanted = _requests[-1]
+        set_own(PREFIX, wanted.variables)
+        name, _ = PASSES[wanted.precision]
+        tf.config.optimizer.set_experimental_options({other: other == name for other in names})
+        return
+    restore_users(PREFIX)
+    tf.config.optimizer.set_experimental_options(dict(_switches))
+    _switches.clear()
+
+
+def _variables(precision: Precision, amp: AmpSettings) -> dict[str, str]:
+    """What the pass reads from the environment."""
+    check_known(amp.edits, every_op_type())
+    lists = runtime_lists(precision)
+    if lists is None:
+        raise UnsupportedPrecisionError(_no_pass(precision))
+    lists.edited(amp.edits)  # of a type on two lists, the pass itself would fail without a word
+    found = {
+        f"{PREFIX}{option.upper()}": ",".join(
+            edit.op_type for edit in amp.edits if (edit.list, edit.adds) == which
+        )
+        for option, which in EDIT_OPTIONS.items()
+    }
+    if amp.force_all:
+        if precision is Precision.BF16:
+            raise ConfigurationError(
+                f"{amp.origins['unsafe_force_all']} is set, which TensorFlow's pass for bf16 does "
+                f"not take; put the op types on the allow list instead"
+            )
+        found[LEVEL] = FORCE_ALL
+    elif amp.infer_as_deny:
+        found[LEVEL] = INFER_AS_DENY
+    folder = prepared_folder(amp.log_path)
+    if folder is not None:
+        found[f"{PREFIX}LOG_PATH"] = str(folder)
+    return {key: value for key, value in found.items() if value}
+
+
+def _no_pass(precision: Precision) -> str:
+    """Why TensorFlow's pass does nothing here."""
+    if precision is Precision.BF16 and not _pywrap_util_port.IsMklEnabled():
+        return (
+            "TensorFlow's pass for bf16 is a part of oneDNN, which is off here; set the "
+            "environment variable TF_ENABLE_ONEDNN_OPTS=1 before TensorFlow is imported"
+        )
+    return f"this TensorFlow has no working pass for {precision}"

@@ -1,0 +1,373 @@
+"""Dense layers in whatever form a framework writes them, brought to MatMul on matrices.
+
+A dense layer on sequences is written as a product of batches, an Einsum, or a Reshape, MatMul and
+Reshape with the shape computed on the way. Integer kernels take matrices, with the bias and the
+activation right behind the product: so Reshapes move behind those.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from string import ascii_letters
+
+import numpy as np
+import tensorflow as tf
+
+from neural_mp.adaptors.common.signature import Shape
+from neural_mp.adaptors.tensorflow.conditionals import take_constant_branches
+from neural_mp.adaptors.tensorflow.constant_folding import (
+    compute_constants,
+    merge_duplicates,
+    simplified,
+)
+from neural_mp.adaptors.tensorflow.control_flow import with_functions_of_its_own
+from neural_mp.adaptors.tensorflow.control_flow_lowering import lowered
+from neural_mp.adaptors.tensorflow.function_constants import read_constants, tie_constants
+from neural_mp.adaptors.tensorflow.layer_folding import fold_affine_chains, fold_paddings
+from neural_mp.adaptors.tensorflow.model import ServedSignature
+from neural_mp.adaptors.tensorflow.shape_inference import Shapes, shapes
+from neural_mp.adaptors.tensorflow.tensor_graph import (
+    CONTROL_FLOW,
+    Array,
+    NodeDef,
+    TensorGraph,
+    data_inputs,
+    dtype_attribute,
+    is_control,
+    make_node,
+    node_of,
+    output_of,
+    plain,
+    result_dtypes,
+    text_attribute,
+    without_places,
+)
+
+_BATCH_PRODUCTS = ("BatchMatMul", "BatchMatMulV2")
+_PRODUCTS = ("Einsum", *_BATCH_PRODUCTS)
+#: Ops that work on every element alone, so that a Reshape may as well come behind them.
+_ELEMENTWISE = (
+    *("BiasAdd", "Add", "AddV2", "Mul", "Sub", "RealDiv", "Neg", "Erf", "Erfc", "Tanh", "Pow"),
+    *("Relu", "Relu6", "Elu", "Selu", "LeakyRelu", "Sigmoid", "Softplus", "Square", "Exp"),
+)
+
+
+def canonical_dense_layers(graph: TensorGraph, outputs: frozenset[str]) -> None:
+    """Rewrite the dense layers of a graph in place."""
+    if not any(node.op in ("Reshape", "MatMul", *_PRODUCTS) for node in graph.nodes.values()):
+        return
+    known, before = shapes(graph), len(graph.nodes)
+    for node in list(graph.nodes.values()):
+        if dtype_attribute(node) is not tf.float32:
+            continue
+        if node.op in _BATCH_PRODUCTS:
+            _from_batches(graph, node, known)
+        elif node.op == "Einsum":
+            _from_einsum(graph, node, known)
+        elif node.op == "MatMul":
+            _untransposed(graph, node)
+    if not any(node.op == "Reshape" for node in graph.nodes.values()):
+        return
+    if len(graph.nodes) > before:  # products were rewritten
+        known = shapes(graph)
+    _fix_reshapes(graph, known)
+    _sink_reshapes(graph, outputs, known)
+    _join_reshapes(graph, outputs)
+
+
+def _untransposed(graph: TensorGraph, node: NodeDef) -> None:
+    weight = graph.constant(node.input[1])
+    if weight is None or not node.attr["transpose_b"].b:
+        return
+    edited, turned = graph.edit(node.name), np.ascontiguousarray(weight.T)
+    edited.input[1] = graph.put_constant(f"{node.name}/transposed", turned)
+    edited.attr["transpose_b"].b = False
+
+
+def _from_batches(graph: TensorGraph, node: NodeDef, known: Shapes) -> None:
+    weight = graph.constant(node.input[1])
+    if weight is None or node.attr["adj_x"].b or any(size != 1 for size in weight.shape[:-2]):
+        return
+    axes = known[node.name]
+    if axes is None or len(axes) < max(3, weight.ndim):
+        return
+    weight = weight.reshape(weight.shape[-2:])
+    weight = weight.T if node.attr["adj_y"].b else weight
+    _put_product(graph, node, weight, weight.shape[1:], known)
+
+
+def _from_einsum(graph: TensorGraph, node: NodeDef, known: Shapes) -> None:
+    """`abc,cde->abde`: sums over the last axes of the input, and keeps those of the weight."""
+    weight = graph.constant(node.input[1]) if len(node.input) == 2 else None
+    equation = text_attribute(node, "equation").replace(" ", "")
+    shape = known[node.input[0]]
+    if weight is None or "->" not in equation or shape is None:
+        return
+    factors, _, result = equation.partition("->")
+    left, _, right = factors.partition(",")
+    # An ellipsis stands for the axes that have no letter, of the input alone.
+    unnamed = [letter for letter in ascii_letters if letter not in equation]
+    left, result = (
+        text.replace("...", "".join(unnamed[: len(shape) - len(left.replace("...", ""))]))
+        for text in (left, result)
+    )
+    if "." in left + right + result or len(left) != len(shape):
+        return
+    summed = [label for label in left if label in right]
+    kept = [label for label in right if label not in left]
+    outer = [label for label in left if label not in right]
+    proper = len(set(left)) == len(left) and len(set(right)) == len(right) and summed and kept
+    if not proper or list(left) != outer + summed or list(result) != outer + kept:
+        return
+    ordered = weight.transpose([right.index(label) for label in (*summed, *kept)])
+    columns = ordered.shape[len(summed) :]
+    _put_product(graph, node, ordered.reshape(-1, int(np.prod(columns))), columns, known)
+
+
+def _put_product(
+    graph: TensorGraph, node: NodeDef, weight: Array, columns: tuple[int, ...], known: Shapes
+) -> None:
+    """Reshape, MatMul, Reshape in the place of a node; the last takes its name.
+
+    Args:
+        graph: the graph.
+        node: a product over the last axes of its input.
+        weight: the matrix.
+        columns: the sizes of the last axes of the result, those that the matrix makes.
+        known: the shapes in the graph.
+    """
+    shape = known[node.name]
+    if shape is None or 0 in shape:
+        return
+    name, sizes = node.name, {"T": tf.float32, "Tshape": tf.int32}
+    matrix = _matrix_of(graph, node, weight.shape[0])
+    factor = graph.put_constant(f"{name}/weight", np.ascontiguousarray(weight, np.float32))
+    plainly = {"T": tf.float32, "transpose_a": False, "transpose_b": False}
+    product = graph.put("MatMul", f"{name}/MatMul", [matrix, factor], **plainly)
+    fixed = _constant_shape(shape)
+    if fixed is not None:
+        told = graph.put_constant(f"{name}/sizes", fixed)
+    else:
+        told = _computed_sizes(graph, node, len(shape) - len(columns), columns)
+    graph.add(make_node("Reshape", name, [product, told], **sizes))
+
+
+def _matrix_of(graph: TensorGraph, node: NodeDef, width: int) -> str:
+    """The input of a product as a matrix: one for all products that read a tensor.
+
+    Several would be tensors of their own, quantized and repaired one by one.
+    """
+    source, rows = node.input[0], np.array([-1, width], np.int32)
+    for other in graph.nodes.values():
+        # One that waits for other ops may wait for this very product.
+        if other.op == "Reshape" and len(other.input) == 2 and other.input[0] == source:
+            asked = graph.constant(other.input[1])
+            if asked is not None and np.array_equal(asked, rows):
+                return str(other.name)
+    told = graph.put_constant(f"{node.name}/rows", rows)
+    sizes = {"T": tf.float32, "Tshape": tf.int32}
+    return graph.put("Reshape", f"{node.name}/matrix", [source, told], **sizes)
+
+
+def _computed_sizes(graph: TensorGraph, node: NodeDef, outer: int, columns: tuple[int, ...]) -> str:
+    """The shape of a product where several sizes are known only when it runs: a new tensor."""
+    name, whole = node.name, {"Index": tf.int32, "T": tf.int32}
+    read = graph.put("Shape", f"{name}/shape", [node.input[0]], T=tf.float32, out_type=tf.int32)
+    begin = graph.put_constant(f"{name}/first", np.array([0], np.int32))
+    count = graph.put_constant(f"{name}/outer", np.array([outer], np.int32))
+    kept = graph.put("Slice", f"{name}/outer_sizes", [read, begin, count], **whole)
+    made = graph.put_constant(f"{name}/columns", np.array(columns, np.int32))
+    axis = graph.put_constant(f"{name}/axis", np.int32(0))
+    joined = {"N": 2, "T": tf.int32, "Tidx": tf.int32}
+    return graph.put("ConcatV2", f"{name}/sizes", [kept, made, axis], **joined)
+
+
+def _constant_shape(shape: Shape) -> Array | None:
+    """What a Reshape is told to get this shape; None where more than one size is unknown."""
+    if shape is None or sum(size is None for size in shape) > 1 or 0 in shape:
+        return None
+    return np.array([-1 if size is None else size for size in shape], np.int32)
+
+
+def _fix_reshapes(graph: TensorGraph, known: Shapes) -> None:
+    """Reshapes to computed shapes of which but one size is unknown need no computing."""
+    for node in list(graph.nodes.values()):
+        if node.op != "Reshape" or graph.is_constant(node.input[1]):
+            continue
+        shape = _constant_shape(known[node.name])
+        if shape is not None:
+            edited = graph.edit(node.name)
+            edited.input[1] = graph.put_constant(f"{node.name}/sizes", shape)
+            edited.attr["Tshape"].type = tf.int32.as_datatype_enum
+
+
+def _sink_reshapes(graph: TensorGraph, outputs: frozenset[str], known: Shapes) -> None:
+    """Move Reshapes behind a product to behind the elementwise ops that follow it."""
+    now = {name: found[0] for name, found in known.fixed.items() if found}
+    # Matrix → the product it comes from: of one product, they all have as many rows.
+    flat = {node.name: node.name for node in graph.nodes.values() if node.op == "MatMul"}
+    moved: dict[str, str] = {}
+    for node in list(graph.nodes.values()):
+        if node.op not in _ELEMENTWISE or node.name in outputs:
+            continue
+        sources = [moved.get(tensor, tensor) for tensor in data_inputs(node)]
+        reshapes = [graph[t] for t in sources if graph[t].op == "Reshape"]
+        bases = {plain(reshape.input[0]) for reshape in reshapes}
+        origins = {flat.get(base) for base in bases}
+        if None in origins or len(origins) != 1 or dtype_attribute(node) is not tf.float32:
+            continue
+        shape, width = now[reshapes[0].name], _width(bases, now)
+        told = {_sizes_told(graph, reshape) for reshape in reshapes}
+        if shape is None or width is None or now[node.name] != shape or len(told) != 1:
+            continue
+        inputs = [_flat_input(graph, t, shape, width) for t in sources]
+        if None in inputs or (node.op == "BiasAdd" and shape[-1] != width):
+            continue
+        edited = graph.edit(node.name)
+        edited.input[: len(inputs)] = [t for t in inputs if t is not None]
+        behind = graph.put(
+            "Reshape",
+            f"{node.name}/reshaped",
+            [node.name, reshapes[0].input[1]],
+            T=tf.float32,
+            Tshape=tf.as_dtype(reshapes[0].attr["Tshape"].type),
+        )
+        moved[node.name] = behind
+        now[behind], now[node.name] = shape, (None, width)
+        flat[node.name] = flat[bases.pop()]
+    graph.redirect(moved, unless={*moved, *moved.values()})
+
+
+def _sizes_told(graph: TensorGraph, reshape: NodeDef) -> tuple[int, ...] | str:
+    """What a Reshape is told: the sizes, or the tensor that they are read from."""
+    sizes = graph.constant(reshape.input[1])
+    return plain(reshape.input[1]) if sizes is None else tuple(map(int, sizes))
+
+
+def _width(bases: set[str], now: Mapping[str, Shape]) -> int | None:
+    """The number of columns the matrices have in common."""
+    widths = set()
+    for base in bases:
+        shape = now[base]
+        widths.add(shape[-1] if shape is not None and len(shape) == 2 else None)
+    return widths.pop() if len(widths) == 1 else None
+
+
+def _flat_input(
+    graph: TensorGraph, tensor: str, shape: tuple[int | None, ...], width: int
+) -> str | None:
+    """What to read in place of a tensor once everything is a matrix; None where nothing will do."""
+    if graph[tensor].op == "Reshape":
+        return plain(graph[tensor].input[0])
+    value = graph.constant(tensor)
+    if value is None:
+        return None
+    name = f"{tensor}/flat"
+    if value.size == 1:
+        return tensor if value.ndim <= 2 else graph.put_constant(name, value.reshape(()))
+    while value.ndim > 1 and value.shape[0] == 1:
+        value = value[0]
+    if value.size != width or value.shape != tuple(shape[-value.ndim :]):
+        return None
+    return graph.put_constant(name, value.reshape(-1))
+
+
+def _join_reshapes(graph: TensorGraph, outputs: frozenset[str]) -> None:
+    """A Reshape of a Reshape is one; one that changes nothing is none."""
+    for node in list(graph.nodes.values()):
+        if node.op == "Reshape" and graph[node.input[0]].op == "Reshape":
+            edited = graph.edit(node.name)
+            while graph[edited.input[0]].op == "Reshape":
+                edited.input[0] = graph[edited.input[0]].input[0]
+    known = shapes(graph)
+    replaced = {}
+    for node in graph.nodes.values():
+        if node.op != "Reshape" or node.name in outputs or not graph.is_constant(node.input[1]):
+            continue
+        source = plain(node.input[0])
+        after = known[node.name]
+        if ":" not in source and known[source] == after and _constant_shape(after) is not None:
+            replaced[node.name] = source
+    graph.redirect(replaced)
+
+
+logger = logging.getLogger(__name__)
+
+#: Ops that pass a tensor on.
+_IDENTITIES = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
+
+
+def prepare(graph: TensorGraph, signature: ServedSignature) -> tuple[TensorGraph, list[str]]:
+    """Bring a frozen graph into the form everything else works on.
+
+    Returns:
+        The graph, and warnings about what could not be done.
+    """
+    inputs, outputs = signature.input_tensors, signature.output_tensors
+    warnings: list[str] = []
+    graph = without_places(graph)
+    try:
+        graph = without_places(lowered(graph, inputs, outputs))
+        graph = simplified(graph, inputs, outputs)
+    except (tf.errors.OpError, ValueError) as error:
+        logger.debug("offline passes failed", exc_info=True)
+        graph = graph.pruned(outputs, inputs)
+        warnings.append(
+            f"TensorFlow could not fold the constants of the graph, which goes on as it is: "
+            f"{str(error).splitlines()[0]}"
+        )
+    kept = frozenset(map(node_of, outputs))
+    take_constant_branches(graph)
+    read_constants(graph)
+    graph = graph.pruned(outputs, inputs)
+    compute_constants(graph, kept)
+    strip_identities(graph, kept)
+    graph = graph.pruned(outputs, inputs)
+    merge_duplicates(graph, kept)
+    canonical_dense_layers(graph, kept)
+    graph = graph.pruned(outputs, inputs)
+    fold_affine_chains(graph, kept)
+    fold_paddings(graph, shapes(graph))
+    tie_constants(graph)
+    name_every_result(graph)
+    return with_functions_of_its_own(graph.pruned(outputs, inputs)), warnings
+
+
+def strip_identities(graph: TensorGraph, outputs: frozenset[str]) -> None:
+    """Let readers of an op that passes a tensor on read that tensor."""
+    consumers = graph.consumers()
+    replaced: dict[str, str] = {}
+    for name, node in graph.nodes.items():
+        if node.op not in _IDENTITIES or name in outputs or len(node.input) != 1:
+            continue
+        beside = [graph[node.input[0]], *(graph[reader] for reader, _ in consumers[name])]
+        controls = any(is_control(graph.nodes[r].input[place]) for r, place in consumers[name])
+        if not controls and not any(near.op in CONTROL_FLOW for near in beside):
+            replaced[name] = plain(node.input[0])
+    for name in replaced:
+        while replaced[name] in replaced:
+            replaced[name] = replaced[replaced[name]]
+    graph.redirect(replaced)
+
+
+def name_every_result(graph: TensorGraph) -> None:
+    """Put an Identity behind the results of ops that have several.
+
+    From here on a node's name is its tensor's name, which is how plans speak of tensors. Batch
+    norms are left out: of their results only the first is ever read.
+    """
+    named: dict[str, str] = {}
+    for node in list(graph.nodes.values()):
+        for tensor in data_inputs(node):
+            source = graph[tensor]
+            border = source.op in CONTROL_FLOW and (
+                source.op != "Switch" or node.op in CONTROL_FLOW
+            )
+            kinds = [] if border else result_dtypes(source)
+            if len(kinds) < 2 or "Norm" in source.op or tensor in named:
+                continue
+            index = output_of(tensor)
+            name = f"{source.name}/result_{index}"
+            named[tensor] = graph.put("Identity", name, [tensor], T=kinds[index])
+    graph.redirect(named, unless=named.values())

@@ -1,0 +1,1 @@
+"""Security checks of untrusted TensorFlow and Keras files."""

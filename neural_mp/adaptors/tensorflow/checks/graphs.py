@@ -1,0 +1,276 @@
+"""Which ops a graph that comes from a file may hold: those that compute, and touch nothing else.
+
+An op without state may, unless it is known to reach files or Python all the same; of the ops with
+state, which TensorFlow marks, only those may that are known to keep it in memory. So an op that a
+later version brings is refused if it has state.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
+from tensorflow.python.framework import op_def_registry
+
+from neural_mp.adaptors.tensorflow.control_flow import called, reached
+from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, NodeDef, node_of
+from neural_mp.errors import ModelLoadError
+from neural_mp.io.files import beside
+from neural_mp.io.trust import is_trusted
+
+#: Ops that TensorFlow takes for stateless, and that read or write files, reach other machines, call
+#: Python, make graphs of strings or end the process.
+_HARMFUL = re.compile(
+    r"Abort|CacheDataset|DatasetFromGraph|DebugIdentity|DebugNanCount|DebugNumericSummary"
+    r"|(De|En)codeProto(V2)?|(Experimental)?SleepDataset|GenerateVocabRemapping|ImmutableConst"
+    r"|InitializeTableFromTextFile|MatchingFiles|PyFuncStateless|ReadFile|Reader.*"
+    r"|RegisterDataset(V2)?|Snapshot\w*(Dataset|Reader)(V2)?|SnapshotChunkDataset|TPU.*"
+)
+#: Ops with state that is in memory alone.
+_IN_MEMORY = re.compile(
+    # Variables.
+    r"Variable(V2|Shape)?|VarHandleOp|VarIsInitializedOp|ReadVariableOp|Assign(Add|Sub)?VariableOp"
+    r"|Resource\w+|DestroyResourceOp|DisableCopyOnRead|TemporaryVariable|GuaranteeConst|Empty"
+    r"|DeepCopy|DeviceIndex"
+    # Flow of control.
+    r"|Assert|Case|CheckNumerics(V2)?|If|StatefulPartitionedCall|Timestamp|While"
+    # Random numbers.
+    r"|Multinomial|ParameterizedTruncatedNormal|Random(Crop|Gamma|Poisson(V2)?|Shuffle)"
+    r"|Random(StandardNormal|Uniform(Int)?)|Rng(ReadAndSkip|Skip)|NonDeterministicInts"
+    r"|SampleDistortedBoundingBox(V2)?|Stateful(RandomBinomial|TruncatedNormal)"
+    r"|Stateful(StandardNormal(V2)?|Uniform(FullInt|Int)?)|StatelessRandomGetAlg|TruncatedNormal"
+    r"|(All|LearnedUnigram|LogUniform|ThreadUnsafeUnigram|Uniform)CandidateSampler"
+    r"|(Anonymous|Delete|Dummy)(Random)?SeedGenerator"
+    # Collections of tensors.
+    r"|Stack\w*|TensorArray\w*|(Anonymous)?(Mutable)?(Dense)?HashTable(V2)?|InitializeTableV2"
+    r"|(Anonymous)?MutableHashTableOfTensors(V2)?|LookupTable\w+|BoostedTrees\w+|Barrier"
+    r"|(FIFO|PaddingFIFO|Priority|RandomShuffle)Queue(V2)?|Queue\w+V2|FakeQueue"
+    r"|(Sparse)?ConditionalAccumulator"
+    # Data that are in memory.
+    r"|(Anonymous)?Iterator(V2|V3)?|IteratorGet\w+|IteratorToStringHandle|MakeIterator"
+    r"|DeleteIterator|OneShotIterator|DatasetToSingleElement|ReduceDataset|GeneratorDataset"
+    r"|(List|Random|Range|SparseTensorSlice|Tensor|TensorSlice)Dataset(V2)?"
+    r"|Shuffle(AndRepeat)?Dataset(V2|V3)?"
+    # Others.
+    r"|CudnnRNN\w*|Print"
+)
+#: What saves and restores variables; a SavedModel holds them beside what it computes.
+_SAVES = re.compile(r"Save(V2|Slices)?|MergeV2Checkpoints")
+_RESTORES = re.compile(r"Restore(V2|Slice)?")
+_TABLES_OF_FILES = re.compile(r"InitializeTableFromTextFile(V2)?")
+#: Where `PrintV2` may write to.
+_STREAMS = re.compile(rb"|stdout|stderr|log\((info|warning|error)\)")
+
+
+@dataclass(frozen=True)
+class Found:
+    """An op that does more than compute.
+
+    Attributes:
+        node: its node.
+        where: the function that the node is in; empty for the graph itself.
+    """
+
+    node: NodeDef
+    where: str = ""
+
+    @property
+    def saves(self) -> bool:
+        """Whether it writes a checkpoint."""
+        return _SAVES.fullmatch(self.node.op) is not None
+
+    @property
+    def restores(self) -> bool:
+        """Whether it reads one."""
+        return _RESTORES.fullmatch(self.node.op) is not None
+
+    @property
+    def fills_a_table(self) -> bool:
+        """Whether it reads a lookup table from a file."""
+        return _TABLES_OF_FILES.fullmatch(self.node.op) is not None
+
+    def refusal(self, what: str) -> ModelLoadError:
+        """The error that says so.
+
+        Args:
+            what: the graph, for the message.
+        """
+        where = f" of function {self.where!r}" if self.where else ""
+        return ModelLoadError(
+            f"{what} is not read: its node {self.node.name!r}{where} is of the op "
+            f"{self.node.op!r}, which does more than compute: it may touch files, other machines "
+            f"or Python. Freeze the model where it was made, without this op; or, if you trust "
+            f"what this op does in the file, allow it by --trust {self.node.op}, or "
+            f"trust=({self.node.op!r},)"
+        )
+
+
+def harmless(node: NodeDef) -> bool:
+    """Whether a node computes, and touches nothing beside its inputs and memory of its own.
+
+    An op that this TensorFlow does not know is left to be refused by it.
+    """
+    op = node.op
+    if is_trusted(op):
+        return True
+    if op == "PrintV2":
+        return _STREAMS.fullmatch(node.attr["output_stream"].s) is not None
+    if op in ("Copy", "CopyHost"):
+        return not node.attr["debug_ops_spec"].list.s
+    return _harmless_op(op)
+
+
+@cache
+def _harmless_op(op: str) -> bool:
+    if _HARMFUL.fullmatch(op):
+        return False
+    definition = op_def_registry.get(op)
+    if definition is None or not definition.is_stateful:
+        return True
+    return _IN_MEMORY.fullmatch(op) is not None
+
+
+def check_graph(graph: GraphDef, what: str) -> None:
+    """See that a graph does nothing but compute, before TensorFlow takes it in.
+
+    TensorFlow runs parts of a graph while it takes it in, to find out shapes.
+
+    Args:
+        graph: the graph, with its functions.
+        what: what to call it in errors.
+
+    Raises:
+        ModelLoadError: a node of it, or of a function in its library, does more.
+    """
+    for found in suspicious(graph):
+        raise found.refusal(what)
+
+
+def suspicious(graph: GraphDef) -> Iterator[Found]:
+    """All nodes of a graph and of its functions that do more than compute."""
+    for node in graph.node:
+        yield from _of_node(node, "")
+    for function in graph.library.function:
+        for node in function.node_def:
+            yield from _of_node(node, function.signature.name)
+
+
+def _of_node(node: NodeDef, where: str) -> Iterator[Found]:
+    if not harmless(node):
+        yield Found(node, where)
+    # An op can be named where a function is expected, too.
+    for name in called(node):
+        if name != node.op and not (is_trusted(name) or _harmless_op(name)):
+            yield Found(NodeDef(name=node.name, op=name), where)
+
+
+_ASSETS = "assets"
+#: What may be handed to the function that fills a table: the table, and the name of an asset.
+_HANDED = ("asset", "resource")
+#: Where graphs of TensorFlow 1 keep what is run first.
+_FIRST = ("saved_model_main_op", "legacy_init_op")
+
+
+def check_saved_model(saved: saved_model_pb2.SavedModel, file: Path, *, session: bool) -> None:
+    """See that a SavedModel does nothing but compute, restore its variables and read its assets.
+
+    Args:
+        saved: what its file holds.
+        file: the file.
+        session: whether it is read by a session, which runs no functions for tables.
+
+    Raises:
+        ModelLoadError: it does more.
+    """
+    for meta in saved.meta_graphs:
+        for asset in meta.asset_file_def:
+            beside(file, asset.filename, _ASSETS)
+        found = list(suspicious(meta.graph_def))
+        if found:
+            _check(meta, found, f"the SavedModel {str(file.parent)!r}", session)
+
+
+def _check(
+    meta: meta_graph_pb2.MetaGraphDef, found: Iterable[Found], what: str, session: bool
+) -> None:
+    # Objects hand over what they save: the functions that write and read it are none of theirs.
+    run = reached(meta.graph_def, _entered(meta), meta.object_graph_def.concrete_functions)
+    restored = reached(meta.graph_def, [meta.saver_def.restore_op_name])
+    for item in found:
+        if item.fills_a_table:
+            fine = _from_asset(meta, item) if not item.where else not session
+            fine = fine and (not item.where or _handed_assets(meta, item))
+        elif item.saves:
+            fine = not _within(item, run) and not _within(item, restored)
+        else:
+            fine = item.restores and not _within(item, run)
+        if not fine:
+            raise item.refusal(what)
+
+
+def _within(found: Found, run: tuple[set[str], set[str]]) -> bool:
+    nodes, functions = run
+    return found.where in functions if found.where else found.node.name in nodes
+
+
+def _entered(meta: meta_graph_pb2.MetaGraphDef) -> list[str]:
+    """The nodes that are run by somebody: results of signatures, and what is run first."""
+    results = [
+        node_of(name)
+        for signature in meta.signature_def.values()
+        for tensor in signature.outputs.values()
+        for name in _tensors_of(tensor)
+    ]
+    return [
+        *results,
+        *(
+            name
+            for key in _FIRST
+            if key in meta.collection_def
+            for name in meta.collection_def[key].node_list.value
+        ),
+    ]
+
+
+def _tensors_of(info: meta_graph_pb2.TensorInfo) -> Iterator[str]:
+    """The tensors that one result consists of."""
+    sparse = info.coo_sparse
+    yield from (info.name, sparse.values_tensor_name, sparse.indices_tensor_name)
+    yield sparse.dense_shape_tensor_name
+    for component in info.composite_tensor.components:
+        yield from _tensors_of(component)
+
+
+def _from_asset(meta: meta_graph_pb2.MetaGraphDef, found: Found) -> bool:
+    """Whether a node fills a table from a file whose name is handed to it when it is read."""
+    nodes = {node.name: node for node in meta.graph_def.node}
+    assets = {node_of(asset.tensor_info.name) for asset in meta.asset_file_def}
+    name = node_of(found.node.input[1]) if len(found.node.input) > 1 else ""
+    while name in nodes and name not in assets and nodes[name].op == "Identity":
+        name = node_of(nodes[name].input[0])
+    return name in assets
+
+
+def _handed_assets(meta: meta_graph_pb2.MetaGraphDef, found: Found) -> bool:
+    """Whether the function with this node takes the name of the file, and gets that of an asset."""
+    objects = meta.object_graph_def
+    if found.where not in objects.concrete_functions or _called_within(meta, found.where):
+        return False
+    (function,) = (f for f in meta.graph_def.library.function if f.signature.name == found.where)
+    arguments = {argument.name for argument in function.signature.input_arg}
+    named = len(found.node.input) > 1 and node_of(found.node.input[1]) in arguments
+    bound = objects.concrete_functions[found.where].bound_inputs
+    kinds = [objects.nodes[i].WhichOneof("kind") if i < len(objects.nodes) else None for i in bound]
+    return named and len(bound) == len(arguments) and set(kinds) <= set(_HANDED)
+
+
+def _called_within(meta: meta_graph_pb2.MetaGraphDef, name: str) -> bool:
+    """Whether another function calls one, and so could hand it any name of a file."""
+    library = meta.graph_def.library
+    if any(gradient.gradient_func == name for gradient in library.gradient):
+        return True
+    return any(name in called(node) for function in library.function for node in function.node_def)

@@ -1,0 +1,287 @@
+"""What a file of Keras may hold, seen to before Keras reads it.
+
+Such a file says by name which classes and functions a model is made of. Only those of Keras that
+compute are made, and those that the user's own code has registered.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from neural_mp.errors import ModelLoadError, in_one_line
+from neural_mp.io.zip_archive import checked_archive
+
+#: How many times its size in the file an array may be, and what it may be anyhow.
+_MOST_PACKED, _SMALL = 200, 16 * 2**20
+_MOST_OBJECTS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Hdf5Content:
+    """What a file holds.
+
+    Attributes:
+        attributes: of the file as a whole.
+        nbytes: what all its arrays take in memory.
+    """
+
+    attributes: dict[str, Any]
+    nbytes: int
+
+
+def check_hdf5(file: Path | BinaryIO, shown: str) -> Hdf5Content:
+    """See that all arrays of a file are in the file.
+
+    Args:
+        file: its path, or a stream of it.
+        shown: what to call it in errors.
+
+    Raises:
+        ModelLoadError: an array is taken from another file, larger than what is there, or of no
+            numbers; or the file is damaged.
+    """
+    import h5py
+
+    try:
+        with h5py.File(file, "r") as opened:
+            arrays: list[Any] = []
+            for fault in _faults_of_hdf5(opened, arrays):
+                raise ModelLoadError(f"{shown} is not read: {fault}. Save the model again")
+            return Hdf5Content(dict(opened.attrs), sum(array.nbytes for array in arrays))
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, RecursionError) as error:
+        raise ModelLoadError(f"{shown} is no HDF5 file, or damaged: {error}") from error
+
+
+def _faults_of_hdf5(opened: Any, arrays: list[Any]) -> Iterator[str]:
+    """What is wrong with a file, in words; its arrays are put into a list on the way."""
+    import h5py
+
+    waiting, seen = [opened], set()
+    while waiting:
+        group = waiting.pop()
+        for name in group:
+            where = f"{group.name.rstrip('/')}/{name}"
+            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                yield f"{where!r} is a link to somewhere else"
+            item = group[name]
+            address = h5py.h5o.get_info(item.id).addr
+            if address in seen:
+                yield f"{where!r} is there twice"
+            seen.add(address)
+            if len(seen) > _MOST_OBJECTS:
+                yield f"it holds more than {_MOST_OBJECTS} objects"
+            if isinstance(item, h5py.Group):
+                waiting.append(item)
+            elif isinstance(item, h5py.Dataset):
+                arrays.append(item)
+                yield from _faults_of_array(item, where)
+            else:
+                yield f"{where!r} is neither a group nor an array"
+
+
+def _faults_of_array(array: Any, where: str) -> Iterator[str]:
+    if array.external or array.is_virtual:
+        yield f"the array {where!r} is taken from another file"
+    if array.dtype.hasobject:
+        yield f"the array {where!r} holds texts or lists, not numbers"
+    stored = array.id.get_storage_size()
+    if array.nbytes > max(_SMALL, _MOST_PACKED * stored):
+        yield f"the array {where!r} is {array.nbytes} bytes, of which {stored} are in the file"
+
+
+_CONFIG, _WEIGHTS = "config.json", ".h5"
+#: Weights that Keras reads where there is no file of HDF5; it never writes them by itself.
+_OTHER_WEIGHTS = "model.weights.npz"
+_MOST_CONFIG = 64 * 2**20
+#: What a model is made of, as classes of Keras that others derive from.
+_KINDS = (
+    *("Layer", "Operation", "Model", "Initializer", "constraints.Constraint"),
+    *("Regularizer", "Loss", "Metric", "Optimizer", "Quantizer", "DTypePolicy"),
+    *("dtype_policies.DTypePolicyMap", "optimizers.schedules.LearningRateSchedule"),
+    *("random.SeedGenerator", "quantizers.QuantizationConfig"),
+)
+#: Layers that run what is in the file, or read another one.
+_HARMFUL = ("TFSMLayer", "TorchModuleWrapper", "JaxLayer", "FlaxLayer")
+#: Where functions are that compute.
+_FUNCTIONS = (
+    *("keras.activations", "keras.constraints", "keras.initializers", "keras.losses"),
+    *("keras.metrics", "keras.ops", "keras.regularizers"),
+)
+#: What Keras writes in the place of values that JSON does not have.
+_VALUES = (
+    *("__keras_tensor__", "__tensor__", "__numpy__", "__bytes__", "__ellipsis__", "__slice__"),
+    *("__tuple__", "TensorShape", "TypeSpec", "CompositeTensor"),
+)
+#: Options by which a layer reads a file.
+_FILES = ("vocabulary", "idf_weights")
+
+
+def check_keras_file(path: Path) -> int:
+    """See that a `.keras` or `.h5` file names nothing but what a model is made of.
+
+    Returns:
+        The bytes that the weights in it take.
+
+    Raises:
+        ModelLoadError: it names something else, takes weights from other files, or is damaged.
+    """
+    shown = repr(str(path))
+    read = _texts_of_archive if path.suffix == ".keras" else _texts
+    texts, nbytes = read(path, shown)
+    for text in texts:
+        try:
+            for fault in _faults(json.loads(text), ()):
+                raise ModelLoadError(
+                    f"{shown} cannot be read as a Keras model: {fault}. Give a model with layers "
+                    f"of your own as an object, or register their classes with "
+                    f"keras.saving.register_keras_serializable before"
+                )
+        except (ValueError, RecursionError) as error:
+            raise ModelLoadError(
+                f"{shown} cannot be read as a Keras model: its configuration is damaged: "
+                f"{in_one_line(error)}"
+            ) from error
+    return nbytes
+
+
+def _texts_of_archive(path: Path, shown: str) -> tuple[list[bytes | str], int]:
+    """The configuration in a `.keras` file, and the bytes of its weights, which are checked."""
+    nbytes = 0
+    with checked_archive(path) as archive:
+        names = archive.namelist()
+        if _OTHER_WEIGHTS in names:
+            raise ModelLoadError(
+                f"{shown} is not read: its weights are in {_OTHER_WEIGHTS!r}; save the model again"
+            )
+        for name in names:
+            if name.endswith(_WEIGHTS):
+                # HDF5 is read to and fro, which a stream out of an archive does slowly.
+                with archive.open(name) as packed, tempfile.TemporaryFile() as file:
+                    shutil.copyfileobj(packed, file)
+                    nbytes += check_hdf5(file, f"{name!r} in {shown}").nbytes
+        if _CONFIG not in names:
+            return [], nbytes  # Keras itself says what is missing
+        if archive.getinfo(_CONFIG).file_size > _MOST_CONFIG:
+            raise ModelLoadError(f"{shown} is not read: its configuration is of absurd size")
+        return [archive.read(_CONFIG)], nbytes
+
+
+def _texts(path: Path, shown: str) -> tuple[list[bytes | str], int]:
+    """The configurations in an `.h5` file, and the bytes of its weights."""
+    content = check_hdf5(path, shown)
+    found = [content.attributes.get(name) for name in ("model_config", "training_config")]
+    return [text for text in found if isinstance(text, bytes | str)], content.nbytes
+
+
+def _faults(config: Any, inside: tuple[str, ...]) -> Iterator[str]:
+    """What a configuration names that is not made, in words."""
+    if isinstance(config, list):
+        for item in config:
+            yield from _faults(item, inside)
+        return
+    if not isinstance(config, Mapping):
+        return
+    if "class_name" in config:
+        yield from _faults_of_object(config)
+    for key, value in config.items():
+        if key in _FILES and isinstance(value, str):
+            yield f"it reads its {key} from the file {value!r}"
+        yield from _faults(value, (*inside, key))
+
+
+def _faults_of_object(config: Mapping[str, Any]) -> Iterator[str]:
+    name, module = config["class_name"], config.get("module")
+    if not isinstance(name, str) or not isinstance(module, str | None):
+        yield f"it names the class {name!r} of module {module!r}"
+    elif name == "__typespec__":
+        name, module = str(config.get("spec_name")), str(module)
+        if not (module.startswith("tensorflow.") and name.endswith("Spec")):
+            yield f"it names {name!r} of module {module!r}"
+    elif name in _VALUES or _registered(config):
+        return
+    elif name == "function":
+        if not _is_function(config.get("config"), module):
+            yield f"it names the function {config.get('config')!r} of module {module!r}"
+    elif name == "Lambda":
+        function = _config(config).get("function")
+        if not isinstance(function, Mapping) or function.get("class_name") != "function":
+            yield "it has a Lambda layer, which runs code that is in the file"
+    elif not _is_part(name, module):
+        where = "" if module is None else f" of module {module!r}"
+        yield f"it names the class {name!r}{where}, which is not registered and no part of Keras"
+
+
+def _config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = config.get("config")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _registered(config: Mapping[str, Any]) -> bool:
+    """Whether the user's code has registered what is named, which Keras takes before its own."""
+    import keras
+
+    names = [config["class_name"], config.get("registered_name")]
+    if config["class_name"] == "function":
+        names = [config.get("config")]
+    return any(
+        isinstance(name, str) and keras.saving.get_registered_object(name) is not None
+        for name in names
+    )
+
+
+def _is_function(name: Any, module: str | None) -> bool:
+    if module == "builtins" or module is None:
+        return isinstance(name, str)  # Keras looks for those among its own alone
+    return isinstance(name, str) and module in _FUNCTIONS and name.isidentifier()
+
+
+def _is_part(name: str, module: str | None) -> bool:
+    """Whether a class of Keras is one that models are made of."""
+    if not name.isidentifier() or name in _HARMFUL:
+        return False
+    if module is None:
+        return any(_is_made(_found(f"keras.{place}", name)) for place in _PLACES)
+    if module.partition(".")[0] != "keras":
+        return False
+    return _is_made(_found(module, name))
+
+
+#: Where files of the old form, which name no module, find classes.
+_PLACES = (
+    *("layers", "models", "initializers", "regularizers", "constraints", "losses", "metrics"),
+    *("optimizers", "optimizers.schedules", "dtype_policies", "src.models.functional"),
+    "quantizers",
+)
+
+
+def _found(module: str, name: str) -> Any:
+    """What a module of Keras has under a name; nothing is imported."""
+    import keras
+
+    if module in sys.modules:
+        return getattr(sys.modules[module], name, None)
+    found: Any = keras
+    for part in module.split(".")[1:]:
+        found = getattr(found, part, None)
+    return getattr(found, name, None)
+
+
+def _is_made(kind: Any) -> bool:
+    import keras
+
+    kinds = []
+    for path in _KINDS:
+        found: Any = keras
+        for part in path.split("."):
+            found = getattr(found, part, None)
+        if isinstance(found, type):
+            kinds.append(found)
+    return inspect.isclass(kind) and issubclass(kind, tuple(kinds))

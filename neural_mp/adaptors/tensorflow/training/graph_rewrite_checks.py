@@ -1,0 +1,154 @@
+"""Sessions of TensorFlow 1 and the graph rewrite: which follow it, and which do not."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+from tensorflow.core.protobuf import config_pb2
+from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
+from tensorflow.python.client.session import BaseSession
+from tensorflow.python.eager import context
+from tensorflow.python.framework import ops
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+from tensorflow.python.training.experimental import mixed_precision_global_state as state
+
+from neural_mp.adaptors.tensorflow.amp_pass import PASSES
+from neural_mp.adaptors.tensorflow.training.graph_rewrite_state import rewrite_is_enabled
+from neural_mp.core.precision import Precision
+from neural_mp.errors import ConfigurationError
+
+
+def check_step() -> None:
+    """Make sure that a step of training is one that the rewrite reaches, where it is enabled.
+
+    Optimizers call it where a step begins: in a graph, that is when it is traced.
+
+    Raises:
+        ConfigurationError: a mixed Keras policy was set after the rewrite was enabled.
+    """
+    if not rewrite_is_enabled():
+        return
+    refuse_mixed_policy()
+    if GraphOrParentsInXlaContext(ops.get_default_graph()):
+        warnings.warn(
+            "the graph rewrite is enabled, and has no effect on this step: XLA compiles it. Use "
+            "jit_compile=False in compile() or tf.function",
+            stacklevel=2,
+        )
+
+
+def mixed_policy() -> str | None:
+    """The global Keras policy in words, if layers compute in another type than they keep.
+
+    None where layers made by it do all in one type. Of a `DTypePolicyMap`, every entry counts.
+    """
+    policy = keras.config.dtype_policy()
+    if _is_mixed(policy):
+        return repr(policy.name)
+    if isinstance(policy, keras.dtype_policies.DTypePolicyMap):
+        for path, entry in policy.items():
+            if _is_mixed(entry):
+                return f"a map with {entry.name!r} for {path!r}"
+    return None
+
+
+def refuse_mixed_policy() -> None:
+    """Make sure that the global Keras policy leaves the graph rewrite its work.
+
+    Raises:
+        ConfigurationError: it is a mixed one.
+    """
+    policy = mixed_policy()
+    if policy is not None:
+        raise ConfigurationError(
+            f"the Keras policy is {policy}, and the graph rewrite cannot be used with it: both put "
+            f"ops into 16 bits. Take one of them: keras.config.set_dtype_policy('float32') for the "
+            f"rewrite, disable_mixed_precision_graph_rewrite() for the policy"
+        )
+
+
+def _is_mixed(policy: Any) -> bool:
+    return bool(policy.compute_dtype != policy.variable_dtype)
+
+
+def sessions_without_rewrite() -> int:
+    """How many sessions are open that no rewrite is on in, nor can be switched on any more.
+
+    TensorFlow's own flag is never taken back: it also speaks of sessions that are closed. So where
+    it is set, the sessions themselves are looked for.
+    """
+    if not state.non_mixed_precision_session_created():
+        return 0
+    return sum(
+        issubclass(type(found), BaseSession) and _is_open(found) and _is_plain(found._config)
+        for found in gc.get_objects()
+    )
+
+
+@contextmanager
+def sessions_follow(precision: Precision) -> Iterator[None]:
+    """For a while, let new sessions rewrite their graphs, unless their config forbids it.
+
+    A session without a config does so by itself. For one with a config, TensorFlow has a switch of
+    its own, but for FP16 alone. For BF16 there is none, nor any other place where the config of a
+    session could be changed from outside; so the one constructor that all sessions share is
+    wrapped meanwhile.
+    """
+    if precision is Precision.FP16:
+        before = state.is_mixed_precision_graph_rewrite_enabled()
+        state.set_mixed_precision_graph_rewrite_enabled(True)
+        try:
+            yield
+        finally:
+            state.set_mixed_precision_graph_rewrite_enabled(before)
+        return
+    original, follows = BaseSession.__init__, True
+
+    def construct(self: Any, target: str = "", graph: Any = None, config: Any = None) -> None:
+        given = context.context().config if config is None else config
+        wanted = _following(given, precision) if follows else None
+        if wanted is None:
+            original(self, target, graph, config=config)
+            return
+        before = state.non_mixed_precision_session_created()
+        original(self, target, graph, config=wanted)
+        # TensorFlow looks at the switch of FP16 only, and counts this one among those without.
+        state.set_non_mixed_precision_session_created(before)
+
+    BaseSession.__init__ = construct
+    try:
+        yield
+    finally:
+        follows = False  # where somebody has wrapped the constructor since, this one stays within
+        if BaseSession.__init__ is construct:
+            BaseSession.__init__ = original
+
+
+def _following(config: Any, precision: Precision) -> Any | None:
+    """A copy of the config with the rewrite on; None where it is not to be, or TensorFlow errs."""
+    if not isinstance(config, config_pb2.ConfigProto):
+        return None
+    rewrites = config.graph_options.rewrite_options
+    option, _ = PASSES[precision]
+    if getattr(rewrites, option) == RewriterConfig.OFF or rewrites.optimizers:
+        return None
+    wanted = config_pb2.ConfigProto()
+    wanted.CopyFrom(config)
+    setattr(wanted.graph_options.rewrite_options, option, RewriterConfig.ON)
+    return wanted
+
+
+def _is_open(session: Any) -> bool:
+    return not getattr(session, "_closed", True) and getattr(session, "_config", None) is not None
+
+
+def _is_plain(config: Any) -> bool:
+    """Whether no rewrite is on; configs that list their passes never follow a switch."""
+    rewrites = config.graph_options.rewrite_options
+    on = any(getattr(rewrites, option) == RewriterConfig.ON for option, _ in PASSES.values())
+    return not on and not rewrites.optimizers

@@ -1,0 +1,170 @@
+"""Data that a command names by its file: arrays, or a tuning file's dataloader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neural_mp.adaptors.loaded_model import AnyModel
+from neural_mp.api import config_objects
+from neural_mp.config import load_settings
+from neural_mp.data.numpy_files import UNREADABLE, load_arrays
+from neural_mp.errors import ConfigurationError, DataError
+from neural_mp.tuning.batches import Batches
+from neural_mp.tuning.calibration_batches import limited
+from neural_mp.util.argument_checks import brief, check_size, path_of
+from neural_mp.util.labels import NAMES
+from neural_mp.util.pytree import Array, count_samples
+
+#: Samples that are run where the user does not say how many.
+DEFAULT_SAMPLES = 100
+#: Samples that a model is captured with where the user does not say how many a batch has.
+_CAPTURED_WITH = 32
+_ARRAYS, _TUNING_FILES = (".npy", ".npz"), (".yaml", ".yml")
+#: Arrays for the inputs, alone or by the names of the inputs.
+_Arrays = Array | dict[str, Array]
+
+
+def first_of(data: str | Path, batch_size: int | None, trust: Iterable[str] = ()) -> Any:
+    """The inputs of the first batch, to take in models with that come without any."""
+    if path_of("data", data).suffix in _TUNING_FILES:
+        return _loader(Path(data), trust).first_inputs
+    return _taken(_arrays(Path(data)), 0, batch_size or _CAPTURED_WITH)
+
+
+def inputs_of(
+    data: str | Path | None,
+    model: AnyModel,
+    batch_size: int | None,
+    samples: int,
+    trust: Iterable[str] = (),
+) -> Batches:
+    """The inputs that are in a file, in batches.
+
+    Args:
+        data: an `.npy` file of the one input; an `.npz` file with an array for every input, under
+            its name, or with `inputs` (and `labels`); a tuning file, of which the data to calibrate
+            with, else those to evaluate with, are taken. None for one batch of random inputs.
+        model: what is run on them.
+        batch_size: of data in arrays; as many as the example inputs of the model hold by default.
+        samples: how many samples to give.
+        trust: see `MixedPrecision`.
+
+    Raises:
+        DataError: the file is missing, or holds something else.
+        ConfigurationError: a tuning file is not as it should be.
+    """
+    if data is None:
+        return Batches([model.example_inputs(batch_size)], "the random inputs")
+    path = path_of("data", data)
+    if path.suffix in _TUNING_FILES:
+        loader = _loader(path, trust)
+        return Batches(lambda: limited(loader.inputs(), samples), str(path))
+    arrays = _arrays(path)
+    size = batch_size or count_samples(model.example_inputs())
+    return Batches(lambda: _batches(arrays, size, samples), str(path))
+
+
+def batches_of(
+    data: str | Path, batch_size: int | None, samples: int, trust: Iterable[str] = ()
+) -> list[tuple[Any, None]]:
+    """The same for what takes data before it takes the model: pairs of inputs and no labels.
+
+    Args:
+        data: an `.npy`, `.npz` or tuning file.
+        batch_size: of data in arrays.
+        samples: how many samples to give.
+        trust: see `MixedPrecision`.
+    """
+    path = path_of("data", data)
+    if path.suffix in _TUNING_FILES:
+        found = limited(_loader(path, trust).inputs(), samples)
+    else:
+        found = _batches(_arrays(path), batch_size or _CAPTURED_WITH, samples)
+    return [(inputs, None) for inputs in found]
+
+
+def _loader(path: Path, trust: Iterable[str]) -> Batches:
+    if not path.is_file():
+        raise DataError(f"there is no tuning file {str(path)!r}")
+    settings = load_settings(path, trust=trust)
+    for section in (config_objects.CALIBRATION, config_objects.ACCURACY):
+        loader = config_objects.loader(settings, section)
+        if loader is not None:
+            return Batches(loader, str(path))
+    raise ConfigurationError(
+        f"{path} names no data; add quantization.calibration.dataloader, or give an .npy or .npz "
+        f"file"
+    )
+
+
+def _arrays(path: Path) -> _Arrays:
+    if path.suffix not in _ARRAYS:
+        known = ", ".join((*_ARRAYS, *_TUNING_FILES))
+        raise DataError(f"{str(path)!r} is no file of data that is known by its ending ({known})")
+    if not path.is_file():
+        raise DataError(f"there is no file {str(path)!r}")
+    try:
+        loaded = load_arrays(path, mapped=True)
+        found = loaded if isinstance(loaded, np.ndarray) else dict(loaded)
+    except UNREADABLE as error:
+        raise DataError(
+            f"{str(path)!r} cannot be read as plain .npy or .npz data (pickled objects are "
+            f"refused): {error}"
+        ) from error
+    if isinstance(found, Mapping) and (len(found) == 1 or set(found) <= {"inputs", *NAMES}):
+        found = found.get("inputs", next(iter(found.values()), np.zeros(0)))
+    _check(path, {"it": found} if isinstance(found, np.ndarray) else found)
+    return found
+
+
+def _check(path: Path, arrays: Mapping[str, Array]) -> None:
+    lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+    if not min(lengths.values()):
+        raise DataError(f"{str(path)!r} holds no samples: the first axis counts them")
+    if len(set(lengths.values())) > 1:
+        words = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise DataError(f"the arrays of {str(path)!r} hold different numbers of samples: {words}")
+
+
+def _taken(arrays: _Arrays, start: int, stop: int) -> Any:
+    """Some samples, read from the file now."""
+    if isinstance(arrays, dict):
+        return {name: np.array(array[start:stop]) for name, array in arrays.items()}
+    return np.array(arrays[start:stop])
+
+
+def _batches(arrays: _Arrays, size: int, samples: int) -> Iterator[Any]:
+    """Batches of one size, as some models take no other; all in one where there are fewer."""
+    first = next(iter(arrays.values())) if isinstance(arrays, dict) else arrays
+    count = min(len(first), samples)
+    for start in range(0, max(1, count - size + 1), size):
+        yield _taken(arrays, start, min(start + size, count))
+
+
+def random_inputs(descriptions: Sequence[str]) -> tuple[np.ndarray, ...] | None:
+    """Example inputs from words such as `2,3,224,224` or `int64:2,128`; None for no words.
+
+    Floats are drawn from 0…1, integers are zeros (an index that is always valid).
+
+    Raises:
+        ConfigurationError: a description is malformed.
+    """
+    arrays = []
+    for text in descriptions:
+        kind, _, shape_text = text.rpartition(":")
+        try:
+            dtype = np.dtype(kind or "float32")
+            shape = tuple(int(size) for size in shape_text.split(","))
+            check_size(f"input shape {brief(text)}", shape, np.dtype(np.float64).itemsize)
+            drawn = np.random.default_rng(0).random(shape)
+        except (TypeError, ValueError):
+            raise ConfigurationError(
+                f"input shape {text!r} is malformed; write sizes with commas, such as 2,3,224,224, "
+                f"or with a dtype before them, such as int64:2,128"
+            ) from None
+        arrays.append((drawn if dtype.kind == "f" else np.zeros(shape)).astype(dtype))
+    return tuple(arrays) or None

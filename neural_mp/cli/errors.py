@@ -1,0 +1,107 @@
+"""What an exception that leaves a command says on standard error, and its exit code."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from enum import IntEnum
+from pathlib import Path
+from types import TracebackType
+
+import neural_mp
+from neural_mp.errors import NeuralMPError, is_users_own
+from neural_mp.reporting import error_console
+
+
+class ExitCode(IntEnum):
+    """Why a command ended."""
+
+    DONE = 0
+    TARGET_MISSED = 1
+    PLAN_BROKEN = 1
+    JOB_FAILED = 1
+    MISTAKE = 2
+    USER_CODE = 3
+    FAULT = 4
+    INTERRUPTED = 130
+
+    @property
+    def words(self) -> str:
+        """What it means, for help texts."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    ExitCode.DONE: "done",
+    ExitCode.TARGET_MISSED: (
+        "the accuracy target was missed, an audited plan does not hold, or a job failed"
+    ),
+    ExitCode.MISTAKE: "a mistake in what was asked for, named in one line",
+    ExitCode.USER_CODE: "code of your own (metric, data, model) raised an exception",
+    ExitCode.FAULT: "a fault of neural-mp itself",
+    ExitCode.INTERRUPTED: "interrupted by Ctrl-C",
+}
+
+
+def epilog(*examples: str) -> str:
+    """What stands below the help of a command: examples, and the exit codes.
+
+    Args:
+        examples: command lines without `neural-mp`.
+    """
+    codes = "; ".join(f"{code.value} {code.words}" for code in ExitCode)
+    lines = [f"Example: neural-mp {example}" for example in examples]
+    return "\n\n".join([*lines, f"Exit codes: {codes}."])
+
+
+_PACKAGE = Path(neural_mp.__file__).parent
+#: Where packages are installed, whoever looks after them.
+_INSTALLED = ("site-packages", "dist-packages")
+_LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
+
+
+def reported(error: Exception) -> ExitCode:
+    """Say what went wrong: in one line where it is a mistake, else with a traceback.
+
+    Returns:
+        The exit code to end with.
+    """
+    if isinstance(error, NeuralMPError) and not is_users_own(error):
+        say_error(f"{type(error).__name__}: {error}")
+        return ExitCode.MISTAKE
+    place = _users_place(error)
+    users = place is not None or is_users_own(error)
+    trace = _from_users_code(error.__traceback__) if users else error.__traceback__
+    traceback.print_exception(type(error), error, trace)
+    if users:
+        say_error(f"the exception comes from code of your own{place or ''}, not from neural-mp")
+        return ExitCode.USER_CODE
+    say_error("this is a fault of neural-mp; please report it with the lines above")
+    return ExitCode.FAULT
+
+
+def say_error(words: str) -> None:
+    """One line on standard error, however long."""
+    error_console().print(words, style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def _users_place(error: Exception) -> str | None:
+    """Where in the user's own files an exception passed last; None where it passed none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if _is_users(frame.filename)]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else None
+
+
+def _is_users(filename: str) -> bool:
+    path = Path(filename)
+    if filename.startswith("<") or any(part in _INSTALLED for part in path.parts):
+        return False
+    return not any(path.is_relative_to(folder) for folder in (_PACKAGE, *_LIBRARIES))
+
+
+def _from_users_code(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames through which we came to the user's code."""
+    begin = trace
+    while begin is not None and not _is_users(begin.tb_frame.f_code.co_filename):
+        begin = begin.tb_next
+    return begin or trace

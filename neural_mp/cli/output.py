@@ -1,0 +1,262 @@
+"""What every command does alike: print, log, show that it works, and end when it is interrupted."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import RenderableType
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from neural_mp.cli.errors import ExitCode, say_error
+from neural_mp.errors import ConfigurationError, NeuralMPError
+from neural_mp.reporting import error_console, output_console
+
+if TYPE_CHECKING:
+    from neural_mp.adaptors.loaded_model import AnyModel
+if TYPE_CHECKING:
+    from neural_mp.api.optimized_model import OptimizedModel
+    from neural_mp.core.trial import Trial
+
+#: How often `--verbose` was given → what is logged; more often is as the last.
+_LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+class Output:
+    """Standard output and standard error of one command; entered while the command works.
+
+    Args:
+        as_json: whether standard output is one JSON document and nothing else.
+        quiet: whether standard error has nothing but errors.
+        verbose: how often more was asked for on standard error.
+
+    Attributes:
+        kept: what is said of an interruption: what is kept, and how to go on.
+        interrupted: whether the user pressed Ctrl-C.
+    """
+
+    def __init__(self, as_json: bool = False, quiet: bool = False, verbose: int = 0) -> None:
+        self.as_json, self.quiet, self.verbose = as_json, quiet, verbose
+        self.kept = "nothing was saved"
+        self.interrupted = False
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Output:
+        self._document = sys.stdout
+        if self.as_json:
+            # What the user's own code prints must not end up in the document.
+            self._stack.enter_context(redirect_stdout(sys.stderr))
+        self._stack.enter_context(self._logging())
+        self._stack.enter_context(self._noting_ctrl_c())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+        if self.interrupted or isinstance(error, KeyboardInterrupt):
+            say_error(f"interrupted; {self.kept}")
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+        if self.verbose and isinstance(error, NeuralMPError):
+            traceback.print_exception(kind, error, trace)
+
+    def one_form(self, as_csv: bool) -> None:
+        """Check that not both JSON and CSV were asked for.
+
+        Raises:
+            ConfigurationError: they were.
+        """
+        if self.as_json and as_csv:
+            raise ConfigurationError("--json and --csv are two forms of one output; give one")
+
+    def show(self, shown: RenderableType) -> None:
+        """Print a table or a text on standard output, unless that is for a JSON document."""
+        if not self.as_json:
+            with self._written():
+                output_console().print(shown)
+
+    def line(self, words: str) -> None:
+        """Print a text that is never broken into lines, as `show` does."""
+        if not self.as_json:
+            with self._written():
+                output_console().print(words, markup=False, highlight=False, soft_wrap=True)
+
+    def document(self, value: Any) -> None:
+        """Print the JSON document; numbers that JSON lacks (NaN, Infinity) become null."""
+        text = json.dumps(_plain(value), indent=1, allow_nan=False)
+        with self._written():
+            print(text, file=self._document, flush=True)
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        """Say that standard output cannot be written; end where nobody reads it any more.
+
+        Raises:
+            NeuralMPError: it cannot be written, such as on a disk that is full.
+        """
+        try:
+            yield
+        except OSError as error:
+            # What is left of it must not be tried again when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._document.fileno())
+            if isinstance(error, BrokenPipeError):
+                raise SystemExit(128 + signal.SIGPIPE) from None
+            raise NeuralMPError(f"standard output cannot be written: {error.strerror}") from None
+
+    def warn(self, words: str) -> None:
+        """Print a warning on standard error."""
+        if not self.quiet:
+            error_console().print(
+                f"warning: {words}", style="yellow", markup=False, highlight=False, soft_wrap=True
+            )
+
+    @contextmanager
+    def working(self, words: str) -> Iterator[None]:
+        """Show on a terminal that something goes on, and for how long it has done so.
+
+        Args:
+            words: what goes on.
+        """
+        console = error_console()
+        if self.quiet or not console.is_terminal:
+            yield
+            return
+        columns = SpinnerColumn(), TextColumn("{task.description}", markup=False)
+        with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+            progress.add_task(words, total=None)
+            yield
+
+    def load(self, model: str, framework: str | None, input_shape: list[str] | None) -> AnyModel:
+        """The model that an argument names.
+
+        Raises:
+            NeuralMPError: it cannot be read.
+        """
+        from neural_mp.api.input_data import random_inputs
+
+        inputs = random_inputs(input_shape or ())
+        with self.working(f"Loading {model}"):
+            from neural_mp.api.loading import load_source
+
+            return load_source(model, framework, inputs)
+
+    @contextmanager
+    def _logging(self) -> Iterator[None]:
+        logger, handler = logging.getLogger("neural_mp"), _ToConsole()
+        before = logger.level
+        level = logging.ERROR if self.quiet else _LEVELS[min(self.verbose, len(_LEVELS) - 1)]
+        logger.addHandler(handler)
+        logger.setLevel(level)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(before)
+
+    @contextmanager
+    def _noting_ctrl_c(self) -> Iterator[None]:
+        """Remember an interruption that somebody else catches: a search ends with its best."""
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self.interrupted = True
+            raise KeyboardInterrupt
+
+        usual = signal.default_int_handler
+        if threading.current_thread() is not threading.main_thread() or (
+            signal.getsignal(signal.SIGINT) is not usual
+        ):
+            yield
+            return
+        signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, usual)
+
+
+class _ToConsole(logging.Handler):
+    """Log lines on standard error as it is when they come, above a bar if there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a line, and a traceback if there is one."""
+        style = "yellow" if record.levelno >= logging.WARNING else "dim"
+        text = f"{record.levelname.lower()}: {self.format(record)}"
+        error_console().print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if callable(getattr(value, "item", None)):  # a number of numpy's
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def hand_over(result: OptimizedModel, output: Output, folder: Path | None) -> None:
+    """Show a result, and save it where a folder is given.
+
+    Raises:
+        NeuralMPError: it cannot be saved there.
+    """
+    from neural_mp.reporting import result_tables
+
+    output.show(result_tables(result.report, result.met))
+    if folder is not None:
+        _save(result, folder)
+        output.line(f"saved to {folder}; right on {result.right_on}")
+    if output.as_json:
+        output.document(_document(result, folder))
+
+
+def _save(result: OptimizedModel, folder: Path) -> None:
+    logger = logging.getLogger("neural_mp.api.optimized_model")
+    logger.disabled = True  # where the numbers are right is said by the command itself
+    try:
+        result.save(folder)
+    finally:
+        logger.disabled = False
+
+
+def _document(result: OptimizedModel, folder: Path | None) -> dict[str, Any]:
+    return {
+        "met": result.met,
+        "framework": result.framework,
+        "right_on": result.right_on,
+        "saved_to": folder,
+        "report": result.report.to_dict(),
+        "trials": [_trial(trial) for trial in result.trials],
+        "plan": result.plan.to_dict(),
+    }
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    return {
+        "outcome": trial.outcome.value,
+        "accuracy": trial.accuracy,
+        "loss": trial.loss,
+        "speedup": trial.speedup,
+        "seconds": trial.seconds,
+        "error": trial.error,
+        "counts": {str(precision): count for precision, count in trial.plan.counts().items()},
+    }

@@ -1,0 +1,372 @@
+"""Mean average precision in files of Intel Neural Compressor: mAP, COCOmAP, VOCmAP, COCOmAPv2.
+
+Predictions are boxes `[N, M, 4]`, each `[ymin, xmin, ymax, xmax]`, their scores `[N, M]` and
+classes `[N, M]`, ids of classes of COCO, and maybe how many of the M count, `[N]` or `[N, 1]`.
+Labels are, image by image, boxes `[M, 4]` in the same unit, names of classes `[M]` or ids of
+classes `[M]`, the other one empty, and the image's name or number. An image that comes again is
+passed over. Classes that COCO does not have are left out, whatever file names them. The sizes
+small, medium and large are areas in pixels; where boxes are shares of the image, all are small.
+
+Source of what they mean: `neural_compressor/experimental/metric/` (`metric.py`, `coco_tools.py`)
+of release 1.14.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from neural_mp.compat.inc.components.metric_inputs import text
+from neural_mp.compat.inc.components.registries import METRICS, registered
+from neural_mp.config.source import read_text
+from neural_mp.data.option_checks import existing_path, one_of, whole_number
+from neural_mp.errors import ConfigurationError, MetricError, did_you_mean
+from neural_mp.metrics.coco_map import (
+    ALL_OVERLAPS,
+    SUMMARY,
+    Boxes,
+    coco_tools,
+    overlaps,
+    summary,
+)
+from neural_mp.util.pytree import as_numpy
+from neural_mp.util.text import with_article
+
+_NAMES = """
+    person, bicycle, car, motorcycle, airplane, bus, train, truck, boat, traffic light,
+    fire hydrant, stop sign, parking meter, bench, bird, cat, dog, horse, sheep, cow, elephant,
+    bear, zebra, giraffe, backpack, umbrella, handbag, tie, suitcase, frisbee, skis, snowboard,
+    sports ball, kite, baseball bat, baseball glove, skateboard, surfboard, tennis racket, bottle,
+    wine glass, cup, fork, knife, spoon, bowl, banana, apple, sandwich, orange, broccoli, carrot,
+    hot dog, pizza, donut, cake, chair, couch, potted plant, bed, dining table, toilet, tv, laptop,
+    mouse, remote, keyboard, cell phone, microwave, oven, toaster, sink, refrigerator, book, clock,
+    vase, scissors, teddy bear, hair drier, toothbrush
+"""
+#: Ids that COCO planned for and did not use in the detection data of 2017.
+_UNUSED = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
+#: Id of a class of COCO → name. Source: `annotations/instances_val2017.json` of cocodataset.org.
+CATEGORIES: Mapping[int, str] = dict(
+    zip(
+        (number for number in range(1, 91) if number not in _UNUSED),
+        (name.strip() for name in _NAMES.split(",")),
+        strict=True,
+    )
+)
+
+
+_KEYS = tuple(f"DetectionBoxes_{name}" for name in SUMMARY)
+_OUTPUTS = ("num_detections", "boxes", "scores", "classes")
+
+
+class _Precision:
+    """What all of them share; `name` is the one in files, for messages."""
+
+    running: ClassVar[bool] = False  # a value takes long, and is no mean over samples
+    higher_is_better: ClassVar[bool] = True
+    name: ClassVar[str]
+
+    def __init__(
+        self, anno_path: str | None, iou_thrs: float | str, map_points: int, map_key: str
+    ) -> None:
+        coco_tools(self.name)
+        self._ids = (
+            {name: number for number, name in CATEGORIES.items()}
+            if anno_path is None
+            else _label_map(f"{self.name}: anno_path", anno_path)
+        )
+        self._overlaps = overlaps(f"{self.name}: iou_thrs", iou_thrs)
+        self._recalls = _recalls(f"{self.name}: map_points", map_points)
+        self._key = one_of(f"{self.name}: map_key", map_key, _KEYS)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._truth: dict[str, Boxes] = {}
+        self._found: dict[str, Boxes] = {}
+
+    def update(self, preds: Any, labels: Any, sample_weight: Any = None) -> None:
+        """Take in one batch.
+
+        Raises:
+            MetricError: predictions or labels have another form, or a name of a class is unknown.
+        """
+        outputs = [_by_image(output) for output in _listed(preds, "predictions")]
+        positions = self._positions(len(outputs))
+        if not isinstance(labels, list | tuple) or len(labels) != 4:
+            raise MetricError(
+                f"{self.name} takes labels of four parts: boxes, names of classes, ids of classes "
+                f"and images; got {_size(labels)}"
+            )
+        corners, names, ids, images = map(_by_image, labels)
+        chosen = {what: outputs[position] for what, position in positions.items()}
+        for what, output in {**chosen, "labelled boxes": corners}.items():
+            if len(output) != len(images):
+                raise MetricError(
+                    f"{self.name} got {what} for {len(output)} images and labels of {len(images)}; "
+                    f"their first axis must be the images of a batch"
+                )
+        for i, image in enumerate(map(text, images)):
+            if image not in self._truth:
+                classes = self._classes(_item(names, i), _item(ids, i))
+                self._truth[image] = self._boxes("labels", corners[i], classes)
+                self._found[image] = self._detected({w: out[i] for w, out in chosen.items()})
+
+    def merge(self, other: Any) -> None:
+        """Take in the images that another of its kind has taken in, but for those here."""
+        for image in other._truth:
+            self._truth.setdefault(image, other._truth[image])
+            self._found.setdefault(image, other._found[image])
+
+    def result(self) -> float:
+        """The value since the last reset, 0 to 1.
+
+        It is 0 before any box to be found, -1 for what is not defined, such as the precision of
+        boxes of a size that there is not.
+        """
+        if not any(
+            np.isin(boxes.classes, list(CATEGORIES)).any() for boxes in self._truth.values()
+        ):
+            return 0.0
+        found = summary(self._truth, self._found, self._overlaps, self._recalls, CATEGORIES)
+        return found[self._key.removeprefix("DetectionBoxes_")]
+
+    def _positions(self, count: int) -> dict[str, int]:
+        """Which of `count` outputs are the boxes, and so on."""
+        if count not in (3, 4):
+            raise MetricError(
+                f"{self.name} takes the outputs boxes, scores and classes, maybe with the number "
+                f"of detections before them, got {count} outputs; COCOmAPv2 takes them in any order"
+            )
+        return {what: i for i, what in enumerate(_OUTPUTS[4 - count :])}
+
+    def _detected(self, outputs: Mapping[str, Any]) -> Boxes:
+        count = outputs.get("num_detections")
+        until = None if count is None else int(as_numpy(count).reshape(-1)[0])
+        corners, scores, classes = (as_numpy(outputs[what])[:until] for what in _OUTPUTS[1:])
+        return self._boxes("predictions", corners, classes, scores)
+
+    def _boxes(
+        self, what: str, corners: Any, classes: np.ndarray, scores: np.ndarray | None = None
+    ) -> Boxes:
+        """Boxes of one image, of which the shapes are checked."""
+        corners = as_numpy(corners)
+        corners = corners.reshape(-1, 4) if corners.size == 0 else corners
+        rows = {corners.shape[:-1], classes.shape} | (
+            {scores.shape} if scores is not None else set()
+        )
+        if corners.ndim != 2 or corners.shape[1] != 4 or len(rows) != 1:
+            found = f"boxes {corners.shape}, classes {classes.shape}"
+            found += "" if scores is None else f", scores {scores.shape}"
+            raise MetricError(
+                f"{self.name} takes for each image boxes [M, 4] with M classes and scores, got as "
+                f"{what}: {found}"
+            )
+        return Boxes(corners, classes, scores)
+
+    def _classes(self, names: Sequence[Any], ids: Any) -> np.ndarray:
+        """Ids of one image's boxes, by their names where there are no ids."""
+        found = as_numpy(ids)
+        if found.size or not len(names):
+            return found
+        words = [text(name) for name in _by_image(names)]
+        for word in words:
+            if word not in self._ids:
+                raise MetricError(
+                    f"{self.name}: unknown class {word!r} in a label{did_you_mean(word, self._ids)}"
+                )
+        return np.array([self._ids[word] for word in words])
+
+
+@registered(METRICS, "mAP")
+class MeanAveragePrecision(_Precision):
+    """The mean average precision over the classes of COCO.
+
+    Outputs are boxes, scores and classes, or the number of detections and these.
+
+    Args:
+        anno_path: a YAML file of `name: id`; the classes of COCO where left out.
+        iou_thrs: the overlap (intersection over union) from which on a box counts as found, 0 to 1,
+            or `0.5:0.05:0.95` for the mean over these.
+        map_points: 0 for the area under the curve of precision over recall, 11 or 101 for the mean
+            at so many recalls.
+        map_key: which value of COCO's summary it is, such as `DetectionBoxes_Precision/mAP` or
+            `DetectionBoxes_Recall/AR@100`. What speaks of an overlap that `iou_thrs` leaves out is
+            -1. There, recall is 1 whenever `map_points` is 0; here it is the recall.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+        DataError: there is no file at `anno_path`.
+        MissingFrameworkError: pycocotools is not installed.
+    """
+
+    name = "mAP"
+
+    def __init__(
+        self,
+        anno_path: str | None = None,
+        iou_thrs: float | str = 0.5,
+        map_points: int = 0,
+        map_key: str = _KEYS[0],
+    ) -> None:
+        super().__init__(anno_path, iou_thrs, map_points, map_key)
+
+
+@registered(METRICS, "COCOmAP")
+class COCOMeanAveragePrecision(_Precision):
+    """`mAP` as COCO has it: over ten overlaps, at 101 recalls.
+
+    Args:
+        anno_path: as in `mAP`.
+        iou_thrs: of no effect, as there; always `0.5:0.05:0.95`.
+        map_points: of no effect, as there; always 101.
+        map_key: as in `mAP`.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+        DataError: there is no file at `anno_path`.
+        MissingFrameworkError: pycocotools is not installed.
+    """
+
+    name = "COCOmAP"
+
+    def __init__(
+        self,
+        anno_path: str | None = None,
+        iou_thrs: float | str | None = None,
+        map_points: int | None = None,
+        map_key: str = _KEYS[0],
+    ) -> None:
+        super().__init__(anno_path, ALL_OVERLAPS, 101, map_key)
+
+
+@registered(METRICS, "VOCmAP")
+class VOCMeanAveragePrecision(_Precision):
+    """`mAP` as VOC has it: the area under the curve, from an overlap of a half.
+
+    Args:
+        anno_path: as in `mAP`.
+        iou_thrs: of no effect, as there; always 0.5.
+        map_points: of no effect, as there; always 0.
+        map_key: as in `mAP`.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+        DataError: there is no file at `anno_path`.
+        MissingFrameworkError: pycocotools is not installed.
+    """
+
+    name = "VOCmAP"
+
+    def __init__(
+        self,
+        anno_path: str | None = None,
+        iou_thrs: float | str | None = None,
+        map_points: int | None = None,
+        map_key: str = _KEYS[0],
+    ) -> None:
+        super().__init__(anno_path, 0.5, 0, map_key)
+
+
+@registered(METRICS, "COCOmAPv2")
+class COCOMeanAveragePrecisionV2(_Precision):
+    """`mAP` of a model whose outputs come in any order.
+
+    Args:
+        anno_path: as in `mAP`.
+        iou_thrs: as in `mAP`.
+        map_points: as in `mAP`.
+        map_key: as in `mAP`.
+        output_index_mapping: the positions of the outputs `boxes`, `scores` and `classes`, counted
+            from 0, and of `num_detections`, where the model has it; -1 for a model without it.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+        DataError: there is no file at `anno_path`.
+        MissingFrameworkError: pycocotools is not installed.
+    """
+
+    name = "COCOmAPv2"
+
+    def __init__(
+        self,
+        anno_path: str | None = None,
+        iou_thrs: float | str = ALL_OVERLAPS,
+        map_points: int = 101,
+        map_key: str = _KEYS[0],
+        output_index_mapping: Mapping[str, int] | None = None,
+    ) -> None:
+        super().__init__(anno_path, iou_thrs, map_points, map_key)
+        self._mapping = _mapping("COCOmAPv2: output_index_mapping", output_index_mapping)
+
+    def _positions(self, count: int) -> dict[str, int]:
+        beyond = {what: place for what, place in self._mapping.items() if place >= count}
+        if beyond:
+            raise MetricError(
+                f"COCOmAPv2 looks for {' and '.join(beyond)} at output {max(beyond.values())} "
+                f"(counted from 0), but the model has {count} outputs; set output_index_mapping"
+            )
+        return dict(self._mapping)
+
+
+def _mapping(option: str, value: Any) -> dict[str, int]:
+    if value is None:
+        return {"boxes": 0, "scores": 1, "classes": 2}
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"{option} must be positions by name of output, got {value!r}")
+    for what in value:
+        if what not in _OUTPUTS:
+            raise ConfigurationError(f"{option}: unknown {what!r}{did_you_mean(what, _OUTPUTS)}")
+    for what in _OUTPUTS[1:]:
+        if what not in value:
+            raise ConfigurationError(f"{option} must say the position of {what!r}, got {value!r}")
+    places = {what: whole_number(f"{option}: {what}", value[what], -1) for what in value}
+    if min(places[what] for what in _OUTPUTS[1:]) < 0:
+        raise ConfigurationError(f"{option}: only num_detections can be -1, got {value!r}")
+    return {what: place for what, place in places.items() if place >= 0}
+
+
+def _label_map(option: str, path: Any) -> dict[str, int]:
+    """The ids of classes by name, from a YAML file."""
+    file = existing_path(option, path)
+    wanted = "must be a YAML file with a line 'name: id' for each class"
+    try:
+        found = read_text(file.read_text(encoding="utf-8"), str(file)).data
+    except (OSError, UnicodeDecodeError, ConfigurationError) as error:
+        raise ConfigurationError(f"{option} {wanted}; {file} cannot be read: {error}") from error
+    fits = isinstance(found, Mapping) and found
+    if not fits or not all(isinstance(number, int) for number in found.values()):
+        raise ConfigurationError(f"{option} {wanted}; {file} has another form")
+    return {str(name): number for name, number in found.items()}
+
+
+def _recalls(option: str, value: Any) -> np.ndarray | None:
+    if isinstance(value, bool) or value not in (0, 11, 101):
+        raise ConfigurationError(f"{option} must be 0, 11 or 101, got {value!r}")
+    return np.linspace(0, 1, int(value)) if value else None
+
+
+def _listed(values: Any, what: str) -> list[Any]:
+    if isinstance(values, Mapping):
+        return list(values.values())
+    if not isinstance(values, list | tuple):
+        raise MetricError(f"mAP takes {what} of several outputs, got {_size(values)}")
+    return list(values)
+
+
+def _by_image(values: Any) -> Sequence[Any]:
+    """An array with the images on its first axis, or a list with an array for each image."""
+    if isinstance(values, list | tuple):
+        return values
+    return np.atleast_1d(as_numpy(values))  # type: ignore[return-value]
+
+
+def _item(values: Sequence[Any], index: int) -> Any:
+    """What an image has; of what a whole batch lacks, nothing."""
+    return values[index] if index < len(values) else np.array([])
+
+
+def _size(values: Any) -> str:
+    of = f" of {len(values)}" if isinstance(values, list | tuple | dict) else ""
+    return f"{with_article(type(values).__name__)}{of}"

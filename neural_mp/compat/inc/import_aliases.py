@@ -1,0 +1,184 @@
+"""Their module names, each with the module that has its names here."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from neural_mp.compat.inc.settings import conf
+from neural_mp.errors import NeuralMPError, did_you_mean
+
+HERE = "neural_mp.compat.inc"
+THEIRS = "neural_compressor"
+
+_UTILS = f"{HERE}.utils"
+_DATA = f"{HERE}.data"
+_INTERNALS = f"{HERE}.internals"
+#: Module of theirs, without the package's name → module here.
+ALIASES: Mapping[str, str] = {
+    "experimental": f"{HERE}.experimental",
+    "experimental.common": f"{HERE}.experimental.common",
+    "experimental.common.criterion": f"{HERE}.experimental",
+    "experimental.scheduler": f"{HERE}.experimental",
+    "experimental.metric": f"{HERE}.metric",
+    "experimental.metric.metric": f"{HERE}.metric",
+    "experimental.data": _DATA,
+    "experimental.compression": f"{HERE}.experimental",
+    "config": f"{HERE}.config",
+    "quantization": f"{HERE}.quantization",
+    "mix_precision": f"{HERE}.mix_precision",
+    "benchmark": f"{HERE}.benchmark",
+    "training": f"{HERE}.config",
+    "model": f"{HERE}.model",
+    "model.model": f"{HERE}.model",
+    "metric": f"{HERE}.metric",
+    "metric.metric": f"{HERE}.metric",
+    "data": _DATA,
+    **{
+        f"{package}{part}": _DATA
+        for package in ("data.", "experimental.data.")
+        for part in (
+            *("datasets", "datasets.dataset", "datasets.dummy_dataset", "datasets.coco_dataset"),
+            *("datasets.bert_dataset", "dataloaders", "dataloaders.dataloader"),
+            *("dataloaders.default_dataloader", "dataloaders.onnxrt_dataloader"),
+            *("dataloaders.tensorflow_dataloader", "transforms", "transforms.transform"),
+            *("transforms.imagenet_transform", "filters"),
+        )
+    },
+    "utils": _UTILS,
+    "utils.logger": _UTILS,
+    "utils.options": _UTILS,
+    "utils.pytorch": _UTILS,
+    "utils.utility": _UTILS,
+    "utils.constant": _UTILS,
+    "utils.load_huggingface": _UTILS,
+    "utils.create_obj_from_config": _DATA,
+    "adaptor": _INTERNALS,
+    "adaptor.pytorch": _INTERNALS,
+    "adaptor.tf_utils.util": _INTERNALS,
+    "adaptor.mxnet_utils.util": _INTERNALS,
+    "objective": _INTERNALS,
+    "experimental.metric.coco_label_map": _INTERNALS,
+    "model.nets_factory": _INTERNALS,
+    "model.tensorflow_model": _INTERNALS,
+    "compression.pruner": _INTERNALS,
+    "adaptor.tf_utils": _INTERNALS,
+    "adaptor.mxnet_utils": _INTERNALS,
+    "compression": _INTERNALS,
+    "conf.config": _UTILS,
+    "conf.dotdict": _UTILS,
+}
+
+
+class _Alias(ModuleType):
+    """A module of theirs: has its parts, and the names of the module here."""
+
+    def __init__(self, name: str, target: Any) -> None:
+        super().__init__(name)
+        vars(self)["_target"] = target
+        vars(self)["__path__"] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("__file__", "__all__"):  # asked for by whoever looks through all modules
+            raise AttributeError(name)
+        # `conf` is both a name and a part of theirs; who asks for it wants the name.
+        part = sys.modules.get(f"{self.__name__}.{name}")
+        return part if part is not None and name != "conf" else getattr(self._target, name)
+
+
+def register(package: str) -> None:
+    """Let `import package.x.y` find what stands for a module of theirs.
+
+    Args:
+        package: `neural_compressor`, or the package here.
+    """
+    here = importlib.import_module(HERE)
+    if package != HERE:
+        sys.modules.setdefault(package, _Alias(package, here))
+    for theirs, ours in ALIASES.items():
+        name = f"{package}.{theirs}"
+        if name != ours:  # else it is that module itself
+            sys.modules.setdefault(name, _Alias(name, importlib.import_module(ours)))
+    sys.modules.setdefault(f"{package}.conf", _Alias(f"{package}.conf", conf))
+
+
+_TRAINED = "this package converts models that are trained; it does not train, prune or distil"
+_QAT = "training in INT8 is not here; tune the trained model with post-training quantization"
+
+_MXNET = "there is no adaptor for MXNet"
+_INSIDE = "it belongs to the inside of that package"
+
+#: Name → what to do instead.
+ABSENT: Mapping[str, str] = {
+    "Pruning": _TRAINED,
+    "Distillation": _TRAINED,
+    "Scheduler": _TRAINED,
+    "Component": _TRAINED,
+    "NAS": _TRAINED,
+    "DyNAS": _TRAINED,
+    "prepare_pruning": _TRAINED,
+    "prepare_compression": _TRAINED,
+    "WeightPruningConfig": _TRAINED,
+    "DistillationConfig": _TRAINED,
+    "KnowledgeDistillationLossConfig": _TRAINED,
+    "IntermediateLayersKnowledgeDistillationLossConfig": _TRAINED,
+    "SelfKnowledgeDistillationLossConfig": _TRAINED,
+    "PyTorchKnowledgeDistillationLoss": _TRAINED,
+    "QuantizationAwareTrainingConfig": _QAT,
+    "TensorflowQATModel": _QAT,
+    "ModelConversion": "a QAT model of TensorFlow is read as it is; give it to Quantization",
+    "NASConfig": _TRAINED,
+    "model_slim": _TRAINED,
+    "parse_auto_slim_config": _TRAINED,
+    "check_mx_version": _MXNET,
+    "get_backend_name": _MXNET,
+    "FRAMEWORKS": _INSIDE,
+    "Objective": _INSIDE,
+    "get_estimator_graph": "estimators are gone from TensorFlow; export a SavedModel",
+    "_parse_ckpt_bn_input": _INSIDE,
+    "TFSlimNetsFactory": "freeze a slim checkpoint into a .pb file first",
+}
+
+
+class NotHereError(NeuralMPError):
+    """Something of Intel Neural Compressor's that this package does not have was used."""
+
+
+class Absent:
+    """Stands for a class or function that is not here, and says so when it is used.
+
+    Args:
+        name: what it is called there.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Refused.
+
+        Raises:
+            NotHereError: always.
+        """
+        raise NotHereError(
+            f"{self._name} of Intel Neural Compressor is not here: {ABSENT[self._name]}"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self()
+
+
+def looked_up(module: str, name: str, here: Mapping[str, Any]) -> Any:
+    """What a name of a module stands for, that is not defined in it.
+
+    Raises:
+        AttributeError: nothing.
+    """
+    if name in ABSENT:
+        return Absent(name)
+    raise AttributeError(f"module {module!r} has no attribute {name!r}{did_you_mean(name, here)}")

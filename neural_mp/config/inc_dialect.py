@@ -1,0 +1,233 @@
+"""What files written for Intel Neural Compressor 1.x say in other words, or to no effect here.
+
+Source: the schema in `neural_compressor/conf/config.py` and the templates in
+`neural_compressor/template/` of Intel Neural Compressor 1.14 (Apache License 2.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from neural_mp.config.source import KeyPath
+from neural_mp.core.enums import Dialect
+from neural_mp.data.registry import plain_name
+
+_DATALOADERS = (
+    "quantization.calibration.dataloader",
+    "evaluation.accuracy.dataloader",
+    "evaluation.performance.dataloader",
+)
+_LIMITS = (
+    "quantization.model_wise",
+    "quantization.optype_wise.*",
+    "quantization.op_wise.*",
+    "mixed_precision.op_wise.*",
+    "graph_optimization.op_wise.*",
+)
+_STATIC = "sums of INT8 products are kept in 32 bits"
+_FITTED = "which ops run in INT8 is measured, not fixed by a rule"
+_SIGOPT = "SigOpt is not used; trials are kept in an Optuna storage"
+_SEARCHED = "the strategy sets this itself"
+_TRAINING = "only trained models are tuned; nothing is trained from this file"
+_ONE_PROCESS = "measurements run in one process; only cores_per_instance sets its threads"
+
+#: Key path, `*` standing for any one key → what happens instead.
+IGNORED: Mapping[str, str] = {
+    "optimization_level": _FITTED,
+    "reduce_range": "the range of INT8 follows from what this machine runs",
+    "model_conversion": "a model is read in the form it has; its own framework converts others",
+    "automixedprecision": "what may run in 16 bits is said in mixed_precision",
+    "pruning": _TRAINING,
+    "distillation": _TRAINING,
+    "auto_distillation": _TRAINING,
+    "nas": _TRAINING,
+    "train": _TRAINING,
+    "model.backend": "the framework chooses its own backend",
+    "model.quant_format": "the adaptor chooses the format",
+    "quantization.train": _TRAINING,
+    "quantization.advance": "corrections are chosen by the strategy",
+    "quantization.recipes": _FITTED,
+    "quantization.optimization_level": _FITTED,
+    "quantization.op_wise.default_qconfig": "it names no op; limits for all ops are model_wise",
+    "tuning.strategy.sigopt_api_token": _SIGOPT,
+    "tuning.strategy.sigopt_project_id": _SIGOPT,
+    "tuning.strategy.sigopt_experiment_name": _SIGOPT,
+    "tuning.strategy.accuracy_weight": _SEARCHED,
+    "tuning.strategy.latency_weight": _SEARCHED,
+    "tuning.strategy.confidence_batches": _SEARCHED,
+    "tuning.strategy.hawq_v2_loss": _SEARCHED,
+    "tuning.multi_objectives": "several objectives are given with weights as tuning.objective",
+    "tuning.tensorboard": "results are shown as tables and kept in an Optuna storage",
+    "tuning.diagnosis": "results are shown as tables and kept in an Optuna storage",
+    "evaluation.accuracy.configs": _ONE_PROCESS,
+    "evaluation.accuracy.iteration": "accuracy is measured on all of the data",
+    "evaluation.accuracy.multi_metrics.higher_is_better": (
+        "of a weighted sum it is said once, in tuning.accuracy_criterion.higher_is_better"
+    ),
+    "evaluation.performance.postprocess": "postprocessing is not part of what is timed",
+    "evaluation.performance.configs.num_of_instance": _ONE_PROCESS,
+    "evaluation.performance.configs.inter_num_of_threads": _ONE_PROCESS,
+    "evaluation.performance.configs.intra_num_of_threads": _ONE_PROCESS,
+    "evaluation.performance.configs.kmp_blocktime": _ONE_PROCESS,
+    "evaluation.performance.configs.kmp_affinity": _ONE_PROCESS,
+    **{f"{path}.filter": "all samples of the dataset are used" for path in _DATALOADERS},
+    **{f"{path}.distributed": _ONE_PROCESS for path in _DATALOADERS},
+    **{f"{path}.num_workers": _ONE_PROCESS for path in _DATALOADERS},
+    **{f"{path}.pin_memory": "batches stay in main memory" for path in _DATALOADERS},
+    **{f"{path}.sampler": "say shuffle: true for a random order" for path in _DATALOADERS},
+    **{f"{path}.collate_fn": "a function is given in Python" for path in _DATALOADERS},
+    **{f"{path}.weight.bit": "INT8 has eight bits" for path in _LIMITS},
+    **{f"{path}.activation.compute_dtype": _STATIC for path in _LIMITS},
+}
+
+#: Their name of a framework → ours; None asks the model itself.
+FRAMEWORKS: Mapping[str, str | None] = {
+    "pytorch": "pytorch",
+    "pytorch_fx": "pytorch",
+    "pytorch_ipex": "pytorch",
+    "tensorflow": "tensorflow",
+    "tensorflow_itex": "tensorflow",
+    "inteltensorflow": "tensorflow",
+    "keras": "tensorflow",
+    "onnxrt": "onnxrt",
+    "onnxruntime": "onnxrt",
+    "onnxrt_qlinear": "onnxrt",
+    "onnxrt_qlinearops": "onnxrt",
+    "onnxrt_integer": "onnxrt",
+    "onnxrt_integerops": "onnxrt",
+    "onnxrt_qdq": "onnxrt",
+    "onnxrt_qoperator": "onnxrt",
+    "na": None,
+}
+
+#: Their names of frameworks that we do not have ourselves: a file with one of these is theirs.
+ONLY_THEIRS = frozenset(FRAMEWORKS) - {"pytorch", "tensorflow", "onnxrt"}
+
+_NAMES = """
+    cifar10 cifar100 mnist fashionmnist tfrecorddataset imagerecord imagenet imagenetraw dummyv2
+    sparsedummyv2 bert mzbert vocrecord cocorecord cocoraw coconpy styletransfer glue
+    resizewithratio resizewithaspectratio resizecropimagenet bilinearimagenet croptoboundingbox
+    cropresize paddedcentercrop alignimagechannel quantizedinput randomverticalflip toarray
+    tondarray topilimage totensor parsedecodeimagenet parsedecodecoco parsedecodevoc kerasrescale
+    labelshift collect squadv1 squadv1modelzoo
+    cocomap cocomapv2 vocmap squadf1 bleu
+"""
+#: Datasets, transforms and metrics that we do not have ourselves, in small letters without `_`: a
+#: file with one of these is theirs.
+ONLY_THEIR_NAMES = frozenset(_NAMES.split())
+
+#: Their names of strategies that are called otherwise here; None takes the default one.
+STRATEGIES: Mapping[str, str | None] = {
+    "auto": None,
+    "automixedprecision": "auto_mixed_precision",
+    "sigopt": "bayesian",
+}
+
+#: Strategies that have no meaning here → what happens instead.
+OTHER_STRATEGIES: Mapping[str, str] = {"sigopt": f"{_SIGOPT}; the strategy is bayesian"}
+
+#: Their word for the way of INT8 → ours; None leaves it open.
+INT8_APPROACHES: Mapping[str, str | None] = {
+    "post_training_static_quant": "static",
+    "post_training_dynamic_quant": "dynamic",
+    "post_training_weight_only": "weight_only",
+    "post_training_auto_quant": None,
+}
+
+#: Ways of INT8 that have no meaning here → why.
+IGNORED_APPROACHES: Mapping[str, str] = {
+    "quant_aware_training": "only trained models are quantized; all ways but this are open",
+}
+
+#: Their words for how a tensor is quantized → ours.
+QUANT_WORDS: Mapping[str, str] = {
+    "sym": "symmetric",
+    "asym": "asymmetric",
+    "placeholder": "dynamic",
+}
+
+#: Words for how a tensor is quantized that have no meaning here → why.
+IGNORED_QUANT_WORDS: Mapping[str, Mapping[str, str]] = {
+    "scheme": {"asym_float": "a zero point is a whole number here"},
+}
+
+#: Objectives that have no meaning here → why.
+IGNORED_OBJECTIVES: Mapping[str, str] = {
+    "accuracy": "accuracy is the criterion; among plans that meet it the fastest is taken",
+}
+
+
+def why_ignored(path: Sequence[str | int]) -> str | None:
+    """What happens instead of a setting of theirs; None where it is none of theirs."""
+    return next((why for keys, why in _PATTERNS if _matches(keys, path)), None)
+
+
+def _matches(keys: Sequence[str], path: Sequence[str | int]) -> bool:
+    pairs = zip(keys, path, strict=False)
+    return len(keys) == len(path) and all(key in ("*", name) for key, name in pairs)
+
+
+_PATTERNS = tuple((tuple(key.split(".")), why) for key, why in IGNORED.items())
+
+
+_LOADERS: tuple[KeyPath, ...] = (
+    ("quantization", "calibration", "dataloader"),
+    ("evaluation", "accuracy", "dataloader"),
+    ("evaluation", "performance", "dataloader"),
+)
+_METRICS: tuple[KeyPath, ...] = (
+    ("evaluation", "accuracy", "metric"),
+    ("evaluation", "accuracy", "multi_metrics"),
+)
+#: Where a file names datasets, transforms and metrics.
+_NAME_PATHS: tuple[KeyPath, ...] = (
+    *((*path, key) for path in _LOADERS for key in ("dataset", "transform")),
+    ("evaluation", "accuracy", "postprocess", "transform"),
+    *_METRICS,
+)
+
+
+def dialect_of(data: Mapping[str, Any]) -> Dialect:
+    """Whose words a file is written in.
+
+    It is theirs where it has a `version`, as their templates do, or anything else that only they
+    have: a framework, a way of INT8, a key, a dataset, a transform or a metric.
+
+    Args:
+        data: the content of the file, as it was read.
+    """
+    theirs = (
+        "version" in data
+        or _word(data, ("model", "framework")).lower() in ONLY_THEIRS
+        or _word(data, ("quantization", "approach")) in {*INT8_APPROACHES, *IGNORED_APPROACHES}
+        or any(why_ignored(path) for path in _paths(data))
+        or any(name in ONLY_THEIR_NAMES for path in _NAME_PATHS for name in _names(data, path))
+    )
+    return Dialect.INC if theirs else Dialect.OWN
+
+
+def _at(data: Any, path: KeyPath) -> Any:
+    for key in path:
+        data = data.get(key) if isinstance(data, Mapping) else None
+    return data
+
+
+def _word(data: Mapping[str, Any], path: KeyPath) -> str:
+    value = _at(data, path)
+    return value if isinstance(value, str) else ""
+
+
+def _names(data: Mapping[str, Any], path: KeyPath) -> Iterator[str]:
+    """The names at a key, as registries compare them."""
+    value = _at(data, path)
+    names = value if isinstance(value, Mapping) else [value]
+    yield from (plain_name(str(name)) for name in names)
+
+
+def _paths(data: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+    """The paths of all keys, those of a section before those in it."""
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            yield (*path, key)
+            yield from _paths(value, (*path, key))

@@ -1,0 +1,163 @@
+"""Has a process do one job after the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from neural_mp.tuning.job_outcome import LOG_FILE, JobOutcome, JobStatus, read_outcome
+from neural_mp.util.environment import THREAD_VARIABLES, users_environment
+from neural_mp.util.processes import python_command
+
+try:
+    import fcntl
+except ImportError:  # Windows, where two commands must not share a folder
+    fcntl = None  # type: ignore[assignment]
+
+LOCK_FILE = "lock"
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[int | None]:
+    """A lock on the folder of a job.
+
+    Yields:
+        The file descriptor that holds it, for processes that shall hold it, too; None where another
+        process has the lock.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK_FILE).open("a") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield None
+                return
+        yield file.fileno()
+
+
+#: What limits threads, also in TensorFlow; ONNX Runtime's adaptor obeys the first.
+_THREADS = (*THREAD_VARIABLES, "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+
+
+class JobRunner:
+    """Does jobs on this machine, each in a process of its own.
+
+    Args:
+        threads: threads that a job may use; None for no limit.
+        trust: see `MixedPrecision`.
+    """
+
+    def __init__(self, threads: int | None = None, trust: tuple[str, ...] = ()) -> None:
+        self._trust = tuple(f"--trust={module}" for module in trust)
+        self._limits = {} if threads is None else dict.fromkeys(_THREADS, str(threads))
+        self._process: subprocess.Popen[str] | None = None
+        self._stopped = threading.Event()
+
+    def run(
+        self, job: JobOutcome, folder: Path, before: JobOutcome | None, tell: Callable[[str], None]
+    ) -> JobOutcome | None:
+        """Do a job, or take over what another process has just made of it.
+
+        Args:
+            job: the job.
+            folder: the job's own.
+            before: what was known of it when this command began.
+            tell: takes words on how far it is.
+
+        Returns:
+            What came of it; None where another process does it now.
+        """
+        with claimed(folder) as lock:
+            if lock is None:
+                return None
+            left = read_outcome(folder)
+            if left is not None and left != before and left.status.ended:
+                return replace(left, file=job.file)
+            return self._done(job, folder, lock, resume=left is not None, tell=tell)
+
+    def _done(
+        self,
+        job: JobOutcome,
+        folder: Path,
+        lock: int,
+        *,
+        resume: bool,
+        tell: Callable[[str], None],
+    ) -> JobOutcome:
+        started, logged = time.monotonic(), _size(folder / LOG_FILE)
+        begun = replace(job, reason="it was cut off")
+        begun.write(folder)
+        tell("resumes" if resume else "starts")
+        command = python_command("neural_mp.jobs.worker_main", job.file, str(folder))
+        with (folder / LOG_FILE).open("a", encoding="utf-8") as log:
+            self._process = process = subprocess.Popen(
+                [*command, *(["--resume"] if resume else []), *self._trust],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**users_environment(), **self._limits},
+                start_new_session=True,
+                pass_fds=(lock,) if os.name == "posix" else (),
+            )
+        if self._stopped.is_set():
+            self.stop()
+        for words in _lines(process):
+            tell(words)
+        code = process.wait()
+        found = read_outcome(folder) or begun
+        if found.status is JobStatus.BEGUN and not self._stopped.is_set():
+            found = replace(
+                found,
+                status=JobStatus.FAILED,
+                reason=_why(code, folder / LOG_FILE, logged),
+                exit_code=code,
+                seconds=time.monotonic() - started,
+            )
+            found.write(folder)
+        return found
+
+    def stop(self) -> None:
+        """End the job that goes on: with its workers, when nobody is there to talk to any more."""
+        self._stopped.set()
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+
+
+def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        try:
+            yield str(json.loads(line))
+        except ValueError:
+            continue  # the last line of a process that was killed in its middle
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _why(code: int, log: Path, before: int) -> str:
+    """Why a process ended without a result, with what it said last unless a signal ended it.
+
+    Args:
+        code: the exit code.
+        log: what it said, behind what others had said.
+        before: how many bytes those are.
+    """
+    if code < 0:
+        known = {int(number): number.name for number in signal.Signals}
+        return f"its process was ended by signal {known.get(-code, -code)}"
+    said = log.read_bytes()[before:].decode("utf-8", errors="replace")
+    lines = [line.strip() for line in said.splitlines()]
+    last = next((line for line in reversed(lines) if line), "")
+    return f"its process ended with exit code {code} and no result" + (f": {last}" if last else "")

@@ -1,0 +1,267 @@
+"""oneDNN's verbose log: of every version, and among lines of others.
+
+A line is a list with commas, `onednn_verbose,v1,primitive,exec,cpu,convolution,…,0.3259`, whose
+last field is milliseconds ("Verbose Mode" in oneDNN's developer guide, 0.20 to 3.12). Versions
+differ in what stands before `exec`, and in the fields after it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from sys import intern
+from types import MappingProxyType
+from typing import Any
+
+from neural_mp.errors import NeuralMPError
+from neural_mp.profiling.kernel_records import KernelCall, KernelLog
+from neural_mp.util.text import counted
+from neural_mp.util.validators import amount, anything, fields, list_of, mapping_of, text
+
+#: What a line of the log begins with, oldest name first.
+MARKERS = ("mkldnn_verbose,", "dnnl_verbose,", "onednn_verbose,")
+_MARKER = re.compile("|".join(MARKERS))
+#: The variables that switch the log on, oldest first.
+VARIABLES = ("MKLDNN_VERBOSE", "DNNL_VERBOSE", "ONEDNN_VERBOSE")
+
+#: The fields behind `exec`: of 1.2 and later, of 1.0, of 0.18 to 0.21, and before that.
+_LAYOUTS = tuple(
+    tuple(names.split())
+    for names in (
+        "engine primitive implementation prop_kind memory_descriptors attributes auxiliary"
+        " problem_desc exec_time",
+        "engine primitive implementation prop_kind memory_descriptors auxiliary problem_desc"
+        " exec_time",
+        "primitive implementation prop_kind memory_descriptors auxiliary problem_desc exec_time",
+        "primitive prop_kind memory_descriptors auxiliary problem_desc exec_time",
+    )
+)
+_NEEDED = {"primitive", "prop_kind", "memory_descriptors", "problem_desc", "exec_time"}
+_VERSION = re.compile(r"v\d+")
+_TIMESTAMP = re.compile(r"\d+\.\d+")
+_NUMBER = re.compile(r"\d+(\.\d+)?([eE][-+]?\d+)?")
+_ENGINE = re.compile(r"(cpu|gpu)(:\d+)?")
+_WORD = re.compile(r"[a-z]\w*")
+_AUXILIARY = re.compile(r"[a-z]\w*:")
+#: How operations begin that run no kernel.
+_OTHERS = ("info", "create", "exec:", "error", "warn", "check", "dispatch", "stack", "debug")
+#: A tensor and its type: `src:f32::blocked:…`, `src_f32::blocked:…`, `in:f32_nchw`.
+_TENSOR = re.compile(
+    r"([a-z]\w*?)[:_](bf16|f16|f32|f64|[su](?:4|8|32|64)|f[48]_e\dm\d|e8m0|boolean)(?=[:_])"
+)
+_LIBRARIES = ("oneDNN", "DNNL", "Intel")
+
+
+#: Why there may be no kernel of oneDNN.
+_SWITCHED_OFF = (
+    "In TensorFlow, oneDNN is on with TF_ENABLE_ONEDNN_OPTS=1; ONNX Runtime does not use it: give "
+    "its profile"
+)
+
+
+class OneDnnReader:
+    """Reads a log line by line.
+
+    Args:
+        silence: what to say of a log without a line, where whoever reads it has switched it on.
+    """
+
+    def __init__(self, silence: str = "") -> None:
+        self._silence = silence
+        self._calls: list[KernelCall] = []
+        self._malformed = 0
+        self._operations: Counter[str] = Counter()
+        self._layout: tuple[str, ...] = ()
+        self._isa = self._library = ""
+
+    def read(self, line: str) -> None:
+        """Read a line, with all records in it; what stands before them is somebody else's."""
+        found = list(_MARKER.finditer(line))
+        ends = [following.start() for following in found[1:]] + [len(line)]
+        for marker, end in zip(found, ends):  # noqa: B905 - of no marker there is one end
+            record = line[marker.end() : end].strip()
+            if not self._read_record(marker[0], record.split(",")):
+                self._malformed += 1
+
+    def log(self) -> KernelLog:
+        """What was read so far."""
+        why = "" if self._calls else self._why_empty()
+        return KernelLog(tuple(self._calls), self._malformed, self._isa, self._library, why)
+
+    def _read_record(self, marker: str, fields: list[str]) -> bool:
+        """Whether a record, without its marker, could be read."""
+        for leading in (_VERSION, _TIMESTAMP):
+            if leading.fullmatch(fields[0]):
+                fields = fields[1:] or [""]
+        component = ""
+        if fields[0] != "exec" and not fields[0].startswith(_OTHERS):
+            component, fields = fields[0], fields[1:] or [""]
+            if not _WORD.fullmatch(component):
+                return False
+        operation = fields[0]
+        if operation != "exec":
+            self._operations[operation] += 1
+            if operation == "info":
+                self._read_header(fields[1:])
+            return operation.startswith(_OTHERS)
+        if component not in ("", "primitive"):
+            # A graph's partition: the primitives in it have lines of their own.
+            self._operations[component] += 1
+            return True
+        call = _call(fields[1:], self._layouts(marker, fields))
+        if call is not None:
+            self._calls.append(call)
+        return call is not None
+
+    def _layouts(self, marker: str, fields: list[str]) -> tuple[tuple[str, ...], ...]:
+        """The ways in which the fields of a version can stand."""
+        if self._layout:
+            return (self._layout,)
+        if marker == MARKERS[-1]:
+            return _LAYOUTS[:1]
+        has_engine = len(fields) > 1 and _ENGINE.fullmatch(fields[1])
+        return _LAYOUTS[:2] if has_engine else _LAYOUTS[2:]
+
+    def _read_header(self, fields: list[str]) -> None:
+        text = ",".join(fields)
+        if re.match("(prim_)?template:", text):
+            names = text.split(":", 1)[1].split(",")
+            if "operation" in names and set(names) >= _NEEDED:
+                self._layout = tuple(names[names.index("operation") + 1 :])
+        elif text.startswith("cpu,isa:"):
+            self._isa = self._isa or text.removeprefix("cpu,isa:")
+        elif text.startswith(_LIBRARIES):
+            self._library = self._library or fields[0]
+            # Of 1.1 and before, behind the version.
+            self._isa = self._isa or ",".join(fields[1:])
+
+    def _why_empty(self) -> str:
+        if self._malformed:
+            return f"none of {counted(self._malformed, 'line')} of oneDNN can be read"
+        kinds = {operation.split(":")[0] for operation in self._operations}
+        if kinds & {"create", "graph"}:
+            return (
+                "the log says which kernels were made, not which ran; set ONEDNN_VERBOSE=1 "
+                "(or profile) where the program runs"
+            )
+        if self._silence:
+            return self._silence
+        if self._operations:
+            return f"oneDNN was loaded and ran no kernel. {_SWITCHED_OFF}"
+        return (
+            f"there is no line of oneDNN; set ONEDNN_VERBOSE=1 where the program runs. "
+            f"{_SWITCHED_OFF}"
+        )
+
+
+def _call(fields: list[str], layouts: tuple[tuple[str, ...], ...]) -> KernelCall | None:
+    """The call that the fields behind `exec` tell of; None where they fit no layout."""
+    layout = next((names for names in layouts if len(names) == len(fields)), None)
+    if layout is None:
+        return None
+    value = dict(zip(layout, fields, strict=True))
+    engine, taken, problem = value.get("engine", "cpu"), value["exec_time"], value["problem_desc"]
+    whole = (
+        _NUMBER.fullmatch(taken)
+        and _ENGINE.fullmatch(engine)
+        and _WORD.fullmatch(value["primitive"])
+        and _WORD.fullmatch(value["prop_kind"])
+        and problem
+        # Of a line that is cut off behind its sizes, this is `alg:convolution_direct`.
+        and not _AUXILIARY.match(problem)
+    )
+    if not whole:
+        return None
+    return KernelCall(
+        intern(value["primitive"]),
+        intern(value.get("implementation", "")),
+        intern(value["prop_kind"]),
+        _dtypes(value["memory_descriptors"]),
+        intern(problem),
+        float(taken),
+        intern(engine),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _dtypes(descriptors: str) -> Mapping[str, str]:
+    """Tensor → type, of what a line says of its tensors; one of no type is left out."""
+    found: dict[str, str] = {}
+    for word in descriptors.split():
+        match = _TENSOR.match(word)
+        if match:
+            found.setdefault(match[1], match[2])
+    return MappingProxyType(found)
+
+
+#: How events of nodes are called that only wait: what a device still had to do.
+_FENCES = ("_fence_before", "_fence_after")
+#: Ops whose time is that of the nodes within them, which have events of their own.
+_AROUND_OTHERS = ("If", "Loop", "Scan")
+_EMPTY = "the profile has no event of a node; end_profiling() must come after the model has run"
+
+
+_TENSORS = list_of(mapping_of(list_of(anything)))
+_EVENT = fields(
+    {
+        "dur": amount,
+        "args": fields(
+            {
+                "op_name": text,
+                "provider": text,
+                "input_type_shape": _TENSORS,
+                "output_type_shape": _TENSORS,
+            },
+            ("provider", "input_type_shape", "output_type_shape"),
+        ),
+    }
+)
+
+
+def is_profile(content: Any) -> bool:
+    """Whether JSON is a list of events."""
+    return isinstance(content, list) and all(isinstance(event, dict) for event in content)
+
+
+def read_profile(events: Sequence[Mapping[str, Any]]) -> KernelLog:
+    """The kernels of a profile; events that lack their time or their op count as malformed."""
+    calls, malformed = [], 0
+    for event in events:
+        if event.get("cat") != "Node" or str(event.get("name", "")).endswith(_FENCES):
+            continue
+        try:
+            said = _EVENT(event)
+        except NeuralMPError:
+            malformed += 1
+            continue
+        details = said["args"]
+        if details["op_name"] not in _AROUND_OTHERS:
+            calls.append(_profiled_call(details["op_name"], details, said["dur"] / 1000))
+    why = "" if calls else _EMPTY
+    return KernelLog(tuple(calls), malformed, "", "ONNX Runtime", why)
+
+
+def _profiled_call(op: str, details: Mapping[str, Any], milliseconds: float) -> KernelCall:
+    provider = details.get("provider", "")
+    short = provider.removesuffix("ExecutionProvider")
+    read, written = (
+        [
+            (kind, "x".join(map(str, sizes)))
+            for tensor in details.get(f"{side}_type_shape", ())
+            for kind, sizes in tensor.items()
+        ]
+        for side in ("input", "output")
+    )
+    dtypes = {f"input {place}": kind for place, (kind, _) in enumerate(read)}
+    dtypes |= {f"output {place}": kind for place, (kind, _) in enumerate(written)}
+    return KernelCall(
+        op,
+        f"{op}:{short}" if short else op,
+        "",
+        dtypes,
+        ":".join(sizes for _, sizes in read),
+        milliseconds,
+        provider,
+    )

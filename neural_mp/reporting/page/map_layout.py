@@ -1,0 +1,258 @@
+"""Where the kernels of a model lie in the map: layers from top to bottom, folded into columns.
+
+A strip of 500 layers is cut where fewest edges cross, and the pieces lie side by side like the
+columns of a newspaper, so that a whole model fits one screen. Takes about as long as there are
+edges.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, sqrt
+
+from neural_mp.core.graph import Op, OpGraph
+from neural_mp.reporting.page.layer_ordering import BOX_WIDTH, GAP, Edge, Layers
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Groups of ops, and which group reads which.
+
+    Attributes:
+        groups: of every box, the places of its ops in the graph.
+        edges: from a box to a box that reads it.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    edges: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, graph: OpGraph) -> Kernels:
+        """An op shares the box of the op before it if the kernel of that can run it along."""
+        box_of: dict[str, int] = {}
+        groups: list[list[int]] = []
+        for index, op in enumerate(graph):
+            box = next(
+                (box_of[source.name] for source in _joined(graph, op) if source.name in box_of),
+                len(groups),
+            )
+            if box == len(groups):
+                groups.append([])
+            groups[box].append(index)
+            box_of[op.name] = box
+        pairs = (
+            (box_of[source.name], box_of[op.name])
+            for op in graph
+            for source in graph.producers(op.name)
+        )
+        edges = dict.fromkeys((source, reader) for source, reader in pairs if source != reader)
+        return cls(tuple(map(tuple, groups)), tuple(edges))
+
+
+def _joined(graph: OpGraph, op: Op) -> list[Op]:
+    """The producers of an op whose kernel may run it, and whose result nobody else reads."""
+    if op.fusion_group is None:
+        return []
+    return [
+        source
+        for source in graph.producers(op.name)
+        if op.fusion_group in (source.name, source.fusion_group)
+        and len(graph.consumer_names(source.name)) == 1
+    ]
+
+
+Point = tuple[int, int]
+
+#: In the map's own units: height of a box, what is below it, and what is between columns.
+BOX_HEIGHT, GAP_BELOW, GUTTER = 34, 20, 46
+#: Width of the whole beside its height.
+_ASPECT = 2.1
+#: Layers of a column at least.
+_LEAST_TALL = 10
+
+
+@dataclass(frozen=True)
+class DrawnEdge:
+    """An edge: from a box to a box, through points; `far` where it leaves its column."""
+
+    source: int
+    reader: int
+    points: tuple[Point, ...]
+    far: bool
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The map: the centre of every box, the edges, and the size of the whole."""
+
+    boxes: tuple[Point, ...] = ()
+    edges: tuple[DrawnEdge, ...] = ()
+    size: Point = (0, 0)
+
+
+def laid_out(count: int, edges: Sequence[Edge]) -> Layout:
+    """Lay a graph out.
+
+    Args:
+        count: how many boxes there are.
+        edges: from a box to a box that reads it, each once; cycles are allowed.
+    """
+    if not count:
+        return Layout()
+    ranks = ranked(count, edges)
+    layers = max(ranks) + 1
+    wide, tall, found = count / layers * (BOX_WIDTH + GAP) + GUTTER, 0, Layout()
+    for _ in range(3):  # columns turn out wider or narrower than was thought
+        wanted = ceil(sqrt(layers * wide / ((BOX_HEIGHT + GAP_BELOW) * _ASPECT)))
+        wanted = max(_LEAST_TALL, wanted)
+        if tall and abs(wanted - tall) <= 0.12 * tall:
+            break
+        tall = wanted
+        starts = folded(ranks, edges, tall)
+        found = _Map(ranks, edges, starts).drawn()
+        wide = found.size[0] / len(starts)
+    return found
+
+
+def ranked(count: int, edges: Sequence[Edge]) -> list[int]:
+    """Box → its layer: below all that it reads; of a cycle, one edge runs upwards."""
+    readers: dict[int, list[int]] = defaultdict(list)
+    waiting = [0] * count
+    for source, reader in edges:
+        readers[source].append(reader)
+        waiting[reader] += 1
+    ranks, done = [0] * count, [False] * count
+    ready = [box for box in range(count) if not waiting[box]]
+    sources, upcoming = list(ready), iter(range(count))
+    while True:
+        if not ready:
+            stuck = next((box for box in upcoming if not done[box]), None)
+            if stuck is None:
+                break
+            ready.append(stuck)
+        box = ready.pop()
+        done[box] = True
+        for reader in readers[box]:
+            if done[reader]:
+                continue
+            ranks[reader] = max(ranks[reader], ranks[box] + 1)
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                ready.append(reader)
+    for box in sources:  # an input stands just above what reads it
+        if readers[box]:
+            ranks[box] = max(min(ranks[reader] for reader in readers[box]) - 1, 0)
+    return ranks
+
+
+def folded(ranks: Sequence[int], edges: Sequence[Edge], tall: int) -> list[int]:
+    """The first layer of every column: cut near the wanted height, where fewest edges cross."""
+    layers = max(ranks) + 1
+    change = [0] * (layers + 2)
+    for source, reader in edges:
+        low, high = sorted((ranks[source], ranks[reader]))
+        change[low + 1] += 1
+        change[high + 1] -= 1
+    crossing, open_edges = [], 0
+    for step in change:
+        open_edges += step
+        crossing.append(open_edges)
+    starts = [0]
+    while layers - starts[-1] > tall * 1.25:
+        at = starts[-1] + tall
+        near = range(
+            max(starts[-1] + 4, int(at - tall * 0.2)), min(layers - 3, int(at + tall * 0.2)) + 1
+        )
+        starts.append(min(near, key=lambda layer: (crossing[layer], abs(layer - at))))
+    return starts
+
+
+class _Map:
+    """Columns side by side, and the edges between them."""
+
+    def __init__(self, ranks: Sequence[int], edges: Sequence[Edge], starts: list[int]) -> None:
+        self._ranks, self._edges, self._starts = ranks, edges, starts
+        ends = [*starts[1:], max(ranks) + 1]
+        self._column_of_rank = [
+            column
+            for column, (start, end) in enumerate(zip(starts, ends, strict=True))
+            for _ in range(start, end)
+        ]
+        self._places: dict[int, Point] = {}
+        self._paths: dict[Edge, tuple[Point, ...]] = {}
+        self._left: list[int] = []
+        self._foot: list[int] = []
+        self._lanes: dict[int, int] = defaultdict(int)
+
+    def drawn(self) -> Layout:
+        """Everything in its place."""
+        boxes: dict[int, dict[int, int]] = defaultdict(dict)
+        for box, rank in enumerate(self._ranks):
+            column = self._column_of_rank[rank]
+            boxes[column][box] = rank - self._starts[column]
+        inside: dict[int, list[Edge]] = defaultdict(list)
+        for edge in self._edges:
+            if self._is_inside(edge):
+                inside[self._column(edge[0])].append(edge)
+        left = 0.0
+        for column in range(len(self._starts)):
+            left += self._place(Layers.of(boxes[column], inside[column]), round(left)) + GUTTER
+        size = round(left) - GUTTER, max(self._foot)
+        edges = [
+            DrawnEdge(*edge, self._paths.get(edge) or self._around(edge), edge not in self._paths)
+            for edge in self._edges
+        ]
+        return Layout(
+            tuple(self._places[box] for box in range(len(self._ranks))), tuple(edges), size
+        )
+
+    def _column(self, box: int) -> int:
+        return self._column_of_rank[self._ranks[box]]
+
+    def _is_inside(self, edge: Edge) -> bool:
+        source, reader = edge
+        downwards = self._ranks[reader] > self._ranks[source]
+        return downwards and self._column(source) == self._column(reader)
+
+    def _place(self, layers: Layers, left: int) -> float:
+        """Put a column's boxes and edges in place; its width."""
+        centres = layers.placed()
+        points = {
+            node: (round(left + centres[node]), row * (BOX_HEIGHT + GAP_BELOW) + BOX_HEIGHT // 2)
+            for row, nodes in enumerate(layers.rows)
+            for node in nodes
+        }
+        self._places.update({node: point for node, point in points.items() if node >= 0})
+        for edge, chain in layers.chains.items():
+            self._paths[edge] = tuple(points[node] for node in chain)
+        self._left.append(left)
+        self._foot.append(len(layers.rows) * (BOX_HEIGHT + GAP_BELOW) - GAP_BELOW)
+        half = (BOX_WIDTH + GAP) / 2
+        return max(
+            (centres[node] + (half if node >= 0 else GAP / 2) for node in centres), default=0
+        )
+
+    def _around(self, edge: Edge) -> tuple[Point, ...]:
+        """An edge to another column: below its column's foot, and up the gutter."""
+        (x, y), (to_x, to_y) = (self._places[box] for box in edge)
+        start, end = (self._column(box) for box in edge)
+        self._lanes[end] += 1
+        lane = self._lanes[end]
+        gutter = self._left[end] - GUTTER // 2 - 12 + 6 * (lane % 5)
+        if end == start + 1:
+            foot = self._foot[start] + 8 + 5 * (lane % 4)
+        else:
+            foot = max(self._foot) + 10 + 5 * (lane % 6)
+        half, top = BOX_WIDTH // 2, -14 - 4 * (lane % 3)
+        if y + BOX_HEIGHT / 2 >= self._foot[start] - 2:  # the lowest box: straight down
+            leaving, out = [(x, y)], x
+        else:
+            leaving, out = [(x + half, y), (x + half + 6, y + 6)], x + half + 6
+        first_row = to_y < BOX_HEIGHT
+        entering = (
+            [(to_x, top), (to_x, to_y)] if first_row else [(gutter, to_y), (to_x - half, to_y)]
+        )
+        turn = (gutter, top if first_row else to_y)
+        return (*leaving, (out, foot), (gutter, foot), turn, *entering)

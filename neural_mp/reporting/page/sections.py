@@ -1,0 +1,262 @@
+"""The run itself: its phases, its settings; the machine and the versions."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import TypeGuard
+
+from neural_mp.core.precision import Precision
+from neural_mp.reporting import formatting
+from neural_mp.reporting.page.charts import (
+    NAMES,
+    Part,
+    Row,
+    both,
+    card,
+    facts,
+    legend,
+    none,
+    percent,
+    points,
+    scrolling,
+    stacked,
+)
+from neural_mp.reporting.page.page_model import View, arriving
+from neural_mp.tuning.sensitivity import Sensitivity
+from neural_mp.util.html import Element, element, table
+from neural_mp.util.text import counted
+
+_PHASES = {
+    "load": "load and capture",
+    "baseline": "evaluate FP32",
+    "calibrate": "calibrate",
+    "search": "search",
+    "measure": "measure the result",
+}
+#: A part of the search, told beside it.
+_PROBE = "probe"
+
+
+def run_section(view: View) -> Element:
+    """How long everything took, and what was asked for."""
+    record = view.record
+    pairs = [
+        ("run", record.name or "not in a history"),
+        ("started", record.setup.started),
+        ("ended", view.ending.ended if view.ending else "no end was kept"),
+        ("calibration", f"{record.observations.samples} samples"),
+    ]
+    rows = [[option, s.value, s.origin] for option, s in record.setup.settings.items()]
+    settings = table(["setting", "what held", "set by"], rows, class_="left")
+    return card(
+        "The run",
+        None,
+        _phases(view),
+        facts(pairs),
+        scrolling(settings, "Settings", "middle after") if rows else None,
+    )
+
+
+def _phases(view: View) -> list[Element]:
+    if view.report is None:
+        tried = sum(trial.seconds for trial in view.trials)
+        return [
+            none(
+                f"The phases are kept when a run ends; its trials took {formatting.seconds(tried)}."
+            )
+        ]
+    seconds = view.report.seconds
+    known = {**_PHASES, **{name: name for name in seconds if name not in (*_PHASES, _PROBE)}}
+    spent = [(known[name], seconds[name]) for name in known if seconds.get(name)]
+    if not spent:
+        return []
+    parts = [
+        Part(taken, f"k{index % 6}", f"{name}: {formatting.seconds(taken)}", name)
+        for index, (name, taken) in enumerate(spent)
+    ]
+    keys = [(part.kind, part.said) for part in parts]
+    whole = f"{formatting.seconds(sum(taken for _, taken in spent))} in all"
+    if seconds.get(_PROBE):
+        whole += (
+            f"; of the search, {formatting.seconds(seconds[_PROBE])} measured ops beside trials"
+        )
+    return [
+        element("p", f"{whole}.", class_="lead"),
+        *both(lambda narrow: stacked(parts, narrow)),
+        legend(keys),
+    ]
+
+
+def machine_section(view: View) -> Element:
+    """Where it ran, and with what."""
+    machine, versions = view.record.setup.machine, view.record.setup.versions
+    supports = [
+        (NAMES[p], f"{how}: {why}")
+        for p in Precision
+        for how, why in [machine.supports.get(p.value, ("", ""))]
+        if how
+    ]
+    cores = f"{machine.cores} core{'' if machine.cores == 1 else 's'}"
+    return card(
+        "Machine and versions",
+        "Figures hold for this machine and these versions.",
+        facts(
+            [
+                ("CPU", f"{machine.name}, {cores}"),
+                ("flags that count", " ".join(machine.flags) or "none"),
+                *supports,
+                *([("system", machine.system)] if machine.system else []),
+                *versions.items(),
+            ]
+        ),
+    )
+
+
+def map_section(view: View) -> Element:
+    """The model, one box a kernel, coloured by what is asked."""
+    colours = {"precision": "precision", "noise": "noise in INT8"}
+    if view.arriving:
+        colours["arriving"] = "noise at the outputs"
+    if _times(view):
+        colours |= {"time": "time", "gain": "gain over FP32"}
+    select = element(
+        "select", [element("option", said, value=v) for v, said in colours.items()], id="colour"
+    )
+    canvas = element(
+        "canvas",
+        id="map",
+        tabindex=0,
+        role="application",
+        aria_label=f"Map of {counted(len(view.graph), 'op')}; arrow keys follow the edges, plus "
+        "and minus zoom. The table of ops below says the same in words.",
+    )
+    buttons = [
+        element("button", sign, aria_label=said, data_zoom=by)
+        for sign, said, by in (
+            ("+", "Zoom in", 1.4),
+            ("−", "Zoom out", 0.714),
+            ("⤢", "Show all", 0),
+        )
+    ]
+    return element(
+        "section",
+        element(
+            "div",
+            element(
+                "div",
+                element("h2", "Map"),
+                element(
+                    "p",
+                    "One box a kernel; read down, then the next column. ",
+                    element("span", id="showing", class_="showing"),
+                    class_="lead",
+                ),
+            ),
+            element(
+                "div",
+                element("label", "colour by ", select),
+                _search("find", "find an op", "Find an op"),
+                element("button", "Show the result", id="back", hidden=True),
+                class_="tools",
+            ),
+            class_="head",
+        ),
+        element(
+            "div",
+            canvas,
+            element("div", buttons, class_="zoom"),
+            element("div", "drag to move · ctrl + wheel or pinch to zoom", class_="hint"),
+            class_="map",
+        ),
+        element("ul", id="maplegend", class_="legend"),
+        element("div", id="detail", aria_live="polite"),
+        element("noscript", element("p", "The map and the table of ops need scripts.")),
+        class_="card one",
+    )
+
+
+def ops_section() -> Element:
+    """The table of ops."""
+    return element(
+        "section",
+        element(
+            "div",
+            element("h2", "Ops"),
+            element("div", _search("filter", "name, type or reason", "Filter ops"), class_="tools"),
+            class_="head",
+        ),
+        scrolling(element("table", id="ops"), "Table of ops"),
+        element("p", id="more", class_="lead after"),
+        class_="card one",
+    )
+
+
+def _times(view: View) -> bool:
+    timed = view.ending is not None and bool(view.ending.baseline_times)
+    return timed or bool(view.record.measured.times.ops)
+
+
+def _search(name: str, hint: str, said: str) -> Element:
+    return element("input", type="search", id=name, placeholder=hint, aria_label=said)
+
+
+#: Above this share the default strategy takes a tensor out of INT8 first.
+NOISY = 0.05
+_MOST = 24
+
+
+def noise_section(view: View, wide: bool) -> Element:
+    """The decisions that do most harm.
+
+    Args:
+        view: the run.
+        wide: whether it has the whole width of the page.
+    """
+    rows = [row for row in map(_row, view.sensitivities) if row.parts]
+    if not rows:
+        return card("Sensitivity", None, none("No noise was measured: nothing could run in INT8."))
+    shown = rows[:_MOST]
+    kinds = {part.kind for row in shown for part in row.parts}
+    keys = (
+        ("int8", f"in INT8 in {view.subject}"),
+        ("fp32", "not in INT8"),
+        ("was", "before repair"),
+        ("arriving", "at the outputs, this one alone"),
+    )
+    more = f"The {len(shown)} of most harm; the table of ops has all {len(rows)}."
+    return card(
+        "Sensitivity",
+        "Noise that storing a tensor in INT8 adds to it, as a share of its power; logarithmic "
+        f"scale. Above {percent(NOISY)} the search takes it out of INT8 first.",
+        both(lambda narrow: points(shown, narrow, wide, NOISY)),
+        legend([(kind, said) for kind, said in keys if kind in kinds]),
+        element("p", more, class_="lead after") if len(rows) > len(shown) else None,
+    )
+
+
+def _row(row: Sensitivity) -> Row:
+    """A decision: before repair, as it is, and what arrives at the outputs."""
+    kind = "int8" if row.runs_in == Precision.INT8.value else "fp32"
+    repair = f" after {row.repair.replace('_', ' ')}" if row.repair else ""
+    gain = f", {formatting.seconds(row.seconds_gained)} gained" if row.seconds_gained else ""
+    behind = f"in {row.runs_in}: {row.reason}{gain}"
+    parts, notes = [], []
+    if _is_shown(row.noise) and row.repair:
+        parts.append(Part(row.noise, "was", f"{row.name}: {percent(row.noise)} before repair"))
+        notes.append(f"{percent(row.noise)} →")
+    now = row.repaired_noise if row.repair else row.noise
+    if _is_shown(now):
+        said = f"{row.name}: {percent(now)} of noise{repair}; {behind}"
+        parts.append(Part(now, kind, said))
+        notes.append(percent(now))
+    linked, out = len(parts), arriving(row)
+    if _is_shown(out):
+        said = f"{row.name}: {percent(out)} of noise at the outputs{repair}; {behind}"
+        parts.append(Part(out, "arriving", said, shape="diamond"))
+        notes = notes or [percent(out)]
+    return Row(row.name, parts, " ".join(notes), linked)
+
+
+def _is_shown(value: float | None) -> TypeGuard[float]:
+    """Whether a value has a place on a logarithmic scale."""
+    return value is not None and isfinite(value) and value > 0

@@ -1,0 +1,340 @@
+"""Which runs a storage holds, told by their names alone, so that ten thousand take a moment."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from neural_mp.errors import HistoryError
+from neural_mp.io.readers import of_json
+from neural_mp.runs.fingerprint import differences
+from neural_mp.runs.lease import RunClaim
+from neural_mp.util.validators import mapping_of, text
+
+if TYPE_CHECKING:
+    from optuna.storages import RDBStorage
+    from sqlalchemy.exc import DBAPIError
+if TYPE_CHECKING:
+    import optuna
+    from optuna.storages import RDBStorage
+
+#: The attribute of a run that says what it is about.
+FINGERPRINT = "fingerprint"
+#: Stands for the model of runs that were named before names had one.
+NO_MODEL = "none"
+_NAME = re.compile(r"(?:(\w+)/)?tuning-(\d+)")
+#: Characters of a model's fingerprint in the name of a run.
+_LETTERS = 12
+#: Seconds that a process waits for another one to finish writing into the same SQLite file.
+_PATIENCE = 60
+#: How often a new storage is opened again that another process opens, too, and seconds in between.
+_OPENINGS, _OPENING = 20, 0.1
+#: What is no plain table in a SQLite file; a view is not asked for its columns, which may not end.
+_COMPUTING = """
+    SELECT name FROM sqlite_master
+    WHERE type NOT IN ('table', 'index') OR (type = 'table' AND rootpage = 0)
+    UNION ALL
+    SELECT part.name FROM sqlite_master AS part, pragma_table_xinfo(part.name) AS of_it
+    WHERE part.type = 'table' AND of_it.hidden > 0
+"""
+#: Characters of a name that an error shows.
+_SHOWN = 80
+#: Models and runs that an error names.
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class RunName:
+    """What a run is called.
+
+    Attributes:
+        model: the first characters of the model's fingerprint; `none` in runs of old storages.
+        number: counted from 1 for every model.
+    """
+
+    model: str
+    number: int
+
+    def __str__(self) -> str:
+        prefix = "" if self.model == NO_MODEL else f"{self.model}/"
+        return f"{prefix}tuning-{self.number:04d}"
+
+
+def model_digest(fingerprint: Mapping[str, str]) -> str:
+    """What stands for a model in the names of its runs.
+
+    Args:
+        fingerprint: what a run is about.
+    """
+    model = fingerprint.get("model", "")
+    if not re.fullmatch(rf"[0-9a-f]{{{_LETTERS},}}", model):
+        model = hashlib.sha256(model.encode()).hexdigest()
+    return model[:_LETTERS]
+
+
+def open_storage(url: str) -> RDBStorage:
+    """The storage behind an URL; every error that opening it raises comes through.
+
+    Raises:
+        HistoryError: a SQLite file holds what computes.
+    """
+    from optuna.storages import RDBStorage
+    from sqlalchemy.exc import DBAPIError
+
+    _check_tables(url)
+    waits = {"connect_args": {"timeout": _PATIENCE}} if url.startswith("sqlite") else {}
+    for _ in range(_OPENINGS):
+        try:
+            return RDBStorage(url, engine_kwargs=waits)
+        except DBAPIError as error:
+            if not _is_made_by_another(error):
+                raise
+            time.sleep(_OPENING)
+    return RDBStorage(url, engine_kwargs=waits)
+
+
+def _check_tables(url: str) -> None:
+    """Refuse a SQLite file in which something computes: a query on such a view may never end.
+
+    Raises:
+        HistoryError: it holds a view, a trigger, a virtual table or a computed column.
+    """
+    import sqlalchemy as sql
+
+    if not url.startswith("sqlite"):
+        return
+    engine = sql.create_engine(url, connect_args={"timeout": _PATIENCE})
+    try:
+        with engine.connect() as connection:
+            found = connection.execute(sql.text(_COMPUTING)).first()
+    finally:
+        engine.dispose()
+    if found is not None:
+        raise HistoryError(
+            f"the history {url!r} cannot be opened: it holds {str(found[0])[:_SHOWN]!r}, which is "
+            f"no plain table"
+        )
+
+
+def _is_made_by_another(error: DBAPIError) -> bool:
+    """Whether another process makes the same tables in a new storage just now."""
+    from sqlalchemy.exc import IntegrityError
+
+    return isinstance(error, IntegrityError) or "already exists" in str(error)
+
+
+def close_storage(storage: RDBStorage) -> None:
+    """Give back its connections, so that no file of it stays open in this process."""
+    storage.remove_session()
+    storage.engine.dispose()
+
+
+def run_names(storage: RDBStorage | str, model: str | None = None) -> list[RunName]:
+    """Our runs in a storage that may hold other studies, too; the latest last.
+
+    Args:
+        storage: it, or its URL.
+        model: of which model; of all by default.
+    """
+    opened = open_storage(storage) if isinstance(storage, str) else storage
+    found = [_read(name) for (name,) in _studies(opened, model)]
+    return [name for name in found if name is not None]
+
+
+def runs_about(
+    storage: RDBStorage, model: str | None = None
+) -> list[tuple[RunName, dict[str, str]]]:
+    """Runs that may be about a model, and what they are about; the latest last.
+
+    Args:
+        storage: holds them.
+        model: what stands for it in their names; runs without a model in their names count, too.
+            Any by default.
+    """
+    rows = [
+        (_read(name), of_json(about, mapping_of(text), f"{name}: {FINGERPRINT}", HistoryError))
+        for wanted in ([None] if model is None else [NO_MODEL, model])
+        for name, about in _studies(storage, wanted, attribute=FINGERPRINT)
+    ]
+    return [(name, about) for name, about in rows if name is not None]
+
+
+def chosen_run(
+    known: Sequence[RunName], number: int | None, model: str | None, url: str
+) -> RunName:
+    """The run that a user means.
+
+    Args:
+        known: all runs, the latest last.
+        number: of the run; of those that are left the latest by default.
+        model: the first characters of what stands for the model; any by default.
+        url: of the storage, for messages.
+
+    Raises:
+        HistoryError: there is none, or there are runs of this number of several models.
+    """
+    if not known:
+        raise HistoryError(f"there is no run in {url!r}; tune a model with this workspace")
+    models = list(dict.fromkeys(name.model for name in reversed(known)))
+    meant = [m for m in models if model is None or m.startswith(model)]
+    if not meant:
+        raise HistoryError(f"there is no run of a model {model!r} in {url!r}; {_listed(models)}")
+    if model and len(meant) > 1:
+        raise HistoryError(f"{model!r} may stand for several models in {url!r}; {_listed(meant)}")
+    of_model = [name for name in known if name.model in meant]
+    found = [name for name in of_model if number in (None, name.number)]
+    if not found:
+        words = ", ".join(str(name.number) for name in of_model[-_NAMED:])
+        raise HistoryError(f"there is no run {number} in {url!r}; the latest are {words}")
+    if number is not None and len(found) > 1:
+        models = [name.model for name in reversed(found)]
+        raise HistoryError(
+            f"there are runs {number} of several models in {url!r}; name the model, too; "
+            f"{_listed(models)}"
+        )
+    return found[-1]
+
+
+def _listed(models: Sequence[str]) -> str:
+    more = f" and {len(models) - _NAMED} more" if len(models) > _NAMED else ""
+    return f"models there, the latest first, are {', '.join(models[:_NAMED])}{more}"
+
+
+def _read(name: str) -> RunName | None:
+    match = _NAME.fullmatch(name)
+    return RunName(match[1] or NO_MODEL, int(match[2])) if match else None
+
+
+def _studies(
+    storage: RDBStorage, model: str | None = None, attribute: str | None = None
+) -> list[tuple[Any, ...]]:
+    """The names of studies in the order in which they were made.
+
+    Optuna's own functions load every attribute of every study, 20 s for ten thousand.
+
+    Args:
+        storage: holds them.
+        model: of which model; `none` for those without one in their names.
+        attribute: an attribute whose JSON is given, too.
+    """
+    import sqlalchemy as sql
+
+    studies = sql.table("studies", sql.column("study_id"), sql.column("study_name"))
+    name = studies.c.study_name
+    query = sql.select(name)
+    if attribute is not None:
+        kept = sql.table(
+            "study_user_attributes",
+            *(sql.column("study_id"), sql.column("key"), sql.column("value_json")),
+        )
+        query = sql.select(name, kept.c.value_json).where(
+            kept.c.study_id == studies.c.study_id, kept.c.key == attribute
+        )
+    if model is not None:
+        prefix = "tuning-" if model == NO_MODEL else f"{model}/tuning-"
+        query = query.where(name.startswith(prefix, autoescape=True))
+    with storage.engine.connect() as connection:
+        return [tuple(row) for row in connection.execute(query.order_by(studies.c.study_id))]
+
+
+logger = logging.getLogger(__name__)
+
+
+def study_named(storage: RDBStorage, name: RunName) -> optuna.Study:
+    """The study of a run."""
+    import optuna
+
+    return optuna.load_study(
+        study_name=str(name),
+        storage=storage,
+        sampler=optuna.samplers.RandomSampler(seed=0),
+    )
+
+
+def new_run(
+    storage: RDBStorage, fingerprint: Mapping[str, str], higher_is_better: bool
+) -> tuple[RunName, RunClaim]:
+    """A new run, and the claim on it.
+
+    It gets its name last, so that nobody ever sees one of which it is not known what it is about.
+
+    Args:
+        storage: is to hold it.
+        fingerprint: what it is about.
+        higher_is_better: the direction of the metric.
+    """
+    import optuna
+
+    directions = optuna.study.StudyDirection
+    direction = directions.MAXIMIZE if higher_is_better else directions.MINIMIZE
+    study = storage.create_new_study([direction], f"unfinished/{uuid.uuid4().hex}")
+    storage.set_study_user_attr(study, FINGERPRINT, dict(fingerprint))
+    model = model_digest(fingerprint)
+    claim = RunClaim(storage, study, f"of model {model}")
+    try:
+        return _named(storage, study, model), claim
+    except BaseException:
+        claim.release()
+        raise
+
+
+def _named(storage: RDBStorage, study: int, model: str) -> RunName:
+    """Give a study the next name that is free for runs of a model."""
+    import sqlalchemy as sql
+
+    studies = sql.table("studies", sql.column("study_id"), sql.column("study_name"))
+    while True:
+        last = max((name.number for name in run_names(storage, model)), default=0)
+        name = RunName(model, last + 1)
+        named = studies.update().where(studies.c.study_id == study).values(study_name=str(name))
+        try:
+            with storage.engine.begin() as connection:
+                connection.execute(named)
+            return name
+        except sql.exc.IntegrityError:
+            continue  # another process took the number in between
+
+
+def claimed_run(
+    storage: RDBStorage, fingerprint: Mapping[str, str], url: str
+) -> tuple[RunName, RunClaim]:
+    """The latest run about the same, and the claim on it.
+
+    Args:
+        storage: holds it.
+        fingerprint: what it has to be about.
+        url: of the storage, for messages.
+
+    Raises:
+        HistoryError: there is none; if there are others, it is said where the nearest one differs.
+        RunInUseError: somebody else writes into it.
+    """
+    runs = runs_about(storage, model_digest(fingerprint))
+    same = [name for name, about in runs if not differences(about, fingerprint)]
+    if not same:
+        raise _nothing_to_resume(storage, fingerprint, url)
+    name = same[-1]
+    study = storage.get_study_id_from_name(str(name))
+    return name, RunClaim(storage, study, str(name))
+
+
+def _nothing_to_resume(
+    storage: RDBStorage, fingerprint: Mapping[str, str], url: str
+) -> HistoryError:
+    """Why no run can be gone on with, by the latest of the model, else the latest of all."""
+    runs = runs_about(storage)
+    of_model = [run for run in runs if run[1].get("model") == fingerprint.get("model")]
+    if not runs:
+        return HistoryError(f"there is no run to resume in {url!r}; start one without resume")
+    name, about = (of_model or runs)[-1]
+    changed = differences(about, fingerprint)
+    return HistoryError(
+        f"cannot resume: the {' and the '.join(changed)} of this run differ from those of "
+        f"{str(name)!r}; restore them, or start a new run without resume"
+    )

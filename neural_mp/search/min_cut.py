@@ -1,0 +1,248 @@
+"""The best assignment of levels to nodes, exactly, as a minimum cut.
+
+Levels are ordered, lowest first: precisions by their bits. A node takes time and does harm at
+every level; on top come times and harms that are paid once where some of several nodes lie below,
+or above, a bound. What is minimised is time + weight · harm. For two levels this is the ordinary
+s–t cut, for several Ishikawa's construction ("Exact optimization for Markov random fields with
+convex priors", PAMI 2003): one variable a node and bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+#: SciPy's flow has 32 bits for capacities and for what is left of them, flow backwards included.
+#: So costs are scaled to this sum, and what may not be cut has more than all of them.
+_FINITE, _INFINITE = 2**29, 2**30
+
+#: The share of the whole that counts only where all else is equal.
+_SLIGHT = 1e-5
+
+Node = Hashable
+#: Time and harm.
+Cost = tuple[float, float]
+_NEVER: Cost = (inf, 0.0)
+
+
+@dataclass(frozen=True)
+class SharedCost:
+    """A cost that is paid once.
+
+    It is paid where any of `any_of` lies on one side of a bound and, if there is one, `and_not`
+    lies on the other.
+
+    Attributes:
+        cost: time and harm, not negative.
+        bound: between the levels `bound - 1` and `bound`.
+        any_of: nodes.
+        below: whether the side is below the bound, or above.
+        and_not: a node that has to lie on the other side for the cost to be paid; None pays it
+            whatever lies there.
+    """
+
+    cost: Cost
+    bound: int
+    any_of: tuple[Node, ...]
+    below: bool = True
+    and_not: Node | None = None
+
+    def applies(self, levels: Mapping[Node, int]) -> bool:
+        """Whether it is paid in an assignment."""
+        found = any((levels[node] < self.bound) is self.below for node in self.any_of)
+        if self.and_not is None or not found:
+            return found
+        return (levels[self.and_not] < self.bound) is not self.below
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What to choose among.
+
+    Attributes:
+        costs: node → time and harm at every level; infinite time where it may not be.
+        shared: what is paid on top.
+    """
+
+    costs: Mapping[Node, tuple[Cost, ...]]
+    shared: Sequence[SharedCost] = ()
+
+    def cost(self, levels: Mapping[Node, int]) -> Cost:
+        """The time and the harm of an assignment."""
+        paid = [costs[levels[node]] for node, costs in self.costs.items()]
+        paid += [item.cost for item in self.shared if item.applies(levels)]
+        return sum(time for time, _ in paid), sum(harm for _, harm in paid)
+
+
+class Cut:
+    """Finds the best assignments of one problem for any weight of harm.
+
+    Variable `(node, bound)` is on the side of the source where the node lies below the bound.
+
+    Args:
+        problem: what to choose among.
+
+    Raises:
+        ValueError: a node may be at no level, or numbers of levels differ.
+    """
+
+    def __init__(self, problem: Assignment) -> None:
+        self.nodes = list(problem.costs)
+        self.index = {node: index for index, node in enumerate(self.nodes)}
+        count = len(problem.costs[self.nodes[0]]) if self.nodes else 1
+        for node, costs in problem.costs.items():
+            if len(costs) != count or not any(isfinite(time) for time, _ in costs):
+                raise ValueError(f"node {node!r} has {costs} for its costs at {count} levels")
+        self.bounds = count - 1
+        self.size = len(self.nodes) * self.bounds + 2
+        self.source, self.sink = self.size - 2, self.size - 1
+        self._edges: list[tuple[int, int]] = []
+        self._costs: list[Cost] = []
+        if self.bounds:
+            for node, costs in problem.costs.items():
+                self._add_node(self.index[node], costs)
+            for item in problem.shared:
+                if any(item.cost):
+                    self._add_shared(item)
+        self.ends = np.asarray(self._edges, np.int32).reshape(-1, 2).T
+        self.times, self.harms = np.asarray(self._costs, float).reshape(-1, 2).T
+
+    def best(self, weight: float) -> dict[Node, int]:
+        """Node → level where time + weight · harm is least; of equals, the highest levels.
+
+        With an infinite weight, the least time of all that do least harm; with none, the least harm
+        of all that are fastest. Exact up to the rounding of costs to 2⁻²⁹ of their sum.
+        """
+        if not self.bounds:
+            return dict.fromkeys(self.nodes, 0)
+        low = self._low_variables(self._costs_at(weight))
+        below = low[: len(self.nodes) * self.bounds].reshape(-1, self.bounds).sum(axis=1)
+        return dict(zip(self.nodes, (self.bounds - below).tolist(), strict=True))
+
+    def _add(self, start: int, end: int, cost: Cost) -> None:
+        self._edges.append((start, end))
+        self._costs.append(cost)
+
+    def _variable(self, node: Node, bound: int) -> int:
+        return self.index[node] * self.bounds + bound - 1
+
+    def _add_node(self, index: int, costs: tuple[Cost, ...]) -> None:
+        """Source → highest bound → … → lowest bound → sink: cut once, at the node's level."""
+        first = index * self.bounds
+        chain = [self.sink, *range(first, first + self.bounds), self.source]
+        for level, cost in enumerate(costs):
+            self._add(chain[level + 1], chain[level], cost)
+        for bound in range(1, self.bounds):  # below a bound is below all higher ones
+            self._add(chain[bound], chain[bound + 1], _NEVER)
+
+    def _add_shared(self, item: SharedCost) -> None:
+        """A variable more: it is drawn to the side by any of the nodes, and then costs."""
+        extra = self.size
+        self.size += 1
+        other = self.sink if item.below else self.source
+        if item.and_not is not None:
+            other = self._variable(item.and_not, item.bound)
+        for node in item.any_of:
+            mine = self._variable(node, item.bound)
+            self._add(*((mine, extra) if item.below else (extra, mine)), _NEVER)
+        self._add(*((extra, other) if item.below else (other, extra)), item.cost)
+
+    def _costs_at(self, weight: float) -> np.ndarray:
+        found = np.full(len(self.times), inf)
+        finite = np.isfinite(self.times)
+        times, harms = self.times[finite], self.harms[finite]
+        if weight == 0:
+            found[finite] = times + harms * _slight(times, harms)
+        elif weight == inf:
+            found[finite] = harms + times * _slight(harms, times)
+        else:
+            found[finite] = times + weight * harms
+        return found
+
+    def _low_variables(self, costs: np.ndarray) -> np.ndarray:
+        """Which variables are on the side of the source, as few as may be."""
+        finite = np.isfinite(costs)
+        scale = _FINITE / (float(costs[finite].sum()) or 1.0)
+        capacities = np.full(len(costs), _INFINITE)
+        capacities[finite] = np.rint(costs[finite] * scale)
+        graph = csr_array((capacities, tuple(self.ends)), shape=(self.size, self.size))
+        graph.data = np.minimum(graph.data, _INFINITE).astype(np.int32)
+        flow = maximum_flow(graph, self.source, self.sink).flow
+        left = graph - flow
+        left.eliminate_zeros()
+        found = np.zeros(self.size, bool)
+        found[breadth_first_order(left, self.source, return_predecessors=False)] = True
+        return found
+
+
+def _slight(main: np.ndarray, other: np.ndarray) -> float:
+    """The weight at which costs only part what is equal in the main ones."""
+    return float(main.sum() or 1.0) / float(other.sum() or 1.0) * _SLIGHT
+
+
+#: Differences smaller than this share of the whole are rounding.
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True)
+class Point:
+    """One assignment of the front.
+
+    Attributes:
+        levels: node → level.
+        time, harm: what it costs.
+    """
+
+    levels: Mapping[Node, int]
+    time: float
+    harm: float
+
+
+def front(problem: Assignment) -> list[Point]:
+    """The hull, the fastest first and what does least harm last.
+
+    Between two neighbours lies no assignment that is better than both for some weight. Each point
+    takes about two cuts.
+    """
+    cut = Cut(problem)
+
+    def best(weight: float) -> Point:
+        levels = cut.best(weight)
+        return Point(levels, *problem.cost(levels))
+
+    harmless, fastest = best(inf), best(0.0)
+    if _is_better(harmless, fastest):
+        return [harmless]
+    return [fastest, *_between(best, fastest, harmless), harmless]
+
+
+def chord(faster: Point, safer: Point) -> float | None:
+    """The weight at which two points are equally good; None if one is better in every way."""
+    time, harm = safer.time - faster.time, faster.harm - safer.harm
+    return time / harm if time > 0 and harm > 0 else None
+
+
+def _is_better(point: Point, than: Point) -> bool:
+    return point.harm <= than.harm and point.time <= than.time * (1 + _ROUNDING)
+
+
+def _between(best: Callable[[float], Point], faster: Point, safer: Point) -> Iterator[Point]:
+    """The points of the hull between two of its points."""
+    waiting = [(faster, safer)]
+    while waiting:
+        left, right = waiting.pop()
+        weight = chord(left, right)
+        if weight is not None:
+            found = best(weight)
+            gain = (left.time + weight * left.harm) - (found.time + weight * found.harm)
+            new = found.levels not in (left.levels, right.levels)
+            if new and gain > 2 * _ROUNDING * (right.time - left.time):
+                waiting += [(found, right), (left, found)]
+                continue
+        if left is not faster:
+            yield left

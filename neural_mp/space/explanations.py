@@ -1,0 +1,154 @@
+"""Why an op runs in INT8 under a plan, or does not, in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from neural_mp.core.enums import Approach
+from neural_mp.core.graph import Op, OpGraph
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import Precision
+from neural_mp.core.quantization_flow import QuantizationFlow
+from neural_mp.space.capability import Capability
+from neural_mp.space.space import TuningSpace
+from neural_mp.util.validators import count, fields, mapping_of, text, word
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why ops of a model cannot run in a precision.
+
+    Attributes:
+        precision: the precision.
+        words: why.
+        types: op type → how many of its ops that is true of.
+    """
+
+    precision: Precision
+    words: str
+    types: Mapping[str, int]
+
+    @property
+    def ops(self) -> int:
+        """How many ops it is true of."""
+        return sum(self.types.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings and dicts."""
+        return {
+            "precision": self.precision.value,
+            "reason": self.words,
+            "ops": self.ops,
+            "types": dict(self.types),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Reason:
+        """Read back what `to_dict` wrote.
+
+        Raises:
+            NeuralMPError: it was not written so.
+        """
+        said = _REASON(data)
+        return cls(said["precision"], said["reason"], said["types"])
+
+
+_REASON = fields({"precision": word(Precision), "reason": text, "types": mapping_of(count)})
+
+
+def counted_reasons(
+    space: TuningSpace, ops: Iterable[Op], precisions: Iterable[Precision] = tuple(Precision)
+) -> tuple[Reason, ...]:
+    """Why some ops cannot run in precisions, that of most ops first.
+
+    Args:
+        space: what every op may run in.
+        ops: the ops.
+        precisions: the precisions; all by default.
+    """
+    asked = list(precisions)
+    found: dict[tuple[Precision, str], Counter[str]] = {}
+    for op in ops:
+        for precision in asked:
+            words = space.capabilities[op.name].why_not(precision)
+            if words is not None:
+                found.setdefault((precision, words), Counter())[op.type] += 1
+    reasons = (Reason(*key, dict(types.most_common())) for key, types in found.items())
+    return tuple(sorted(reasons, key=lambda reason: -reason.ops))
+
+
+_INSIDE = {
+    Approach.DYNAMIC: "its kernel finds the range of what it reads on every run",
+    Approach.WEIGHT_ONLY: "its weight alone is stored in INT8, and multiplied as float numbers",
+}
+
+
+def why_int8(
+    graph: OpGraph,
+    capabilities: Mapping[str, Capability],
+    plan: PrecisionPlan,
+    flow: QuantizationFlow,
+    name: str,
+) -> str:
+    """Why an op runs in INT8, or does not.
+
+    Args:
+        graph: the model.
+        capabilities: op → what it can run in.
+        plan: what is said of the ops.
+        flow: what follows from that.
+        name: the op.
+    """
+    op = graph[name]
+    if flow.effective[name] is Precision.INT8:
+        return _why_so(graph, op, plan, flow)
+    return _why_not(op, capabilities[name], plan, flow)
+
+
+def _why_so(graph: OpGraph, op: Op, plan: PrecisionPlan, flow: QuantizationFlow) -> str:
+    config = plan.get(op.name)
+    if config is not None and config.approach in _INSIDE and config.weight is not None:
+        return f"the plan says so: {_INSIDE[config.approach]}"
+    if op.fusion_group is not None:
+        return f"it runs along in the INT8 kernel of {op.fusion_group!r}"
+    if op.quantize_agnostic:
+        return "it only moves values, and those around it are in INT8"
+    reads = _listed(flow.int8_reads.get(op.name, ()))
+    along = (
+        other.name
+        for other in graph.consumers(op.name)
+        if other.fusion_group == op.name and flow.effective[other.name] is Precision.INT8
+    )
+    behind = next(along, None)
+    if behind is not None:
+        return (
+            f"the plan says so: it reads {reads} quantized, and {behind!r} runs along in its kernel"
+        )
+    writes = "INT8" if op.name in flow.int8_outputs else "real numbers"
+    return f"the plan says so: it reads {reads} quantized and writes {writes}"
+
+
+def _why_not(op: Op, capability: Capability, plan: PrecisionPlan, flow: QuantizationFlow) -> str:
+    said = plan.get(op.name)
+    if op.fusion_group is not None:
+        head = op.fusion_group
+        if flow.effective.get(head) is not Precision.INT8:
+            return f"it runs along with {head!r}, which is not in INT8"
+        return f"it would run along in the INT8 kernel of {head!r}, were it not kept out"
+    if op.quantize_agnostic:
+        return "it only moves values, and nothing around it writes or reads INT8 there"
+    obstacle = capability.why_not(Precision.INT8)
+    if obstacle is not None:
+        return obstacle
+    if said is None or said.precision is not Precision.INT8:
+        return f"it could; the plan keeps it in {flow.effective[op.name]}"
+    if op.joins_int8:
+        return "its INT8 kernel is worth it between ops in INT8 only, and what it reads is not"
+    return "the plan says so, and yet no INT8 kernel reads what it reads"
+
+
+def _listed(names: frozenset[str] | tuple[str, ...]) -> str:
+    return ", ".join(repr(name) for name in sorted(names)) or "nothing"
