@@ -39,7 +39,7 @@ def test_the_import_contracts_hold():
         ("adaptors/pytorch/graph.py", "import neural_mp.tuning.criterion", "Adaptors know neither"),
         ("adaptors/common/corrections.py", "import neural_mp.strategies", "Adaptors know neither"),
         ("adaptors/pytorch/graph.py", "import neural_mp.adaptors.tensorflow", "No adaptor knows"),
-        ("adaptors/common/corrections.py", "import neural_mp.adaptors.onnxrt", "What is true of all"),
+        ("adaptors/common/affine.py", "import neural_mp.adaptors.onnxrt", "What is true of all"),
         ("adaptors/common/conversion.py", "import onnx", "What is true of all"),
         ("tuning/tuner.py", "import neural_mp.adaptors.pytorch", "Tuning knows adaptors only"),
         (

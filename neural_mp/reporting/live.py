@@ -195,8 +195,9 @@ class LiveListener(Listener):
         """Add a row."""
         self._rows.append((trial, speedup))
         if self._live is None:
+            accuracy = formatting.accuracy(trial)
             self.console.print(
-                f"trial {len(self._rows)}: {trial.outcome}, {formatting.accuracy(trial)}, {trial.plan!r}"
+                f"trial {len(self._rows)}: {trial.outcome}, {accuracy}, {trial.plan!r}"
             )
         self._update()
 

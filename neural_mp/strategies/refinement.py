@@ -10,7 +10,7 @@ from neural_mp.search.cost_model import Figures, cost_model
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Probe
 from neural_mp.strategies.basic import at_precision
-from neural_mp.strategies.combinations import levels
+from neural_mp.strategies.decisions import levels
 
 #: Plans measured beside one, and how often the fastest of them is what others are measured beside.
 _NEIGHBOURS, _MAX_ROUNDS = 6, 4

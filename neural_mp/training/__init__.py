@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from neural_mp.adaptors.tensorflow.training.watch import Watch
     from neural_mp.core.loss_scale import LossScale
     from neural_mp.training.advice import advise
-    from neural_mp.training.apply_plan import apply_plan
-    from neural_mp.training.devices import devices, is_gpu_available
-    from neural_mp.training.graph_rewrite import (
+    from neural_mp.training.device_list import devices, is_gpu_available
+    from neural_mp.training.nonfinite import first_nonfinite
+    from neural_mp.training.plan_application import apply_plan
+    from neural_mp.training.policies import kept_layers, set_policy, supported_policies
+    from neural_mp.training.rewrite_switch import (
         disable_graph_rewrite,
         disable_mixed_precision_graph_rewrite,
         enable_graph_rewrite,
         enable_mixed_precision_graph_rewrite,
         graph_rewrite,
     )
-    from neural_mp.training.nonfinite import first_nonfinite
-    from neural_mp.training.policies import kept_layers, set_policy, supported_policies
 
 _PYTORCH = "neural_mp.adaptors.pytorch.training"
 _TENSORFLOW = "neural_mp.adaptors.tensorflow.training"
@@ -37,16 +37,16 @@ _LAZY = {
     "LossScaleOptimizer": ("tensorflow", f"{_TENSORFLOW}.loss_scale_optimizer"),
     "Watch": ("tensorflow", f"{_TENSORFLOW}.watch"),
     "advise": (None, "neural_mp.training.advice"),
-    "apply_plan": (None, "neural_mp.training.apply_plan"),
-    "devices": (None, "neural_mp.training.devices"),
+    "apply_plan": (None, "neural_mp.training.plan_application"),
+    "devices": (None, "neural_mp.training.device_list"),
     "autocast": ("pytorch", f"{_PYTORCH}.autocast"),
-    "disable_graph_rewrite": (None, "neural_mp.training.graph_rewrite"),
-    "disable_mixed_precision_graph_rewrite": (None, "neural_mp.training.graph_rewrite"),
-    "enable_graph_rewrite": (None, "neural_mp.training.graph_rewrite"),
+    "disable_graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
+    "disable_mixed_precision_graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
+    "enable_graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
     "first_nonfinite": (None, "neural_mp.training.nonfinite"),
-    "enable_mixed_precision_graph_rewrite": (None, "neural_mp.training.graph_rewrite"),
-    "graph_rewrite": (None, "neural_mp.training.graph_rewrite"),
-    "is_gpu_available": (None, "neural_mp.training.devices"),
+    "enable_mixed_precision_graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
+    "graph_rewrite": (None, "neural_mp.training.rewrite_switch"),
+    "is_gpu_available": (None, "neural_mp.training.device_list"),
     "kept_layers": (None, "neural_mp.training.policies"),
     "set_policy": (None, "neural_mp.training.policies"),
     "supported_policies": (None, "neural_mp.training.policies"),

@@ -19,7 +19,7 @@ from neural_mp.core.numerics_trace import first_trouble
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.errors import ConfigurationError, DataError, TrainingError
 from neural_mp.training.advice_report import Advice, LayerAdvice
-from neural_mp.training.devices import is_gpu_available
+from neural_mp.training.device_list import is_gpu_available
 from neural_mp.training.nonfinite import training_home
 from neural_mp.tuning.batches import Batches
 

@@ -9,7 +9,7 @@ from neural_mp.adaptors import registry
 from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.core.numerics_trace import ModelPass, NonFinite, first_trouble
 from neural_mp.errors import UnknownFrameworkError
-from neural_mp.training.devices import TRAINING_FRAMEWORKS
+from neural_mp.training.device_list import TRAINING_FRAMEWORKS
 
 
 def first_nonfinite(

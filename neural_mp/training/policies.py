@@ -10,7 +10,7 @@ from neural_mp.adaptors.tensorflow.training.graph_rewrite_state import rewrite_i
 from neural_mp.core.hardware import FORCE_VARIABLES, Support, detect
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError, did_you_mean
-from neural_mp.training.devices import devices
+from neural_mp.training.device_list import devices
 
 FLOAT32 = "float32"
 #: The policies that keep weights in float32 and compute in 16 bits.

@@ -23,7 +23,7 @@ _NAMES = {
     "Metric": "metric",
     "BaseMetric": "metric",
     "Model": "model",
-    "conf": "dotted",
+    "conf": "settings",
     "options": "utils",
     "set_random_seed": "utils",
     "set_workspace": "utils",

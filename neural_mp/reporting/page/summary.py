@@ -93,7 +93,8 @@ def _accuracy(report: Report) -> tuple[str, str, Child]:
     each = [
         element(
             "div",
-            f"{name} {formatting.number(m.value)}; FP32 {formatting.number(m.baseline)}{_goal(m.target)}",
+            f"{name} {formatting.number(m.value)}; "
+            f"FP32 {formatting.number(m.baseline)}{_goal(m.target)}",
         )
         for name, m in report.metrics.items()
     ]
