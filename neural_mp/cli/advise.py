@@ -20,26 +20,27 @@ EPILOG = epilog("advise conf.yaml --precision fp16 --output plan.yaml")
 
 
 def advise(
-    conf: Annotated[Path, typer.Argument(help="A tuning YAML, with calibration data.")],
+    conf: Annotated[Path, typer.Argument(help="Tuning YAML with calibration data.")],
     model: Annotated[
-        str | None, typer.Option(help="A Keras file or module:attribute; model: name by default.")
+        str | None,
+        typer.Option(help="Keras file or module:attribute; default: model: name in the YAML."),
     ] = None,
     loss: Annotated[
         str | None,
-        typer.Option(help="A Keras loss or module:attribute; by default the model's own."),
+        typer.Option(help="Keras loss or module:attribute; default: the loss of the model."),
     ] = None,
     precision: Annotated[str, typer.Option(help="bf16 or fp16.")] = "bf16",
-    steps: Annotated[int, typer.Option(min=0, max=MOST, help="Steps of the run in float32.")] = 100,
-    limit: Annotated[float, typer.Option(help="How much noise gradients may have.")] = 0.01,
+    steps: Annotated[int, typer.Option(min=0, max=MOST, help="Training steps in float32.")] = 100,
+    limit: Annotated[float, typer.Option(help="Upper bound of the gradient NSR.")] = 0.01,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A plan file for apply_plan.")
+        Path | None, typer.Option("--output", "-o", help="Plan file to write, for apply_plan.")
     ] = None,
     trust: TrustOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = 0,
 ) -> None:
-    """Say which layers must stay in float32 while a model is trained in 16 bits."""
+    """Find the layers that must stay in float32 in 16-bit training."""
     with Output(as_json, quiet, verbose) as out:
         from neural_mp.api.advise import advise_from_file
 

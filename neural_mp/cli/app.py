@@ -31,7 +31,7 @@ _STANDARD_ERROR = 2
 
 app = typer.Typer(
     name="neural-mp",
-    help="The fastest form of a trained model that still meets your accuracy target.",
+    help="Find the fastest version of a trained model that meets an accuracy target.",
     epilog=epilog("tune conf.yaml --output tuned"),
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,

@@ -28,14 +28,12 @@ EPILOG = epilog("audit tuned", "audit model.onnx --plan plan.yaml --all")
 
 
 def audit(
-    model: Annotated[
-        str, typer.Argument(help="A saved result; or a model, with the plan to convert it by.")
-    ],
+    model: Annotated[str, typer.Argument(help="Saved result, or a model together with --plan.")],
     plan: Annotated[
-        Path | None, typer.Option(help="The plan of a model that is no saved result.")
+        Path | None, typer.Option(help="Plan file, required unless the model is a saved result.")
     ] = None,
     each: Annotated[
-        bool, typer.Option("--all", help="A row for every op, not only for those that differ.")
+        bool, typer.Option("--all", help="Show all ops, not only those that differ from the plan.")
     ] = False,
     framework: FrameworkOption = None,
     input_shape: ShapeOption = None,
@@ -44,7 +42,7 @@ def audit(
     quiet: QuietOption = False,
     verbose: VerboseOption = 0,
 ) -> None:
-    """Show what every op really runs in, beside its plan; exit code 1 where they differ."""
+    """Verify the plan against the kernels that run; exit code 1 if they differ."""
     with Output(as_json, quiet, verbose) as out, trusting(trust or ()):
         from neural_mp.reporting import audit_table, audit_words
 

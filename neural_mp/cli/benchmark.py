@@ -25,19 +25,19 @@ EPILOG = epilog("benchmark model.pt2 tuned --batch-size 64")
 
 
 def benchmark(
-    models: Annotated[list[str], typer.Argument(help="Models or saved results, in any mix.")],
+    models: Annotated[list[str], typer.Argument(help="Models or saved results.")],
     input_shape: ShapeOption = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="Samples a batch.")
+        int | None, typer.Option(min=1, max=MOST, help="Samples per batch.")
     ] = None,
-    warmup: Annotated[int, typer.Option(min=0, max=MOST, help="Rounds not counted.")] = 5,
-    iterations: Annotated[int, typer.Option(min=1, max=MOST, help="Rounds counted.")] = 50,
+    warmup: Annotated[int, typer.Option(min=0, max=MOST, help="Warm-up rounds.")] = 5,
+    iterations: Annotated[int, typer.Option(min=1, max=MOST, help="Measured rounds.")] = 50,
     trust: TrustOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = 0,
 ) -> None:
-    """Compare latency, throughput and size, by interleaved runs."""
+    """Compare latency, throughput and size in interleaved rounds."""
     with Output(as_json, quiet, verbose) as out, trusting(trust or ()):
         from neural_mp.api.benchmark import benchmark_models
         from neural_mp.api.input_data import random_inputs

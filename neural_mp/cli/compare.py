@@ -26,14 +26,16 @@ EPILOG = epilog("compare model.pt2 tuned --data images.npy", "compare tuned othe
 
 
 def compare(
-    a: Annotated[str, typer.Argument(help="What is compared with: a model or a saved result.")],
-    b: Annotated[str, typer.Argument(help="What is compared, such as what was made of A.")],
+    a: Annotated[str, typer.Argument(help="Reference model: a model file or a saved result.")],
+    b: Annotated[str, typer.Argument(help="Model to compare with A, e.g. the tuned result of A.")],
     data: DataOption = None,
     samples: SamplesOption = 100,
     batch_size: BatchSizeOption = None,
     worst: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST, help="Only so many ops, in which most noise arises."),
+        typer.Option(
+            min=1, max=MOST, help="Show only the N ops that introduce the most quantization noise."
+        ),
     ] = None,
     as_csv: CsvOption = False,
     framework: FrameworkOption = None,
@@ -43,7 +45,7 @@ def compare(
     quiet: QuietOption = False,
     verbose: VerboseOption = 0,
 ) -> None:
-    """Compare two models of one origin op by op, and say where they part first."""
+    """Compare two models of one origin op by op, and show the first divergence."""
     with Output(as_json, quiet, verbose) as out:
         out.one_form(as_csv)
         from neural_mp.api.compare import compare_files

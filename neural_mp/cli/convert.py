@@ -26,8 +26,8 @@ EPILOG = epilog("convert model.pt2 --plan tuned/plan.yaml --output replayed")
 
 def convert(
     model: ModelArgument,
-    plan: Annotated[Path, typer.Option(help="A plan file, as tune and save_plan write it.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to save the result in.")],
+    plan: Annotated[Path, typer.Option(help="Plan file, as written by tune and save_plan.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to save the result to.")],
     target: TargetOption = None,
     framework: FrameworkOption = None,
     input_shape: ShapeOption = None,
@@ -36,7 +36,7 @@ def convert(
     quiet: QuietOption = False,
     verbose: VerboseOption = 0,
 ) -> None:
-    """Convert a model as a plan file says, without any search or data."""
+    """Convert a model by a plan file, without search or data."""
     with Output(as_json, quiet, verbose) as out, trusting(trust or ()):
         from neural_mp.api.input_data import random_inputs
         from neural_mp.api.replay import convert_with_plan

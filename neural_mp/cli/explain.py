@@ -31,11 +31,11 @@ EPILOG = epilog("explain model.onnx Softmax_7 --precision bf16")
 
 def explain(
     model: ModelArgument,
-    op: Annotated[str, typer.Argument(help="The op's name, as inspect shows it.")],
+    op: Annotated[str, typer.Argument(help="Name of the op, as listed by inspect.")],
     precision: Annotated[
-        list[str] | None, typer.Option(help="int8, bf16 or fp16; all by default.")
+        list[str] | None, typer.Option(help="int8, bf16 or fp16; default: all.")
     ] = None,
-    plan: Annotated[Path | None, typer.Option(help="Under this plan file.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="Plan file to explain.")] = None,
     framework: FrameworkOption = None,
     input_shape: ShapeOption = None,
     trust: TrustOption = None,
@@ -43,7 +43,7 @@ def explain(
     quiet: QuietOption = False,
     verbose: VerboseOption = 0,
 ) -> None:
-    """Say why an op runs in INT8 or in 16 bits, or does not."""
+    """Explain the precision of an op: INT8, 16 bits or FP32, and why."""
     with Output(as_json, quiet, verbose) as out, trusting(trust or ()):
         from neural_mp.api.explain import explained
         from neural_mp.core.precision import parse_precisions

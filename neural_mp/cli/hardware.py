@@ -12,7 +12,7 @@ EPILOG = epilog("hardware", "hardware --json | jq .cpu.bf16.native")
 def hardware(
     as_json: JsonOption = False, quiet: QuietOption = False, verbose: VerboseOption = 0
 ) -> None:
-    """Show what this machine runs natively, and whether integer kernels here are exact."""
+    """Show the precisions that run natively, and whether INT8 kernels are exact."""
     with Output(as_json, quiet, verbose) as out:
         from neural_mp.adaptors.registry import installed_products
         from neural_mp.core import hardware as machine

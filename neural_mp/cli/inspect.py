@@ -34,17 +34,17 @@ def inspect(
     model: ModelArgument,
     op_type: Annotated[
         list[str] | None,
-        typer.Option("--type", help="Only ops of this type; may be given several times."),
+        typer.Option("--type", help="Show only ops of this type; repeatable."),
     ] = None,
     match: Annotated[
         str | None,
-        typer.Option(help="Only ops whose whole name fits this regular expression."),
+        typer.Option(help="Show only ops whose full name matches this regular expression."),
     ] = None,
     summary: Annotated[
-        bool, typer.Option("--summary", help="Count ops by type and precision, and the reasons.")
+        bool, typer.Option("--summary", help="Show counts by op type, precision and reason.")
     ] = False,
     each: Annotated[
-        bool, typer.Option("--all", help="A row for every op, not for those of a layer together.")
+        bool, typer.Option("--all", help="One row per op instead of one row per layer.")
     ] = False,
     target: TargetOption = None,
     framework: FrameworkOption = None,
@@ -54,7 +54,7 @@ def inspect(
     quiet: QuietOption = False,
     verbose: VerboseOption = 0,
 ) -> None:
-    """Show every op, its type, and what it can run in here; of a saved result, its plan."""
+    """Show the precisions each op supports here, or the plan of a saved result."""
     with Output(as_json, quiet, verbose) as out, trusting(trust or ()):
         from neural_mp.api.saved_model import is_saved_model
 

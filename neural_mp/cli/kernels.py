@@ -50,24 +50,26 @@ def kernels(
     context: typer.Context,
     log: Annotated[
         str | None,
-        typer.Argument(help="Output of a program run with ONEDNN_VERBOSE=1, or - for stdin."),
+        typer.Argument(help="Log of a program run with ONEDNN_VERBOSE=1; - for stdin."),
     ] = None,
     other: Annotated[
-        str | None, typer.Argument(help="Another one, to be put beside the first.")
+        str | None, typer.Argument(help="Second log, to compare with the first.")
     ] = None,
     by: Annotated[
         list[str] | None,
-        typer.Option(help="implementation, primitive, isa, precision or problem; several times."),
+        typer.Option(
+            help="Group by implementation, primitive, isa, precision or problem; repeatable."
+        ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="A file to keep the log of the program in."),
+        typer.Option("--output", "-o", help="File to write the log of the program to."),
     ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = 0,
 ) -> None:
-    """Show which kernels ran and how long, from oneDNN's log or ONNX Runtime's profile."""
+    """Show the kernels that ran, with times, from oneDNN or ONNX Runtime logs."""
     with Output(as_json, quiet, verbose) as out:
         from neural_mp.profiling import KernelKey
 

@@ -16,49 +16,43 @@ def _targets() -> list[str]:
     return list(TARGETS)
 
 
-ModelArgument = Annotated[
-    str, typer.Argument(help="A model file or folder, or module:attribute of your own.")
+ModelArgument = Annotated[str, typer.Argument(help="Model file or folder, or module:attribute.")]
+FrameworkOption = Annotated[
+    str | None, typer.Option(help="Framework; default: detected from the model.")
 ]
-FrameworkOption = Annotated[str | None, typer.Option(help="Where it is not found by itself.")]
 TargetOption = Annotated[
     str | None,
     typer.Option(
-        help="this machine, portable, avx2, avx512, vnni, amx or arm-dotprod.",
+        help="Target CPU: portable, avx2, avx512, vnni, amx, arm-dotprod; default: this one.",
         autocompletion=_targets,
     ),
 ]
 ShapeOption = Annotated[
     list[str] | None,
-    typer.Option(help="An input's shape, 2,3,224,224 or int64:2,128; once for every input."),
+    typer.Option(help="Shape of an input, e.g. 2,3,224,224 or int64:2,128; one option per input."),
 ]
 SaveOption = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Folder to save the result in.")
+    Path | None, typer.Option("--output", "-o", help="Folder to save the result to.")
 ]
 DataOption = Annotated[
     Path | None,
-    typer.Option(help="A .npy or .npz file, or a tuning YAML; random inputs by default."),
+    typer.Option(help="Inputs: .npy, .npz or tuning YAML; default: random inputs."),
 ]
 TrustOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="A module, such as sklearn, that a tuning YAML may name code of, beside your own in "
-        "the working directory or beside the file; or an op, such as ReadFile, that the file of a "
-        "TensorFlow model may hold. Several times.",
+        help="Module, e.g. sklearn, or TensorFlow op, e.g. ReadFile, to allow; repeatable.",
     ),
 ]
-SamplesOption = Annotated[int, typer.Option(min=1, max=MOST, help="Samples that are run.")]
+SamplesOption = Annotated[int, typer.Option(min=1, max=MOST, help="Number of samples to run.")]
 BatchSizeOption = Annotated[
     int | None,
-    typer.Option(min=1, max=MOST, help="Samples a batch of an array, where another is wanted."),
+    typer.Option(min=1, max=MOST, help="Samples per batch of an array."),
 ]
-CsvOption = Annotated[
-    bool, typer.Option("--csv", help="Print a line for every row as CSV, and nothing else.")
-]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document, and nothing else, on stdout.")
-]
+CsvOption = Annotated[bool, typer.Option("--csv", help="Print only CSV on stdout.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print only a JSON document on stdout.")]
 QuietOption = Annotated[
-    bool, typer.Option("--quiet", "-q", help="No progress and no warnings on stderr.")
+    bool, typer.Option("--quiet", "-q", help="Suppress progress and warnings on stderr.")
 ]
 VerboseOption = Annotated[
     int,
@@ -67,6 +61,6 @@ VerboseOption = Annotated[
         "-v",
         count=True,
         show_default=False,
-        help="Log more on stderr; twice for everything.",
+        help="Log more on stderr; repeat for debug output.",
     ),
 ]

@@ -21,27 +21,26 @@ EPILOG = epilog(
 
 
 def report(
-    workspace: Annotated[
-        Path, typer.Argument(help="The folder that a run was kept in, or a saved result.")
-    ],
+    workspace: Annotated[Path, typer.Argument(help="Workspace of a run, or a saved result.")],
     number: Annotated[
-        int | None, typer.Option("--run", help="Number of the run; the latest by default.")
+        int | None, typer.Option("--run", help="Number of the run; default: the latest.")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="First characters of the run's name, where a storage has many models."),
+        typer.Option(help="Prefix of the model fingerprint, if the storage has several models."),
     ] = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="The file to write the page into.")
-    ] = Path("report.html"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")] = Path(
+        "report.html"
+    ),
     storage: Annotated[
-        str | None, typer.Option(help="Optuna storage URL, where runs are not kept in a folder.")
+        str | None,
+        typer.Option(help="Optuna storage URL, if runs are not stored in the workspace."),
     ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = 0,
 ) -> None:
-    """Write one HTML page that shows a run, finished or killed; it needs neither model nor data."""
+    """Write an HTML report of a run, finished or killed."""
     with Output(as_json, quiet, verbose) as out:
         from neural_mp.reporting.page import page_of, write_page
 

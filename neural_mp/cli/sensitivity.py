@@ -33,13 +33,15 @@ def sensitivity(
     model: ModelArgument,
     data: DataOption = None,
     precision: Annotated[
-        list[str] | None, typer.Option(help="int8, bf16 or fp16; int8 and bf16 by default.")
+        list[str] | None, typer.Option(help="int8, bf16 or fp16; default: int8 and bf16.")
     ] = None,
     samples: SamplesOption = 100,
     batch_size: BatchSizeOption = None,
     most: Annotated[
         int | None,
-        typer.Option(min=0, max=MOST, help="Measure only so many at the outputs, noisiest first."),
+        typer.Option(
+            min=0, max=MOST, help="Measure the output noise of the N noisiest decisions only."
+        ),
     ] = None,
     as_csv: CsvOption = False,
     framework: FrameworkOption = None,
@@ -49,7 +51,7 @@ def sensitivity(
     quiet: QuietOption = False,
     verbose: VerboseOption = 0,
 ) -> None:
-    """Say which tensors and ops cost accuracy in a lower precision, and what they gain."""
+    """Show the accuracy cost and the speed gain of each tensor and op."""
     with Output(as_json, quiet, verbose) as out:
         out.one_form(as_csv)
         from neural_mp.api.input_data import random_inputs

@@ -22,29 +22,30 @@ EPILOG = epilog("tune conf.yaml --output tuned", "tune conf.yaml --json | jq .re
 
 
 def tune(
-    conf: Annotated[Path, typer.Argument(help="The tuning YAML.")],
-    model: Annotated[str | None, typer.Option(help="Overrides model: name in the YAML.")] = None,
+    conf: Annotated[Path, typer.Argument(help="Tuning YAML.")],
+    model: Annotated[
+        str | None, typer.Option(help="Model to tune; overrides model: name in the YAML.")
+    ] = None,
     output: SaveOption = None,
     target: TargetOption = None,
     workers: Annotated[
         str | None,
         typer.Option(
-            help="What tries plans side by side: a number of processes; ray, for the Ray cluster "
-            "that runs here; or ray:HOST:PORT. Overrides tuning: workers in the YAML.",
+            help="Workers: a number of processes, ray or ray:HOST:PORT; default: from the YAML.",
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option(help="Go on with the workspace's latest run of the same model.")
+        bool, typer.Option(help="Resume the latest run of the same model in the workspace.")
     ] = False,
     cache: Annotated[
-        bool, typer.Option(help="Use what earlier runs in the workspace measured of the same.")
+        bool, typer.Option(help="Reuse measurements of earlier runs in the workspace.")
     ] = True,
     trust: TrustOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = 0,
 ) -> None:
-    """Search for the fastest form of a model that meets an accuracy target, as a YAML file says."""
+    """Tune a model as configured in a YAML file."""
     with Output(as_json, quiet, verbose) as out:
         from neural_mp.api.mixed_precision import MixedPrecision
         from neural_mp.api.saved_model import check_destination

@@ -19,14 +19,11 @@ EPILOG = epilog("tune-many jobs/*.yaml --workers 2 --output results")
 
 def tune_many(
     files: Annotated[
-        list[str], typer.Argument(help="Tuning YAMLs, or folders of them; each is a job.")
+        list[str], typer.Argument(help="Tuning YAMLs or folders of tuning YAMLs; one job each.")
     ],
     workers: Annotated[
         str,
-        typer.Option(
-            help="Jobs that run side by side: 4 processes; ray, for the Ray cluster that runs "
-            "here; or ray:HOST:PORT, with the files on every node."
-        ),
+        typer.Option(help="Workers: a number of processes, ray or ray:HOST:PORT."),
     ] = "1",
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for results, logs and the summary page.")
@@ -36,7 +33,7 @@ def tune_many(
     quiet: QuietOption = False,
     verbose: VerboseOption = 0,
 ) -> None:
-    """Tune many models, each in a process of its own; what is finished is never done again."""
+    """Tune many models, one process each; finished jobs are not repeated."""
     with Output(as_json, quiet, verbose) as out:
         from neural_mp import jobs
         from neural_mp.reporting.jobs import JobsListener, LiveJobs, jobs_table
