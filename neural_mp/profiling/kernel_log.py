@@ -70,7 +70,7 @@ def kernel_log() -> Iterator[KernelLog]:
     from neural_mp.adaptors.registry import require_framework
 
     require_framework("pytorch", "kernel logs of this process")
-    adaptor = importlib.import_module(f"{FRAMEWORKS['pytorch'].home}.kernel_log")
+    adaptor = importlib.import_module(f"{FRAMEWORKS['pytorch'].home}.profiler")
     log, reader = KernelLog(), OneDnnReader(_SILENCE)
     try:
         with sieved_output(Sieve(reader.read)), adaptor.verbose():
