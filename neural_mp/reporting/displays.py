@@ -24,17 +24,14 @@ def cell(value: object) -> str:
     raise TypeError(f"nothing shows a {type(value).__name__}")
 
 
-@cell.register
-def _report(report: Report) -> str:
-    return report_cell(report)
+cell.register(Report, report_cell)
 
 
 @cell.register
 def _plan(plan: PrecisionPlan) -> str:
     rows = [(op, str(config), str(config.weight or "")) for op, config in plan.items()]
-    return notebook_table(
-        ("op", "runs in", "weight"), rows, f"{counted(len(plan), 'op')} of the plan"
-    )
+    caption = f"{counted(len(plan), 'op')} of the plan"
+    return notebook_table(("op", "runs in", "weight"), rows, caption)
 
 
 @cell.register
