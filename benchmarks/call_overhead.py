@@ -32,6 +32,7 @@ import torch
 from torch import nn
 
 from neural_mp import MixedPrecision
+from neural_mp.adaptors.pytorch.direct_calls import DirectCalls
 
 NETS = {"tiny": (256, 1), "wide": (1024, 6)}
 
@@ -70,7 +71,7 @@ def pytorch(width: int, depth: int, x: np.ndarray) -> dict[str, dict[str, Callab
     data = torch.from_numpy(np.repeat(x, 8, 0))
     int8, fp32 = tuned(net, data, "int8"), tuned(net, data, "fp32")
     int8(given)
-    graph = int8.held.direct._target
+    graph = int8.held.once(DirectCalls)._target
 
     def flat() -> Any:
         with torch.no_grad():

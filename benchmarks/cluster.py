@@ -53,7 +53,7 @@ from neural_mp.strategies.decisions import combinations, levels, plan_of
 from neural_mp.tuning.baseline import calibrated
 from neural_mp.tuning.early_stopping import RunningValues
 from neural_mp.tuning.evaluator import Deadline
-from neural_mp.tuning.executors import Executor, Work, executor_named
+from neural_mp.tuning.executors import Executor, Work, executor_named, read_workers
 from neural_mp.tuning.executors.options import Workers
 from neural_mp.tuning.executors.ray_nodes import WATCHFUL
 from neural_mp.tuning.job import TuningJob
@@ -166,7 +166,7 @@ def gathered(executor: Executor, plans: Sequence[ResolvedPlan]) -> list[Assessme
 def places(engine: str) -> Iterator[Workers]:
     """The setting for two places of one core."""
     if engine != "ray":
-        yield Workers.read({"engine": engine, "count": PLACES, "threads": 1})
+        yield read_workers({"engine": engine, "count": PLACES, "threads": 1})
         return
     import ray
     from ray.cluster_utils import Cluster
@@ -176,7 +176,7 @@ def places(engine: str) -> Iterator[Workers]:
     cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     for _ in range(PLACES - 1):
         cluster.add_node(**node)
-    yield Workers.read(f"ray:{cluster.address}")
+    yield read_workers(f"ray:{cluster.address}")
     ray.shutdown()
     cluster.shutdown()
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from neural_mp.util.display import show_by
+
 if TYPE_CHECKING:
     from neural_mp import common
     from neural_mp.amp.options import AutoMixedPrecisionOptions
@@ -43,6 +45,8 @@ _LAZY = {
     "trusting": "neural_mp.io.trust",
     "tune_many": "neural_mp.jobs",
 }
+
+show_by("neural_mp.reporting.displays")
 
 __all__ = [
     "AccuracyCriterion",

@@ -35,8 +35,7 @@ from neural_mp.tuning.batches import Batches, FirstBatch
 from neural_mp.tuning.calibration_batches import Calibration
 from neural_mp.tuning.criterion import AccuracyCriterion, check_min_speedup
 from neural_mp.tuning.evaluator import Evaluator
-from neural_mp.tuning.executors import executor_named
-from neural_mp.tuning.executors.options import Workers
+from neural_mp.tuning.executors import executor_named, read_workers
 from neural_mp.tuning.job import Described, SearchSettings, TuningJob
 from neural_mp.tuning.listener import Listener, RunLog
 from neural_mp.tuning.objectives import Measurement, parse_objectives
@@ -118,7 +117,7 @@ class Preparation:
                 criterion=criterion,
                 exit_policy=given.exit_policy,
                 seed=given.random_seed,
-                workers=Workers.read(given.workers),
+                workers=read_workers(given.workers),
                 early_stopping=given.early_stopping,
             ),
             amp=amp.words(),
@@ -356,7 +355,7 @@ def check(options: MixedPrecision) -> None:
             f"postprocess must be a function (predictions, labels) → (predictions, labels), got "
             f"{with_article(type(options.postprocess).__name__)}"
         )
-    workers = Workers.read(options.workers)
+    workers = read_workers(options.workers)
     if workers.several:
         executor_named(workers.engine).check(workers)
     names = options.outputs if isinstance(options.outputs, list | tuple) else [options.outputs]

@@ -240,16 +240,17 @@ class MixedPrecision:
         with log.loading():
             job, log_folder = self._preparation(log).job()
         found = tune(job, log)
+        plan = found.plan.plan
         report = replace(found.report, record=found.record)
         for line in report.converted:
             logger.info(line)
         if log_folder is not None:
-            missing = write_log(log_folder, job.model, found.model, found.plan)
+            missing = write_log(log_folder, job.model, found.model, plan)
             report = replace(report, warnings=(*report.warnings, *missing))
         log.listener.result(report, found.met)
-        planned = planned_ops(job.space, job.space.resolve(found.plan))
+        planned = planned_ops(job.space, found.plan)
         return OptimizedModel(
-            found.model, found.plan, report, found.met, found.trials, found.observations, planned
+            found.model, plan, report, found.met, found.trials, found.observations, planned
         )
 
 

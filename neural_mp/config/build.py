@@ -30,7 +30,7 @@ from neural_mp.core.enums import Dialect
 from neural_mp.core.precision import Precision
 from neural_mp.errors import did_you_mean
 from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy, check_min_speedup
-from neural_mp.tuning.executors.options import Workers
+from neural_mp.tuning.executors import read_workers
 
 _CONVERSIONS = ("mixed_precision", "graph_optimization")
 
@@ -142,7 +142,7 @@ def _tuning(source: Source, data: Mapping[str, Any], dialect: Dialect) -> Tuning
         check_min_speedup(min_speedup)
     workers = data.get("workers", TuningSettings.workers)
     with source.at(("tuning", "workers")):
-        Workers.read(workers)
+        read_workers(workers)
     return TuningSettings(
         strategy=_strategy(source, data.get("strategy", {}), dialect),
         criterion=_criterion(source, data.get("accuracy_criterion", {}), dialect),

@@ -64,7 +64,7 @@ class TuningSettings:
         storage: an Optuna storage URL in place of the file in the workspace.
         early_stopping: whether an evaluation that is lost already is stopped.
         cache: whether what earlier runs in the workspace measured is used, and kept for later ones.
-        workers: processes that try plans side by side; or what `Workers.read` takes, as written.
+        workers: processes that try plans side by side; or what `read_workers` takes, as written.
         min_speedup: how many times as fast as FP32 a plan must be for sure, where speed is all that
             is wanted.
     """

@@ -12,10 +12,11 @@ from neural_mp.config.schema import ANY
 from neural_mp.config.settings import EvaluationSettings, Settings, TuningSettings
 from neural_mp.config.source import FLOAT_STARTS, FLOAT_TAG, PLAIN_FLOAT
 from neural_mp.config.values import EACH
-from neural_mp.core.enums import Dialect, Word
+from neural_mp.core.enums import Dialect
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError
 from neural_mp.space.capability import Constraints, OpConstraint, QuantConstraint
+from neural_mp.util.string_enum import Word
 
 _NO_METRICS = ("weight", "higher_is_better")
 

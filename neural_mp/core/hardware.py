@@ -14,8 +14,7 @@ from pathlib import Path
 from neural_mp.core.int8_accumulation import ByteProducts
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError, did_you_mean
-from neural_mp.util.html import notebook_table
-from neural_mp.util.text import counted
+from neural_mp.util.display import Displayed
 
 #: The CPU flags, any one of which makes a precision native (Linux kernel spelling). INT8 has
 #: integer kernels everywhere; with one of these flags they add products up exactly.
@@ -75,7 +74,7 @@ class Support:
 
 
 @dataclass(frozen=True)
-class Hardware:
+class Hardware(Displayed):
     """A machine.
 
     Attributes:
@@ -94,17 +93,6 @@ class Hardware:
     gpus: tuple[Gpu, ...] = ()
     forced: frozenset[Precision] = frozenset()
     target: str = THIS
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows of it."""
-        rows = [
-            (f"{device}, {precision}" if self.gpus else precision.value, found.runs, found.reason)
-            for device in (("cpu", "gpu") if self.gpus else ("cpu",))
-            for precision in Precision
-            for found in [self.support(precision, device)]
-        ]
-        caption = f"{self.name}, {counted(self.cores, 'core')}"
-        return notebook_table(("precision", "runs", "because"), rows, caption)
 
     @property
     def byte_products(self) -> ByteProducts:

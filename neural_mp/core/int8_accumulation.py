@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from neural_mp.core.enums import Granularity, Scheme, StoredType, WeightRange, Word
+from neural_mp.core.enums import Granularity, Scheme, StoredType, WeightRange
 from neural_mp.core.precision import QuantSpec
+from neural_mp.util.string_enum import Word
 
 
 class ByteProducts(Word):

@@ -16,8 +16,7 @@ from neural_mp.errors import PlanError
 from neural_mp.io.readers import read_yaml, reading
 from neural_mp.io.yaml_reader import plain_yaml
 from neural_mp.util.argument_checks import path_of
-from neural_mp.util.html import notebook_table
-from neural_mp.util.text import counted
+from neural_mp.util.display import Displayed
 from neural_mp.util.validators import (
     UnfitError,
     at,
@@ -33,7 +32,7 @@ FILE_VERSION = 1
 
 
 @dataclass(frozen=True, eq=False)
-class PrecisionPlan(Mapping[str, OpConfig]):
+class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
     """Op → `OpConfig`. Immutable, hashable; two plans are equal when they say the same.
 
     Ops that a plan does not name follow the ops around them (see `core.quantization_flow`).
@@ -66,12 +65,6 @@ class PrecisionPlan(Mapping[str, OpConfig]):
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {precision}" for precision, count in self.counts().items())
         return f"PrecisionPlan({counts or 'empty'})"
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows of it."""
-        rows = [(op, str(config), str(config.weight or "")) for op, config in self.items()]
-        caption = f"{counted(len(self), 'op')} of the plan"
-        return notebook_table(("op", "runs in", "weight"), rows, caption)
 
     @property
     def precisions(self) -> dict[str, Precision]:

@@ -6,16 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from neural_mp.core.enums import (
-    Algorithm,
-    Approach,
-    Granularity,
-    Scheme,
-    StoredType,
-    WeightRange,
-    Word,
-)
+from neural_mp.core.enums import Algorithm, Approach, Granularity, Scheme, StoredType, WeightRange
 from neural_mp.errors import PlanError, UnknownPrecisionError, did_you_mean
+from neural_mp.util.string_enum import Word
 
 
 class Precision(Word):

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from neural_mp.core.enums import Objective, Word
+from neural_mp.core.enums import Objective
 from neural_mp.core.plan import PrecisionPlan, plan_of
+from neural_mp.util.string_enum import Word
 from neural_mp.util.validators import (
     amount,
     checked,

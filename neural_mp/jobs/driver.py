@@ -19,6 +19,7 @@ from neural_mp.jobs.worker_pool import Team
 from neural_mp.reporting.jobs import JobsListener
 from neural_mp.reporting.page.document import write_page
 from neural_mp.reporting.page.jobs import jobs_page
+from neural_mp.tuning.executors import read_workers
 from neural_mp.tuning.executors.options import LOCAL, RAY, Workers
 from neural_mp.tuning.job_outcome import (
     LOG_FILE,
@@ -90,7 +91,7 @@ def tune_many(
         ConfigurationError: no file was given, one does not exist, or `workers` is no such thing.
         NeuralMPError: the folder cannot be written, or no machine is left.
     """
-    setting, trusted = Workers.read(workers), trust_of(trust)
+    setting, trusted = read_workers(workers), trust_of(trust)
     folder, told = path_of("output", output), listener or JobsListener()
     try:
         folder.mkdir(parents=True, exist_ok=True)

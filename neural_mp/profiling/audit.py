@@ -8,10 +8,11 @@ from typing import Any
 
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.core import hardware
-from neural_mp.core.enums import Approach, Word
+from neural_mp.core.enums import Approach
 from neural_mp.core.kernel_trace import Executed
 from neural_mp.core.precision import Precision
 from neural_mp.space import PlannedOp
+from neural_mp.util.string_enum import Word
 
 
 class Verdict(Word):

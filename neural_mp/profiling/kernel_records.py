@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from neural_mp.core.enums import Word
 from neural_mp.core.precision import Precision
+from neural_mp.util.string_enum import Word
 from neural_mp.util.text import counted
 
 #: What stands for an instruction set, or a type, that a log does not name.

@@ -11,8 +11,8 @@ from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
-from neural_mp.errors import NeuralMPError
 from neural_mp.space import Reason, TuningSpace
+from neural_mp.util.display import Displayed, displays
 from neural_mp.util.text import counted
 from neural_mp.util.validators import (
     Kind,
@@ -52,7 +52,7 @@ class MetricFigures:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Displayed):
     """The result of a run in figures.
 
     Attributes:
@@ -146,20 +146,7 @@ class Report:
         Raises:
             NeuralMPError: no run is known that the figures are of, or it cannot be written.
         """
-        from neural_mp.reporting.page import page_of, write_page  # which knows reports
-
-        if self.record is None:
-            raise NeuralMPError(
-                "nothing is known of a run that these figures are of; the page of a run is made "
-                "from the report of its result, or by `neural-mp report` from its workspace"
-            )
-        write_page(path, page_of(self.record))
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows of it."""
-        from neural_mp.reporting.page import report_cell  # which knows reports
-
-        return report_cell(self)
+        displays().save_page(self, path)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts."""

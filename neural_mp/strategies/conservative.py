@@ -45,7 +45,7 @@ class Conservative(Strategy):
             for decisions in types:
                 plan = at_precision(space, kept, _open(problem, kept, decisions), precision)
                 resolved = space.resolve(plan)
-                if resolved in tried or not space.resolve(plan).lowers:
+                if resolved in tried or not resolved.lowers:
                     continue
                 tried.add(resolved)
                 (trial,) = yield [plan]

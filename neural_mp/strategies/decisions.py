@@ -76,9 +76,9 @@ def fall_back_in_turn(
     before = problem.space.resolve(base)
     for ops in order:
         plan = at_precision(problem.space, plan, ops, target)
-        if not problem.space.resolve(plan).lowers:
-            return False
         resolved = problem.space.resolve(plan)
+        if not resolved.lowers:
+            return False
         if resolved == before:
             continue
         before = resolved

@@ -45,6 +45,6 @@ def _all_plans(space: TuningSpace) -> Iterator[PrecisionPlan]:
         plan = plan_of(space, combination)
         resolved = space.resolve(plan)
         # Two combinations are one plan where an op has nothing to follow.
-        if resolved not in tried and space.resolve(plan).lowers:
+        if resolved not in tried and resolved.lowers:
             tried.add(resolved)
             yield plan

@@ -135,8 +135,7 @@ class _Run:
 
     def search(self) -> Steps:
         fastest = self._fastest()
-        yield from self._try(fastest)
-        first = self.tried.get(self._resolved(fastest))
+        first = yield from self._try(fastest)
         if first is None:
             return  # nothing runs in a lower precision, whatever the plan says
         if not first.accurate:
@@ -186,12 +185,16 @@ class _Run:
                 changes[op] = found
         return plan.replacing(changes)
 
-    def _try(self, plan: PrecisionPlan) -> Steps:
+    def _try(
+        self, plan: PrecisionPlan
+    ) -> Generator[list[PrecisionPlan], list[Trial], Trial | None]:
+        """The trial of a plan, which may have been tried before; None if it lowers nothing."""
         finished = self._finished(plan)
         resolved = self.problem.space.resolve(finished)
         if resolved not in self.tried and resolved.lowers:
             (trial,) = yield [finished]
             self.tried[resolved] = trial
+        return self.tried.get(resolved)
 
     def _refine(self) -> Steps:
         """Try what runs faster than the fastest trial, found by measuring plans near it as wholes.
@@ -318,13 +321,11 @@ class _Run:
         if plan is not None and self._resolved(plan) in self.tried:
             plan = self._between(missed, met)
         while plan is not None and self._may_go_on():
-            resolved = self._resolved(plan)
-            if resolved in self.tried or not resolved.lowers:
+            trial = None if self._resolved(plan) in self.tried else (yield from self._try(plan))
+            if trial is None:
                 break
-            yield from self._try(plan)
             point = self.model.point(plan)
-            right = self.tried[resolved].accurate
-            missed, met = (missed, point) if right else (point, met)
+            missed, met = (missed, point) if trial.accurate else (point, met)
             plan = self._between(missed, met)
         if not any(trial.accurate for trial in self.tried.values()):
             yield from self._raise_in_turn(fastest)
@@ -334,8 +335,7 @@ class _Run:
         worst, count = self._worst(), 1
         while count < len(worst) and self._may_go_on():
             plan = without_tensors(self.problem.space, fastest, worst[:count])
-            yield from self._try(plan)
-            trial = self.tried.get(self._resolved(plan))
+            trial = yield from self._try(plan)
             if trial is not None and trial.accurate:
                 return
             count *= 2

@@ -45,12 +45,13 @@ class MseV2(Strategy):
     def search(self, problem: TuningProblem) -> Search:
         """See the class."""
         base = problem.space.fastest_plan()
-        if not problem.space.resolve(base).lowers:
+        resolved = problem.space.resolve(base)
+        if not resolved.lowers:
             return
         (trial,) = yield [base]
         if trial.met:
             return
-        tried = {problem.space.resolve(base)}
+        tried = {resolved}
         for target in fallback_precisions(problem):
             plan, raised = yield from _fall_back(problem, base, target, tried)
             if plan is not None:
@@ -71,11 +72,12 @@ def _fall_back(
         remaining.remove(ops)
         raised.append(ops)
         plan = moved[ops]
-        if not space.resolve(plan).lowers:
+        resolved = space.resolve(plan)
+        if not resolved.lowers:
             break
-        if space.resolve(plan) in tried:
+        if resolved in tried:
             continue
-        tried.add(space.resolve(plan))
+        tried.add(resolved)
         (trial,) = yield [plan]
         if trial.met:
             return plan, raised

@@ -128,7 +128,7 @@ class _Draws:
         self._drawn.add(combination)
         plan = plan_of(self._space, combination)
         resolved = self._space.resolve(plan)
-        if resolved in self._tried or not self._space.resolve(plan).lowers:
+        if resolved in self._tried or not resolved.lowers:
             return None
         self._tried.add(resolved)
         return plan

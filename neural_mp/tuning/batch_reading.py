@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from neural_mp.core.enums import Word
+from neural_mp.util.string_enum import Word
 
 
 class Reading(Word):

@@ -18,6 +18,7 @@ from neural_mp.core.graph import Op, OpGraph
 from neural_mp.errors import ComparisonError
 from neural_mp.tuning.op_outputs import OpGroups
 from neural_mp.tuning.sqnr import LEAST_DECIBELS, USELESS
+from neural_mp.util.display import displays
 from neural_mp.util.pytree import Array, count_samples, named_float_arrays
 from neural_mp.util.text import counted
 
@@ -129,9 +130,7 @@ class Comparison:
         return f"Comparison({level}, {len(self.layers)} ops, {place})"
 
     def __rich__(self) -> Any:
-        from neural_mp.reporting.comparison import comparison_table
-
-        return comparison_table(self)
+        return displays().table(self)
 
 
 @dataclass

@@ -105,20 +105,21 @@ def choose(
         undisturbed: the numbers of trials that were measured in this run, with no other beside
             them: their figures are as good as new ones.
     """
-    resolve = job.space.resolve
-    waiting = [trial for trial in trials if trial.met and resolve(trial.plan).lowers]
+    plans = {trial.plan: job.space.resolve(trial.plan) for trial in trials if trial.met}
+    waiting = [trial for trial in trials if trial.met and plans[trial.plan].lowers]
     turned_out: list[Trial] = []
     while waiting:
         drawn = _drawn(job, waiting)
         waiting = [trial for trial in waiting if trial not in drawn]
-        if len(drawn) == 1 and drawn[0].number in undisturbed and _is_certain(job, drawn[0]):
+        first, plan = drawn[0], plans[drawn[0].plan]
+        if len(drawn) == 1 and first.number in undisturbed and job.judged(first, plan).met:
             slow = tuple(turned_out)
-            found = unmeasured(drawn[0], model)
-            return replace(found, turned_out=slow, measured=(*slow, drawn[0]))
-        models = [job.model, *(model.converted(resolve(trial.plan)) for trial in drawn)]
+            found = unmeasured(first, plan, model)
+            return replace(found, turned_out=slow, measured=(*slow, first))
+        models = [job.model, *(model.converted(plans[trial.plan]) for trial in drawn)]
         before, *after = job.measurement.rounds(models, longer=_LONGER)
         measured = [
-            _measured(job, trial, before, seconds)
+            _measured(job, trial, plans[trial.plan], before, seconds)
             for trial, seconds in zip(drawn, after, strict=True)
         ]
         turned_out += [trial for trial in measured if not trial.met]
@@ -128,7 +129,7 @@ def choose(
             speed = compared(before, after[index])
             return Choice(
                 models[1 + index],
-                resolve(best.plan),
+                plans[best.plan],
                 speed,
                 best,
                 tuple(turned_out),
@@ -145,24 +146,22 @@ def _drawn(job: TuningJob, waiting: list[Trial]) -> list[Trial]:
     return [best]
 
 
-def _is_certain(job: TuningJob, trial: Trial) -> bool:
-    """Whether a trial's own figures leave no doubt that it may be handed over."""
-    return job.judged(trial).met
-
-
 def _measured(
-    job: TuningJob, trial: Trial, before: Sequence[float], seconds: Sequence[float]
+    job: TuningJob,
+    trial: Trial,
+    plan: ResolvedPlan,
+    before: Sequence[float],
+    seconds: Sequence[float],
 ) -> Trial:
     """A trial with its latest figures, judged by those."""
     figures = {**trial.objectives, **latency_figures(before, seconds)}
-    return job.judged(replace(trial, objectives=figures))
+    return job.judged(replace(trial, objectives=figures), plan)
 
 
-def unmeasured(trial: Trial, model: AnyTunableModel) -> Choice:
+def unmeasured(trial: Trial, plan: ResolvedPlan, model: AnyTunableModel) -> Choice:
     """A trial with the figures that it has."""
     found, seconds = _share(trial), trial.objectives["performance"]
     speed = Speed(seconds / found.value, seconds, found.inverse)
-    plan = model.space.resolve(trial.plan)
     return Choice(model.converted(plan), plan, speed, trial)
 
 

@@ -137,15 +137,10 @@ class TuningJob:
             for op, precision in plan.effective.items()
         )
 
-    def judged(self, trial: Trial, plan: ResolvedPlan | None = None) -> Trial:
-        """A trial that met the target, told apart by whether it is too slow for what is wanted.
-
-        Args:
-            trial: what came of a plan.
-            plan: the plan in its resolved form, where that is at hand.
-        """
+    def judged(self, trial: Trial, plan: ResolvedPlan) -> Trial:
+        """A trial that met the target, told apart by whether it is too slow for what is wanted."""
         if not trial.accurate:
             return trial
         slow = is_slow(self.objectives, trial.objectives, self.measurement.min_speedup)
-        slow = slow and self.claims_speed(plan or self.space.resolve(trial.plan))
+        slow = slow and self.claims_speed(plan)
         return replace(trial, outcome=Outcome.SLOW if slow else Outcome.MET)

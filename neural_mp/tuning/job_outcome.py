@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from neural_mp.core.enums import Word
 from neural_mp.errors import TuningError
 from neural_mp.io.files import write_whole
 from neural_mp.io.readers import read_json
 from neural_mp.runs.report import Report
+from neural_mp.util.string_enum import Word
 from neural_mp.util.validators import (
     Kind,
     amount,

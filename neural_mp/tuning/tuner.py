@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.hardware import detect
 from neural_mp.core.observations import Observations
-from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Trial
 from neural_mp.errors import NeuralMPError, TuningError
 from neural_mp.profiling import Ratio
@@ -19,7 +18,7 @@ from neural_mp.runs.measurement_cache import VALUES
 from neural_mp.runs.record import Measured, RunRecord, Setup
 from neural_mp.runs.report import Report, count_ops, emulated_precisions
 from neural_mp.search.corrections import best_repairs, with_repairs
-from neural_mp.space import TuningSpace, counted_reasons
+from neural_mp.space import ResolvedPlan, counted_reasons
 from neural_mp.strategies.base import Search, TuningProblem
 from neural_mp.tuning.baseline import Baseline, calibrated, measured_baseline
 from neural_mp.tuning.early_stopping import RunningValues
@@ -54,7 +53,7 @@ class TuningResult:
 
     Attributes:
         model: the best model that met the target; the FP32 model if none did.
-        plan: what it runs in.
+        plan: what it runs in, and what follows.
         met: whether the target was met; None where none could be checked.
         trials: every trial of the run, resumed ones included, oldest first.
         observations: what calibration saw.
@@ -63,7 +62,7 @@ class TuningResult:
     """
 
     model: AnyModel
-    plan: PrecisionPlan
+    plan: ResolvedPlan
     met: bool | None
     trials: tuple[Trial, ...]
     observations: Observations
@@ -126,7 +125,7 @@ def _unchecked(
         measured=Measured(values=dict(job.footprints.values)),
         ending=ending_of(job, choice, None, report, LEAST_ALLOWANCE),
     )
-    return TuningResult(choice.model, choice.plan.plan, None, (), observations, report, record)
+    return TuningResult(choice.model, choice.plan, None, (), observations, report, record)
 
 
 def _compared_with_fp32(job: TuningJob, converted: AnyModel, log: RunLog) -> float | None:
@@ -154,8 +153,7 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
     """The best model that a run comes to whose history is open."""
     history.begin(setup_of(job))
     deadline = Deadline(job.settings.exit_policy.timeout)
-    # Where precisions or constraints changed since, plans that are out of bounds now are left.
-    kept = [job.judged(trial) for trial in history.trials() if _fits(job.space, trial.plan)]
+    kept = _kept(job, history)
     baseline: Baseline | None = None
     try:
         baseline = measured_baseline(job, history, log, deadline)
@@ -185,11 +183,17 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
     return _judged_result(job, log, history, choice, baseline, trials)
 
 
-def _fits(space: TuningSpace, plan: PrecisionPlan) -> bool:
-    try:
-        return space.resolve(plan).plan == plan
-    except NeuralMPError:
-        return False
+def _kept(job: TuningJob, history: History) -> list[Trial]:
+    """The trials of an interrupted run, without plans that later limits put out of bounds."""
+    kept = []
+    for trial in history.trials():
+        try:
+            plan = job.space.resolve(trial.plan)
+        except NeuralMPError:
+            continue
+        if plan.plan == trial.plan:
+            kept.append(job.judged(trial, plan))
+    return kept
 
 
 def _problem(job: TuningJob, model: AnyTunableModel, probe: MeasuringProbe) -> TuningProblem:
@@ -287,7 +291,9 @@ def _chosen(
     except KeyboardInterrupt:
         log.warn("measuring the best plans again was interrupted")
         best = best_trial(measured, job.objectives)
-        return (fp32_choice(job) if best is None else unmeasured(best, model)), measured
+        if best is None:
+            return fp32_choice(job), measured
+        return unmeasured(best, job.space.resolve(best.plan), model), measured
     latest = {trial.number: trial for trial in choice.turned_out}
     return choice, [latest.get(trial.number, trial) for trial in measured]
 
@@ -298,7 +304,7 @@ def _with_figures(job: TuningJob, model: AnyTunableModel, trial: Trial) -> Trial
         return trial
     plan = job.space.resolve(trial.plan)
     figures = job.figures(model.converted(plan), plan)
-    return job.judged(replace(trial, objectives={**trial.objectives, **figures}))
+    return job.judged(replace(trial, objectives={**trial.objectives, **figures}), plan)
 
 
 def _judged_result(
@@ -328,7 +334,7 @@ def _judged_result(
     history.end(ending)
     record = history.record()
     return TuningResult(
-        choice.model, choice.plan.plan, met, tuple(trials), record.observations, report, record
+        choice.model, choice.plan, met, tuple(trials), record.observations, report, record
     )
 
 

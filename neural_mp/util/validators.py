@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from neural_mp.core.enums import Word
 from neural_mp.errors import NeuralMPError, did_you_mean
+from neural_mp.util.string_enum import Word
 
 T = TypeVar("T")
 W = TypeVar("W", bound=Word)

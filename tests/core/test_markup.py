@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from html.parser import HTMLParser
 
 import pytest
@@ -67,3 +69,9 @@ def test_a_notebook_shows_plans_machines_and_reports_as_tables():
     assert "emulated" in forced
     assert "forced by FORCE_BF16=1" in forced
     assert "0.97" in Report(baseline_accuracy=0.98, accuracy=0.97)._repr_html_()
+
+
+def test_a_machine_shows_itself_though_nothing_else_was_imported():
+    code = "from neural_mp.core.hardware import Hardware; print(Hardware()._repr_html_())"
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "unknown CPU" in shown.stdout

@@ -5,9 +5,10 @@ import pickle
 
 import pytest
 
-from neural_mp.core.enums import Algorithm, Approach, Objective, Word
+from neural_mp.core.enums import Algorithm, Approach, Objective
 from neural_mp.core.precision import Precision, QuantSpec
 from neural_mp.errors import ConfigurationError, PlanError
+from neural_mp.util.string_enum import Word
 
 
 def test_a_word_is_its_text_in_every_place():

@@ -19,7 +19,7 @@ from neural_mp.core.hardware import detect
 from neural_mp.core.trial import Outcome
 from neural_mp.errors import ConfigurationError, MissingFrameworkError
 from neural_mp.tuning.evaluator import TimeUpError
-from neural_mp.tuning.executors import Work
+from neural_mp.tuning.executors import Work, read_workers
 from neural_mp.tuning.executors.contract import DIED, _Package
 from neural_mp.tuning.executors.local import LocalExecutor, room
 from neural_mp.tuning.executors.options import Workers
@@ -170,7 +170,7 @@ def test_a_setting_that_means_nothing_is_named(value, words):
     ],
 )
 def test_a_word_says_what_a_number_or_a_mapping_says(word, value):
-    assert Workers.read(word) == Workers.read(value)
+    assert read_workers(word) == read_workers(value)
 
 
 def test_without_ray_it_is_said_how_to_install_it(monkeypatch):
@@ -194,4 +194,4 @@ def test_where_processes_share_no_memory_it_is_said_before_anything_is_computed(
 @pytest.mark.parametrize("engine", [["local"], {"local": 1}, 3, None, "lokal"])
 def test_what_is_no_name_of_an_engine_is_said(engine):
     with pytest.raises(ConfigurationError, match="there is no engine"):
-        Workers.read({"engine": engine})
+        read_workers({"engine": engine})

@@ -28,11 +28,12 @@ from neural_mp.adaptors.onnxrt.kernel_registry import quantizes
 from neural_mp.adaptors.onnxrt.opset import (
     LEAST_OPSET,
     gives_list,
-    lower_opset,
     opset_of,
     raise_opset,
+    same_but_for_types,
 )
 from neural_mp.adaptors.onnxrt.subgraphs import in_order, lift_constants, sink_constants
+from neural_mp.errors import ConversionError
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def prepare(program: ir.Model, folder: Path | None) -> list[str]:
             f"quantization per channel and bfloat16"
         )
     elif not quantizes(before):
-        lower_opset(program)
+        _lower_opset(program)
         notes.append(
             f"the model's opset {before} was lowered to {opset_of(program)}, the newest in which "
             f"ONNX Runtime quantizes tensors"
@@ -102,6 +103,27 @@ def _use_plain_domain(program: ir.Model) -> None:
     for node in program.graph.all_nodes():
         if node.domain == "ai.onnx":
             node.domain = ""
+
+
+def _lower_opset(program: ir.Model) -> None:
+    """Write a graph in the newest opset in which ONNX Runtime quantizes tensors, in place.
+
+    ONNX may be ahead of the kernels of ONNX Runtime. Often an op changed in the element types alone
+    that it takes.
+
+    Raises:
+        ConversionError: an op of the graph is another one before its opset.
+    """
+    before = opset_of(program)
+    fitting = (opset for opset in range(before, LEAST_OPSET - 1, -1) if quantizes(opset))
+    newest = next(fitting, LEAST_OPSET)
+    for node in program.graph.all_nodes():
+        if not same_but_for_types(node, before, newest):
+            raise ConversionError(
+                f"ONNX Runtime has no kernels yet that quantize in opset {before}, and "
+                f"{node.op_type} is another op in opset {newest}"
+            )
+    program.graph.opset_imports[""] = newest
 
 
 def infer_shapes(program: ir.Model) -> None:

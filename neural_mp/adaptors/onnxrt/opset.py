@@ -11,7 +11,6 @@ import onnx
 import onnx_ir as ir
 from onnxscript import version_converter
 
-from neural_mp.adaptors.onnxrt.kernel_registry import quantizes
 from neural_mp.errors import ConversionError, in_one_line
 
 
@@ -164,27 +163,6 @@ def raise_opset(program: ir.Model) -> None:
                 mode = ir.AttrString("coordinate_transformation_mode", "asymmetric")
                 node.attributes.add(mode)
                 node.attributes.add(ir.AttrString("nearest_mode", "floor"))
-
-
-def lower_opset(program: ir.Model) -> None:
-    """Write a graph in the newest opset in which ONNX Runtime quantizes tensors, in place.
-
-    ONNX may be ahead of the kernels of ONNX Runtime. Often an op changed in the element types alone
-    that it takes.
-
-    Raises:
-        ConversionError: an op of the graph is another one before its opset.
-    """
-    before = opset_of(program)
-    fitting = (opset for opset in range(before, LEAST_OPSET - 1, -1) if quantizes(opset))
-    newest = next(fitting, LEAST_OPSET)
-    for node in program.graph.all_nodes():
-        if not same_but_for_types(node, before, newest):
-            raise ConversionError(
-                f"ONNX Runtime has no kernels yet that quantize in opset {before}, and "
-                f"{node.op_type} is another op in opset {newest}"
-            )
-    program.graph.opset_imports[""] = newest
 
 
 @contextmanager

@@ -33,7 +33,8 @@ from neural_mp.adaptors.pytorch import (
 from neural_mp.adaptors.pytorch.call_signature import resized
 from neural_mp.adaptors.pytorch.casts import CAST
 from neural_mp.adaptors.pytorch.convert import write
-from neural_mp.adaptors.pytorch.converted_module import CompiledModule
+from neural_mp.adaptors.pytorch.converted_module import CompiledModule, as_module
+from neural_mp.adaptors.pytorch.direct_calls import DirectCalls
 from neural_mp.adaptors.pytorch.graph import build_graph
 from neural_mp.adaptors.pytorch.int8_accumulation import kernel_products
 from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel, fingerprint
@@ -141,7 +142,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
 
     def predict(self, model: TorchModel, inputs: Any) -> Any:
         """Outputs as tensors, or as arrays where the inputs were arrays."""
-        return model.direct(inputs)
+        return model.once(DirectCalls)(inputs)
 
     def example_inputs(self, model: TorchModel, batch_size: int | None = None) -> Any:
         """The captured example: a tuple of positional inputs, or a dict where there are none."""
@@ -150,7 +151,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
 
     def native(self, model: TorchModel) -> Any:
         """The user's own module for an untouched model, else a `ConvertedModule`."""
-        return model.original if model.original is not None else model.converted
+        return model.original if model.original is not None else model.once(as_module)
 
     def compiled(self, model: TorchModel) -> Any:
         """A `CompiledModule`."""

@@ -15,7 +15,7 @@ from neural_mp.adaptors.pytorch.direct_calls import DirectGraph
 from neural_mp.adaptors.pytorch.dynamic_shapes import check_inputs, keywords
 from neural_mp.adaptors.pytorch.fusion import is_node, only_user
 from neural_mp.adaptors.pytorch.lowering import runnable_form
-from neural_mp.adaptors.pytorch.model import add_constant, constant, shallow_copy
+from neural_mp.adaptors.pytorch.model import TorchModel, add_constant, constant, shallow_copy
 from neural_mp.adaptors.pytorch.quantizable_ops import ADD, LINEAR
 from neural_mp.util.labels import without_labels
 
@@ -65,6 +65,11 @@ class ConvertedModule(nn.Module):
             "a converted model is not pickled: its kernels hold packed weights; keep it with "
             "OptimizedModel.save and bring it back with neural_mp.load"
         )
+
+
+def as_module(model: TorchModel) -> nn.Module:
+    """A model as users hold it once a plan is in it."""
+    return model.built(lambda part: ConvertedModule(part.portable, part.runnable))
 
 
 @torch.compiler.disable

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.pytorch.call_signature import Call, Convention
 from neural_mp.adaptors.pytorch.dynamic_shapes import SIZES, watch_sizes
+
+T = TypeVar("T")
 
 #: Key of `Node.meta` under which the op's name is kept.
 OP_NAME = "neural_mp_op"
@@ -87,19 +89,16 @@ class TorchModel:
         """What is run: the graph, or the user's code that calls the graphs of its modules."""
         return self.built(lambda part: part.runnable)
 
+    def once(self, make: Callable[[TorchModel], T]) -> T:
+        """What a function makes of the model; later calls give back the same."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        made: T = self._made[make]
+        return made
+
     @cached_property
-    def direct(self) -> Callable[[Any], Any]:
-        """The model as a function of the inputs of a batch."""
-        from neural_mp.adaptors.pytorch.direct_calls import DirectCalls
-
-        return DirectCalls(self)
-
-    @cached_property
-    def converted(self) -> nn.Module:
-        """The model as users hold it once a plan is in it."""
-        from neural_mp.adaptors.pytorch.converted_module import ConvertedModule
-
-        return self.built(lambda part: ConvertedModule(part.portable, part.runnable))
+    def _made(self) -> dict[Callable[[TorchModel], Any], Any]:
+        return {}
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
-from neural_mp.errors import ConfigurationError, did_you_mean
+from neural_mp.errors import ConfigurationError, did_you_mean, inside
 from neural_mp.tuning.executors.contract import Executor, Finding, Raised, Task, Work, Worker, taken
+from neural_mp.tuning.executors.options import LOCAL, Workers
 
 #: Where third parties announce executors of their own.
 ENTRY_POINT_GROUP = "neural_mp.executors"
+#: No machine has so many cores; libraries that are told to use more threads never come back.
+_MOST_THREADS = 4096
+_OWN_KEYS = ("engine", "count", "threads")
+#: The option that follows the name of an engine in a word such as `ray:10.0.0.1:6379`.
+_ADDRESS = "address"
 
 
 def executor_classes() -> dict[str, type[Executor]]:
@@ -40,6 +48,58 @@ def executor_named(name: Any) -> type[Executor]:
     return known[name]
 
 
+def read_workers(value: int | str | Mapping[str, Any]) -> Workers:
+    """The setting that a user's value stands for.
+
+    Args:
+        value: a number of processes; a word, `4`, `ray` or `ray:10.0.0.1:6379`, which is an
+            engine with the address that it takes; or a mapping with `engine`, `count` and
+            others.
+
+    Raises:
+        ConfigurationError: a key or the engine is unknown, or a number is not from 1.
+    """
+    if isinstance(value, str):
+        return _workers_of_word(value)
+    if not isinstance(value, Mapping):
+        return Workers(count=_whole("workers", value))
+    engine = value.get("engine", LOCAL)
+    with inside("engine"):
+        known = (*_OWN_KEYS, *executor_named(engine).options)
+    for key in value:
+        if key not in known:
+            with inside(key):
+                raise ConfigurationError(
+                    f"workers of engine {engine!r} have no key {key!r}{did_you_mean(key, known)}"
+                )
+    numbers = {
+        name: None if value.get(name) is None else _whole(f"workers: {name}", value[name])
+        for name in ("count", "threads")
+    }
+    if (numbers["threads"] or 0) > _MOST_THREADS:
+        raise ConfigurationError(
+            f"workers: threads must be at most {_MOST_THREADS}, got {numbers['threads']}"
+        )
+    options = {key: value[key] for key in value if key not in _OWN_KEYS}
+    return Workers(engine, numbers["count"], numbers["threads"], options)
+
+
+def _workers_of_word(word: str) -> Workers:
+    with suppress(ValueError):
+        return Workers(count=_whole("workers", int(word)))
+    engine, colon, address = word.partition(":")
+    known = executor_named(engine).options
+    if colon and _ADDRESS not in known:
+        raise ConfigurationError(f"workers of engine {engine!r} have no address, got {word!r}")
+    return Workers(engine, None, options={_ADDRESS: address} if colon else {})
+
+
+def _whole(option: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigurationError(f"{option} must be at least 1, got {value!r}")
+    return value
+
+
 __all__ = [
     "Executor",
     "Finding",
@@ -49,5 +109,6 @@ __all__ = [
     "Worker",
     "executor_classes",
     "executor_named",
+    "read_workers",
     "taken",
 ]

@@ -7,6 +7,7 @@ from machine import machine
 from torch import nn
 
 from neural_mp.adaptors.loaded_model import LoadedModel
+from neural_mp.adaptors.pytorch.direct_calls import DirectCalls
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.core.precision import Precision
 from neural_mp.errors import DataError
@@ -122,8 +123,8 @@ def test_an_fp32_result_runs_the_users_own_module():
     adaptor = adaptor_for(net)
     inputs = tuple(torch.randn(2, 8, 6))
     loaded = LoadedModel(adaptor, adaptor.load(net, example=inputs))
-    assert type(loaded.held.direct._target) is Two
-    assert loaded.held.direct._target.a.weight is net.a.weight
+    assert type(loaded.held.once(DirectCalls)._target) is Two
+    assert loaded.held.once(DirectCalls)._target.a.weight is net.a.weight
 
 
 def test_an_fp32_result_returns_the_bits_of_the_users_own_module_from_the_first_call_on():

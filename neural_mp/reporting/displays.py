@@ -1,0 +1,60 @@
+"""How plans, machines, reports and comparisons show themselves; see `neural_mp.util.display`."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from pathlib import Path
+
+from neural_mp.core.hardware import Hardware
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import Precision
+from neural_mp.errors import NeuralMPError
+from neural_mp.reporting.comparison import comparison_table
+from neural_mp.reporting.page import page_of, report_cell, write_page
+from neural_mp.runs.report import Report
+from neural_mp.util.html import notebook_table
+from neural_mp.util.text import counted
+
+table = comparison_table
+
+
+@singledispatch
+def cell(value: object) -> str:
+    """HTML for a notebook's cell, of a class that is registered here."""
+    raise TypeError(f"nothing shows a {type(value).__name__}")
+
+
+cell.register(Report, report_cell)
+
+
+@cell.register
+def _plan(plan: PrecisionPlan) -> str:
+    rows = [(op, str(config), str(config.weight or "")) for op, config in plan.items()]
+    caption = f"{counted(len(plan), 'op')} of the plan"
+    return notebook_table(("op", "runs in", "weight"), rows, caption)
+
+
+@cell.register
+def _machine(machine: Hardware) -> str:
+    rows = [
+        (f"{device}, {precision}" if machine.gpus else precision.value, found.runs, found.reason)
+        for device in (("cpu", "gpu") if machine.gpus else ("cpu",))
+        for precision in Precision
+        for found in [machine.support(precision, device)]
+    ]
+    caption = f"{machine.name}, {counted(machine.cores, 'core')}"
+    return notebook_table(("precision", "runs", "because"), rows, caption)
+
+
+def save_page(report: Report, path: str | Path) -> None:
+    """Write the page of the run that the figures are of.
+
+    Raises:
+        NeuralMPError: no such run is known, or it cannot be written.
+    """
+    if report.record is None:
+        raise NeuralMPError(
+            "nothing is known of a run that these figures are of; the page of a run is made "
+            "from the report of its result, or by `neural-mp report` from its workspace"
+        )
+    write_page(path, page_of(report.record))
