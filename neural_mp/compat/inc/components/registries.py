@@ -68,8 +68,11 @@ def words(option: str, value: Any) -> list[Any]:
 
 
 def numbers(option: str, value: Any) -> tuple[float, ...]:
-    """One number or several, also written as `"1.0, 2.0"`."""
-    return tuple(finite_number(option, _number(item)) for item in words(option, value))
+    """One number or several, also written as `"1.0, 2.0"` or `"1.0 2.0"`."""
+    found = tuple(finite_number(option, _number(item)) for item in words(option, value))
+    if not found:
+        raise ConfigurationError(f"{option} is empty")
+    return found
 
 
 def sizes(option: str, value: Any) -> tuple[int, ...]:
