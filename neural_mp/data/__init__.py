@@ -2,8 +2,13 @@
 
 from neural_mp.data import csv_files, images, numpy_files  # imported to be registered
 from neural_mp.data.datasets import DATASETS, ArrayDataset, DummyDataset
-from neural_mp.data.loader import build_dataloader, build_dataset, build_transforms
-from neural_mp.data.name_registries import OWN, Vocabulary
+from neural_mp.data.loader import (
+    OWN,
+    Vocabulary,
+    build_dataloader,
+    build_dataset,
+    build_transforms,
+)
 from neural_mp.data.registry import Registry
 from neural_mp.data.transforms import TRANSFORMS, InputTransform, Transform
 
