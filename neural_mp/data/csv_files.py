@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from neural_mp.data.datasets import DATASETS, ArrayDataset
-from neural_mp.data.option_checks import existing_path
+from neural_mp.data.option_checks import existing_path, true_or_false
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 from neural_mp.util.argument_checks import brief
 from neural_mp.util.text import counted
@@ -48,8 +48,7 @@ def csv_dataset(
     """
     if not isinstance(delimiter, str) or len(delimiter) != 1:
         raise ConfigurationError(f"csv: delimiter must be one character, got {delimiter!r}")
-    if not isinstance(header, bool):
-        raise ConfigurationError(f"csv: header must be true or false, got {header!r}")
+    true_or_false("csv: header", header)
     if columns is not None and (not isinstance(columns, list | tuple) or not columns):
         raise ConfigurationError(f"csv: columns must be a list of columns, got {columns!r}")
     file = existing_path("csv: path", path)

@@ -113,14 +113,25 @@ def _true_classes(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
         return labels.argmax(axis=1).astype(np.int64)
     if labels.ndim not in (1, 2):
         raise _misfit(scores, labels, CLASSES_KEPT_APART)
-    labels = labels.reshape(-1)
-    classes = np.nan_to_num(labels).astype(np.int64)
-    if not np.array_equal(classes, labels):
+    return whole_numbers(labels.reshape(-1), "labels")
+
+
+def whole_numbers(values: np.ndarray, what: str) -> np.ndarray:
+    """`values` as int64.
+
+    Raises:
+        MetricError: there is a fraction or NaN among them.
+    """
+    if values.dtype.kind != "f":
+        return values.astype(np.int64)
+    with np.errstate(invalid="ignore"):
+        whole = np.nan_to_num(values).astype(np.int64)
+    if not np.array_equal(whole, values):
         raise MetricError(
-            f"labels must be classes, whole numbers from 0, got "
-            f"{labels[classes != labels][0]} among them"
+            f"the {what} must be classes, whole numbers from 0, got {values[whole != values][0]} "
+            f"among them"
         )
-    return classes
+    return whole
 
 
 def _check_range(classes: np.ndarray, count: int) -> None:

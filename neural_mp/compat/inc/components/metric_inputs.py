@@ -47,23 +47,6 @@ def as_one(values: Any, what: str) -> np.ndarray:
     return np.stack([as_array(piece, what) for piece in pieces])
 
 
-def whole_numbers(values: np.ndarray, what: str) -> np.ndarray:
-    """`values` as int64.
-
-    Raises:
-        MetricError: there is a fraction or NaN among them.
-    """
-    if values.dtype.kind != "f":
-        return values.astype(np.int64)
-    with np.errstate(invalid="ignore"):
-        whole = np.nan_to_num(values).astype(np.int64)
-    if not np.array_equal(whole, values):
-        raise MetricError(
-            f"the {what} must be classes, which are whole numbers, got {values[whole != values][0]}"
-        )
-    return whole
-
-
 def text(value: Any) -> str:
     """A string, given as such, as bytes in UTF-8, or as an array of one; a number as its digits."""
     if not isinstance(value, str | bytes):

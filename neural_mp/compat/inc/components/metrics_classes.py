@@ -12,12 +12,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.compat.inc.components.metric_inputs import as_one, parts, whole_numbers
+from neural_mp.compat.inc.components.metric_inputs import as_one, parts
 from neural_mp.compat.inc.components.registries import METRICS, registered
 from neural_mp.data.option_checks import one_of, whole_number
 from neural_mp.errors import MetricError
 from neural_mp.metrics.base import RunningMean, nothing_taken_in
-from neural_mp.metrics.segmentation import confusion_matrix, mean_intersection_over_union
+from neural_mp.metrics.predictions import whole_numbers
+from neural_mp.metrics.segmentation import MeanIoU
 from neural_mp.util.pytree import as_numpy
 
 
@@ -255,7 +256,7 @@ def _tokens(values: Any, what: str) -> Sequence[Hashable]:
 
 
 @registered(METRICS, "mIOU")
-class MeanIntersectionOverUnion:
+class MeanIntersectionOverUnion(MeanIoU):
     """The mean over classes of intersection over union, of classes that appear at all.
 
     Predictions and labels are classes of pixels, of any shapes with as many numbers. Pixels whose
@@ -268,16 +269,9 @@ class MeanIntersectionOverUnion:
         ConfigurationError: `num_classes` is no whole number from 1.
     """
 
-    running: ClassVar[bool] = True
-    higher_is_better: ClassVar[bool] = True
-
     def __init__(self, num_classes: int = 21) -> None:
-        self.num_classes = whole_number("mIOU: num_classes", num_classes, minimum=1)
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self._confusion = np.zeros((self.num_classes, self.num_classes), np.int64)
+        super().__init__(whole_number("mIOU: num_classes", num_classes, minimum=1))
+        self._classes = num_classes
 
     def update(self, preds: Any, labels: Any) -> None:
         """Take in one batch.
@@ -292,27 +286,12 @@ class MeanIntersectionOverUnion:
                 f"mIOU needs a prediction for each pixel of the labels, got {predicted.size} "
                 f"predictions and {truth.size} labels"
             )
-        known = (truth >= 0) & (truth < self.num_classes)
+        known = (truth >= 0) & (truth < self._classes)
         predicted, truth = predicted[known], truth[known]
-        if predicted.size and not 0 <= predicted.min() <= predicted.max() < self.num_classes:
+        if predicted.size and not 0 <= predicted.min() <= predicted.max() < self._classes:
             raise MetricError(
-                f"mIOU with num_classes={self.num_classes} needs predicted classes from 0 to "
-                f"{self.num_classes - 1}, got {predicted.min()} to {predicted.max()}; scores must "
+                f"mIOU with num_classes={self._classes} needs predicted classes from 0 to "
+                f"{self._classes - 1}, got {predicted.min()} to {predicted.max()}; scores must "
                 f"be turned into classes by the model or a postprocess transform"
             )
-        self._confusion += confusion_matrix(truth, predicted, self.num_classes)
-
-    def merge(self, other: Any) -> None:
-        """Take in all that another of its kind has taken in."""
-        self._confusion += other._confusion
-
-    def result(self) -> float:
-        """The mean since the last reset, 0 to 1.
-
-        Raises:
-            MetricError: nothing has been taken in.
-        """
-        found = mean_intersection_over_union(self._confusion)
-        if found is None:
-            raise nothing_taken_in(self)
-        return found
+        self.add(truth, predicted, self._classes)

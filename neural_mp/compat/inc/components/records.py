@@ -15,16 +15,9 @@ from typing import Any
 import numpy as np
 
 from neural_mp.common import stack
-from neural_mp.compat.inc.components.registries import (
-    DATASETS,
-    TRANSFORMS,
-    existing_file,
-    existing_folder,
-    package,
-    registered,
-    say_ignored,
-)
+from neural_mp.compat.inc.components.registries import DATASETS, TRANSFORMS, registered, say_ignored
 from neural_mp.compat.inc.components.transforms.image_transform import TensorImage, as_tensor_image
+from neural_mp.data.option_checks import existing_file, existing_folder, package
 from neural_mp.errors import ConfigurationError, DataError, in_one_line
 
 #: Bytes before and behind a record: its length and checksums.

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from neural_mp.config.source import IgnoredSettingWarning
 from neural_mp.data import DATASETS as OUR_DATASETS
 from neural_mp.data import TRANSFORMS as OUR_TRANSFORMS
-from neural_mp.data.option_checks import existing_path, finite_number, whole_number
+from neural_mp.data.option_checks import finite_number, whole_number
 from neural_mp.data.registry import Registry
-from neural_mp.errors import ConfigurationError, DataError, MissingFrameworkError
+from neural_mp.errors import ConfigurationError
 from neural_mp.metrics import METRICS as OUR_METRICS
 
 _WHY_IGNORED = {
@@ -29,32 +27,6 @@ def say_ignored(dataset: str, **options: Any) -> None:
         if value is not None:
             message = f"dataset {dataset!r}: {option} is ignored: {_WHY_IGNORED[option]}"
             warnings.warn(message, IgnoredSettingWarning, stacklevel=3)
-
-
-def package(name: str, needed_by: str, extra: str) -> Any:
-    """The module `name`, imported.
-
-    Args:
-        name: of the module.
-        needed_by: what needs it, for the message.
-        extra: which of our extras brings it.
-
-    Raises:
-        MissingFrameworkError: it is not installed.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise MissingFrameworkError(
-            f"{needed_by} needs {name}; install it with: pip install 'neural-mp[{extra}]'"
-        ) from error
-
-
-def true_or_false(option: str, value: Any) -> bool:
-    """`value`, which must be a bool."""
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"{option} must be true or false, got {value!r}")
-    return value
 
 
 def words(option: str, value: Any) -> list[Any]:
@@ -90,32 +62,6 @@ def _number(item: Any) -> Any:
         except ValueError:
             continue
     return item
-
-
-def existing_folder(option: str, value: Any) -> Path:
-    """The folder `value`, which must exist.
-
-    Raises:
-        ConfigurationError: it is no path.
-        DataError: nothing, or a file, is there.
-    """
-    path = existing_path(option, value)
-    if not path.is_dir():
-        raise DataError(f"{option} must be a folder; {path} is a file")
-    return path
-
-
-def existing_file(option: str, value: Any) -> Path:
-    """The file `value`, which must exist.
-
-    Raises:
-        ConfigurationError: it is no path.
-        DataError: nothing, or a folder, is there.
-    """
-    path = existing_path(option, value)
-    if path.is_dir():
-        raise DataError(f"{option} must be a file; {path} is a folder")
-    return path
 
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.compat.inc.components.registries import package
-from neural_mp.data.option_checks import finite_numbers, height_and_width
+from neural_mp.data.option_checks import finite_numbers, height_and_width, package
 from neural_mp.data.transforms import InputTransform
 from neural_mp.errors import ConfigurationError, in_one_line
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.compat.inc.components.registries import TRANSFORMS, package, registered
+from neural_mp.compat.inc.components.registries import TRANSFORMS, registered
 from neural_mp.compat.inc.components.transforms import geometry
 from neural_mp.compat.inc.components.transforms.geometry import RandomTransform
 from neural_mp.compat.inc.components.transforms.image_transform import (
@@ -24,7 +24,13 @@ from neural_mp.compat.inc.components.transforms.image_transform import (
 )
 from neural_mp.data.images import Resize as PillowResize
 from neural_mp.data.images import pillow
-from neural_mp.data.option_checks import finite_number, finite_numbers, one_of, whole_number
+from neural_mp.data.option_checks import (
+    finite_number,
+    finite_numbers,
+    one_of,
+    package,
+    whole_number,
+)
 from neural_mp.errors import ConfigurationError
 
 PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
