@@ -14,7 +14,7 @@ import numpy as np
 from neural_mp.data.option_checks import finite_number, one_of, true_or_false, whole_number
 from neural_mp.errors import MetricError
 from neural_mp.metrics.base import METRICS, Collection, RunningMean
-from neural_mp.metrics.predictions import class_pairs, score_pairs
+from neural_mp.metrics.predictions import are_probabilities, class_pairs, score_pairs
 
 
 @METRICS.register("accuracy", "acc")
@@ -209,7 +209,7 @@ class AUC(Collection):
         if count == 2:
             return float(roc_auc_score(truth, scores))
         if self.from_logits:
-            _refuse_probabilities("AUC", bool(_are_probabilities(scores).all()))
+            _refuse_probabilities("AUC", bool(are_probabilities(scores).all()))
             chances = np.exp(_log_softmax(scores))
         else:
             chances = _probabilities("AUC", scores)
@@ -257,7 +257,7 @@ class Loss(RunningMean):
             scores = np.stack([other, scores], axis=1)
         if truth.size and not 0 <= truth.min() <= truth.max() < scores.shape[1]:
             raise MetricError(f"loss takes labels 0 and 1 here, got {np.unique(truth).tolist()}")
-        self._all_probabilities &= bool(_are_probabilities(scores).all())
+        self._all_probabilities &= bool(are_probabilities(scores).all())
         if self.from_logits:
             logarithms = _log_softmax(scores)
         else:
@@ -288,14 +288,9 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
-def _are_probabilities(rows: np.ndarray) -> np.ndarray:
-    """Whether each row is; the tolerance is what 8 bits of mantissa (bfloat16) leave."""
-    return (rows >= 0).all(axis=1) & (np.abs(rows.sum(axis=1) - 1) < 1e-2)
-
-
 def _probabilities(metric: str, rows: np.ndarray) -> np.ndarray:
     known = rows[~np.isnan(rows).any(axis=1)]
-    if not _are_probabilities(known).all():
+    if not are_probabilities(known).all():
         raise MetricError(
             f"{metric} with from_logits: false needs probabilities, rows from 0 that add up to 1; "
             f"for logits set from_logits: true"

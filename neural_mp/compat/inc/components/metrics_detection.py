@@ -18,8 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.compat.inc.components.metric_inputs import text
-from neural_mp.compat.inc.components.registries import METRICS, registered
+from neural_mp.compat.inc.components.registries import METRICS, registered, text
 from neural_mp.config.source import read_text
 from neural_mp.data.option_checks import existing_path, one_of, whole_number
 from neural_mp.errors import ConfigurationError, MetricError, did_you_mean

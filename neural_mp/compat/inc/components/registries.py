@@ -1,4 +1,8 @@
-"""What datasets of theirs share: options without a meaning here, and packages they need."""
+"""What datasets, transforms and metrics of theirs share: registries, and forms of what they get.
+
+A model with several outputs gives a metric a list, a tuple or a dict of arrays, a model with one
+output the array, or a list that holds it. Sample weights are of no effect, as there.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,17 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from neural_mp.config.source import IgnoredSettingWarning
 from neural_mp.data import DATASETS as OUR_DATASETS
 from neural_mp.data import TRANSFORMS as OUR_TRANSFORMS
 from neural_mp.data.option_checks import finite_number, whole_number
 from neural_mp.data.registry import Registry
-from neural_mp.errors import ConfigurationError
+from neural_mp.errors import ConfigurationError, MetricError
 from neural_mp.metrics import METRICS as OUR_METRICS
+from neural_mp.metrics.predictions import as_array
+from neural_mp.util.pytree import as_numpy
 
 _WHY_IGNORED = {
     "filter": "all samples of the dataset are used",
@@ -62,6 +70,45 @@ def _number(item: Any) -> Any:
         except ValueError:
             continue
     return item
+
+
+def parts(values: Any) -> list[Any]:
+    """The arrays that a list, tuple or dict holds; anything else, a list of numbers too, alone."""
+    if isinstance(values, Mapping):
+        return list(values.values())
+    if isinstance(values, list | tuple) and any(getattr(v, "ndim", 0) > 0 for v in values):
+        return list(values)
+    return [values]
+
+
+def as_one(values: Any, what: str) -> np.ndarray:
+    """All of `values` as one array; a list of several arrays is stacked along a new first axis.
+
+    Args:
+        values: what a model or a dataloader gave.
+        what: `"predictions"` or `"labels"`, for messages.
+
+    Raises:
+        MetricError: they do not form one array of numbers.
+    """
+    pieces = parts(values)
+    if len(pieces) == 1:
+        return as_array(pieces[0], what)
+    shapes = [np.shape(piece) for piece in pieces]
+    if len(set(shapes)) != 1:
+        raise MetricError(
+            f"the {what} are {len(pieces)} arrays of the shapes {shapes[:4]}, and this metric "
+            f"takes one; a postprocess transform or a metric of your own can choose among them"
+        )
+    return np.stack([as_array(piece, what) for piece in pieces])
+
+
+def text(value: Any) -> str:
+    """A string, given as such, as bytes in UTF-8, or as an array of one; a number as its digits."""
+    if not isinstance(value, str | bytes):
+        array = as_numpy(value)
+        value = array.item() if array.size == 1 else value
+    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
 
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
