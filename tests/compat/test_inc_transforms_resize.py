@@ -67,6 +67,16 @@ def test_tensorflow_takes_middles_between_pixels():
     assert same.tolist() == line.tolist()
 
 
+def test_tensorflow_scales_in_scripts_for_its_first_version_too(monkeypatch):
+    tf = pytest.importorskip("tensorflow")
+    line = np.array([[[0], [100]]], dtype=np.uint8)
+    expected = tensorflow_resize(line, 1, 4, "bilinear")
+    with tf.Graph().as_default():
+        assert (tensorflow_resize(line, 1, 4, "bilinear") == expected).all()
+    monkeypatch.setattr(tf, "executing_eagerly", lambda: False)
+    assert (tensorflow_resize(line, 1, 4, "bilinear") == expected).all()
+
+
 @pytest.mark.parametrize("shape", [(4, 4), (0, 4, 3)])
 def test_images_that_tensorflow_does_not_scale_are_refused(shape):
     pytest.importorskip("tensorflow")

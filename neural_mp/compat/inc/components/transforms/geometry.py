@@ -18,10 +18,10 @@ from neural_mp.compat.inc.components.transforms.image_transform import (
     ImageTransform,
     TensorImage,
     checked_rank,
+    computed,
     cut,
     from_low_to_high,
     opencv_resize,
-    tensorflow,
     tensorflow_resize,
     two_sizes,
 )
@@ -293,9 +293,8 @@ class RandomResizedCrop(RandomTransform):
             raise ValueError("images of records are scaled with bilinear or nearest here")
         box = (top / height, left / width, (top + rows) / height, (left + columns) / width)
         image = np.asarray(inputs)[np.newaxis].astype(np.float32)
-        with tensorflow() as tf:
-            scaled = tf.image.crop_and_resize(image, [box], [0], self.size, self.interpolation)
-            return np.asarray(scaled[0].numpy())
+        how = [box], [0], self.size, self.interpolation
+        return computed(lambda tf: tf.image.crop_and_resize(image, *how)[0])
 
     def drawn_part(
         self, height: int, width: int, whole: bool, between_pixels: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -108,13 +108,20 @@ def cut(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.n
     return image[top : top + height, left : left + width]
 
 
-@contextmanager
-def tensorflow() -> Iterator[Any]:
-    """The module, on the CPU; an image that it refuses is a ValueError."""
+def computed(function: Callable[[Any], Any]) -> np.ndarray:
+    """The tensor that a function of TensorFlow gives, computed on the CPU.
+
+    Raises:
+        ValueError: TensorFlow refuses the image.
+    """
     tf = package("tensorflow", "a transform of images", "tensorflow")
     try:
-        with tf.device("CPU"):
-            yield tf
+        # Scripts for TensorFlow 1 read data inside a graph, or without eager execution at all.
+        with tf.init_scope(), tf.device("CPU"):
+            if tf.executing_eagerly():
+                return np.asarray(function(tf).numpy())
+        with tf.Graph().as_default(), tf.device("CPU"), tf.compat.v1.Session() as session:
+            return np.asarray(session.run(function(tf)))
     except (tf.errors.OpError, TypeError) as error:
         raise ValueError(in_one_line(error)) from error
 
@@ -125,10 +132,9 @@ def tensorflow_resize(image: np.ndarray, height: int, width: int, method: str) -
     Raises:
         ValueError: the shape or the dtype does not fit.
     """
-    image = np.asarray(checked_rank(image, 3))
-    image = image if method == "nearest" else image.astype(np.float32)
-    with tensorflow() as tf:
-        return np.asarray(tf.image.resize(image, (height, width), method).numpy())
+    given = np.asarray(checked_rank(image, 3))
+    given = given if method == "nearest" else given.astype(np.float32)
+    return computed(lambda tf: tf.image.resize(given, (height, width), method))
 
 
 @contextmanager

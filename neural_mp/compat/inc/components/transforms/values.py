@@ -12,9 +12,9 @@ from neural_mp.compat.inc.components.transforms.image_transform import (
     ImageTransform,
     TensorImage,
     checked_rank,
+    computed,
     is_picture,
     opencv,
-    tensorflow,
 )
 from neural_mp.data.option_checks import finite_number, one_of, whole_number
 from neural_mp.data.transforms import Normalize as OurNormalize
@@ -171,8 +171,7 @@ def image_as(image: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     """
     if image.dtype.kind not in "iuf" or dtype.kind not in "iuf":
         raise ValueError("images of records are of whole numbers or floats")
-    with tensorflow() as tf:
-        return np.asarray(tf.image.convert_image_dtype(image, dtype).numpy())
+    return computed(lambda tf: tf.image.convert_image_dtype(image, dtype))
 
 
 @registered(TRANSFORMS, "QuantizedInput", "tensorflow")
