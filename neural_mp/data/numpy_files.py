@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -42,6 +44,29 @@ def load_arrays(path: Path, *, mapped: bool = False) -> Any:
     if is_archive:
         _check_archive(path)
     return np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+
+
+@contextmanager
+def plain_arrays(path: Path, *, option: str = "", mapped: bool = False) -> Iterator[Any]:
+    """What `load_arrays` gives, for as long as arrays are taken out of it.
+
+    Args:
+        path: an `.npy` or `.npz` file.
+        option: what names it, for messages.
+        mapped: whether an array stays in the file until a part of it is asked for.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    with ExitStack() as stack:
+        try:
+            found = load_arrays(path, mapped=mapped)
+            yield found if isinstance(found, np.ndarray) else stack.enter_context(found)
+        except UNREADABLE as error:
+            raise DataError(
+                f"{option}{path} cannot be read as plain .npy or .npz data (pickled objects are "
+                f"refused): {error}"
+            ) from error
 
 
 def _check_archive(path: Path) -> None:
@@ -145,18 +170,12 @@ def _read(option: str, reference: Any) -> np.ndarray:
     name, separator, key = str(reference).partition(".npz:")
     file = f"{name}.npz" if separator else reference
     path = existing_path(f"numpy: {option}", file)
-    try:
-        # Mapped, not read: only the samples that are asked for come into memory.
-        loaded = load_arrays(path, mapped=True)
-        if isinstance(loaded, np.ndarray):
-            return loaded
-        with loaded as archive:
-            return archive[_array_name(str(path), archive.files, key if separator else None)]
-    except UNREADABLE as error:
-        raise DataError(
-            f"numpy: {option}: {path} cannot be read as plain .npy or .npz data "
-            f"(pickled objects are refused): {error}"
-        ) from error
+    # Mapped, not read: only the samples that are asked for come into memory.
+    with plain_arrays(path, option=f"numpy: {option}: ", mapped=True) as found:
+        if isinstance(found, np.ndarray):
+            return found
+        array: np.ndarray = found[_array_name(str(path), found.files, key if separator else None)]
+        return array
 
 
 def _array_name(path: str, names: list[str], key: str | None) -> str:

@@ -12,7 +12,7 @@ from neural_mp.data.registry import Registry
 from neural_mp.errors import ConfigurationError, MetricError, did_you_mean, inside
 from neural_mp.metrics.base import METRICS
 from neural_mp.metrics.function_metric import OverAllData, takes_data
-from neural_mp.metrics.output_selection import OfOutput
+from neural_mp.metrics.predictions import OfOutput
 from neural_mp.metrics.sklearn_metrics import (
     Scorer,
     is_scorer,

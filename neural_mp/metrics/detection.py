@@ -28,7 +28,7 @@ from neural_mp.metrics.coco_map import (
     overlaps,
     summary,
 )
-from neural_mp.metrics.output_selection import chosen, described, described_outputs, outputs_of
+from neural_mp.metrics.predictions import chosen, described, described_outputs, outputs_of
 from neural_mp.util.pytree import as_numpy
 from neural_mp.util.text import counted
 

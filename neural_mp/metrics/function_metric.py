@@ -17,7 +17,7 @@ import numpy as np
 
 from neural_mp.errors import MetricError
 from neural_mp.metrics.base import nothing_taken_in
-from neural_mp.metrics.output_selection import outputs_of
+from neural_mp.metrics.predictions import outputs_of
 from neural_mp.util.pytree import as_numpy
 
 _TRUTH_NAMES = """

@@ -24,13 +24,17 @@ import numpy as np
 
 from neural_mp.errors import MetricError
 from neural_mp.metrics.function_metric import OverAllData
-from neural_mp.metrics.predictions import as_array, class_pairs, number_pairs, score_pairs
+from neural_mp.metrics.predictions import (
+    are_probabilities,
+    as_array,
+    class_pairs,
+    number_pairs,
+    score_pairs,
+)
 
 #: Ends of names of functions whose smaller value is the better one. Source: "Metrics and scoring",
 #: section 3.4.1.2 of scikit-learn's user guide.
 _LESS_IS_BETTER = ("_error", "_loss", "_deviance")
-#: How far the sum of a row of probabilities may be from 1: 8 bits of mantissa (bfloat16).
-_ROUNDING = 1e-2
 
 
 class Scorer(OverAllData):
@@ -130,12 +134,11 @@ def _scores(preds: Any, labels: Any) -> tuple[Any, Any]:
 def _probabilities(preds: Any, labels: Any) -> tuple[Any, Any]:
     scores, truth = score_pairs(preds, labels)
     scores = scores.astype(np.float64)
-    known = scores[~np.isnan(scores)]
     if scores.ndim == 1:
+        known = scores[~np.isnan(scores)]
         within = bool(((known >= 0) & (known <= 1)).all())
         return (scores if within else 1 / (1 + np.exp(-scores))), truth
-    sums = np.abs(scores.sum(axis=1) - 1)
-    if (known < 0).any() or (sums[~np.isnan(sums)] > _ROUNDING).any():
+    if not are_probabilities(scores[~np.isnan(scores).any(axis=1)]).all():
         scores = np.exp(scores - scores.max(axis=1, keepdims=True))
     scores = scores / scores.sum(axis=1, keepdims=True)
     return (scores[:, 1] if scores.shape[1] == 2 else scores), truth

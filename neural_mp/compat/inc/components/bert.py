@@ -11,14 +11,8 @@ import numpy as np
 
 from neural_mp.common import stack
 from neural_mp.compat.inc.components.records import Record, RecordDataset
-from neural_mp.compat.inc.components.registries import (
-    DATASETS,
-    existing_file,
-    package,
-    registered,
-    say_ignored,
-)
-from neural_mp.data.option_checks import one_of
+from neural_mp.compat.inc.components.registries import DATASETS, registered, say_ignored
+from neural_mp.data.option_checks import existing_file, one_of, package
 from neural_mp.errors import DataError
 from neural_mp.io.files import read_json
 

@@ -10,15 +10,10 @@ from typing import Any
 import numpy as np
 
 from neural_mp.compat.inc.components.records import stack_images
-from neural_mp.compat.inc.components.registries import (
-    DATASETS,
-    existing_file,
-    existing_folder,
-    registered,
-    say_ignored,
-)
+from neural_mp.compat.inc.components.registries import DATASETS, registered, say_ignored
 from neural_mp.data.images import pillow, read_pixels
-from neural_mp.data.numpy_files import UNREADABLE, load_arrays
+from neural_mp.data.numpy_files import plain_arrays
+from neural_mp.data.option_checks import existing_file, existing_folder
 from neural_mp.errors import ConfigurationError, DataError
 from neural_mp.io.files import read_json
 from neural_mp.util.argument_checks import path_of
@@ -196,14 +191,9 @@ class ImageArrays:
     def __getitem__(self, index: int) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
         image = self.images[index]
         path = _array_path(self.folder, image)
-        try:
-            pixels = load_arrays(path)
-        except UNREADABLE as error:
-            raise DataError(
-                f"{path} cannot be read as plain .npy data (pickled objects are refused): {error}"
-            ) from error
-        pairs = zip(image.categories, image.boxes, strict=True)
-        return pixels, [(np.array(category), np.array(box)) for category, box in pairs]
+        with plain_arrays(path) as pixels:
+            pairs = zip(image.categories, image.boxes, strict=True)
+            return pixels, [(np.array(category), np.array(box)) for category, box in pairs]
 
 
 @registered(DATASETS, "COCONpy")

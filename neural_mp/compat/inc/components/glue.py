@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 
 from neural_mp.common import stack
-from neural_mp.compat.inc.components.registries import (
-    DATASETS,
+from neural_mp.compat.inc.components.registries import DATASETS, registered, say_ignored
+from neural_mp.data.option_checks import (
     existing_folder,
+    one_of,
     package,
-    registered,
-    say_ignored,
     true_or_false,
+    whole_number,
 )
-from neural_mp.data.option_checks import one_of, whole_number
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean, in_one_line
 
 MODEL_TYPES = ("distilbert", "bert", "mobilebert", "roberta")

@@ -9,16 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.compat.inc.components.registries import (
-    DATASETS,
-    existing_file,
-    existing_folder,
-    registered,
-    say_ignored,
-    sizes,
-)
+from neural_mp.compat.inc.components.registries import DATASETS, registered, say_ignored, sizes
 from neural_mp.data.images import ImageFolder, pillow, read_pixels
-from neural_mp.data.option_checks import finite_number
+from neural_mp.data.option_checks import existing_file, existing_folder, finite_number
 from neural_mp.errors import ConfigurationError, DataError
 
 #: Files that list images with their labels, looked for in this order in the folder of images.

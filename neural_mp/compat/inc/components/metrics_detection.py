@@ -18,8 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.compat.inc.components.metric_inputs import text
-from neural_mp.compat.inc.components.registries import METRICS, registered
+from neural_mp.compat.inc.components.registries import METRICS, registered, text
 from neural_mp.config.source import read_text
 from neural_mp.data.option_checks import existing_path, one_of, whole_number
 from neural_mp.errors import ConfigurationError, MetricError, did_you_mean
@@ -60,15 +59,38 @@ _KEYS = tuple(f"DetectionBoxes_{name}" for name in SUMMARY)
 _OUTPUTS = ("num_detections", "boxes", "scores", "classes")
 
 
-class _Precision:
-    """What all of them share; `name` is the one in files, for messages."""
+@registered(METRICS, "mAP")
+class MeanAveragePrecision:
+    """The mean average precision over the classes of COCO.
+
+    Outputs are boxes, scores and classes, or the number of detections and these.
+
+    Args:
+        anno_path: a YAML file of `name: id`; the classes of COCO where left out.
+        iou_thrs: the overlap (intersection over union) from which on a box counts as found, 0 to 1,
+            or `0.5:0.05:0.95` for the mean over these.
+        map_points: 0 for the area under the curve of precision over recall, 11 or 101 for the mean
+            at so many recalls.
+        map_key: which value of COCO's summary it is, such as `DetectionBoxes_Precision/mAP` or
+            `DetectionBoxes_Recall/AR@100`. What speaks of an overlap that `iou_thrs` leaves out is
+            -1. There, recall is 1 whenever `map_points` is 0; here it is the recall.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+        DataError: there is no file at `anno_path`.
+        MissingFrameworkError: pycocotools is not installed.
+    """
 
     running: ClassVar[bool] = False  # a value takes long, and is no mean over samples
     higher_is_better: ClassVar[bool] = True
-    name: ClassVar[str]
+    name: ClassVar[str] = "mAP"
 
     def __init__(
-        self, anno_path: str | None, iou_thrs: float | str, map_points: int, map_key: str
+        self,
+        anno_path: str | None = None,
+        iou_thrs: float | str = 0.5,
+        map_points: int = 0,
+        map_key: str = _KEYS[0],
     ) -> None:
         coco_tools(self.name)
         self._ids = (
@@ -179,54 +201,11 @@ class _Precision:
         return np.array([self._ids[word] for word in words])
 
 
-@registered(METRICS, "mAP")
-class MeanAveragePrecision(_Precision):
-    """The mean average precision over the classes of COCO.
-
-    Outputs are boxes, scores and classes, or the number of detections and these.
-
-    Args:
-        anno_path: a YAML file of `name: id`; the classes of COCO where left out.
-        iou_thrs: the overlap (intersection over union) from which on a box counts as found, 0 to 1,
-            or `0.5:0.05:0.95` for the mean over these.
-        map_points: 0 for the area under the curve of precision over recall, 11 or 101 for the mean
-            at so many recalls.
-        map_key: which value of COCO's summary it is, such as `DetectionBoxes_Precision/mAP` or
-            `DetectionBoxes_Recall/AR@100`. What speaks of an overlap that `iou_thrs` leaves out is
-            -1. There, recall is 1 whenever `map_points` is 0; here it is the recall.
-
-    Raises:
-        ConfigurationError: an option is wrong.
-        DataError: there is no file at `anno_path`.
-        MissingFrameworkError: pycocotools is not installed.
-    """
-
-    name = "mAP"
-
-    def __init__(
-        self,
-        anno_path: str | None = None,
-        iou_thrs: float | str = 0.5,
-        map_points: int = 0,
-        map_key: str = _KEYS[0],
-    ) -> None:
-        super().__init__(anno_path, iou_thrs, map_points, map_key)
-
-
 @registered(METRICS, "COCOmAP")
-class COCOMeanAveragePrecision(_Precision):
+class COCOMeanAveragePrecision(MeanAveragePrecision):
     """`mAP` as COCO has it: over ten overlaps, at 101 recalls.
 
-    Args:
-        anno_path: as in `mAP`.
-        iou_thrs: of no effect, as there; always `0.5:0.05:0.95`.
-        map_points: of no effect, as there; always 101.
-        map_key: as in `mAP`.
-
-    Raises:
-        ConfigurationError: an option is wrong.
-        DataError: there is no file at `anno_path`.
-        MissingFrameworkError: pycocotools is not installed.
+    Options are those of `mAP`; `iou_thrs` and `map_points` are of no effect, as there.
     """
 
     name = "COCOmAP"
@@ -242,19 +221,10 @@ class COCOMeanAveragePrecision(_Precision):
 
 
 @registered(METRICS, "VOCmAP")
-class VOCMeanAveragePrecision(_Precision):
+class VOCMeanAveragePrecision(MeanAveragePrecision):
     """`mAP` as VOC has it: the area under the curve, from an overlap of a half.
 
-    Args:
-        anno_path: as in `mAP`.
-        iou_thrs: of no effect, as there; always 0.5.
-        map_points: of no effect, as there; always 0.
-        map_key: as in `mAP`.
-
-    Raises:
-        ConfigurationError: an option is wrong.
-        DataError: there is no file at `anno_path`.
-        MissingFrameworkError: pycocotools is not installed.
+    Options are those of `mAP`; `iou_thrs` and `map_points` are of no effect, as there.
     """
 
     name = "VOCmAP"
@@ -270,21 +240,12 @@ class VOCMeanAveragePrecision(_Precision):
 
 
 @registered(METRICS, "COCOmAPv2")
-class COCOMeanAveragePrecisionV2(_Precision):
+class COCOMeanAveragePrecisionV2(MeanAveragePrecision):
     """`mAP` of a model whose outputs come in any order.
 
-    Args:
-        anno_path: as in `mAP`.
-        iou_thrs: as in `mAP`.
-        map_points: as in `mAP`.
-        map_key: as in `mAP`.
-        output_index_mapping: the positions of the outputs `boxes`, `scores` and `classes`, counted
-            from 0, and of `num_detections`, where the model has it; -1 for a model without it.
-
-    Raises:
-        ConfigurationError: an option is wrong.
-        DataError: there is no file at `anno_path`.
-        MissingFrameworkError: pycocotools is not installed.
+    Options are those of `mAP`, and `output_index_mapping`: the positions of the outputs `boxes`,
+    `scores` and `classes`, counted from 0, and of `num_detections`, where the model has it; -1 for
+    a model without it.
     """
 
     name = "COCOmAPv2"

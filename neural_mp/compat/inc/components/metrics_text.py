@@ -18,12 +18,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.compat.inc.components.metric_inputs import as_one, text, whole_numbers
-from neural_mp.compat.inc.components.metrics_classes import token_f1
-from neural_mp.compat.inc.components.registries import METRICS, registered
+from neural_mp.compat.inc.components.metrics_arrays import token_f1
+from neural_mp.compat.inc.components.registries import METRICS, as_one, registered, text
 from neural_mp.data.option_checks import one_of
 from neural_mp.errors import MetricError
 from neural_mp.metrics.base import Collection, nothing_taken_in
+from neural_mp.metrics.predictions import whole_numbers
 
 #: Task of GLUE → what measures it, as `glue_compute_metrics` of transformers 4 does.
 _GLUE = {

@@ -1,4 +1,6 @@
-"""Metrics over classes in files of Intel Neural Compressor: topk, Accuracy, ROC, F1 and mIOU.
+"""Metrics over classes and numbers in files of Intel Neural Compressor.
+
+They are topk, Accuracy, ROC, F1 and mIOU, and Loss, MAE, MSE and RMSE.
 
 Source of what they mean: `neural_compressor/experimental/metric/metric.py` and `f1.py` of
 release 1.14.
@@ -12,12 +14,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.compat.inc.components.metric_inputs import as_one, parts, whole_numbers
-from neural_mp.compat.inc.components.registries import METRICS, registered
-from neural_mp.data.option_checks import one_of, whole_number
+from neural_mp.compat.inc.components.registries import METRICS, as_one, parts, registered
+from neural_mp.data.option_checks import one_of, true_or_false, whole_number
 from neural_mp.errors import MetricError
+from neural_mp.metrics import regression
 from neural_mp.metrics.base import RunningMean, nothing_taken_in
-from neural_mp.metrics.segmentation import confusion_matrix, mean_intersection_over_union
+from neural_mp.metrics.predictions import as_array, number_pairs, whole_numbers
+from neural_mp.metrics.segmentation import MeanIoU
 from neural_mp.util.pytree import as_numpy
 
 
@@ -255,7 +258,7 @@ def _tokens(values: Any, what: str) -> Sequence[Hashable]:
 
 
 @registered(METRICS, "mIOU")
-class MeanIntersectionOverUnion:
+class MeanIntersectionOverUnion(MeanIoU):
     """The mean over classes of intersection over union, of classes that appear at all.
 
     Predictions and labels are classes of pixels, of any shapes with as many numbers. Pixels whose
@@ -268,16 +271,9 @@ class MeanIntersectionOverUnion:
         ConfigurationError: `num_classes` is no whole number from 1.
     """
 
-    running: ClassVar[bool] = True
-    higher_is_better: ClassVar[bool] = True
-
     def __init__(self, num_classes: int = 21) -> None:
-        self.num_classes = whole_number("mIOU: num_classes", num_classes, minimum=1)
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self._confusion = np.zeros((self.num_classes, self.num_classes), np.int64)
+        super().__init__(whole_number("mIOU: num_classes", num_classes, minimum=1))
+        self._classes = num_classes
 
     def update(self, preds: Any, labels: Any) -> None:
         """Take in one batch.
@@ -292,27 +288,89 @@ class MeanIntersectionOverUnion:
                 f"mIOU needs a prediction for each pixel of the labels, got {predicted.size} "
                 f"predictions and {truth.size} labels"
             )
-        known = (truth >= 0) & (truth < self.num_classes)
+        known = (truth >= 0) & (truth < self._classes)
         predicted, truth = predicted[known], truth[known]
-        if predicted.size and not 0 <= predicted.min() <= predicted.max() < self.num_classes:
+        if predicted.size and not 0 <= predicted.min() <= predicted.max() < self._classes:
             raise MetricError(
-                f"mIOU with num_classes={self.num_classes} needs predicted classes from 0 to "
-                f"{self.num_classes - 1}, got {predicted.min()} to {predicted.max()}; scores must "
+                f"mIOU with num_classes={self._classes} needs predicted classes from 0 to "
+                f"{self._classes - 1}, got {predicted.min()} to {predicted.max()}; scores must "
                 f"be turned into classes by the model or a postprocess transform"
             )
-        self._confusion += confusion_matrix(truth, predicted, self.num_classes)
+        self.add(truth, predicted, self._classes)
 
-    def merge(self, other: Any) -> None:
-        """Take in all that another of its kind has taken in."""
-        self._confusion += other._confusion
 
-    def result(self) -> float:
-        """The mean since the last reset, 0 to 1.
+class _OutputByOutput(RunningMean):
+    """Goes before a metric of ours that takes one output, and gives it all outputs in turn."""
+
+    def __init__(self, compare_label: bool = True) -> None:
+        super().__init__()
+        name = f"{type(self).__name__}: compare_label"
+        self.compare_label = true_or_false(name, compare_label)
+
+    def update(self, preds: Any, labels: Any, sample_weight: Any = None) -> None:
+        """Take in one batch.
 
         Raises:
-            MetricError: nothing has been taken in.
+            MetricError: predictions and labels differ in number or shape.
         """
-        found = mean_intersection_over_union(self._confusion)
-        if found is None:
-            raise nothing_taken_in(self)
-        return found
+        for predicted, truth in _pairs(preds, labels):
+            super().update(predicted, truth)  # type: ignore[misc]
+
+
+@registered(METRICS, "MAE")
+class MAE(_OutputByOutput, regression.MAE):
+    """The mean absolute difference over all numbers of all outputs.
+
+    Unsigned integers are compared as the numbers they are; there, their differences wrap around.
+
+    Args:
+        compare_label: whether predictions are compared with the labels; if not, with what the
+            FP32 model predicts.
+
+    Raises:
+        ConfigurationError: `compare_label` is neither true nor false.
+    """
+
+
+@registered(METRICS, "MSE")
+class MSE(_OutputByOutput, regression.MSE):
+    """The mean squared difference over all numbers of all outputs; options as `MAE` has them."""
+
+
+@registered(METRICS, "RMSE")
+class RMSE(_OutputByOutput, regression.RMSE):
+    """The square root of `MSE`; options as `MAE` has them."""
+
+
+@registered(METRICS, "Loss")
+class Loss(RunningMean):
+    """The mean of the predictions, which are losses already; labels only tell how many there are.
+
+    All numbers of all outputs are summed up, and the sum is divided by the length of the first
+    output in a list. An array `[N, M]` that is not in a list counts as a list of its N rows, as it
+    does there: its sum is divided by M. That is N times the mean over samples, as large for FP32
+    as for every other model.
+    """
+
+    running: ClassVar[bool] = False  # what it divides by need not be the number of samples
+    higher_is_better: ClassVar[bool] = False
+
+    def update(self, preds: Any, labels: Any, sample_weight: Any = None) -> None:
+        """Take in one batch.
+
+        Raises:
+            MetricError: predictions and labels differ in number or shape.
+        """
+        self._sum += float(sum(predicted.sum() for predicted, _ in _pairs(preds, labels)))
+        first = parts(labels)[0]
+        array = np.atleast_1d(as_array(first, "labels"))
+        is_list_of_rows = first is labels and array.ndim > 1
+        self._count += array.shape[1] if is_list_of_rows else len(array)
+
+
+def _pairs(preds: Any, labels: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Output by output, predictions and labels as float64 arrays of one shape."""
+    predicted, truth = parts(preds), parts(labels)
+    if len(predicted) != len(truth):  # one of them may be a list of rows, which belong together
+        predicted, truth = [as_one(preds, "predictions")], [as_one(labels, "labels")]
+    return [number_pairs(*pair) for pair in zip(predicted, truth, strict=True)]

@@ -1,52 +1,47 @@
-"""Cutting, turning and scaling images in files for PyTorch: torchvision's names, without it.
+"""Images in files for PyTorch: torchvision's names, without torchvision.
 
 Pictures, which torchvision gets from Pillow, are uint8 arrays `[H, W]` or `[H, W, C]` here, and its
-tensors are arrays of floats `[C, H, W]`.
+tensors are arrays of floats `[C, H, W]`. Pillow scales and colours pictures, PyTorch scales floats.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
 from neural_mp.compat.inc.components.registries import TRANSFORMS, registered
-from neural_mp.compat.inc.components.transforms.geometry import (
-    INTERPOLATIONS,
-    RandomTransform,
-    central_part,
+from neural_mp.compat.inc.components.transforms import geometry
+from neural_mp.compat.inc.components.transforms.geometry import RandomTransform
+from neural_mp.compat.inc.components.transforms.image_transform import (
+    ImageTransform,
+    axes_of,
+    height_and_width_of,
+    is_picture,
+    two_sizes,
 )
-from neural_mp.compat.inc.components.transforms.image_transform import from_low_to_high, two_sizes
-from neural_mp.compat.inc.components.transforms.opencv_resize import opencv_resize
 from neural_mp.data.images import Resize as PillowResize
-from neural_mp.data.option_checks import finite_number, finite_numbers, one_of, whole_number
-from neural_mp.data.transforms import InputTransform
+from neural_mp.data.images import pillow
+from neural_mp.data.option_checks import (
+    finite_number,
+    finite_numbers,
+    one_of,
+    package,
+    whole_number,
+)
 from neural_mp.errors import ConfigurationError
 
 PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
-_TRIES = 10
-
-
-def is_picture(image: np.ndarray) -> bool:
-    """Whether an array is what Pillow would hold, with channels last, if any."""
-    return image.dtype == np.uint8 and (
-        image.ndim == 2 or (image.ndim == 3 and image.shape[2] <= 4)
-    )
-
-
-def axes_of(image: np.ndarray) -> tuple[int, int]:
-    """The axes of height and width; raises ValueError where there are none."""
-    if image.ndim < 2:
-        raise ValueError("uint8 [H, W, C], or floats [C, H, W] are expected")
-    return (0, 1) if is_picture(image) else (image.ndim - 2, image.ndim - 1)
-
-
-def height_and_width_of(image: np.ndarray) -> tuple[int, int]:
-    """In pixels."""
-    rows, columns = axes_of(image)
-    return image.shape[rows], image.shape[columns]
+_UNBOUNDED = float("inf")
+#: Option → what changes nothing, the bounds of its factor, and Pillow's name of it.
+_JITTER = {
+    "brightness": (1.0, 0.0, _UNBOUNDED, "Brightness"),
+    "contrast": (1.0, 0.0, _UNBOUNDED, "Contrast"),
+    "saturation": (1.0, 0.0, _UNBOUNDED, "Color"),
+    "hue": (0.0, -0.5, 0.5, ""),
+}
 
 
 def part(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
@@ -81,7 +76,7 @@ def pad(
 
 
 def resized(image: np.ndarray, height: int, width: int, interpolation: str) -> np.ndarray:
-    """Scale as Pillow does: what becomes smaller is averaged.
+    """Scale as torchvision does: what becomes smaller is averaged, but for `nearest`.
 
     Raises:
         ValueError: it is neither a picture nor `[C, H, W]`.
@@ -90,23 +85,18 @@ def resized(image: np.ndarray, height: int, width: int, interpolation: str) -> n
         return PillowResize([height, width], interpolation).apply(image)
     if image.ndim != 3:
         raise ValueError("uint8 [H, W, C], or floats [C, H, W] are expected")
-    if interpolation == "nearest":  # PyTorch takes the upper left one of the pixels, as OpenCV does
-        return np.stack([opencv_resize(channel, width, height, "nearest") for channel in image])
-    channels_last = np.moveaxis(image.astype(np.float32), 0, -1)
-    scaled = PillowResize([height, width], interpolation).apply(channels_last)
-    return np.moveaxis(scaled, -1, 0)
-
-
-def _shorter_edge_or_both(option: str, value: Any) -> tuple[int, ...]:
-    """One size for the shorter edge, or height and width."""
-    if isinstance(value, list | tuple) and len(value) == 2:
-        return two_sizes(option, value)
-    return two_sizes(option, value)[:1]
+    torch = package("torch", "a transform of floats", "torch")
+    nearest = interpolation == "nearest"
+    floats = torch.from_numpy(image.astype(np.float64 if nearest else np.float32))
+    scaled = torch.nn.functional.interpolate(
+        floats[None], (height, width), mode=interpolation, antialias=not nearest
+    )[0].numpy()
+    return np.asarray(scaled.astype(image.dtype) if nearest else scaled)
 
 
 @registered(TRANSFORMS, "Resize", "pytorch")
 @dataclass(frozen=True)
-class Resize(InputTransform):
+class Resize(ImageTransform):
     """Scale an image: one size is its shorter edge, and its shape stays; two are its new edges.
 
     Attributes:
@@ -122,8 +112,10 @@ class Resize(InputTransform):
     interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", _shorter_edge_or_both("Resize: size", self.size))
-        PillowResize(self.size * 2 if len(self.size) == 1 else self.size, self.interpolation)
+        both = isinstance(self.size, list | tuple) and len(self.size) == 2
+        sizes = two_sizes("Resize: size", self.size)
+        PillowResize(sizes, self.interpolation)
+        object.__setattr__(self, "size", sizes if both else sizes[:1])
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """An image of the same kind."""
@@ -138,63 +130,24 @@ class Resize(InputTransform):
 
 
 @registered(TRANSFORMS, "CropResize", "pytorch")
-@dataclass(frozen=True)
-class CropResize(InputTransform):
-    """Cut out a part, and scale it as `Resize` does.
+class CropResize(geometry.CropResize):
+    """Cut out a part, and scale it as `Resize` does; 0 outside of the image."""
 
-    Raises:
-        ConfigurationError: an option is wrong.
-        MissingFrameworkError: Pillow is not installed.
-    """
-
-    x: int
-    y: int
-    width: int
-    height: int
-    size: Any
-    interpolation: str = "bilinear"
-
-    def __post_init__(self) -> None:
-        for option, least in (("x", 0), ("y", 0), ("width", 1), ("height", 1)):
-            whole_number(f"CropResize: {option}", getattr(self, option), minimum=least)
-        Resize(self.size, self.interpolation)
-
-    def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """An image of the same kind."""
-        chosen = part(inputs, self.y, self.x, self.height, self.width)
-        return Resize(self.size, self.interpolation).apply(chosen)
+    part: ClassVar[Callable[..., np.ndarray]] = staticmethod(part)
+    resize: ClassVar[Callable[..., ImageTransform]] = Resize
 
 
 @registered(TRANSFORMS, "CropToBoundingBox", "pytorch")
-@dataclass(frozen=True)
-class CropToBoundingBox(InputTransform):
-    """Cut out the part with this upper left corner and this size; 0 outside of the image.
+class CropToBoundingBox(geometry.CropToBoundingBox):
+    """Cut out the part with this upper left corner and this size; 0 outside of the image."""
 
-    Raises:
-        ConfigurationError: an option is no whole number.
-    """
-
-    offset_height: int
-    offset_width: int
-    target_height: int
-    target_width: int
-
-    def __post_init__(self) -> None:
-        for option in ("offset_height", "offset_width"):
-            whole_number(f"CropToBoundingBox: {option}", getattr(self, option))
-        for option in ("target_height", "target_width"):
-            whole_number(f"CropToBoundingBox: {option}", getattr(self, option), minimum=1)
-
-    def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """The part."""
-        return part(
-            inputs, self.offset_height, self.offset_width, self.target_height, self.target_width
-        )
+    part: ClassVar[Callable[..., np.ndarray]] = staticmethod(part)
+    least_offset: ClassVar[int | None] = None
 
 
 @registered(TRANSFORMS, "CenterCrop", "pytorch")
 @dataclass(frozen=True)
-class CenterCrop(InputTransform):
+class CenterCrop(ImageTransform):
     """Cut `[height, width]` out of the middle; 0 around an image that is smaller.
 
     Raises:
@@ -217,7 +170,7 @@ class CenterCrop(InputTransform):
 
 @registered(TRANSFORMS, "Pad", "pytorch")
 @dataclass(frozen=True)
-class Pad(InputTransform):
+class Pad(ImageTransform):
     """Put margins around an image.
 
     Attributes:
@@ -248,11 +201,10 @@ class Pad(InputTransform):
 
 
 @dataclass(frozen=True)
-class RandomFlip(RandomTransform):
+class RandomFlip(geometry.RandomFlip):
     """Turn over a share `p` of the images, on average."""
 
     p: float = 0.5
-    of_axes: ClassVar[int]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -262,7 +214,7 @@ class RandomFlip(RandomTransform):
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """The image, or its mirror image."""
-        axis = axes_of(inputs)[self.of_axes]
+        axis = axes_of(inputs)[self.axis]
         return np.flip(inputs, axis) if self.random.rand() < self.p else inputs
 
 
@@ -270,14 +222,14 @@ class RandomFlip(RandomTransform):
 class RandomHorizontalFlip(RandomFlip):
     """Turn over a share `p` of the images, on average, from left to right."""
 
-    of_axes: ClassVar[int] = 1
+    axis: ClassVar[int] = 1
 
 
 @registered(TRANSFORMS, "RandomVerticalFlip", "pytorch")
 class RandomVerticalFlip(RandomFlip):
     """Turn over a share `p` of the images, on average, upside down."""
 
-    of_axes: ClassVar[int] = 0
+    axis: ClassVar[int] = 0
 
 
 @registered(TRANSFORMS, "RandomCrop", "pytorch")
@@ -300,22 +252,22 @@ class RandomCrop(RandomTransform):
     pad_if_needed: bool = False
     fill: Any = 0
     padding_mode: str = "constant"
-    margins: tuple[int, ...] = field(init=False, repr=False, default=())
+    around: Pad = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "size", two_sizes("RandomCrop: size", self.size))
         around = Pad(self.padding or 0, self.fill, self.padding_mode)
-        object.__setattr__(self, "margins", around.padding)
-        object.__setattr__(self, "fill", around.fill)
+        object.__setattr__(self, "around", around)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """A part of that size; raises ValueError where the image is smaller."""
-        image = pad(inputs, self.margins, self.fill, self.padding_mode)
+        image = self.around.apply(inputs)
         if self.pad_if_needed:
-            height, width = height_and_width_of(image)
-            rows, columns = max(0, self.size[0] - height), max(0, self.size[1] - width)
-            image = pad(image, (columns, rows, columns, rows), self.fill, self.padding_mode)
+            lacking = np.subtract(self.size, height_and_width_of(image)).clip(min=0)
+            rows, columns = map(int, lacking)
+            margins = columns, rows, columns, rows
+            image = pad(image, margins, self.around.fill, self.padding_mode)
         down, right = np.subtract(height_and_width_of(image), self.size)
         if down < 0 or right < 0:
             raise ValueError(f"it is smaller than {self.size}; pad_if_needed: true mends that")
@@ -324,46 +276,104 @@ class RandomCrop(RandomTransform):
 
 
 @registered(TRANSFORMS, "RandomResizedCrop", "pytorch")
-@dataclass(frozen=True)
-class RandomResizedCrop(RandomTransform):
-    """Cut out a part of a random size and shape, and scale it to `[height, width]`.
-
-    Attributes:
-        size: one number, or `[height, width]`.
-        scale: the least and the largest share of the image that is cut out.
-        ratio: the least and the largest width of the part, in heights.
-        interpolation: `nearest`, `bilinear` or `bicubic`.
-
-    Raises:
-        ConfigurationError: an option is wrong.
-    """
-
-    size: Any
-    scale: Any = (0.08, 1.0)
-    ratio: Any = (3 / 4, 4 / 3)
-    interpolation: str = "bilinear"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "size", two_sizes("RandomResizedCrop: size", self.size))
-        for option in ("scale", "ratio"):
-            value = from_low_to_high(f"RandomResizedCrop: {option}", getattr(self, option))
-            object.__setattr__(self, option, value)
-        one_of("RandomResizedCrop: interpolation", self.interpolation, INTERPOLATIONS)
+class RandomResizedCrop(geometry.RandomResizedCrop):
+    """Cut out a part of a random size and shape, and scale it to `[height, width]`."""
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """An image of the same kind."""
-        chosen = part(inputs, *self._part(*height_and_width_of(inputs)))
+        top, left, rows, columns = self.drawn_part(*height_and_width_of(inputs), whole=True)
+        chosen = part(inputs, int(top), int(left), rows, columns)
         return resized(chosen, self.size[0], self.size[1], self.interpolation)
 
-    def _part(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Top, left, height and width; the whole width or height, where no part is found."""
-        for _ in range(_TRIES):
-            area = self.random.uniform(*self.scale) * height * width
-            ratio = math.exp(self.random.uniform(*np.log(self.ratio)))
-            columns, rows = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-            if 0 < columns <= width and 0 < rows <= height:
-                top = self.random.randint(0, height - rows + 1)
-                left = self.random.randint(0, width - columns + 1)
-                return top, left, rows, columns
-        return central_part(height, width, self.ratio)
+
+@registered(TRANSFORMS, "AlignImageChannel", "pytorch")
+@dataclass(frozen=True)
+class AlignImageChannel(ImageTransform):
+    """Turn a picture into RGB (`dim: 3`) or into grey (`dim: 1`).
+
+    Raises:
+        ConfigurationError: `dim` is neither.
+        MissingFrameworkError: Pillow is not installed.
+    """
+
+    dim: int = 3
+
+    def __post_init__(self) -> None:
+        if self.dim not in (1, 3):
+            raise ConfigurationError(f"AlignImageChannel: dim must be 1 or 3, got {self.dim!r}")
+        pillow("transform 'AlignImageChannel'")
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """uint8 `[H, W, dim]`."""
+        picture = np.array(_in_pillow(inputs).convert("RGB" if self.dim == 3 else "L"))
+        return picture if picture.ndim == 3 else picture[:, :, np.newaxis]
+
+
+def _in_pillow(image: np.ndarray) -> Any:
+    if not is_picture(image):
+        raise ValueError("a picture is expected, uint8 [H, W] or [H, W, C]; ToTensor comes after")
+    one_channel = image.ndim == 3 and image.shape[2] == 1
+    return pillow("a transform").fromarray(
+        np.ascontiguousarray(image[:, :, 0] if one_channel else image)
+    )
+
+
+@registered(TRANSFORMS, "ColorJitter", "pytorch")
+@dataclass(frozen=True)
+class ColorJitter(RandomTransform):
+    """Change brightness, contrast, saturation and hue of a picture at random, in a random order.
+
+    Attributes:
+        brightness, contrast, saturation: how far the factor may be from 1; or `[lowest, highest]`.
+        hue: how far it may be turned, in whole turns, up to 0.5; or `[lowest, highest]`.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+        MissingFrameworkError: Pillow is not installed.
+    """
+
+    brightness: Any = 0
+    contrast: Any = 0
+    saturation: Any = 0
+    hue: Any = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        pillow("transform 'ColorJitter'")
+        for option, (neutral, least, most, _) in _JITTER.items():
+            found = finite_numbers(f"ColorJitter: {option}", getattr(self, option))
+            if len(found) == 1 and found[0] >= 0:
+                lowest = neutral - found[0]
+                found = (lowest if option == "hue" else max(0.0, lowest), neutral + found[0])
+            if len(found) != 2 or not least <= found[0] <= found[1] <= most:
+                raise ConfigurationError(
+                    f"ColorJitter: {option} must be one number, or [lowest, highest] from {least} "
+                    f"to {most}, got {getattr(self, option)!r}"
+                )
+            object.__setattr__(self, option, found)
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """A picture of the same shape."""
+        from PIL import ImageEnhance
+
+        order = self.random.permutation(len(_JITTER))
+        factors = {option: self.random.uniform(*getattr(self, option)) for option in _JITTER}
+        picture = _in_pillow(inputs)
+        for option in np.array(list(_JITTER))[order]:
+            neutral, *_, enhancer = _JITTER[option]
+            if option == "hue" and factors[option] != neutral:
+                picture = _turned(picture, factors[option])
+            elif factors[option] != neutral:
+                picture = getattr(ImageEnhance, enhancer)(picture).enhance(factors[option])
+        return np.array(picture, dtype=np.uint8).reshape(inputs.shape)
+
+
+def _turned(picture: Any, turns: float) -> Any:
+    """Other hues; grey has none."""
+    if picture.mode == "L":
+        return picture
+    image = pillow("transform 'ColorJitter'")
+    hue, saturation, value = picture.convert("HSV").split()
+    moved = (np.array(hue, dtype=np.int64) + int(turns * 255)) % 256
+    bands = (image.fromarray(moved.astype(np.uint8)), saturation, value)
+    return image.merge("HSV", bands).convert(picture.mode)

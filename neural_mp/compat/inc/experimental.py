@@ -1,26 +1,37 @@
-"""`Quantization` and `MixedPrecision` of their version 1."""
+"""`neural_compressor.experimental` of version 1: `Quantization`, `MixedPrecision`, `Benchmark`.
+
+`experimental.common`, with a model, a metric, a loader and a postprocess by their names, is another
+name of this module.
+"""
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.mixed_precision import MixedPrecision as Tuning
 from neural_mp.compat.inc import benchmark
-from neural_mp.compat.inc.import_aliases import NotHereError
-from neural_mp.compat.inc.model import Result, native, outputs_there, runnable
-from neural_mp.compat.inc.settings import settings_of
+from neural_mp.compat.inc.import_aliases import NotHereError, looked_up
+from neural_mp.compat.inc.model import Model, Result, native, outputs_there, runnable
 from neural_mp.compat.inc.user_objects import (
     DataLoader,
+    Metric,
+    Postprocess,
     metric_of,
     named_dataset,
     postprocess_of,
+    settings_of,
     tensor_names,
 )
 from neural_mp.core import hardware as machine
 from neural_mp.core.precision import Precision
+
+logger = logging.getLogger(__name__)
+#: Another name of this module.
+common = sys.modules[__name__]
 
 
 class Configured:
@@ -109,9 +120,6 @@ class Benchmark(Configured):
         return self.results
 
     __call__ = fit
-
-
-logger = logging.getLogger(__name__)
 
 
 class _Experiment(Configured):
@@ -209,3 +217,23 @@ class Quantization(_Experiment):
     """`Quantization` of theirs: INT8 where nothing else is said."""
 
     default = (Precision.INT8,)
+
+
+Graph_Optimization = GraphOptimization
+
+__all__ = [
+    "Benchmark",
+    "DataLoader",
+    "GraphOptimization",
+    "Graph_Optimization",
+    "Metric",
+    "MixedPrecision",
+    "Model",
+    "Postprocess",
+    "Quantization",
+    "common",
+]
+
+
+def __getattr__(name: str) -> Any:
+    return looked_up(__name__, name, globals())
