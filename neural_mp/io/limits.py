@@ -22,7 +22,7 @@ MAX_SETTINGS_VALUES = 1_000_000
 
 # Archives and packed arrays.
 #: Members of an archive: more than the weights of any model.
-MAX_MEMBERS = 100_000
+MAX_ARCHIVE_MEMBERS = 100_000
 #: Unpacked bytes over packed bytes; floats pack far worse, zeros a thousandfold.
 MAX_COMPRESSION_RATIO = 200
 #: Parts of models may be packed better up to here; their writers pack nothing but small text.
@@ -36,6 +36,17 @@ MAX_EMPTY_ARRAY_LENGTH = 1_000_000
 #: Groups and arrays of a file: more than the weights of any model.
 MAX_HDF5_OBJECTS = 1_000_000
 
+#: Bytes of weights that are made over those in the file; an optimizer keeps two more of each.
+MAX_KERAS_WEIGHT_RATIO = 4
+#: Weights that are made in addition: those that are not kept in files, such as those of metrics.
+KERAS_EXTRA_WEIGHT_BYTES = 1 << 28
+
+# Descriptions of saved models.
+#: Elements of an example input, which is made before the first call.
+MAX_EXAMPLE_ELEMENTS = 1 << 28
+#: Bytes of an element: those of a complex number.
+MAX_ELEMENT_BYTES = 16
+
 # ONNX.
 #: Nodes with functions in the place of their calls, which may double at each level.
 MAX_ONNX_NODES = 5_000_000
@@ -46,7 +57,7 @@ MAX_PROGRAM_VALUES = 50_000_000
 #: Integers of the format have 64 bits.
 MAX_PROGRAM_INTEGER = 1 << 64
 #: torch holds tensors of at most so many axes.
-MAX_AXES = 64
+MAX_TENSOR_AXES = 64
 #: Values of a pickle, which may refer to the same list again and again.
 MAX_PICKLE_NODES = 200_000
 #: Elements that an expanded tensor shows over those that it has: the largest batches.

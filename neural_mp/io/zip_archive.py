@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from neural_mp.errors import ModelLoadError, NeuralMPError, in_one_line
-from neural_mp.io.limits import MAX_COMPRESSION_RATIO, MAX_MEMBERS, RATIO_EXEMPT_MODEL_BYTES
+from neural_mp.io.limits import MAX_ARCHIVE_MEMBERS, MAX_COMPRESSION_RATIO, RATIO_EXEMPT_MODEL_BYTES
 
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 0x1
@@ -59,8 +59,8 @@ def _opened(file: Path | BinaryIO) -> zipfile.ZipFile:
 def _faults(archive: zipfile.ZipFile) -> Iterator[str]:
     """What is wrong with the members of an archive, in words."""
     members = archive.infolist()
-    if len(members) > MAX_MEMBERS:
-        yield f"it holds {len(members)} members, more than {MAX_MEMBERS}"
+    if len(members) > MAX_ARCHIVE_MEMBERS:
+        yield f"it holds {len(members)} members, more than {MAX_ARCHIVE_MEMBERS}"
     names: set[str] = set()
     packed = 0
     for member in members:

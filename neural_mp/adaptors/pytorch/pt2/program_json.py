@@ -29,7 +29,7 @@ from neural_mp.adaptors.pytorch.pt2.json_validators import (
 from neural_mp.adaptors.pytorch.pt2.op_allowlist import checked_target
 from neural_mp.adaptors.pytorch.pt2.pytree_specs import checked_tree
 from neural_mp.adaptors.pytorch.pt2.size_expressions import rendered
-from neural_mp.io.limits import MAX_AXES, MAX_PROGRAM_VALUES
+from neural_mp.io.limits import MAX_PROGRAM_VALUES, MAX_TENSOR_AXES
 from neural_mp.io.readers import load_json
 from neural_mp.util.validators import optional, shown
 
@@ -104,7 +104,7 @@ def _graph(value: Any) -> Any:
 _HINT = one_of({"as_int": integer, "as_bool": boolean, "as_float": real})
 _SYMBOLIC = record({"expr_str": _expression}, {"hint": optional(_HINT)})
 _SIZE = one_of({"as_expr": _SYMBOLIC, "as_int": integer})
-_SIZES = listed(_SIZE, MAX_AXES)
+_SIZES = listed(_SIZE, MAX_TENSOR_AXES)
 _FRACTION = one_of({"as_expr": _SYMBOLIC, "as_float": real})
 _TRUTH = one_of({"as_expr": _SYMBOLIC, "as_bool": boolean})
 _DEVICE = record({"type": _device_type}, {"index": optional(integer)})
