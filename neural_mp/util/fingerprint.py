@@ -268,20 +268,10 @@ class _ObjectHasher:
     def _feed_code(self, code: types.CodeType) -> None:
         self._feed("code", code.co_code.hex(), *code.co_names, *code.co_freevars)
         self._feed(str(code.co_argcount), str(code.co_kwonlyargcount), str(code.co_flags))
-        for constant in code.co_consts:
-            self._feed_constant(constant)
-
-    def _feed_constant(self, constant: Any) -> None:
-        if isinstance(constant, types.CodeType):
-            self._feed_code(constant)
-        elif isinstance(constant, tuple):
-            self._feed("tuple", str(len(constant)))
-            for item in constant:
-                self._feed_constant(item)
-        elif isinstance(constant, frozenset):
-            self._feed("set", *sorted(map(repr, constant)))
-        else:
-            self._feed("constant", repr(constant))
+        # What is written in code counts, also where a value from elsewhere would change in use.
+        include_state, self._include_state = self._include_state, True
+        self._feed_sequence("constants", code.co_consts)
+        self._include_state = include_state
 
     def _feed_class(self, kind: type) -> None:
         if is_library_module(kind.__module__):

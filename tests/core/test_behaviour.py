@@ -94,6 +94,8 @@ def digest(value):
     [
         (lambda model: 0.1, lambda model: 0.2),
         (lambda model: model + 1, lambda model: model - 1),
+        (lambda model: "/data/a", lambda model: "/data/b"),
+        (lambda model: model in (10**9, {"a"}), lambda model: model in (10**9, {"b"})),
         (top(1), top(5)),
         (build_metric("topk", 1), build_metric("topk", 5)),
         ([build_metric("topk", 1)], [build_metric("topk", 5)]),
