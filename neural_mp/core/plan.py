@@ -14,7 +14,7 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.precision import OpConfig, Precision, QuantSpec, parse_precisions
 from neural_mp.errors import PlanError
 from neural_mp.io.readers import read_yaml, reading
-from neural_mp.io.yaml_reader import plain_yaml
+from neural_mp.io.yaml_reader import load_yaml
 from neural_mp.util.argument_checks import path_of
 from neural_mp.util.display import Displayed
 from neural_mp.util.validators import (
@@ -116,7 +116,7 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
             PlanError: the text is no plan; the message names `origin` and what is wrong.
         """
         with reading(origin, PlanError):
-            return _document(plain_yaml(text))[0]
+            return _document(load_yaml(text))[0]
 
     def save(self, path: str | Path, **contents: Any) -> None:
         """Write `to_yaml(**contents)` to a file.

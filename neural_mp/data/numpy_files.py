@@ -16,13 +16,16 @@ from numpy.lib import format as npy
 from neural_mp.data.datasets import DATASETS, ArrayDataset
 from neural_mp.data.option_checks import existing_path, whole_number
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
+from neural_mp.io.limits import (
+    MAX_COMPRESSION_RATIO,
+    MAX_EMPTY_ARRAY_LENGTH,
+    RATIO_EXEMPT_ARRAY_BYTES,
+)
 
 #: What is raised of a file that cannot be read, also when an array is taken out of an archive.
 UNREADABLE = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
-#: How many times its size in the archive an array may be, and what it may be anyhow.
-_MOST_PACKED, _SMALL = 200, 2**30
 _ARRAY = ".npy"
-_LONGEST, _LONGEST_EMPTY = np.iinfo(np.intp).max, 10**6
+_LONGEST = np.iinfo(np.intp).max
 
 
 def load_arrays(path: Path, *, mapped: bool = False) -> Any:
@@ -73,7 +76,8 @@ def _check_archive(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             shown = f"{member.filename[:100]!r}"
-            if member.file_size > max(_SMALL, _MOST_PACKED * member.compress_size):
+            packed_well = MAX_COMPRESSION_RATIO * member.compress_size
+            if member.file_size > max(packed_well, RATIO_EXEMPT_ARRAY_BYTES):
                 raise ValueError(
                     f"{shown} is {member.file_size} bytes, packed into {member.compress_size}"
                 )
@@ -97,7 +101,7 @@ def _check_array(file: Any, size: int, what: str) -> None:
         raise ValueError(f"{what} holds pickled objects")
     needed, there = math.prod(shape) * kind.itemsize, size - file.tell()
     # An array without bytes can be as long as it likes, and have as many samples.
-    endless = not needed and any(length > _LONGEST_EMPTY for length in shape)
+    endless = not needed and any(length > MAX_EMPTY_ARRAY_LENGTH for length in shape)
     if not kind.itemsize or endless or any(not 0 <= length <= _LONGEST for length in shape):
         raise ValueError(f"{what} is of no size that an array has")
     if needed > there:

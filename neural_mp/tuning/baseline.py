@@ -19,7 +19,7 @@ from neural_mp.tuning.evaluator import Deadline, TimeUpError
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.metric_values import is_usable
-from neural_mp.util.fingerprint import Witness
+from neural_mp.util.digest import Witness
 from neural_mp.util.validators import checked, fields
 
 #: How many ops that calibration did not come to are named.

@@ -17,7 +17,7 @@ from neural_mp.errors import DataError, NeuralMPError, is_users_own, message_of,
 from neural_mp.tuning.batch_reading import Reading, inputs_of_batch, readings_of
 from neural_mp.tuning.batch_slicing import part_of
 from neural_mp.util.batch_cache import KeptBatches
-from neural_mp.util.fingerprint import DataDigest
+from neural_mp.util.digest import DataDigest
 from neural_mp.util.labels import labels_of
 from neural_mp.util.text import shape_words, with_article
 from neural_mp.util.user_calls import UserCodeError, as_raised, is_misfit, misfit_words

@@ -28,7 +28,7 @@ from neural_mp.strategies.base import Probe
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.op_timing import timed, times_of, updated
 from neural_mp.tuning.sqnr import USELESS, relative_noise
-from neural_mp.util.fingerprint import digest_of
+from neural_mp.util.digest import digest_of
 from neural_mp.util.validators import Kind, checked, list_of, mapping_of, number, optional, text
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from neural_mp.io.readers import LARGEST
+from neural_mp.io.limits import MAX_FILE_BYTES
 from neural_mp.runs import measurement_cache
 from neural_mp.runs.measurement_cache import NOTHING_KNOWN, Known
 from neural_mp.util.validators import anything
@@ -58,7 +58,7 @@ def test_nothing_is_kept_of_what_cannot_be_told(kept):
         zlib.compress(b"[]"),
         zlib.compress(b'{"about": {}, "found": 3}'),
         zlib.compress(b'{"about": {}, "found": [["data", 7]]}'),
-        zlib.compress(b" " * (LARGEST + 1)),
+        zlib.compress(b" " * (MAX_FILE_BYTES + 1)),
     ],
 )
 def test_a_damaged_file_is_as_none(kept, content):

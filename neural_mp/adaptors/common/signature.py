@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
+from neural_mp.io.limits import MAX_ELEMENT_BYTES, MAX_EXAMPLE_ELEMENTS
 from neural_mp.util.labels import without_labels
 from neural_mp.util.pytree import Array, NamedList, Structure, flattened, leaves, packed
 from neural_mp.util.text import counted
@@ -252,8 +253,8 @@ def shape_of(value: Any) -> Shape:
         NeuralMPError: they are none, or an array of them would fill the memory.
     """
     sizes = optional(list_of(optional(count)))(value)
-    if math.prod(size or 1 for size in sizes or ()) > _LARGEST_EXAMPLE:
-        raise UnfitError(f"expected sizes of at most {_LARGEST_EXAMPLE} numbers in all")
+    if math.prod(size or 1 for size in sizes or ()) > MAX_EXAMPLE_ELEMENTS:
+        raise UnfitError(f"expected sizes of at most {MAX_EXAMPLE_ELEMENTS} numbers in all")
     return sizes
 
 
@@ -263,7 +264,7 @@ def _dtype(value: Any) -> np.dtype[Any]:
         found = np.dtype(name)
     except (TypeError, ValueError, SyntaxError):
         raise unfit("the name of an element type, such as float32", value) from None
-    if found.name != name or found.itemsize > _LARGEST_ELEMENT:
+    if found.name != name or found.itemsize > MAX_ELEMENT_BYTES:
         raise unfit("the name of an element type, such as float32", value)
     return found
 
@@ -274,8 +275,6 @@ def _structure(value: Any) -> Structure:
     return mapping_of(_structure)(value) if isinstance(value, dict) else optional(count)(value)
 
 
-#: Numbers of an example input, and bytes of one of them: more would fill the memory.
-_LARGEST_EXAMPLE, _LARGEST_ELEMENT = 1 << 28, 16
 _PORT = fields(
     {
         "name": text,

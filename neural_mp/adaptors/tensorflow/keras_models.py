@@ -26,13 +26,10 @@ from neural_mp.errors import (
     did_you_mean,
     in_one_line,
 )
+from neural_mp.io.limits import KERAS_EXTRA_WEIGHT_BYTES, MAX_KERAS_WEIGHT_RATIO
 from neural_mp.util.labels import without_labels
 from neural_mp.util.open_axes import Shape, Shapes
 
-#: How many times the weights in the file are made; an optimizer that is not in it keeps two more.
-_MOST_TIMES = 4
-#: What may be made beside: weights that are not kept in files, such as those of metrics.
-_BESIDE = 256 * 2**20
 #: Bytes of an element of a type that numpy does not know.
 _OF_UNKNOWN = 16
 
@@ -54,7 +51,7 @@ def bounded_weights(nbytes: int) -> Iterator[None]:
     import keras
 
     original, thread = keras.Variable.__init__, threading.get_ident()
-    left = _MOST_TIMES * nbytes + _BESIDE
+    left = MAX_KERAS_WEIGHT_RATIO * nbytes + KERAS_EXTRA_WEIGHT_BYTES
 
     def make(variable: Any, initializer: Any, shape: Any = None, *args: Any, **named: Any) -> None:
         nonlocal left

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-from neural_mp.io.files import json_of
+from neural_mp.io.limits import MAX_DEPTH
+from neural_mp.io.readers import load_json
 from neural_mp.util.validators import shown
 
-_DEEPEST = 100
 #: The one version of the format.
 _VERSION = 1
 _NAMED_TUPLE = pytree.SUPPORTED_SERIALIZED_TYPES[namedtuple]
@@ -29,7 +29,7 @@ def checked_tree(text: Any) -> str:
     """
     if not isinstance(text, str):
         raise ValueError(f"{shown(text)} stands where a nesting is expected")
-    found = json_of(text)
+    found = load_json(text)
     match found:
         case [int() as version, dict() as tree] if version == _VERSION:
             return json.dumps([_VERSION, _checked(tree, 0)])
@@ -41,7 +41,7 @@ def _checked(tree: Any, depth: int) -> dict[str, Any]:
         case {"type": None, "context": None, "children_spec": []}:
             return {"type": None, "context": None, "children_spec": []}
         case {"type": str() as kind, "context": context, "children_spec": list() as children}:
-            if depth < _DEEPEST:
+            if depth < MAX_DEPTH:
                 below = [_checked(child, depth + 1) for child in children]
                 found = _context(kind, context)
                 return {"type": kind, "context": found, "children_spec": below}
@@ -67,7 +67,7 @@ def _context(kind: str, context: Any) -> Any:
         raise ValueError(f"it takes or returns {kind!r}, a class that reads itself from files")
     if context is not None and not isinstance(context, str):
         raise ValueError(f"{shown(context)} stands where keys are expected")
-    return None if context is None else json.dumps(_plain(json_of(context)))
+    return None if context is None else json.dumps(_plain(load_json(context)))
 
 
 def _default_dict(context: Any) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _default_dict(context: Any) -> dict[str, Any]:
 
 def _plain(value: Any, depth: int = 0) -> Any:
     """A value of lists, texts and numbers only: PyTorch takes some dicts for names of classes."""
-    if isinstance(value, list) and depth < _DEEPEST:
+    if isinstance(value, list) and depth < MAX_DEPTH:
         return [_plain(item, depth + 1) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value

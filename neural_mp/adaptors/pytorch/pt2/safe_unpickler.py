@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from neural_mp.adaptors.pytorch.pt2.tensors import View, placed, read_values, viewed
+from neural_mp.io.limits import MAX_DEPTH, MAX_PICKLE_NODES
 from neural_mp.io.zip_archive import checked_archive
 from neural_mp.util.validators import shown
 
@@ -33,9 +34,6 @@ _STEPS = (
     " EMPTY_DICT GLOBAL BINPERSID REDUCE NEWOBJ BINPUT LONG_BINPUT BINGET LONG_BINGET"
 )
 _DEVICE = re.compile(r"[a-z]{2,8}(:\d{1,3})?")
-#: More nodes than any inputs have; a pickle may refer to the same list again and again.
-_MOST_NODES = 200_000
-_DEEPEST = 100
 _PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout)
 _DTYPES = {name: kind for name, kind in vars(torch).items() if isinstance(kind, torch.dtype)}
 #: Classes of storages, by which pickles name data types; that of bytes names none.
@@ -260,7 +258,7 @@ class _Built:
     def built(self, value: Any, depth: int) -> Any:
         """A value with tensors in place of their descriptions."""
         self._nodes += 1
-        if depth > _DEEPEST or self._nodes > _MOST_NODES:
+        if depth > MAX_DEPTH or self._nodes > MAX_PICKLE_NODES:
             raise ValueError("its values are nested too deeply, or too many")
         if isinstance(value, _Pickled):
             if id(value) not in self._tensors:

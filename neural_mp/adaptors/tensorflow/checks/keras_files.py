@@ -7,7 +7,6 @@ compute are made, and those that the user's own code has registered.
 from __future__ import annotations
 
 import inspect
-import json
 import shutil
 import sys
 import tempfile
@@ -17,11 +16,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from neural_mp.errors import ModelLoadError, in_one_line
+from neural_mp.io.limits import (
+    MAX_COMPRESSION_RATIO,
+    MAX_FILE_BYTES,
+    MAX_HDF5_OBJECTS,
+    RATIO_EXEMPT_MODEL_BYTES,
+)
+from neural_mp.io.readers import load_json
 from neural_mp.io.zip_archive import checked_archive
-
-#: How many times its size in the file an array may be, and what it may be anyhow.
-_MOST_PACKED, _SMALL = 200, 16 * 2**20
-_MOST_OBJECTS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,8 @@ def _faults_of_hdf5(opened: Any, arrays: list[Any]) -> Iterator[str]:
             if address in seen:
                 yield f"{where!r} is there twice"
             seen.add(address)
-            if len(seen) > _MOST_OBJECTS:
-                yield f"it holds more than {_MOST_OBJECTS} objects"
+            if len(seen) > MAX_HDF5_OBJECTS:
+                yield f"it holds more than {MAX_HDF5_OBJECTS} objects"
             if isinstance(item, h5py.Group):
                 waiting.append(item)
             elif isinstance(item, h5py.Dataset):
@@ -93,14 +95,13 @@ def _faults_of_array(array: Any, where: str) -> Iterator[str]:
     if array.dtype.hasobject:
         yield f"the array {where!r} holds texts or lists, not numbers"
     stored = array.id.get_storage_size()
-    if array.nbytes > max(_SMALL, _MOST_PACKED * stored):
+    if array.nbytes > max(RATIO_EXEMPT_MODEL_BYTES, MAX_COMPRESSION_RATIO * stored):
         yield f"the array {where!r} is {array.nbytes} bytes, of which {stored} are in the file"
 
 
 _CONFIG, _WEIGHTS = "config.json", ".h5"
 #: Weights that Keras reads where there is no file of HDF5; it never writes them by itself.
 _OTHER_WEIGHTS = "model.weights.npz"
-_MOST_CONFIG = 64 * 2**20
 #: What a model is made of, as classes of Keras that others derive from.
 _KINDS = (
     *("Layer", "Operation", "Model", "Initializer", "constraints.Constraint"),
@@ -138,7 +139,7 @@ def check_keras_file(path: Path) -> int:
     texts, nbytes = read(path, shown)
     for text in texts:
         try:
-            for fault in _faults(json.loads(text), ()):
+            for fault in _faults(load_json(text), ()):
                 raise ModelLoadError(
                     f"{shown} cannot be read as a Keras model: {fault}. Give a model with layers "
                     f"of your own as an object, or register their classes with "
@@ -169,7 +170,7 @@ def _texts_of_archive(path: Path, shown: str) -> tuple[list[bytes | str], int]:
                     nbytes += check_hdf5(file, f"{name!r} in {shown}").nbytes
         if _CONFIG not in names:
             return [], nbytes  # Keras itself says what is missing
-        if archive.getinfo(_CONFIG).file_size > _MOST_CONFIG:
+        if archive.getinfo(_CONFIG).file_size > MAX_FILE_BYTES:
             raise ModelLoadError(f"{shown} is not read: its configuration is of absurd size")
         return [archive.read(_CONFIG)], nbytes
 

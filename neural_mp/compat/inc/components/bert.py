@@ -14,7 +14,7 @@ from neural_mp.compat.inc.components.records import Record, RecordDataset
 from neural_mp.compat.inc.components.registries import DATASETS, registered, say_ignored
 from neural_mp.data.option_checks import existing_file, one_of, package
 from neural_mp.errors import DataError
-from neural_mp.io.files import read_json
+from neural_mp.io.readers import read_data_json
 
 TASKS = ("classifier", "squad")
 MODEL_TYPES = ("bert", "xlnet", "xlm")
@@ -47,10 +47,7 @@ class QuestionRecords:
 
 def _articles(name: str, label_file: Any) -> list[Any]:
     path = existing_file(f"{name}: label_file", label_file)
-    try:
-        content = read_json(path)
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as JSON: {error}") from error
+    content = read_data_json(path)
     found = content if isinstance(content, dict) else {}
     if found.get("version") != "1.1" or not isinstance(found.get("data"), list):
         raise DataError(

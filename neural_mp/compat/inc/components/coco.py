@@ -15,7 +15,7 @@ from neural_mp.data.images import pillow, read_pixels
 from neural_mp.data.numpy_files import plain_arrays
 from neural_mp.data.option_checks import existing_file, existing_folder
 from neural_mp.errors import ConfigurationError, DataError
-from neural_mp.io.files import read_json
+from neural_mp.io.readers import read_data_json
 from neural_mp.util.argument_checks import path_of
 
 ANNOTATIONS = "annotations/instances_val2017.json"
@@ -50,7 +50,7 @@ def read_annotations(path: Path) -> tuple[list[AnnotatedImage], dict[int, str]]:
         DataError: it is no such file.
     """
     try:
-        data = read_json(path)
+        data = read_data_json(path)
         names = {int(item["id"]): str(item["name"]) for item in data["categories"]}
         of_image: dict[Any, list[Mapping[str, Any]]] = {}
         for annotation in data["annotations"]:
@@ -59,11 +59,9 @@ def read_annotations(path: Path) -> tuple[list[AnnotatedImage], dict[int, str]]:
         # An id that is given twice stands for the last image that has it.
         unique = {item["id"]: item for item in data["images"]}
         images = [_image(item, of_image.get(key, [])) for key, item in unique.items()]
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as JSON: {error}") from error
     except ConfigurationError as error:
         raise DataError(f"{path}: {error}") from error
-    except (KeyError, TypeError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DataError(
             f"{path} is no COCO annotation file with images, annotations and categories: "
             f"{type(error).__name__}: {error}"

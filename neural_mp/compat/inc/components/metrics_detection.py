@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from neural_mp.compat.inc.components.registries import METRICS, registered, text
-from neural_mp.config.source import read_text
+from neural_mp.config.source import read_file
 from neural_mp.data.option_checks import existing_path, one_of, whole_number
 from neural_mp.errors import ConfigurationError, MetricError, did_you_mean
 from neural_mp.metrics.coco_map import (
@@ -293,8 +293,8 @@ def _label_map(option: str, path: Any) -> dict[str, int]:
     file = existing_path(option, path)
     wanted = "must be a YAML file with a line 'name: id' for each class"
     try:
-        found = read_text(file.read_text(encoding="utf-8"), str(file)).data
-    except (OSError, UnicodeDecodeError, ConfigurationError) as error:
+        found = read_file(file).data
+    except ConfigurationError as error:
         raise ConfigurationError(f"{option} {wanted}; {file} cannot be read: {error}") from error
     fits = isinstance(found, Mapping) and found
     if not fits or not all(isinstance(number, int) for number in found.values()):

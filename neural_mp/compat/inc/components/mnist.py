@@ -5,7 +5,6 @@ The files are never downloaded, and pickled ones are not read, as those can run 
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,8 @@ from neural_mp.compat.inc.components.registries import DATASETS, registered, say
 from neural_mp.data.numpy_files import plain_arrays
 from neural_mp.data.option_checks import existing_folder, true_or_false
 from neural_mp.errors import DataError, did_you_mean
-from neural_mp.io.files import read_packed
+from neural_mp.io.limits import MAX_DATA_BYTES, RATIO_EXEMPT_ARRAY_BYTES
+from neural_mp.io.readers import bytes_of, decompress_bounded, reading
 
 MNIST_ARCHIVES = {
     "MNIST": ("mnist.npz",),
@@ -119,17 +119,11 @@ def _plain_or_packed(path: Path) -> Path | None:
     return next((file for file in (packed, path) if file.is_file()), None)
 
 
-#: Bytes that a packed file may hold.
-_LARGEST = 2**30
-
-
 def _read_bytes(path: Path) -> bytes:
-    try:
-        if path.suffix != ".gz":
-            return path.read_bytes()
-        return read_packed(path, _LARGEST)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+    with reading(str(path), DataError):
+        data = bytes_of(path, MAX_DATA_BYTES)
+        packed = path.suffix == ".gz"
+        return decompress_bounded(data, RATIO_EXEMPT_ARRAY_BYTES) if packed else data
 
 
 def read_idx(path: Path, rank: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from neural_mp.data.option_checks import package
 from neural_mp.errors import DataError
-from neural_mp.io.files import read_json
+from neural_mp.io.readers import read_data_json
 
 _LONGEST_WORD = 200  # in characters; a longer one is unknown
 _NARROW_SPACE = "\u202f"
@@ -63,7 +63,7 @@ def read_questions(path: Path) -> list[Question]:
         DataError: the file is of another form.
     """
     try:
-        data = read_json(path)["data"]
+        data = read_data_json(path)["data"]
         return [
             Question(str(question["id"]), question["question"], words)
             for article in data
@@ -71,7 +71,7 @@ def read_questions(path: Path) -> list[Question]:
             for words in [_words(paragraph["context"])]
             for question in paragraph["qas"]
         ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{path} is no file of SQuAD 1.1: data, paragraphs, context and qas are expected"
         ) from error
