@@ -15,7 +15,7 @@ from neural_mp.adaptors.pytorch.direct_calls import DirectGraph
 from neural_mp.adaptors.pytorch.dynamic_shapes import check_inputs, keywords
 from neural_mp.adaptors.pytorch.fusion import is_node, only_user
 from neural_mp.adaptors.pytorch.lowering import runnable_form
-from neural_mp.adaptors.pytorch.model import add_constant, constant, shallow_copy
+from neural_mp.adaptors.pytorch.model import TorchModel, add_constant, constant, shallow_copy
 from neural_mp.adaptors.pytorch.quantizable_ops import ADD, LINEAR
 from neural_mp.util.labels import without_labels
 
@@ -121,6 +121,11 @@ def _hide_unfusable(module: GraphModule) -> None:
                     alone = module.graph.call_function(ops.dequantize, pair.args)
                 alone.meta = {**pair.meta, _HIDDEN: True}
                 node.replace_input_with(pair, alone)
+
+
+def compiled(model: TorchModel) -> nn.Module:
+    """A model, each of its parts as a `CompiledModule`."""
+    return model.built(lambda part: CompiledModule(part.portable))
 
 
 class CompiledModule(nn.Module):
