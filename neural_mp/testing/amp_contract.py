@@ -90,7 +90,7 @@ class AmpContract(OnDigits):
     def space(self, net, images):
         adaptor = adaptor_for(net)
         model = adaptor.load(net, example=images)
-        lists = {p: canonical_lists(p).translated(adaptor.kinds()) for p in SIXTEEN}
+        lists = {p: canonical_lists(p).translated(adaptor.kinds) for p in SIXTEEN}
         return adaptor, adaptor.space(model, machine(*SIXTEEN), lists)
 
     def test_canonical_lists_colour_the_net_alike(self, net, images):
@@ -103,7 +103,7 @@ class AmpContract(OnDigits):
             for op, paint in paints.items()
             if Precision.BF16 in space.capabilities[op].precisions  # shapes are computed apart
         }
-        colours = self.by_kind(able, space.graph, adaptor.kinds())
+        colours = self.by_kind(able, space.graph, adaptor.kinds)
         assert colours == COLOURS | dict.fromkeys(self.outputs, "allowed")
 
     def test_the_frameworks_own_lists_agree_with_them(self, net, images):

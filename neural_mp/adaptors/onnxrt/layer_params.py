@@ -24,8 +24,12 @@ from neural_mp.adaptors.onnxrt.model import OnnxModel
 _NORM = "LayerNormalization"
 
 
-def layers(found: GraphStructure) -> dict[str, Layer]:
+def layers(model: OnnxModel) -> dict[str, Layer]:
     """Op → its constants."""
+    return _layers(model.structure)
+
+
+def _layers(found: GraphStructure) -> dict[str, Layer]:
     made = {name: _layer(found, name, node) for name, node in found.nodes.items()}
     return {name: layer for name, layer in made.items() if layer is not None}
 
@@ -70,7 +74,7 @@ def with_layers(model: OnnxModel, changes: Mapping[str, LayerChange]) -> OnnxMod
     """The model with other constants in some of its layers."""
     program = model.program.clone()
     found, names = structure(program), GraphNames(program.graph)
-    known = layers(found)
+    known = _layers(found)
     for name, change in changes.items():
         _change(found, name, known[name], change, names)
     return replace(model, program=program, given=None, _runners={})

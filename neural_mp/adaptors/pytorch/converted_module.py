@@ -128,6 +128,11 @@ def _hide_unfusable(module: GraphModule) -> None:
                 node.replace_input_with(pair, alone)
 
 
+def compiled(model: TorchModel) -> nn.Module:
+    """A model, each of its parts as a `CompiledModule`."""
+    return model.built(lambda part: CompiledModule(part.portable))
+
+
 class CompiledModule(nn.Module):
     """The portable form of a model, run through `torch.compile`, which needs a C++ compiler.
 

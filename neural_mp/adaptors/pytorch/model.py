@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.pytorch.call_signature import Call, Convention
 from neural_mp.adaptors.pytorch.dynamic_shapes import SIZES, watch_sizes
 
@@ -99,6 +100,13 @@ class TorchModel:
     @cached_property
     def _made(self) -> dict[Callable[[TorchModel], Any], Any]:
         return {}
+
+    @property
+    def counts(self) -> ConversionCounts:
+        """The conversions that were put in."""
+        from neural_mp.adaptors.pytorch.profiler import conversion_counts
+
+        return conversion_counts(self)
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.pytorch import kernel_ops, qdq_ops
-from neural_mp.adaptors.pytorch.call_signature import Call
 from neural_mp.adaptors.pytorch.casts import CAST
 from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel, op_nodes
 from neural_mp.adaptors.pytorch.module_capture import visited
@@ -82,7 +82,7 @@ class _Event:
         return found
 
 
-def trace(model: TorchModel, call: Call) -> dict[str, Executed]:
+def trace(model: TorchModel, inputs: Any) -> dict[str, Executed]:
     """Op → what ran for it; conversions that were put in are left out."""
 
     def marked(node: Node, run: Callable[[], Any]) -> Any:
@@ -91,7 +91,7 @@ def trace(model: TorchModel, call: Call) -> dict[str, Executed]:
         with torch.profiler.record_function(_MARK + node.meta[OP_NAME]):
             return run()
 
-    run = visited(model, marked)
+    run, call = visited(model, marked), model.call(inputs)
     os.environ.setdefault(_LOG_LEVEL, _NOTHING)  # is read when it is first needed
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
@@ -164,7 +164,15 @@ _CONVERSIONS = {
 }
 
 
-def time_ops(model: TorchModel, call: Call, runs: int) -> dict[str, list[float]]:
+def conversion_counts(model: TorchModel) -> ConversionCounts:
+    """The conversions of the graph that is run."""
+    # A cast of the user's own bears a name; ours do not.
+    nodes = (node for part in model.parts.values() for node in part.runnable.graph.nodes)
+    ours = [_CONVERSIONS.get(node.target) for node in nodes if OP_NAME not in node.meta]
+    return ConversionCounts(*map(ours.count, ("cast", "quantize", "dequantize")))
+
+
+def time_ops(model: TorchModel, inputs: Any, runs: int) -> dict[str, list[float]]:
     """Op (or conversion, by node name) → the seconds of each of so many runs."""
     seconds: dict[str, list[float]] = defaultdict(lambda: [0.0] * runs)
     number = 0
@@ -177,7 +185,7 @@ def time_ops(model: TorchModel, call: Call, runs: int) -> dict[str, list[float]]
             seconds[name][number] += time.perf_counter() - start
         return result
 
-    run = visited(model, visit)
+    run, call = visited(model, visit), model.call(inputs)
     for number in range(runs):  # noqa: B007 - the visits read it
         run(call)
     return seconds

@@ -37,13 +37,13 @@ def test_all_in_int8_every_layer_is_one_kernel_and_the_logits_hold_25_decibels(r
     converted = adaptor.convert(model, space.resolve(plan), observed, space)
     assert signal_to_noise(reference, adaptor.predict(converted, images)) > 25
     assert len(plan) == 54
-    ran = adaptor.trace(converted, images)
+    ran = adaptor.kernel_trace.trace(converted, images)
     # One kernel each, and of other ops none but what moves integers and the mean before the end.
     assert {op: len(ran[op].kernels) for op in plan} == dict.fromkeys(plan, 1)
     assert {op: ran[op].precision for op in plan} == dict.fromkeys(plan, INT8)
     assert {found.runs_in for op, found in ran.items() if op not in plan} == {INT8, FP32}
     assert [op for op, found in ran.items() if found.runs_in is FP32] == ["mean"]
-    counts = adaptor.conversion_counts(converted)
+    counts = converted.counts
     assert counts.quantize == 2  # the images, and the means before the dense layer
     assert counts.dequantize <= 1
 
@@ -51,11 +51,11 @@ def test_all_in_int8_every_layer_is_one_kernel_and_the_logits_hold_25_decibels(r
 def test_all_in_bf16_takes_two_casts_and_every_layer(resnet):
     adaptor, model, space, observed, images, reference = resnet
     converted = adaptor.convert(model, space.resolve(uniform(space, BF16)), observed, space)
-    assert adaptor.conversion_counts(converted).casts == 2
+    assert converted.counts.casts == 2
     result = adaptor.predict(converted, images)
     assert result.dtype == reference.dtype == np.float32
     assert signal_to_noise(reference, result) > 40
-    ran = adaptor.trace(converted, images)
+    ran = adaptor.kernel_trace.trace(converted, images)
     layers = Counter((op.type, ran[op.name].precision) for op in space.graph if op.weights)
     assert layers == {("conv2d", BF16): 53, ("linear", BF16): 1}
     assert adaptor.size(converted) < 0.51 * adaptor.size(model)

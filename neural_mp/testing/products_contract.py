@@ -1,7 +1,7 @@
 """Integer kernels with bytes at the end of their range, against whole numbers in numpy.
 
 On x86 without VNNI sums of two products saturate at 16 bits; whatever the processor, what comes out
-must be within a step of the whole numbers. Each framework's test subclasses `ProductsContract`.
+must be within a step of the whole numbers.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from machine import machine
 
 from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.core.enums import Approach
 from neural_mp.core.int8_accumulation import WEIGHT_LIMITS
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
+from neural_mp.testing.fixtures import machine
 
 INT8 = Precision.INT8
 
@@ -37,11 +38,13 @@ class Case:
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
+        """[outputs, inputs of a group, 3, 3], or [outputs, inputs]."""
         shape = (self.outputs, self.inputs // self.groups)
         return shape if self.dense else (*shape, 3, 3)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
+        """[batch, inputs, side, side], or [rows, inputs]."""
         return (ROWS, self.inputs) if self.dense else (2, self.inputs, SIDE, SIDE)
 
 
@@ -103,7 +106,7 @@ def product(case: Case, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 class ProductsContract:
-    """Subclasses say which cases they have, and build models of them."""
+    """What must hold for integer kernels; subclasses build models of the cases they have."""
 
     framework: str
     cases = tuple(CASES)
@@ -133,7 +136,7 @@ class ProductsContract:
     def converted(self, source: Any, x: np.ndarray, approach: str, hardware=None):
         adaptor = adaptor_named(self.framework)
         model = adaptor.load(source, example=(x,))
-        space = adaptor.space(model, hardware or machine()).with_int8([approach])
+        space = adaptor.space(model, hardware or machine()).with_int8([Approach(approach)])
         plan = {op: space.choice(op, INT8) or FP32 for op in space.decided}
         observed = adaptor.observe(model, [(x,)], space)
         converted = adaptor.convert(model, space.resolve(PrecisionPlan(plan)), observed, space)
@@ -169,14 +172,14 @@ class ProductsContract:
         source = self.source(case, weight_for(case, True))
         adaptor, model, wide, limit = self.converted(source, x, "static", other)
         assert limit == 127
-        assert adaptor.wide_kernels(wide) == {"dense"}
+        assert adaptor.portability.wide_kernels(wide) == {"dense"}
         _, _, right, _ = self.converted(copy.copy(source), x, "static")
         reference = adaptor.predict(model, (x,))
         off = np.abs(adaptor.predict(wide, (x,)) - reference).max() / np.abs(reference).max()
         exact = adaptor.kernel_products(machine())["dense"] == "exact"
         assert (off < 0.02) == exact
-        mended = adaptor.right_everywhere(wide)
-        assert not adaptor.wide_kernels(mended)
+        mended = adaptor.portability.right_everywhere(wide)
+        assert not adaptor.portability.wide_kernels(mended)
         for model_here in (right, mended):
             result = adaptor.predict(model_here, (x,))
             assert np.abs(result - reference).max() < 0.02 * np.abs(reference).max()

@@ -1,4 +1,4 @@
-"""Two models of one origin, compared op by op; subclassed for every framework."""
+"""Two models of one origin, compared op by op."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from integers import convolve, integer_weight, integers
-from machine import CONVOLUTION, machine, weight_limit_here
 
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.core.int8_accumulation import KernelKind, weight_limit, weight_spec
 from neural_mp.core.precision import Precision
-from neural_mp.testing import signal_to_noise, uniform
+from neural_mp.testing.fixtures import OnDigits, Split, machine, signal_to_noise, uniform
+from neural_mp.testing.products_contract import whole_numbers
 from neural_mp.tuning import op_outputs
 from neural_mp.tuning.comparison import Comparison, compare_models
 
 INT8, BF16 = Precision.INT8, Precision.BF16
 
 
-class ComparisonContract:
-    """A net of 8 convolutions with ReLU, a max pooling behind the fourth, and a dense layer."""
+class ComparisonContract(OnDigits):
+    """What must hold for an adaptor with `op_outputs`.
+
+    Subclasses give a net of 8 convolutions with ReLU, a max pooling behind the fourth, and a dense
+    layer.
+    """
 
     framework: str
     #: The types of a convolution, and of the op that computes its result where it has a bias.
@@ -30,7 +34,7 @@ class ComparisonContract:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def source(cls, _trained: Any) -> Any:
+    def source(cls) -> Any:
         """The net, as its framework has it."""
         raise NotImplementedError
 
@@ -49,18 +53,20 @@ class ComparisonContract:
         raise NotImplementedError
 
     @staticmethod
-    def first_layer(source: Any) -> tuple[Any, np.ndarray]:
-        """Weight (torch, [outputs, inputs, height, width]) and bias of convolution 1."""
+    def first_layer(source: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Weight, [outputs, inputs, height, width], and bias of convolution 1."""
         raise NotImplementedError
 
     @pytest.fixture(scope="class")
     @classmethod
-    def images(cls, digits: Any) -> np.ndarray:
+    def images(cls, digits: tuple[Split, Split]) -> np.ndarray:
+        """What the nets are run on."""
         return digits[1].images[:64]
 
     @pytest.fixture(scope="class")
     @classmethod
-    def made(cls, source: Any, planted: Any, images: np.ndarray) -> Any:
+    def made(cls, source: Any, planted: Any, images: np.ndarray) -> Made:
+        """The net in several forms."""
         return Made(cls, source, planted, images)
 
     def test_a_planted_difference_is_found_at_its_op_and_has_the_figures_of_numpy(
@@ -94,16 +100,15 @@ class ComparisonContract:
         weight, bias = self.first_layer(source)
         image, size = made.scales(made.graph.inputs[0])
         out_scale, out_zero = made.scales(made.relus[0])
-        limit = weight_limit_here(self.framework, CONVOLUTION)
-        whole, steps = integer_weight(weight, limit=limit)
+        products = made.adaptor.kernel_products(machine())[KernelKind.CONVOLUTION]
+        whole, steps = whole_numbers(weight, weight_limit(weight_spec(products)))
         given = self.channels_first(images)
         stored = integers(given, image, size) - size
-        sums = convolve(stored, whole, 1, 1, 1, 1) * (image * steps)[:, None, None]
+        sums = convolved(stored, whole) * (image * steps)[:, None, None]
         result = np.maximum(sums + bias[:, None, None], 0)
         real = (integers(result, out_scale, out_zero) - out_zero) * out_scale
-        filters = weight.detach().numpy().astype(np.float64)
-        products = convolve_real(given, filters) + bias[:, None, None]
-        expected = signal_to_noise(np.maximum(products, 0), real)
+        exact = np.maximum(convolved(given, weight) + bias[:, None, None], 0)
+        expected = signal_to_noise(exact, real)
         row = made.compared(made.float, made.int8, [images]).layers[0]
         assert row.stored == ("float32", row.stored[1])
         assert "uint8" in row.stored[1]
@@ -111,6 +116,7 @@ class ComparisonContract:
 
     @staticmethod
     def channels_first(images: np.ndarray) -> np.ndarray:
+        """The images as [batch, channels, height, width]."""
         return images
 
     def test_ops_within_a_kernel_are_left_out_and_named_with_its_result(self, made, images):
@@ -214,8 +220,13 @@ class Made:
         return compare_models(a, b, batches)
 
 
-def convolve_real(images: np.ndarray, weight: np.ndarray) -> np.ndarray:
+def integers(values: np.ndarray, scale: float, zero_point: int) -> np.ndarray:
+    """What uint8 holds of real numbers."""
+    return np.clip(np.floor(values / scale + zero_point + 0.5), 0, 255)
+
+
+def convolved(images: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """A convolution of 3×3 with zeros around, in float64."""
     padded = np.pad(images.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
-    return np.einsum("nchwij,ocij->nohw", windows, weight)
+    return np.einsum("nchwij,ocij->nohw", windows, weight.astype(np.float64))

@@ -1,4 +1,4 @@
-"""A model made for one sort of processor and loaded on another; subclassed for every framework."""
+"""A model made for one sort of processor and loaded on another."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from machine import machine
 
 import neural_mp
 from neural_mp import MixedPrecision
@@ -23,7 +23,7 @@ from neural_mp.core.int8_accumulation import ByteProducts, KernelKind
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError, ModelLoadError
 from neural_mp.runs.report import Report
-from neural_mp.testing import signal_to_noise, uniform
+from neural_mp.testing.fixtures import OnDigits, machine, signal_to_noise, uniform
 
 INT8 = Precision.INT8
 
@@ -48,7 +48,9 @@ class Made:
     reference: np.ndarray
 
 
-def loaded_under(limit: str | None, folder, images) -> tuple[np.ndarray, list[str]]:
+def loaded_under(
+    limit: str | None, folder: Path, images: np.ndarray
+) -> tuple[np.ndarray, list[str]]:
     """What a saved model computes in a process with this limit of oneDNN's, and its warnings."""
     np.save(folder.parent / "images.npy", images)
     environment = {k: v for k, v in os.environ.items() if k != "ONEDNN_MAX_CPU_ISA"}
@@ -66,11 +68,16 @@ def loaded_under(limit: str | None, folder, images) -> tuple[np.ndarray, list[st
     return np.array(said["outputs"], np.float32), said["warnings"]
 
 
-class DeploymentContract:
-    """Subclasses are found beside fixtures `net` and `digits` of their framework."""
+class DeploymentContract(OnDigits):
+    """What must hold for an adaptor with `portability`; subclasses give a net trained on digits."""
 
     #: Whether `ONEDNN_MAX_CPU_ISA` makes the runtime do as an older processor.
     heeds_onednn = True
+
+    @pytest.fixture
+    def net(self) -> Any:
+        """The net: [batch, 1, 8, 8] or as it flattens them."""
+        raise NotImplementedError
 
     @pytest.fixture
     def made_for(self, net, digits):
@@ -123,11 +130,12 @@ class DeploymentContract:
         def saturating(self: Any, hardware: Any) -> Any:
             return dict.fromkeys(KernelKind, ByteProducts.SATURATING)
 
-        def refused(self: Any, model: Any) -> Any:
+        def refused(model: Any) -> Any:
             raise ConversionError("its weights are not known")
 
         monkeypatch.setattr(kind, "kernel_products", saturating)
-        monkeypatch.setattr(kind, "right_everywhere", refused)
+        offered = replace(kind.portability, right_everywhere=refused)
+        monkeypatch.setattr(kind, "portability", offered)
         with pytest.raises(ModelLoadError, match=r"saturate.*weights are not known.*'portable'"):
             neural_mp.load(tmp_path / "saved")
 
