@@ -145,6 +145,6 @@ def begin(case: str) -> None:
 
 def _environment() -> dict[str, str]:
     here = Path(__file__).resolve().parent
-    paths = os.pathsep.join(map(str, (REPOSITORY, here, here.parent)))
+    paths = os.pathsep.join(map(str, (REPOSITORY, here)))
     quiet = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     return {**os.environ, **quiet, "PYTHONPATH": paths}

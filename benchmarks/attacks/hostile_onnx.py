@@ -19,10 +19,9 @@ ONNX = Attacks()
 
 @functools.cache
 def _bytes() -> bytes:
-    from nets import small_net
-    from onnx_nets import as_onnx
+    from attacked_nets import as_onnx, torch_net
 
-    found: bytes = as_onnx(small_net().eval()).SerializeToString()
+    found: bytes = as_onnx(torch_net()).SerializeToString()
     return found
 
 

@@ -34,7 +34,7 @@ def prepare_pytorch(folder: Path) -> None:
 
 def prepare_onnx(folder: Path) -> None:
     """The same net as an ONNX file."""
-    from onnx_nets import as_onnx
+    from attacked_nets import as_onnx
 
     _save(as_onnx(_torch_net()), folder, _SHAPE)
 

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-from quick_runs import make_quick
 from users_functions import FUNCTIONS
 from users_loaders import LOADERS
 from users_metrics import METRICS
@@ -118,10 +116,8 @@ def findings(count: int, folder: Path, seed: int) -> Iterator[Finding]:
     """What comes of so many cases; of all of them in the long form."""
     chosen = cases()
     random.Random(seed).shuffle(chosen)
-    with pytest.MonkeyPatch.context() as patch:
-        make_quick(patch)
-        for number in range(count):
-            yield finding(chosen[number % len(chosen)], folder / str(number))
+    for number in range(count):
+        yield finding(chosen[number % len(chosen)], folder / str(number))
 
 
 USER_OBJECTS = Family(NAME, len(cases()), findings)

@@ -18,7 +18,6 @@ import pytest
 import torch
 from surroundings import differences, snapshot
 from torch import nn
-from verdicts import REPOSITORY
 
 #: What is another thing afterwards, and why that is right: framework → what was done → names.
 #: loky and Python each keep a process that looks after semaphores, with a pipe to it, once workers
@@ -34,7 +33,7 @@ RIGHTLY = {
 def after_each(framework: str, folder: Path) -> dict[str, dict[str, str]]:
     """What was done → what is different, in a process of its own."""
     here = Path(__file__).resolve().parent
-    places = os.pathsep.join(map(str, (REPOSITORY, here.parent, here)))
+    places = os.pathsep.join(map(str, (here.parents[1], here.parent, here)))
     done = subprocess.run(
         [sys.executable, str(here / "surroundings_run.py"), framework, str(folder)],
         env={**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1"},

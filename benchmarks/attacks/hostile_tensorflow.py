@@ -19,9 +19,9 @@ SHAPE = [None, 8, 8, 1]
 
 @functools.cache
 def _net() -> Any:
-    from keras_nets import small_net
+    from attacked_nets import keras_net
 
-    return small_net()
+    return keras_net()
 
 
 def _frozen(function: Any) -> Any:

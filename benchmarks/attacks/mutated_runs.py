@@ -42,17 +42,15 @@ _EVENT = {
 
 def prepare(folder: Path) -> None:
     """Tune a net that gains from INT8 on handwritten digits, and keep the run in all forms."""
-    import torch
-    from nets import small_net
+    from attacked_nets import torch_net
 
     from neural_mp import MixedPrecision
     from neural_mp.testing import Accuracy, digits
     from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 
-    torch.manual_seed(0)
     train, _ = digits()
     result = MixedPrecision(
-        model=small_net(),
+        model=torch_net(),
         precisions="int8,bf16",
         eval_dataloader=train.loader(100),
         metric=Accuracy(),

@@ -1,6 +1,6 @@
 """Runs of one framework, and what is different after each of them.
 
-    python tests/attack/surroundings_run.py pytorch FOLDER
+    python tests/api/surroundings_run.py pytorch FOLDER
 
 Prints a JSON object: what was done → name → what it was and what it became.
 """
@@ -19,14 +19,27 @@ import numpy as np
 import pytest
 from quick_runs import measure_briefly
 from surroundings import differences, snapshot
-from users_ways import batches, fit_metric, raiser, tiny_keras, tiny_net, tiny_onnx
 
 import neural_mp
 from neural_mp import ExitPolicy, MixedPrecision
+from neural_mp.testing import Accuracy, digits
 
 
 class OwnError(Exception):
     """A user's."""
+
+
+def batches(count: int = 3) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Batches of (images, labels)."""
+    test = digits()[1]
+    return [(test.images[s : s + 8], test.labels[s : s + 8]) for s in range(0, count * 8, 8)]
+
+
+def _raise(error: BaseException) -> Callable[[], Any]:
+    def act() -> Any:
+        raise error
+
+    return act
 
 
 class Acts:
@@ -47,7 +60,7 @@ class Acts:
 
 
 def converter(model: Any, folder: Path, **options: Any) -> MixedPrecision:
-    made = MixedPrecision(precisions="int8,bf16", workspace=folder / "runs", metric=fit_metric())
+    made = MixedPrecision(precisions="int8,bf16", workspace=folder / "runs", metric=Accuracy())
     made.model, made.eval_dataloader = model, batches()
     made.exit_policy = ExitPolicy(max_trials=2)
     made.accuracy_criterion = {"absolute": 1.0}
@@ -64,14 +77,14 @@ def doings(model: Any, folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
 
     def fail() -> None:
         try:
-            converter(model, folder, metric=Acts(raiser(OwnError("mine"))))()
+            converter(model, folder, metric=Acts(_raise(OwnError("mine"))))()
         except OwnError:
             pass
         else:
             raise AssertionError("nothing was raised")
 
     def interrupt() -> None:
-        converter(model, folder, metric=Acts(raiser(KeyboardInterrupt())))()
+        converter(model, folder, metric=Acts(_raise(KeyboardInterrupt())))()
 
     def raise_in_calibration() -> None:
         def calibration() -> Iterator[Any]:
@@ -158,30 +171,38 @@ def doings(model: Any, folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
 def model_of(framework: str, folder: Path) -> Any:
     if framework == "pytorch":
         import torch
+        from torch import nn
 
-        net = tiny_net()
+        net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
         net.train()  # a user may forget that
         net(torch.zeros(2, 1, 8, 8)).sum().backward()
-        net.head.bias.requires_grad_(False)
-        net.head.register_forward_hook(lambda *_: None)
+        torch.optim.Adam(net.parameters()).step()  # imports what training imports
+        net[1].bias.requires_grad_(False)
+        net[1].register_forward_hook(lambda *_: None)
         torch.set_num_threads(2)
         torch.set_float32_matmul_precision("high")
         return net
     if framework == "tensorflow":
+        import keras
         import tensorflow as tf
+        from keras import layers
 
         tf.random.set_seed(7)
-        net = tiny_keras()
+        net = keras.Sequential([keras.Input((1, 8, 8)), layers.Flatten(), layers.Dense(10)])
         net.compile("adam", "mse")
         net.layers[-1].trainable = False
         return net
     import onnx
     import onnxruntime  # noqa: F401
+    from onnx_nets import graph, op
 
+    weights = np.random.default_rng(0).normal(size=(64, 10)).astype(np.float32)
+    nodes = [op("Flatten", "x", "flat"), op("Gemm", "flat w", "y")]
+    model = graph(nodes, {"x": ["batch", 1, 8, 8]}, ["y"], {"w": weights})
     path = folder / "model" / "net.onnx"
     path.parent.mkdir()
-    onnx.save(tiny_onnx(), path)
-    return str(path) if framework == "onnx file" else tiny_onnx()
+    onnx.save(model, path)
+    return str(path)
 
 
 def main() -> None:
@@ -190,6 +211,7 @@ def main() -> None:
     scratch = folder / "scratch"  # nobody else writes there
     scratch.mkdir()
     os.environ["TMPDIR"] = tempfile.tempdir = str(scratch)
+    batches()  # imports what reads the digits
     model = model_of(framework, folder)
     np.seterr(divide="raise")
     np.set_printoptions(precision=3)

@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from neural_mp.errors import NeuralMPError, is_users_own
+from neural_mp.errors import DataError, NeuralMPError, is_users_own, users_own
 
 logger = logging.getLogger(__name__)
 
@@ -134,8 +136,7 @@ def judged(
 
 def command(*arguments: str) -> list[str]:
     """The `neural-mp` command as a user starts it: by a script, not from the working directory."""
-    start = REPOSITORY / "tests" / "attack" / "command.py"
-    return [sys.executable, str(start), *arguments]
+    return [sys.executable, str(Path(__file__).with_name("command.py")), *arguments]
 
 
 def judged_command(
@@ -180,6 +181,29 @@ def judged_command(
     if canary is not None and canary.exists():
         verdict = Verdict.EXECUTED
     return Finding(family, case, verdict, words)
+
+
+def check() -> None:
+    """Raise `AssertionError` unless every end of a call is judged as what it is."""
+
+    def fails(error: Exception) -> Any:
+        raise error
+
+    with tempfile.TemporaryDirectory() as folder:
+        canary = Path(folder) / "ran"
+        found = [
+            judged("", "", lambda: 1),
+            judged("", "", lambda: fails(DataError("no data"))),
+            judged("", "", lambda: fails(users_own(KeyError("x")))),
+            judged("", "", lambda: fails(KeyError("x"))),
+            judged("", "", lambda: fails(AssertionError("1 is not 2"))),
+            judged("", "", lambda: time.sleep(5), seconds=0.1),
+            judged("", "", canary.touch, canary=canary),
+        ]
+    harmless = [Verdict.RIGHT, Verdict.REFUSED, Verdict.RIGHT]
+    others = [Verdict.TRACEBACK, Verdict.WRONG, Verdict.HANG, Verdict.EXECUTED]
+    assert [finding.verdict for finding in found] == harmless + others
+    assert harmful(found) == found[len(harmless) :]
 
 
 def harmful(findings: Iterable[Finding]) -> list[Finding]:

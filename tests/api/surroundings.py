@@ -245,6 +245,7 @@ def _tensorflow() -> dict[str, Any]:
     from tensorflow.python.framework import config
 
     context = eager.context()
+    drawn = getattr(context, "_rng", None)  # which TensorFlow makes when it first runs
     return {
         "threads": (
             tf.config.threading.get_intra_op_parallelism_threads(),
@@ -258,7 +259,7 @@ def _tensorflow() -> dict[str, Any]:
         "deterministic": config.is_op_determinism_enabled(),
         "TF32": tf.config.experimental.tensor_float_32_execution_enabled(),
         "seed": context._seed,
-        "seeds of ops": _digest(repr(context._rng and context._rng.getstate()).encode()),
+        "seeds of ops": _digest(repr(drawn and drawn.getstate()).encode()),
         "generator": _digest(tf.random.get_global_generator().state.numpy().tobytes()),
         "logging": tf.get_logger().level,
         "devices": tf.config.list_logical_devices(),

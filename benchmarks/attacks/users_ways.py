@@ -94,15 +94,21 @@ def tiny_net() -> nn.Module:
 
 @cache
 def tiny_onnx() -> Any:
-    from onnx_nets import graph, op
+    from onnx import TensorProto, helper, numpy_helper
 
     net = tiny_net()
     weight = net.head.weight.detach().numpy()  # type: ignore[union-attr]
-    return graph(
-        [op("Flatten", "x", "flat"), op("Gemm", "flat w", "y", transB=1)],
-        {"x": ["batch", 1, 8, 8]},
-        ["y"],
-        {"w": weight},
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["flat"], "flat"),
+        helper.make_node("Gemm", ["flat", "w"], ["y"], "y", transB=1),
+    ]
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 1, 8, 8])
+    made = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    weights = [numpy_helper.from_array(weight, "w")]
+    return helper.make_model(
+        helper.make_graph(nodes, "graph", [given], [made], weights),
+        opset_imports=[helper.make_opsetid("", 20)],
+        ir_version=10,
     )
 
 
