@@ -27,6 +27,7 @@ from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.runs.history import History, storage_url
 from neural_mp.runs.registry import run_names
+from neural_mp.runs.run_table import RUN_TABLE
 from neural_mp.util.optuna_logging import quiet_optuna
 
 #: Trials that every writer writes.
@@ -141,10 +142,17 @@ def fill(url: str, runs: int, models: int) -> None:
                     if name == "studies":
                         run = number // models + 3
                         copy["study_name"] = f"{digest(number % models)[:12]}/tuning-{run:04d}"
-                    if row.get("key") == "fingerprint":
-                        copy["value_json"] = json.dumps(about(number % models))
                     copies.append(copy)
             connection.execute(table.insert(), copies)
+            if name == "studies":
+                rows = [
+                    {
+                        "name": copy["study_name"],
+                        "fingerprint": json.dumps(about(number % models)),
+                    }
+                    for number, copy in enumerate(copies)
+                ]
+                connection.execute(tables.tables[RUN_TABLE].insert(), rows)
 
 
 def _rows(connection: sqlalchemy.Connection, table: sqlalchemy.Table) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from neural_mp.runs.registry import (
     chosen_run,
     claimed_run,
     close_storage,
+    has_study,
     new_run,
     open_storage,
     run_names,
@@ -256,7 +257,9 @@ def read_record(url: str, number: int | None = None, model: str | None = None) -
         try:
             storage = open_storage(url)
             try:
-                name = chosen_run(run_names(storage), number, model, url)
+                names = run_names(storage)
+                while not has_study(storage, name := chosen_run(names, number, model, url)):
+                    names.remove(name)
                 return record_of(RunBook(study_named(storage, name)))
             finally:
                 close_storage(storage)
