@@ -121,7 +121,7 @@ def fill(url: str, runs: int, models: int) -> None:
     """Copy one small run with a trial so often, each under the name of a model's next run."""
     history = started(url, 0)
     history.baseline = {"accuracy": 0.97, "seconds": 1.0}
-    history.remember("values", {f"op_{number}": number / 7 for number in range(200)})
+    history.cache.put("values", {f"op_{number}": number / 7 for number in range(200)})
     plan = PrecisionPlan({"conv": OpConfig(Precision.BF16)})
     history.finish(Trial(plan, Outcome.MET, 0.97, number=history.start()))
     engine = sqlalchemy.create_engine(url)

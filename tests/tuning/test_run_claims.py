@@ -250,7 +250,7 @@ def test_this_process_knows_itself():
 def _leased_by(url, lease):
     """A run whose row holds such a lease."""
     with History(url, ABOUT, True) as history:
-        history.remember("something", 1)
+        history.cache.put("something", 1)
     executed(url, "UPDATE neural_mp_runs SET lease = ?", lease)
 
 
