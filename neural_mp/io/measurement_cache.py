@@ -8,6 +8,7 @@ import logging
 import os
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -133,7 +134,8 @@ class FileCache:
         digest = self._digest() if entries else None
         for known, value in reversed(entries):
             if known == digest:
-                self._touch(key)
+                with suppress(OSError):
+                    os.utime(self._path(key))
                 try:
                     return True, kind(value)
                 except NeuralMPError as error:
@@ -177,12 +179,6 @@ class FileCache:
             logger.debug("%s", error)
             return []
         return list(kept["entries"]) if kept["scope"] == self._scope_of(key) else []
-
-    def _touch(self, key: str) -> None:
-        try:
-            os.utime(self._path(key))
-        except OSError:
-            logger.debug("a file cannot be marked as used", exc_info=True)
 
 
 #: Nothing is found, and nothing kept.

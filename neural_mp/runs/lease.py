@@ -146,8 +146,11 @@ class _Beating:
 
     def _took(self) -> bool:
         found = self._row.lease()
-        if found is None:
-            return self._row.replace_lease(None, self._holder.text)
+        if found is not None:
+            self._check_dead(found)
+        return self._row.replace_lease(found, self._holder.text)
+
+    def _check_dead(self, found: str) -> None:
         other = _Holder.read(found)
         lives = other.lives
         if lives is None:
@@ -158,7 +161,6 @@ class _Beating:
             lives = self._changes(found)
         if lives:
             raise self._in_use(other)
-        return self._row.replace_lease(found, self._holder.text)
 
     def _changes(self, found: str) -> bool:
         """Whether the holder gives a sign of life."""

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from neural_mp.errors import HistoryError
 from neural_mp.io.readers import of_json
@@ -76,26 +76,22 @@ def open_storage(url: str) -> RDBStorage:
     Raises:
         HistoryError: a SQLite file holds what computes.
     """
+    from optuna.storages import RDBStorage
     from sqlalchemy.exc import DBAPIError
 
     _check_tables(url)
     waits = {"connect_args": {"timeout": _PATIENCE}} if url.startswith("sqlite") else {}
-    for _ in range(_OPENINGS):
+    left = _OPENINGS
+    while True:
         try:
-            return _opened(url, waits)
+            storage = RDBStorage(url, engine_kwargs=waits)
+            create_run_table(storage.engine)
+            return storage
         except DBAPIError as error:
-            if not _is_made_by_another(error):
+            if not left or not _is_made_by_another(error):
                 raise
-            time.sleep(_OPENING)
-    return _opened(url, waits)
-
-
-def _opened(url: str, engine_options: Mapping[str, Any]) -> RDBStorage:
-    from optuna.storages import RDBStorage
-
-    storage = RDBStorage(url, engine_kwargs=dict(engine_options))
-    create_run_table(storage.engine)
-    return storage
+        left -= 1
+        time.sleep(_OPENING)
 
 
 def _check_tables(url: str) -> None:

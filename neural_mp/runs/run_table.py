@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine, Table
 
 RUN_TABLE = "neural_mp_runs"
-#: Characters that Optuna, too, leaves for the name of a study.
-_MAX_NAME_CHARS = 512
 
 
 @cache
@@ -24,7 +22,7 @@ def _table() -> Table:
         RUN_TABLE,
         sql.MetaData(),
         sql.Column("run_id", sql.Integer, primary_key=True),
-        sql.Column("name", sql.String(_MAX_NAME_CHARS), nullable=False, unique=True),
+        sql.Column("name", sql.String(512), nullable=False, unique=True),
         sql.Column("fingerprint", sql.Text),
         sql.Column("lease", sql.Text),
     )
