@@ -24,6 +24,7 @@ from verdicts import Family, Finding, Verdict
 from neural_mp import MixedPrecision
 from neural_mp.amp import AutoMixedPrecisionOptions
 from neural_mp.api.optimized_model import OptimizedModel
+from neural_mp.io.measurement_cache import CACHE_FOLDER
 
 NAME = "disks"
 _HANG = 120.0
@@ -80,12 +81,12 @@ class FileForFolder(Trouble):
         (folder / "workspace").write_text("no folder")
 
 
-class NoFolderForKnown(Trouble):
+class NoFolderForCache(Trouble):
     """What is kept for later runs has a file in its way."""
 
     def before(self, made: MixedPrecision, folder: Path) -> None:
         (folder / "workspace").mkdir()
-        (folder / "workspace" / "known").write_text("no folder")
+        (folder / "workspace" / CACHE_FOLDER).write_text("no folder")
 
 
 class NoTemporaryFolder(Trouble):
@@ -210,7 +211,7 @@ _CASES: tuple[tuple[str, Trouble, int], ...] = (
     *((f"files of {s} kB at most", FullDisk(s << 10, True), 0) for s in (4, 100, 130, 150, 180)),
     ("a read-only workspace", ReadOnly(), 0),
     ("a file for a workspace", FileForFolder(), 0),
-    ("a file for what is known", NoFolderForKnown(), 0),
+    ("a file for what is known", NoFolderForCache(), 0),
     *((f"pass {n}: the workspace vanishes", Accident(vanishes, n), 0) for n in (1, 2, 4)),
     *((f"pass {n}: the database is garbage", Accident(is_garbage, n), 0) for n in (1, 3)),
     ("pass 3: the database is another file", Accident(is_replaced, 3), 0),

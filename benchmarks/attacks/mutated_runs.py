@@ -16,10 +16,10 @@ from typing import Any
 from mutants import broken, mutants
 
 from neural_mp.core.observations import Observations
+from neural_mp.io.measurement_cache import FileCache
 from neural_mp.profiling.kernel_log import read_kernel_log
 from neural_mp.reporting.page import page_of
 from neural_mp.runs.history import HISTORY_FILE, read_record, storage_url
-from neural_mp.runs.measurement_cache import Known
 from neural_mp.runs.record_schema import read_record_file
 from neural_mp.tuning.job_outcome import OUTCOME_FILE, JobOutcome, JobStatus, read_outcome
 from neural_mp.util.validators import anything
@@ -72,7 +72,7 @@ def record_attacks(folder: Path, scratch: Path, seed: int, count: int) -> Attack
     job = JobOutcome("a", "a.yaml", "0", JobStatus.MET, accuracy=0.5, latency=0.1).to_dict()
     jobs = mutants(job, f"jobs {seed}", count)
     seen = Observations({"x": {"kl": (0.0, 1.0)}}, {"x": 0.1}, 5).to_dict()
-    facts = mutants({"about": {"what": "a"}, "found": [["data", seen]]}, f"facts {seed}", count)
+    facts = mutants({"scope": {"key": "a"}, "entries": [["data", seen]]}, f"facts {seed}", count)
     events = json.loads((folder / _PROFILE).read_text())
     profiles = mutants({"events": events}, f"profiles {seed}", count)
     for _ in range(count):
@@ -195,13 +195,13 @@ def _of_fact(scratch: Path, tree: Any) -> Callable[[], object]:
     """Facts that cannot be read are no error: they are measured again."""
 
     def call() -> None:
-        known = Known(scratch / "known")
-        known.keep("a", "data", Observations().to_dict())
-        (file,) = (scratch / "known").iterdir()
+        cache = FileCache(scratch / "cache", data="data")
+        cache.put("a", Observations().to_dict())
+        (file,) = (scratch / "cache").iterdir()
         file.write_bytes(zlib.compress(json.dumps(tree).encode()))
-        found = known.recall("a", Observations.from_dict, lambda: "data")
+        _, found = cache.get("a", Observations.from_dict)
         assert found is None or isinstance(found, Observations)
-        known.recall("a", anything, lambda: "other data")
+        cache.scoped(data="other data").get("a", anything)
 
     return call
 

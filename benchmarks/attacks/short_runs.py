@@ -22,6 +22,7 @@ import psutil
 from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.errors import HistoryError, NeuralMPError
+from neural_mp.runs.run_table import RUN_TABLE
 from neural_mp.testing import digits
 
 logger = logging.getLogger(__name__)
@@ -300,10 +301,9 @@ def run_count(folder: Path) -> int:
         return 0
     with sqlite3.connect(file, timeout=30) as connection:
         names = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
-        if "studies" not in names:
+        if RUN_TABLE not in names:
             return 0
-        query = "SELECT COUNT(*) FROM studies WHERE study_name LIKE '%tuning-%'"
-        return int(connection.execute(query).fetchone()[0])
+        return int(connection.execute(f"SELECT COUNT(*) FROM {RUN_TABLE}").fetchone()[0])
 
 
 def left(mark: str, pid: int, seconds: float = 5.0) -> list[str]:

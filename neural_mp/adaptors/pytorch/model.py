@@ -16,6 +16,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.contract import ConversionCounts
+from neural_mp.adaptors.pytorch import kernel_ops, qdq_ops
 from neural_mp.adaptors.pytorch.call_signature import Call, Convention
 from neural_mp.adaptors.pytorch.dynamic_shapes import SIZES, watch_sizes
 
@@ -23,6 +24,13 @@ T = TypeVar("T")
 
 #: Key of `Node.meta` under which the op's name is kept.
 OP_NAME = "neural_mp_op"
+#: Ops that a conversion inserts → the kind of conversion.
+CONVERSIONS = {
+    kernel_ops.quantize_uint8: "quantize",
+    qdq_ops.quantize_dynamic: "quantize",
+    kernel_ops.dequantize_uint8: "dequantize",
+    torch.ops.aten._to_copy.default: "cast",
+}
 #: Key of `Node.meta` under which the name of a graph input is kept, where it is not the node's.
 INPUT_NAME = "neural_mp_input"
 #: Key of `Node.meta` under which a kernel's node keeps the op whose result it has, and how that is
@@ -104,9 +112,10 @@ class TorchModel:
     @property
     def counts(self) -> ConversionCounts:
         """The conversions that were put in."""
-        from neural_mp.adaptors.pytorch.profiler import conversion_counts
-
-        return conversion_counts(self)
+        nodes = (node for part in self.parts.values() for node in part.runnable.graph.nodes)
+        # A cast of the user's own bears a name; ours do not.
+        ours = [CONVERSIONS.get(node.target) for node in nodes if OP_NAME not in node.meta]
+        return ConversionCounts(*map(ours.count, ("cast", "quantize", "dequantize")))
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:

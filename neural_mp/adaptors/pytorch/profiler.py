@@ -16,10 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from neural_mp.adaptors.contract import ConversionCounts
-from neural_mp.adaptors.pytorch import kernel_ops, qdq_ops
-from neural_mp.adaptors.pytorch.casts import CAST
-from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel, op_nodes
+from neural_mp.adaptors.pytorch.model import CONVERSIONS, OP_NAME, TorchModel, op_nodes
 from neural_mp.adaptors.pytorch.module_capture import visited
 from neural_mp.adaptors.pytorch.recurrent import KERNELS as RECURRENT_KERNELS
 from neural_mp.core.kernel_trace import NOT_REACHED, Executed, Kernel, executed
@@ -155,23 +152,6 @@ def _bytes(event: _Event) -> bool:
     return any(kind in _BYTES for kind in event.types)
 
 
-#: What the nodes are that our conversion adds, in words.
-_CONVERSIONS = {
-    kernel_ops.quantize_uint8: "quantize",
-    qdq_ops.quantize_dynamic: "quantize",
-    kernel_ops.dequantize_uint8: "dequantize",
-    CAST: "cast",
-}
-
-
-def conversion_counts(model: TorchModel) -> ConversionCounts:
-    """The conversions of the graph that is run."""
-    # A cast of the user's own bears a name; ours do not.
-    nodes = (node for part in model.parts.values() for node in part.runnable.graph.nodes)
-    ours = [_CONVERSIONS.get(node.target) for node in nodes if OP_NAME not in node.meta]
-    return ConversionCounts(*map(ours.count, ("cast", "quantize", "dequantize")))
-
-
 def time_ops(model: TorchModel, inputs: Any, runs: int) -> dict[str, list[float]]:
     """Op (or conversion, by node name) → the seconds of each of so many runs."""
     seconds: dict[str, list[float]] = defaultdict(lambda: [0.0] * runs)
@@ -193,11 +173,11 @@ def time_ops(model: TorchModel, inputs: Any, runs: int) -> dict[str, list[float]
 
 def _conversion_name(node: Node) -> str:
     """A name of its own for a conversion, which begins with that of what it converts."""
-    if node.target not in _CONVERSIONS:
+    if node.target not in CONVERSIONS:
         return str(node.name)
     source = node.args[0]
     named = source.meta.get(OP_NAME, source.name) if isinstance(source, Node) else node.name
-    return f"{named}/{_CONVERSIONS[node.target]}"
+    return f"{named}/{CONVERSIONS[node.target]}"
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def test_answers_are_kept_by_version_and_limit(module, tmp_path):
 
 def test_a_child_that_cannot_be_run_says_nothing_and_is_asked_again(module, tmp_path):
     assert runtime_probe.facts("no_such_module", "1") == frozenset()
-    assert not list((tmp_path / "cache").rglob("*.json"))
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_kind_of_kernel_is_exact_if_all_its_cases_are():
