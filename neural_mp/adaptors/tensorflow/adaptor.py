@@ -64,11 +64,11 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
 
     def load(
         self,
-        source: Any,
+        source: object,
         *,
-        inputs: Any = None,
-        outputs: Any = None,
-        example: Any = None,
+        inputs: object = None,
+        outputs: object = None,
+        example: object = None,
         capture: Capture = Capture.WHOLE,
     ) -> TensorFlowModel:
         """Freeze and prepare a model. `inputs` are names, example arrays, or shapes."""
@@ -156,7 +156,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
         """By gradients of the graph."""
         return hessian.hessian_traces(model, map(model.signature.bind, batches), ops)
 
-    def predict(self, model: TensorFlowModel, inputs: Any) -> Any:
+    def predict(self, model: TensorFlowModel, inputs: object) -> Any:
         """Outputs as arrays, or as tensors where the inputs were tensors."""
         results = model.run(model.signature.bind(inputs))
         # To ask TensorFlow of an array takes as long as to run a small graph.
@@ -172,11 +172,11 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
         """The user's own Keras model for an untouched one, else a `ConvertedModel`."""
         return model.original if model.original is not None else ConvertedModel(model)
 
-    def time_ops(self, model: TensorFlowModel, inputs: Any, runs: int) -> dict[str, list[float]]:
+    def time_ops(self, model: TensorFlowModel, inputs: object, runs: int) -> dict[str, list[float]]:
         """By the runtime's own step statistics."""
         return time_ops(model, model.signature.bind(inputs), runs)
 
-    def trace(self, model: TensorFlowModel, inputs: Any) -> Mapping[str, Executed]:
+    def trace(self, model: TensorFlowModel, inputs: object) -> Mapping[str, Executed]:
         """By the runtime's own step statistics."""
         return trace(model, model.signature.bind(inputs))
 
@@ -195,7 +195,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
             digest.update(node.SerializeToString(deterministic=True))
         return digest.hexdigest()
 
-    def first_non_finite(self, model: TensorFlowModel, inputs: Any) -> str | None:
+    def first_non_finite(self, model: TensorFlowModel, inputs: object) -> str | None:
         """The first op whose result holds NaN or Inf."""
         return observe.first_non_finite(model, model.signature.bind(inputs))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -170,7 +169,7 @@ def values(
     return called
 
 
-def _plain(found: Any) -> Array:
+def _plain(found: object) -> Array:
     """An array whose numbers numpy can compute with."""
     array = np.asarray(found)
     return array.view(np.uint8) if array.dtype.names else array
