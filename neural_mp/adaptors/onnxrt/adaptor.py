@@ -59,11 +59,11 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
 
     def load(
         self,
-        source: Any,
+        source: object,
         *,
-        inputs: Any = None,
-        outputs: Any = None,
-        example: Any = None,
+        inputs: object = None,
+        outputs: object = None,
+        example: object = None,
         capture: Capture = Capture.WHOLE,
     ) -> OnnxModel:
         """Read and prepare a model. `inputs` are names, or example arrays."""
@@ -133,7 +133,7 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
         """A copy of the graph with further constants."""
         return layer_params.with_layers(model, changes)
 
-    def predict(self, model: OnnxModel, inputs: Any) -> Any:
+    def predict(self, model: OnnxModel, inputs: object) -> Any:
         """Outputs as arrays."""
         results = model.run(model.signature.bind(inputs), self._threads)
         return model.signature.packed(results)
@@ -146,11 +146,13 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
         """The message, with its weights in it."""
         return storage.whole(model)
 
-    def time_ops(self, model: OnnxModel, inputs: Any, runs: int) -> Mapping[str, Sequence[float]]:
+    def time_ops(
+        self, model: OnnxModel, inputs: object, runs: int
+    ) -> Mapping[str, Sequence[float]]:
         """By ONNX Runtime's own profiler."""
         return time_ops(model, model.signature.bind(inputs), runs, self._threads)
 
-    def trace(self, model: OnnxModel, inputs: Any) -> Mapping[str, Executed]:
+    def trace(self, model: OnnxModel, inputs: object) -> Mapping[str, Executed]:
         """By ONNX Runtime's own profiler."""
         return trace(model, model.signature.bind(inputs), self._threads)
 
@@ -166,7 +168,7 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
         """Of all nodes in order, weights included."""
         return storage.digest(model.runs)
 
-    def first_non_finite(self, model: OnnxModel, inputs: Any) -> str | None:
+    def first_non_finite(self, model: OnnxModel, inputs: object) -> str | None:
         """The first op whose result holds NaN or Inf."""
         return observe.first_non_finite(model, model.signature.bind(inputs))
 
