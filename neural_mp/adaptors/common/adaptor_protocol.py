@@ -36,7 +36,7 @@ class Framework(Protocol[M]):
     def write(self, model: M, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> M:
         """A new model in the precisions of a plan."""
 
-    def time_ops(self, model: M, inputs: Any, runs: int) -> Mapping[str, Sequence[float]]:
+    def time_ops(self, model: M, inputs: object, runs: int) -> Mapping[str, Sequence[float]]:
         """Op → seconds of each of so many runs."""
 
     def hessian_traces(

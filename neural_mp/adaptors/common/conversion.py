@@ -136,7 +136,7 @@ def observe(
     return summarize(found, samples)
 
 
-def profile(adaptor: Framework[M], model: M, inputs: Any) -> dict[str, float]:
+def profile(adaptor: Framework[M], model: M, inputs: object) -> dict[str, float]:
     """Op, or conversion by a name of its own → seconds of its fastest run, after a few to warm up.
 
     What else the machine does only ever adds to a run.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -57,7 +57,7 @@ class _Network:
     passing: frozenset[str]
 
     @classmethod
-    def of(cls, adaptor: Framework[Any], model: Any, graph: OpGraph) -> _Network:
+    def of(cls, adaptor: Framework[M], model: M, graph: OpGraph) -> _Network:
         kinds = {name: kind for kind, names in adaptor.kinds().items() for name in names}
         layers, keepers = adaptor.layers(model), frozenset(adaptor.channel_keepers(model))
         found = find_links(graph, kinds, layers, keepers)
