@@ -17,7 +17,7 @@ from neural_mp.common import can_merge
 from neural_mp.errors import MetricError, did_you_mean
 
 
-def outputs_of(values: Any) -> dict[str, Any] | None:
+def outputs_of(values: object) -> dict[str, Any] | None:
     """The outputs by name, or by position written as text; None where there is one alone.
 
     A list of numbers, or of other things that are no arrays, is one output.
@@ -34,7 +34,7 @@ def outputs_of(values: Any) -> dict[str, Any] | None:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def chosen(values: Any, output: str | int, what: str) -> Any:
+def chosen(values: object, output: str | int, what: str) -> Any:
     """One of several outputs.
 
     Args:
@@ -66,7 +66,7 @@ def chosen(values: Any, output: str | int, what: str) -> Any:
     )
 
 
-def chosen_labels(labels: Any, preds: Any, output: str | int | None) -> Any:
+def chosen_labels(labels: object, preds: object, output: str | int | None) -> Any:
     """The labels that belong to an output: of several the same one, of one alone that.
 
     Args:
@@ -105,7 +105,7 @@ def described(value: Any) -> str:
     return f"{dtype} {list(value.shape)}"
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
     return getattr(value, "ndim", 0) > 0 and hasattr(value, "dtype")
 
 
@@ -162,7 +162,7 @@ class OfOutput:
         """Forget everything."""
         self.__wrapped__.reset()
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch.
 
         Raises:
