@@ -61,7 +61,7 @@ def is_saved_model_format(model_path: str | Path) -> bool:
 
 
 def strip_unused_nodes(
-    graph_def: Any, input_node_names: Iterable[str], output_node_names: Sequence[str]
+    graph_def: object, input_node_names: Iterable[str], output_node_names: Sequence[str]
 ) -> Any:
     """The part of a TensorFlow graph that its outputs need."""
     import tensorflow as tf
@@ -71,9 +71,9 @@ def strip_unused_nodes(
 
 def iterator_sess_run(
     sess: Any,
-    iter_op: Any,
+    iter_op: object,
     feed_dict: Mapping[Any, Any],
-    output_tensor: Any,
+    output_tensor: object,
     iteration: int = -1,
     measurer: Any = None,
 ) -> Any:
@@ -116,7 +116,7 @@ def get_torch_version() -> Any:
     return Version(str(torch.__version__))
 
 
-def get_example_inputs(model: Any, dataloader: Any) -> Any:
+def get_example_inputs(model: object, dataloader: Any) -> Any:
     """The inputs of the first batch; None without data."""
     if dataloader is None:
         return None

@@ -6,7 +6,7 @@ import itertools
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -148,7 +148,7 @@ def _instance(task: bytes, cores: list[int], folder: Path, count: int) -> tuple[
     return _timed(job, all_are_ready)
 
 
-def _timed(job: Job, before: Any = lambda: None) -> tuple[float, ...]:
+def _timed(job: Job, before: Callable[[], object] = lambda: None) -> tuple[float, ...]:
     """Seconds of every batch that counts."""
     model = loaded_model(job.model, job.inputs, job.outputs)
     batches = itertools.cycle(job.batches)

@@ -21,7 +21,7 @@ class Dotted(dict[str, Any]):
         for key, value in (content or {}).items():
             self[key] = value
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: object) -> None:
         super().__setitem__(key, Dotted(value) if type(value) is dict else value)
 
     def __getattr__(self, name: str) -> Any:
@@ -31,7 +31,7 @@ class Dotted(dict[str, Any]):
             self[name] = Dotted()
         return self[name]
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         self[name] = value
 
     def __delattr__(self, name: str) -> None:
@@ -43,7 +43,7 @@ class Dotted(dict[str, Any]):
         return {key: value for key, value in found.items() if value != {}}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, Dotted):
         return value.plain()
     if isinstance(value, tuple | list):
@@ -55,7 +55,7 @@ def _plain(value: Any) -> Any:
 conf = Dotted()
 
 
-def settings_of(conf: Any) -> Settings:
+def settings_of(conf: object) -> Settings:
     """The settings of a configuration.
 
     Args:

@@ -16,7 +16,7 @@ from neural_mp.metrics.predictions import as_array
 from neural_mp.util.pytree import as_numpy
 
 
-def parts(values: Any) -> list[Any]:
+def parts(values: object) -> list[Any]:
     """The arrays that a list, tuple or dict holds; anything else, a list of numbers too, alone."""
     if isinstance(values, Mapping):
         return list(values.values())
@@ -25,7 +25,7 @@ def parts(values: Any) -> list[Any]:
     return [values]
 
 
-def as_one(values: Any, what: str) -> np.ndarray:
+def as_one(values: object, what: str) -> np.ndarray:
     """All of `values` as one array; a list of several arrays is stacked along a new first axis.
 
     Args:
@@ -64,7 +64,7 @@ def whole_numbers(values: np.ndarray, what: str) -> np.ndarray:
     return whole
 
 
-def text(value: Any) -> str:
+def text(value: object) -> str:
     """A string, given as such, as bytes in UTF-8, or as an array of one; a number as its digits."""
     if not isinstance(value, str | bytes):
         array = as_numpy(value)

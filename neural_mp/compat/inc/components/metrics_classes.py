@@ -44,7 +44,7 @@ class TopK(RunningMean):
         super().__init__()
         self.k = whole_number("topk: k", k, minimum=1)
 
-    def update(self, preds: Any, labels: Any, sample_weight: Any = None) -> None:
+    def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
         """Take in one batch.
 
         Raises:
@@ -124,7 +124,7 @@ class Accuracy(RunningMean):
         """What no sample can better; None before the first batch."""
         return self._most or None
 
-    def update(self, preds: Any, labels: Any, sample_weight: Any = None) -> None:
+    def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
         """Take in one batch.
 
         Raises:
@@ -174,7 +174,7 @@ class ROC(RunningMean):
         super().__init__()
         self.task = one_of("ROC: task", task, ("dlrm", "dien", "wide_deep"))
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch.
 
         Raises:
@@ -210,7 +210,7 @@ class F1:
         """Forget everything."""
         self._scores: list[float] = []
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch.
 
         Raises:
@@ -218,7 +218,7 @@ class F1:
         """
         self._scores.append(token_f1(_tokens(preds, "predictions"), _tokens(labels, "labels")))
 
-    def merge(self, other: Any) -> None:
+    def merge(self, other: F1) -> None:
         """Take in all that another of its kind has taken in, after what is here."""
         self._scores += other._scores
 
@@ -240,7 +240,7 @@ def token_f1(predicted: Sequence[Hashable], truth: Sequence[Hashable]) -> float:
     return 2 * common / (len(predicted) + len(truth)) if common else 0.0
 
 
-def _tokens(values: Any, what: str) -> Sequence[Hashable]:
+def _tokens(values: object, what: str) -> Sequence[Hashable]:
     pieces = parts(values)
     values = pieces[0] if len(pieces) == 1 else values
     if hasattr(values, "shape"):
@@ -279,7 +279,7 @@ class MeanIntersectionOverUnion:
         """Forget everything."""
         self._confusion = np.zeros((self.num_classes, self.num_classes), np.int64)
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch.
 
         Raises:
@@ -302,7 +302,7 @@ class MeanIntersectionOverUnion:
             )
         self._confusion += confusion_matrix(truth, predicted, self.num_classes)
 
-    def merge(self, other: Any) -> None:
+    def merge(self, other: MeanIntersectionOverUnion) -> None:
         """Take in all that another of its kind has taken in."""
         self._confusion += other._confusion
 

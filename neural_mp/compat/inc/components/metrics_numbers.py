@@ -5,7 +5,7 @@ Source of what they mean: `neural_compressor/experimental/metric/metric.py` of r
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -28,7 +28,7 @@ class _OutputByOutput(RunningMean):
         super().__init__()
         self.compare_label = compare_label
 
-    def update(self, preds: Any, labels: Any, sample_weight: Any = None) -> None:
+    def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
         """Take in one batch.
 
         Raises:
@@ -76,7 +76,7 @@ class Loss(RunningMean):
     running: ClassVar[bool] = False  # what it divides by need not be the number of samples
     higher_is_better: ClassVar[bool] = False
 
-    def update(self, preds: Any, labels: Any, sample_weight: Any = None) -> None:
+    def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
         """Take in one batch.
 
         Raises:
@@ -89,7 +89,7 @@ class Loss(RunningMean):
         self._count += array.shape[1] if is_list_of_rows else len(array)
 
 
-def _pairs(preds: Any, labels: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+def _pairs(preds: object, labels: object) -> list[tuple[np.ndarray, np.ndarray]]:
     """Output by output, predictions and labels as float64 arrays of one shape."""
     predicted, truth = parts(preds), parts(labels)
     if len(predicted) != len(truth):  # one of them may be a list of rows, which belong together

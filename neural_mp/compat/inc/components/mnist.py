@@ -8,7 +8,6 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -68,7 +67,7 @@ class SmallImages:
         return self.images[index], int(self.labels[index])
 
 
-def _mnist(name: str, root: Any, train: Any, filter: Any, download: Any) -> SmallImages:
+def _mnist(name: str, root: object, train: object, filter: object, download: object) -> SmallImages:
     say_ignored(name, filter=filter)
     true_or_false(f"{name}: download", download)
     part = "train" if true_or_false(f"{name}: train", train) else "t10k"
@@ -88,7 +87,7 @@ def _mnist(name: str, root: Any, train: Any, filter: Any, download: Any) -> Smal
     )
 
 
-def _folders(name: str, root: Any) -> list[Path]:
+def _folders(name: str, root: object) -> list[Path]:
     parent = existing_folder(f"{name}: root", root)
     return [parent, *(parent / folder for folder in FOLDERS[name])]
 
@@ -176,7 +175,9 @@ def _with_channel(images: SmallImages) -> SmallImages:
 
 
 @registered(DATASETS, "MNIST", "tensorflow", "onnxrt")
-def mnist(root: Any, train: bool = False, download: bool = True, filter: Any = None) -> SmallImages:
+def mnist(
+    root: object, train: bool = False, download: bool = True, filter: object = None
+) -> SmallImages:
     """Handwritten digits.
 
     Args:
@@ -197,7 +198,7 @@ def mnist(root: Any, train: bool = False, download: bool = True, filter: Any = N
 
 @registered(DATASETS, "MNIST", "pytorch")
 def grey_mnist(
-    root: Any, train: bool = False, download: bool = True, filter: Any = None
+    root: object, train: bool = False, download: bool = True, filter: object = None
 ) -> SmallImages:
     """The same with images `[28, 28]`."""
     return _mnist("MNIST", root, train, filter, download)
@@ -205,7 +206,7 @@ def grey_mnist(
 
 @registered(DATASETS, "FashionMNIST", "tensorflow", "onnxrt")
 def fashion_mnist(
-    root: Any, train: bool = False, download: bool = True, filter: Any = None
+    root: object, train: bool = False, download: bool = True, filter: object = None
 ) -> SmallImages:
     """Pictures of clothes, in the form of `mnist`; the archive is called `fashion-mnist.npz`."""
     return _with_channel(_mnist("FashionMNIST", root, train, filter, download))
@@ -213,13 +214,13 @@ def fashion_mnist(
 
 @registered(DATASETS, "FashionMNIST", "pytorch")
 def grey_fashion_mnist(
-    root: Any, train: bool = False, download: bool = True, filter: Any = None
+    root: object, train: bool = False, download: bool = True, filter: object = None
 ) -> SmallImages:
     """The same with images `[28, 28]`."""
     return _mnist("FashionMNIST", root, train, filter, download)
 
 
-def _cifar(name: str, root: Any, train: Any, filter: Any, download: Any) -> SmallImages:
+def _cifar(name: str, root: object, train: object, filter: object, download: object) -> SmallImages:
     say_ignored(name, filter=filter)
     true_or_false(f"{name}: download", download)
     folders = _folders(name, root)
@@ -259,7 +260,7 @@ def _binary(path: Path, label_bytes: int) -> np.ndarray:
 
 @registered(DATASETS, "CIFAR10")
 def cifar10(
-    root: Any, train: bool = False, download: bool = True, filter: Any = None
+    root: object, train: bool = False, download: bool = True, filter: object = None
 ) -> SmallImages:
     """Small photos of ten classes.
 
@@ -281,7 +282,7 @@ def cifar10(
 
 @registered(DATASETS, "CIFAR100")
 def cifar100(
-    root: Any, train: bool = False, download: bool = True, filter: Any = None
+    root: object, train: bool = False, download: bool = True, filter: object = None
 ) -> SmallImages:
     """The same for a hundred (fine) classes: `train.bin`, `test.bin` or `cifar100.npz`."""
     return _cifar("CIFAR100", root, train, filter, download)

@@ -20,12 +20,12 @@ class TensorImage(np.ndarray):
     """
 
 
-def as_tensor_image(image: Any) -> TensorImage:
+def as_tensor_image(image: object) -> TensorImage:
     """The same numbers, marked as a tensor."""
     return np.asarray(image).view(TensorImage)
 
 
-def is_tensor_image(image: Any) -> bool:
+def is_tensor_image(image: object) -> bool:
     """Whether an image is marked as a tensor, or is one of TensorFlow."""
     return isinstance(image, TensorImage) or type(image).__module__.startswith("tensorflow.")
 
@@ -33,7 +33,7 @@ def is_tensor_image(image: Any) -> bool:
 class ImageTransform(InputTransform):
     """Changes an image; what was a `TensorImage` stays one."""
 
-    def array_of(self, inputs: Any) -> np.ndarray:
+    def array_of(self, inputs: object) -> np.ndarray:
         """The image as an array; a `TensorImage` for a tensor."""
         return as_tensor_image(inputs) if is_tensor_image(inputs) else np.asarray(inputs)
 
@@ -47,14 +47,14 @@ class ImageTransform(InputTransform):
         return (as_tensor_image(changed) if is_tensor_image(sample[0]) else changed), label
 
 
-def two_sizes(option: str, value: Any) -> tuple[int, int]:
+def two_sizes(option: str, value: object) -> tuple[int, int]:
     """Two sizes in pixels, in the order given; one number, or a list of one, stands for both."""
     if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 1:
         value = value[0]
     return height_and_width(option, value)
 
 
-def numbers(option: str, value: Any) -> tuple[float, ...]:
+def numbers(option: str, value: object) -> tuple[float, ...]:
     """One number, a list, or numbers in one text: `123.68 116.78 103.94`."""
     if isinstance(value, str):
         try:
@@ -64,7 +64,7 @@ def numbers(option: str, value: Any) -> tuple[float, ...]:
     return finite_numbers(option, value)
 
 
-def from_low_to_high(option: str, value: Any) -> tuple[float, float]:
+def from_low_to_high(option: str, value: object) -> tuple[float, float]:
     """`[lowest, highest]`, both above 0."""
     found = finite_numbers(option, value)
     if len(found) != 2 or not 0 < found[0] <= found[1]:

@@ -26,7 +26,7 @@ class LabelShift:
     def __post_init__(self) -> None:
         whole_number("LabelShift: label_shift", self.label_shift)
 
-    def __call__(self, sample: Any) -> tuple[Any, Any]:
+    def __call__(self, sample: object) -> tuple[Any, Any]:
         """`(predictions, labels)` → the same predictions, and labels in the kind that they had.
 
         Raises:
@@ -40,7 +40,7 @@ class LabelShift:
         except TypeError as error:
             raise DataError("LabelShift takes labels that are numbers") from error
 
-    def _shifted(self, labels: Any) -> Any:
+    def _shifted(self, labels: object) -> Any:
         if not isinstance(labels, list):
             return np.asarray(labels) - self.label_shift
         if labels and isinstance(labels[0], tuple):

@@ -78,7 +78,7 @@ class Record:
             ) from error
 
 
-def _as_bytes(sample: Any) -> bytes | None:
+def _as_bytes(sample: object) -> bytes | None:
     """A serialized record; None for a sample that is decoded already."""
     if isinstance(sample, bytes):
         return sample
@@ -94,7 +94,7 @@ class Decoder:
         """`(image, label)`."""
         raise NotImplementedError
 
-    def __call__(self, sample: Any) -> tuple[Any, Any]:
+    def __call__(self, sample: object) -> tuple[Any, Any]:
         """Decode one record.
 
         Raises:

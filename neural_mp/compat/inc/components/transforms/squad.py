@@ -61,7 +61,7 @@ class Collected:
         self.starts, self.ends = [], []
 
 
-def _pair(transform: object, sample: Any) -> tuple[Any, Any]:
+def _pair(transform: object, sample: object) -> tuple[Any, Any]:
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         raise DataError(f"{type(transform).__name__} takes (predictions, labels)")
     return sample[0], sample[1]
@@ -91,7 +91,7 @@ class Collect:
         """Begin with the first window again."""
         self.collected.reset()
 
-    def __call__(self, sample: Any) -> tuple[Any, Any]:
+    def __call__(self, sample: object) -> tuple[Any, Any]:
         """`(predictions, labels)` → `([numbers, starts, ends], labels)`, or nothing yet.
 
         Raises:
@@ -112,7 +112,7 @@ class Collect:
 class ModelZooCollect(Collect):
     """The same, for predictions (starts `[N, places]`, ends `[N, places]`)."""
 
-    def __call__(self, sample: Any) -> tuple[Any, Any]:
+    def __call__(self, sample: object) -> tuple[Any, Any]:
         """`(predictions, labels)` → `([numbers, starts, ends], labels)`, or nothing yet.
 
         Raises:
@@ -170,7 +170,7 @@ class SquadV1:
         windows = Windows(tokenizer, self.max_seq_length, self.max_query_length, self.doc_stride)
         object.__setattr__(self, "task", Task(questions, windows))
 
-    def __call__(self, sample: Any) -> tuple[Any, Any]:
+    def __call__(self, sample: object) -> tuple[Any, Any]:
         """`([numbers of windows, starts, ends], labels)` → `({question: answer}, labels)`.
 
         `(None, None)`, which is nothing yet, stays that.
@@ -226,7 +226,7 @@ class SquadV1:
         return [int(place) for place in np.argsort(-scores, kind="stable")[: self.n_best_size]]
 
 
-def _row(scores: Any) -> np.ndarray:
+def _row(scores: object) -> np.ndarray:
     return np.asarray(scores, dtype=np.float64).reshape(-1)
 
 
@@ -245,7 +245,7 @@ class SquadV1ModelZoo(SquadV1):
         """Begin with the first window again."""
         self.collect.reset()
 
-    def __call__(self, sample: Any) -> tuple[Any, Any]:
+    def __call__(self, sample: object) -> tuple[Any, Any]:
         """`((starts, ends), labels)` → `({question: answer}, labels)`, or nothing yet.
 
         Raises:

@@ -97,7 +97,7 @@ def resized(image: np.ndarray, height: int, width: int, interpolation: str) -> n
     return np.moveaxis(scaled, -1, 0)
 
 
-def _shorter_edge_or_both(option: str, value: Any) -> tuple[int, ...]:
+def _shorter_edge_or_both(option: str, value: object) -> tuple[int, ...]:
     """One size for the shorter edge, or height and width."""
     if isinstance(value, list | tuple) and len(value) == 2:
         return two_sizes(option, value)
