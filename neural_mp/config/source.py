@@ -112,7 +112,7 @@ class _Loader(yaml.SafeLoader):
 
     nodes = 0
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
+    def compose_node(self, parent: yaml.Node | None, index: int) -> Any:
         """Put the next node together: one takes a kilobyte of memory."""
         self.nodes += 1
         if self.nodes > _MOST_NODES:
@@ -160,7 +160,7 @@ def read_mapping(data: Mapping[Any, Any], origin: str) -> Source:
         raise ConfigurationError(f"{origin}: nested too deeply to be read") from error
 
 
-def _plain(value: Any, where: str) -> Any:
+def _plain(value: object, where: str) -> Any:
     """A value as a YAML file could hold it: words for enumerations and paths, lists for tuples."""
     if isinstance(value, Mapping):
         names = ((str(_plain(key, where)), item) for key, item in value.items())

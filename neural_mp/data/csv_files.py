@@ -6,7 +6,6 @@ import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @DATASETS.register("csv")
 def csv_dataset(
-    path: Any,
+    path: object,
     label: str | int | None = -1,
     columns: Sequence[str | int] | None = None,
     delimiter: str = ",",
@@ -92,7 +91,7 @@ def _check_widths(file: Path, rows: list[tuple[int, list[str]]], width: int) -> 
             )
 
 
-def _column(file: Path, column: Any, names: list[str], width: int) -> int:
+def _column(file: Path, column: object, names: list[str], width: int) -> int:
     if isinstance(column, str):
         if column not in names:
             hint = did_you_mean(column, names) or "; without a header, give its index"
