@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from neural_mp.adaptors.common.input_spec import GivenInputs
 from neural_mp.adaptors.loaded_model import AnyModel
@@ -183,7 +183,7 @@ class Preparation:
         """
         given = self.options.inputs
 
-        def loading(first: FirstBatch | None, inputs: Any = given) -> Callable[[], AnyModel]:
+        def loading(first: FirstBatch | None, inputs: object = given) -> Callable[[], AnyModel]:
             return partial(
                 load_source,
                 config_objects.model(self.settings, self.options.model),
@@ -318,7 +318,7 @@ class Preparation:
         return History(url, fingerprint, criterion.prefers_higher, self.options.resume)
 
 
-def check_option(name: str, value: Any) -> None:
+def check_option(name: str, value: object) -> None:
     """Check the type of an option of a simple type.
 
     Raises:

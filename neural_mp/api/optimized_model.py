@@ -118,7 +118,7 @@ class OptimizedModel:
         """The framework's own object."""
         return self.loaded.native
 
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
+    def __call__(self, *inputs: object, **named: object) -> Any:
         """Run one batch, given as the model takes it: its inputs one by one, or all in one object.
 
         Returns:
@@ -321,7 +321,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return read_json(file, _manifest, ModelLoadError)
 
 
-def _manifest(value: Any) -> dict[str, Any]:
+def _manifest(value: object) -> dict[str, Any]:
     version = value.get("neural_mp") if isinstance(value, Mapping) else None
     if version is not None and version != FORMAT_VERSION:
         raise UnfitError(

@@ -26,7 +26,7 @@ _NO_METRICS = ("weight", "higher_is_better")
 class _Dumper(yaml.SafeDumper):
     """Puts quotes around words that our reader would take for a number."""
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: object) -> bool:
         """Write a value again rather than refer to where it stood first."""
         return True
 

@@ -140,7 +140,7 @@ class DummyDataset:
         return inputs, label
 
 
-def _label_range(label: Any) -> bool | tuple[int, int]:
+def _label_range(label: object) -> bool | tuple[int, int]:
     if label is False or label is None:
         return False
     if label is True:

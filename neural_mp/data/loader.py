@@ -41,7 +41,7 @@ class Pipeline:
 
     transforms: tuple[Transform, ...]
 
-    def __call__(self, sample: Any) -> Any:
+    def __call__(self, sample: object) -> Any:
         """Transform one sample."""
         for transform in self.transforms:
             sample = transform(sample)
@@ -197,5 +197,5 @@ def build_dataloader(spec: Mapping[str, Any], names: Vocabulary = OWN) -> DataLo
     )
 
 
-def _is_indexable(dataset: Any) -> bool:
+def _is_indexable(dataset: object) -> bool:
     return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")

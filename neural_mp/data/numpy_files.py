@@ -118,9 +118,9 @@ def _header(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 @DATASETS.register("numpy", "npz", "npy")
 def numpy_dataset(
-    path: Any = None,
-    inputs: Any = None,
-    labels: Any = None,
+    path: object = None,
+    inputs: object = None,
+    labels: object = None,
     inputs_key: str = "inputs",
     labels_key: str | None = "labels",
     start: int | None = None,
@@ -165,11 +165,11 @@ def numpy_dataset(
     )
 
 
-def _bound(option: str, value: Any) -> int | None:
+def _bound(option: str, value: object) -> int | None:
     return None if value is None else whole_number(f"numpy: {option}", value)
 
 
-def _read(option: str, reference: Any) -> np.ndarray:
+def _read(option: str, reference: object) -> np.ndarray:
     """The array that `file.npy`, `file.npz` or `file.npz:key` names."""
     name, separator, key = str(reference).partition(".npz:")
     file = f"{name}.npz" if separator else reference

@@ -38,7 +38,7 @@ class Accuracy(RunningMean):
         super().__init__()
         self.threshold = finite_number("accuracy: threshold", threshold)
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch.
 
         Raises:
@@ -68,7 +68,7 @@ class TopK(RunningMean):
         super().__init__()
         self.k = whole_number("topk: k", k, minimum=1)
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch.
 
         Raises:
@@ -114,7 +114,7 @@ class F1(Collection):
         super().reset()
         self._two_classes = True
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch.
 
         Raises:
@@ -175,7 +175,7 @@ class AUC(Collection):
         self.multi_class = one_of("AUC: multi_class", multi_class, ("ovr", "ovo"))
         self.from_logits = true_or_false("AUC: from_logits", from_logits)
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch.
 
         Raises:
@@ -242,7 +242,7 @@ class Loss(RunningMean):
         super().reset()
         self._all_probabilities = True
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch.
 
         Raises:

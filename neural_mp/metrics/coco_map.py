@@ -49,7 +49,7 @@ class Boxes:
     scores: np.ndarray | None = None
 
 
-def overlaps(option: str, value: Any) -> np.ndarray:
+def overlaps(option: str, value: object) -> np.ndarray:
     """The overlaps that a setting stands for, `[T]`.
 
     Args:

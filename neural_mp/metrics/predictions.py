@@ -217,7 +217,7 @@ def as_array(values: Any, what: str) -> np.ndarray:
     return array
 
 
-def _only_one(values: Any, what: str) -> Any:
+def _only_one(values: object, what: str) -> Any:
     outputs = outputs_of(values)
     if outputs is None:
         return values
@@ -230,7 +230,7 @@ def _only_one(values: Any, what: str) -> Any:
     return next(iter(outputs.values()))
 
 
-def number_pairs(preds: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+def number_pairs(preds: object, labels: object) -> tuple[np.ndarray, np.ndarray]:
     """Predictions and labels as float64 arrays of one shape; `[N]` and `[N, 1]` fit each other.
 
     Raises:
@@ -245,7 +245,7 @@ def number_pairs(preds: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     return np.atleast_1d(predicted.astype(np.float64)), np.atleast_1d(truth.astype(np.float64))
 
 
-def score_pairs(preds: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+def score_pairs(preds: object, labels: object) -> tuple[np.ndarray, np.ndarray]:
     """Scores, `[N]` for two classes or `[N, C]`, and the true classes, int64 `[N]`.
 
     Raises:
@@ -262,7 +262,7 @@ def score_pairs(preds: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     return scores, classes
 
 
-def class_pairs(preds: Any, labels: Any, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+def class_pairs(preds: object, labels: object, threshold: float) -> tuple[np.ndarray, np.ndarray]:
     """Predicted and true classes, int64 `[N]` each.
 
     Scores `[N, C]` predict the class of the highest, the first one where several are equal;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -59,7 +59,7 @@ class MeanIoU:
         self._confusion = np.zeros((self.num_classes or 0,) * 2, np.int64)
         self._scored = 0
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch.
 
         Raises:
@@ -87,7 +87,7 @@ class MeanIoU:
         pairs = np.bincount(classes * truth + predicted, minlength=classes**2)
         self._add(pairs.reshape(classes, classes))
 
-    def merge(self, other: Any) -> None:
+    def merge(self, other: MeanIoU) -> None:
         """Take in all that another mIoU has taken in."""
         self._add(other._confusion)
         self._scored = other._scored or self._scored

@@ -60,7 +60,7 @@ class AdaptorContract(OnDigits):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def reference(cls, source: Any, images: np.ndarray) -> np.ndarray:
+    def reference(cls, source: object, images: np.ndarray) -> np.ndarray:
         """What the framework itself computes for `images`, without this package."""
         raise NotImplementedError
 
@@ -72,26 +72,26 @@ class AdaptorContract(OnDigits):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def adaptor(cls, source: Any) -> Adaptor[Any]:
+    def adaptor(cls, source: object) -> Adaptor[Any]:
         """The adaptor, found from the net alone."""
         return adaptor_for(source)
 
     @pytest.fixture(scope="class")
     @classmethod
-    def model(cls, adaptor: Adaptor[Any], source: Any, images: np.ndarray) -> Any:
+    def model(cls, adaptor: Adaptor[Any], source: object, images: np.ndarray) -> Any:
         """The net as the adaptor holds it."""
         return adaptor.load(source, example=images)
 
     @pytest.fixture(scope="class")
     @classmethod
-    def space(cls, adaptor: Adaptor[Any], model: Any) -> TuningSpace:
+    def space(cls, adaptor: Adaptor[Any], model: object) -> TuningSpace:
         """What every op may run in where everything is forced on."""
         return adaptor.space(model, machine(BF16, FP16))
 
     @pytest.fixture(scope="class")
     @classmethod
     def observations(
-        cls, adaptor: Adaptor[Any], model: Any, space: TuningSpace, digits: tuple[Split, Split]
+        cls, adaptor: Adaptor[Any], model: object, space: TuningSpace, digits: tuple[Split, Split]
     ) -> Observations:
         """What calibration sees in a hundred digits, in two batches."""
         batches = [digits[0].images[start : start + 50] for start in (0, 50)]
@@ -100,7 +100,7 @@ class AdaptorContract(OnDigits):
     @pytest.fixture(scope="class")
     @classmethod
     def convert(
-        cls, adaptor: Adaptor[Any], model: Any, space: TuningSpace, observations: Observations
+        cls, adaptor: Adaptor[Any], model: object, space: TuningSpace, observations: Observations
     ) -> Convert:
         """Converts the net as a plan says."""
         return lambda plan: adaptor.convert(model, space.resolve(plan), observations, space)

@@ -13,6 +13,7 @@ import pytest
 from neural_mp import AutoMixedPrecisionOptions, MixedPrecision
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.amp import LEVEL, PREFIXES, SWITCH, canonical_lists
+from neural_mp.core.graph import OpGraph
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnknownOperatorError
 from neural_mp.testing.fixtures import OnDigits, machine
@@ -82,7 +83,7 @@ class AmpContract(OnDigits):
             converter.precisions = precisions
         return converter()
 
-    def by_kind(self, values: Mapping[str, Any], graph: Any, kinds: Mapping[str, Any]) -> dict:
+    def by_kind(self, values: Mapping[str, Any], graph: OpGraph, kinds: Mapping[str, Any]) -> dict:
         """Op → anything, as kind → the same."""
         kind_of = {op_type: kind for kind, types in kinds.items() for op_type in types}
         return {kind_of.get(graph[op].type): value for op, value in values.items()}

@@ -30,7 +30,7 @@ _BASELINE, _CALIBRATION = "baseline", "calibration"
 _BASELINE_RUNNING = "baseline running"
 
 
-def _earlier(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _earlier(value: object) -> tuple[dict[str, Any], dict[str, Any]]:
     found = _KEPT(value)
     return found["baseline"], found["running"]
 

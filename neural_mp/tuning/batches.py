@@ -355,7 +355,7 @@ class Batches:
         return f"{len(self)}:{hashlib.sha256(''.join(batches).encode()).hexdigest()[:16]}"
 
 
-def _told(batch: Any) -> str:
+def _told(batch: object) -> str:
     words = shape_words(batch)
     if not hasattr(batch, "shape"):
         return words
@@ -374,7 +374,7 @@ def _reference(batches: Iterator[Any]) -> Callable[[], Any]:
         return lambda: batches
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     digest = DataDigest()
     digest.feed(value)
     return digest.hexdigest()[:16]

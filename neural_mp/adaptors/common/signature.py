@@ -57,7 +57,7 @@ class Port:
         return {**vars(self), "dtype": dtype, "shape": shape}
 
     @classmethod
-    def from_dict(cls, data: Any) -> Port:
+    def from_dict(cls, data: object) -> Port:
         """Read back what `to_dict` wrote.
 
         Raises:
@@ -119,7 +119,7 @@ class Signature:
         }
 
     @classmethod
-    def from_dict(cls: type[_S], data: Any) -> _S:
+    def from_dict(cls: type[_S], data: object) -> _S:
         """Read back what `to_dict` wrote.
 
         Raises:
@@ -131,7 +131,7 @@ class Signature:
                 raise unfit(f"the places of {len(said['outputs'])} outputs", position)
         return cls(**said)
 
-    def bind(self, inputs: Any) -> dict[str, Array]:
+    def bind(self, inputs: object) -> dict[str, Array]:
         """Tensor → array, for the inputs of one batch.
 
         A dict is taken by name, without labels that the model does not take; a tuple or list by
@@ -149,7 +149,7 @@ class Signature:
             for port, value in zip(self.inputs, self.assigned(inputs), strict=True)
         }
 
-    def assigned(self, inputs: Any) -> list[Any]:
+    def assigned(self, inputs: object) -> list[Any]:
         """What `bind` takes for every input, as it was given.
 
         Raises:
@@ -246,7 +246,7 @@ class Signature:
         return replace(chosen, returns=returns)
 
 
-def shape_of(value: Any) -> Shape:
+def shape_of(value: object) -> Shape:
     """Sizes as a file holds them.
 
     Raises:
@@ -258,7 +258,7 @@ def shape_of(value: Any) -> Shape:
     return sizes
 
 
-def _dtype(value: Any) -> np.dtype[Any]:
+def _dtype(value: object) -> np.dtype[Any]:
     name = brief(value)
     try:
         found = np.dtype(name)
@@ -269,7 +269,7 @@ def _dtype(value: Any) -> np.dtype[Any]:
     return found
 
 
-def _structure(value: Any) -> Structure:
+def _structure(value: object) -> Structure:
     if isinstance(value, list):
         return list(list_of(_structure)(value))
     return mapping_of(_structure)(value) if isinstance(value, dict) else optional(count)(value)
@@ -347,7 +347,7 @@ def _holds_arrays(inputs: Sequence[Any]) -> bool:
     return any(hasattr(leaf, "__array__") for leaf in leaves(inputs))
 
 
-def _fits_at_once(port: Port, value: Any) -> bool:
+def _fits_at_once(port: Port, value: object) -> bool:
     """Whether a value is already the array that an input takes."""
     return (
         type(value) is np.ndarray

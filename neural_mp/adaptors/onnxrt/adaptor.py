@@ -79,11 +79,11 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
 
     def load(
         self,
-        source: Any,
+        source: object,
         *,
-        inputs: Any = None,
-        outputs: Any = None,
-        example: Any = None,
+        inputs: object = None,
+        outputs: object = None,
+        example: object = None,
         capture: Capture = Capture.WHOLE,
     ) -> OnnxModel:
         """Read and prepare a model. `inputs` are names, or example arrays."""

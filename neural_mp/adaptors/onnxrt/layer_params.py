@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -61,7 +60,7 @@ def _layer(found: GraphStructure, name: str, node: ir.Node) -> Layer | None:
     return Layer(result, weight, outputs=1, inputs=0)
 
 
-def _has_plain_bias(node: ir.Node, channels: Any) -> bool:
+def _has_plain_bias(node: ir.Node, channels: object) -> bool:
     """Whether the bias of a layer is left out, or a constant for every channel, or one for all."""
     value = input_of(node, 2)
     bias = array_of(value)

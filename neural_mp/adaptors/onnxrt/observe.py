@@ -81,7 +81,7 @@ def _may_be_floating(value: ir.Value) -> bool:
     return is_tensor(value) and (value.dtype is None or value.dtype.is_floating_point())
 
 
-def _floats(found: Any) -> list[Array]:
+def _floats(found: object) -> list[Array]:
     """The arrays of floats in an output; none where ONNX Runtime gives anything else."""
     # To numpy, bfloat16 is of kind V.
     floats = (array for array in arrays_in(found) if array.dtype.kind in "fV")

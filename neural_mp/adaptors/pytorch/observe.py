@@ -157,7 +157,7 @@ def _save_memory(node: Node) -> None:
         node.target = _IN_PLACE[node.target]
 
 
-def _may_overwrite(operand: Any, node: Node) -> bool:
+def _may_overwrite(operand: object, node: Node) -> bool:
     """Whether a node alone reads an operand, whose memory has room for the node's result."""
     if not isinstance(operand, Node) or operand.target not in _FRESH:
         return False

@@ -6,6 +6,7 @@ import importlib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -60,7 +61,7 @@ def read_folder(folder: Path) -> nn.Module:
     return loaded.eval()
 
 
-def _class(transformers: Any, config: dict[str, Any]) -> Any:
+def _class(transformers: ModuleType, config: dict[str, Any]) -> Any:
     """The class of models that a configuration names; the one for its kind, where it names none.
 
     Raises:
@@ -98,7 +99,7 @@ def _faults(folder: Path, config: Any) -> Iterator[str]:
                 read_plain(file)
 
 
-def _items(value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+def _items(value: object, depth: int) -> Iterator[tuple[str, Any]]:
     """All keys and values of nested dicts and lists."""
     if depth > MAX_DEPTH:
         raise ValueError(f"{CONFIG} is nested too deeply")

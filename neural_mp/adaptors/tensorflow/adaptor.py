@@ -82,11 +82,11 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
 
     def load(
         self,
-        source: Any,
+        source: object,
         *,
-        inputs: Any = None,
-        outputs: Any = None,
-        example: Any = None,
+        inputs: object = None,
+        outputs: object = None,
+        example: object = None,
         capture: Capture = Capture.WHOLE,
     ) -> TensorFlowModel:
         """Freeze and prepare a model. `inputs` are names, example arrays, or shapes."""

@@ -170,7 +170,7 @@ def values(model: TensorFlowModel, ops: Collection[str]) -> Callable[[Any], dict
     return called
 
 
-def _plain(found: Any) -> Array:
+def _plain(found: object) -> Array:
     """An array whose numbers numpy can compute with."""
     array = np.asarray(found)
     return array.view(np.uint8) if array.dtype.names else array

@@ -125,7 +125,7 @@ def _check_ports(signature: ServedSignature, graph: tf.Graph, file: Path) -> Non
             raise ModelLoadError(f"{str(file)!r}: the graph has no tensor {shown(str(port))}")
 
 
-def _details(value: Any) -> tuple[ServedSignature, dict[str, Any]]:
+def _details(value: object) -> tuple[ServedSignature, dict[str, Any]]:
     return ServedSignature.from_dict(value), _DETAILS(value)
 
 

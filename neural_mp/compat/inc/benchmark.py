@@ -97,12 +97,12 @@ class Performance:
 
 
 def fit(
-    model: Any,
+    model: object,
     conf: BenchmarkConfig | None = None,
     config: BenchmarkConfig | None = None,
-    b_dataloader: Any = None,
+    b_dataloader: object = None,
     b_func: Callable[[Any], Any] | None = None,
-    **ignored: Any,
+    **ignored: object,
 ) -> Performance | Any:
     """Measure how fast a model is.
 
@@ -139,8 +139,8 @@ def fit(
 
 
 def timed(
-    model: Any,
-    loader: Any,
+    model: object,
+    loader: object,
     warmup: int,
     iterations: int,
     cores: int | None,
@@ -177,11 +177,11 @@ def timed(
 
 def measured(
     settings: Settings,
-    model: Any,
+    model: object,
     mode: str,
-    loader: Any,
+    loader: object,
     function: Callable[[Any], Any] | None,
-    metric: Any,
+    metric: object,
     postprocess: Callable[[Any], Any] | None,
 ) -> Any:
     """What `Benchmark` of version 1 finds.
@@ -217,9 +217,9 @@ def measured(
 
 def _accuracy(
     settings: Settings,
-    model: Any,
+    model: object,
     batches: Batches,
-    metric: Any,
+    metric: object,
     postprocess: Callable[[Any], Any] | None,
 ) -> float | list[float]:
     """The accuracy; of several metrics without weights, the value of each in a list, as there."""

@@ -245,7 +245,7 @@ class ExportConfig:
         **options: `dtype`, `opset_version`, `quant_format`, `example_inputs`, names and axes.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: object) -> None:
         self.options = options
 
 

@@ -46,13 +46,13 @@ class Configured:
         postprocess: a `common.Postprocess`, or what takes `(predictions, labels)`.
     """
 
-    def __init__(self, conf_fname_or_obj: Any = None) -> None:
+    def __init__(self, conf_fname_or_obj: object = None) -> None:
         self.settings = settings_of(conf_fname_or_obj)
         self.model: Any = self.settings.model.name
         self.metric: Any = None
         self.postprocess: Any = None
 
-    def dataset(self, name: str, *shape: Any, **options: Any) -> Any:
+    def dataset(self, name: str, *shape: object, **options: object) -> Any:
         """A dataset by its name.
 
         Args:
@@ -67,7 +67,7 @@ class Configured:
             options["shape"] = shape[0]
         return named_dataset(name, options, self.settings.model.framework)
 
-    def dataloader(self, dataset: Any, batch_size: int = 1, **options: Any) -> DataLoader:
+    def dataloader(self, dataset: object, batch_size: int = 1, **options: Any) -> DataLoader:
         """Batches of a dataset."""
         return DataLoader(dataset, batch_size, **options)
 
@@ -88,7 +88,7 @@ class Benchmark(Configured):
         results: mode → what was found.
     """
 
-    def __init__(self, conf_fname_or_obj: Any = None) -> None:
+    def __init__(self, conf_fname_or_obj: object = None) -> None:
         super().__init__(conf_fname_or_obj)
         self.b_dataloader: Any = None
         self.b_func: Any = None
@@ -139,7 +139,7 @@ class _Experiment(Configured):
     #: The precisions where the configuration names none.
     default: ClassVar[tuple[Precision, ...]] = (Precision.BF16,)
 
-    def __init__(self, conf_fname_or_obj: Any = None) -> None:
+    def __init__(self, conf_fname_or_obj: object = None) -> None:
         super().__init__(conf_fname_or_obj)
         self.calib_dataloader: Any = None
         self.eval_dataloader: Any = None
@@ -188,7 +188,7 @@ class _Experiment(Configured):
     __call__ = fit
 
 
-def _without_idle_fp16(words: list[str], model: Any, framework: str | None) -> list[str]:
+def _without_idle_fp16(words: list[str], model: object, framework: str | None) -> list[str]:
     """The precisions without an FP16 that is forced for ONNX Runtime where it has no kernels.
 
     Theirs converts nothing then. FP16 would halve the file, and leave time and arithmetic alone.

@@ -75,7 +75,7 @@ ALIASES: Mapping[str, str] = {
 class _Alias(ModuleType):
     """A module of theirs: has its parts, and the names of the module here."""
 
-    def __init__(self, name: str, target: Any) -> None:
+    def __init__(self, name: str, target: object) -> None:
         super().__init__(name)
         vars(self)["_target"] = target
         vars(self)["__path__"] = []
@@ -156,7 +156,7 @@ class Absent:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
+    def __call__(self, *arguments: object, **options: object) -> Any:
         """Refused.
 
         Raises:

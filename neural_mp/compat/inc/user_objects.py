@@ -121,8 +121,8 @@ class DataLoader(OurDataLoader):
         batch_size: int = 1,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         last_batch: str = "rollover",
-        sampler: Any = None,
-        batch_sampler: Any = None,
+        sampler: object = None,
+        batch_sampler: object = None,
         num_workers: int = 0,
         pin_memory: bool = False,
         shuffle: bool = False,
@@ -140,7 +140,7 @@ class Later:
         **options: what it is made with.
     """
 
-    def __init__(self, kind: Callable[..., Any], name: str = "user", **options: Any) -> None:
+    def __init__(self, kind: Callable[..., Any], name: str = "user", **options: object) -> None:
         self.kind, self.name, self.options = kind, name, options
 
     def made(self) -> Any:
@@ -151,7 +151,9 @@ class Later:
 class Metric(Later):
     """A metric by its class, or, as their version 2 has it, by the name of one: `name="topk"`."""
 
-    def __init__(self, metric_cls: Any = None, name: str = "user_metric", **options: Any) -> None:
+    def __init__(
+        self, metric_cls: Any = None, name: str = "user_metric", **options: object
+    ) -> None:
         super().__init__(metric_cls, name, **options)
 
     def made(self) -> Any:
@@ -165,7 +167,7 @@ class Postprocess(Later):
     """A postprocess by its class: its objects take `(predictions, labels)`."""
 
     def __init__(
-        self, postprocess_cls: Any, name: str = "user_postprocess", **options: Any
+        self, postprocess_cls: Any, name: str = "user_postprocess", **options: object
     ) -> None:
         super().__init__(postprocess_cls, name, **options)
 
@@ -179,7 +181,7 @@ def named_metric(name: str, options: Any, framework: str | None = None) -> Any:
     return build_metric(name, options, vocabulary(framework).metrics or METRICS)
 
 
-def metric_of(given: Any, framework: str | None = None) -> Any:
+def metric_of(given: object, framework: str | None = None) -> Any:
     """A metric as the tuning loop takes it, or several by name, which each have to meet the target.
 
     Args:
@@ -207,7 +209,7 @@ def metric_of(given: Any, framework: str | None = None) -> Any:
 _NO_METRICS = ("weight", "higher_is_better")
 
 
-def postprocess_of(given: Any) -> Callable[[Any], Any] | None:
+def postprocess_of(given: object) -> Callable[[Any], Any] | None:
     """A postprocess as a function of `(predictions, labels)`.
 
     Raises:

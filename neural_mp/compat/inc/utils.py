@@ -45,7 +45,10 @@ def set_workspace(workspace: str) -> None:
 
 
 def load(
-    checkpoint_dir: str | Path | None = None, model: Any = None, *others: Any, **ignored: Any
+    checkpoint_dir: str | Path | None = None,
+    model: object = None,
+    *others: object,
+    **ignored: object,
 ) -> Any:
     """A torch model that a result's `save` wrote: the module itself.
 
@@ -65,7 +68,7 @@ class OptimizedModel:
     """`utils.load_huggingface.OptimizedModel`."""
 
     @classmethod
-    def from_pretrained(cls, folder: str, **ignored: Any) -> Any:
+    def from_pretrained(cls, folder: str, **ignored: object) -> Any:
         """A torch model that a result's `save` wrote."""
         return load(folder)
 
@@ -81,7 +84,7 @@ def dump_elapsed_time(customized_msg: str = "") -> Callable[[Callable[..., Any]]
 
     def around(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def timed(*arguments: Any, **named: Any) -> Any:
+        def timed(*arguments: object, **named: object) -> Any:
             start = time.perf_counter()
             found = function(*arguments, **named)
             taken = 1000 * (time.perf_counter() - start)
@@ -106,7 +109,7 @@ class LazyImport:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._imported(), name)
 
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
+    def __call__(self, *arguments: object, **options: object) -> Any:
         """Call what the name stands for."""
         return self._imported()(*arguments, **options)
 
@@ -237,7 +240,7 @@ class Configured:
         conf: the path of a YAML file, or settings by attribute.
     """
 
-    def __init__(self, conf: Any = None) -> None:
+    def __init__(self, conf: object = None) -> None:
         self.conf = conf
 
 

@@ -61,43 +61,43 @@ def checked_payloads(content: bytes) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _expression(value: Any) -> str:
+def _expression(value: object) -> str:
     return rendered(text(value))
 
 
-def _range_key(value: Any) -> str:
+def _range_key(value: object) -> str:
     rendered(text(value))
     return str(value)  # it is compared as it stands, and never evaluated
 
 
-def _target(value: Any) -> str:
+def _target(value: object) -> str:
     return checked_target(text(value))
 
 
-def _device_type(value: Any) -> str:
+def _device_type(value: object) -> str:
     if value not in _DEVICES:
         raise ValueError(f"{shown(value)} stands where a device is expected")
     return str(value)
 
 
-def _verifiers(value: Any) -> list[str]:
+def _verifiers(value: object) -> list[str]:
     """Dialects of ops that PyTorch knows."""
     if not isinstance(value, list) or not all(word in _VERIFIERS for word in value):
         raise ValueError(f"{shown(value)} stands where dialects of ops are expected")
     return value
 
 
-def _not_pickled(value: Any) -> bool:
+def _not_pickled(value: object) -> bool:
     if value is not False:
         raise ValueError("it holds pickled objects; reading them could run code")
     return False
 
 
-def _argument(value: Any) -> Any:
+def _argument(value: object) -> Any:
     return _ARGUMENT(value)
 
 
-def _graph(value: Any) -> Any:
+def _graph(value: object) -> Any:
     return _GRAPH(value)
 
 

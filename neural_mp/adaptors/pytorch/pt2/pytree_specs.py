@@ -19,7 +19,7 @@ _DEFAULT_DICT = "collections.defaultdict"
 _FACTORIES = frozenset({"list", "dict", "int", "float", "set", "str", "bool", "tuple"})
 
 
-def checked_tree(text: Any) -> str:
+def checked_tree(text: object) -> str:
     """The text of a nesting, written anew: of containers that this process knows already.
 
     What PyTorch reads in a context may import modules by name, so only plain keys are let through.
@@ -36,7 +36,7 @@ def checked_tree(text: Any) -> str:
     raise ValueError(f"{shown(text)} is no nesting of inputs or outputs")
 
 
-def _checked(tree: Any, depth: int) -> dict[str, Any]:
+def _checked(tree: object, depth: int) -> dict[str, Any]:
     match tree:
         case {"type": None, "context": None, "children_spec": []}:
             return {"type": None, "context": None, "children_spec": []}
@@ -48,7 +48,7 @@ def _checked(tree: Any, depth: int) -> dict[str, Any]:
     raise ValueError(f"{shown(tree)} is no nesting of inputs or outputs")
 
 
-def _context(kind: str, context: Any) -> Any:
+def _context(kind: str, context: object) -> Any:
     """What belongs to a container of a kind, such as the keys of a dict."""
     known = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
     if kind not in known:
@@ -85,7 +85,7 @@ def _default_dict(context: Any) -> dict[str, Any]:
     raise ValueError(f"{shown(context)} stands where the keys of a defaultdict are expected")
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
+def _plain(value: object, depth: int = 0) -> Any:
     """A value of lists, texts and numbers only: PyTorch takes some dicts for names of classes."""
     if isinstance(value, list) and depth < MAX_DEPTH:
         return [_plain(item, depth + 1) for item in value]

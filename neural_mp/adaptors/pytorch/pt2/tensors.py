@@ -110,7 +110,7 @@ def _ints(sizes: Sequence[Any]) -> tuple[int, ...]:
     return tuple(map(_int, sizes))
 
 
-def _int(size: Any) -> int:
+def _int(size: object) -> int:
     match size:
         case {"as_int": int() as number}:
             return number

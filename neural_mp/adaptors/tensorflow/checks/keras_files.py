@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from neural_mp.errors import ModelLoadError, in_one_line
 from neural_mp.io.limits import (
@@ -24,6 +24,9 @@ from neural_mp.io.limits import (
 )
 from neural_mp.io.readers import load_json
 from neural_mp.io.zip_archive import checked_archive
+
+if TYPE_CHECKING:
+    import h5py
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ def check_hdf5(file: Path | BinaryIO, shown: str) -> Hdf5Content:
         raise ModelLoadError(f"{shown} is no HDF5 file, or damaged: {error}") from error
 
 
-def _faults_of_hdf5(opened: Any, arrays: list[Any]) -> Iterator[str]:
+def _faults_of_hdf5(opened: h5py.Group, arrays: list[Any]) -> Iterator[str]:
     """What is wrong with a file, in words; its arrays are put into a list on the way."""
     import h5py
 
@@ -89,7 +92,7 @@ def _faults_of_hdf5(opened: Any, arrays: list[Any]) -> Iterator[str]:
                 yield f"{where!r} is neither a group nor an array"
 
 
-def _faults_of_array(array: Any, where: str) -> Iterator[str]:
+def _faults_of_array(array: h5py.Dataset, where: str) -> Iterator[str]:
     if array.external or array.is_virtual:
         yield f"the array {where!r} is taken from another file"
     if array.dtype.hasobject:
@@ -182,7 +185,7 @@ def _texts(path: Path, shown: str) -> tuple[list[bytes | str], int]:
     return [text for text in found if isinstance(text, bytes | str)], content.nbytes
 
 
-def _faults(config: Any, inside: tuple[str, ...]) -> Iterator[str]:
+def _faults(config: object, inside: tuple[str, ...]) -> Iterator[str]:
     """What a configuration names that is not made, in words."""
     if isinstance(config, list):
         for item in config:
@@ -238,7 +241,7 @@ def _registered(config: Mapping[str, Any]) -> bool:
     )
 
 
-def _is_function(name: Any, module: str | None) -> bool:
+def _is_function(name: object, module: str | None) -> bool:
     if module == "builtins" or module is None:
         return isinstance(name, str)  # Keras looks for those among its own alone
     return isinstance(name, str) and module in _FUNCTIONS and name.isidentifier()
@@ -275,7 +278,7 @@ def _found(module: str, name: str) -> Any:
     return getattr(found, name, None)
 
 
-def _is_made(kind: Any) -> bool:
+def _is_made(kind: object) -> bool:
     import keras
 
     kinds = []

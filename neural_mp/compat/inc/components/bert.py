@@ -45,7 +45,7 @@ class QuestionRecords:
         return stack([inputs for inputs, _ in samples]), samples[0][1]
 
 
-def _articles(name: str, label_file: Any) -> list[Any]:
+def _articles(name: str, label_file: object) -> list[Any]:
     path = existing_file(f"{name}: label_file", label_file)
     content = read_data_json(path)
     found = content if isinstance(content, dict) else {}
@@ -57,7 +57,9 @@ def _articles(name: str, label_file: Any) -> list[Any]:
     return list(found["data"])
 
 
-def _questions(name: str, root: Any, label_file: Any, task: Any, model_type: Any) -> Any:
+def _questions(
+    name: str, root: object, label_file: object, task: object, model_type: object
+) -> Any:
     one_of(f"{name}: task", task, TASKS)
     one_of(f"{name}: model_type", model_type, MODEL_TYPES)
     package("tensorflow", f"dataset {name!r}", "tensorflow")
@@ -74,7 +76,11 @@ def _questions(name: str, root: Any, label_file: Any, task: Any, model_type: Any
 
 @registered(DATASETS, "bert", "tensorflow")
 def bert(
-    root: Any, label_file: Any, task: str = "squad", model_type: str = "bert", filter: Any = None
+    root: object,
+    label_file: object,
+    task: str = "squad",
+    model_type: str = "bert",
+    filter: object = None,
 ) -> QuestionRecords:
     """Questions of SQuAD 1.1 as token ids in a TFRecord file, for a model of four inputs.
 
@@ -113,12 +119,12 @@ def _with_id(serialized: bytes) -> dict[str, np.ndarray]:
 
 @registered(DATASETS, "mzbert", "tensorflow")
 def model_zoo_bert(
-    root: Any,
-    label_file: Any,
+    root: object,
+    label_file: object,
     task: str = "squad",
     model_type: str = "bert",
-    num_cores: Any = None,
-    filter: Any = None,
+    num_cores: object = None,
+    filter: object = None,
 ) -> QuestionRecords:
     """Questions of SQuAD 1.1 as token ids in a TFRecord file, for a model of three inputs.
 

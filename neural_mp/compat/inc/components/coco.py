@@ -124,11 +124,11 @@ class RawImages:
 
 @registered(DATASETS, "COCORaw")
 def coco_raw(
-    root: Any,
+    root: object,
     img_dir: str = "val2017",
     anno_dir: str = ANNOTATIONS,
-    num_cores: Any = None,
-    filter: Any = None,
+    num_cores: object = None,
+    filter: object = None,
 ) -> RawImages:
     """COCO as image files.
 
@@ -196,11 +196,11 @@ class ImageArrays:
 
 @registered(DATASETS, "COCONpy")
 def coco_npy(
-    root: Any,
+    root: object,
     npy_dir: str = "val2017",
     anno_dir: str = ANNOTATIONS,
-    num_cores: Any = None,
-    filter: Any = None,
+    num_cores: object = None,
+    filter: object = None,
 ) -> ImageArrays:
     """COCO as one array an image, ready for the model.
 

@@ -23,7 +23,7 @@ class DatasetWarning(UserWarning):
 
 
 @registered(DATASETS, "ImageFolder", "pytorch", "tensorflow")
-def image_folder(root: Any, filter: Any = None) -> ImageFolder:
+def image_folder(root: object, filter: object = None) -> ImageFolder:
     """Images in one folder per class, as RGB.
 
     Args:
@@ -52,7 +52,7 @@ class _UnconvertedImageFolder(ImageFolder):
 
 
 @registered(DATASETS, "ImageFolder", "onnxrt")
-def unconverted_image_folder(root: Any, filter: Any = None) -> ImageFolder:
+def unconverted_image_folder(root: object, filter: object = None) -> ImageFolder:
     """Images in one folder per class, as they are: a grey one is `[height, width]`.
 
     Args, samples and errors are otherwise those of `image_folder`.
@@ -195,7 +195,7 @@ class StyleTransfer:
         object.__setattr__(self, "resize_shape", shape)
         object.__setattr__(self, "pairs", pairs)
 
-    def _images(self, option: str, value: Any) -> list[Path]:
+    def _images(self, option: str, value: object) -> list[Path]:
         folder = existing_folder(f"style_transfer: {option}", value)
         found = sorted(
             path

@@ -47,7 +47,7 @@ class TopK(RunningMean):
         super().__init__()
         self.k = whole_number("topk: k", k, minimum=1)
 
-    def update(self, preds: Any, labels: Any, sample_weight: Any = None) -> None:
+    def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
         """Take in one batch.
 
         Raises:
@@ -127,7 +127,7 @@ class Accuracy(RunningMean):
         """What no sample can better; None before the first batch."""
         return self._most or None
 
-    def update(self, preds: Any, labels: Any, sample_weight: Any = None) -> None:
+    def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
         """Take in one batch.
 
         Raises:
@@ -177,7 +177,7 @@ class ROC(RunningMean):
         super().__init__()
         self.task = one_of("ROC: task", task, ("dlrm", "dien", "wide_deep"))
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch.
 
         Raises:
@@ -213,7 +213,7 @@ class F1:
         """Forget everything."""
         self._scores: list[float] = []
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch.
 
         Raises:
@@ -221,7 +221,7 @@ class F1:
         """
         self._scores.append(token_f1(_tokens(preds, "predictions"), _tokens(labels, "labels")))
 
-    def merge(self, other: Any) -> None:
+    def merge(self, other: F1) -> None:
         """Take in all that another of its kind has taken in, after what is here."""
         self._scores += other._scores
 
@@ -243,7 +243,7 @@ def token_f1(predicted: Sequence[Hashable], truth: Sequence[Hashable]) -> float:
     return 2 * common / (len(predicted) + len(truth)) if common else 0.0
 
 
-def _tokens(values: Any, what: str) -> Sequence[Hashable]:
+def _tokens(values: object, what: str) -> Sequence[Hashable]:
     pieces = parts(values)
     values = pieces[0] if len(pieces) == 1 else values
     if hasattr(values, "shape"):
@@ -275,7 +275,7 @@ class MeanIntersectionOverUnion(MeanIoU):
         super().__init__(whole_number("mIOU: num_classes", num_classes, minimum=1))
         self._classes = num_classes
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch.
 
         Raises:

@@ -108,7 +108,7 @@ class MeanAveragePrecision:
         self._truth: dict[str, Boxes] = {}
         self._found: dict[str, Boxes] = {}
 
-    def update(self, preds: Any, labels: Any, sample_weight: Any = None) -> None:
+    def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
         """Take in one batch.
 
         Raises:
@@ -135,7 +135,7 @@ class MeanAveragePrecision:
                 self._truth[image] = self._boxes("labels", corners[i], classes)
                 self._found[image] = self._detected({w: out[i] for w, out in chosen.items()})
 
-    def merge(self, other: Any) -> None:
+    def merge(self, other: MeanAveragePrecision) -> None:
         """Take in the images that another of its kind has taken in, but for those here."""
         for image in other._truth:
             self._truth.setdefault(image, other._truth[image])
@@ -170,7 +170,7 @@ class MeanAveragePrecision:
         return self._boxes("predictions", corners, classes, scores)
 
     def _boxes(
-        self, what: str, corners: Any, classes: np.ndarray, scores: np.ndarray | None = None
+        self, what: str, corners: object, classes: np.ndarray, scores: np.ndarray | None = None
     ) -> Boxes:
         """Boxes of one image, of which the shapes are checked."""
         corners = as_numpy(corners)
@@ -187,7 +187,7 @@ class MeanAveragePrecision:
             )
         return Boxes(corners, classes, scores)
 
-    def _classes(self, names: Sequence[Any], ids: Any) -> np.ndarray:
+    def _classes(self, names: Sequence[Any], ids: object) -> np.ndarray:
         """Ids of one image's boxes, by their names where there are no ids."""
         found = as_numpy(ids)
         if found.size or not len(names):
@@ -271,7 +271,7 @@ class COCOMeanAveragePrecisionV2(MeanAveragePrecision):
         return dict(self._mapping)
 
 
-def _mapping(option: str, value: Any) -> dict[str, int]:
+def _mapping(option: str, value: object) -> dict[str, int]:
     if value is None:
         return {"boxes": 0, "scores": 1, "classes": 2}
     if not isinstance(value, Mapping):
@@ -288,7 +288,7 @@ def _mapping(option: str, value: Any) -> dict[str, int]:
     return {what: place for what, place in places.items() if place >= 0}
 
 
-def _label_map(option: str, path: Any) -> dict[str, int]:
+def _label_map(option: str, path: object) -> dict[str, int]:
     """The ids of classes by name, from a YAML file."""
     file = existing_path(option, path)
     wanted = "must be a YAML file with a line 'name: id' for each class"
@@ -302,13 +302,13 @@ def _label_map(option: str, path: Any) -> dict[str, int]:
     return {str(name): number for name, number in found.items()}
 
 
-def _recalls(option: str, value: Any) -> np.ndarray | None:
+def _recalls(option: str, value: object) -> np.ndarray | None:
     if isinstance(value, bool) or value not in (0, 11, 101):
         raise ConfigurationError(f"{option} must be 0, 11 or 101, got {value!r}")
     return np.linspace(0, 1, int(value)) if value else None
 
 
-def _listed(values: Any, what: str) -> list[Any]:
+def _listed(values: object, what: str) -> list[Any]:
     if isinstance(values, Mapping):
         return list(values.values())
     if not isinstance(values, list | tuple):
@@ -316,7 +316,7 @@ def _listed(values: Any, what: str) -> list[Any]:
     return list(values)
 
 
-def _by_image(values: Any) -> Sequence[Any]:
+def _by_image(values: object) -> Sequence[Any]:
     """An array with the images on its first axis, or a list with an array for each image."""
     if isinstance(values, list | tuple):
         return values
@@ -328,6 +328,6 @@ def _item(values: Sequence[Any], index: int) -> Any:
     return values[index] if index < len(values) else np.array([])
 
 
-def _size(values: Any) -> str:
+def _size(values: object) -> str:
     of = f" of {len(values)}" if isinstance(values, list | tuple | dict) else ""
     return f"{with_article(type(values).__name__)}{of}"

@@ -65,7 +65,7 @@ class GLUE(Collection):
         super().__init__()
         self.task = one_of("GLUE: task", task, tuple(_GLUE))
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch.
 
         Raises:
@@ -128,7 +128,7 @@ class SquadF1:
         """Forget everything."""
         self._scores: list[float] = []
 
-    def update(self, preds: Any, labels: Any, sample_weight: Any = None) -> None:
+    def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
         """Take in answers; None or no answers are passed over.
 
         Args:
@@ -212,7 +212,7 @@ class BLEU:
         self._runs = np.zeros(_LONGEST, np.int64)
         self._words = self._reference_words = 0
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in translations and as many references, each a list of strings.
 
         Raises:
@@ -233,7 +233,7 @@ class BLEU:
                 self._right[length - 1] += (runs & known).total()
                 self._runs[length - 1] += runs.total()
 
-    def merge(self, other: Any) -> None:
+    def merge(self, other: BLEU) -> None:
         """Take in all that another of its kind has taken in."""
         self._right += other._right
         self._runs += other._runs

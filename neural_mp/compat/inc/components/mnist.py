@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -65,7 +64,7 @@ class SmallImages:
 
 
 def _mnist(
-    name: str, root: Any, train: bool = False, download: bool = True, filter: Any = None
+    name: str, root: object, train: bool = False, download: bool = True, filter: object = None
 ) -> SmallImages:
     """Images `[28, 28]`: handwritten digits, or pictures of clothes in the same form.
 
@@ -102,7 +101,7 @@ def _mnist(
     )
 
 
-def _folders(name: str, root: Any) -> list[Path]:
+def _folders(name: str, root: object) -> list[Path]:
     parent = existing_folder(f"{name}: root", root)
     return [parent, *(parent / folder for folder in FOLDERS[name])]
 
@@ -173,7 +172,7 @@ def _checked(path: Path, images: np.ndarray, labels: np.ndarray, rank: int) -> S
 
 
 def _mnist_with_channel(
-    name: str, root: Any, train: bool = False, download: bool = True, filter: Any = None
+    name: str, root: object, train: bool = False, download: bool = True, filter: object = None
 ) -> SmallImages:
     """The same with images `[28, 28, 1]`."""
     found = _mnist(name, root, train, download, filter)
@@ -181,7 +180,7 @@ def _mnist_with_channel(
 
 
 def _cifar(
-    name: str, root: Any, train: bool = False, download: bool = True, filter: Any = None
+    name: str, root: object, train: bool = False, download: bool = True, filter: object = None
 ) -> SmallImages:
     """Small photos of ten or of a hundred (fine) classes.
 

@@ -176,7 +176,7 @@ def _stack_or_list(arrays: list[np.ndarray]) -> Any:
     return np.stack(arrays) if same else arrays
 
 
-def _matching(name: str, root: Any, pattern: str) -> tuple[str, ...]:
+def _matching(name: str, root: object, pattern: str) -> tuple[str, ...]:
     folder = existing_folder(f"{name}: root", root)
     files = tuple(sorted(str(path) for path in folder.glob(pattern) if path.is_file()))
     if not files:
@@ -185,7 +185,7 @@ def _matching(name: str, root: Any, pattern: str) -> tuple[str, ...]:
 
 
 @registered(DATASETS, "ImageRecord", "tensorflow")
-def image_record(root: Any, filter: Any = None) -> RecordDataset:
+def image_record(root: object, filter: object = None) -> RecordDataset:
     """ImageNet in TFRecord files, such as `root/validation-00000-of-00128`.
 
     Args:
@@ -219,7 +219,7 @@ def _decode_imagenet(serialized: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 
 @registered(DATASETS, "COCORecord", "tensorflow")
-def coco_record(root: Any, num_cores: Any = None, filter: Any = None) -> RecordDataset:
+def coco_record(root: object, num_cores: object = None, filter: object = None) -> RecordDataset:
     """COCO in one TFRecord file, as the TensorFlow object detection tools write it.
 
     Args:
@@ -268,7 +268,7 @@ def _decode_coco(serialized: bytes) -> tuple[np.ndarray, tuple[np.ndarray, ...]]
 
 
 @registered(DATASETS, "VOCRecord", "tensorflow")
-def voc_record(root: Any, filter: Any = None) -> RecordDataset:
+def voc_record(root: object, filter: object = None) -> RecordDataset:
     """PASCAL VOC segmentation in TFRecord files, such as `root/val-00000-of-00004.tfrecord`.
 
     Args:
@@ -302,7 +302,7 @@ def _decoded(content: bytes, channels: int) -> Any:
 
 
 @registered(DATASETS, "TFRecordDataset", "tensorflow")
-def tf_record_dataset(root: Any, filter: Any = None) -> RecordDataset:
+def tf_record_dataset(root: object, filter: object = None) -> RecordDataset:
     """The records of TFRecord files as they are, for a transform that takes them apart.
 
     Args:

@@ -31,12 +31,12 @@ class TensorImage(np.ndarray):
     """
 
 
-def as_tensor_image(image: Any) -> TensorImage:
+def as_tensor_image(image: object) -> TensorImage:
     """The same numbers, marked as a tensor."""
     return np.asarray(image).view(TensorImage)
 
 
-def is_tensor_image(image: Any) -> bool:
+def is_tensor_image(image: object) -> bool:
     """Whether an image is marked as a tensor, or is one of TensorFlow."""
     return isinstance(image, TensorImage) or type(image).__module__.startswith("tensorflow.")
 
@@ -64,7 +64,7 @@ def height_and_width_of(image: np.ndarray) -> tuple[int, int]:
 class ImageTransform(InputTransform):
     """Changes an image; what was a `TensorImage` stays one."""
 
-    def array_of(self, inputs: Any) -> np.ndarray:
+    def array_of(self, inputs: object) -> np.ndarray:
         """The image as an array; a `TensorImage` for a tensor."""
         return as_tensor_image(inputs) if is_tensor_image(inputs) else np.asarray(inputs)
 
@@ -78,7 +78,7 @@ class ImageTransform(InputTransform):
         return (as_tensor_image(changed) if is_tensor_image(sample[0]) else changed), label
 
 
-def two_sizes(option: str, value: Any) -> tuple[int, int]:
+def two_sizes(option: str, value: object) -> tuple[int, int]:
     """Two sizes in pixels, in the order given; one number, or a list of one, stands for both."""
     if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 1:
         value = value[0]

@@ -30,13 +30,13 @@ _METHODS = (
 )
 
 
-def _sizes_checked(transform: Any, *options: str) -> None:
+def _sizes_checked(transform: object, *options: str) -> None:
     for option in options:
         name = f"{type(transform).__name__}: {option}"
         whole_number(name, getattr(transform, option), minimum=1)
 
 
-def _three(option: str, value: Any) -> tuple[float, ...]:
+def _three(option: str, value: object) -> tuple[float, ...]:
     found = numbers(option, value)
     if len(found) not in (1, 3):
         raise ConfigurationError(f"{option} must be one number, or three, got {value!r}")

@@ -54,7 +54,7 @@ class Collect:
         self._starts: list[np.ndarray] = []
         self._ends: list[np.ndarray] = []
 
-    def __call__(self, sample: Any) -> tuple[Any, Any]:
+    def __call__(self, sample: object) -> tuple[Any, Any]:
         """`(predictions, labels)` → `([numbers, starts, ends], labels)`, or nothing yet.
 
         Raises:
@@ -136,7 +136,7 @@ class SquadV1:
         windows = Windows(tokenizer, self.max_seq_length, self.max_query_length, self.doc_stride)
         object.__setattr__(self, "task", Task(questions, windows))
 
-    def __call__(self, sample: Any) -> tuple[Any, Any]:
+    def __call__(self, sample: object) -> tuple[Any, Any]:
         """`([numbers of windows, starts, ends], labels)` → `({question: answer}, labels)`.
 
         `(None, None)`, which is nothing yet, stays that.
@@ -192,7 +192,7 @@ class SquadV1:
         return [int(place) for place in np.argsort(-scores, kind="stable")[: self.n_best_size]]
 
 
-def _row(scores: Any) -> np.ndarray:
+def _row(scores: object) -> np.ndarray:
     return np.asarray(scores, dtype=np.float64).reshape(-1)
 
 
@@ -211,7 +211,7 @@ class SquadV1ModelZoo(SquadV1):
         """Begin with the first window again."""
         self.collect.reset()
 
-    def __call__(self, sample: Any) -> tuple[Any, Any]:
+    def __call__(self, sample: object) -> tuple[Any, Any]:
         """`((starts, ends), labels)` → `({question: answer}, labels)`, or nothing yet.
 
         Raises:

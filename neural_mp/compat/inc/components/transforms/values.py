@@ -29,7 +29,7 @@ _LEAST_STD = 1e-6
 _LARGEST_BYTE = np.float32(255)
 
 
-def _two_steps(name: str, rescale: Any) -> tuple[float, float] | None:
+def _two_steps(name: str, rescale: object) -> tuple[float, float] | None:
     """`[divisor, subtrahend]`, or None for nothing."""
     if rescale is None:
         return None
@@ -93,7 +93,7 @@ class NormalizeAndRescale(Normalize):
 
 
 @registered(TRANSFORMS, "Normalize", "pytorch")
-def normalize_channels_first(mean: Any = (0.0,), std: Any = (1.0,)) -> Normalize:
+def normalize_channels_first(mean: object = (0.0,), std: object = (1.0,)) -> Normalize:
     """`(image - mean) / std` for channels that come first, as ToTensor puts them."""
     return Normalize(mean, std, channels="first")
 
