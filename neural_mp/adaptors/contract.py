@@ -25,7 +25,7 @@ from neural_mp.core.observations import Observations, Range
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError
 from neural_mp.space import Capability, ResolvedPlan, TuningSpace
-from neural_mp.util.validators import count, fields
+from neural_mp.util.validators import non_negative_integer, record
 
 #: A model as its adaptor holds it; opaque to everyone else.
 M = TypeVar("M")
@@ -42,8 +42,8 @@ class ConversionCounts:
     @classmethod
     def from_dict(cls, data: Any) -> ConversionCounts:
         """Read back the dict of its attributes; `NeuralMPError` where that is none."""
-        kinds = dict.fromkeys(cls.__dataclass_fields__, count)
-        return cls(**fields(kinds, tuple(kinds))(data))
+        kinds = dict.fromkeys(cls.__dataclass_fields__, non_negative_integer)
+        return cls(**record(kinds, tuple(kinds))(data))
 
 
 class Adaptor(ABC, Generic[M]):

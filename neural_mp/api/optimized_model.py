@@ -40,14 +40,14 @@ from neural_mp.space import PlannedOp, planned_by_name
 from neural_mp.tuning.sensitivity import SensitivityReport, sensitivities
 from neural_mp.util.argument_checks import path_of
 from neural_mp.util.validators import (
-    UnfitError,
-    count,
-    fields,
+    InvalidValueError,
+    boolean,
     mapping_of,
+    non_negative_integer,
     optional,
-    shown,
-    text,
-    truth,
+    preview,
+    record,
+    string,
 )
 
 logger = logging.getLogger(__name__)
@@ -321,18 +321,18 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 def _manifest(value: Any) -> dict[str, Any]:
     version = value.get("neural_mp") if isinstance(value, Mapping) else None
     if version is not None and version != FORMAT_VERSION:
-        raise UnfitError(
-            f"it was saved in format {shown(version)}; this version reads {FORMAT_VERSION}"
+        raise InvalidValueError(
+            f"it was saved in format {preview(version)}; this version reads {FORMAT_VERSION}"
         )
     # Earlier versions did not write the ops.
     return {"ops": {}, **_MANIFEST(value)}
 
 
-_MANIFEST = fields(
+_MANIFEST = record(
     {
-        "neural_mp": count,
-        "framework": text,
-        "met": optional(truth),
+        "neural_mp": non_negative_integer,
+        "framework": string,
+        "met": optional(boolean),
         "report": Report.from_dict,
         "ops": mapping_of(PlannedOp.from_dict),
         "files": digests_of_files,

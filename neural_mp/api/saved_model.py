@@ -11,7 +11,7 @@ from typing import Any
 from neural_mp.errors import ModelLoadError, NeuralMPError
 from neural_mp.io.readers import read_json
 from neural_mp.util.argument_checks import check_path, path_of
-from neural_mp.util.validators import UnfitError, fields, mapping_of, shown, text
+from neural_mp.util.validators import InvalidValueError, mapping_of, preview, record, string
 
 logger = logging.getLogger(__name__)
 
@@ -119,11 +119,11 @@ def digests_of_files(value: Any) -> dict[str, str]:
     Raises:
         NeuralMPError: they are something else.
     """
-    found = mapping_of(text)(value)
+    found = mapping_of(string)(value)
     for name in found:
         check_path("the name of a file", name)
         if not _is_within(name):
-            raise UnfitError(f"expected names of files in the folder, found {shown(name)}")
+            raise InvalidValueError(f"expected names of files in the folder, found {preview(name)}")
     return found
 
 
@@ -137,4 +137,4 @@ def _is_within(name: str) -> bool:
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
-_FILES = fields({"files": mapping_of(text)})
+_FILES = record({"files": mapping_of(string)})

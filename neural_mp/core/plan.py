@@ -19,14 +19,14 @@ from neural_mp.util.argument_checks import path_of
 from neural_mp.util.html import notebook_table
 from neural_mp.util.text import counted
 from neural_mp.util.validators import (
-    UnfitError,
-    at,
-    brief,
-    fields,
+    InvalidValueError,
+    invalid,
     mapping_of,
     optional,
-    shown,
-    unfit,
+    preview,
+    record,
+    short_string,
+    validate_at,
 )
 
 FILE_VERSION = 1
@@ -168,15 +168,17 @@ _PlanDumper.add_representer(list, _represent_list)
 
 def _document(value: Any) -> tuple[PrecisionPlan, Observations | None]:
     if not isinstance(value, Mapping) or "ops" not in value:
-        raise UnfitError(f"no plan: expected a mapping with the key 'ops', found {shown(value)}")
+        raise InvalidValueError(
+            f"no plan: expected a mapping with the key 'ops', found {preview(value)}"
+        )
     if value.get("neural_mp_plan") != FILE_VERSION:
-        raise UnfitError(
-            f"neural_mp_plan: {shown(value.get('neural_mp_plan'))}; "
+        raise InvalidValueError(
+            f"neural_mp_plan: {preview(value.get('neural_mp_plan'))}; "
             f"this version reads {FILE_VERSION}"
         )
     observed = value.get("observations")
-    plan = at("ops", plan_of, value["ops"])
-    return plan, at("observations", Observations.from_dict, observed) if observed else None
+    plan = validate_at("ops", plan_of, value["ops"])
+    return plan, validate_at("observations", Observations.from_dict, observed) if observed else None
 
 
 def plan_of(value: Any) -> PrecisionPlan:
@@ -205,7 +207,7 @@ def _config(entry: Any) -> OpConfig:
     if isinstance(entry, str):
         return OpConfig(_precision(entry))
     if not isinstance(entry, Mapping):
-        raise unfit("a precision such as 'fp32', or a mapping with one", entry)
+        raise invalid("a precision such as 'fp32', or a mapping with one", entry)
     said = _ENTRY(entry)
     specs = {key: said[key] for key in ("weight", "activation") if said.get(key)}
     repairs = tuple((said.get("repairs") or "").split())
@@ -213,22 +215,22 @@ def _config(entry: Any) -> OpConfig:
 
 
 def _precision(value: Any) -> Precision:
-    found = parse_precisions(brief(value))
+    found = parse_precisions(short_string(value))
     if len(found) > 1:
-        raise unfit("one precision", value)
+        raise invalid("one precision", value)
     return found[0]
 
 
 def _quant_spec(value: Any) -> QuantSpec | None:
-    return QuantSpec.parse(brief(value)) if value else None
+    return QuantSpec.parse(short_string(value)) if value else None
 
 
-_ENTRY = fields(
+_ENTRY = record(
     {
         "precision": _precision,
         "weight": _quant_spec,
         "activation": _quant_spec,
-        "repairs": optional(brief),
+        "repairs": optional(short_string),
     },
     ("weight", "activation", "repairs"),
     strict=True,

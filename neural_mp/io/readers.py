@@ -18,7 +18,7 @@ from typing import TypeVar
 from neural_mp.errors import NeuralMPError
 from neural_mp.io.files import read_plain
 from neural_mp.io.yaml_reader import plain_yaml
-from neural_mp.util.validators import Kind, UnfitError, key_words, text
+from neural_mp.util.validators import InvalidValueError, Validator, key_words, string
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ _GZIP = 16 + zlib.MAX_WBITS
 _TOLD = 1000
 
 
-def read_yaml(path: str | Path, kind: Kind[T], error: type[NeuralMPError]) -> T:
+def read_yaml(path: str | Path, kind: Validator[T], error: type[NeuralMPError]) -> T:
     """What a YAML file holds.
 
     Args:
@@ -47,7 +47,9 @@ def read_yaml(path: str | Path, kind: Kind[T], error: type[NeuralMPError]) -> T:
         return kind(plain_yaml(_text(bytes_of(path))))
 
 
-def read_json(path: str | Path, kind: Kind[T], error: type[NeuralMPError], hint: str = "") -> T:
+def read_json(
+    path: str | Path, kind: Validator[T], error: type[NeuralMPError], hint: str = ""
+) -> T:
     """What a JSON file holds; one that is packed with gzip or zlib is unpacked.
 
     Args:
@@ -68,7 +70,7 @@ def read_json(path: str | Path, kind: Kind[T], error: type[NeuralMPError], hint:
         return kind(plain_json(data))
 
 
-def of_json(data: object, kind: Kind[T], origin: str, error: type[NeuralMPError]) -> T:
+def of_json(data: object, kind: Validator[T], origin: str, error: type[NeuralMPError]) -> T:
     """What JSON holds that was kept elsewhere than in a file; also packed by `packed`.
 
     Args:
@@ -81,7 +83,7 @@ def of_json(data: object, kind: Kind[T], origin: str, error: type[NeuralMPError]
         NeuralMPError: it is not of that kind; of the class `error`.
     """
     with reading(origin, error):
-        words = text(data)
+        words = string(data)
         # What is packed starts with the header of zlib, which is a letter in this alphabet.
         return kind(plain_json(words if words[:1] in '{["' else unpacked(words)))
 
@@ -95,12 +97,12 @@ def unpacked(words: str) -> bytes:
     """Read back what `packed` wrote.
 
     Raises:
-        UnfitError: it was not written so, or comes to too much.
+        InvalidValueError: it was not written so, or comes to too much.
     """
     try:
         return inflated(base64.b85decode(words))
     except ValueError as error:
-        raise UnfitError(f"it is damaged: {error}") from None
+        raise InvalidValueError(f"it is damaged: {error}") from None
 
 
 @contextmanager
@@ -130,13 +132,13 @@ def bytes_of(path: str | Path) -> bytes:
     """The content of a file.
 
     Raises:
-        UnfitError: it cannot be read, or is too large.
+        InvalidValueError: it cannot be read, or is too large.
     """
     try:
         return read_plain(path, LARGEST)
     except (OSError, ValueError) as error:  # the latter of names that hold a NUL
         words = getattr(error, "strerror", None) or error
-        raise UnfitError(f"it cannot be read: {words}") from None
+        raise InvalidValueError(f"it cannot be read: {words}") from None
 
 
 def inflated(data: bytes, form: int = zlib.MAX_WBITS) -> bytes:
@@ -147,17 +149,17 @@ def inflated(data: bytes, form: int = zlib.MAX_WBITS) -> bytes:
         form: its `wbits`.
 
     Raises:
-        UnfitError: it was damaged or cut off, or comes to too much.
+        InvalidValueError: it was damaged or cut off, or comes to too much.
     """
     unpacking = zlib.decompressobj(form)
     try:
         found = unpacking.decompress(data, LARGEST)
     except zlib.error as error:
-        raise UnfitError(f"it is damaged: {error}") from None
+        raise InvalidValueError(f"it is damaged: {error}") from None
     if unpacking.unconsumed_tail:
-        raise UnfitError(f"it comes to more than {LARGEST >> 20} MiB when it is unpacked")
+        raise InvalidValueError(f"it comes to more than {LARGEST >> 20} MiB when it is unpacked")
     if not unpacking.eof:
-        raise UnfitError("it is damaged: its end is missing")
+        raise InvalidValueError("it is damaged: its end is missing")
     return found
 
 
@@ -165,15 +167,15 @@ def plain_json(data: bytes | str) -> object:
     """What JSON holds.
 
     Raises:
-        UnfitError: it is no JSON, or holds too much.
+        InvalidValueError: it is no JSON, or holds too much.
     """
     words = _text(data) if isinstance(data, bytes) else data
     if sum(map(words.count, ",[{")) > _MOST_VALUES:
-        raise UnfitError(f"it holds more than {_MOST_VALUES} values")
+        raise InvalidValueError(f"it holds more than {_MOST_VALUES} values")
     try:
         found: object = json.loads(words)
     except ValueError as error:
-        raise UnfitError(f"it is damaged, and no JSON: {error}") from None
+        raise InvalidValueError(f"it is damaged, and no JSON: {error}") from None
     return found
 
 
@@ -181,4 +183,6 @@ def _text(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise UnfitError(f"it cannot be read: it is not UTF-8 at byte {error.start}") from None
+        raise InvalidValueError(
+            f"it cannot be read: it is not UTF-8 at byte {error.start}"
+        ) from None

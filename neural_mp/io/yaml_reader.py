@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from neural_mp.util.validators import UnfitError, shown
+from neural_mp.util.validators import InvalidValueError, preview
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: Deeper than any file of ours.
@@ -45,7 +45,7 @@ def plain_yaml(text: str) -> Any:
     Keys are the text that they are written as.
 
     Raises:
-        UnfitError: it is no YAML, or holds other things, or too many, or is nested too deeply.
+        InvalidValueError: it is no YAML, or holds other things, too many, or too deeply nested.
     """
     reader = _Reader()
     try:
@@ -55,10 +55,10 @@ def plain_yaml(text: str) -> Any:
         mark = error.problem_mark or error.context_mark
         line = f"line {mark.line + 1}: " if mark else ""
         if "nesting depth" in str(error.problem):  # libyaml scans ahead of the events
-            raise UnfitError(f"{line}{_TOO_DEEP}") from None
-        raise UnfitError(f"{line}it is not YAML: {error.problem or error.context}") from None
+            raise InvalidValueError(f"{line}{_TOO_DEEP}") from None
+        raise InvalidValueError(f"{line}it is not YAML: {error.problem or error.context}") from None
     except (yaml.YAMLError, UnicodeError) as error:
-        raise UnfitError(f"it is not YAML: {shown(str(error))}") from None
+        raise InvalidValueError(f"it is not YAML: {preview(str(error))}") from None
     return reader.found
 
 
@@ -107,7 +107,7 @@ class _Reader:
         elif tag in (f"{_TAG}float", f"{_TAG}int", f"{_TAG}bool", f"{_TAG}null"):
             value = _plain(event, text)
         else:
-            raise _wrong(event, f"the tag {shown(tag)} has no meaning here")
+            raise _wrong(event, f"the tag {preview(tag)} has no meaning here")
         self._put(event, value, 1)
         if event.anchor:
             self._named[event.anchor] = value, 1
@@ -132,7 +132,7 @@ class _Reader:
         if self._expects_key():
             raise _wrong(event, "a key must be a text, found a list or mapping")
         if event.tag not in (None, "!", tag):
-            raise _wrong(event, f"the tag {shown(event.tag)} has no meaning here")
+            raise _wrong(event, f"the tag {preview(event.tag)} has no meaning here")
         if len(self._open) >= _DEEPEST:
             raise _wrong(event, _TOO_DEEP)
         self._put(event, value, 1)
@@ -147,14 +147,14 @@ class _Reader:
 
     def _alias(self, event: Any) -> None:
         if event.anchor not in self._named:
-            raise _wrong(event, f"the alias {shown(event.anchor)} stands for nothing before it")
+            raise _wrong(event, f"the alias {preview(event.anchor)} stands for nothing before it")
         value, size = self._named[event.anchor]
         if not self._expects_key():
             self._put(event, value, size)
         elif isinstance(value, str):
             self._keys[-1] = value
         else:
-            raise _wrong(event, f"a key must be a text, found {shown(value)}")
+            raise _wrong(event, f"a key must be a text, found {preview(value)}")
 
     def _put(self, event: Any, value: Any, size: int) -> None:
         self._count += size
@@ -171,8 +171,8 @@ class _Reader:
         self._keys[-1] = None
 
 
-def _wrong(event: Any, words: str) -> UnfitError:
-    return UnfitError(f"line {event.start_mark.line + 1}: {words}")
+def _wrong(event: Any, words: str) -> InvalidValueError:
+    return InvalidValueError(f"line {event.start_mark.line + 1}: {words}")
 
 
 def _plain(event: Any, text: str) -> Any:

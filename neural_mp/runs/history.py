@@ -41,7 +41,7 @@ from neural_mp.runs.store import (
 )
 from neural_mp.util.argument_checks import check_text, path_of
 from neural_mp.util.optuna_logging import quiet_optuna
-from neural_mp.util.validators import Kind
+from neural_mp.util.validators import Validator
 
 if TYPE_CHECKING:
     import optuna
@@ -144,7 +144,7 @@ class History:
     def observations(self, observations: Observations) -> None:
         self._book.write(OBSERVATIONS, _packed(observations.to_dict()))
 
-    def recall(self, key: str, kind: Kind[T]) -> tuple[bool, T | None]:
+    def recall(self, key: str, kind: Validator[T]) -> tuple[bool, T | None]:
         """Whether something was written down under a key, and what, of a kind.
 
         Raises:

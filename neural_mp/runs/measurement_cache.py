@@ -18,15 +18,15 @@ from neural_mp.io.files import write_whole
 from neural_mp.io.readers import read_json
 from neural_mp.util.environment import numeric_variables, versions_of
 from neural_mp.util.validators import (
-    Kind,
+    Validator,
     anything,
-    at,
-    fields,
     list_of,
     mapping_of,
     number,
-    text,
+    record,
+    string,
     tuple_of,
+    validate_at,
 )
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ TIMES, VALUES, ARRIVING = "times", "values", "arriving: "
 class Notes(Protocol):
     """Keeps what was measured."""
 
-    def recall(self, key: str, kind: Kind[T]) -> tuple[bool, T | None]:
+    def recall(self, key: str, kind: Validator[T]) -> tuple[bool, T | None]:
         """Whether something was written down under a key, and what, of a kind."""
 
     def remember(self, key: str, value: Any) -> None:
@@ -52,7 +52,7 @@ class Notebook:
     def __init__(self) -> None:
         self._notes: dict[str, Any] = {}
 
-    def recall(self, key: str, kind: Kind[T]) -> tuple[bool, T | None]:
+    def recall(self, key: str, kind: Validator[T]) -> tuple[bool, T | None]:
         """Whether something was written down under a key, and what, of a kind."""
         return (True, kind(self._notes[key])) if key in self._notes else (False, None)
 
@@ -72,7 +72,7 @@ def arriving_in(notes: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     for key, noise in notes.items():
         if key.startswith(ARRIVING):
             repairs, _, name = key.removeprefix(ARRIVING).partition(": ")
-            found.setdefault(name, {})[repairs] = at(key, number, noise)
+            found.setdefault(name, {})[repairs] = validate_at(key, number, noise)
     return found
 
 
@@ -84,7 +84,7 @@ _DATA_A_FILE = 8
 #: How many files a folder may hold; those used least recently go first.
 _FILES = 1000
 
-_KEPT = fields({"about": mapping_of(text), "found": list_of(tuple_of(text, anything))})
+_KEPT = record({"about": mapping_of(string), "found": list_of(tuple_of(string, anything))})
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Known:
             return NOTHING_KNOWN
         return replace(self, about={**self.about, **told})
 
-    def recall(self, what: str, kind: Kind[T], data: Callable[[], str | None]) -> T | None:
+    def recall(self, what: str, kind: Validator[T], data: Callable[[], str | None]) -> T | None:
         """What was kept of something; None where that is nothing, or not of its kind.
 
         Args:
@@ -134,7 +134,7 @@ class Known:
                 return self._of_kind(what, kind, value)
         return None
 
-    def _of_kind(self, what: str, kind: Kind[T], value: Any) -> T | None:
+    def _of_kind(self, what: str, kind: Validator[T], value: Any) -> T | None:
         try:
             return kind(value)
         except NeuralMPError as error:

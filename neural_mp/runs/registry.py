@@ -15,7 +15,7 @@ from neural_mp.errors import HistoryError
 from neural_mp.io.readers import of_json
 from neural_mp.runs.fingerprint import differences
 from neural_mp.runs.lease import RunClaim
-from neural_mp.util.validators import mapping_of, text
+from neural_mp.util.validators import mapping_of, string
 
 if TYPE_CHECKING:
     from optuna.storages import RDBStorage
@@ -158,7 +158,7 @@ def runs_about(
             Any by default.
     """
     rows = [
-        (_read(name), of_json(about, mapping_of(text), f"{name}: {FINGERPRINT}", HistoryError))
+        (_read(name), of_json(about, mapping_of(string), f"{name}: {FINGERPRINT}", HistoryError))
         for wanted in ([None] if model is None else [NO_MODEL, model])
         for name, about in _studies(storage, wanted, attribute=FINGERPRINT)
     ]

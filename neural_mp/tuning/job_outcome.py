@@ -14,16 +14,16 @@ from neural_mp.io.files import write_whole
 from neural_mp.io.readers import read_json
 from neural_mp.runs.report import Report
 from neural_mp.util.validators import (
-    Kind,
-    amount,
-    count,
-    fields,
+    Validator,
+    boolean,
+    enum_of,
+    integer,
+    non_negative_float,
+    non_negative_integer,
     number,
     optional,
-    text,
-    truth,
-    whole,
-    word,
+    record,
+    string,
 )
 
 #: The file in the folder of a job that keeps what came of it.
@@ -140,18 +140,18 @@ def _outcome(value: Any) -> JobOutcome:
 
 
 _NEEDED = ("name", "file", "digest", "status")
-_KINDS: Mapping[str, Kind[Any]] = {
-    **dict.fromkeys(("name", "file", "digest"), text),
-    "status": word(JobStatus),
-    **dict.fromkeys(("reason", "run", "framework"), text),
-    "exit_code": optional(whole),
-    "seconds": amount,
-    "known": truth,
+_KINDS: Mapping[str, Validator[Any]] = {
+    **dict.fromkeys(("name", "file", "digest"), string),
+    "status": enum_of(JobStatus),
+    **dict.fromkeys(("reason", "run", "framework"), string),
+    "exit_code": optional(integer),
+    "seconds": non_negative_float,
+    "known": boolean,
     **dict.fromkeys(("accuracy", "baseline_accuracy", "target"), optional(number)),
-    **dict.fromkeys(("latency", "baseline_latency"), optional(amount)),
-    **dict.fromkeys(("size", "baseline_size", "evaluations"), count),
+    **dict.fromkeys(("latency", "baseline_latency"), optional(non_negative_float)),
+    **dict.fromkeys(("size", "baseline_size", "evaluations"), non_negative_integer),
 }
-_OUTCOME = fields(_KINDS, [name for name in _KINDS if name not in _NEEDED])
+_OUTCOME = record(_KINDS, [name for name in _KINDS if name not in _NEEDED])
 
 
 #: The saved result, the workspace unless the tuning file names one, and what was printed.

@@ -1,9 +1,9 @@
 """What may stand in files that we write, in one vocabulary: each kind of value checks its own.
 
-A kind is a function: it takes what was read from a file, and returns the value in its one form, or
-raises `UnfitError`. Kinds of lists and mappings are made of others, and add to an error at which
-key it is; `core.reading` adds the file. These are functions and not the library `schema`, since a
-plan holds numbers by the hundred thousand.
+A validator is a function: it takes what was read from a file, and returns the value in its one
+form, or raises `InvalidValueError`. Those of lists and mappings are made of others, and add to an
+error at which key it is; `io.readers` adds the file. These are functions and not the library
+`schema`, since a plan holds numbers by the hundred thousand.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from neural_mp.errors import NeuralMPError, did_you_mean
 
 T = TypeVar("T")
 W = TypeVar("W", bound=Word)
-Kind = Callable[[Any], T]
+Validator = Callable[[Any], T]
 
 #: Whole numbers beyond are none that anything of ours was counted with.
 _MOST = 1 << 63
@@ -27,16 +27,16 @@ _SHOWN = 80
 _BRIEF = 200
 
 
-class UnfitError(NeuralMPError):
+class InvalidValueError(NeuralMPError):
     """A value in a file is not of the kind that stands there."""
 
 
-def unfit(expected: str, found: Any) -> UnfitError:
+def invalid(expected: str, found: Any) -> InvalidValueError:
     """The error for a value, which is shown cut short."""
-    return UnfitError(f"expected {expected}, found {shown(found)}")
+    return InvalidValueError(f"expected {expected}, found {preview(found)}")
 
 
-def shown(value: Any) -> str:
+def preview(value: Any) -> str:
     """A value in words, however large it is, or deeply nested."""
     if isinstance(value, Mapping):
         return f"a mapping of {len(value)}"
@@ -60,43 +60,43 @@ def anything(value: Any) -> Any:
     return value
 
 
-def text(value: Any) -> str:
+def string(value: Any) -> str:
     """A text that can be printed: half of a pair of surrogates cannot."""
     if not isinstance(value, str):
-        raise unfit("a text", value)
+        raise invalid("a text", value)
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise unfit("a text in Unicode", value) from None
+            raise invalid("a text in Unicode", value) from None
     return value
 
 
-def brief(value: Any) -> str:
+def short_string(value: Any) -> str:
     """A text of a few words, which errors may show whole."""
-    if len(text(value)) > _BRIEF:
-        raise unfit("a few words", value)
+    if len(string(value)) > _BRIEF:
+        raise invalid("a few words", value)
     return str(value)
 
 
-def truth(value: Any) -> bool:
+def boolean(value: Any) -> bool:
     """True or false."""
     if not isinstance(value, bool):
-        raise unfit("true or false", value)
+        raise invalid("true or false", value)
     return value
 
 
-def whole(value: Any) -> int:
+def integer(value: Any) -> int:
     """A whole number."""
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= _MOST:
-        raise unfit("a whole number", value)
+        raise invalid("a whole number", value)
     return value
 
 
-def count(value: Any) -> int:
+def non_negative_integer(value: Any) -> int:
     """A whole number from 0."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MOST:
-        raise unfit("a whole number from 0", value)
+        raise invalid("a whole number from 0", value)
     return value
 
 
@@ -105,7 +105,7 @@ def number(value: Any) -> float:
     if isinstance(value, float):
         return value
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= _MOST:
-        raise unfit("a number", value)
+        raise invalid("a number", value)
     return value
 
 
@@ -113,44 +113,44 @@ def finite(value: Any) -> float:
     """A number that is neither infinite nor NaN, as a float."""
     found = float(number(value))
     if not math.isfinite(found):
-        raise unfit("a finite number", value)
+        raise invalid("a finite number", value)
     return found
 
 
-def amount(value: Any) -> float:
+def non_negative_float(value: Any) -> float:
     """A finite number from 0, as a float."""
     found = finite(value)
     if found < 0:
-        raise unfit("a number from 0", value)
+        raise invalid("a number from 0", value)
     return found
 
 
-def positive(value: Any) -> float:
+def positive_float(value: Any) -> float:
     """A finite number above 0, as a float."""
     found = finite(value)
     if found <= 0:
-        raise unfit("a number above 0", value)
+        raise invalid("a number above 0", value)
     return found
 
 
 def finite_numbers(value: Any) -> tuple[float, ...]:
     """A list of finite numbers, as floats; quick also for many."""
     if not isinstance(value, list | tuple):
-        raise unfit("a list of numbers", value)
+        raise invalid("a list of numbers", value)
     if set(map(type, value)) <= {float} and all(map(math.isfinite, value)):
         return tuple(value)
     return list_of(finite)(value)
 
 
-def word(words: type[W]) -> Kind[W]:
+def enum_of(words: type[W]) -> Validator[W]:
     """One of these words."""
     known: Mapping[str, W] = {one.value: one for one in words}
 
     def read(value: Any) -> W:
         found = known.get(value) if isinstance(value, str) else None
         if found is None:
-            raise UnfitError(
-                f"expected one of {', '.join(known)}, found {shown(value)}"
+            raise InvalidValueError(
+                f"expected one of {', '.join(known)}, found {preview(value)}"
                 + (did_you_mean(value, known) if isinstance(value, str) and len(value) < 50 else "")
             )
         return found
@@ -158,7 +158,7 @@ def word(words: type[W]) -> Kind[W]:
     return read
 
 
-def optional(kind: Kind[T]) -> Kind[T | None]:
+def optional(kind: Validator[T]) -> Validator[T | None]:
     """A kind, or nothing."""
 
     def read(value: Any) -> T | None:
@@ -167,12 +167,12 @@ def optional(kind: Kind[T]) -> Kind[T | None]:
     return read
 
 
-def list_of(kind: Kind[T]) -> Kind[tuple[T, ...]]:
+def list_of(kind: Validator[T]) -> Validator[tuple[T, ...]]:
     """A list of a kind."""
 
     def read(value: Any) -> tuple[T, ...]:
         if not isinstance(value, list | tuple):
-            raise unfit("a list", value)
+            raise invalid("a list", value)
         found = []
         try:
             for item in value:
@@ -185,28 +185,28 @@ def list_of(kind: Kind[T]) -> Kind[tuple[T, ...]]:
     return read
 
 
-def tuple_of(*kinds: Kind[Any]) -> Kind[tuple[Any, ...]]:
+def tuple_of(*kinds: Validator[Any]) -> Validator[tuple[Any, ...]]:
     """A list of so many values, each of its own kind."""
 
     def read(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple) or len(value) != len(kinds):
-            raise unfit(f"a list of {len(kinds)}", value)
-        return tuple(at(place, kind, value[place]) for place, kind in enumerate(kinds))
+            raise invalid(f"a list of {len(kinds)}", value)
+        return tuple(validate_at(place, kind, value[place]) for place, kind in enumerate(kinds))
 
     return read
 
 
-def mapping_of(kind: Kind[T]) -> Kind[dict[str, T]]:
+def mapping_of(kind: Validator[T]) -> Validator[dict[str, T]]:
     """A mapping of texts to a kind."""
 
     def read(value: Any) -> dict[str, T]:
         if not isinstance(value, Mapping):
-            raise unfit("a mapping", value)
+            raise invalid("a mapping", value)
         found: dict[str, T] = {}
         key: Any = ""
         try:
             for key, item in value.items():
-                found[text(key)] = kind(item)
+                found[string(key)] = kind(item)
         except NeuralMPError as error:
             error.keys = (key, *error.keys)
             raise
@@ -215,9 +215,9 @@ def mapping_of(kind: Kind[T]) -> Kind[dict[str, T]]:
     return read
 
 
-def fields(
-    kinds: Mapping[str, Kind[Any]], optional: Sequence[str] = (), *, strict: bool = False
-) -> Kind[dict[str, Any]]:
+def record(
+    kinds: Mapping[str, Validator[Any]], optional: Sequence[str] = (), *, strict: bool = False
+) -> Validator[dict[str, Any]]:
     """A mapping with these keys, each with its own kind.
 
     Args:
@@ -230,21 +230,25 @@ def fields(
 
     def read(value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):
-            raise unfit(f"a mapping with the keys {', '.join(kinds)}", value)
+            raise invalid(f"a mapping with the keys {', '.join(kinds)}", value)
         for key in needed:
             if key not in value:
-                raise UnfitError(f"expected the key {key!r}, found {shown(value)} without it")
+                raise InvalidValueError(
+                    f"expected the key {key!r}, found {preview(value)} without it"
+                )
         if strict:
             for key in value:
                 if key not in kinds:
                     known = did_you_mean(str(key)[:_SHOWN], kinds)
-                    raise UnfitError(f"unknown key {shown(key)}{known}")
-        return {key: at(key, kind, value[key]) for key, kind in kinds.items() if key in value}
+                    raise InvalidValueError(f"unknown key {preview(key)}{known}")
+        return {
+            key: validate_at(key, kind, value[key]) for key, kind in kinds.items() if key in value
+        }
 
     return read
 
 
-def at(key: str | int, kind: Kind[T], value: Any) -> T:
+def validate_at(key: str | int, kind: Validator[T], value: Any) -> T:
     """A value of a kind; an error says at which key it stands.
 
     Raises:
@@ -257,7 +261,7 @@ def at(key: str | int, kind: Kind[T], value: Any) -> T:
         raise
 
 
-def checked(kind: Kind[Any]) -> Kind[Any]:
+def checked(kind: Validator[Any]) -> Validator[Any]:
     """A value as it was read, which is of a kind."""
 
     def read(value: Any) -> Any:

@@ -24,7 +24,7 @@ from neural_mp.errors import ConversionError
 from neural_mp.io.files import write_whole
 from neural_mp.io.readers import read_json
 from neural_mp.util.processes import python_command
-from neural_mp.util.validators import list_of, text
+from neural_mp.util.validators import list_of, string
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def facts(module: str, version: str, onednn_limit: str | None = None) -> frozens
     settings = [f"{name}={environment.get(name, '')}" for name in _SETTINGS]
     file = _file(module, f"{version} {sorted(detect({}).flags)} {settings}")
     try:
-        return frozenset(read_json(file, list_of(text), ConversionError))
+        return frozenset(read_json(file, list_of(string), ConversionError))
     except ConversionError as error:
         logger.debug("no answers are kept: %s", error)
     found = _run(module, environment)

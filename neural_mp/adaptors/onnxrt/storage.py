@@ -20,7 +20,7 @@ from neural_mp.adaptors.onnxrt.loading import program_of, read_file
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
 from neural_mp.adaptors.onnxrt.sessions import MESSAGE_LIMIT, PLAIN, Runner, bytes_of
 from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
-from neural_mp.util.validators import count, fields, truth
+from neural_mp.util.validators import boolean, non_negative_integer, record
 
 MODEL_FILE, DETAILS_FILE = "model.onnx", "neural_mp_onnx.json"
 
@@ -71,11 +71,11 @@ def _details(value: Any) -> tuple[Signature, dict[str, Any]]:
     return Signature.from_dict(value), _DETAILS(value)
 
 
-_DETAILS = fields(
+_DETAILS = record(
     {
         **CONVERTED,
-        "opset": count,
-        "converted": truth,
+        "opset": non_negative_integer,
+        "converted": boolean,
     },
     ("results",),  # which earlier versions did not write
 )

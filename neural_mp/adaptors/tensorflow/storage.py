@@ -17,7 +17,7 @@ from neural_mp.adaptors.tensorflow.model import ServedSignature, TensorFlowModel
 from neural_mp.adaptors.tensorflow.runtime import imported
 from neural_mp.adaptors.tensorflow.tensor_graph import TensorGraph, indexed
 from neural_mp.errors import ConversionError, ModelLoadError
-from neural_mp.util.validators import fields, mapping_of, shown, text
+from neural_mp.util.validators import mapping_of, preview, record, string
 
 MODEL_FILE = "saved_model.pb"
 DETAILS_FILE = "details.json"
@@ -106,18 +106,18 @@ def _check_ports(signature: ServedSignature, graph: tf.Graph, file: Path) -> Non
         except (KeyError, ValueError, TypeError):
             fits = False
         if not fits:
-            raise ModelLoadError(f"{str(file)!r}: the graph has no tensor {shown(str(port))}")
+            raise ModelLoadError(f"{str(file)!r}: the graph has no tensor {preview(str(port))}")
 
 
 def _details(value: Any) -> tuple[ServedSignature, dict[str, Any]]:
     return ServedSignature.from_dict(value), _DETAILS(value)
 
 
-_DETAILS = fields(
+_DETAILS = record(
     {
         **CONVERTED,
         "example": mapping_of(shape_of),
-        "written": mapping_of(text),
+        "written": mapping_of(string),
     },
     ("results", "written"),  # which earlier versions did not write
 )

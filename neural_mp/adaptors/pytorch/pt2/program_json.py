@@ -30,7 +30,7 @@ from neural_mp.adaptors.pytorch.pt2.op_allowlist import checked_target
 from neural_mp.adaptors.pytorch.pt2.pytree_specs import checked_tree
 from neural_mp.adaptors.pytorch.pt2.size_expressions import rendered
 from neural_mp.io.files import json_of
-from neural_mp.util.validators import optional, shown
+from neural_mp.util.validators import optional, preview
 
 _MOST_AXES = 64
 _DEVICES = frozenset({"cpu", "cuda", "hpu", "meta", "mps", "mtia", "xla", "xpu"})
@@ -76,14 +76,14 @@ def _target(value: Any) -> str:
 
 def _device_type(value: Any) -> str:
     if value not in _DEVICES:
-        raise ValueError(f"{shown(value)} stands where a device is expected")
+        raise ValueError(f"{preview(value)} stands where a device is expected")
     return str(value)
 
 
 def _verifiers(value: Any) -> list[str]:
     """Dialects of ops that PyTorch knows."""
     if not isinstance(value, list) or not all(word in _VERIFIERS for word in value):
-        raise ValueError(f"{shown(value)} stands where dialects of ops are expected")
+        raise ValueError(f"{preview(value)} stands where dialects of ops are expected")
     return value
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from neural_mp.util.validators import shown
+from neural_mp.util.validators import preview
 
 #: Data types by their number in programs that `torch.export.save` wrote.
 _DTYPES = {
@@ -116,7 +116,7 @@ def _int(size: Any) -> int:
     match size:
         case {"as_int": int() as number}:
             return number
-    raise ValueError(f"a tensor in the file has the size {shown(size)}")
+    raise ValueError(f"a tensor in the file has the size {preview(size)}")
 
 
 def placed(values: torch.Tensor, device: str) -> torch.Tensor:
