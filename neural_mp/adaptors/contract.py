@@ -42,8 +42,8 @@ class ConversionCounts:
     @classmethod
     def from_dict(cls, data: Any) -> ConversionCounts:
         """Read back the dict of its attributes; `NeuralMPError` where that is none."""
-        kinds = dict.fromkeys(cls.__dataclass_fields__, non_negative_integer)
-        return cls(**record(kinds, tuple(kinds))(data))
+        others = dict.fromkeys(cls.__dataclass_fields__, non_negative_integer)
+        return cls(**record({}, others)(data))
 
 
 class Adaptor(ABC, Generic[M]):

@@ -38,16 +38,17 @@ from neural_mp.runs.record_schema import read_record_file, write_record
 from neural_mp.runs.report import Report
 from neural_mp.space import PlannedOp, planned_by_name
 from neural_mp.tuning.sensitivity import SensitivityReport, sensitivities
-from neural_mp.util.argument_checks import path_of
 from neural_mp.util.validators import (
     InvalidValueError,
     boolean,
+    file_path,
     mapping_of,
     non_negative_integer,
     optional,
     preview,
     record,
     string,
+    validate_option,
 )
 
 logger = logging.getLogger(__name__)
@@ -175,7 +176,7 @@ class OptimizedModel:
         Raises:
             ConversionError: the model has ops that ONNX lacks, or its framework has no way there.
         """
-        target = path_of("the ONNX file", path)
+        target = validate_option("the ONNX file", file_path, path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -215,7 +216,7 @@ class OptimizedModel:
             NeuralMPError: another model is in the folder already, or it cannot be written.
         """
         if isinstance(path, str | Path) and Path(path).suffix in self.adaptor.file_suffixes:
-            self._save_file(path_of("the file to save a model in", path))
+            self._save_file(validate_option("the file to save a model in", file_path, path))
         else:
             self._save_folder(path)
         level = logging.INFO if self.right_on == EVERYWHERE else logging.WARNING
@@ -280,7 +281,7 @@ def load(path: str | Path) -> OptimizedModel:
     """
     if not isinstance(path, str | Path):
         raise ModelLoadError(f"a saved model is loaded from its folder; got {path!r} for its path")
-    folder = path_of("the folder of a saved model", path)
+    folder = validate_option("the folder of a saved model", file_path, path)
     manifest = _read_manifest(folder)
     for name, expected in manifest["files"].items():
         file = folder / name
@@ -324,7 +325,6 @@ def _manifest(value: Any) -> dict[str, Any]:
         raise InvalidValueError(
             f"it was saved in format {preview(version)}; this version reads {FORMAT_VERSION}"
         )
-    # Earlier versions did not write the ops.
     return {"ops": {}, **_MANIFEST(value)}
 
 
@@ -334,10 +334,9 @@ _MANIFEST = record(
         "framework": string,
         "met": optional(boolean),
         "report": Report.from_dict,
-        "ops": mapping_of(PlannedOp.from_dict),
         "files": digests_of_files,
     },
-    ("ops",),
+    {"ops": mapping_of(PlannedOp.from_dict)},  # which earlier versions did not write
 )
 
 

@@ -23,7 +23,7 @@ from neural_mp.config.writer import settings_to_yaml
 from neural_mp.core.enums import Dialect
 from neural_mp.errors import ConfigurationError
 from neural_mp.io.files import read_plain
-from neural_mp.util.argument_checks import brief, path_of
+from neural_mp.util.validators import file_path, preview, validate_option
 
 __all__ = [
     "CalibrationSettings",
@@ -61,7 +61,7 @@ def load_settings(
             message names the file, the line and the key.
     """
     try:
-        text = read_plain(path_of("conf", path), LARGEST).decode("utf-8-sig")
+        text = read_plain(validate_option("conf", file_path, path), LARGEST).decode("utf-8-sig")
     except OSError as error:
         raise ConfigurationError(
             f"{path}: the tuning file cannot be read: {error.strerror or error}"
@@ -121,7 +121,7 @@ def trust_of(names: str | Iterable[str]) -> tuple[str, ...]:
     if not isinstance(names, Iterable):
         raise ConfigurationError(
             f"trust must be a name of a module, such as sklearn, or a list of such names, got "
-            f"{brief(names)}"
+            f"{preview(names)}"
         )
     found = (names,) if isinstance(names, str) else tuple(names)
     for word in found:

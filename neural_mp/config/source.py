@@ -15,8 +15,7 @@ import yaml
 
 from neural_mp.core.enums import Dialect
 from neural_mp.errors import ConfigurationError, NeuralMPError
-from neural_mp.util.argument_checks import check_text
-from neural_mp.util.validators import key_words
+from neural_mp.util.validators import key_words, validate_option, without_nul
 
 KeyPath = tuple[str | int, ...]
 
@@ -170,8 +169,7 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, Enum):
         return value.value
     found = str(value) if isinstance(value, os.PathLike) else value
-    check_text(where, found)
-    return found
+    return validate_option(where, without_nul, found)
 
 
 def _compose(text: str, origin: str) -> Source:

@@ -156,16 +156,18 @@ def _or_empty(kind: Validator[dict[str, Any]]) -> Validator[dict[str, Any]]:
 
 
 _CHANNELS = record(dict.fromkeys(Channels.__dataclass_fields__, finite_numbers), strict=True)
-_PARTS = {
-    "samples": non_negative_integer,
-    "ranges": _or_empty(mapping_of(mapping_of(_range))),
-    "noise": _or_empty(mapping_of(non_negative_float)),
-    "values": _or_empty(mapping_of(non_negative_float)),
-    "channels": _or_empty(mapping_of(_channels)),
-    # What a repair makes of noise may go beyond all numbers.
-    "repaired": _or_empty(mapping_of(mapping_of(number))),
-}
-_OBSERVATIONS = record(_PARTS, tuple(_PARTS))
+_OBSERVATIONS = record(
+    {},
+    {
+        "samples": non_negative_integer,
+        "ranges": _or_empty(mapping_of(mapping_of(_range))),
+        "noise": _or_empty(mapping_of(non_negative_float)),
+        "values": _or_empty(mapping_of(non_negative_float)),
+        "channels": _or_empty(mapping_of(_channels)),
+        # What a repair makes of noise may go beyond all numbers.
+        "repaired": _or_empty(mapping_of(mapping_of(number))),
+    },
+)
 
 
 def _seconds_by_precision(value: Any) -> dict[Precision, float]:
@@ -180,7 +182,6 @@ _TIMES = record(
         "ops": mapping_of(_seconds_by_precision),
         "conversion": optional(non_negative_float),
         "value": non_negative_float,
-        "whole": positive_float,
     },
-    ("whole",),
+    {"whole": positive_float},
 )

@@ -15,11 +15,11 @@ from neural_mp.core.precision import OpConfig, Precision, QuantSpec, parse_preci
 from neural_mp.errors import PlanError
 from neural_mp.io.readers import read_yaml, reading
 from neural_mp.io.yaml_reader import plain_yaml
-from neural_mp.util.argument_checks import path_of
 from neural_mp.util.html import notebook_table
 from neural_mp.util.text import counted
 from neural_mp.util.validators import (
     InvalidValueError,
+    file_path,
     invalid,
     mapping_of,
     optional,
@@ -27,6 +27,7 @@ from neural_mp.util.validators import (
     record,
     short_string,
     validate_at,
+    validate_option,
 )
 
 FILE_VERSION = 1
@@ -132,7 +133,8 @@ class PrecisionPlan(Mapping[str, OpConfig]):
             PlanError: the file cannot be written.
         """
         try:
-            path_of("the plan file", path).write_text(self.to_yaml(**contents), encoding="utf-8")
+            file = validate_option("the plan file", file_path, path)
+            file.write_text(self.to_yaml(**contents), encoding="utf-8")
         except OSError as error:
             raise PlanError(f"the plan file {str(path)!r} cannot be written: {error}") from error
 
@@ -226,12 +228,7 @@ def _quant_spec(value: Any) -> QuantSpec | None:
 
 
 _ENTRY = record(
-    {
-        "precision": _precision,
-        "weight": _quant_spec,
-        "activation": _quant_spec,
-        "repairs": optional(short_string),
-    },
-    ("weight", "activation", "repairs"),
+    {"precision": _precision},
+    {"weight": _quant_spec, "activation": _quant_spec, "repairs": optional(short_string)},
     strict=True,
 )

@@ -133,6 +133,8 @@ _TRIAL = record(
     {
         "plan": plan_of,
         "outcome": enum_of(Outcome),
+    },
+    {
         "accuracy": optional(number),
         "loss": optional(number),
         "objectives": mapping_of(checked(non_negative_float)),
@@ -142,5 +144,4 @@ _TRIAL = record(
         "metrics": mapping_of(number),
         "node": string,
     },
-    ("accuracy", "loss", "objectives", "seconds", "error", "number", "metrics", "node"),
 )

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from neural_mp.data.datasets import DATASETS, ArrayDataset
-from neural_mp.data.option_checks import existing_path
+from neural_mp.data.option_checks import existing_path, true_or_false
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
-from neural_mp.util.argument_checks import brief
 from neural_mp.util.text import counted
+from neural_mp.util.validators import preview
 
 #: The largest number that the inputs can hold.
 _LARGEST = float(np.finfo(np.float32).max)
@@ -48,8 +48,7 @@ def csv_dataset(
     """
     if not isinstance(delimiter, str) or len(delimiter) != 1:
         raise ConfigurationError(f"csv: delimiter must be one character, got {delimiter!r}")
-    if not isinstance(header, bool):
-        raise ConfigurationError(f"csv: header must be true or false, got {header!r}")
+    true_or_false("csv: header", header)
     if columns is not None and (not isinstance(columns, list | tuple) or not columns):
         raise ConfigurationError(f"csv: columns must be a list of columns, got {columns!r}")
     file = existing_path("csv: path", path)
@@ -113,7 +112,7 @@ def _number(file: Path, line: int, cell: str, column: int, names: list[str]) -> 
     if not abs(value) <= _LARGEST:
         name = repr(names[column]) if names else str(column)
         raise DataError(
-            f"{file}, line {line}, column {name}: {brief(cell)} is not a finite number; "
+            f"{file}, line {line}, column {name}: {preview(cell)} is not a finite number; "
             f"mend it, or list the columns to use in `columns`"
         )
     return value

@@ -11,8 +11,8 @@ import numpy as np
 from neural_mp.data.option_checks import finite_number, numeric_dtype, whole_number, whole_numbers
 from neural_mp.data.registry import Registry
 from neural_mp.errors import ConfigurationError, DataError
-from neural_mp.util.argument_checks import check_size
 from neural_mp.util.text import counted
+from neural_mp.util.validators import shape_of_array, validate_option
 
 DATASETS = Registry("dataset")
 
@@ -97,7 +97,7 @@ class DummyDataset:
         for name, value in settings.items():
             object.__setattr__(self, name, value)
         self._check_range()
-        check_size("dummy: shape", tuple(self.shape), np.dtype(np.float64).itemsize)
+        validate_option("dummy: shape", shape_of_array(np.dtype(np.float64).itemsize), self.shape)
 
     def _check_range(self) -> None:
         if self.low >= self.high:

@@ -8,7 +8,7 @@ from typing import Any
 
 from neural_mp.common import DataLoader
 from neural_mp.data.name_registries import OWN, Vocabulary
-from neural_mp.data.option_checks import whole_number
+from neural_mp.data.option_checks import true_or_false, whole_number
 from neural_mp.data.transforms import Transform
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean, inside
 from neural_mp.util.text import with_article
@@ -158,9 +158,7 @@ def build_dataloader(spec: Mapping[str, Any], names: Vocabulary = OWN) -> DataLo
         raise ConfigurationError(
             "dataloader needs a dataset, such as dataset: {ImageFolder: {root: images}}"
         )
-    shuffle = spec.get("shuffle", False)
-    if not isinstance(shuffle, bool):
-        raise ConfigurationError(f"dataloader: shuffle must be true or false, got {shuffle!r}")
+    shuffle = true_or_false("dataloader: shuffle", spec.get("shuffle", False))
     seed = whole_number("dataloader: seed", spec.get("seed", 0), minimum=0)
     transform = build_transforms(spec.get("transform"), names)
     dataset = build_dataset(spec["dataset"], names)

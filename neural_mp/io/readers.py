@@ -18,7 +18,7 @@ from typing import TypeVar
 from neural_mp.errors import NeuralMPError
 from neural_mp.io.files import read_plain
 from neural_mp.io.yaml_reader import plain_yaml
-from neural_mp.util.validators import InvalidValueError, Validator, key_words, string
+from neural_mp.util.validators import InvalidValueError, Validator, located, string
 
 T = TypeVar("T")
 
@@ -28,8 +28,6 @@ LARGEST = 1 << 28
 _MOST_VALUES = 10_000_000
 #: What tells zlib that a gzip file comes.
 _GZIP = 16 + zlib.MAX_WBITS
-#: Characters of what is said of a key that an error shows.
-_TOLD = 1000
 
 
 def read_yaml(path: str | Path, kind: Validator[T], error: type[NeuralMPError]) -> T:
@@ -122,10 +120,7 @@ def reading(origin: str, error: type[NeuralMPError], hint: str = "") -> Iterator
     except RecursionError:
         raise error(f"{origin}: it is nested too deeply to be read{hint and f'; {hint}'}") from None
     except NeuralMPError as found:
-        where = ".".join(key_words(key) for key in found.keys)
-        told = str(found)[:_TOLD]
-        words = f"{origin}: {where + ': ' if where else ''}{told}"
-        raise error(words + (f"; {hint}" if hint else "")) from found
+        raise error(f"{origin}: {located(found)}{hint and f'; {hint}'}") from found
 
 
 def bytes_of(path: str | Path) -> bytes:

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.data.option_checks import finite_number, one_of, whole_number
-from neural_mp.errors import ConfigurationError, MetricError
+from neural_mp.data.option_checks import finite_number, one_of, true_or_false, whole_number
+from neural_mp.errors import MetricError
 from neural_mp.metrics.base import METRICS, Collection, RunningMean
 from neural_mp.metrics.predictions import class_pairs, score_pairs
 
@@ -173,7 +173,7 @@ class AUC(Collection):
     def __init__(self, multi_class: str = "ovr", from_logits: bool = True) -> None:
         super().__init__()
         self.multi_class = one_of("AUC: multi_class", multi_class, ("ovr", "ovo"))
-        self.from_logits = _flag("AUC: from_logits", from_logits)
+        self.from_logits = true_or_false("AUC: from_logits", from_logits)
 
     def update(self, preds: Any, labels: Any) -> None:
         """Take in one batch.
@@ -235,7 +235,7 @@ class Loss(RunningMean):
 
     def __init__(self, from_logits: bool = True) -> None:
         super().__init__()
-        self.from_logits = _flag("loss: from_logits", from_logits)
+        self.from_logits = true_or_false("loss: from_logits", from_logits)
 
     def reset(self) -> None:
         """Forget everything."""
@@ -280,12 +280,6 @@ class Loss(RunningMean):
         if self.from_logits:
             _refuse_probabilities("loss", self._all_probabilities)
         return value
-
-
-def _flag(option: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"{option} must be true or false, got {value!r}")
-    return value
 
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:

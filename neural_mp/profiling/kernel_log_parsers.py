@@ -215,13 +215,8 @@ _EVENT = record(
     {
         "dur": non_negative_float,
         "args": record(
-            {
-                "op_name": string,
-                "provider": string,
-                "input_type_shape": _TENSORS,
-                "output_type_shape": _TENSORS,
-            },
-            ("provider", "input_type_shape", "output_type_shape"),
+            {"op_name": string},
+            {"provider": string, "input_type_shape": _TENSORS, "output_type_shape": _TENSORS},
         ),
     }
 )

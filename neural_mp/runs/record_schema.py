@@ -30,7 +30,6 @@ from neural_mp.runs.report import Report
 from neural_mp.space import Capability
 from neural_mp.util.validators import (
     InvalidValueError,
-    Validator,
     boolean,
     checked,
     enum_of,
@@ -159,24 +158,21 @@ def _machine(value: Any) -> Machine:
 
 
 _NAMES = list_of(string)
-_OP_KINDS: Mapping[str, Validator[Any]] = {
-    "name": string,
-    "type": string,
-    "inputs": _NAMES,
-    "fusion_group": string,
-    **dict.fromkeys(("quantize_agnostic", "writes_int8", "joins_int8"), boolean),
-    "weights": non_negative_integer,
-    "layers": list_of(_layer),
-    "runs in": list_of(enum_of(Precision)),
-    "emulated": list_of(enum_of(Precision)),
-    "why not": mapping_of(non_negative_integer),
-}
 _OP_FIELDS = tuple(Op.__dataclass_fields__)
-_OP = record(_OP_KINDS, [key for key in _OP_KINDS if key not in ("name", "type", "runs in")])
-_TENSOR = record(
-    {"name": string, **dict.fromkeys(("producers", "consumers", "keepers"), _NAMES)}, ("keepers",)
+_OP = record(
+    {"name": string, "type": string, "runs in": list_of(enum_of(Precision))},
+    {
+        "inputs": _NAMES,
+        "fusion_group": string,
+        **dict.fromkeys(("quantize_agnostic", "writes_int8", "joins_int8"), boolean),
+        "weights": non_negative_integer,
+        "layers": list_of(_layer),
+        "emulated": list_of(enum_of(Precision)),
+        "why not": mapping_of(non_negative_integer),
+    },
 )
-_SETTING = record({"value": string, "origin": string}, ("origin",))
+_TENSOR = record({"name": string, "producers": _NAMES, "consumers": _NAMES}, {"keepers": _NAMES})
+_SETTING = record({"value": string}, {"origin": string})
 _MACHINE = record(
     {
         "name": string,
@@ -290,15 +286,14 @@ def _record(data: Any) -> RunRecord:
 
 #: FP32 on the user's data, as `RunRecord.baseline` and a history have it.
 BASELINE_FIGURES = record(
+    {"accuracy": checked(finite)},
     {
-        "accuracy": checked(finite),
         "seconds": non_negative_float,
         "cpu_seconds": non_negative_float,
         "target": optional(checked(finite)),
         "metrics": mapping_of(number),
         "every": boolean,
     },
-    ("seconds", "cpu_seconds", "target", "metrics", "every"),
 )
 _RECORD = record(
     {

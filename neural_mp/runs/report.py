@@ -15,7 +15,6 @@ from neural_mp.errors import NeuralMPError
 from neural_mp.space import Reason, TuningSpace
 from neural_mp.util.text import counted
 from neural_mp.util.validators import (
-    Validator,
     boolean,
     checked,
     finite,
@@ -201,32 +200,31 @@ def _rejected(value: Any) -> Trial:
 #: As it was written, whole numbers too.
 _finite = checked(finite)
 _METRIC = record(
-    {
-        "baseline": number,
-        "value": number,
-        "target": optional(number),
-        "higher_is_better": boolean,
-    },
-    ("target", "higher_is_better"),
+    {"baseline": number, "value": number},
+    {"target": optional(number), "higher_is_better": boolean},
 )
-_KINDS: Mapping[str, Validator[Any]] = {
-    "metric": string,
-    "higher_is_better": boolean,
-    **dict.fromkeys(("baseline_accuracy", "accuracy", "target"), optional(_finite)),
-    "decibels": optional(number),
-    "metrics": mapping_of(_metric),
-    **dict.fromkeys(("baseline_latency", "latency"), optional(non_negative_float)),
-    **dict.fromkeys(("speedup_low", "speedup_high"), optional(number)),
-    **dict.fromkeys(("batch_size", "baseline_size", "size", "evaluations"), non_negative_integer),
-    **dict.fromkeys(("baseline_footprint", "footprint"), optional(non_negative_integer)),
-    "seconds": mapping_of(non_negative_float),
-    "op_counts": mapping_of(mapping_of(non_negative_integer)),
-    "conversions": ConversionCounts.from_dict,
-    "best_rejected": optional(_rejected),
-    **dict.fromkeys(("emulated", "amp", "warnings", "reused"), list_of(string)),
-    "barred": list_of(Reason.from_dict),
-}
-_REPORT = record(_KINDS, tuple(_KINDS))
+_REPORT = record(
+    {},
+    {
+        "metric": string,
+        "higher_is_better": boolean,
+        **dict.fromkeys(("baseline_accuracy", "accuracy", "target"), optional(_finite)),
+        "decibels": optional(number),
+        "metrics": mapping_of(_metric),
+        **dict.fromkeys(("baseline_latency", "latency"), optional(non_negative_float)),
+        **dict.fromkeys(("speedup_low", "speedup_high"), optional(number)),
+        **dict.fromkeys(
+            ("batch_size", "baseline_size", "size", "evaluations"), non_negative_integer
+        ),
+        **dict.fromkeys(("baseline_footprint", "footprint"), optional(non_negative_integer)),
+        "seconds": mapping_of(non_negative_float),
+        "op_counts": mapping_of(mapping_of(non_negative_integer)),
+        "conversions": ConversionCounts.from_dict,
+        "best_rejected": optional(_rejected),
+        **dict.fromkeys(("emulated", "amp", "warnings", "reused"), list_of(string)),
+        "barred": list_of(Reason.from_dict),
+    },
+)
 
 
 def emulated_precisions(space: TuningSpace, precisions: Mapping[str, Precision]) -> tuple[str, ...]:

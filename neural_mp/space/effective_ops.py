@@ -66,16 +66,14 @@ class PlannedOp:
 
 
 _PLANNED = record(
+    {"type": string, "precision": enum_of(Precision)},
     {
-        "type": string,
-        "precision": enum_of(Precision),
         "approach": enum_of(Approach),
         "along": string,
         "or_behind": boolean,
         "moves": boolean,
         "source": enum_of(Precision),
     },
-    ("approach", "along", "or_behind", "moves", "source"),
 )
 
 

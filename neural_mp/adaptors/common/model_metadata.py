@@ -19,8 +19,9 @@ T = TypeVar("T")
 CONVERTED: Mapping[str, Validator[Any]] = {
     "counts": ConversionCounts.from_dict,
     "ops": mapping_of(string),
-    "results": mapping_of(OpResult.from_list),
 }
+#: What earlier versions did not write.
+LATER: Mapping[str, Validator[Any]] = {"results": mapping_of(OpResult.from_list)}
 
 
 def write_details(file: Path, details: Mapping[str, Any]) -> None:

@@ -271,11 +271,8 @@ def _dtype(value: Any) -> np.dtype[Any]:
 def _structure(value: Any) -> Structure:
     if isinstance(value, list):
         return list(list_of(_structure)(value))
-    return (
-        mapping_of(_structure)(value)
-        if isinstance(value, dict)
-        else optional(non_negative_integer)(value)
-    )
+    below = mapping_of(_structure) if isinstance(value, dict) else optional(non_negative_integer)
+    return below(value)
 
 
 #: Numbers of an example input, and bytes of one of them: more would fill the memory.

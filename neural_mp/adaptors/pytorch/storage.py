@@ -140,12 +140,11 @@ _DETAILS = record(
     {
         "ops": mapping_of(string),
         "inputs": list_of(string),
-        "parameters": list_of(string),
-        "named_outputs": boolean,
         "sizes": from_plain,
         "dtype": _dtype,
     },
-    ("parameters", "named_outputs"),  # which earlier versions did not write
+    # Earlier versions did not write these.
+    {"parameters": list_of(string), "named_outputs": boolean},
 )
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError, EncodeError
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
-from neural_mp.adaptors.common.model_metadata import CONVERTED, read_details, write_details
+from neural_mp.adaptors.common.model_metadata import CONVERTED, LATER, read_details, write_details
 from neural_mp.adaptors.common.signature import Port, Shape, example_for, shape_of
 from neural_mp.adaptors.tensorflow.checks.graphs import check_graph
 from neural_mp.adaptors.tensorflow.model import ServedSignature, TensorFlowModel
@@ -114,12 +114,7 @@ def _details(value: Any) -> tuple[ServedSignature, dict[str, Any]]:
 
 
 _DETAILS = record(
-    {
-        **CONVERTED,
-        "example": mapping_of(shape_of),
-        "written": mapping_of(string),
-    },
-    ("results", "written"),  # which earlier versions did not write
+    {**CONVERTED, "example": mapping_of(shape_of)}, {**LATER, "written": mapping_of(string)}
 )
 
 

@@ -21,7 +21,7 @@ from neural_mp.data.images import pillow, read_pixels
 from neural_mp.data.numpy_files import UNREADABLE, load_arrays
 from neural_mp.errors import ConfigurationError, DataError
 from neural_mp.io.files import read_json
-from neural_mp.util.argument_checks import path_of
+from neural_mp.util.validators import file_path, validate_option
 
 ANNOTATIONS = "annotations/instances_val2017.json"
 #: Numbers of a box: left, top, width, height.
@@ -78,7 +78,7 @@ def read_annotations(path: Path) -> tuple[list[AnnotatedImage], dict[int, str]]:
 
 def _image(item: Mapping[str, Any], annotations: list[Mapping[str, Any]]) -> AnnotatedImage:
     return AnnotatedImage(
-        name=str(path_of("file_name", item["file_name"])),
+        name=str(validate_option("file_name", file_path, item["file_name"])),
         height=float(item["height"]),
         width=float(item["width"]),
         boxes=tuple(_box(annotation["bbox"]) for annotation in annotations),

@@ -17,10 +17,9 @@ from neural_mp.compat.inc.components.registries import (
     registered,
     say_ignored,
     sizes,
-    true_or_false,
     words,
 )
-from neural_mp.data.option_checks import one_of
+from neural_mp.data.option_checks import one_of, true_or_false
 from neural_mp.errors import ConfigurationError
 
 SEED = 9527

@@ -16,9 +16,8 @@ from neural_mp.compat.inc.components.registries import (
     package,
     registered,
     say_ignored,
-    true_or_false,
 )
-from neural_mp.data.option_checks import one_of, whole_number
+from neural_mp.data.option_checks import one_of, true_or_false, whole_number
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean, in_one_line
 
 MODEL_TYPES = ("distilbert", "bert", "mobilebert", "roberta")

@@ -11,7 +11,7 @@ import numpy as np
 
 from neural_mp.compat.inc.components.metric_inputs import as_one, parts
 from neural_mp.compat.inc.components.registries import METRICS, registered
-from neural_mp.errors import ConfigurationError
+from neural_mp.data.option_checks import true_or_false
 from neural_mp.metrics import regression
 from neural_mp.metrics.base import RunningMean
 from neural_mp.metrics.predictions import as_array, number_pairs
@@ -21,10 +21,7 @@ class _OutputByOutput(RunningMean):
     """Goes before a metric of ours that takes one output, and gives it all outputs in turn."""
 
     def __init__(self, compare_label: bool = True) -> None:
-        if not isinstance(compare_label, bool):
-            raise ConfigurationError(
-                f"{type(self).__name__}: compare_label must be true or false, got {compare_label!r}"
-            )
+        true_or_false(f"{type(self).__name__}: compare_label", compare_label)
         super().__init__()
         self.compare_label = compare_label
 

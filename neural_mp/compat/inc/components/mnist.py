@@ -17,9 +17,9 @@ from neural_mp.compat.inc.components.registries import (
     existing_folder,
     registered,
     say_ignored,
-    true_or_false,
 )
 from neural_mp.data.numpy_files import UNREADABLE, load_arrays
+from neural_mp.data.option_checks import true_or_false
 from neural_mp.errors import DataError, did_you_mean
 from neural_mp.io.files import read_packed
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from neural_mp.config.source import IgnoredSettingWarning
 from neural_mp.data import DATASETS as OUR_DATASETS
 from neural_mp.data import TRANSFORMS as OUR_TRANSFORMS
-from neural_mp.data.option_checks import existing_path, finite_number, whole_number
+from neural_mp.data.option_checks import existing_path, finite_number, whole_numbers
 from neural_mp.data.registry import Registry
 from neural_mp.errors import ConfigurationError, DataError, MissingFrameworkError
 from neural_mp.metrics import METRICS as OUR_METRICS
@@ -50,13 +50,6 @@ def package(name: str, needed_by: str, extra: str) -> Any:
         ) from error
 
 
-def true_or_false(option: str, value: Any) -> bool:
-    """`value`, which must be a bool."""
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"{option} must be true or false, got {value!r}")
-    return value
-
-
 def words(option: str, value: Any) -> list[Any]:
     """A list as it is; `"a, b"` and `"a b"` as a list of words; anything else as the only item."""
     if isinstance(value, str):
@@ -74,8 +67,7 @@ def numbers(option: str, value: Any) -> tuple[float, ...]:
 
 def sizes(option: str, value: Any) -> tuple[int, ...]:
     """Whole numbers from 1 on, also written as `"3, 224, 224"`."""
-    given = words(option, value)
-    return tuple(whole_number(f"each of {option}", _number(item), minimum=1) for item in given)
+    return whole_numbers(option, [*map(_number, words(option, value))], minimum=1)
 
 
 def _number(item: Any) -> Any:

@@ -16,8 +16,8 @@ from neural_mp.compat.inc.components.transforms.squad_windows import (
     Window,
     Windows,
 )
-from neural_mp.data.option_checks import existing_path, whole_number
-from neural_mp.errors import ConfigurationError, DataError
+from neural_mp.data.option_checks import existing_path, true_or_false, whole_number
+from neural_mp.errors import DataError
 
 #: The number of the first window; the others follow one by one.
 FIRST_WINDOW = 1_000_000_000
@@ -162,8 +162,7 @@ class SquadV1:
         name = type(self).__name__
         for option in _SIZES:
             whole_number(f"{name}: {option}", getattr(self, option), minimum=1)
-        if not isinstance(self.do_lower_case, bool):
-            raise ConfigurationError(f"{name}: do_lower_case must be true or false")
+        true_or_false(f"{name}: do_lower_case", self.do_lower_case)
         questions = existing_path(f"{name}: label_file", self.label_file)
         vocabulary = existing_path(f"{name}: vocab_file", self.vocab_file)
         tokenizer = Tokenizer(vocabulary, self.do_lower_case)
