@@ -6,33 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from neural_mp.amp import EDIT_OPTIONS
+from neural_mp.config import values
 from neural_mp.config.inc_dialect import why_ignored
 from neural_mp.config.source import KeyPath, Source
-from neural_mp.config.values import (
-    ANY_SECONDS,
-    ANY_SHARE,
-    APPROACH,
-    CAPTURE,
-    DATA_TYPE,
-    DATASET,
-    ITERATIONS,
-    METRIC,
-    METRICS,
-    NAMES,
-    OBJECTIVE,
-    PRECISIONS,
-    RATIO,
-    RESUME,
-    SECONDS,
-    SHARE,
-    SIZES,
-    TEXT,
-    TRANSFORMS,
-    VERSION,
-    WORKERS,
-    quant_words,
-    raised_to,
-)
 from neural_mp.core.enums import Dialect
 from neural_mp.core.hardware import TARGETS
 from neural_mp.core.precision import QUANT_CHOICES
@@ -58,34 +34,34 @@ _NEEDED = ("dataset",)
 #: Key → what it may be: a validator, or a section of further keys.
 _Section = dict[str, Any]
 
-_TENSOR = {kind: quant_words(kind) for kind in QUANT_CHOICES}
-_LIMITS = dict(precisions=PRECISIONS, weight=_TENSOR, activation=_TENSOR)
-_CONVERSION = dict(precisions=PRECISIONS, op_wise={_NAMED: _LIMITS})
+_TENSOR = {kind: values.quant_words(kind) for kind in QUANT_CHOICES}
+_LIMITS = dict(precisions=values.PRECISIONS, weight=_TENSOR, activation=_TENSOR)
+_CONVERSION = dict(precisions=values.PRECISIONS, op_wise={_NAMED: _LIMITS})
 _AMP = dict(
-    data_type=DATA_TYPE,
+    data_type=values.DATA_TYPE,
     unsafe_force_all=boolean,
-    **dict.fromkeys(EDIT_OPTIONS, NAMES),
-    log_path=TEXT,
+    **dict.fromkeys(EDIT_OPTIONS, values.NAMES),
+    log_path=values.TEXT,
 )
 _DATALOADER = dict(
-    dataset=DATASET,
+    dataset=values.DATASET,
     batch_size=integer_between(1),
     last_batch=one_of(("rollover", "discard")),
     shuffle=boolean,
     seed=integer_between(0),
-    transform=TRANSFORMS,
+    transform=values.TRANSFORMS,
 )
 
 
 def _sections(share: Any, seconds: Any, trials: Any, seed: Any) -> _Section:
     return dict(
-        version=VERSION,
+        version=values.VERSION,
         model=dict(
-            name=TEXT,
-            framework=TEXT,
-            inputs=NAMES,
-            outputs=NAMES,
-            capture=CAPTURE,
+            name=values.TEXT,
+            framework=values.TEXT,
+            inputs=values.NAMES,
+            outputs=values.NAMES,
+            capture=values.CAPTURE,
         ),
         device=one_of(("cpu", "gpu")),
         target=one_of(TARGETS),
@@ -93,37 +69,37 @@ def _sections(share: Any, seconds: Any, trials: Any, seed: Any) -> _Section:
         mixed_precision={**_CONVERSION, **_AMP},
         graph_optimization=_CONVERSION,
         quantization=dict(
-            approach=APPROACH,
+            approach=values.APPROACH,
             use_bf16=boolean,
-            calibration=dict(sampling_size=SIZES, dataloader=_DATALOADER),
+            calibration=dict(sampling_size=values.SIZES, dataloader=_DATALOADER),
             model_wise=_LIMITS,
             optype_wise={_NAMED: _LIMITS},
             op_wise={_NAMED: _LIMITS},
         ),
         tuning=dict(
-            strategy=dict(name=TEXT),
+            strategy=dict(name=values.TEXT),
             accuracy_criterion=dict(relative=share, absolute=share, higher_is_better=boolean),
-            objective=OBJECTIVE,
-            min_speedup=RATIO,
+            objective=values.OBJECTIVE,
+            min_speedup=values.RATIO,
             exit_policy=dict(timeout=seconds, max_trials=trials, performance_only=boolean),
             random_seed=seed,
-            workspace=dict(path=TEXT, resume=RESUME),
-            storage=TEXT,
+            workspace=dict(path=values.TEXT, resume=values.RESUME),
+            storage=values.TEXT,
             early_stopping=boolean,
             cache=boolean,
-            workers=WORKERS,
+            workers=values.WORKERS,
         ),
         evaluation=dict(
             accuracy=dict(
-                metric=METRIC,
-                multi_metrics=METRICS,
+                metric=values.METRIC,
+                multi_metrics=values.METRICS,
                 dataloader=_DATALOADER,
                 max_batches=integer_between(1),
-                postprocess=dict(transform=TRANSFORMS),
+                postprocess=dict(transform=values.TRANSFORMS),
             ),
             performance=dict(
                 warmup=integer_between(0),
-                iteration=ITERATIONS,
+                iteration=values.ITERATIONS,
                 cores_per_instance=integer_between(1),
                 configs=dict(cores_per_instance=integer_between(1)),
                 dataloader=_DATALOADER,
@@ -134,8 +110,10 @@ def _sections(share: Any, seconds: Any, trials: Any, seed: Any) -> _Section:
 
 #: What the files of whose words may hold: theirs may go below what has a meaning, as it does there.
 _SECTIONS: Mapping[Dialect, _Section] = {
-    Dialect.OWN: _sections(SHARE, SECONDS, integer_between(1), seed_number),
-    Dialect.INC: _sections(ANY_SHARE, ANY_SECONDS, raised_to(1), raised_to(0, MAX_SEED)),
+    Dialect.OWN: _sections(values.SHARE, values.SECONDS, integer_between(1), seed_number),
+    Dialect.INC: _sections(
+        values.ANY_SHARE, values.ANY_SECONDS, values.raised_to(1), values.raised_to(0, MAX_SEED)
+    ),
 }
 
 #: Sections that a single word may stand for → the key that the word then is.

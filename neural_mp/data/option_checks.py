@@ -11,45 +11,34 @@ import numpy as np
 from neural_mp.errors import ConfigurationError, DataError
 from neural_mp.io.files import check_ends
 from neural_mp.util import validators
-from neural_mp.util.validators import (
-    MAX_SEED,
-    boolean,
-    file_path,
-    finite,
-    integer_between,
-    invalid,
-    is_list,
-    list_of,
-    matching,
-    validate_option,
-)
+from neural_mp.util.validators import MAX_SEED, validate_option
 
 
 def true_or_false(option: str, value: Any) -> bool:
     """`value`, which must be a bool."""
-    return validate_option(option, boolean, value)
+    return validate_option(option, validators.boolean, value)
 
 
 def whole_number(option: str, value: Any, minimum: int = -MAX_SEED) -> int:
     """`value` as an int, from `minimum` on."""
-    return validate_option(option, integer_between(minimum, MAX_SEED), value)
+    return validate_option(option, validators.integer_between(minimum, MAX_SEED), value)
 
 
 def whole_numbers(option: str, value: Any, minimum: int = -MAX_SEED) -> tuple[int, ...]:
     """A list of whole numbers, each from `minimum` on, as a tuple."""
-    each = integer_between(minimum, MAX_SEED)
-    return validate_option(option, list_of(each, "a list of whole numbers"), value)
+    each = validators.integer_between(minimum, MAX_SEED)
+    return validate_option(option, validators.list_of(each, "a list of whole numbers"), value)
 
 
 def finite_number(option: str, value: Any) -> float:
     """`value` as a finite float."""
-    return validate_option(option, finite, value)
+    return validate_option(option, validators.finite, value)
 
 
 def finite_numbers(option: str, value: Any) -> tuple[float, ...]:
     """One number or a list of numbers, as a tuple of at least one."""
-    if is_list(value) and len(value):
-        return validate_option(option, list_of(finite), value)
+    if validators.is_list(value) and len(value):
+        return validate_option(option, validators.list_of(validators.finite), value)
     return (finite_number(option, value),)
 
 
@@ -61,13 +50,13 @@ def one_of(option: str, value: Any, choices: Sequence[str]) -> str:
 
 def height_and_width(option: str, value: Any) -> tuple[int, int]:
     """`[height, width]` in pixels; one number stands for both."""
-    if not is_list(value):
+    if not validators.is_list(value):
         return (whole_number(option, value, minimum=1),) * 2
     height, width = validate_option(option, _TWO, whole_numbers(option, value, minimum=1))
     return height, width
 
 
-_TWO = matching("one number or [height, width]", lambda sizes: len(sizes) == 2)
+_TWO = validators.matching("one number or [height, width]", lambda sizes: len(sizes) == 2)
 
 
 def numeric_dtype(option: str, value: Any) -> np.dtype[Any]:
@@ -82,7 +71,7 @@ def _dtype(value: Any) -> np.dtype[Any]:
         dtype = None
     if dtype is None or dtype.kind not in "iuf":
         expected = "the name of a numpy dtype of integers or floats, such as float32 or int64"
-        raise invalid(expected, value)
+        raise validators.invalid(expected, value)
     return dtype
 
 
@@ -95,7 +84,7 @@ def existing_path(option: str, value: Any) -> Path:
     """
     if value == "":
         raise ConfigurationError(f"{option} must be a path, got ''")
-    path = validate_option(option, file_path, value).expanduser()
+    path = validate_option(option, validators.file_path, value).expanduser()
     if not path.exists():
         raise DataError(f"{option}: there is nothing at {path} (looked from {Path.cwd()})")
     try:

@@ -51,8 +51,6 @@ _SHOWN = 80
 _LONGEST_MESSAGE = 2000
 #: Characters of a text that is a word or a few.
 _BRIEF = 200
-#: Characters of a word that others are compared with.
-_COMPARED = 50
 
 
 class InvalidValueError(NeuralMPError):
@@ -281,7 +279,7 @@ def one_of(words: Iterable[str], expected: str = "") -> Validator[str]:
         if isinstance(value, str) and value in known:
             return str(value)
         near = did_you_mean(value, known) if isinstance(value, str) else ""
-        raise invalid(expected, value, near if near and len(value) < _COMPARED else "")
+        raise invalid(expected, value, near if near.endswith("?") else "")  # all are named before
 
     return read
 
@@ -311,14 +309,7 @@ def list_of(
     def read(value: Any) -> tuple[T, ...]:
         if not is_list(value) or len(value) > most:
             raise invalid(expected, value)
-        found = []
-        try:
-            for item in value:
-                found.append(validator(item))
-        except NeuralMPError as error:
-            error.keys = (len(found), *error.keys)
-            raise
-        return tuple(found)
+        return tuple(validate_at(i, validator, item) for i, item in enumerate(value))
 
     return read
 
@@ -340,15 +331,10 @@ def mapping_of(validator: Validator[T], key: Validator[str] = string) -> Validat
     def read(value: Any) -> dict[str, T]:
         if not isinstance(value, Mapping):
             raise invalid("a mapping", value)
-        found: dict[str, T] = {}
-        name: Any = ""
-        try:
-            for name, item in value.items():
-                found[key(name)] = validator(item)
-        except NeuralMPError as error:
-            error.keys = (name, *error.keys)
-            raise
-        return found
+        return {
+            validate_at(name, key, name): validate_at(name, validator, item)
+            for name, item in value.items()
+        }
 
     return read
 
