@@ -10,8 +10,8 @@ from typing import Any
 from neural_mp.util.validators import (
     InvalidValueError,
     Validator,
-    integer_between,
     invalid,
+    is_integer,
     matching,
     preview,
     validate_at,
@@ -46,12 +46,14 @@ def _is_path(word: str) -> bool:
 def _is_real(value: Any) -> bool:
     if isinstance(value, str):
         return value in _NO_NUMBERS
-    return isinstance(value, float) or (type(value) is int and abs(value) <= 2**64)
+    return isinstance(value, float) or (is_integer(value) and abs(value) <= 2**64)
 
 
-int64 = integer_between(-(2**64), 2**64)
+int64: Validator[int] = matching(
+    "a whole number of 64 bits", lambda value: is_integer(value) and abs(value) <= 2**64
+)
 real: Validator[float | str] = matching(
-    "a number", _is_real, lambda value: float(value) if type(value) is int else value
+    "a number", _is_real, lambda value: float(value) if is_integer(value) else value
 )
 #: Any text; it is only ever compared, or written as a literal.
 text = _text_like("a text", lambda _: True)
