@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 import os
 import reprlib
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from numbers import Integral, Real
@@ -217,10 +216,10 @@ def is_integer(value: Any) -> bool:
 
 def is_finite(value: Any) -> bool:
     """Whether a value is a number that a float can hold, and neither infinite nor NaN."""
-    if type(value) is float:
-        return math.isfinite(value)
-    real = isinstance(value, Real) and not isinstance(value, bool)
-    return real and bool(abs(value) <= sys.float_info.max)
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # of a whole number that no float can hold
+        return False
 
 
 def _is_counted(value: Any) -> bool:
