@@ -10,9 +10,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from neural_mp.errors import DataError
-from neural_mp.util.argument_checks import MOST, SEEDS, brief
 from neural_mp.util.batch_cache import kept_items
 from neural_mp.util.user_calls import is_misfit, misfit_words
+from neural_mp.util.validators import integer_between, seed_number, validate_option
 
 Batch = tuple[Any, Any]
 
@@ -131,13 +131,9 @@ class DataLoader:
                 f"a dataset needs __getitem__ and __len__, or must be iterable; "
                 f"{type(dataset).__name__} is neither"
             )
-        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-            raise DataError(f"batch_size must be a whole number from 1, got {brief(batch_size)}")
-        if batch_size > MOST:
-            raise DataError(f"batch_size can be {MOST} at most, got {brief(batch_size)}")
-        if isinstance(seed, int) and seed not in SEEDS:
-            words = f"a whole number from 0 to {SEEDS[-1]}"
-            raise DataError(f"seed must be {words}, got {brief(seed)}")
+        batch_size = validate_option("batch_size", integer_between(1), batch_size, DataError)
+        if isinstance(seed, int):
+            validate_option("seed", seed_number, seed, DataError)
         if collate_fn is not None and not callable(collate_fn):
             raise DataError(f"collate_fn must be a function, got {type(collate_fn).__name__}")
         if last_batch not in ("rollover", "discard"):

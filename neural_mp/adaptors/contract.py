@@ -34,7 +34,7 @@ from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.observations import Observations, Range
 from neural_mp.core.precision import Precision
 from neural_mp.space import ResolvedPlan, TuningSpace
-from neural_mp.util.validators import count, fields
+from neural_mp.util.validators import non_negative_integer, record
 
 #: A model as its adaptor holds it; nobody else looks into it, but for `warnings` and `counts`.
 M = TypeVar("M")
@@ -51,8 +51,8 @@ class ConversionCounts:
     @classmethod
     def from_dict(cls, data: Any) -> ConversionCounts:
         """Read back the dict of its attributes; `NeuralMPError` where that is none."""
-        kinds = dict.fromkeys(cls.__dataclass_fields__, count)
-        return cls(**fields(kinds, tuple(kinds))(data))
+        others = dict.fromkeys(cls.__dataclass_fields__, non_negative_integer)
+        return cls(**record({}, others)(data))
 
 
 class Adaptor(ABC, Generic[M]):

@@ -20,8 +20,8 @@ from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.space import ResolvedPlan, TuningSpace
-from neural_mp.util.argument_checks import check_count, check_size
 from neural_mp.util.pytree import float_arrays, leaves
+from neural_mp.util.validators import integer_between, shape_of_array, validate_option
 
 M = TypeVar("M")
 
@@ -53,10 +53,10 @@ class LoadedModel(Generic[M]):
             ConfigurationError: a batch of that size would fill the memory.
         """
         if batch_size is not None:
-            check_count("batch_size", batch_size)
+            validate_option("batch_size", integer_between(1), batch_size)
             held = self.adaptor.example_inputs(self.held, 1)
             size = sum(getattr(leaf, "nbytes", 0) for leaf in leaves(held))
-            check_size("batch_size", (batch_size,), size)
+            validate_option("batch_size", shape_of_array(size), (batch_size,))
         return self.adaptor.example_inputs(self.held, batch_size)
 
     def profile(self, inputs: Any) -> Mapping[str, float]:

@@ -15,9 +15,9 @@ from neural_mp.data.numpy_files import UNREADABLE, load_arrays
 from neural_mp.errors import ConfigurationError, DataError
 from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.calibration_batches import limited
-from neural_mp.util.argument_checks import brief, check_size, path_of
 from neural_mp.util.labels import NAMES
 from neural_mp.util.pytree import Array, count_samples
+from neural_mp.util.validators import file_path, shape_of_array, validate_option
 
 #: Samples that are run where the user does not say how many.
 DEFAULT_SAMPLES = 100
@@ -30,7 +30,7 @@ _Arrays = Array | dict[str, Array]
 
 def first_of(data: str | Path, batch_size: int | None, trust: Iterable[str] = ()) -> Any:
     """The inputs of the first batch, to take in models with that come without any."""
-    if path_of("data", data).suffix in _TUNING_FILES:
+    if validate_option("data", file_path, data).suffix in _TUNING_FILES:
         return _loader(Path(data), trust).first_inputs
     return _taken(_arrays(Path(data)), 0, batch_size or _CAPTURED_WITH)
 
@@ -59,7 +59,7 @@ def inputs_of(
     """
     if data is None:
         return Batches([model.example_inputs(batch_size)], "the random inputs")
-    path = path_of("data", data)
+    path = validate_option("data", file_path, data)
     if path.suffix in _TUNING_FILES:
         loader = _loader(path, trust)
         return Batches(lambda: limited(loader.inputs(), samples), str(path))
@@ -79,7 +79,7 @@ def batches_of(
         samples: how many samples to give.
         trust: see `MixedPrecision`.
     """
-    path = path_of("data", data)
+    path = validate_option("data", file_path, data)
     if path.suffix in _TUNING_FILES:
         found = limited(_loader(path, trust).inputs(), samples)
     else:
@@ -159,7 +159,7 @@ def random_inputs(descriptions: Sequence[str]) -> tuple[np.ndarray, ...] | None:
         try:
             dtype = np.dtype(kind or "float32")
             shape = tuple(int(size) for size in shape_text.split(","))
-            check_size(f"input shape {brief(text)}", shape, np.dtype(np.float64).itemsize)
+            validate_option("input shape", shape_of_array(np.dtype(np.float64).itemsize), shape)
             drawn = np.random.default_rng(0).random(shape)
         except (TypeError, ValueError):
             raise ConfigurationError(

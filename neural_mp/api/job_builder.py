@@ -39,8 +39,8 @@ from neural_mp.tuning.executors import executor_named, read_workers
 from neural_mp.tuning.job import Described, SearchSettings, TuningJob
 from neural_mp.tuning.listener import Listener, RunLog
 from neural_mp.tuning.objectives import Measurement, parse_objectives
-from neural_mp.util.argument_checks import check_count, check_seed
 from neural_mp.util.text import with_article
+from neural_mp.util.validators import integer_between, seed_number, validate_option
 
 if TYPE_CHECKING:
     from neural_mp.api.mixed_precision import MixedPrecision
@@ -345,10 +345,10 @@ def check(options: MixedPrecision) -> None:
     Capture.read(options.capture, "capture")
     for name in _OPTION_TYPES:
         check_option(name, getattr(options, name))
-    check_seed("random_seed", options.random_seed)
-    check_count("sampling_size", options.sampling_size)
+    validate_option("random_seed", seed_number, options.random_seed)
+    validate_option("sampling_size", integer_between(1), options.sampling_size)
     if options.max_batches is not None:
-        check_count("max_batches", options.max_batches)
+        validate_option("max_batches", integer_between(1), options.max_batches)
     if options.postprocess is not None and not callable(options.postprocess):
         raise ConfigurationError(
             f"postprocess must be a function (predictions, labels) → (predictions, labels), got "

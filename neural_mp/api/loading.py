@@ -16,7 +16,7 @@ from neural_mp.errors import ConfigurationError, DataError, ModelLoadError
 from neural_mp.io.files import check_ends
 from neural_mp.io.trust import trusting
 from neural_mp.tuning.batches import Batches, FirstBatch, name_loader
-from neural_mp.util.argument_checks import check_path
+from neural_mp.util.validators import file_path, validate_option
 
 
 def resolve_source(source: object) -> Any:
@@ -26,8 +26,8 @@ def resolve_source(source: object) -> Any:
         ConfigurationError: the name cannot be imported.
         ModelLoadError: a pipe or a device is there.
     """
-    check_path("model", source)
     if isinstance(source, str | Path):
+        validate_option("model", file_path, source)
         try:
             check_ends(source)
         except OSError as error:

@@ -30,8 +30,8 @@ from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.tuning.listener import Listener, RunLog
 from neural_mp.tuning.sensitivity import SensitivityReport, measured_sensitivities
 from neural_mp.tuning.tuner import tune
-from neural_mp.util.argument_checks import check_text
 from neural_mp.util.user_calls import UsersErrorsUnchanged
+from neural_mp.util.validators import validate_option, without_nul
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class MixedPrecision:
             raise ConfigurationError(
                 f"MixedPrecision has no option {name!r}{did_you_mean(name, known)}"
             )
-        check_text(name, value)
+        validate_option(name, without_nul, value)
         super().__setattr__(name, value)
 
     @property

@@ -39,16 +39,17 @@ from neural_mp.runs.record_schema import read_record_file, write_record
 from neural_mp.runs.report import Report
 from neural_mp.space import PlannedOp, planned_by_name
 from neural_mp.tuning.sensitivity import SensitivityReport, sensitivities
-from neural_mp.util.argument_checks import path_of
 from neural_mp.util.validators import (
-    UnfitError,
-    count,
-    fields,
+    InvalidValueError,
+    boolean,
+    file_path,
     mapping_of,
+    non_negative_integer,
     optional,
-    shown,
-    text,
-    truth,
+    preview,
+    record,
+    string,
+    validate_option,
 )
 
 logger = logging.getLogger(__name__)
@@ -177,7 +178,7 @@ class OptimizedModel:
             ConversionError: the model has ops that ONNX lacks, or its framework has no way there.
         """
         export = needed(self.adaptor.onnx_export, self.framework, "way to ONNX")
-        target = path_of("the ONNX file", path)
+        target = validate_option("the ONNX file", file_path, path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -218,7 +219,7 @@ class OptimizedModel:
         """
         single = self.adaptor.single_file
         if single and isinstance(path, str | Path) and Path(path).suffix in single.suffixes:
-            self._save_file(single, path_of("the file to save a model in", path))
+            self._save_file(single, validate_option("the file to save a model in", file_path, path))
         else:
             self._save_folder(path)
         level = logging.INFO if self.right_on == EVERYWHERE else logging.WARNING
@@ -283,7 +284,7 @@ def load(path: str | Path) -> OptimizedModel:
     """
     if not isinstance(path, str | Path):
         raise ModelLoadError(f"a saved model is loaded from its folder; got {path!r} for its path")
-    folder = path_of("the folder of a saved model", path)
+    folder = validate_option("the folder of a saved model", file_path, path)
     manifest = _read_manifest(folder)
     for name, expected in manifest["files"].items():
         file = folder / name
@@ -324,23 +325,21 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 def _manifest(value: object) -> dict[str, Any]:
     version = value.get("neural_mp") if isinstance(value, Mapping) else None
     if version is not None and version != FORMAT_VERSION:
-        raise UnfitError(
-            f"it was saved in format {shown(version)}; this version reads {FORMAT_VERSION}"
+        raise InvalidValueError(
+            f"it was saved in format {preview(version)}; this version reads {FORMAT_VERSION}"
         )
-    # Earlier versions did not write the ops.
     return {"ops": {}, **_MANIFEST(value)}
 
 
-_MANIFEST = fields(
+_MANIFEST = record(
     {
-        "neural_mp": count,
-        "framework": text,
-        "met": optional(truth),
+        "neural_mp": non_negative_integer,
+        "framework": string,
+        "met": optional(boolean),
         "report": Report.from_dict,
-        "ops": mapping_of(PlannedOp.from_dict),
         "files": digests_of_files,
     },
-    ("ops",),
+    {"ops": mapping_of(PlannedOp.from_dict)},  # which earlier versions did not write
 )
 
 

@@ -9,8 +9,15 @@ from pathlib import Path
 
 from neural_mp.errors import ModelLoadError, NeuralMPError
 from neural_mp.io.readers import read_json
-from neural_mp.util.argument_checks import check_path, path_of
-from neural_mp.util.validators import UnfitError, fields, mapping_of, shown, text
+from neural_mp.util.validators import (
+    InvalidValueError,
+    file_path,
+    mapping_of,
+    matching,
+    record,
+    string,
+    validate_option,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +52,7 @@ def check_destination(path: str | Path) -> Path:
     """
     if not isinstance(path, str | Path):
         raise NeuralMPError(f"a model is saved in a folder; got {path!r} for its path")
-    target = path_of("the folder to save a model in", path)
+    target = validate_option("the folder to save a model in", file_path, path)
     if target.exists() and not target.is_dir():
         raise NeuralMPError(f"{str(target)!r} is a file; choose a folder to save the model in")
     if not is_saved_model(target):
@@ -112,28 +119,15 @@ def _files_of(folder: Path) -> list[Path]:
     return [Path(MANIFEST), *(Path(name) for name in files if _is_within(name))]
 
 
-def digests_of_files(value: object) -> dict[str, str]:
-    """The names of a saved model's files, none of which leads out of its folder, and their digests.
-
-    Raises:
-        NeuralMPError: they are something else.
-    """
-    found = mapping_of(text)(value)
-    for name in found:
-        check_path("the name of a file", name)
-        if not _is_within(name):
-            raise UnfitError(f"expected names of files in the folder, found {shown(name)}")
-    return found
-
-
 def _is_within(name: str) -> bool:
     """Whether a name is that of a file in the folder."""
     try:
-        check_path("the name of a file", name)
-    except NeuralMPError:
+        path = file_path(name)
+    except InvalidValueError:
         return False
-    path = Path(name)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
-_FILES = fields({"files": mapping_of(text)})
+#: The names of a saved model's files, none of which leads out of its folder, and their digests.
+digests_of_files = mapping_of(string, matching("names of files in the folder", _is_within))
+_FILES = record({"files": mapping_of(string)})

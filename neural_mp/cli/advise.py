@@ -11,7 +11,7 @@ from neural_mp.cli.errors import epilog
 from neural_mp.cli.options import JsonOption, QuietOption, TrustOption, VerboseOption
 from neural_mp.cli.output import Output
 from neural_mp.errors import ConfigurationError
-from neural_mp.util.argument_checks import MOST
+from neural_mp.util.validators import MOST
 
 if TYPE_CHECKING:
     from neural_mp.training.advice_report import Advice

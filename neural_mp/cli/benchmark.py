@@ -16,7 +16,7 @@ from neural_mp.cli.options import (
 )
 from neural_mp.cli.output import Output
 from neural_mp.io.trust import trusting
-from neural_mp.util.argument_checks import MOST
+from neural_mp.util.validators import MOST
 
 if TYPE_CHECKING:
     from neural_mp.reporting.tables import BenchmarkRow

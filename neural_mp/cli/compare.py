@@ -20,7 +20,7 @@ from neural_mp.cli.options import (
     VerboseOption,
 )
 from neural_mp.cli.output import Output
-from neural_mp.util.argument_checks import MOST
+from neural_mp.util.validators import MOST
 
 EPILOG = epilog("compare model.pt2 tuned --data images.npy", "compare tuned other --data conf.yaml")
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from neural_mp.util.argument_checks import MOST
+from neural_mp.util.validators import MOST
 
 
 def _targets() -> list[str]:

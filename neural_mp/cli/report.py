@@ -61,11 +61,11 @@ def _read(workspace: Path, storage: str | None, number: int | None, model: str |
     from neural_mp.api.saved_model import RECORD_FILE
     from neural_mp.runs.history import HISTORY_FILE, read_record, storage_url
     from neural_mp.runs.record_schema import read_record_file
-    from neural_mp.util.argument_checks import check_path
+    from neural_mp.util.validators import file_path, validate_option
 
     if storage is not None:
         return read_record(storage, number, model)
-    check_path("the workspace", workspace)
+    validate_option("the workspace", file_path, workspace)
     if (workspace / HISTORY_FILE).is_file():
         return read_record(storage_url(workspace), number, model)
     if (workspace / RECORD_FILE).is_file():

@@ -22,7 +22,7 @@ from neural_mp.cli.options import (
     VerboseOption,
 )
 from neural_mp.cli.output import Output
-from neural_mp.util.argument_checks import MOST
+from neural_mp.util.validators import MOST
 
 EPILOG = epilog(
     "sensitivity model.onnx --data images.npy --most 10", "sensitivity conf.yaml --csv > costs.csv"

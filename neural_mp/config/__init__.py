@@ -22,7 +22,7 @@ from neural_mp.config.source import IgnoredSettingWarning, read_file, read_mappi
 from neural_mp.config.writer import settings_to_yaml
 from neural_mp.core.enums import Dialect
 from neural_mp.errors import ConfigurationError
-from neural_mp.util.argument_checks import brief, path_of
+from neural_mp.util.validators import file_path, preview, validate_option
 
 __all__ = [
     "CalibrationSettings",
@@ -59,7 +59,7 @@ def load_settings(
         ConfigurationError: the file cannot be read, or its content is not as it should be; the
             message names the file, the line and the key.
     """
-    settings = build(read_file(path_of("conf", path)), dialect)
+    settings = build(read_file(validate_option("conf", file_path, path)), dialect)
     return replace(settings, folder=Path(path).parent, trust=trust_of(trust))
 
 
@@ -109,7 +109,7 @@ def trust_of(names: str | Iterable[str]) -> tuple[str, ...]:
     if not isinstance(names, Iterable):
         raise ConfigurationError(
             f"trust must be a name of a module, such as sklearn, or a list of such names, got "
-            f"{brief(names)}"
+            f"{preview(names)}"
         )
     found = (names,) if isinstance(names, str) else tuple(names)
     for word in found:

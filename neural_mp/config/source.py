@@ -16,7 +16,7 @@ from neural_mp.errors import ConfigurationError, NeuralMPError
 from neural_mp.io.files import read_plain
 from neural_mp.io.limits import MAX_FILE_BYTES, MAX_SETTINGS_VALUES
 from neural_mp.io.yaml_reader import YamlDocument, YamlError, load_yaml_with_lines
-from neural_mp.util.validators import key_words, shown
+from neural_mp.util.validators import key_words, preview
 
 KeyPath = tuple[str | int, ...]
 
@@ -129,7 +129,7 @@ def read_text(text: str, origin: str) -> Source:
     if not isinstance(document.value, dict):
         raise ConfigurationError(
             f"{origin}, line {document.line}: the top level must be a mapping of sections such as "
-            f"model or tuning, found {shown(document.value)}"
+            f"model or tuning, found {preview(document.value)}"
         )
     return _Reader(origin, document).read(document.value)
 

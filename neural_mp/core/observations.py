@@ -9,17 +9,17 @@ from typing import Any
 
 from neural_mp.core.precision import Precision
 from neural_mp.util.validators import (
-    Kind,
-    UnfitError,
-    amount,
-    count,
-    fields,
+    InvalidValueError,
+    Validator,
     finite_numbers,
+    invalid,
     mapping_of,
+    non_negative_float,
+    non_negative_integer,
     number,
     optional,
-    positive,
-    unfit,
+    positive_float,
+    record,
 )
 
 Range = tuple[float, float]
@@ -135,10 +135,10 @@ class Observations:
 
 def _range(value: object) -> Range:
     if not isinstance(value, list | tuple) or len(value) != 2:
-        raise unfit("a range: [low, high]", value)
+        raise invalid("a range: [low, high]", value)
     low, high = finite_numbers(value)
     if low > high:
-        raise UnfitError(f"expected a range, low to high, found [{low}, {high}]")
+        raise InvalidValueError(f"expected a range, low to high, found [{low}, {high}]")
     return low, high
 
 
@@ -146,40 +146,42 @@ def _channels(value: object) -> Channels:
     found = _CHANNELS(value)
     if len({len(numbers) for numbers in found.values()}) != 1:
         lengths = ", ".join(f"{len(numbers)} of {name}" for name, numbers in found.items())
-        raise UnfitError(f"expected lists of one length, found {lengths}")
+        raise InvalidValueError(f"expected lists of one length, found {lengths}")
     return Channels(**found)
 
 
-def _or_empty(kind: Kind[dict[str, Any]]) -> Kind[dict[str, Any]]:
+def _or_empty(kind: Validator[dict[str, Any]]) -> Validator[dict[str, Any]]:
     """A mapping of a kind; nothing stands for an empty one, as a person would write it."""
     return lambda value: {} if value is None else kind(value)
 
 
-_CHANNELS = fields(dict.fromkeys(Channels.__dataclass_fields__, finite_numbers), strict=True)
-_PARTS = {
-    "samples": count,
-    "ranges": _or_empty(mapping_of(mapping_of(_range))),
-    "noise": _or_empty(mapping_of(amount)),
-    "values": _or_empty(mapping_of(amount)),
-    "channels": _or_empty(mapping_of(_channels)),
-    # What a repair makes of noise may go beyond all numbers.
-    "repaired": _or_empty(mapping_of(mapping_of(number))),
-}
-_OBSERVATIONS = fields(_PARTS, tuple(_PARTS))
+_CHANNELS = record(dict.fromkeys(Channels.__dataclass_fields__, finite_numbers), strict=True)
+_OBSERVATIONS = record(
+    {},
+    {
+        "samples": non_negative_integer,
+        "ranges": _or_empty(mapping_of(mapping_of(_range))),
+        "noise": _or_empty(mapping_of(non_negative_float)),
+        "values": _or_empty(mapping_of(non_negative_float)),
+        "channels": _or_empty(mapping_of(_channels)),
+        # What a repair makes of noise may go beyond all numbers.
+        "repaired": _or_empty(mapping_of(mapping_of(number))),
+    },
+)
 
 
 def _seconds_by_precision(value: object) -> dict[Precision, float]:
     return {
-        Precision.read(name, "a precision"): s for name, s in mapping_of(positive)(value).items()
+        Precision.read(name, "a precision"): s
+        for name, s in mapping_of(positive_float)(value).items()
     }
 
 
-_TIMES = fields(
+_TIMES = record(
     {
         "ops": mapping_of(_seconds_by_precision),
-        "conversion": optional(amount),
-        "value": amount,
-        "whole": positive,
+        "conversion": optional(non_negative_float),
+        "value": non_negative_float,
     },
-    ("whole",),
+    {"whole": positive_float},
 )

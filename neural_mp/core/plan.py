@@ -15,17 +15,18 @@ from neural_mp.core.precision import OpConfig, Precision, QuantSpec, parse_preci
 from neural_mp.errors import PlanError
 from neural_mp.io.readers import read_yaml, reading
 from neural_mp.io.yaml_reader import load_yaml
-from neural_mp.util.argument_checks import path_of
 from neural_mp.util.display import Displayed
 from neural_mp.util.validators import (
-    UnfitError,
-    at,
-    brief,
-    fields,
+    InvalidValueError,
+    file_path,
+    invalid,
     mapping_of,
     optional,
-    shown,
-    unfit,
+    preview,
+    record,
+    short_string,
+    validate_at,
+    validate_option,
 )
 
 FILE_VERSION = 1
@@ -125,7 +126,8 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
             PlanError: the file cannot be written.
         """
         try:
-            path_of("the plan file", path).write_text(self.to_yaml(**contents), encoding="utf-8")
+            file = validate_option("the plan file", file_path, path)
+            file.write_text(self.to_yaml(**contents), encoding="utf-8")
         except OSError as error:
             raise PlanError(f"the plan file {str(path)!r} cannot be written: {error}") from error
 
@@ -161,15 +163,17 @@ _PlanDumper.add_representer(list, _represent_list)
 
 def _document(value: object) -> tuple[PrecisionPlan, Observations | None]:
     if not isinstance(value, Mapping) or "ops" not in value:
-        raise UnfitError(f"no plan: expected a mapping with the key 'ops', found {shown(value)}")
+        raise InvalidValueError(
+            f"no plan: expected a mapping with the key 'ops', found {preview(value)}"
+        )
     if value.get("neural_mp_plan") != FILE_VERSION:
-        raise UnfitError(
-            f"neural_mp_plan: {shown(value.get('neural_mp_plan'))}; "
+        raise InvalidValueError(
+            f"neural_mp_plan: {preview(value.get('neural_mp_plan'))}; "
             f"this version reads {FILE_VERSION}"
         )
     observed = value.get("observations")
-    plan = at("ops", plan_of, value["ops"])
-    return plan, at("observations", Observations.from_dict, observed) if observed else None
+    plan = validate_at("ops", plan_of, value["ops"])
+    return plan, validate_at("observations", Observations.from_dict, observed) if observed else None
 
 
 def plan_of(value: object) -> PrecisionPlan:
@@ -198,7 +202,7 @@ def _config(entry: object) -> OpConfig:
     if isinstance(entry, str):
         return OpConfig(_precision(entry))
     if not isinstance(entry, Mapping):
-        raise unfit("a precision such as 'fp32', or a mapping with one", entry)
+        raise invalid("a precision such as 'fp32', or a mapping with one", entry)
     said = _ENTRY(entry)
     specs = {key: said[key] for key in ("weight", "activation") if said.get(key)}
     repairs = tuple((said.get("repairs") or "").split())
@@ -206,23 +210,18 @@ def _config(entry: object) -> OpConfig:
 
 
 def _precision(value: object) -> Precision:
-    found = parse_precisions(brief(value))
+    found = parse_precisions(short_string(value))
     if len(found) > 1:
-        raise unfit("one precision", value)
+        raise invalid("one precision", value)
     return found[0]
 
 
 def _quant_spec(value: object) -> QuantSpec | None:
-    return QuantSpec.parse(brief(value)) if value else None
+    return QuantSpec.parse(short_string(value)) if value else None
 
 
-_ENTRY = fields(
-    {
-        "precision": _precision,
-        "weight": _quant_spec,
-        "activation": _quant_spec,
-        "repairs": optional(brief),
-    },
-    ("weight", "activation", "repairs"),
+_ENTRY = record(
+    {"precision": _precision},
+    {"weight": _quant_spec, "activation": _quant_spec, "repairs": optional(short_string)},
     strict=True,
 )

@@ -10,15 +10,15 @@ from neural_mp.core.enums import Objective
 from neural_mp.core.plan import PrecisionPlan, plan_of
 from neural_mp.util.string_enum import Word
 from neural_mp.util.validators import (
-    amount,
     checked,
-    count,
-    fields,
+    enum_of,
     mapping_of,
+    non_negative_float,
+    non_negative_integer,
     number,
     optional,
-    text,
-    word,
+    record,
+    string,
 )
 
 #: Objective → the figure of a trial that says how well it does, as a share of FP32's. Of latencies
@@ -130,18 +130,19 @@ class Trial:
         return cls(**_TRIAL(data))
 
 
-_TRIAL = fields(
+_TRIAL = record(
     {
         "plan": plan_of,
-        "outcome": word(Outcome),
+        "outcome": enum_of(Outcome),
+    },
+    {
         "accuracy": optional(number),
         "loss": optional(number),
-        "objectives": mapping_of(checked(amount)),
+        "objectives": mapping_of(checked(non_negative_float)),
         "seconds": number,
-        "error": optional(text),
-        "number": count,
+        "error": optional(string),
+        "number": non_negative_integer,
         "metrics": mapping_of(number),
-        "node": text,
+        "node": string,
     },
-    ("accuracy", "loss", "objectives", "seconds", "error", "number", "metrics", "node"),
 )

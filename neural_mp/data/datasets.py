@@ -21,8 +21,8 @@ from neural_mp.data.option_checks import (
 )
 from neural_mp.data.registry import Registry
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
-from neural_mp.util.argument_checks import brief, check_size
 from neural_mp.util.text import counted
+from neural_mp.util.validators import preview, shape_of_array, validate_option
 
 DATASETS = Registry("dataset")
 
@@ -110,7 +110,7 @@ class DummyDataset:
         for name, value in settings.items():
             object.__setattr__(self, name, value)
         self._check_range()
-        check_size("dummy: shape", tuple(self.shape), np.dtype(np.float64).itemsize)
+        validate_option("dummy: shape", shape_of_array(np.dtype(np.float64).itemsize), self.shape)
 
     def _check_range(self) -> None:
         if self.low >= self.high:
@@ -249,7 +249,7 @@ def _number(file: Path, line: int, cell: str, column: int, names: list[str]) -> 
     if not abs(value) <= _LARGEST:
         name = repr(names[column]) if names else str(column)
         raise DataError(
-            f"{file}, line {line}, column {name}: {brief(cell)} is not a finite number; "
+            f"{file}, line {line}, column {name}: {preview(cell)} is not a finite number; "
             f"mend it, or list the columns to use in `columns`"
         )
     return value

@@ -177,8 +177,7 @@ def build_dataloader(spec: Mapping[str, Any], names: Vocabulary = OWN) -> DataLo
         raise ConfigurationError(
             "dataloader needs a dataset, such as dataset: {ImageFolder: {root: images}}"
         )
-    shuffle = spec.get("shuffle", False)
-    true_or_false("dataloader: shuffle", shuffle)
+    shuffle = true_or_false("dataloader: shuffle", spec.get("shuffle", False))
     seed = whole_number("dataloader: seed", spec.get("seed", 0), minimum=0)
     transform = build_transforms(spec.get("transform"), names)
     dataset = build_dataset(spec["dataset"], names)

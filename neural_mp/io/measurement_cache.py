@@ -16,7 +16,15 @@ from typing import Any, Protocol, TypeVar
 from neural_mp.errors import HistoryError, NeuralMPError
 from neural_mp.io.files import write_whole
 from neural_mp.io.readers import read_json, reading
-from neural_mp.util.validators import Kind, anything, fields, list_of, mapping_of, text, tuple_of
+from neural_mp.util.validators import (
+    Validator,
+    anything,
+    list_of,
+    mapping_of,
+    record,
+    string,
+    tuple_of,
+)
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -28,7 +36,7 @@ _MAX_ENTRIES_PER_FILE = 8
 #: How many files a folder may hold; those used least recently go first.
 _MAX_FILES = 1000
 
-_FILE_SCHEMA = fields({"scope": mapping_of(text), "entries": list_of(tuple_of(text, anything))})
+_FILE_SCHEMA = record({"scope": mapping_of(string), "entries": list_of(tuple_of(string, anything))})
 
 #: A digest of data, or what tells it, since reading all data may take long; None if nothing can.
 DataDigest = str | Callable[[], str | None] | None
@@ -50,7 +58,7 @@ class MeasurementCache(Protocol):
             conditions: word → what else everything depends on.
         """
 
-    def get(self, key: str, kind: Kind[T]) -> tuple[bool, T | None]:
+    def get(self, key: str, kind: Validator[T]) -> tuple[bool, T | None]:
         """Whether something was kept under a key, and what, of a kind."""
 
     def put(self, key: str, value: Any) -> None:
@@ -81,7 +89,7 @@ class RunCache:
         """The same cache: all is the same within a run."""
         return self
 
-    def get(self, key: str, kind: Kind[T]) -> tuple[bool, T | None]:
+    def get(self, key: str, kind: Validator[T]) -> tuple[bool, T | None]:
         """See `MeasurementCache`.
 
         Raises:
@@ -128,7 +136,7 @@ class FileCache:
             return NO_CACHE
         return replace(self, data=data or self.data, scope={**self.scope, **told})
 
-    def get(self, key: str, kind: Kind[T]) -> tuple[bool, T | None]:
+    def get(self, key: str, kind: Validator[T]) -> tuple[bool, T | None]:
         """See `MeasurementCache`; what is not of that kind is as nothing."""
         entries = self._read(key)
         digest = self._digest() if entries else None

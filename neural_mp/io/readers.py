@@ -19,7 +19,7 @@ from neural_mp.errors import DataError, NeuralMPError
 from neural_mp.io.files import read_plain
 from neural_mp.io.limits import MAX_DATA_BYTES, MAX_DATA_VALUES, MAX_FILE_BYTES, MAX_VALUES
 from neural_mp.io.yaml_reader import load_yaml
-from neural_mp.util.validators import Kind, UnfitError, anything, key_words, text
+from neural_mp.util.validators import InvalidValueError, Validator, anything, located, string
 
 T = TypeVar("T")
 
@@ -27,15 +27,13 @@ T = TypeVar("T")
 _EITHER = 32 + zlib.MAX_WBITS
 #: What files of gzip and of zlib begin with; no JSON does.
 _PACKED = (b"\x1f\x8b", b"x")
-#: Characters of what is said of a key that an error shows.
-_TOLD = 1000
 
 
-class JsonError(UnfitError, ValueError):
+class JsonError(InvalidValueError, ValueError):
     """Text that cannot be read as JSON."""
 
 
-def read_yaml(path: str | Path, kind: Kind[T], error: type[NeuralMPError]) -> T:
+def read_yaml(path: str | Path, kind: Validator[T], error: type[NeuralMPError]) -> T:
     """What a YAML file holds.
 
     Args:
@@ -52,7 +50,7 @@ def read_yaml(path: str | Path, kind: Kind[T], error: type[NeuralMPError]) -> T:
 
 def read_json(
     path: str | Path,
-    kind: Kind[T],
+    kind: Validator[T],
     error: type[NeuralMPError],
     hint: str = "",
     max_bytes: int = MAX_FILE_BYTES,
@@ -89,7 +87,7 @@ def read_data_json(path: Path) -> Any:
     )
 
 
-def of_json(data: object, kind: Kind[T], origin: str, error: type[NeuralMPError]) -> T:
+def of_json(data: object, kind: Validator[T], origin: str, error: type[NeuralMPError]) -> T:
     """What JSON holds that was kept elsewhere than in a file; also packed by `packed`.
 
     Args:
@@ -102,7 +100,7 @@ def of_json(data: object, kind: Kind[T], origin: str, error: type[NeuralMPError]
         NeuralMPError: it is not of that kind; of the class `error`.
     """
     with reading(origin, error):
-        words = text(data)
+        words = string(data)
         # What is packed starts with the header of zlib, which is a letter in this alphabet.
         return kind(load_json(words if words[:1] in '{["' else unpacked(words)))
 
@@ -116,12 +114,12 @@ def unpacked(words: str) -> bytes:
     """Read back what `packed` wrote.
 
     Raises:
-        UnfitError: it was not written so, or comes to too much.
+        InvalidValueError: it was not written so, or comes to too much.
     """
     try:
         return decompress_bounded(base64.b85decode(words))
     except ValueError as error:
-        raise UnfitError(f"it is damaged: {error}") from None
+        raise InvalidValueError(f"it is damaged: {error}") from None
 
 
 @contextmanager
@@ -141,23 +139,20 @@ def reading(origin: str, error: type[NeuralMPError], hint: str = "") -> Iterator
     except RecursionError:
         raise error(f"{origin}: it is nested too deeply to be read{hint and f'; {hint}'}") from None
     except NeuralMPError as found:
-        where = ".".join(key_words(key) for key in found.keys)
-        told = str(found)[:_TOLD]
-        words = f"{origin}: {where + ': ' if where else ''}{told}"
-        raise error(words + (f"; {hint}" if hint else "")) from found
+        raise error(f"{origin}: {located(found)}{hint and f'; {hint}'}") from found
 
 
 def bytes_of(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     """The content of a file.
 
     Raises:
-        UnfitError: it cannot be read, or is too large.
+        InvalidValueError: it cannot be read, or is too large.
     """
     try:
         return read_plain(path, max_bytes)
     except (OSError, ValueError) as error:  # the latter of names that hold a NUL
         words = getattr(error, "strerror", None) or error
-        raise UnfitError(f"it cannot be read: {words}") from None
+        raise InvalidValueError(f"it cannot be read: {words}") from None
 
 
 def decompress_bounded(data: bytes, max_bytes: int = MAX_FILE_BYTES) -> bytes:
@@ -172,11 +167,13 @@ def decompress_bounded(data: bytes, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         try:
             found += unpacking.decompress(data, max_bytes + 1 - len(found))
         except zlib.error as error:
-            raise UnfitError(f"it is damaged: {error}") from None
+            raise InvalidValueError(f"it is damaged: {error}") from None
         if len(found) > max_bytes:
-            raise UnfitError(f"it comes to more than {max_bytes >> 20} MiB when it is unpacked")
+            raise InvalidValueError(
+                f"it comes to more than {max_bytes >> 20} MiB when it is unpacked"
+            )
         if not unpacking.eof:
-            raise UnfitError("it is damaged: its end is missing")
+            raise InvalidValueError("it is damaged: its end is missing")
         data = unpacking.unused_data
     return found
 

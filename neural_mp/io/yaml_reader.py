@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from neural_mp.io.limits import MAX_DEPTH, MAX_NUMBER_CHARS, MAX_VALUES
-from neural_mp.util.validators import UnfitError, shown
+from neural_mp.util.validators import InvalidValueError, preview
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TOO_DEEP = "it is nested too deeply to be read"
@@ -52,7 +52,7 @@ class _Merge(str):
 _MERGE = _Merge("<<")
 
 
-class YamlError(UnfitError):
+class YamlError(InvalidValueError):
     """Text that cannot be read as YAML.
 
     Attributes:
@@ -128,7 +128,7 @@ def _read(text: str, reader: _Reader) -> Any:
         line = text.encode()[: error.position].count(b"\n") + 1
         raise _error(line, f"{_NOT_YAML}: {error.reason}") from None
     except (yaml.YAMLError, UnicodeError) as error:
-        raise _error(1, f"{_NOT_YAML}: {shown(str(error))}") from None
+        raise _error(1, f"{_NOT_YAML}: {preview(str(error))}") from None
     return reader.document.value
 
 
@@ -201,7 +201,7 @@ class _Reader:
                 raise self._error(event, f"a number of {len(text)} digits")
             return _plain(text)
         if tag not in _TEXT_TAGS:
-            raise self._error(event, f"the tag {shown(tag)} has no meaning here")
+            raise self._error(event, f"the tag {preview(tag)} has no meaning here")
         return text
 
     def _expects_key(self) -> bool:
@@ -224,7 +224,7 @@ class _Reader:
         if self._expects_key():
             raise self._error(event, "a key must be a word, found a list or mapping")
         if event.tag not in tags:
-            raise self._error(event, f"the tag {shown(event.tag)} has no meaning here")
+            raise self._error(event, f"the tag {preview(event.tag)} has no meaning here")
         if len(self._open) >= MAX_DEPTH:
             raise self._error(event, _TOO_DEEP)
         place = self._place() if self._open else ""
@@ -259,7 +259,7 @@ class _Reader:
 
     def _alias(self, event: Any) -> None:
         if event.anchor not in self._named:
-            problem = f"the alias {shown(event.anchor)} stands for nothing before it"
+            problem = f"the alias {preview(event.anchor)} stands for nothing before it"
             raise self._error(event, f"{_NOT_YAML}: {problem}")
         value, size = self._named[event.anchor]
         if not self._expects_key():
@@ -267,7 +267,7 @@ class _Reader:
         elif isinstance(value, str):
             self._key(event, value)
         else:
-            raise self._error(event, f"a key must be a word, found {shown(value)}")
+            raise self._error(event, f"a key must be a word, found {preview(value)}")
 
     def _put(self, event: Any, value: Any, size: int) -> None:
         self._count += size

@@ -29,7 +29,7 @@ from neural_mp.tuning.job_outcome import (
     JobStatus,
     read_outcome,
 )
-from neural_mp.util.argument_checks import path_of
+from neural_mp.util.validators import file_path, validate_option
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def tune_many(
         NeuralMPError: the folder cannot be written, or no machine is left.
     """
     setting, trusted = read_workers(workers), trust_of(trust)
-    folder, told = path_of("output", output), listener or JobsListener()
+    folder, told = validate_option("output", file_path, output), listener or JobsListener()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -137,7 +137,7 @@ def _expanded(files: str | Path | Iterable[str | Path]) -> list[Path]:
     given = [files] if isinstance(files, str | Path) else list(files)
     found: list[Path] = []
     for word in given:
-        path = path_of("a tuning file", word)
+        path = validate_option("a tuning file", file_path, word)
         if path.is_dir():
             found += sorted([*path.glob("*.yaml"), *path.glob("*.yml")])
         elif path.exists():

@@ -21,8 +21,8 @@ from neural_mp.io.readers import JsonError, load_json
 from neural_mp.profiling.kernel_log_parsers import VARIABLES, OneDnnReader, is_profile, read_profile
 from neural_mp.profiling.kernel_records import KernelLog
 from neural_mp.profiling.stdout_filter import Sieve, sieved_output
-from neural_mp.util.argument_checks import path_of
 from neural_mp.util.environment import users_environment
+from neural_mp.util.validators import file_path, validate_option
 
 _SILENCE = "PyTorch ran no kernel of oneDNN in the block: all was computed by kernels of its own"
 #: What oneDNN said of itself and of the CPU, which it does once in the life of a process.
@@ -42,7 +42,7 @@ def read_kernel_log(path_or_lines: str | Path | Iterable[str]) -> KernelLog:
     """
     if not isinstance(path_or_lines, str | Path):
         return _read(path_or_lines, "the log")
-    path = path_of("the log", path_or_lines)
+    path = validate_option("the log", file_path, path_or_lines)
     try:
         check_ends(path)
         with path.open(encoding="utf-8", errors="replace") as lines:

@@ -18,7 +18,14 @@ from typing import Any
 from neural_mp.errors import NeuralMPError
 from neural_mp.profiling.kernel_records import KernelCall, KernelLog
 from neural_mp.util.text import counted
-from neural_mp.util.validators import amount, anything, fields, list_of, mapping_of, text
+from neural_mp.util.validators import (
+    anything,
+    list_of,
+    mapping_of,
+    non_negative_float,
+    record,
+    string,
+)
 
 #: What a line of the log begins with, oldest name first.
 MARKERS = ("mkldnn_verbose,", "dnnl_verbose,", "onednn_verbose,")
@@ -204,17 +211,12 @@ _EMPTY = "the profile has no event of a node; end_profiling() must come after th
 
 
 _TENSORS = list_of(mapping_of(list_of(anything)))
-_EVENT = fields(
+_EVENT = record(
     {
-        "dur": amount,
-        "args": fields(
-            {
-                "op_name": text,
-                "provider": text,
-                "input_type_shape": _TENSORS,
-                "output_type_shape": _TENSORS,
-            },
-            ("provider", "input_type_shape", "output_type_shape"),
+        "dur": non_negative_float,
+        "args": record(
+            {"op_name": string},
+            {"provider": string, "input_type_shape": _TENSORS, "output_type_shape": _TENSORS},
         ),
     }
 )

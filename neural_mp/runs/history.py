@@ -42,8 +42,8 @@ from neural_mp.runs.store import (
     trial_of,
     trials_of,
 )
-from neural_mp.util.argument_checks import check_text, path_of
 from neural_mp.util.optuna_logging import quiet_optuna
+from neural_mp.util.validators import file_path, validate_option, without_nul
 
 if TYPE_CHECKING:
     import optuna
@@ -58,11 +58,10 @@ def storage_url(workspace: str | Path, storage: str | None = None) -> str:
     if storage is not None:
         if not isinstance(storage, str):
             raise HistoryError(f"storage must be an Optuna storage URL, got {storage!r}")
-        check_text("storage", storage)
-        return storage
+        return validate_option("storage", without_nul, storage)
     if not isinstance(workspace, str | Path):
         raise HistoryError(f"workspace must be the path of a folder, got {workspace!r}")
-    folder = path_of("workspace", workspace)
+    folder = validate_option("workspace", file_path, workspace)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

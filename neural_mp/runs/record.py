@@ -20,7 +20,7 @@ from neural_mp.core.quantization_flow import (
 from neural_mp.core.trial import Trial
 from neural_mp.runs.report import Report
 from neural_mp.space import Capability
-from neural_mp.util.validators import at, number
+from neural_mp.util.validators import number, validate_at
 
 T = TypeVar("T")
 
@@ -178,7 +178,7 @@ def arriving_in(entries: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     for key, noise in entries.items():
         if key.startswith(ARRIVING):
             repairs, _, name = key.removeprefix(ARRIVING).partition(": ")
-            found.setdefault(name, {})[repairs] = at(key, number, noise)
+            found.setdefault(name, {})[repairs] = validate_at(key, number, noise)
     return found
 
 

@@ -29,24 +29,23 @@ from neural_mp.runs.record import (
 from neural_mp.runs.report import Report
 from neural_mp.space import Capability
 from neural_mp.util.validators import (
-    Kind,
-    UnfitError,
-    amount,
-    at,
+    InvalidValueError,
+    boolean,
     checked,
-    count,
-    fields,
+    enum_of,
     finite,
+    invalid,
     list_of,
     mapping_of,
+    non_negative_float,
+    non_negative_integer,
     number,
     optional,
-    shown,
-    text,
-    truth,
+    preview,
+    record,
+    string,
     tuple_of,
-    unfit,
-    word,
+    validate_at,
 )
 
 
@@ -93,7 +92,7 @@ def setup_from_dict(data: Any) -> Setup:
     capabilities = {
         op["name"]: Capability(
             tuple(OpConfig(precision) for precision in op["runs in"]),
-            at("ops", _reasons, (op, reasons)),
+            validate_at("ops", _reasons, (op, reasons)),
             frozenset(op.get("emulated", ())),
         )
         for op in known
@@ -107,7 +106,7 @@ def _consistent(setup: Setup) -> Setup:
     """The setup, whose names are all of its own graph.
 
     Raises:
-        UnfitError: one is not.
+        InvalidValueError: one is not.
     """
     known = {op.name for op in setup.graph}
     sources = known | set(setup.graph.inputs)
@@ -125,7 +124,7 @@ def _consistent(setup: Setup) -> Setup:
     for key, (names, expected) in named.items():
         for name in names:
             if name not in expected:
-                raise UnfitError(f"{key}: expected the name of an op, found {shown(name)}")
+                raise InvalidValueError(f"{key}: expected the name of an op, found {preview(name)}")
     return setup
 
 
@@ -135,13 +134,15 @@ def _reasons(given: tuple[Mapping[str, Any], Sequence[str]]) -> dict[Precision, 
     found = {}
     for name, place in op.get("why not", {}).items():
         if place >= len(reasons):
-            raise UnfitError(f"expected the place of one of {len(reasons)} reasons, found {place}")
-        found[Precision.read(name, "a precision", UnfitError)] = reasons[place]
+            raise InvalidValueError(
+                f"expected the place of one of {len(reasons)} reasons, found {place}"
+            )
+        found[Precision.read(name, "a precision", InvalidValueError)] = reasons[place]
     return found
 
 
 def _layer(value: Any) -> Layer:
-    return Layer(*tuple_of(text, text)(value))
+    return Layer(*tuple_of(string, string)(value))
 
 
 def _tensor(value: Any) -> QuantizedTensor:
@@ -156,45 +157,42 @@ def _machine(value: Any) -> Machine:
     return Machine(**_MACHINE(value))
 
 
-_NAMES = list_of(text)
-_OP_KINDS: Mapping[str, Kind[Any]] = {
-    "name": text,
-    "type": text,
-    "inputs": _NAMES,
-    "fusion_group": text,
-    **dict.fromkeys(("quantize_agnostic", "writes_int8", "joins_int8"), truth),
-    "weights": count,
-    "layers": list_of(_layer),
-    "runs in": list_of(word(Precision)),
-    "emulated": list_of(word(Precision)),
-    "why not": mapping_of(count),
-}
+_NAMES = list_of(string)
 _OP_FIELDS = tuple(Op.__dataclass_fields__)
-_OP = fields(_OP_KINDS, [key for key in _OP_KINDS if key not in ("name", "type", "runs in")])
-_TENSOR = fields(
-    {"name": text, **dict.fromkeys(("producers", "consumers", "keepers"), _NAMES)}, ("keepers",)
-)
-_SETTING = fields({"value": text, "origin": text}, ("origin",))
-_MACHINE = fields(
+_OP = record(
+    {"name": string, "type": string, "runs in": list_of(enum_of(Precision))},
     {
-        "name": text,
-        "cores": count,
+        "inputs": _NAMES,
+        "fusion_group": string,
+        **dict.fromkeys(("quantize_agnostic", "writes_int8", "joins_int8"), boolean),
+        "weights": non_negative_integer,
+        "layers": list_of(_layer),
+        "emulated": list_of(enum_of(Precision)),
+        "why not": mapping_of(non_negative_integer),
+    },
+)
+_TENSOR = record({"name": string, "producers": _NAMES, "consumers": _NAMES}, {"keepers": _NAMES})
+_SETTING = record({"value": string}, {"origin": string})
+_MACHINE = record(
+    {
+        "name": string,
+        "cores": non_negative_integer,
         "flags": _NAMES,
-        "supports": mapping_of(tuple_of(text, text)),
-        "system": text,
+        "supports": mapping_of(tuple_of(string, string)),
+        "system": string,
     }
 )
-_SETUP = fields(
+_SETUP = record(
     {
-        **dict.fromkeys(("started", "model", "framework"), text),
-        "batch_size": count,
+        **dict.fromkeys(("started", "model", "framework"), string),
+        "batch_size": non_negative_integer,
         **dict.fromkeys(("inputs", "outputs", "reasons", "decided"), _NAMES),
         "ops": list_of(_OP),
         "tensors": list_of(_tensor),
-        "fan_in": mapping_of(count),
+        "fan_in": mapping_of(non_negative_integer),
         "settings": mapping_of(_setting),
         "machine": _machine,
-        "versions": mapping_of(text),
+        "versions": mapping_of(string),
     }
 )
 
@@ -228,7 +226,7 @@ def _predicted(value: Any) -> dict[int, float]:
     found = mapping_of(number)(value)
     wrong = next((key for key in found if not (key.isdecimal() and len(key) < 10)), None)
     if wrong is not None:
-        raise unfit("the number of a trial", wrong)
+        raise invalid("the number of a trial", wrong)
     return {int(key): share for key, share in found.items()}
 
 
@@ -236,18 +234,20 @@ def _conversion(value: Any) -> Conversion:
     return Conversion(**_CONVERSION(value))
 
 
-_CONVERSION = fields({"source": text, "readers": _NAMES, "kind": text, "seconds": optional(amount)})
-_ENDING = fields(
+_CONVERSION = record(
+    {"source": string, "readers": _NAMES, "kind": string, "seconds": optional(non_negative_float)}
+)
+_ENDING = record(
     {
-        "ended": text,
-        "met": optional(truth),
+        "ended": string,
+        "met": optional(boolean),
         "plan": plan_of,
         "report": Report.from_dict,
-        "chosen": optional(count),
+        "chosen": optional(non_negative_integer),
         "finalists": list_of(Trial.from_dict),
         "predicted": _predicted,
-        "baseline_times": mapping_of(amount),
-        "result_times": mapping_of(amount),
+        "baseline_times": mapping_of(non_negative_float),
+        "result_times": mapping_of(non_negative_float),
         "conversions": list_of(_conversion),
     }
 )
@@ -285,27 +285,26 @@ def _record(data: Any) -> RunRecord:
 
 
 #: FP32 on the user's data, as `RunRecord.baseline` and a history have it.
-BASELINE_FIGURES = fields(
+BASELINE_FIGURES = record(
+    {"accuracy": checked(finite)},
     {
-        "accuracy": checked(finite),
-        "seconds": amount,
-        "cpu_seconds": amount,
+        "seconds": non_negative_float,
+        "cpu_seconds": non_negative_float,
         "target": optional(checked(finite)),
         "metrics": mapping_of(number),
-        "every": truth,
+        "every": boolean,
     },
-    ("seconds", "cpu_seconds", "target", "metrics", "every"),
 )
-_RECORD = fields(
+_RECORD = record(
     {
         "setup": setup_from_dict,
-        "name": text,
+        "name": string,
         "baseline": optional(BASELINE_FIGURES),
         "observations": Observations.from_dict,
         "trials": list_of(Trial.from_dict),
         "times": Times.from_dict,
         "arriving": mapping_of(mapping_of(number)),
-        "values": mapping_of(amount),
+        "values": mapping_of(non_negative_float),
         "ending": optional(ending_from_dict),
     }
 )

@@ -14,7 +14,7 @@ from neural_mp.io.readers import of_json
 from neural_mp.runs.fingerprint import differences
 from neural_mp.runs.lease import RunClaim
 from neural_mp.runs.run_table import create_run_table, run_rows
-from neural_mp.util.validators import mapping_of, text
+from neural_mp.util.validators import mapping_of, string
 
 if TYPE_CHECKING:
     import optuna
@@ -152,7 +152,7 @@ def runs_about(
         model: what stands for the model in their names; any by default.
     """
     rows = [
-        (_read(name), of_json(about, mapping_of(text), f"{name}: fingerprint", HistoryError))
+        (_read(name), of_json(about, mapping_of(string), f"{name}: fingerprint", HistoryError))
         for name, about in run_rows(storage.engine, f"{model}/" if model else "")
     ]
     return [(name, about) for name, about in rows if name is not None]

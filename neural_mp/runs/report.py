@@ -15,18 +15,17 @@ from neural_mp.space import Reason, TuningSpace
 from neural_mp.util.display import Displayed, displays
 from neural_mp.util.text import counted
 from neural_mp.util.validators import (
-    Kind,
-    amount,
+    boolean,
     checked,
-    count,
-    fields,
     finite,
     list_of,
     mapping_of,
+    non_negative_float,
+    non_negative_integer,
     number,
     optional,
-    text,
-    truth,
+    record,
+    string,
 )
 
 if TYPE_CHECKING:
@@ -187,33 +186,32 @@ def _rejected(value: Any) -> Trial:
 
 #: As it was written, whole numbers too.
 _finite = checked(finite)
-_METRIC = fields(
-    {
-        "baseline": number,
-        "value": number,
-        "target": optional(number),
-        "higher_is_better": truth,
-    },
-    ("target", "higher_is_better"),
+_METRIC = record(
+    {"baseline": number, "value": number},
+    {"target": optional(number), "higher_is_better": boolean},
 )
-_KINDS: Mapping[str, Kind[Any]] = {
-    "metric": text,
-    "higher_is_better": truth,
-    **dict.fromkeys(("baseline_accuracy", "accuracy", "target"), optional(_finite)),
-    "decibels": optional(number),
-    "metrics": mapping_of(_metric),
-    **dict.fromkeys(("baseline_latency", "latency"), optional(amount)),
-    **dict.fromkeys(("speedup_low", "speedup_high"), optional(number)),
-    **dict.fromkeys(("batch_size", "baseline_size", "size", "evaluations"), count),
-    **dict.fromkeys(("baseline_footprint", "footprint"), optional(count)),
-    "seconds": mapping_of(amount),
-    "op_counts": mapping_of(mapping_of(count)),
-    "conversions": ConversionCounts.from_dict,
-    "best_rejected": optional(_rejected),
-    **dict.fromkeys(("emulated", "amp", "warnings", "reused"), list_of(text)),
-    "barred": list_of(Reason.from_dict),
-}
-_REPORT = fields(_KINDS, tuple(_KINDS))
+_REPORT = record(
+    {},
+    {
+        "metric": string,
+        "higher_is_better": boolean,
+        **dict.fromkeys(("baseline_accuracy", "accuracy", "target"), optional(_finite)),
+        "decibels": optional(number),
+        "metrics": mapping_of(_metric),
+        **dict.fromkeys(("baseline_latency", "latency"), optional(non_negative_float)),
+        **dict.fromkeys(("speedup_low", "speedup_high"), optional(number)),
+        **dict.fromkeys(
+            ("batch_size", "baseline_size", "size", "evaluations"), non_negative_integer
+        ),
+        **dict.fromkeys(("baseline_footprint", "footprint"), optional(non_negative_integer)),
+        "seconds": mapping_of(non_negative_float),
+        "op_counts": mapping_of(mapping_of(non_negative_integer)),
+        "conversions": ConversionCounts.from_dict,
+        "best_rejected": optional(_rejected),
+        **dict.fromkeys(("emulated", "amp", "warnings", "reused"), list_of(string)),
+        "barred": list_of(Reason.from_dict),
+    },
+)
 
 
 def emulated_precisions(space: TuningSpace, precisions: Mapping[str, Precision]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from neural_mp.io.readers import of_json, reading
 from neural_mp.runs.record import TIMES, VALUES, Measured, RunRecord, arriving_in
 from neural_mp.runs.record_schema import BASELINE_FIGURES, ending_from_dict, setup_from_dict
 from neural_mp.util.optuna_logging import quiet_optuna
-from neural_mp.util.validators import Kind, amount, at, mapping_of
+from neural_mp.util.validators import Validator, mapping_of, non_negative_float, validate_at
 
 if TYPE_CHECKING:
     import optuna
@@ -147,9 +147,9 @@ def record_of(book: RunBook) -> RunRecord:
         )
     with reading(book.name, HistoryError):
         measured = Measured(
-            at(TIMES, Times.from_dict, notes[TIMES]) if notes.get(TIMES) else Times(),
+            validate_at(TIMES, Times.from_dict, notes[TIMES]) if notes.get(TIMES) else Times(),
             arriving_in(notes),
-            at(VALUES, mapping_of(amount), notes.get(VALUES) or {}),
+            validate_at(VALUES, mapping_of(non_negative_float), notes.get(VALUES) or {}),
         )
     return RunRecord(
         setup,
@@ -173,7 +173,7 @@ def baseline_of(book: RunBook) -> dict[str, Any] | None:
         return None if found is None else BASELINE_FIGURES(found)
 
 
-def kept(book: RunBook, key: str, kind: Kind[T]) -> T | None:
+def kept(book: RunBook, key: str, kind: Validator[T]) -> T | None:
     """What is kept of a run under a key, packed; None where nothing is.
 
     Raises:

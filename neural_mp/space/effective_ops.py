@@ -10,7 +10,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.space.resolution import ResolvedPlan
 from neural_mp.space.space import TuningSpace
-from neural_mp.util.validators import fields, text, truth, word
+from neural_mp.util.validators import boolean, enum_of, record, string
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,15 @@ class PlannedOp:
         return cls(**_PLANNED(data))
 
 
-_PLANNED = fields(
+_PLANNED = record(
+    {"type": string, "precision": enum_of(Precision)},
     {
-        "type": text,
-        "precision": word(Precision),
-        "approach": word(Approach),
-        "along": text,
-        "or_behind": truth,
-        "moves": truth,
-        "source": word(Precision),
+        "approach": enum_of(Approach),
+        "along": string,
+        "or_behind": boolean,
+        "moves": boolean,
+        "source": enum_of(Precision),
     },
-    ("approach", "along", "or_behind", "moves", "source"),
 )
 
 

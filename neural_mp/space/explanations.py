@@ -14,7 +14,7 @@ from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizationFlow
 from neural_mp.space.capability import Capability
 from neural_mp.space.space import TuningSpace
-from neural_mp.util.validators import count, fields, mapping_of, text, word
+from neural_mp.util.validators import enum_of, mapping_of, non_negative_integer, record, string
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,9 @@ class Reason:
         return cls(said["precision"], said["reason"], said["types"])
 
 
-_REASON = fields({"precision": word(Precision), "reason": text, "types": mapping_of(count)})
+_REASON = record(
+    {"precision": enum_of(Precision), "reason": string, "types": mapping_of(non_negative_integer)}
+)
 
 
 def counted_reasons(

@@ -20,7 +20,7 @@ from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.metric_values import is_usable
 from neural_mp.util.digest import Witness
-from neural_mp.util.validators import checked, fields
+from neural_mp.util.validators import checked, record
 
 #: How many ops that calibration did not come to are named.
 _MOST_NAMED = 3
@@ -35,7 +35,7 @@ def _earlier(value: object) -> tuple[dict[str, Any], dict[str, Any]]:
     return found["baseline"], found["running"]
 
 
-_KEPT = fields({"baseline": BASELINE_FIGURES, "running": checked(RunningValues.from_dict)})
+_KEPT = record({"baseline": BASELINE_FIGURES, "running": checked(RunningValues.from_dict)})
 
 
 @dataclass(frozen=True)

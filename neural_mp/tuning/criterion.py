@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neural_mp.errors import ConfigurationError
-from neural_mp.util.argument_checks import MOST_SECONDS, brief, check_count
+from neural_mp.util.validators import MOST_SECONDS, integer_between, preview, validate_option
 
 #: A relative tolerance from here on is a percentage that was written as a share.
 _TOO_LARGE_A_SHARE = 0.5
@@ -44,7 +44,7 @@ class AccuracyCriterion:
     def __post_init__(self) -> None:
         if not isinstance(self.tolerance, int | float) or not abs(self.tolerance) < _LARGEST:
             raise ConfigurationError(
-                f"accuracy_criterion: the tolerance must be a number, got {brief(self.tolerance)}"
+                f"accuracy_criterion: the tolerance must be a number, got {preview(self.tolerance)}"
             )
         for name, kind in (("relative", bool), ("higher_is_better", bool | None)):
             if not isinstance(getattr(self, name), kind):
@@ -122,17 +122,17 @@ class ExitPolicy:
         ):
             value = getattr(self, name)
             if not isinstance(value, kind) or value != value:
-                raise ConfigurationError(f"exit_policy: {name} cannot be {brief(value)}")
+                raise ConfigurationError(f"exit_policy: {name} cannot be {preview(value)}")
         if self.timeout < 0:
             raise ConfigurationError(
-                f"exit_policy: timeout cannot be negative, got {brief(self.timeout)}"
+                f"exit_policy: timeout cannot be negative, got {preview(self.timeout)}"
             )
         if self.timeout > MOST_SECONDS:
             raise ConfigurationError(
                 f"exit_policy: timeout can be {MOST_SECONDS} seconds at most, and 0 sets no limit; "
-                f"got {brief(self.timeout)}"
+                f"got {preview(self.timeout)}"
             )
-        check_count("exit_policy: max_trials", self.max_trials)
+        validate_option("exit_policy: max_trials", integer_between(1), self.max_trials)
 
 
 def check_min_speedup(value: Any) -> None:
@@ -144,6 +144,6 @@ def check_min_speedup(value: Any) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 1 <= value <= _MAX_SPEEDUP:
         raise ConfigurationError(
-            f"min_speedup must be a ratio from 1 to {_MAX_SPEEDUP:g}, got {brief(value)}; "
+            f"min_speedup must be a ratio from 1 to {_MAX_SPEEDUP:g}, got {preview(value)}; "
             f"write 1.03 for plans that are at least 3 % faster than FP32"
         )

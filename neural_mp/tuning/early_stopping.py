@@ -35,7 +35,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neural_mp.tuning.criterion import AccuracyCriterion
-from neural_mp.util.validators import count, fields, finite, list_of, optional, unfit
+from neural_mp.util.validators import (
+    finite,
+    invalid,
+    list_of,
+    non_negative_integer,
+    optional,
+    record,
+)
 
 Array = NDArray[np.float64]
 
@@ -99,11 +106,11 @@ class RunningValues:
         said = _RUNNING(data)
         values = tuple(math.nan if value is None else value for value in said["values"])
         if len(values) != len(said["samples"]):
-            raise unfit(f"{len(values)} sample counts, as there are values", said["samples"])
+            raise invalid(f"{len(values)} sample counts, as there are values", said["samples"])
         return cls(values, said["samples"])
 
 
-_RUNNING = fields({"values": list_of(optional(finite)), "samples": list_of(count)})
+_RUNNING = record({"values": list_of(optional(finite)), "samples": list_of(non_negative_integer)})
 
 
 def is_lost(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,15 @@ from neural_mp.io.readers import read_json
 from neural_mp.runs.report import Report
 from neural_mp.util.string_enum import Word
 from neural_mp.util.validators import (
-    Kind,
-    amount,
-    count,
-    fields,
+    boolean,
+    enum_of,
+    integer,
+    non_negative_float,
+    non_negative_integer,
     number,
     optional,
-    text,
-    truth,
-    whole,
-    word,
+    record,
+    string,
 )
 
 #: The file in the folder of a job that keeps what came of it.
@@ -139,19 +137,18 @@ def _outcome(value: object) -> JobOutcome:
     return JobOutcome(**_OUTCOME(value))
 
 
-_NEEDED = ("name", "file", "digest", "status")
-_KINDS: Mapping[str, Kind[Any]] = {
-    **dict.fromkeys(("name", "file", "digest"), text),
-    "status": word(JobStatus),
-    **dict.fromkeys(("reason", "run", "framework"), text),
-    "exit_code": optional(whole),
-    "seconds": amount,
-    "known": truth,
-    **dict.fromkeys(("accuracy", "baseline_accuracy", "target"), optional(number)),
-    **dict.fromkeys(("latency", "baseline_latency"), optional(amount)),
-    **dict.fromkeys(("size", "baseline_size", "evaluations"), count),
-}
-_OUTCOME = fields(_KINDS, [name for name in _KINDS if name not in _NEEDED])
+_OUTCOME = record(
+    {"name": string, "file": string, "digest": string, "status": enum_of(JobStatus)},
+    {
+        **dict.fromkeys(("reason", "run", "framework"), string),
+        "exit_code": optional(integer),
+        "seconds": non_negative_float,
+        "known": boolean,
+        **dict.fromkeys(("accuracy", "baseline_accuracy", "target"), optional(number)),
+        **dict.fromkeys(("latency", "baseline_latency"), optional(non_negative_float)),
+        **dict.fromkeys(("size", "baseline_size", "evaluations"), non_negative_integer),
+    },
+)
 
 
 #: The saved result, the workspace unless the tuning file names one, and what was printed.

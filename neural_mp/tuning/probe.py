@@ -29,7 +29,15 @@ from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.op_timing import timed, times_of, updated
 from neural_mp.tuning.sqnr import USELESS, relative_noise
 from neural_mp.util.digest import digest_of
-from neural_mp.util.validators import Kind, checked, list_of, mapping_of, number, optional, text
+from neural_mp.util.validators import (
+    Validator,
+    checked,
+    list_of,
+    mapping_of,
+    number,
+    optional,
+    string,
+)
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -106,7 +114,7 @@ class MeasuringProbe(Probe):
         if Objective.PERFORMANCE not in self.job.objectives:
             return Times()
         stored = self._kept(TIMES, optional(checked(Times.from_dict)), self._times)
-        known, words = self.run_cache.get(_UNTIMED, text)
+        known, words = self.run_cache.get(_UNTIMED, string)
         if not known or words is None:
             words = self.untimed or ("" if stored else "no time is left for it")
             self.run_cache.put(_UNTIMED, words)
@@ -227,7 +235,7 @@ class MeasuringProbe(Probe):
         return model
 
     def _kept(
-        self, key: str, kind: Kind[T], measure: Callable[[], Any], plans: int = 1
+        self, key: str, kind: Validator[T], measure: Callable[[], Any], plans: int = 1
     ) -> T | None:
         """What is known from before, or is measured now if there is time for so many plans."""
         known, recalled = self._recalled(key, kind)
@@ -244,7 +252,7 @@ class MeasuringProbe(Probe):
         self.run_cache.put(key, value)
         return kind(value)
 
-    def _recalled(self, key: str, kind: Kind[T]) -> tuple[bool, T | None]:
+    def _recalled(self, key: str, kind: Validator[T]) -> tuple[bool, T | None]:
         """Whether this run or an earlier one has looked at something, and what it found."""
         looked, value = self.run_cache.get(key, kind)
         if not looked:

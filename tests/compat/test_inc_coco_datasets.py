@@ -158,8 +158,8 @@ def test_a_file_that_holds_no_annotations_is_said(content, message, coco):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("file_name", "x" * 5000, "file_name is longer than a path can be"),
-        ("file_name", "\ud800", "file_name is no path"),
+        ("file_name", "x" * 5000, "file_name must be a path of at most 4096 bytes, and 255 for"),
+        ("file_name", "\ud800", "file_name must be a path in Unicode"),
         ("bbox", [1], "a bbox has 4 numbers, found 1"),
         ("bbox", "12345", "a bbox has 4 numbers, found 5"),
     ],

@@ -68,7 +68,7 @@ def test_a_person_can_edit_a_plan():
     ("text", "message"),
     [
         ("ops: {conv: fp33}\nneural_mp_plan: 1", "ops.conv: .*'fp33'"),
-        ("ops: {conv: [fp32]}\nneural_mp_plan: 1", "ops.conv: expected a precision.*a list of 1"),
+        ("ops: {conv: [fp32]}\nneural_mp_plan: 1", r"ops.conv: expected a precision.*\['fp32'\]"),
         ("ops: {conv: {precision: int8, wieght: x}}\nneural_mp_plan: 1", "unknown key 'wieght'"),
         (
             "ops: {conv: {precision: int8, weight: int8 big}}\nneural_mp_plan: 1",

@@ -154,7 +154,8 @@ def test_path_and_inputs_are_one_or_the_other(options):
 
 
 def test_start_must_be_a_whole_number(digits_npz):
-    with pytest.raises(ConfigurationError, match=r"numpy: start must be a whole number, got 1\.5"):
+    words = r"numpy: start must be a whole number from -4294967295 to 4294967295, got 1\.5"
+    with pytest.raises(ConfigurationError, match=words):
         build_dataset({"numpy": {"path": str(digits_npz), "start": 1.5}})
 
 
@@ -340,9 +341,9 @@ def test_dummy_ends():
         ({"shape": [0]}, "each of dummy: shape must be a whole number from 1"),
         ({"size": 0}, "size must be a whole number from 1"),
         ({"size": True}, "size must be a whole number"),
-        ({"low": "a"}, "low must be a number"),
+        ({"low": "a"}, "low must be a finite number"),
         ({"low": 2}, r"low \(2.0\) must be below high \(1.0\)"),
-        ({"dtype": "flaot32"}, "dtype must name a numpy dtype"),
+        ({"dtype": "flaot32"}, "dtype must be the name of a numpy dtype"),
         ({"dtype": "uint8", "low": -1}, "uint8 does not hold"),
         ({"dtype": "int8", "low": 0.5, "high": 2}, "low and high must be whole numbers"),
         ({"label": [3, 3]}, "low below high"),

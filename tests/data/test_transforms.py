@@ -109,7 +109,7 @@ def test_transforms_can_be_sent_to_another_process():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"Rescale": {"scale": "x"}}, "Rescale: scale must be a number, got 'x'"),
+        ({"Rescale": {"scale": "x"}}, "Rescale: scale must be a finite number, got 'x'"),
         (
             {"Rescale": {"scael": 1}},
             "transform 'Rescale' has no option 'scael'; did you mean 'scale'",
@@ -117,14 +117,14 @@ def test_transforms_can_be_sent_to_another_process():
         ({"Normalize": {"mean": 1}}, "transform 'Normalize' needs the option 'std'"),
         ({"Normalize": {"mean": 1, "std": 0}}, "std must be above 0"),
         ({"Normalize": {"mean": [1, 2], "std": [1, 2, 3]}}, "mean has 2 channels and std 3"),
-        ({"Normalize": {"mean": [], "std": 1}}, "mean must be a number"),
+        ({"Normalize": {"mean": [], "std": 1}}, "mean must be a finite number"),
         ({"Normalize": {"mean": 1, "std": 1, "channels": "frist"}}, "did you mean 'first'"),
         ({"Transpose": {"perm": [0, 0, 1]}}, "perm must hold each of"),
         ({"Transpose": {"perm": "HWC"}}, "perm must be a list of whole numbers"),
         ({"Reshape": {"shape": [-1, -1]}}, "only one size may be -1"),
         ({"Reshape": {"shape": [-2]}}, "whole number from -1"),
-        ({"Cast": {"dtype": "text"}}, "must name a numpy dtype"),
-        ({"Cast": {"dtype": None}}, "must name a numpy dtype"),
+        ({"Cast": {"dtype": "text"}}, "must be the name of a numpy dtype"),
+        ({"Cast": {"dtype": None}}, "must be the name of a numpy dtype"),
         ({"CenterCrop": {"size": [1, 2, 3]}}, r"one number or \[height, width\]"),
         ({"CenterCrop": {"size": 0}}, "whole number from 1"),
         ({"ExpandDims": {"axis": 0.5}}, "axis must be a whole number"),

@@ -330,7 +330,7 @@ def test_batches_of_different_width_are_refused():
         ("topk", {"k": 0}, "topk: k must be a whole number from 1"),
         ("topk", True, "topk: k must be a whole number from 1"),
         ("accuracy", 1, "options of metric 'accuracy' must be written as option: value"),
-        ("accuracy", {"threshold": "x"}, "accuracy: threshold must be a number"),
+        ("accuracy", {"threshold": "x"}, "accuracy: threshold must be a finite number"),
         ("F1", {"average": "marco"}, "did you mean 'macro'"),
         ("loss", {"from_logits": "no"}, "loss: from_logits must be true or false"),
         ("AUC", {"multi_class": "all"}, "multi_class must be 'ovr' or 'ovo', got 'all'"),

@@ -11,16 +11,17 @@ from neural_mp.adaptors.common.op_outputs import OpResult
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.errors import ModelLoadError
 from neural_mp.io.readers import read_json
-from neural_mp.util.validators import Kind, mapping_of, text
+from neural_mp.util.validators import Validator, mapping_of, string
 
 T = TypeVar("T")
 
 #: What the details of a converted graph hold in several frameworks alike.
-CONVERTED: Mapping[str, Kind[Any]] = {
+CONVERTED: Mapping[str, Validator[Any]] = {
     "counts": ConversionCounts.from_dict,
-    "ops": mapping_of(text),
-    "results": mapping_of(OpResult.from_list),
+    "ops": mapping_of(string),
 }
+#: What earlier versions did not write.
+LATER: Mapping[str, Validator[Any]] = {"results": mapping_of(OpResult.from_list)}
 
 
 def write_details(file: Path, details: Mapping[str, Any]) -> None:
@@ -28,7 +29,7 @@ def write_details(file: Path, details: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(details, indent=1), encoding="utf-8")
 
 
-def read_details(file: Path, kind: Kind[T]) -> T:
+def read_details(file: Path, kind: Validator[T]) -> T:
     """The details.
 
     Args:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from neural_mp.adaptors.common.quant_params import Encoding
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.util.pytree import Array
-from neural_mp.util.validators import amount, text, tuple_of, whole
+from neural_mp.util.validators import integer, non_negative_float, string, tuple_of
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,13 @@ class OpResult:
             NeuralMPError: it was not written so.
         """
         bare = isinstance(data, list) and len(data) == len(_BARE)
-        tensor, kind, *stored = tuple_of(*_BARE, *(() if bare else (amount, whole)))(data)
+        tensor, kind, *stored = tuple_of(*_BARE, *(() if bare else (non_negative_float, integer)))(
+            data
+        )
         return cls(tensor, kind, Encoding(*stored) if stored else None)
 
 
-_BARE = (text, text)
+_BARE = (string, string)
 
 
 def op_value(found: Array, encoding: Encoding | None) -> OpValue | None:

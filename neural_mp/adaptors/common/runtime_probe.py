@@ -19,7 +19,7 @@ from importlib import metadata
 from neural_mp.core.hardware import detect
 from neural_mp.io.measurement_cache import machine_cache
 from neural_mp.util.processes import python_command
-from neural_mp.util.validators import list_of, text
+from neural_mp.util.validators import list_of, string
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def facts(module: str, version: str, onednn_limit: str | None = None) -> frozens
     settings = [f"{name}={environment.get(name, '')}" for name in _SETTINGS]
     flags = " ".join(sorted(detect({}).flags))
     cache = machine_cache(version=version, flags=flags, settings=" ".join(settings))
-    _, known = cache.get(module, list_of(text))
+    _, known = cache.get(module, list_of(string))
     if known is not None:
         return frozenset(known)
     found = _run(module, environment)

@@ -16,15 +16,15 @@ from neural_mp.util.labels import without_labels
 from neural_mp.util.pytree import Array, NamedList, Structure, flattened, leaves, packed
 from neural_mp.util.text import counted
 from neural_mp.util.validators import (
-    UnfitError,
-    brief,
-    count,
-    fields,
+    InvalidValueError,
+    invalid,
     list_of,
     mapping_of,
+    non_negative_integer,
     optional,
-    text,
-    unfit,
+    record,
+    short_string,
+    string,
 )
 
 #: Sizes of a tensor, None for those not known before it runs; None where not even the rank is.
@@ -128,7 +128,7 @@ class Signature:
         said = _SIGNATURE(data)
         for position in leaves(said["returns"]):
             if position is not None and position >= len(said["outputs"]):
-                raise unfit(f"the places of {len(said['outputs'])} outputs", position)
+                raise invalid(f"the places of {len(said['outputs'])} outputs", position)
         return cls(**said)
 
     def bind(self, inputs: object) -> dict[str, Array]:
@@ -252,40 +252,41 @@ def shape_of(value: object) -> Shape:
     Raises:
         NeuralMPError: they are none, or an array of them would fill the memory.
     """
-    sizes = optional(list_of(optional(count)))(value)
+    sizes = optional(list_of(optional(non_negative_integer)))(value)
     if math.prod(size or 1 for size in sizes or ()) > MAX_EXAMPLE_ELEMENTS:
-        raise UnfitError(f"expected sizes of at most {MAX_EXAMPLE_ELEMENTS} numbers in all")
+        raise InvalidValueError(f"expected sizes of at most {MAX_EXAMPLE_ELEMENTS} numbers in all")
     return sizes
 
 
 def _dtype(value: object) -> np.dtype[Any]:
-    name = brief(value)
+    name = short_string(value)
     try:
         found = np.dtype(name)
     except (TypeError, ValueError, SyntaxError):
-        raise unfit("the name of an element type, such as float32", value) from None
+        raise invalid("the name of an element type, such as float32", value) from None
     if found.name != name or found.itemsize > MAX_ELEMENT_BYTES:
-        raise unfit("the name of an element type, such as float32", value)
+        raise invalid("the name of an element type, such as float32", value)
     return found
 
 
 def _structure(value: object) -> Structure:
     if isinstance(value, list):
         return list(list_of(_structure)(value))
-    return mapping_of(_structure)(value) if isinstance(value, dict) else optional(count)(value)
+    below = mapping_of(_structure) if isinstance(value, dict) else optional(non_negative_integer)
+    return below(value)
 
 
-_PORT = fields(
+_PORT = record(
     {
-        "name": text,
-        "tensor": text,
+        "name": string,
+        "tensor": string,
         "dtype": optional(_dtype),
         "shape": shape_of,
-        "alias": optional(text),
+        "alias": optional(string),
     }
 )
 _PORTS = list_of(Port.from_dict)
-_SIGNATURE = fields({"inputs": _PORTS, "outputs": _PORTS, "returns": _structure})
+_SIGNATURE = record({"inputs": _PORTS, "outputs": _PORTS, "returns": _structure})
 
 
 def example_for(signature: Signature) -> dict[str, Array]:

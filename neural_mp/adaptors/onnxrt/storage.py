@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf import text_format
 
-from neural_mp.adaptors.common.model_metadata import CONVERTED, read_details, write_details
+from neural_mp.adaptors.common.model_metadata import CONVERTED, LATER, read_details, write_details
 from neural_mp.adaptors.common.signature import Signature, example_for
 from neural_mp.adaptors.onnxrt.external_data import raw_bytes, write_with_weights
 from neural_mp.adaptors.onnxrt.graph_edit import parts_of
@@ -20,7 +20,7 @@ from neural_mp.adaptors.onnxrt.loading import program_of, read_file
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
 from neural_mp.adaptors.onnxrt.sessions import MESSAGE_LIMIT, PLAIN, Runner, bytes_of
 from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
-from neural_mp.util.validators import count, fields, truth
+from neural_mp.util.validators import boolean, non_negative_integer, record
 
 MODEL_FILE, DETAILS_FILE = "model.onnx", "neural_mp_onnx.json"
 
@@ -71,14 +71,7 @@ def _details(value: object) -> tuple[Signature, dict[str, Any]]:
     return Signature.from_dict(value), _DETAILS(value)
 
 
-_DETAILS = fields(
-    {
-        **CONVERTED,
-        "opset": count,
-        "converted": truth,
-    },
-    ("results",),  # which earlier versions did not write
-)
+_DETAILS = record({**CONVERTED, "opset": non_negative_integer, "converted": boolean}, LATER)
 
 
 def save_file(model: OnnxModel, path: Path, metadata: Mapping[str, str]) -> None:

@@ -20,7 +20,14 @@ from torch.utils._sympy.numbers import IntInfinity
 from neural_mp.adaptors.pytorch.versions import is_being_traced
 from neural_mp.errors import DataError
 from neural_mp.util.text import counted
-from neural_mp.util.validators import count, list_of, optional, text, truth, tuple_of
+from neural_mp.util.validators import (
+    boolean,
+    list_of,
+    non_negative_integer,
+    optional,
+    string,
+    tuple_of,
+)
 
 #: Key of `GraphModule.meta` under which the sizes are kept.
 SIZES = "neural_mp_sizes"
@@ -182,8 +189,8 @@ def from_plain(data: object) -> Sizes:
 def _axis_of(value: object) -> Axis:
     if isinstance(value, list) and len(value) == len(_EARLIER):
         return Axis(*tuple_of(*_EARLIER)(value))
-    return Axis(*tuple_of(*_EARLIER, truth)(value))
+    return Axis(*tuple_of(*_EARLIER, boolean)(value))
 
 
 #: What earlier versions wrote of an axis, before they told whether it is of an exported program.
-_EARLIER = (text, count, optional(count))
+_EARLIER = (string, non_negative_integer, optional(non_negative_integer))

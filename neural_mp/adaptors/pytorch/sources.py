@@ -17,7 +17,7 @@ from neural_mp.adaptors.pytorch.pt2.safe_unpickler import read_plain
 from neural_mp.errors import MissingFrameworkError, ModelLoadError, in_one_line
 from neural_mp.io.limits import MAX_DEPTH
 from neural_mp.io.readers import read_json
-from neural_mp.util.validators import anything, shown
+from neural_mp.util.validators import anything, preview
 
 #: What a folder of `transformers` says its model is made of.
 CONFIG = "config.json"
@@ -72,7 +72,7 @@ def _class(transformers: ModuleType, config: dict[str, Any]) -> Any:
     if found is None:
         return transformers.AutoModel
     if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
-        raise ValueError(f"{CONFIG} names {shown(named[0])}, which is no class of models")
+        raise ValueError(f"{CONFIG} names {preview(named[0])}, which is no class of models")
     return found
 
 
@@ -84,14 +84,14 @@ def _faults(folder: Path, config: Any) -> Iterator[str]:
         yield f"{CONFIG} describes a quantized model; give the one it was made from"
     for key, value in _items(config, 0):
         if key.endswith(_NAMES_KERNEL) and isinstance(value, str) and "/" in value:
-            yield f"{CONFIG} asks for the kernel {shown(value)}, which would be fetched and run"
+            yield f"{CONFIG} asks for the kernel {preview(value)}, which would be fetched and run"
     for name in ("adapter_config.json", "custom_generate"):
         if (folder / name).exists():
             yield f"it holds {name}, which leads to another model or to code; give the module"
     for index in folder.glob("*.index.json"):
         for file in read_json(index, anything, ModelLoadError)["weight_map"].values():
             if not isinstance(file, str) or Path(file).name != file:
-                yield f"{index.name} leads out of the folder, to {shown(file)}"
+                yield f"{index.name} leads out of the folder, to {preview(file)}"
     for weights in folder.glob("*.bin"):
         # The reader of torch 2.6 takes sizes from the pickle, whatever the file holds.
         if zipfile.is_zipfile(weights):

@@ -27,7 +27,7 @@ from neural_mp.adaptors.pytorch.named_outputs import with_named_outputs, with_pl
 from neural_mp.adaptors.pytorch.pt2.archive import read_program
 from neural_mp.adaptors.pytorch.versions import unguarded_module
 from neural_mp.errors import ConversionError, ModelLoadError, NeuralMPError, in_one_line
-from neural_mp.util.validators import fields, list_of, mapping_of, text, truth, unfit
+from neural_mp.util.validators import boolean, invalid, list_of, mapping_of, record, string
 
 logger = logging.getLogger(__name__)
 
@@ -129,22 +129,21 @@ def restore(folder: Path) -> TorchModel:
 
 
 def _dtype(value: object) -> torch.dtype:
-    found = getattr(torch, text(value), None)
+    found = getattr(torch, string(value), None)
     if not isinstance(found, torch.dtype):
-        raise unfit("the name of a torch.dtype", value)
+        raise invalid("the name of a torch.dtype", value)
     return found
 
 
-_DETAILS = fields(
+_DETAILS = record(
     {
-        "ops": mapping_of(text),
-        "inputs": list_of(text),
-        "parameters": list_of(text),
-        "named_outputs": truth,
+        "ops": mapping_of(string),
+        "inputs": list_of(string),
         "sizes": from_plain,
         "dtype": _dtype,
     },
-    ("parameters", "named_outputs"),  # which earlier versions did not write
+    # Earlier versions did not write these.
+    {"parameters": list_of(string), "named_outputs": boolean},
 )
 
 

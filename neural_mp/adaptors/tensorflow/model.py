@@ -27,7 +27,7 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     without,
 )
 from neural_mp.core.graph import Layer
-from neural_mp.util.validators import fields, list_of, text
+from neural_mp.util.validators import list_of, record, string
 
 #: The signature that TensorFlow Serving calls unless told otherwise.
 DEFAULT_KEY = "serving_default"
@@ -57,7 +57,7 @@ class ServedSignature(Signature):
         return replace(super().from_dict(data), **_KEYS(data))
 
 
-_KEYS = fields({"keys": list_of(text)})
+_KEYS = record({"keys": list_of(string)})
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError, EncodeError
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
-from neural_mp.adaptors.common.model_metadata import CONVERTED, read_details, write_details
+from neural_mp.adaptors.common.model_metadata import CONVERTED, LATER, read_details, write_details
 from neural_mp.adaptors.common.signature import Port, Shape, example_for, shape_of
 from neural_mp.adaptors.tensorflow import graph_files
 from neural_mp.adaptors.tensorflow.checks.graphs import check_graph
@@ -19,7 +19,7 @@ from neural_mp.adaptors.tensorflow.model import ServedSignature, TensorFlowModel
 from neural_mp.adaptors.tensorflow.runtime import imported
 from neural_mp.adaptors.tensorflow.tensor_graph import TensorGraph, indexed, without_large
 from neural_mp.errors import ConversionError, ModelLoadError
-from neural_mp.util.validators import fields, mapping_of, shown, text
+from neural_mp.util.validators import mapping_of, preview, record, string
 
 MODEL_FILE = "saved_model.pb"
 DETAILS_FILE = "details.json"
@@ -122,20 +122,15 @@ def _check_ports(signature: ServedSignature, graph: tf.Graph, file: Path) -> Non
         except (KeyError, ValueError, TypeError):
             fits = False
         if not fits:
-            raise ModelLoadError(f"{str(file)!r}: the graph has no tensor {shown(str(port))}")
+            raise ModelLoadError(f"{str(file)!r}: the graph has no tensor {preview(str(port))}")
 
 
 def _details(value: object) -> tuple[ServedSignature, dict[str, Any]]:
     return ServedSignature.from_dict(value), _DETAILS(value)
 
 
-_DETAILS = fields(
-    {
-        **CONVERTED,
-        "example": mapping_of(shape_of),
-        "written": mapping_of(text),
-    },
-    ("results", "written"),  # which earlier versions did not write
+_DETAILS = record(
+    {**CONVERTED, "example": mapping_of(shape_of)}, {**LATER, "written": mapping_of(string)}
 )
 
 

@@ -33,8 +33,8 @@ from neural_mp.reporting.page.trials_section import (
 from neural_mp.reporting.tables import before_and_after
 from neural_mp.runs.record import RunRecord
 from neural_mp.runs.report import Report
-from neural_mp.util.argument_checks import path_of
 from neural_mp.util.html import Child, Element, element, markup, notebook_table, raw
+from neural_mp.util.validators import file_path, validate_option
 
 _SCRIPTS = ("map.js", "table.js", "page.js")
 
@@ -69,7 +69,7 @@ def write_page(path: str | Path, page: str) -> None:
     Raises:
         NeuralMPError: it cannot be written.
     """
-    target = path_of("the file of the page", path)
+    target = validate_option("the file of the page", file_path, path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(page, encoding="utf-8", newline="\n")

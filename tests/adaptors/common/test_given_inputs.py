@@ -9,7 +9,7 @@ from neural_mp.adaptors.common.naming import unused
 from neural_mp.adaptors.common.signature import Port, Signature, in_parts
 from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError, DataError, ModelLoadError, NeuralMPError
-from neural_mp.util.validators import fields, mapping_of, text
+from neural_mp.util.validators import mapping_of, record, string
 
 FLOAT = np.dtype(np.float32)
 
@@ -98,7 +98,7 @@ def test_free_names_are_numbered():
 def test_details_are_read_as_they_were_written(tmp_path):
     file = tmp_path / "details.json"
     write_details(file, {"signature": PAIR.to_dict(), "ops": {"a": "b"}})
-    kind = fields({"signature": Signature.from_dict, "ops": mapping_of(text)})
+    kind = record({"signature": Signature.from_dict, "ops": mapping_of(string)})
     assert read_details(file, kind) == {"signature": PAIR, "ops": {"a": "b"}}
 
 

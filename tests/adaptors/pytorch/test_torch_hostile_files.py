@@ -16,11 +16,13 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch.pt2.archive import read_program
 from neural_mp.adaptors.pytorch.pt2.op_allowlist import checked_target
+from neural_mp.adaptors.pytorch.pt2.program_json import checked_payloads
 from neural_mp.adaptors.pytorch.pt2.pytree_specs import checked_tree
 from neural_mp.adaptors.pytorch.pt2.safe_unpickler import read_plain
 from neural_mp.adaptors.pytorch.pt2.size_expressions import rendered
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.errors import ModelLoadError
+from neural_mp.util.validators import InvalidValueError, located
 
 
 class Sizes(nn.Module):
@@ -351,3 +353,16 @@ def test_a_class_of_transformers_is_a_class_of_models(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps({**text, "architectures": ["pipeline"]}))
     with pytest.raises(ModelLoadError, match="'pipeline', which is no class of models"):
         adaptor_for(str(tmp_path)).load(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [("gpu", "one of cpu, .*, found 'gpu'"), ([], r"one of cpu, .*, found \[\]")],
+)
+def test_an_error_in_a_program_names_the_way_to_the_value(device, expected):
+    meta = dict.fromkeys(("dtype", "layout"), 1) | {"sizes": [], "strides": []}
+    meta |= {"requires_grad": False, "storage_offset": {"as_int": 0}, "device": {"type": device}}
+    where = {"path_name": "weight_0", "is_param": True, "use_pickle": False, "tensor_meta": meta}
+    with pytest.raises(InvalidValueError, match=expected) as caught:
+        checked_payloads(json.dumps({"config": {"a": where}}).encode())
+    assert located(caught.value).startswith("config.a.tensor_meta.device.type: expected")

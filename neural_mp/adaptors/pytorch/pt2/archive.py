@@ -24,6 +24,7 @@ from neural_mp.adaptors.pytorch.pt2.safe_unpickler import read_plain
 from neural_mp.adaptors.pytorch.pt2.tensors import placed, read_values, view_of, viewed
 from neural_mp.errors import ModelLoadError
 from neural_mp.io.zip_archive import checked_archive
+from neural_mp.util.validators import InvalidValueError, located
 
 #: What `torch.export.save` calls a program that has no name of its own.
 _MODEL = "model"
@@ -67,9 +68,10 @@ def read_program(path: Path) -> ExportedProgram:
     with checked_archive(path) as archive:
         try:
             artifact = SerializedArtifact(*_parts(archive))
-        except ValueError as error:
+        except (ValueError, InvalidValueError) as error:
             raise ModelLoadError(
-                f"{str(path)!r} is no program that torch.export.save wrote, or is damaged: {error}"
+                f"{str(path)!r} is no program that torch.export.save wrote, or is damaged: "
+                f"{located(error)}"
             ) from error
     return deserialize(artifact)
 

@@ -25,7 +25,7 @@ from torch import nn
 from neural_mp.adaptors.pytorch.pt2.tensors import View, placed, read_values, viewed
 from neural_mp.io.limits import MAX_DEPTH, MAX_PICKLE_NODES
 from neural_mp.io.zip_archive import checked_archive
-from neural_mp.util.validators import shown
+from neural_mp.util.validators import preview
 
 #: The steps that make values of a pickle, as `torch.save` writes them.
 _STEPS = (
@@ -190,14 +190,14 @@ class _Reader(pickle._Unpickler):
             case "torch", _ if name in _DTYPES:
                 return _DTYPES[name]
         raise ValueError(
-            f"it holds a pickled object of {shown(f'{module}.{name}')}; reading it could run code"
+            f"it holds a pickled object of {preview(f'{module}.{name}')}; reading it could run code"
         )
 
     def persistent_load(self, pid: object) -> _Storage:
         match pid:
             case ("storage", _Marker(dtype=dtype), str() as key, str() as location, int()):
                 return _Storage(key, location, dtype)
-        raise ValueError(f"it holds values that are described as {shown(pid)}")
+        raise ValueError(f"it holds values that are described as {preview(pid)}")
 
 
 def _ordered() -> OrderedDict[Any, Any]:
@@ -249,7 +249,7 @@ def _with_attributes(
 
 def _strided(name: object) -> torch.layout:
     if name != "torch.strided":
-        raise ValueError(f"it holds a tensor of the layout {shown(name)}")
+        raise ValueError(f"it holds a tensor of the layout {preview(name)}")
     return torch.strided
 
 
@@ -277,7 +277,7 @@ class _Built:
             return type(value)((key, self.built(item, depth + 1)) for key, item in value.items())
         if type(value) in _PLAIN:
             return value
-        raise ValueError(f"it holds {shown(type(value).__name__)} where tensors are expected")
+        raise ValueError(f"it holds {preview(type(value).__name__)} where tensors are expected")
 
     def _tensor(self, described: _Pickled) -> torch.Tensor:
         match described:
@@ -300,6 +300,6 @@ class _Built:
         if key not in self._values:
             name = f"{self._root}/data/{key}"
             if name not in self._archive.namelist() or not _DEVICE.fullmatch(location):
-                raise ValueError(f"the values of a tensor are missing: {shown(key)}")
+                raise ValueError(f"the values of a tensor are missing: {preview(key)}")
             self._values[key] = placed(read_values(self._archive, name), location)
         return self._values[key]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from neural_mp.io.limits import MAX_EXPANSION_RATIO, RATIO_EXEMPT_ARRAY_BYTES
-from neural_mp.util.validators import shown
+from neural_mp.util.validators import preview
 
 #: Data types by their number in programs that `torch.export.save` wrote.
 _DTYPES = {
@@ -114,7 +114,7 @@ def _int(size: object) -> int:
     match size:
         case {"as_int": int() as number}:
             return number
-    raise ValueError(f"a tensor in the file has the size {shown(size)}")
+    raise ValueError(f"a tensor in the file has the size {preview(size)}")
 
 
 def placed(values: torch.Tensor, device: str) -> torch.Tensor:

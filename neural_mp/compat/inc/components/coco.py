@@ -16,7 +16,7 @@ from neural_mp.data.numpy_files import plain_arrays
 from neural_mp.data.option_checks import existing_file, existing_folder
 from neural_mp.errors import ConfigurationError, DataError
 from neural_mp.io.readers import read_data_json
-from neural_mp.util.argument_checks import path_of
+from neural_mp.util.validators import file_path, validate_option
 
 ANNOTATIONS = "annotations/instances_val2017.json"
 #: Numbers of a box: left, top, width, height.
@@ -71,7 +71,7 @@ def read_annotations(path: Path) -> tuple[list[AnnotatedImage], dict[int, str]]:
 
 def _image(item: Mapping[str, Any], annotations: list[Mapping[str, Any]]) -> AnnotatedImage:
     return AnnotatedImage(
-        name=str(path_of("file_name", item["file_name"])),
+        name=str(validate_option("file_name", file_path, item["file_name"])),
         height=float(item["height"]),
         width=float(item["width"]),
         boxes=tuple(_box(annotation["bbox"]) for annotation in annotations),

@@ -16,7 +16,7 @@ import numpy as np
 from neural_mp.config.source import IgnoredSettingWarning
 from neural_mp.data import DATASETS as OUR_DATASETS
 from neural_mp.data import TRANSFORMS as OUR_TRANSFORMS
-from neural_mp.data.option_checks import finite_number, whole_number
+from neural_mp.data.option_checks import finite_number, whole_numbers
 from neural_mp.data.registry import Registry
 from neural_mp.errors import ConfigurationError, MetricError
 from neural_mp.metrics import METRICS as OUR_METRICS
@@ -57,8 +57,7 @@ def numbers(option: str, value: Any) -> tuple[float, ...]:
 
 def sizes(option: str, value: Any) -> tuple[int, ...]:
     """Whole numbers from 1 on, also written as `"3, 224, 224"`."""
-    given = words(option, value)
-    return tuple(whole_number(f"each of {option}", _number(item), minimum=1) for item in given)
+    return whole_numbers(option, [*map(_number, words(option, value))], minimum=1)
 
 
 def _number(item: Any) -> Any:

@@ -130,7 +130,7 @@ class CropToBoundingBox(ImageTransform):
     target_height: int
     target_width: int
     part: ClassVar[Callable[..., np.ndarray]] = staticmethod(_inside)
-    least_offset: ClassVar[int | None] = 0
+    least_offset: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         for option in ("offset_height", "offset_width", "target_height", "target_width"):

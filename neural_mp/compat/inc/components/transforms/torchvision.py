@@ -32,6 +32,7 @@ from neural_mp.data.option_checks import (
     whole_number,
 )
 from neural_mp.errors import ConfigurationError
+from neural_mp.util.validators import MAX_SEED
 
 PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
 _UNBOUNDED = float("inf")
@@ -142,7 +143,7 @@ class CropToBoundingBox(geometry.CropToBoundingBox):
     """Cut out the part with this upper left corner and this size; 0 outside of the image."""
 
     part: ClassVar[Callable[..., np.ndarray]] = staticmethod(part)
-    least_offset: ClassVar[int | None] = None
+    least_offset: ClassVar[int] = -MAX_SEED
 
 
 @registered(TRANSFORMS, "CenterCrop", "pytorch")

@@ -1,0 +1,71 @@
+"""What a validator refuses is said of a file as of an option, in a line, however large it is."""
+
+import numpy as np
+import pytest
+
+from neural_mp.errors import ConfigurationError, DataError
+from neural_mp.util.validators import (
+    InvalidValueError,
+    boolean,
+    file_path,
+    finite,
+    integer_between,
+    list_of,
+    located,
+    mapping_of,
+    one_of,
+    preview,
+    record,
+    validate_option,
+)
+
+
+@pytest.mark.parametrize(
+    ("validator", "value", "message"),
+    [
+        (boolean, 1, "x must be true or false, got 1"),
+        (integer_between(1, 9), 10, "x must be a whole number from 1 to 9, got 10"),
+        (list_of(finite), [1, "a"], "each of x must be a finite number, got 'a'"),
+        (one_of(("mean", "sum")), "maen", "x must be one of mean, sum, got 'maen'; did you mean"),
+        (file_path, 3, "x must be a path, got 3"),
+    ],
+)
+def test_an_option_is_named_with_what_it_must_be(validator, value, message):
+    with pytest.raises(ConfigurationError) as caught:
+        validate_option("x", validator, value)
+    assert str(caught.value).startswith(message)
+    with pytest.raises(DataError, match="must be"):
+        validate_option("x", validator, value, DataError)
+
+
+def test_numbers_of_numpy_are_taken_as_those_of_python():
+    found = validate_option("x", integer_between(1), np.int64(3))
+    assert (type(found), found) == (int, 3)
+    found = validate_option("x", finite, np.float32(0.5))
+    assert (type(found), found) == (float, 0.5)
+
+
+def test_an_error_names_all_keys_on_the_way():
+    with pytest.raises(InvalidValueError) as caught:
+        record({"a": mapping_of(list_of(finite))}, {"b": boolean})({"a": {"k": [1.0, None]}})
+    assert located(caught.value) == "a.k.1: expected a finite number, found None"
+
+
+LARGE = {
+    "text": "x" * 10**6,
+    "bytes": b"x" * 10**6,
+    "list": [[[[["x"]]]]] * 10**6,
+    "mapping": {i: "x" for i in range(10**6)},
+    "number": 10**10_000,
+    "number in a list": [10**10_000],
+    "text in a tuple": (("x" * 10**6,),),
+}
+
+
+@pytest.mark.parametrize("value", LARGE.values(), ids=LARGE)
+def test_a_value_is_shown_in_a_line(value):
+    assert len(preview(value)) <= 80
+
+
+def test_a_small_value_is_shown_whole():
+    assert preview({"a": [1, "b"]}) == "{'a': [1, 'b']}"
