@@ -1,6 +1,6 @@
 """Attack the toolkit in every way known, and count how the attacks end.
 
-    python benchmarks/attack.py                      # all families, the long form
+    python benchmarks/attack.py                      # all families of `attacks/`, the long form
     python benchmarks/attack.py --only kills --scale 0.1
 
 Every attack must end in a right result or in one error of ours. What `lost`, `repeated`,
@@ -14,9 +14,7 @@ import sys
 from pathlib import Path
 
 # Beside this file lie `onnx.py` and `tensorflow.py`, which are not those.
-sys.path[0] = str(Path(__file__).resolve().parent / "models")
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "attack"))
+sys.path[0] = str(Path(__file__).resolve().parent / "attacks")
 
 import argparse
 import tempfile
@@ -27,7 +25,7 @@ from families import FAMILIES
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from verdicts import Family, Finding, Verdict, counts, harmful
+from verdicts import Family, Finding, Verdict, check, counts, harmful
 
 
 def _arguments() -> argparse.Namespace:
@@ -50,6 +48,7 @@ def _attacked(family: Family, given: argparse.Namespace, progress: Progress) -> 
 def main() -> None:
     """Attack, and print the counts."""
     given, console = _arguments(), Console()
+    check()
     chosen = [f for f in FAMILIES if not given.only or f.name in given.only]
     findings, table = [], Table("attacks", "of them", *(v.value for v in Verdict), "seconds")
     with Progress(console=console) as progress:

@@ -27,6 +27,7 @@ from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.runs.history import History, storage_url
 from neural_mp.runs.registry import run_names
+from neural_mp.runs.run_table import RUN_TABLE
 from neural_mp.util.optuna_logging import quiet_optuna
 
 #: Trials that every writer writes.
@@ -120,7 +121,7 @@ def fill(url: str, runs: int, models: int) -> None:
     """Copy one small run with a trial so often, each under the name of a model's next run."""
     history = started(url, 0)
     history.baseline = {"accuracy": 0.97, "seconds": 1.0}
-    history.remember("values", {f"op_{number}": number / 7 for number in range(200)})
+    history.cache.put("values", {f"op_{number}": number / 7 for number in range(200)})
     plan = PrecisionPlan({"conv": OpConfig(Precision.BF16)})
     history.finish(Trial(plan, Outcome.MET, 0.97, number=history.start()))
     engine = sqlalchemy.create_engine(url)
@@ -141,10 +142,17 @@ def fill(url: str, runs: int, models: int) -> None:
                     if name == "studies":
                         run = number // models + 3
                         copy["study_name"] = f"{digest(number % models)[:12]}/tuning-{run:04d}"
-                    if row.get("key") == "fingerprint":
-                        copy["value_json"] = json.dumps(about(number % models))
                     copies.append(copy)
             connection.execute(table.insert(), copies)
+            if name == "studies":
+                rows = [
+                    {
+                        "name": copy["study_name"],
+                        "fingerprint": json.dumps(about(number % models)),
+                    }
+                    for number, copy in enumerate(copies)
+                ]
+                connection.execute(tables.tables[RUN_TABLE].insert(), rows)
 
 
 def _rows(connection: sqlalchemy.Connection, table: sqlalchemy.Table) -> list[dict[str, Any]]:

@@ -98,7 +98,7 @@ def ours(name: str, source: Path, target: Path, size: int, dynamic: bool) -> dic
     clock.append(time.perf_counter())
     plan = {op: space.capabilities[op].config(Precision.INT8) or FP32 for op in space.decided}
     converted = adaptor.convert(model, space.resolve(PrecisionPlan(plan)), observed, space)
-    adaptor.save_file(converted, target, {})
+    adaptor.single_file.save_file(converted, target, {})
     clock.append(time.perf_counter())
     parts = dict(zip(("load", "calibrate", "convert"), np.diff(clock), strict=True))
     return {**parts, "all": clock[-1] - clock[0]}

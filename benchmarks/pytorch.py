@@ -173,7 +173,7 @@ def contenders(
         yield "BF16, no compiler", bf16.adaptor.native(bf16.held)
     if compiler:
         yield "FP32 compiled", frozen(net)
-        yield "INT8 compiled", int8.adaptor.compiled(int8.held)
+        yield "INT8 compiled", int8.adaptor.compiler.compiled(int8.held)
     if compiler and find_spec("torchao"):
         yield "torchao PT2E compiled", frozen(theirs(NETS[name], batch))
 
@@ -203,7 +203,7 @@ def compare(name: str, batches: list[int], iterations: int, console: Console) ->
         console.print(table)
     for label, one in (("INT8", int8), ("BF16", bf16)):
         if one is not None:
-            counts = one.adaptor.conversion_counts(one.held)
+            counts = one.held.counts
             console.print(f"{label}: {one.adaptor.size(one.held) / 1e6:.0f} MB, {counts}")
 
 

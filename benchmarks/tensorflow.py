@@ -81,7 +81,7 @@ def convert(source: Path, samples: Path, target: Path) -> None:
     peak = peak_memory() / 1e6
     target.mkdir()
     adaptor.save(converted, target)
-    adaptor.save_file(converted, target.with_suffix(".pb"), {})
+    adaptor.single_file.save_file(converted, target.with_suffix(".pb"), {})
     parts = dict(zip(("load", "calibrate", "convert"), np.diff(clock), strict=True))
     print(json.dumps({**parts, "all": clock[-1] - clock[0], "megabytes": peak}))
 

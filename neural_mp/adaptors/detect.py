@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Marks:
     classes: tuple[str, ...] = ()
     types: tuple[type, ...] = ()
 
-    def fit(self, source: Any) -> bool:
+    def fit(self, source: object) -> bool:
         """Whether an object, or what lies at a path, looks like a model of the framework."""
         if isinstance(source, str | Path):
             path = Path(source)

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from neural_mp.adaptors.common.conversion import profile
 from neural_mp.adaptors.common.corrections import rescaled_ops, scored_repairs
 from neural_mp.adaptors.common.hessian import weight_sensitivity
 from neural_mp.adaptors.common.op_outputs import OpValue
+from neural_mp.adaptors.common.optional import OpOutputs, needed
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
 from neural_mp.core.graph import OpGraph
+from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.space import ResolvedPlan, TuningSpace
@@ -58,21 +60,41 @@ class LoadedModel(Generic[M]):
         return self.adaptor.example_inputs(self.held, batch_size)
 
     def profile(self, inputs: Any) -> Mapping[str, float]:
-        """Op → seconds of one run."""
-        return self.adaptor.profile(self.held, inputs)
+        """Op → seconds of one run.
+
+        Raises:
+            ConversionError: the framework does not time single ops.
+        """
+        timing = needed(self.adaptor.op_timing, self.adaptor.framework, "times of single ops")
+        return profile(timing, self.held, inputs)
 
     def first_non_finite(self, inputs: Any) -> str | None:
-        """The first op whose result holds NaN or Inf; None if there is none."""
-        return self.adaptor.first_non_finite(self.held, inputs)
+        """The first op whose result holds NaN or Inf; None if there is none, or it is not known."""
+        offered = self.adaptor.op_outputs
+        return None if offered is None else offered.first_non_finite(self.held, inputs)
+
+    @property
+    def _op_outputs(self) -> OpOutputs[M]:
+        return needed(self.adaptor.op_outputs, self.adaptor.framework, "results of single ops")
 
     @cached_property
     def results(self) -> OpGraph:
-        """The ops whose results a run has; see `Adaptor.results`."""
-        return self.adaptor.results(self.held)
+        """The ops whose results a run has; see `OpOutputs`.
+
+        Raises:
+            ConversionError: the framework does not show results of single ops.
+        """
+        return self._op_outputs.results(self.held)
 
     def values(self, ops: Collection[str]) -> Callable[[Any], Mapping[str, OpValue]]:
-        """A function that runs one batch and gives the results of ops; see `Adaptor.values`."""
-        return self.adaptor.values(self.held, ops)
+        """A function that runs one batch and gives the results of ops; see `OpOutputs`."""
+        return self._op_outputs.values(self.held, ops)
+
+    @property
+    def wide_kernels(self) -> frozenset[KernelKind]:
+        """The kinds of integer kernels that are right only where products are exact."""
+        offered = self.adaptor.portability
+        return frozenset() if offered is None else offered.wide_kernels(self.held)
 
     def rescaled_by(self, plan: PrecisionPlan) -> frozenset[str]:
         """The ops whose channels have other scales where repairs of a plan are in the model."""
@@ -91,21 +113,18 @@ class LoadedModel(Generic[M]):
     @property
     def conversions(self) -> ConversionCounts:
         """The casts, quantizations and dequantizations of one run."""
-        return self.adaptor.conversion_counts(self.held)
+        counts: ConversionCounts = getattr(self.held, "counts", ConversionCounts())
+        return counts
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the user should know of how the model was taken in."""
-        return self.adaptor.warnings(self.held)
+        return tuple(getattr(self.held, "warnings", ()))
 
     @cached_property
     def fingerprint(self) -> str:
         """A digest of the ops and weights, which are read for it once."""
         return self.adaptor.fingerprint(self.held)
-
-    def draw(self, path: Path) -> tuple[Path, ...]:
-        """The files that the graph was written into, for people to look at."""
-        return self.adaptor.draw(self.held, path)
 
     def in_space(self, space: TuningSpace) -> TunableModel[M]:
         """The model with what its ops may run in."""

@@ -44,7 +44,7 @@ def installed_products(hardware: Hardware) -> dict[str, Products]:
     return found
 
 
-def adaptor_for(source: Any, framework: str | None = None) -> AnyAdaptor:
+def adaptor_for(source: object, framework: str | None = None) -> AnyAdaptor:
     """The adaptor for a model.
 
     Args:

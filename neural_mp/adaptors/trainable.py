@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -61,7 +61,7 @@ class Trainee(Protocol):
         """The layers, in the model's order."""
 
     def gradients(
-        self, batch: Any, low: Collection[str], scale: float, *, singly: bool = False
+        self, batch: object, low: Collection[str], scale: float, *, singly: bool = False
     ) -> Gradients:
         """The gradients of a batch, without dropout.
 
@@ -76,8 +76,8 @@ class Trainee(Protocol):
             The gradients; a loss of NaN and none where the model does not run in 16 bits.
         """
 
-    def seen(self, batch: Any, low: Collection[str], scale: float) -> ModelPass:
+    def seen(self, batch: object, low: Collection[str], scale: float) -> ModelPass:
         """The same pass, singly, as it went through the layers."""
 
-    def step(self, batch: Any) -> float:
+    def step(self, batch: object) -> float:
         """One step of training in float32; the loss before it."""

@@ -71,7 +71,7 @@ class AutoMixedPrecisionOptions:
     clearlist_remove: str | Sequence[str] | None = None
     log_path: Any = None
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         known = [item.name for item in fields(self)]
         if name not in known:
             raise ConfigurationError(
@@ -217,7 +217,7 @@ def _in_own_words(environment: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
     return found
 
 
-def op_types(origin: str, value: Any) -> tuple[str, ...]:
+def op_types(origin: str, value: object) -> tuple[str, ...]:
     """Read op types from a list, or from words separated by commas.
 
     Raises:
@@ -233,7 +233,7 @@ def op_types(origin: str, value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word.strip() for word in words if word.strip()))
 
 
-def _data_type(origin: str, value: Any) -> Precision | None:
+def _data_type(origin: str, value: object) -> Precision | None:
     if value is None or isinstance(value, AmpDataType):
         return value.precision if value is not None else None
     known = {
@@ -249,7 +249,7 @@ def _data_type(origin: str, value: Any) -> Precision | None:
     return known[word]
 
 
-def _switch(origin: str, value: Any) -> bool:
+def _switch(origin: str, value: object) -> bool:
     if value is None or isinstance(value, bool):
         return bool(value)
     words = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}

@@ -63,7 +63,7 @@ def advise_from_file(
     )
 
 
-def _trained(found: Any) -> Any:
+def _trained(found: object) -> Any:
     """A model that can be trained, of a file or of `module:attribute`."""
     if not isinstance(found, str):
         return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.api.loading import load_source
@@ -21,7 +20,7 @@ def benchmark_models(
     batch_size: int | None = None,
     warmup: int = 5,
     iterations: int = 50,
-    inputs: Any = None,
+    inputs: object = None,
 ) -> list[BenchmarkRow]:
     """Latency and size of models and saved results, by interleaved runs.
 
@@ -54,5 +53,5 @@ def benchmark_models(
     ]
 
 
-def _load_any(source: str, inputs: Any) -> AnyModel:
+def _load_any(source: str, inputs: object) -> AnyModel:
     return load(source).loaded if is_saved_model(source) else load_source(source, None, inputs)

@@ -23,7 +23,7 @@ _Taken = tuple[AnyModel, PrecisionPlan | None]
 
 
 @UsersErrorsUnchanged()
-def compare(a: Any, b: Any, batches: Any, *, framework: str | None = None) -> Comparison:
+def compare(a: object, b: object, batches: object, *, framework: str | None = None) -> Comparison:
     """How far apart two models of one origin are: their outputs, and op by op.
 
     Args:
@@ -66,7 +66,7 @@ def compare_files(
     samples: int = DEFAULT_SAMPLES,
     batch_size: int | None = None,
     framework: str | None = None,
-    inputs: Any = None,
+    inputs: object = None,
     trust: Iterable[str] = (),
 ) -> Comparison:
     """The same of models and data that are named.
@@ -89,7 +89,7 @@ def compare_files(
         return compare_models(one[0], other[0], batches, _rescaled(one, other))
 
 
-def _walkable(batches: Any) -> tuple[Batches, Batches]:
+def _walkable(batches: object) -> tuple[Batches, Batches]:
     """The first batch, and all batches; those of a generator pass by once."""
     if hasattr(batches, "shape"):
         batches = [batches]
@@ -104,7 +104,7 @@ def _walkable(batches: Any) -> tuple[Batches, Batches]:
     return Batches(begin, "batches"), Batches(once, "batches")
 
 
-def _taken(source: Any, framework: str | None, example: Any) -> _Taken:
+def _taken(source: object, framework: str | None, example: object) -> _Taken:
     if isinstance(source, str | Path) and is_saved_model(source):
         source = load(source)
     if isinstance(source, OptimizedModel):

@@ -41,7 +41,7 @@ def _reading(settings: Settings, path: KeyPath) -> Iterator[None]:
         yield
 
 
-def model(settings: Settings, given: Any) -> Any:
+def model(settings: Settings, given: object) -> Any:
     """The model, as an adaptor takes it.
 
     Args:

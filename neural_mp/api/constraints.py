@@ -61,7 +61,7 @@ def _of_python(given: Limits) -> Constraints:
     return settings_from({"quantization": by_name}, "MixedPrecision", Dialect.OWN).constraints
 
 
-def _mapping(word: str, limits: Any) -> Iterable[tuple[str, Any]]:
+def _mapping(word: str, limits: object) -> Iterable[tuple[str, Any]]:
     if isinstance(limits, Mapping):
         return limits.items()
     raise ConfigurationError(
@@ -70,12 +70,12 @@ def _mapping(word: str, limits: Any) -> Iterable[tuple[str, Any]]:
     )
 
 
-def _written(limit: Any) -> Any:
+def _written(limit: object) -> Any:
     """A limit as a file has it; precisions alone stand for `precisions`."""
     return limit if isinstance(limit, Mapping) else {"precisions": limit}
 
 
-def _names(exclude: Any) -> tuple[str, ...]:
+def _names(exclude: object) -> tuple[str, ...]:
     names = (exclude,) if isinstance(exclude, str) else exclude
     if isinstance(names, Iterable):
         names = tuple(names)

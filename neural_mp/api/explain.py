@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from neural_mp.adaptors.common.optional import needed
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.amp import AmpList, Colour
 from neural_mp.api.amp_settings import edited_lists, forced, gather_amp
@@ -34,7 +35,8 @@ def write_log(
     warnings = []
     for name, model in (("before", before), ("after", after)):
         try:
-            model.draw(folder / name)
+            drawing = needed(model.adaptor.drawing, model.adaptor.framework, "drawing of a graph")
+            drawing.draw(model.held, folder / name)
         except (OSError, NeuralMPError) as error:
             warnings.append(f"the graph {name} was not written to {str(folder)!r}: {error}")
     space, resolved = before.space, before.space.resolve(plan)

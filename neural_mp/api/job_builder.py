@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from neural_mp.adaptors.common.input_spec import GivenInputs
 from neural_mp.adaptors.loaded_model import AnyModel
@@ -26,9 +26,9 @@ from neural_mp.core.enums import Approach, Capture, is_speed_alone
 from neural_mp.core.precision import Precision, Precisions
 from neural_mp.errors import ConfigurationError
 from neural_mp.io.files import prepared_folder
-from neural_mp.runs.fingerprint import in_detail
+from neural_mp.io.measurement_cache import CACHE_FOLDER, NO_CACHE, FileCache
+from neural_mp.runs.fingerprint import in_detail, machine_key
 from neural_mp.runs.history import History, storage_url
-from neural_mp.runs.measurement_cache import KNOWN_FOLDER, NOTHING_KNOWN, Known, machine_words
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.auto_mixed_precision import AutoMixedPrecision
 from neural_mp.tuning.batches import Batches, FirstBatch
@@ -121,7 +121,7 @@ class Preparation:
                 early_stopping=given.early_stopping,
             ),
             amp=amp.words(),
-            known=self._known(loaded),
+            cache=self._cache(loaded),
             described=Described(model_name(given.model), settings_in_words(given), hardware),
         )
         return job, log_folder
@@ -183,7 +183,7 @@ class Preparation:
         """
         given = self.options.inputs
 
-        def loading(first: FirstBatch | None, inputs: Any = given) -> Callable[[], AnyModel]:
+        def loading(first: FirstBatch | None, inputs: object = given) -> Callable[[], AnyModel]:
             return partial(
                 load_source,
                 config_objects.model(self.settings, self.options.model),
@@ -279,15 +279,14 @@ class Preparation:
             min_speedup=float(self.options.min_speedup),
         )
 
-    def _known(self, model: AnyModel) -> Known:
+    def _cache(self, model: AnyModel) -> FileCache:
         """What earlier runs in the workspace measured of this model on this machine."""
         workspace = self.options.workspace
         elsewhere = self.options.storage is not None and workspace == DEFAULT_WORKSPACE
         if not self.options.cache or elsewhere or not isinstance(workspace, str | Path):
-            return NOTHING_KNOWN  # opening the history will say what is wrong with the workspace
-        words = machine_words(model.adaptor.packages)
-        folder = Path(workspace) / KNOWN_FOLDER
-        return Known(folder, {"model": model.fingerprint, **words})
+            return NO_CACHE  # opening the history will say what is wrong with the workspace
+        scope = {"model": model.fingerprint, **machine_key(model.adaptor.packages)}
+        return FileCache(Path(workspace) / CACHE_FOLDER, scope)
 
     def _history(
         self,
@@ -319,7 +318,7 @@ class Preparation:
         return History(url, fingerprint, criterion.prefers_higher, self.options.resume)
 
 
-def check_option(name: str, value: Any) -> None:
+def check_option(name: str, value: object) -> None:
     """Check the type of an option of a simple type.
 
     Raises:

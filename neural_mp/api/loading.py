@@ -19,7 +19,7 @@ from neural_mp.tuning.batches import Batches, FirstBatch, name_loader
 from neural_mp.util.argument_checks import check_path
 
 
-def resolve_source(source: Any) -> Any:
+def resolve_source(source: object) -> Any:
     """A model as an adaptor takes it: `module:attribute` is imported and, if callable, called.
 
     Raises:
@@ -47,12 +47,12 @@ def resolve_source(source: Any) -> Any:
 
 
 def load_source(
-    source: Any,
+    source: object,
     framework: str | None,
-    inputs: Any,
+    inputs: object,
     *,
-    outputs: Any = None,
-    example: Any = None,
+    outputs: object = None,
+    example: object = None,
     capture: Capture = Capture.WHOLE,
     trust: Iterable[str] = (),
 ) -> AnyModel:

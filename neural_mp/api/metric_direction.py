@@ -154,7 +154,7 @@ def _measures(
     return [_measure(metric, name) for (metric, weight), name in pairs if weight]
 
 
-def _measure(subject: Any, *names: str) -> _Measure:
+def _measure(subject: object, *names: str) -> _Measure:
     own = unwrapped(subject)
     kinds = [kind.__name__ for kind in type(own[-1]).__mro__]
     return _Measure(_name(subject), _said(own), (_name(subject), *kinds, *names))
@@ -178,7 +178,7 @@ def _said(subjects: Sequence[Any]) -> bool | None:
     return None
 
 
-def _name(subject: Any) -> str:
+def _name(subject: object) -> str:
     name = metric_name(subject)
     return "eval_func" if name == "<lambda>" else name
 

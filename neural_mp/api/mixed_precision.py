@@ -108,7 +108,7 @@ class MixedPrecision:
     """
 
     def __init__(
-        self, conf: str | Path | Mapping[str, Any] | Settings | None = None, **options: Any
+        self, conf: str | Path | Mapping[str, Any] | Settings | None = None, **options: object
     ) -> None:
         settings = _settings_of(conf)
         self._settings = settings
@@ -152,7 +152,7 @@ class MixedPrecision:
         for name, value in options.items():
             setattr(self, name, value)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if getattr(self, "_complete", False) and not hasattr(self, name):
             words = (*vars(self), "precisions", "accuracy_criterion", "exit_policy")
             known = [word for word in words if not word.startswith("_")]
@@ -254,7 +254,7 @@ class MixedPrecision:
         )
 
 
-def _settings_of(conf: Any) -> Settings:
+def _settings_of(conf: object) -> Settings:
     """The settings of a file, of a mapping with the same content, or as they are."""
     if conf is None:
         return Settings()

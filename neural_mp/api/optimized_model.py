@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from neural_mp.adaptors.common.optional import SingleFile, needed
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
@@ -117,7 +118,7 @@ class OptimizedModel:
         """The framework's own object."""
         return self.loaded.native
 
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
+    def __call__(self, *inputs: object, **named: object) -> Any:
         """Run one batch, given as the model takes it: its inputs one by one, or all in one object.
 
         Returns:
@@ -167,7 +168,7 @@ class OptimizedModel:
         Raises:
             ConversionError: the framework has no compiler.
         """
-        return self.adaptor.compiled(self.held)
+        return needed(self.adaptor.compiler, self.framework, "compiler").compiled(self.held)
 
     def export_onnx(self, path: str | Path) -> None:
         """Write the model as an ONNX file, its plan among the file's properties.
@@ -175,12 +176,13 @@ class OptimizedModel:
         Raises:
             ConversionError: the model has ops that ONNX lacks, or its framework has no way there.
         """
+        export = needed(self.adaptor.onnx_export, self.framework, "way to ONNX")
         target = path_of("the ONNX file", path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
-        self.adaptor.export_onnx(self.held, target, self._metadata())
+        export.export_onnx(self.held, target, self._metadata())
 
     def sensitivity(self) -> SensitivityReport:
         """What the run measured of every decision, those that do most harm first.
@@ -214,8 +216,9 @@ class OptimizedModel:
         Raises:
             NeuralMPError: another model is in the folder already, or it cannot be written.
         """
-        if isinstance(path, str | Path) and Path(path).suffix in self.adaptor.file_suffixes:
-            self._save_file(path_of("the file to save a model in", path))
+        single = self.adaptor.single_file
+        if single and isinstance(path, str | Path) and Path(path).suffix in single.suffixes:
+            self._save_file(single, path_of("the file to save a model in", path))
         else:
             self._save_folder(path)
         level = logging.INFO if self.right_on == EVERYWHERE else logging.WARNING
@@ -232,12 +235,12 @@ class OptimizedModel:
         except OSError as error:
             raise NeuralMPError(f"{str(target)!r} cannot be written: {error}") from error
 
-    def _save_file(self, target: Path) -> None:
+    def _save_file(self, single: SingleFile[Any], target: Path) -> None:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
                 complete = Path(scratch) / target.name
-                self.adaptor.save_file(self.held, complete, self._metadata())
+                single.save_file(self.held, complete, self._metadata())
                 for file in Path(scratch).iterdir():
                     file.replace(target.parent / file.name)
         except OSError as error:
@@ -318,7 +321,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return read_json(file, _manifest, ModelLoadError)
 
 
-def _manifest(value: Any) -> dict[str, Any]:
+def _manifest(value: object) -> dict[str, Any]:
     version = value.get("neural_mp") if isinstance(value, Mapping) else None
     if version is not None and version != FORMAT_VERSION:
         raise UnfitError(

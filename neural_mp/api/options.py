@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from neural_mp.config import settings_from
 from neural_mp.errors import ConfigurationError
@@ -24,7 +24,7 @@ _SHOWN = (
 )
 
 
-def model_name(model: Any) -> str:
+def model_name(model: object) -> str:
     """What the user calls a model: the name of its file, or the class of the object."""
     if isinstance(model, str | Path):
         return Path(model).name
@@ -53,7 +53,7 @@ def settings_in_words(options: MixedPrecision) -> dict[str, Setting]:
     return found
 
 
-def _in_words(value: Any) -> str:
+def _in_words(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, ExitPolicy):
@@ -71,7 +71,7 @@ def _in_words(value: Any) -> str:
 _ORIGIN = "MixedPrecision"
 
 
-def criterion_of(value: Any) -> AccuracyCriterion:
+def criterion_of(value: object) -> AccuracyCriterion:
     """A criterion of what a user gives: itself, a share of the baseline, or a dict as in YAML.
 
     Raises:
@@ -91,7 +91,7 @@ def criterion_of(value: Any) -> AccuracyCriterion:
     )
 
 
-def exit_policy_of(value: Any) -> ExitPolicy:
+def exit_policy_of(value: object) -> ExitPolicy:
     """An exit policy of what a user gives: itself, or a dict as in YAML.
 
     Raises:

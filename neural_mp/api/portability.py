@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from typing import Any
 
+from neural_mp.adaptors.common.optional import needed
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.core.hardware import PORTABLE, THIS, Hardware, detect
@@ -54,7 +55,7 @@ def hardware_for(
 
 def where_right(model: AnyModel) -> str:
     """On which processors the numbers of a model are right, in words."""
-    minding = model.adaptor.wide_kernels(model.held) - EXACT_EVERYWHERE
+    minding = model.wide_kernels - EXACT_EVERYWHERE
     return f"{_EXACT} only; {_MEND}" if minding else EVERYWHERE
 
 
@@ -68,7 +69,7 @@ def made_right_here(model: AnyModel, name: str) -> tuple[AnyModel, tuple[str, ..
     Raises:
         ModelLoadError: it would give wrong numbers here, and cannot be made right.
     """
-    wide = model.adaptor.wide_kernels(model.held)
+    wide = model.wide_kernels
     if not wide:
         return model, ()
     products = model.adaptor.kernel_products(detect())
@@ -80,7 +81,8 @@ def made_right_here(model: AnyModel, name: str) -> tuple[AnyModel, tuple[str, ..
         f"saturate"
     )
     try:
-        right = replace(model, held=model.adaptor.right_everywhere(model.held))
+        offered = needed(model.adaptor.portability, model.adaptor.framework, "portable weights")
+        right = replace(model, held=offered.right_everywhere(model.held))
     except ConversionError as error:
         raise ModelLoadError(
             f"{reason}, so its numbers would be wrong, and {error}; {_MEND}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 from neural_mp.api.loading import load_source
 from neural_mp.api.optimized_model import OptimizedModel
@@ -22,12 +21,12 @@ from neural_mp.tuning.objectives import Footprints, Measurement
 
 
 def convert_with_plan(
-    source: Any,
+    source: object,
     plan: PrecisionPlan | str | Path,
     *,
     observations: Observations | None = None,
     framework: str | None = None,
-    inputs: Any = None,
+    inputs: object = None,
     hardware: Hardware | None = None,
     target: str = machine.THIS,
     capture: Capture = Capture.WHOLE,

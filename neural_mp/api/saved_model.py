@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 from neural_mp.errors import ModelLoadError, NeuralMPError
 from neural_mp.io.readers import read_json
@@ -27,7 +26,7 @@ RESERVED = (
 )
 
 
-def is_saved_model(path: Any) -> bool:
+def is_saved_model(path: object) -> bool:
     """Whether a path is a folder that `OptimizedModel.save` wrote."""
     try:
         return isinstance(path, str | Path) and (Path(path) / MANIFEST).is_file()
@@ -113,7 +112,7 @@ def _files_of(folder: Path) -> list[Path]:
     return [Path(MANIFEST), *(Path(name) for name in files if _is_within(name))]
 
 
-def digests_of_files(value: Any) -> dict[str, str]:
+def digests_of_files(value: object) -> dict[str, str]:
     """The names of a saved model's files, none of which leads out of its folder, and their digests.
 
     Raises:

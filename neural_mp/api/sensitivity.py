@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from neural_mp.api.input_data import DEFAULT_SAMPLES, batches_of
 from neural_mp.api.loading import load_source
@@ -25,7 +24,7 @@ def sensitivity_of(
     batch_size: int | None = None,
     most: int | None = None,
     framework: str | None = None,
-    inputs: Any = None,
+    inputs: object = None,
     listener: Listener | None = None,
     trust: Iterable[str] = (),
 ) -> SensitivityReport:

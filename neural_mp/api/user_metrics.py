@@ -54,7 +54,7 @@ class GivenMetrics(Sequence[tuple[Metric, float]]):
 
 
 def gather_metrics(
-    given: Any,
+    given: object,
     settings: Settings,
     evaluation: Batches | None,
     eval_func: EvalFunc | None,
@@ -115,14 +115,14 @@ def _each(given: Mapping[Any, Any]) -> GivenMetrics:
     return GivenMetrics(tuple(zip(metrics, weights, strict=True)), tuple(named), said=tuple(said))
 
 
-def _named(name: str, given: Any) -> Metric:
+def _named(name: str, given: object) -> Metric:
     """A metric of a dict: with its options where it goes by its name, else of any form."""
     if given is None or isinstance(given, Mapping) or (type(given) is int and name in METRICS):
         return build_metric(name, given)
     return as_metric(given)
 
 
-def _is_collection(given: Any) -> bool:
+def _is_collection(given: object) -> bool:
     """Whether it is a `MetricCollection` of torchmetrics: metrics by name, with one `compute`."""
     return all(callable(getattr(given, name, None)) for name in ("items", "compute", "update"))
 
@@ -161,7 +161,7 @@ def metric_words(metrics: WeightedMetrics, eval_func: EvalFunc | None) -> str:
     return ", ".join(words)
 
 
-def _qualified(subject: Any) -> str:
+def _qualified(subject: object) -> str:
     """The name of a function, or of the class of an object, with that of its module."""
     inner = unwrapped(subject)[-1]
     kind = inner if hasattr(inner, "__qualname__") else type(inner)

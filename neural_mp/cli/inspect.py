@@ -81,7 +81,7 @@ def inspect(
             out.show(summary_table(counts))
         else:
             out.show(capability_table(space, ops, each=each))
-            if loaded.adaptor.wide_kernels(loaded.held):
+            if loaded.wide_kernels:
                 out.line(f"right on {where_right(loaded)}")
         if as_json:
             out.document(counts.to_dict() if summary else [_document(space, op) for op in ops])

@@ -96,7 +96,7 @@ class Output:
             with self._written():
                 output_console().print(words, markup=False, highlight=False, soft_wrap=True)
 
-    def document(self, value: Any) -> None:
+    def document(self, value: object) -> None:
         """Print the JSON document; numbers that JSON lacks (NaN, Infinity) become null."""
         text = json.dumps(_plain(value), indent=1, allow_nan=False)
         with self._written():

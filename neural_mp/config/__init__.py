@@ -18,11 +18,10 @@ from neural_mp.config.settings import (
     Settings,
     TuningSettings,
 )
-from neural_mp.config.source import LARGEST, IgnoredSettingWarning, read_mapping, read_text
+from neural_mp.config.source import IgnoredSettingWarning, read_file, read_mapping, read_text
 from neural_mp.config.writer import settings_to_yaml
 from neural_mp.core.enums import Dialect
 from neural_mp.errors import ConfigurationError
-from neural_mp.io.files import read_plain
 from neural_mp.util.argument_checks import brief, path_of
 
 __all__ = [
@@ -60,18 +59,7 @@ def load_settings(
         ConfigurationError: the file cannot be read, or its content is not as it should be; the
             message names the file, the line and the key.
     """
-    try:
-        text = read_plain(path_of("conf", path), LARGEST).decode("utf-8-sig")
-    except OSError as error:
-        raise ConfigurationError(
-            f"{path}: the tuning file cannot be read: {error.strerror or error}"
-        ) from error
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise ConfigurationError(
-            f"{path}, line {line}: not readable YAML: the text is not UTF-8"
-        ) from error
-    settings = parse_settings(text, str(path), dialect)
+    settings = build(read_file(path_of("conf", path)), dialect)
     return replace(settings, folder=Path(path).parent, trust=trust_of(trust))
 
 

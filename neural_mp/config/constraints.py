@@ -35,7 +35,7 @@ def constraints(source: Source, data: Mapping[str, Any]) -> Constraints:
     )
 
 
-def precisions(source: Source, value: Any, path: KeyPath) -> tuple[Precision, ...] | None:
+def precisions(source: Source, value: object, path: KeyPath) -> tuple[Precision, ...] | None:
     """The precisions written at a key; None for `any`.
 
     Raises:

@@ -77,7 +77,7 @@ def _several(
     return tuple(MetricSettings(m.name, m.options, weight, up) for m, weight, up in rows)
 
 
-def _metric(source: Source, name: str, options: Any, path: KeyPath) -> MetricSettings:
+def _metric(source: Source, name: str, options: object, path: KeyPath) -> MetricSettings:
     if not name.strip():
         raise source.error(path, "expected the name of a metric, found an empty word")
     name = name.strip() if ":" in name else name.strip().lower()
@@ -93,7 +93,7 @@ def _metric(source: Source, name: str, options: Any, path: KeyPath) -> MetricSet
 
 
 def _weights(
-    source: Source, value: Any, names: list[str], path: KeyPath, dialect: Dialect
+    source: Source, value: object, names: list[str], path: KeyPath, dialect: Dialect
 ) -> Sequence[float | None]:
     """The weights; none where every metric has to meet the target, as in files of theirs."""
     if value == EACH or (value is None and dialect is Dialect.INC):

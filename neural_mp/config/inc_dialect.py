@@ -207,7 +207,7 @@ def dialect_of(data: Mapping[str, Any]) -> Dialect:
     return Dialect.INC if theirs else Dialect.OWN
 
 
-def _at(data: Any, path: KeyPath) -> Any:
+def _at(data: object, path: KeyPath) -> Any:
     for key in path:
         data = data.get(key) if isinstance(data, Mapping) else None
     return data
@@ -225,7 +225,7 @@ def _names(data: Mapping[str, Any], path: KeyPath) -> Iterator[str]:
     yield from (plain_name(str(name)) for name in names)
 
 
-def _paths(data: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+def _paths(data: object, path: KeyPath = ()) -> Iterator[KeyPath]:
     """The paths of all keys, those of a section before those in it."""
     if isinstance(data, Mapping):
         for key, value in data.items():

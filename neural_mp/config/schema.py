@@ -50,7 +50,7 @@ from neural_mp.util.argument_checks import SEEDS, brief
 ANY = "any"
 
 
-def _section(**keys: Any) -> dict[Any, Any]:
+def _section(**keys: object) -> dict[Any, Any]:
     return {Optional(name): value for name, value in keys.items()}
 
 
@@ -75,7 +75,7 @@ _DATALOADER = {
 }
 
 
-def _sections(share: Any, seconds: Any, trials: Any, seed: Any) -> dict[Any, Any]:
+def _sections(share: object, seconds: object, trials: object, seed: object) -> dict[Any, Any]:
     return _section(
         version=VERSION,
         model=_section(
@@ -159,7 +159,7 @@ def validated(source: Source, dialect: Dialect) -> dict[str, Any]:
         raise source.error(*_explained(error, sifted, sections)) from error
 
 
-def _sifted(source: Source, data: Any, level: Any, path: KeyPath) -> Any:
+def _sifted(source: Source, data: object, level: object, path: KeyPath) -> Any:
     if path in _SHORT and isinstance(data, str):
         data = {_SHORT[path]: data}
     if not isinstance(data, dict) or not isinstance(level, dict):
@@ -213,6 +213,6 @@ def _explained(error: SchemaError, data: Any, level: Any) -> tuple[KeyPath, str]
     return path, f"{expected}, found {_shown(data)}"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     # Values may be nested, and hold texts of megabytes.
     return reprlib.Repr().repr(value) if isinstance(value, dict | list) else brief(value)

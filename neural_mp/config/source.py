@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
-
-import yaml
 
 from neural_mp.core.enums import Dialect
 from neural_mp.errors import ConfigurationError, NeuralMPError
-from neural_mp.util.argument_checks import check_text
-from neural_mp.util.validators import key_words
+from neural_mp.io.files import read_plain
+from neural_mp.io.limits import MAX_FILE_BYTES, MAX_SETTINGS_VALUES
+from neural_mp.io.yaml_reader import YamlDocument, YamlError, load_yaml_with_lines
+from neural_mp.util.validators import key_words, shown
 
 KeyPath = tuple[str | int, ...]
 
-#: YAML 1.1, which PyYAML reads, takes `1e-3` for a word; the people who write it do not.
-PLAIN_FLOAT = re.compile(r"^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$")
-FLOAT_TAG = "tag:yaml.org,2002:float"
-FLOAT_STARTS = list("-+0123456789.")
-
-_MERGE_TAG = "tag:yaml.org,2002:merge"
-_MAPPING_TAGS = ("tag:yaml.org,2002:map", "!Pruner")
-_SEQUENCE_TAGS = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:python/tuple")
-_MOST_VALUES = 200_000
-#: Nodes that are put together: a value and its key.
-_MOST_NODES = 2 * _MOST_VALUES
-#: The most bytes of a tuning file.
-LARGEST = 1 << 24
-#: Characters of a number, which YAML may have in base 60, and of what an error says.
-_LONGEST_NUMBER, _LONGEST_MESSAGE = 400, 2000
-_NUMBER_TAGS = ("tag:yaml.org,2002:int", FLOAT_TAG)
+#: Characters of what an error says.
+_MAX_MESSAGE_CHARS = 2000
 
 
 class IgnoredSettingWarning(UserWarning):
@@ -69,11 +55,11 @@ class Source:
         """File, line and dotted path, to start a message with; no line where nothing was read."""
         dotted = ".".join(key_words(key) for key in path)
         line = f", line {self.line(path)}" if self.lines else ""
-        return f"{self.origin}{line}: {dotted}"
+        return f"{self.origin}{line}: {dotted}" if path else f"{self.origin}{line}"
 
     def error(self, path: KeyPath, message: str) -> ConfigurationError:
         """An error that says where in the file it comes from."""
-        return ConfigurationError(f"{self.where(path)}: {message[:_LONGEST_MESSAGE]}")
+        return ConfigurationError(f"{self.where(path)}: {message[:_MAX_MESSAGE_CHARS]}")
 
     @contextmanager
     def at(self, path: KeyPath) -> Iterator[None]:
@@ -85,7 +71,7 @@ class Source:
         try:
             yield
         except NeuralMPError as error:
-            words = str(error)[:_LONGEST_MESSAGE]
+            words = str(error)[:_MAX_MESSAGE_CHARS]
             raise type(error)(f"{self.where((*path, *error.keys))}: {words}") from error
 
     def ignored(self, path: KeyPath, reason: str) -> None:
@@ -107,23 +93,22 @@ class Source:
             warnings.warn(message, IgnoredSettingWarning, stacklevel=2)
 
 
-class _Loader(yaml.SafeLoader):
-    """A safe loader that also takes `1e-3` for a number, and ends early where there is too much."""
+def read_file(path: str | Path) -> Source:
+    """Read a YAML file whose top level is a mapping.
 
-    nodes = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """Put the next node together: one takes a kilobyte of memory."""
-        self.nodes += 1
-        if self.nodes > _MOST_NODES:
-            mark = self.peek_event().start_mark
-            raise yaml.MarkedYAMLError(
-                problem=f"it holds more than {_MOST_VALUES} values", problem_mark=mark
-            )
-        return super().compose_node(parent, index)
-
-
-_Loader.add_implicit_resolver(FLOAT_TAG, PLAIN_FLOAT, FLOAT_STARTS)
+    Raises:
+        ConfigurationError: it cannot be read, is no YAML, or holds anything but a mapping.
+    """
+    try:
+        text = read_plain(path, MAX_FILE_BYTES).decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigurationError(f"{path}: it cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigurationError(
+            f"{path}, line {line}: not readable YAML: the text is not UTF-8"
+        ) from error
+    return read_text(text, str(path))
 
 
 def read_text(text: str, origin: str) -> Source:
@@ -133,19 +118,20 @@ def read_text(text: str, origin: str) -> Source:
         ConfigurationError: it is no YAML, or holds anything but a mapping.
     """
     try:
-        return _compose(text, origin)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
-        message = error.problem or error.context
-        raise ConfigurationError(f"{origin}, line {line}: not readable YAML: {message}") from error
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
+        document = load_yaml_with_lines(text, MAX_SETTINGS_VALUES)
+    except YamlError as error:
+        lines = {error.keys: error.line}
+        raise Source(origin, lines=lines).error(error.keys, error.problem) from error
+    if document.value is None:
         raise ConfigurationError(
-            f"{origin}, line {line}: not readable YAML: {error.reason}"
-        ) from error
-    except RecursionError as error:
-        raise ConfigurationError(f"{origin}, line 1: nested too deeply to be read") from error
+            f"{origin}, line 1: the file is empty; expected sections such as model or tuning"
+        )
+    if not isinstance(document.value, dict):
+        raise ConfigurationError(
+            f"{origin}, line {document.line}: the top level must be a mapping of sections such as "
+            f"model or tuning, found {shown(document.value)}"
+        )
+    return _Reader(origin, document).read(document.value)
 
 
 def read_mapping(data: Mapping[Any, Any], origin: str) -> Source:
@@ -155,128 +141,42 @@ def read_mapping(data: Mapping[Any, Any], origin: str) -> Source:
         ConfigurationError: it is nested without end.
     """
     try:
-        return Source(origin, _plain(dict(data), origin))
+        return _Reader(origin, YamlDocument()).read(data)
     except RecursionError as error:
         raise ConfigurationError(f"{origin}: nested too deeply to be read") from error
 
 
-def _plain(value: Any, where: str) -> Any:
-    """A value as a YAML file could hold it: words for enumerations and paths, lists for tuples."""
-    if isinstance(value, Mapping):
-        names = ((str(_plain(key, where)), item) for key, item in value.items())
-        return {key: _plain(item, f"{where}: {key_words(key)}") for key, item in names}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item, where) for item in value]
-    if isinstance(value, Enum):
-        return value.value
-    found = str(value) if isinstance(value, os.PathLike) else value
-    check_text(where, found)
-    return found
-
-
-def _compose(text: str, origin: str) -> Source:
-    loader = _Loader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            raise ConfigurationError(
-                f"{origin}, line 1: the file is empty; expected sections such as model or tuning"
-            )
-        if not isinstance(node, yaml.MappingNode):
-            raise ConfigurationError(
-                f"{origin}, line {node.start_mark.line + 1}: the top level must be a mapping of "
-                f"sections such as model or tuning, found {_kind(node)}"
-            )
-        reader = _Reader(loader, origin)
-        data = reader.plain(node, ())
-        return Source(origin, data, reader.lines, reader.repeated)
-    finally:
-        loader.dispose()
-
-
-def _kind(node: yaml.Node) -> str:
-    return "a list" if isinstance(node, yaml.SequenceNode) else f"the value {node.value!r}"
-
-
 class _Reader:
-    """Turns nodes into plain data and notes the line of each key."""
+    """Copies values, and notes the line of each key under its path."""
 
-    def __init__(self, loader: _Loader, origin: str) -> None:
-        self._loader = loader
-        self._origin = origin
-        self._open: set[int] = set()
-        self._count = 0
-        self.lines: dict[KeyPath, int] = {}
-        self.repeated: dict[KeyPath, int] = {}
+    def __init__(self, origin: str, document: YamlDocument) -> None:
+        self._document = document
+        self._lines: dict[KeyPath, int] = {}
+        self._repeated: dict[KeyPath, int] = {}
+        self._source = Source(origin, {}, self._lines, self._repeated)
 
-    def plain(self, node: yaml.Node, path: KeyPath) -> Any:
-        """The value of a node; every key of a mapping is the text it was written as."""
-        self._guard(node, path)
-        if isinstance(node, yaml.MappingNode) and node.tag in _MAPPING_TAGS:
-            value: Any = self._mapping(node, path)
-        elif isinstance(node, yaml.SequenceNode) and node.tag in _SEQUENCE_TAGS:
-            value = [self._item(item, (*path, index)) for index, item in enumerate(node.value)]
-        else:
-            value = self._scalar(node, path)
-        self._open.discard(id(node))
-        return value
+    def read(self, data: Mapping[Any, Any]) -> Source:
+        self._source.data.update(self._plain(data, ()))
+        return self._source
 
-    def _guard(self, node: yaml.Node, path: KeyPath) -> None:
-        self._count += 1
-        if id(node) in self._open or self._count > _MOST_VALUES:
-            message = "its aliases refer to each other or multiply without end"
-            raise self._error(node, path, message)
-        self._open.add(id(node))
+    def _plain(self, value: Any, path: KeyPath) -> Any:
+        """A value as a YAML file could hold it: words for enumerations and paths, lists."""
+        if isinstance(value, Mapping):
+            self._note(value, path)
+            names = ((str(self._plain(key, path)), item) for key, item in value.items())
+            return {key: self._plain(item, (*path, key)) for key, item in names}
+        if isinstance(value, list | tuple | set | frozenset):
+            self._note(value, path)
+            return [self._plain(item, (*path, index)) for index, item in enumerate(value)]
+        if isinstance(value, Enum):
+            return value.value
+        found = str(value) if isinstance(value, os.PathLike) else value
+        if isinstance(found, str) and "\0" in found:
+            raise self._source.error(path, "it holds the character NUL")
+        return found
 
-    def _item(self, node: yaml.Node, path: KeyPath) -> Any:
-        self.lines[path] = node.start_mark.line + 1
-        return self.plain(node, path)
-
-    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
-        merged: dict[str, Any] = {}
-        own: dict[str, Any] = {}
-        # Merged keys come first, so that the lines noted last are those of the mapping's own keys.
-        pairs = sorted(node.value, key=lambda pair: pair[0].tag != _MERGE_TAG)
-        for key_node, value_node in pairs:
-            if key_node.tag == _MERGE_TAG:
-                for part in reversed(self._merged(value_node, path)):
-                    merged.update(part)
-                continue
-            key = self._key(key_node, path)
-            if key in own:
-                self.repeated.setdefault((*path, key), self.lines[(*path, key)])
-            self.lines[(*path, key)] = key_node.start_mark.line + 1
-            own[key] = self.plain(value_node, (*path, key))
-        return {**merged, **own}
-
-    def _merged(self, node: yaml.Node, path: KeyPath) -> list[dict[str, Any]]:
-        nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        values = [self.plain(part, path) for part in nodes]
-        if not all(isinstance(value, dict) for value in values):
-            raise self._error(node, path, "'<<' takes a mapping or a list of mappings")
-        return values
-
-    def _key(self, node: yaml.Node, path: KeyPath) -> str:
-        if not isinstance(node, yaml.ScalarNode):
-            raise self._error(node, path, "a key must be a word, found a list or mapping")
-        if "\0" in node.value:
-            raise self._error(node, path, "a key holds the character NUL")
-        return str(node.value)
-
-    def _scalar(self, node: yaml.Node, path: KeyPath) -> Any:
-        known = node.tag in yaml.SafeLoader.yaml_constructors and not node.tag.startswith("!")
-        if not isinstance(node, yaml.ScalarNode) or not known:
-            raise self._error(node, path, f"the tag {node.tag!r} is not understood here")
-        if "\0" in node.value:
-            raise self._error(node, path, "the value holds the character NUL")
-        if node.tag in _NUMBER_TAGS and len(node.value) > _LONGEST_NUMBER:
-            raise self._error(node, path, f"a number of {len(node.value)} characters")
-        try:
-            return self._loader.construct_object(node)
-        except (ValueError, KeyError, AttributeError) as error:
-            raise self._error(node, path, f"cannot be read as a value: {error}") from error
-
-    def _error(self, node: yaml.Node, path: KeyPath, message: str) -> ConfigurationError:
-        dotted = ".".join(key_words(key) for key in path) or "top level"
-        line = node.start_mark.line + 1
-        return ConfigurationError(f"{self._origin}, line {line}: {dotted}: {message}")
+    def _note(self, value: object, path: KeyPath) -> None:
+        for key, line in self._document.lines.get(id(value), {}).items():
+            self._lines[(*path, key)] = line
+        for key, line in self._document.repeated.get(id(value), {}).items():
+            self._repeated[(*path, key)] = line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,6 @@ import yaml
 from neural_mp.amp import AmpDataType, AutoMixedPrecisionOptions
 from neural_mp.config.schema import ANY
 from neural_mp.config.settings import EvaluationSettings, Settings, TuningSettings
-from neural_mp.config.source import FLOAT_STARTS, FLOAT_TAG, PLAIN_FLOAT
 from neural_mp.config.values import EACH
 from neural_mp.core.enums import Dialect
 from neural_mp.core.precision import Precision
@@ -18,13 +18,15 @@ from neural_mp.errors import ConfigurationError
 from neural_mp.space.capability import Constraints, OpConstraint, QuantConstraint
 from neural_mp.util.string_enum import Word
 
+#: YAML 1.1, which PyYAML writes, takes `1e-3` for a word; our reader does not.
+_FLOAT_RE = re.compile(r"^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$")
 _NO_METRICS = ("weight", "higher_is_better")
 
 
 class _Dumper(yaml.SafeDumper):
     """Puts quotes around words that our reader would take for a number."""
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: object) -> bool:
         """Write a value again rather than refer to where it stood first."""
         return True
 
@@ -41,7 +43,7 @@ def _word(dumper: _Dumper, word: Word) -> yaml.Node:
 
 _Dumper.add_representer(str, _text)
 _Dumper.add_multi_representer(Word, _word)
-_Dumper.add_implicit_resolver(FLOAT_TAG, PLAIN_FLOAT, FLOAT_STARTS)
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT_RE, list("-+0123456789."))
 
 
 def settings_to_yaml(settings: Settings) -> str:

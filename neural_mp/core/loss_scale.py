@@ -125,5 +125,5 @@ class LossScale:
         return LossScaleState(scale, good, state.steps + 1, state.skipped_steps)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -35,7 +34,7 @@ class Extent:
         return "NaN" if self.nan else "Inf"
 
     @classmethod
-    def of(cls, values: Any) -> Extent:
+    def of(cls, values: object) -> Extent:
         """The extent of all arrays of floating-point numbers in nested values."""
         extents = [cls._of_array(array) for array in float_arrays(values)]
         return cls(

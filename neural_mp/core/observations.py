@@ -64,7 +64,7 @@ class Times:
         return found if self.whole is None else {**found, "whole": self.whole}
 
     @classmethod
-    def from_dict(cls, data: Any) -> Times:
+    def from_dict(cls, data: object) -> Times:
         """Read back what `to_dict` wrote.
 
         Raises:
@@ -124,7 +124,7 @@ class Observations:
         }
 
     @classmethod
-    def from_dict(cls, data: Any) -> Observations:
+    def from_dict(cls, data: object) -> Observations:
         """Read back what `to_dict` wrote.
 
         Raises:
@@ -133,7 +133,7 @@ class Observations:
         return cls(**_OBSERVATIONS({} if data is None else data))
 
 
-def _range(value: Any) -> Range:
+def _range(value: object) -> Range:
     if not isinstance(value, list | tuple) or len(value) != 2:
         raise unfit("a range: [low, high]", value)
     low, high = finite_numbers(value)
@@ -142,7 +142,7 @@ def _range(value: Any) -> Range:
     return low, high
 
 
-def _channels(value: Any) -> Channels:
+def _channels(value: object) -> Channels:
     found = _CHANNELS(value)
     if len({len(numbers) for numbers in found.values()}) != 1:
         lengths = ", ".join(f"{len(numbers)} of {name}" for name, numbers in found.items())
@@ -168,7 +168,7 @@ _PARTS = {
 _OBSERVATIONS = fields(_PARTS, tuple(_PARTS))
 
 
-def _seconds_by_precision(value: Any) -> dict[Precision, float]:
+def _seconds_by_precision(value: object) -> dict[Precision, float]:
     return {
         Precision.read(name, "a precision"): s for name, s in mapping_of(positive)(value).items()
     }

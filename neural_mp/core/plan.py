@@ -14,7 +14,7 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.precision import OpConfig, Precision, QuantSpec, parse_precisions
 from neural_mp.errors import PlanError
 from neural_mp.io.readers import read_yaml, reading
-from neural_mp.io.yaml_reader import plain_yaml
+from neural_mp.io.yaml_reader import load_yaml
 from neural_mp.util.argument_checks import path_of
 from neural_mp.util.display import Displayed
 from neural_mp.util.validators import (
@@ -116,7 +116,7 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
             PlanError: the text is no plan; the message names `origin` and what is wrong.
         """
         with reading(origin, PlanError):
-            return _document(plain_yaml(text))[0]
+            return _document(load_yaml(text))[0]
 
     def save(self, path: str | Path, **contents: Any) -> None:
         """Write `to_yaml(**contents)` to a file.
@@ -152,14 +152,14 @@ class _PlanDumper(_SAFE_DUMPER):
     """Ranges on one line each, so that the file stays short."""
 
 
-def _represent_list(dumper: Any, data: list[Any]) -> yaml.Node:
+def _represent_list(dumper: yaml.SafeDumper, data: list[Any]) -> yaml.Node:
     return dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True)
 
 
 _PlanDumper.add_representer(list, _represent_list)
 
 
-def _document(value: Any) -> tuple[PrecisionPlan, Observations | None]:
+def _document(value: object) -> tuple[PrecisionPlan, Observations | None]:
     if not isinstance(value, Mapping) or "ops" not in value:
         raise UnfitError(f"no plan: expected a mapping with the key 'ops', found {shown(value)}")
     if value.get("neural_mp_plan") != FILE_VERSION:
@@ -172,7 +172,7 @@ def _document(value: Any) -> tuple[PrecisionPlan, Observations | None]:
     return plan, at("observations", Observations.from_dict, observed) if observed else None
 
 
-def plan_of(value: Any) -> PrecisionPlan:
+def plan_of(value: object) -> PrecisionPlan:
     """The plan that `to_dict` wrote: a kind, for what holds plans.
 
     Raises:
@@ -194,7 +194,7 @@ def _config_to_plain(config: OpConfig) -> Any:
     return entry
 
 
-def _config(entry: Any) -> OpConfig:
+def _config(entry: object) -> OpConfig:
     if isinstance(entry, str):
         return OpConfig(_precision(entry))
     if not isinstance(entry, Mapping):
@@ -205,14 +205,14 @@ def _config(entry: Any) -> OpConfig:
     return OpConfig(said["precision"], **specs, repairs=repairs)
 
 
-def _precision(value: Any) -> Precision:
+def _precision(value: object) -> Precision:
     found = parse_precisions(brief(value))
     if len(found) > 1:
         raise unfit("one precision", value)
     return found[0]
 
 
-def _quant_spec(value: Any) -> QuantSpec | None:
+def _quant_spec(value: object) -> QuantSpec | None:
     return QuantSpec.parse(brief(value)) if value else None
 
 

@@ -121,7 +121,7 @@ class Trial:
         }
 
     @classmethod
-    def from_dict(cls, data: Any) -> Trial:
+    def from_dict(cls, data: object) -> Trial:
         """Read back what `to_dict` wrote; what is left out is as for a new trial.
 
         Raises:

@@ -1,9 +1,14 @@
 """What YAML can name under `dataloader:`: datasets, transforms, and the loader over them."""
 
-from neural_mp.data import csv_files, images, numpy_files  # imported to be registered
+from neural_mp.data import images, numpy_files  # imported to be registered
 from neural_mp.data.datasets import DATASETS, ArrayDataset, DummyDataset
-from neural_mp.data.loader import build_dataloader, build_dataset, build_transforms
-from neural_mp.data.name_registries import OWN, Vocabulary
+from neural_mp.data.loader import (
+    OWN,
+    Vocabulary,
+    build_dataloader,
+    build_dataset,
+    build_transforms,
+)
 from neural_mp.data.registry import Registry
 from neural_mp.data.transforms import TRANSFORMS, InputTransform, Transform
 
@@ -20,7 +25,6 @@ __all__ = [
     "build_dataloader",
     "build_dataset",
     "build_transforms",
-    "csv_files",
     "images",
     "numpy_files",
 ]

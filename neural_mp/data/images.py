@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from neural_mp.data.datasets import DATASETS
-from neural_mp.data.option_checks import existing_path, height_and_width, one_of
+from neural_mp.data.option_checks import existing_folder, height_and_width, one_of, package
 from neural_mp.data.transforms import TRANSFORMS, InputTransform
-from neural_mp.errors import DataError, MissingFrameworkError
+from neural_mp.errors import DataError
 from neural_mp.io.files import check_ends
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -26,13 +26,8 @@ def pillow(needed_by: str) -> ModuleType:
     Raises:
         MissingFrameworkError: Pillow is not installed.
     """
-    try:
-        import PIL.Image
-    except ImportError as error:
-        raise MissingFrameworkError(
-            f"{needed_by} needs Pillow; install it with: pip install 'neural-mp[images]'"
-        ) from error
-    return PIL.Image
+    found: ModuleType = package("PIL.Image", needed_by, "images", "Pillow")
+    return found
 
 
 def read_pixels(path: Path, mode: str | None, needed_by: str) -> np.ndarray:
@@ -96,9 +91,7 @@ class ImageFolder:
     def __post_init__(self) -> None:
         pillow("dataset 'ImageFolder'")
         one_of("ImageFolder: mode", self.mode, ("RGB", "L"))
-        root = existing_path("ImageFolder: root", self.root)
-        if not root.is_dir():
-            raise DataError(f"ImageFolder: root must be a folder; {root} is a file")
+        root = existing_folder("ImageFolder: root", self.root)
         folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
         files = tuple(
             (path, label) for label, folder in enumerate(folders) for path in _images_in(folder)

@@ -1,19 +1,38 @@
-"""From what YAML holds under `dataloader:` to a DataLoader."""
+"""From what YAML holds under `dataloader:`, and what its names stand for, to a DataLoader."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from neural_mp.common import DataLoader
-from neural_mp.data.name_registries import OWN, Vocabulary
-from neural_mp.data.option_checks import whole_number
-from neural_mp.data.transforms import Transform
+from neural_mp.data.datasets import DATASETS
+from neural_mp.data.option_checks import true_or_false, whole_number
+from neural_mp.data.registry import Registry
+from neural_mp.data.transforms import TRANSFORMS, Transform
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean, inside
 from neural_mp.util.text import with_article
 
 LOADER_KEYS = ("batch_size", "last_batch", "shuffle", "seed", "dataset", "transform")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The datasets, transforms and metrics that a file can name.
+
+    Attributes:
+        datasets, transforms: what builds them; our own by default.
+        metrics: the same; None for our own, which `neural_mp.metrics` keeps.
+    """
+
+    datasets: Registry = field(default=DATASETS)
+    transforms: Registry = field(default=TRANSFORMS)
+    metrics: Registry | None = None
+
+
+#: The names of our own files.
+OWN = Vocabulary()
 
 
 @dataclass(frozen=True)
@@ -22,7 +41,7 @@ class Pipeline:
 
     transforms: tuple[Transform, ...]
 
-    def __call__(self, sample: Any) -> Any:
+    def __call__(self, sample: object) -> Any:
         """Transform one sample."""
         for transform in self.transforms:
             sample = transform(sample)
@@ -159,8 +178,7 @@ def build_dataloader(spec: Mapping[str, Any], names: Vocabulary = OWN) -> DataLo
             "dataloader needs a dataset, such as dataset: {ImageFolder: {root: images}}"
         )
     shuffle = spec.get("shuffle", False)
-    if not isinstance(shuffle, bool):
-        raise ConfigurationError(f"dataloader: shuffle must be true or false, got {shuffle!r}")
+    true_or_false("dataloader: shuffle", shuffle)
     seed = whole_number("dataloader: seed", spec.get("seed", 0), minimum=0)
     transform = build_transforms(spec.get("transform"), names)
     dataset = build_dataset(spec["dataset"], names)
@@ -179,5 +197,5 @@ def build_dataloader(spec: Mapping[str, Any], names: Vocabulary = OWN) -> DataLo
     )
 
 
-def _is_indexable(dataset: Any) -> bool:
+def _is_indexable(dataset: object) -> bool:
     return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,13 +16,16 @@ from numpy.lib import format as npy
 from neural_mp.data.datasets import DATASETS, ArrayDataset
 from neural_mp.data.option_checks import existing_path, whole_number
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
+from neural_mp.io.limits import (
+    MAX_COMPRESSION_RATIO,
+    MAX_EMPTY_ARRAY_LENGTH,
+    RATIO_EXEMPT_ARRAY_BYTES,
+)
 
 #: What is raised of a file that cannot be read, also when an array is taken out of an archive.
 UNREADABLE = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
-#: How many times its size in the archive an array may be, and what it may be anyhow.
-_MOST_PACKED, _SMALL = 200, 2**30
 _ARRAY = ".npy"
-_LONGEST, _LONGEST_EMPTY = np.iinfo(np.intp).max, 10**6
+_LONGEST = np.iinfo(np.intp).max
 
 
 def load_arrays(path: Path, *, mapped: bool = False) -> Any:
@@ -44,11 +49,35 @@ def load_arrays(path: Path, *, mapped: bool = False) -> Any:
     return np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
 
 
+@contextmanager
+def plain_arrays(path: Path, *, option: str = "", mapped: bool = False) -> Iterator[Any]:
+    """What `load_arrays` gives, for as long as arrays are taken out of it.
+
+    Args:
+        path: an `.npy` or `.npz` file.
+        option: what names it, for messages.
+        mapped: whether an array stays in the file until a part of it is asked for.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    with ExitStack() as stack:
+        try:
+            found = load_arrays(path, mapped=mapped)
+            yield found if isinstance(found, np.ndarray) else stack.enter_context(found)
+        except UNREADABLE as error:
+            raise DataError(
+                f"{option}{path} cannot be read as plain .npy or .npz data (pickled objects are "
+                f"refused): {error}"
+            ) from error
+
+
 def _check_archive(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             shown = f"{member.filename[:100]!r}"
-            if member.file_size > max(_SMALL, _MOST_PACKED * member.compress_size):
+            packed_well = MAX_COMPRESSION_RATIO * member.compress_size
+            if member.file_size > max(packed_well, RATIO_EXEMPT_ARRAY_BYTES):
                 raise ValueError(
                     f"{shown} is {member.file_size} bytes, packed into {member.compress_size}"
                 )
@@ -72,7 +101,7 @@ def _check_array(file: Any, size: int, what: str) -> None:
         raise ValueError(f"{what} holds pickled objects")
     needed, there = math.prod(shape) * kind.itemsize, size - file.tell()
     # An array without bytes can be as long as it likes, and have as many samples.
-    endless = not needed and any(length > _LONGEST_EMPTY for length in shape)
+    endless = not needed and any(length > MAX_EMPTY_ARRAY_LENGTH for length in shape)
     if not kind.itemsize or endless or any(not 0 <= length <= _LONGEST for length in shape):
         raise ValueError(f"{what} is of no size that an array has")
     if needed > there:
@@ -89,9 +118,9 @@ def _header(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 @DATASETS.register("numpy", "npz", "npy")
 def numpy_dataset(
-    path: Any = None,
-    inputs: Any = None,
-    labels: Any = None,
+    path: object = None,
+    inputs: object = None,
+    labels: object = None,
     inputs_key: str = "inputs",
     labels_key: str | None = "labels",
     start: int | None = None,
@@ -136,27 +165,21 @@ def numpy_dataset(
     )
 
 
-def _bound(option: str, value: Any) -> int | None:
+def _bound(option: str, value: object) -> int | None:
     return None if value is None else whole_number(f"numpy: {option}", value)
 
 
-def _read(option: str, reference: Any) -> np.ndarray:
+def _read(option: str, reference: object) -> np.ndarray:
     """The array that `file.npy`, `file.npz` or `file.npz:key` names."""
     name, separator, key = str(reference).partition(".npz:")
     file = f"{name}.npz" if separator else reference
     path = existing_path(f"numpy: {option}", file)
-    try:
-        # Mapped, not read: only the samples that are asked for come into memory.
-        loaded = load_arrays(path, mapped=True)
-        if isinstance(loaded, np.ndarray):
-            return loaded
-        with loaded as archive:
-            return archive[_array_name(str(path), archive.files, key if separator else None)]
-    except UNREADABLE as error:
-        raise DataError(
-            f"numpy: {option}: {path} cannot be read as plain .npy or .npz data "
-            f"(pickled objects are refused): {error}"
-        ) from error
+    # Mapped, not read: only the samples that are asked for come into memory.
+    with plain_arrays(path, option=f"numpy: {option}: ", mapped=True) as found:
+        if isinstance(found, np.ndarray):
+            return found
+        array: np.ndarray = found[_array_name(str(path), found.files, key if separator else None)]
+        return array
 
 
 def _array_name(path: str, names: list[str], key: str | None) -> str:

@@ -1,7 +1,8 @@
-"""Checks on option values as they come from YAML, each raising one clear ConfigurationError."""
+"""Checks on option values as they come from YAML, and on packages that they need."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from numbers import Integral, Real
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.errors import ConfigurationError, DataError, did_you_mean
+from neural_mp.errors import ConfigurationError, DataError, MissingFrameworkError, did_you_mean
 from neural_mp.io.files import check_ends
 from neural_mp.util.argument_checks import SEEDS, brief, path_of
 
@@ -47,6 +48,13 @@ def finite_numbers(option: str, value: Any) -> tuple[float, ...]:
     if isinstance(value, Sequence) and not isinstance(value, str) and value:
         return tuple(finite_number(f"each of {option}", item) for item in value)
     return (finite_number(option, value),)
+
+
+def true_or_false(option: str, value: Any) -> bool:
+    """`value`, which must be a bool."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{option} must be true or false, got {value!r}")
+    return value
 
 
 def one_of(option: str, value: Any, choices: Sequence[str]) -> str:
@@ -101,3 +109,49 @@ def existing_path(option: str, value: Any) -> Path:
     except OSError as error:
         raise DataError(f"{option}: {path} cannot be read: {error.strerror}") from None
     return path
+
+
+def existing_folder(option: str, value: Any) -> Path:
+    """The folder `value`, which must exist.
+
+    Raises:
+        ConfigurationError: it is no path.
+        DataError: nothing, or a file, is there.
+    """
+    path = existing_path(option, value)
+    if not path.is_dir():
+        raise DataError(f"{option} must be a folder; {path} is a file")
+    return path
+
+
+def existing_file(option: str, value: Any) -> Path:
+    """The file `value`, which must exist.
+
+    Raises:
+        ConfigurationError: it is no path.
+        DataError: nothing, or a folder, is there.
+    """
+    path = existing_path(option, value)
+    if path.is_dir():
+        raise DataError(f"{option} must be a file; {path} is a folder")
+    return path
+
+
+def package(name: str, needed_by: str, extra: str, called: str | None = None) -> Any:
+    """The module `name`, imported.
+
+    Args:
+        name: of the module.
+        needed_by: what needs it, for the message.
+        extra: which of our extras brings it.
+        called: what it is called in the message; `name` where left out.
+
+    Raises:
+        MissingFrameworkError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingFrameworkError(
+            f"{needed_by} needs {called or name}; install it with: pip install 'neural-mp[{extra}]'"
+        ) from error

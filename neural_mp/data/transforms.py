@@ -35,11 +35,11 @@ class InputTransform:
         """The changed inputs; raises ValueError, saying why, for inputs that do not fit."""
         raise NotImplementedError
 
-    def array_of(self, inputs: Any) -> np.ndarray:
+    def array_of(self, inputs: object) -> np.ndarray:
         """What `apply` is given for the inputs of a sample."""
         return np.asarray(inputs)
 
-    def __call__(self, sample: Any) -> tuple[np.ndarray, Any]:
+    def __call__(self, sample: object) -> tuple[np.ndarray, Any]:
         """Transform one sample `(inputs, label)`.
 
         Raises:

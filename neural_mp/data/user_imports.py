@@ -237,7 +237,7 @@ def _neighbours(missing: str, folders: tuple[Path, ...]) -> list[str]:
 
 
 def _check_passable(
-    found: Any, part: str, name: str, folders: tuple[Path, ...], rules: NamedInFile
+    found: object, part: str, name: str, folders: tuple[Path, ...], rules: NamedInFile
 ) -> None:
     """See that an attribute is looked up in the user's modules and classes alone."""
     users = isinstance(found, ModuleType | type) and _is_users_object(found, folders)
@@ -246,7 +246,7 @@ def _check_passable(
         raise _not_yours(name, f"{part!r} is looked up in {what!r}", rules)
 
 
-def _is_users_object(found: Any, folders: tuple[Path, ...]) -> bool:
+def _is_users_object(found: object, folders: tuple[Path, ...]) -> bool:
     """Whether a class, a function or an object was made in a module that a file may name."""
     if isinstance(found, ModuleType):
         return _is_users_module(found.__name__, folders)
@@ -266,13 +266,13 @@ def _is_users_object(found: Any, folders: tuple[Path, ...]) -> bool:
     )
 
 
-def _home(found: Any) -> str | None:
+def _home(found: object) -> str | None:
     """The module that something says it was defined in."""
     home = getattr(found, "__module__", None)
     return home if isinstance(home, str) else None
 
 
-def _bound_to(found: Any) -> bool:
+def _bound_to(found: object) -> bool:
     """Whether it is a method of an object, such as the functions of `random`."""
     return getattr(found, "__self__", None) is not None
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import errno
-import gzip
-import json
 import os
 import stat
 import tempfile
 import uuid
 from pathlib import Path
-from typing import Any
 
 from neural_mp.errors import ConfigurationError, ModelLoadError
 
@@ -119,43 +116,3 @@ def prepared_folder(log_path: str | None) -> Path | None:
             return folder
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigurationError(f"log_path {log_path!r} cannot be written to: {error}") from error
-
-
-def read_json(path: Path) -> Any:
-    """What a file in UTF-8 holds.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is no JSON, or nested without end.
-    """
-    return json_of(path.read_text(encoding="utf-8"))
-
-
-def json_of(text: str | bytes) -> Any:
-    """What a text holds.
-
-    Raises:
-        ValueError: it is no JSON, or nested without end.
-    """
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-
-
-def read_packed(path: Path, most: int) -> bytes:
-    """What a file of gzip holds.
-
-    Args:
-        path: the file.
-        most: bytes that it may hold.
-
-    Raises:
-        OSError, EOFError, zlib.error: it cannot be read, or is no such file.
-        ValueError: it holds more.
-    """
-    with gzip.open(path) as file:
-        found = file.read(most + 1)
-    if len(found) > most:
-        raise ValueError(f"it holds more than {most} bytes")
-    return found

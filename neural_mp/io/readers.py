@@ -13,23 +13,26 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from neural_mp.errors import NeuralMPError
+from neural_mp.errors import DataError, NeuralMPError
 from neural_mp.io.files import read_plain
-from neural_mp.io.yaml_reader import plain_yaml
-from neural_mp.util.validators import Kind, UnfitError, key_words, text
+from neural_mp.io.limits import MAX_DATA_BYTES, MAX_DATA_VALUES, MAX_FILE_BYTES, MAX_VALUES
+from neural_mp.io.yaml_reader import load_yaml
+from neural_mp.util.validators import Kind, UnfitError, anything, key_words, text
 
 T = TypeVar("T")
 
-#: The most bytes of a file that are read, and that what was packed may come to.
-LARGEST = 1 << 28
-#: The most values that JSON may hold: one takes up to a hundred bytes of memory.
-_MOST_VALUES = 10_000_000
-#: What tells zlib that a gzip file comes.
-_GZIP = 16 + zlib.MAX_WBITS
+#: Makes zlib find out by itself whether a file of gzip or of zlib comes.
+_EITHER = 32 + zlib.MAX_WBITS
+#: What files of gzip and of zlib begin with; no JSON does.
+_PACKED = (b"\x1f\x8b", b"x")
 #: Characters of what is said of a key that an error shows.
 _TOLD = 1000
+
+
+class JsonError(UnfitError, ValueError):
+    """Text that cannot be read as JSON."""
 
 
 def read_yaml(path: str | Path, kind: Kind[T], error: type[NeuralMPError]) -> T:
@@ -44,10 +47,17 @@ def read_yaml(path: str | Path, kind: Kind[T], error: type[NeuralMPError]) -> T:
         NeuralMPError: the file cannot be read, or is not of that kind; of the class `error`.
     """
     with reading(repr(str(path)), error):
-        return kind(plain_yaml(_text(bytes_of(path))))
+        return kind(load_yaml(_text(bytes_of(path))))
 
 
-def read_json(path: str | Path, kind: Kind[T], error: type[NeuralMPError], hint: str = "") -> T:
+def read_json(
+    path: str | Path,
+    kind: Kind[T],
+    error: type[NeuralMPError],
+    hint: str = "",
+    max_bytes: int = MAX_FILE_BYTES,
+    max_values: int = MAX_VALUES,
+) -> T:
     """What a JSON file holds; one that is packed with gzip or zlib is unpacked.
 
     Args:
@@ -55,17 +65,28 @@ def read_json(path: str | Path, kind: Kind[T], error: type[NeuralMPError], hint:
         kind: of the document.
         error: what is raised.
         hint: what to do then.
+        max_bytes: how many it may hold.
+        max_values: how many it may hold.
 
     Raises:
         NeuralMPError: the file cannot be read, or is not of that kind; of the class `error`.
     """
     with reading(repr(str(path)), error, hint):
-        data = bytes_of(path)
-        if data[:2] == b"\x1f\x8b":
-            data = inflated(data, _GZIP)
-        elif data[:1] == b"x":
-            data = inflated(data)
-        return kind(plain_json(data))
+        data = bytes_of(path, max_bytes)
+        if data.startswith(_PACKED):
+            data = decompress_bounded(data, max_bytes)
+        return kind(load_json(data, max_values))
+
+
+def read_data_json(path: Path) -> Any:
+    """What a JSON file of a data set holds, which may be as large as its owner made it.
+
+    Raises:
+        DataError: the file cannot be read, or is no JSON.
+    """
+    return read_json(
+        path, anything, DataError, max_bytes=MAX_DATA_BYTES, max_values=MAX_DATA_VALUES
+    )
 
 
 def of_json(data: object, kind: Kind[T], origin: str, error: type[NeuralMPError]) -> T:
@@ -83,7 +104,7 @@ def of_json(data: object, kind: Kind[T], origin: str, error: type[NeuralMPError]
     with reading(origin, error):
         words = text(data)
         # What is packed starts with the header of zlib, which is a letter in this alphabet.
-        return kind(plain_json(words if words[:1] in '{["' else unpacked(words)))
+        return kind(load_json(words if words[:1] in '{["' else unpacked(words)))
 
 
 def packed(data: bytes) -> str:
@@ -98,7 +119,7 @@ def unpacked(words: str) -> bytes:
         UnfitError: it was not written so, or comes to too much.
     """
     try:
-        return inflated(base64.b85decode(words))
+        return decompress_bounded(base64.b85decode(words))
     except ValueError as error:
         raise UnfitError(f"it is damaged: {error}") from None
 
@@ -126,59 +147,59 @@ def reading(origin: str, error: type[NeuralMPError], hint: str = "") -> Iterator
         raise error(words + (f"; {hint}" if hint else "")) from found
 
 
-def bytes_of(path: str | Path) -> bytes:
+def bytes_of(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     """The content of a file.
 
     Raises:
         UnfitError: it cannot be read, or is too large.
     """
     try:
-        return read_plain(path, LARGEST)
+        return read_plain(path, max_bytes)
     except (OSError, ValueError) as error:  # the latter of names that hold a NUL
         words = getattr(error, "strerror", None) or error
         raise UnfitError(f"it cannot be read: {words}") from None
 
 
-def inflated(data: bytes, form: int = zlib.MAX_WBITS) -> bytes:
-    """Unpack bytes, but no more than may come of a file of ours.
-
-    Args:
-        data: what `zlib` packed.
-        form: its `wbits`.
+def decompress_bounded(data: bytes, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+    """Unpack bytes of zlib, or all parts of those of gzip.
 
     Raises:
-        UnfitError: it was damaged or cut off, or comes to too much.
+        UnfitError: they are damaged or cut off, or come to too much.
     """
-    unpacking = zlib.decompressobj(form)
-    try:
-        found = unpacking.decompress(data, LARGEST)
-    except zlib.error as error:
-        raise UnfitError(f"it is damaged: {error}") from None
-    if unpacking.unconsumed_tail:
-        raise UnfitError(f"it comes to more than {LARGEST >> 20} MiB when it is unpacked")
-    if not unpacking.eof:
-        raise UnfitError("it is damaged: its end is missing")
+    found = b""
+    while data:
+        unpacking = zlib.decompressobj(_EITHER)
+        try:
+            found += unpacking.decompress(data, max_bytes + 1 - len(found))
+        except zlib.error as error:
+            raise UnfitError(f"it is damaged: {error}") from None
+        if len(found) > max_bytes:
+            raise UnfitError(f"it comes to more than {max_bytes >> 20} MiB when it is unpacked")
+        if not unpacking.eof:
+            raise UnfitError("it is damaged: its end is missing")
+        data = unpacking.unused_data
     return found
 
 
-def plain_json(data: bytes | str) -> object:
-    """What JSON holds.
+def load_json(data: bytes | str, max_values: int = MAX_VALUES) -> Any:
+    """Parse JSON.
 
     Raises:
-        UnfitError: it is no JSON, or holds too much.
+        JsonError: it is no JSON, holds too much, or is nested too deeply.
     """
     words = _text(data) if isinstance(data, bytes) else data
-    if sum(map(words.count, ",[{")) > _MOST_VALUES:
-        raise UnfitError(f"it holds more than {_MOST_VALUES} values")
+    if sum(map(words.count, ",[{")) > max_values:
+        raise JsonError(f"it holds more than {max_values} values")
     try:
-        found: object = json.loads(words)
+        return json.loads(words)
     except ValueError as error:
-        raise UnfitError(f"it is damaged, and no JSON: {error}") from None
-    return found
+        raise JsonError(f"it cannot be read as JSON: {error}") from None
+    except RecursionError:
+        raise JsonError("it is nested too deeply to be read") from None
 
 
 def _text(data: bytes) -> str:
     try:
-        return data.decode()
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UnfitError(f"it cannot be read: it is not UTF-8 at byte {error.start}") from None
+        raise JsonError(f"it cannot be read: it is not UTF-8 at byte {error.start}") from None

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
+from neural_mp.io.limits import MAX_DEPTH, MAX_NUMBER_CHARS, MAX_VALUES
 from neural_mp.util.validators import UnfitError, shown
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-#: Deeper than any file of ours.
-_DEEPEST = 100
 _TOO_DEEP = "it is nested too deeply to be read"
-#: The most values, where what aliases stand for counts every time.
-_MOST_VALUES = 10_000_000
-#: Characters of a number; more have no meaning.
-_LONGEST_NUMBER = 400
+_NOT_YAML = "not readable YAML"
 
 _CONSTANTS: Mapping[str, Any] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
@@ -32,52 +29,143 @@ _CONSTANTS: Mapping[str, Any] = {
     **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), -float("inf")),
     **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
 }
-_INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9_]*)")
-_FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?")
+_INTEGER_RE = re.compile(r"[-+]?(?:[1-9][0-9_]*|0|0x[0-9a-fA-F]+|0b[01]+|(?P<octal>0[0-7]+))")
+_FLOAT_RE = re.compile(
+    r"[-+]?(?:(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+][0-9]+)?"
+    r"|(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+)"
+)
+_MANY_DIGITS_RE = re.compile(r"[-+.0-9_eExXa-fA-F]+")
 _NUMBER_STARTS = frozenset("+-.0123456789")
 _CONSTANT_STARTS = frozenset("~nNtTyYoOfF")
 _TAG = "tag:yaml.org,2002:"
+_SCALAR_TAGS = frozenset(f"{_TAG}{name}" for name in ("float", "int", "bool", "null"))
+_TEXT_TAGS = (None, "!", f"{_TAG}str")
+#: Files of Intel Neural Compressor name these classes of Python, which mean no more here.
+_LIST_TAGS = (None, "!", f"{_TAG}seq", f"{_TAG}python/tuple")
+_MAPPING_TAGS = (None, "!", f"{_TAG}map", "!Pruner")
 
 
-def plain_yaml(text: str) -> Any:
-    """The one document that a text holds: mappings, lists, texts, numbers, true, false and None.
+class _Merge(str):
+    """The key `<<`, whose value is merged into its mapping; a quoted one is a key as others are."""
+
+
+_MERGE = _Merge("<<")
+
+
+class YamlError(UnfitError):
+    """Text that cannot be read as YAML.
+
+    Attributes:
+        line: counted from 1.
+        problem: the message without the line.
+    """
+
+    line: int = 1
+    problem: str = ""
+
+
+def _error(line: int, problem: str, keys: tuple[str | int, ...] = ()) -> YamlError:
+    error = YamlError(f"line {line}: {problem}")
+    error.line, error.problem, error.keys = line, problem, keys
+    return error
+
+
+@dataclass
+class YamlDocument:
+    """A document with the lines that its parts stand on, counted from 1.
+
+    Attributes:
+        value: its content; None where there is none.
+        line: where it begins.
+        lines: `id` of a mapping or list in it → key or index → line.
+        repeated: the same of keys that are given again: the line of the first one.
+    """
+
+    value: Any = None
+    line: int = 1
+    lines: dict[int, dict[Any, int]] = field(default_factory=dict)
+    repeated: dict[int, dict[str, int]] = field(default_factory=dict)
+
+
+def load_yaml(text: str) -> Any:
+    """Parse the one document of a text: mappings, lists, texts, numbers, true, false and None.
 
     Keys are the text that they are written as.
 
     Raises:
-        UnfitError: it is no YAML, or holds other things, or too many, or is nested too deeply.
+        YamlError: it is no YAML, or holds other things, or too many, or is nested too deeply.
     """
-    reader = _Reader()
+    return _read(text, _Reader(YamlDocument(), MAX_VALUES, with_lines=False))
+
+
+def load_yaml_with_lines(text: str, max_values: int) -> YamlDocument:
+    """Parse the one document of a text, and note the line of every key and item.
+
+    Args:
+        text: YAML.
+        max_values: how many values it may hold, where what aliases stand for counts every time.
+
+    Raises:
+        YamlError: it is no YAML, or holds other things, or too many, or is nested too deeply.
+    """
+    document = YamlDocument()
+    _read(text, _Reader(document, max_values, with_lines=True))
+    return document
+
+
+def _read(text: str, reader: _Reader) -> Any:
     try:
         for event in yaml.parse(text, _LOADER):
             reader.take(event)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = f"line {mark.line + 1}: " if mark else ""
+        # An end that comes too early is marked on the line behind the last one.
+        line = min(mark.line, text.count("\n")) + 1 if mark else 1
         if "nesting depth" in str(error.problem):  # libyaml scans ahead of the events
-            raise UnfitError(f"{line}{_TOO_DEEP}") from None
-        raise UnfitError(f"{line}it is not YAML: {error.problem or error.context}") from None
+            raise _error(line, _TOO_DEEP) from None
+        raise _error(line, f"{_NOT_YAML}: {error.problem or error.context}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.encode()[: error.position].count(b"\n") + 1
+        raise _error(line, f"{_NOT_YAML}: {error.reason}") from None
     except (yaml.YAMLError, UnicodeError) as error:
-        raise UnfitError(f"it is not YAML: {shown(str(error))}") from None
-    return reader.found
+        raise _error(1, f"{_NOT_YAML}: {shown(str(error))}") from None
+    return reader.document.value
+
+
+@dataclass(slots=True)
+class _Open:
+    """A mapping or list that has not ended yet.
+
+    Attributes:
+        value: it.
+        place: its key or index in what it is in.
+        anchor: the name by which aliases refer to it.
+        count: how many values were there when it began.
+        key: the key whose value comes next; None before a key.
+        merged: values of the key `<<`.
+    """
+
+    value: Any
+    place: str | int
+    anchor: str | None
+    count: int
+    key: str | None = None
+    merged: list[Any] = field(default_factory=list)
 
 
 class _Reader:
     """Puts values together from events, without recursion."""
 
-    def __init__(self) -> None:
-        self.found: Any = None
-        self._documents = 0
-        #: What is open: the value, the anchor, and how many values were there when it began.
-        self._open: list[tuple[Any, str | None, int]] = []
-        #: The key whose value comes next, for every mapping that is open; None before a key.
-        self._keys: list[str | None] = []
+    def __init__(self, document: YamlDocument, max_values: int, with_lines: bool) -> None:
+        self.document = document
+        self._max_values, self._with_lines = max_values, with_lines
+        self._documents = self._count = 0
+        self._open: list[_Open] = []
         self._named: dict[str, tuple[Any, int]] = {}
-        self._count = 0
         self._take: Mapping[type, Callable[[Any], None]] = {
             yaml.ScalarEvent: self._scalar,
-            yaml.SequenceStartEvent: self._start_list,
-            yaml.MappingStartEvent: self._start_mapping,
+            yaml.SequenceStartEvent: lambda event: self._start(event, [], _LIST_TAGS),
+            yaml.MappingStartEvent: lambda event: self._start(event, {}, _MAPPING_TAGS),
             yaml.SequenceEndEvent: self._end,
             yaml.MappingEndEvent: self._end,
             yaml.AliasEvent: self._alias,
@@ -93,97 +181,135 @@ class _Reader:
     def _document(self, event: Any) -> None:
         self._documents += 1
         if self._documents > 1:
-            raise _wrong(event, "expected one document, found several")
+            raise self._error(event, f"{_NOT_YAML}: expected one document, found several")
 
     def _scalar(self, event: Any) -> None:
         if self._expects_key():
-            self._key(event)
-            return
-        text, tag = event.value, event.tag
-        if tag is None and event.implicit[0]:
-            value = _plain(event, text)
-        elif tag in (None, "!", f"{_TAG}str"):
-            value = text
-        elif tag in (f"{_TAG}float", f"{_TAG}int", f"{_TAG}bool", f"{_TAG}null"):
-            value = _plain(event, text)
+            merges = event.value == "<<" and event.implicit[0]
+            self._key(event, _MERGE if merges else event.value)
+            value = event.value
         else:
-            raise _wrong(event, f"the tag {shown(tag)} has no meaning here")
-        self._put(event, value, 1)
+            value = self._value(event)
+            self._put(event, value, 1)
         if event.anchor:
             self._named[event.anchor] = value, 1
 
+    def _value(self, event: Any) -> Any:
+        text, tag = event.value, event.tag
+        if (tag is None and event.implicit[0]) or tag in _SCALAR_TAGS:
+            if len(text) > MAX_NUMBER_CHARS and _MANY_DIGITS_RE.fullmatch(text):
+                raise self._error(event, f"a number of {len(text)} digits")
+            return _plain(text)
+        if tag not in _TEXT_TAGS:
+            raise self._error(event, f"the tag {shown(tag)} has no meaning here")
+        return text
+
     def _expects_key(self) -> bool:
-        return bool(self._open) and self._keys[-1] is None and isinstance(self._open[-1][0], dict)
+        if not self._open:
+            return False
+        inner = self._open[-1]
+        return inner.key is None and isinstance(inner.value, dict)
 
-    def _key(self, event: Any) -> None:
-        if event.value == "<<" and event.implicit[0]:
-            raise _wrong(event, "'<<' is not read here; write the keys out")
-        self._keys[-1] = event.value
-        if event.anchor:
-            self._named[event.anchor] = event.value, 1
+    def _key(self, event: Any, key: str) -> None:
+        inner = self._open[-1]
+        inner.key = key
+        if self._with_lines and key is not _MERGE:
+            lines = self.document.lines[id(inner.value)]
+            if key in lines:
+                repeated = self.document.repeated.setdefault(id(inner.value), {})
+                repeated.setdefault(key, lines[key])
+            lines[key] = event.start_mark.line + 1
 
-    def _start_list(self, event: Any) -> None:
-        self._start(event, [], f"{_TAG}seq")
-
-    def _start_mapping(self, event: Any) -> None:
-        self._start(event, {}, f"{_TAG}map")
-
-    def _start(self, event: Any, value: Any, tag: str) -> None:
+    def _start(self, event: Any, value: Any, tags: tuple[str | None, ...]) -> None:
         if self._expects_key():
-            raise _wrong(event, "a key must be a text, found a list or mapping")
-        if event.tag not in (None, "!", tag):
-            raise _wrong(event, f"the tag {shown(event.tag)} has no meaning here")
-        if len(self._open) >= _DEEPEST:
-            raise _wrong(event, _TOO_DEEP)
+            raise self._error(event, "a key must be a word, found a list or mapping")
+        if event.tag not in tags:
+            raise self._error(event, f"the tag {shown(event.tag)} has no meaning here")
+        if len(self._open) >= MAX_DEPTH:
+            raise self._error(event, _TOO_DEEP)
+        place = self._place() if self._open else ""
         self._put(event, value, 1)
-        self._open.append((value, event.anchor, self._count))
-        self._keys.append(None)
+        self._open.append(_Open(value, place, event.anchor, self._count))
+        if self._with_lines:
+            self.document.lines[id(value)] = {}
 
     def _end(self, event: Any) -> None:
-        value, anchor, before = self._open.pop()
-        self._keys.pop()
-        if anchor:
-            self._named[anchor] = value, self._count - before + 1
+        inner = self._open[-1]
+        if inner.merged:
+            self._merge(event, inner)
+        self._open.pop()
+        if inner.anchor:
+            self._named[inner.anchor] = inner.value, self._count - inner.count + 1
+
+    def _merge(self, event: Any, inner: _Open) -> None:
+        """Put the keys of merged mappings before the mapping's own, which win."""
+        found: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        for value in inner.merged:
+            for part in reversed(value if isinstance(value, list) else [value]):
+                if not isinstance(part, dict):
+                    raise self._error(event, "'<<' takes a mapping or a list of mappings")
+                found |= part
+                lines |= self.document.lines.get(id(part), {})
+        own = dict(inner.value)
+        inner.value.clear()
+        inner.value.update(found | own)
+        if self._with_lines:
+            self.document.lines[id(inner.value)] = lines | self.document.lines[id(inner.value)]
 
     def _alias(self, event: Any) -> None:
         if event.anchor not in self._named:
-            raise _wrong(event, f"the alias {shown(event.anchor)} stands for nothing before it")
+            problem = f"the alias {shown(event.anchor)} stands for nothing before it"
+            raise self._error(event, f"{_NOT_YAML}: {problem}")
         value, size = self._named[event.anchor]
         if not self._expects_key():
             self._put(event, value, size)
         elif isinstance(value, str):
-            self._keys[-1] = value
+            self._key(event, value)
         else:
-            raise _wrong(event, f"a key must be a text, found {shown(value)}")
+            raise self._error(event, f"a key must be a word, found {shown(value)}")
 
     def _put(self, event: Any, value: Any, size: int) -> None:
         self._count += size
-        if self._count > _MOST_VALUES:
-            raise _wrong(event, f"it holds more than {_MOST_VALUES} values; its aliases multiply")
+        if self._count > self._max_values:
+            problem = f"it holds more than {self._max_values} values; its aliases may multiply"
+            raise self._error(event, problem)
         if not self._open:
-            self.found = value
+            self.document.value, self.document.line = value, event.start_mark.line + 1
             return
-        into = self._open[-1][0]
-        if isinstance(into, list):
-            into.append(value)
-            return
-        into[self._keys[-1]] = value
-        self._keys[-1] = None
+        inner = self._open[-1]
+        if isinstance(inner.value, list):
+            if self._with_lines:
+                lines = self.document.lines[id(inner.value)]
+                lines[len(inner.value)] = event.start_mark.line + 1
+            inner.value.append(value)
+        elif inner.key is _MERGE:
+            inner.merged.append(value)
+            inner.key = None
+        else:
+            inner.value[inner.key] = value
+            inner.key = None
+
+    def _place(self) -> str | int:
+        """Return where the next value comes in the innermost mapping or list."""
+        inner = self._open[-1]
+        return len(inner.value) if inner.key is None else inner.key
+
+    def _error(self, event: Any, problem: str) -> YamlError:
+        keys = [part.place for part in self._open[1:]]
+        if self._open and not self._expects_key():
+            keys.append(self._place())
+        return _error(event.start_mark.line + 1, problem, tuple(keys))
 
 
-def _wrong(event: Any, words: str) -> UnfitError:
-    return UnfitError(f"line {event.start_mark.line + 1}: {words}")
-
-
-def _plain(event: Any, text: str) -> Any:
-    """What a scalar without quotes stands for."""
+def _plain(text: str) -> Any:
+    """Return what a scalar without quotes stands for."""
     first = text[:1]
     if first in _NUMBER_STARTS:
-        if len(text) > _LONGEST_NUMBER and _FLOAT.fullmatch(text):
-            raise _wrong(event, f"a number of {len(text)} digits")
-        if _INTEGER.fullmatch(text):
-            return int(text.replace("_", ""))
-        if _FLOAT.fullmatch(text):
+        integer = _INTEGER_RE.fullmatch(text)
+        if integer:
+            return int(text.replace("_", ""), 8 if integer["octal"] else 0)
+        if _FLOAT_RE.fullmatch(text):
             return float(text.replace("_", ""))
     elif first and first not in _CONSTANT_STARTS:
         return text

@@ -12,12 +12,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from neural_mp.errors import ModelLoadError, NeuralMPError, in_one_line
+from neural_mp.io.limits import MAX_ARCHIVE_MEMBERS, MAX_COMPRESSION_RATIO, RATIO_EXEMPT_MODEL_BYTES
 
-#: How many times its size in the archive a member may be: past what floats are packed by.
-_MOST_PACKED = 200
-#: What may be packed better than that: small text, and arrays of zeros of a few MB.
-_SMALL = 16 * 2**20
-_MOST_MEMBERS = 100_000
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 0x1
 #: What `zipfile` raises about the bytes it reads.
@@ -63,8 +59,8 @@ def _opened(file: Path | BinaryIO) -> zipfile.ZipFile:
 def _faults(archive: zipfile.ZipFile) -> Iterator[str]:
     """What is wrong with the members of an archive, in words."""
     members = archive.infolist()
-    if len(members) > _MOST_MEMBERS:
-        yield f"it holds {len(members)} members, more than {_MOST_MEMBERS}"
+    if len(members) > MAX_ARCHIVE_MEMBERS:
+        yield f"it holds {len(members)} members, more than {MAX_ARCHIVE_MEMBERS}"
     names: set[str] = set()
     packed = 0
     for member in members:
@@ -79,7 +75,8 @@ def _faults(archive: zipfile.ZipFile) -> Iterator[str]:
             yield f"{shown} is a link"
         if member.flag_bits & _ENCRYPTED or member.compress_type not in _METHODS:
             yield f"{shown} is encrypted, or packed in an unusual way"
-        if member.file_size > max(_MOST_PACKED * member.compress_size, _SMALL):
+        packed_well = MAX_COMPRESSION_RATIO * member.compress_size
+        if member.file_size > max(packed_well, RATIO_EXEMPT_MODEL_BYTES):
             yield f"{shown} is {member.file_size} bytes, packed into {member.compress_size}"
         packed += member.compress_size
     if archive.fp is not None and packed > archive.fp.seek(0, 2):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from neural_mp.errors import TuningError
 from neural_mp.reporting.jobs import JobsListener
 from neural_mp.tuning.executors.options import RUNS_AGAIN
+from neural_mp.tuning.executors.queued import TaskQueue, Ticket
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus, read_outcome
 from neural_mp.util.text import counted
 
@@ -41,8 +41,12 @@ class Place(Protocol):
         """End the job that goes on."""
 
 
-class Team:
-    """Threads, each of which hands one job after the other to a place.
+_JobTicket = Ticket[JobOutcome, JobOutcome]
+_JobHandle = Future[JobOutcome | None]
+
+
+class Team(TaskQueue[JobOutcome, JobOutcome]):
+    """Hands one job after the other to each of its places, which it waits for in threads.
 
     Args:
         jobs: all of them.
@@ -58,14 +62,15 @@ class Team:
         listener: JobsListener,
         places: Sequence[Place],
     ) -> None:
-        self._output, self._listener, self._places, self._jobs = output, listener, places, jobs
+        super().__init__()
+        self._output, self._listener, self._jobs = output, listener, jobs
         unique = {job.name: job for job in jobs if not job.known}
-        self._left = deque(unique.values())
-        self._open = set(unique)
+        self._queue.extend(Ticket(job) for job in unique.values())
         self._before = {name: read_outcome(output / name) for name in unique}
-        self._losses: Counter[str] = Counter()
-        self._events: queue.Queue[Callable[[], None] | None] = queue.Queue()
-        self._stopped = threading.Event()
+        self._places = list(places[: len(unique)])
+        # What a job tells, and then the job itself once it is done.
+        self._events: queue.Queue[tuple[str, str] | _JobHandle] = queue.Queue()
+        self._threads = ThreadPoolExecutor(max(1, len(self._places)))
 
     def work(self) -> None:
         """Do all jobs that are left, and tell the listener.
@@ -73,84 +78,66 @@ class Team:
         Raises:
             TuningError: all places were lost.
         """
-        listener = self._listener
+        listener, places = self._listener, list(self._places)
         listener.began(len({job.name for job in self._jobs}))
         for job in {job.name: job for job in self._jobs if job.known}.values():
             listener.ended(job)
-        places = self._places[: len(self._left)]
-        threads = [threading.Thread(target=self._serve, args=(place,)) for place in places]
-        for thread in threads:
-            thread.start()
         try:
-            ended = 0
-            while ended < len(threads):
-                event = self._events.get()
-                if event is None:
-                    ended += 1
-                else:
-                    event()
+            self._hand_out()
+            while self._open:
+                for ticket in self._collected(None):
+                    assert ticket.answer is not None
+                    listener.ended(ticket.answer)
+                self._hand_out()
         finally:
-            self._stopped.set()
             for place in places:
                 place.stop()
-            for thread in threads:
-                thread.join()
+            self._threads.shutdown()
             listener.close()
-        if self._open:
+        if self._queue:
             raise TuningError(
-                f"no machine is left for {counted(len(self._open), 'job')}; what is done is kept, "
+                f"no machine is left for {counted(len(self._queue), 'job')}; what is done is kept, "
                 f"and the same command goes on from there"
             )
 
-    def _serve(self, place: Place) -> None:
-        try:
-            # A job that another place has may come back.
-            while self._open and not self._stopped.is_set():
-                try:
-                    job = self._left.popleft()
-                except IndexError:
-                    time.sleep(_LOOK)
-                    continue
-                if not self._has_done(place, job):
-                    return
-        finally:
-            self._events.put(None)
+    def places(self) -> Iterable[Place]:
+        """Those that were not lost."""
+        return self._places
 
-    def _has_done(self, place: Place, job: JobOutcome) -> bool:
-        """Have a job done at a place; whether the place can do another one."""
-        folder = self._output / job.name
-        try:
-            outcome = place.run(
-                job,
-                folder,
-                self._before[job.name],
-                lambda words: self._tell(self._listener.told, job.name, words),
-            )
-        except PlaceLostError as error:
-            self._lost(job, folder, str(error))
-            return False
-        if outcome is None:
-            self._left.append(job)
+    def begin(self, place: Place, ticket: _JobTicket) -> _JobHandle:
+        """Have a thread wait for a job."""
+        handle = self._threads.submit(self._outcome_at, place, ticket.task)
+        handle.add_done_callback(self._events.put)
+        return handle
+
+    def _outcome_at(self, place: Place, job: JobOutcome) -> JobOutcome | None:
+        folder, before = self._output / job.name, self._before[job.name]
+        found = place.run(job, folder, before, lambda said: self._events.put((job.name, said)))
+        if found is None:
             time.sleep(_LOOK)
-            return True
-        self._ended(outcome)
-        return True
+        return found
 
-    def _lost(self, job: JobOutcome, folder: Path, words: str) -> None:
-        """Have another place go on with a job, unless that was tried too often."""
-        self._losses[job.name] += 1
-        self._tell(self._listener.told, job.name, words)
-        if self._losses[job.name] <= RUNS_AGAIN:
-            self._left.append(job)
-            return
-        failed = replace(job, status=JobStatus.FAILED, reason=words)
-        failed.write(folder)
-        self._ended(failed)
+    def wait(self, handles: Collection[_JobHandle], seconds: float | None) -> Iterable[_JobHandle]:
+        """Wait for a job that is done; what others tell meanwhile is passed on."""
+        while isinstance(event := self._events.get(timeout=seconds), tuple):
+            self._listener.told(*event)
+        return [event]
 
-    def _ended(self, outcome: JobOutcome) -> None:
-        self._open.discard(outcome.name)
-        if not self._stopped.is_set():
-            self._tell(self._listener.ended, outcome)
+    def answer(self, place: Place, handle: _JobHandle, ticket: _JobTicket) -> JobOutcome | None:
+        """What came of a job, which another place takes up if this one was lost."""
+        try:
+            return handle.result()
+        except PlaceLostError as error:
+            lost, job = str(error), ticket.task
+        self._places.remove(place)
+        self._listener.told(job.name, lost)
+        ticket.losses += 1
+        if ticket.losses <= RUNS_AGAIN:
+            return None
+        failed = replace(job, status=JobStatus.FAILED, reason=lost)
+        failed.write(self._output / job.name)
+        return failed
 
-    def _tell(self, method: Callable[..., None], *values: Any) -> None:
-        self._events.put(lambda: method(*values))
+    def _run_again(self, ticket: _JobTicket) -> None:
+        # Others first: somebody else may do this one for hours.
+        self._queue.append(ticket)

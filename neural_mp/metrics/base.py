@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class RunningMean:
         self._sum += float(np.sum(values, dtype=np.float64))
         self._count += values.size
 
-    def merge(self, other: Any) -> None:
+    def merge(self, other: RunningMean) -> None:
         """Take in all that another of its kind has taken in."""
         self._sum += other._sum
         self._count += other._count
@@ -77,7 +77,7 @@ class Collection:
         self._preds.append(preds.copy())
         self._labels.append(labels.copy())
 
-    def merge(self, other: Any) -> None:
+    def merge(self, other: Collection) -> None:
         """Take in all that another of its kind has taken in, after what is here.
 
         Raises:

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.data.option_checks import finite_number, one_of, whole_number
-from neural_mp.errors import ConfigurationError, MetricError
+from neural_mp.data.option_checks import finite_number, one_of, true_or_false, whole_number
+from neural_mp.errors import MetricError
 from neural_mp.metrics.base import METRICS, Collection, RunningMean
-from neural_mp.metrics.predictions import class_pairs, score_pairs
+from neural_mp.metrics.predictions import are_probabilities, class_pairs, score_pairs
 
 
 @METRICS.register("accuracy", "acc")
@@ -38,7 +38,7 @@ class Accuracy(RunningMean):
         super().__init__()
         self.threshold = finite_number("accuracy: threshold", threshold)
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch.
 
         Raises:
@@ -68,7 +68,7 @@ class TopK(RunningMean):
         super().__init__()
         self.k = whole_number("topk: k", k, minimum=1)
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch.
 
         Raises:
@@ -114,7 +114,7 @@ class F1(Collection):
         super().reset()
         self._two_classes = True
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch.
 
         Raises:
@@ -173,9 +173,9 @@ class AUC(Collection):
     def __init__(self, multi_class: str = "ovr", from_logits: bool = True) -> None:
         super().__init__()
         self.multi_class = one_of("AUC: multi_class", multi_class, ("ovr", "ovo"))
-        self.from_logits = _flag("AUC: from_logits", from_logits)
+        self.from_logits = true_or_false("AUC: from_logits", from_logits)
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch.
 
         Raises:
@@ -209,7 +209,7 @@ class AUC(Collection):
         if count == 2:
             return float(roc_auc_score(truth, scores))
         if self.from_logits:
-            _refuse_probabilities("AUC", bool(_are_probabilities(scores).all()))
+            _refuse_probabilities("AUC", bool(are_probabilities(scores).all()))
             chances = np.exp(_log_softmax(scores))
         else:
             chances = _probabilities("AUC", scores)
@@ -235,14 +235,14 @@ class Loss(RunningMean):
 
     def __init__(self, from_logits: bool = True) -> None:
         super().__init__()
-        self.from_logits = _flag("loss: from_logits", from_logits)
+        self.from_logits = true_or_false("loss: from_logits", from_logits)
 
     def reset(self) -> None:
         """Forget everything."""
         super().reset()
         self._all_probabilities = True
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch.
 
         Raises:
@@ -257,7 +257,7 @@ class Loss(RunningMean):
             scores = np.stack([other, scores], axis=1)
         if truth.size and not 0 <= truth.min() <= truth.max() < scores.shape[1]:
             raise MetricError(f"loss takes labels 0 and 1 here, got {np.unique(truth).tolist()}")
-        self._all_probabilities &= bool(_are_probabilities(scores).all())
+        self._all_probabilities &= bool(are_probabilities(scores).all())
         if self.from_logits:
             logarithms = _log_softmax(scores)
         else:
@@ -282,26 +282,15 @@ class Loss(RunningMean):
         return value
 
 
-def _flag(option: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"{option} must be true or false, got {value!r}")
-    return value
-
-
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore"):  # logits that overflowed give NaN, as they should
         shifted = logits - logits.max(axis=1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
-def _are_probabilities(rows: np.ndarray) -> np.ndarray:
-    """Whether each row is; the tolerance is what 8 bits of mantissa (bfloat16) leave."""
-    return (rows >= 0).all(axis=1) & (np.abs(rows.sum(axis=1) - 1) < 1e-2)
-
-
 def _probabilities(metric: str, rows: np.ndarray) -> np.ndarray:
     known = rows[~np.isnan(rows).any(axis=1)]
-    if not _are_probabilities(known).all():
+    if not are_probabilities(known).all():
         raise MetricError(
             f"{metric} with from_logits: false needs probabilities, rows from 0 that add up to 1; "
             f"for logits set from_logits: true"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.errors import ConfigurationError, MissingFrameworkError
+from neural_mp.data.option_checks import package
+from neural_mp.errors import ConfigurationError
 
 #: The values of the summary, in the order of pycocotools' `stats`.
 SUMMARY = (
@@ -47,7 +49,7 @@ class Boxes:
     scores: np.ndarray | None = None
 
 
-def overlaps(option: str, value: Any) -> np.ndarray:
+def overlaps(option: str, value: object) -> np.ndarray:
     """The overlaps that a setting stands for, `[T]`.
 
     Args:
@@ -72,14 +74,9 @@ def coco_tools(needed_by: str) -> ModuleType:
     Raises:
         MissingFrameworkError: it is not installed.
     """
-    try:
-        import pycocotools.coco
-        import pycocotools.cocoeval
-    except ImportError as error:
-        raise MissingFrameworkError(
-            f"{needed_by} needs pycocotools; install it with: pip install 'neural-mp[coco]'"
-        ) from error
-    return pycocotools
+    for name in ("pycocotools.coco", "pycocotools.cocoeval"):
+        package(name, needed_by, "coco", "pycocotools")
+    return sys.modules["pycocotools"]
 
 
 def summary(

@@ -12,7 +12,7 @@ from neural_mp.data.registry import Registry
 from neural_mp.errors import ConfigurationError, MetricError, did_you_mean, inside
 from neural_mp.metrics.base import METRICS
 from neural_mp.metrics.function_metric import OverAllData, takes_data
-from neural_mp.metrics.output_selection import OfOutput
+from neural_mp.metrics.predictions import OfOutput
 from neural_mp.metrics.sklearn_metrics import (
     Scorer,
     is_scorer,
@@ -85,7 +85,7 @@ def build_metric(
         return chosen_from(_object(made, {}), choices)
 
 
-def _scorer(name: Any, metrics: Registry) -> Scorer | None:
+def _scorer(name: object, metrics: Registry) -> Scorer | None:
     """The scorer of scikit-learn that a name stands for that is none of ours.
 
     Raises:
@@ -130,7 +130,7 @@ def as_metric(given: Any, metrics: Registry = METRICS) -> Metric:
     return _object(given, {})
 
 
-def is_with_options(given: Any) -> bool:
+def is_with_options(given: object) -> bool:
     """Whether it is a metric with its options: `("topk", {"k": 5})`, `("topk", 5)`."""
     if not isinstance(given, tuple) or len(given) != 2:
         return False
@@ -138,7 +138,7 @@ def is_with_options(given: Any) -> bool:
     return isinstance(given[1], Mapping) or (isinstance(given[0], str) and is_number)
 
 
-def unwrapped(subject: Any) -> list[Any]:
+def unwrapped(subject: object) -> list[Any]:
     """It, and step by step what is inside of it: of what was wrapped, or given arguments."""
     found = [subject]
     while True:
@@ -149,14 +149,14 @@ def unwrapped(subject: Any) -> list[Any]:
         found.append(inner)
 
 
-def metric_name(subject: Any) -> str:
+def metric_name(subject: object) -> str:
     """What a metric or a function is called: its name, or that of its class."""
     chain = unwrapped(subject)
     named = (str(part.__name__) for part in chain if hasattr(part, "__name__"))
     return next(named, type(chain[-1]).__name__)
 
 
-def _with_options(given: Any, options: Any, metrics: Registry) -> Metric:
+def _with_options(given: object, options: Any, metrics: Registry) -> Metric:
     if isinstance(given, str):
         return build_metric(given, options, metrics)
     choices = {key: value for key, value in options.items() if key in CHOICES}
@@ -181,7 +181,7 @@ def chosen_from(metric: Any, choices: Mapping[str, Any]) -> Metric:
     return found
 
 
-def _object(given: Any, options: Mapping[str, Any]) -> Metric:
+def _object(given: object, options: Mapping[str, Any]) -> Metric:
     """An object or a function as a metric."""
     if isinstance(given, type):
         raise MetricError(f"metric is the class {given.__name__}; give an instance of it")
@@ -205,7 +205,7 @@ def _function(given: Any, options: Mapping[str, Any]) -> Metric | None:
     return OverAllData(function, options)
 
 
-def _no_metric(given: Any, options: Mapping[str, Any]) -> MetricError:
+def _no_metric(given: object, options: Mapping[str, Any]) -> MetricError:
     kind = type(given).__name__
     missing = missing_methods(given)
     if options and (not missing or foreign(given) or is_scorer(given)):

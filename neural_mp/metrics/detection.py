@@ -28,7 +28,7 @@ from neural_mp.metrics.coco_map import (
     overlaps,
     summary,
 )
-from neural_mp.metrics.output_selection import chosen, described, described_outputs, outputs_of
+from neural_mp.metrics.predictions import chosen, described, described_outputs, outputs_of
 from neural_mp.util.pytree import as_numpy
 from neural_mp.util.text import counted
 
@@ -98,7 +98,7 @@ class MeanAveragePrecision:
         self._truth: dict[str, Boxes] = {}
         self._found: dict[str, Boxes] = {}
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch.
 
         Raises:
@@ -113,7 +113,7 @@ class MeanAveragePrecision:
             )
         self._add(found, truth)
 
-    def merge(self, other: Any) -> None:
+    def merge(self, other: MeanAveragePrecision) -> None:
         """Take in all that another mAP has taken in, after what is here."""
         self._add(other._found.values(), other._truth.values())
 
@@ -138,7 +138,7 @@ class MeanAveragePrecision:
         found = summary(self._truth, self._found, self._overlaps, recalls, names)
         return found["Precision/mAP"]
 
-    def _images(self, values: Any, what: str, outputs: Mapping[str, str | int]) -> list[Boxes]:
+    def _images(self, values: object, what: str, outputs: Mapping[str, str | int]) -> list[Boxes]:
         """The boxes of every image of a batch."""
         wanted = [part for part in _PARTS if part != "scores" or what == "predictions"]
         if isinstance(values, Sequence) and all(isinstance(item, Mapping) for item in values):
@@ -178,7 +178,7 @@ class MeanAveragePrecision:
 
 
 def _parts(
-    values: Any, what: str, outputs: Mapping[str, str | int], wanted: Sequence[str]
+    values: object, what: str, outputs: Mapping[str, str | int], wanted: Sequence[str]
 ) -> dict[str, Any]:
     """Boxes, labels and so on among several outputs."""
     there = outputs_of(values)
@@ -204,7 +204,7 @@ def _parts(
     return found
 
 
-def _checked(outputs: Any) -> Mapping[str, str | int]:
+def _checked(outputs: object) -> Mapping[str, str | int]:
     if not isinstance(outputs, Mapping):
         raise ConfigurationError(
             f"mAP: outputs must be names or positions of outputs by part, got {outputs!r}"

@@ -17,7 +17,7 @@ import numpy as np
 
 from neural_mp.errors import MetricError
 from neural_mp.metrics.base import nothing_taken_in
-from neural_mp.metrics.output_selection import outputs_of
+from neural_mp.metrics.predictions import outputs_of
 from neural_mp.util.pytree import as_numpy
 
 _TRUTH_NAMES = """
@@ -91,12 +91,12 @@ class OverAllData:
         self._preds: list[Any] = []
         self._labels: list[Any] = []
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Keep one batch."""
         self._preds.append(_kept(preds))
         self._labels.append(_kept(labels))
 
-    def merge(self, other: Any) -> None:
+    def merge(self, other: OverAllData) -> None:
         """Take in all that another of its kind has taken in, after what is here."""
         self._preds += other._preds
         self._labels += other._labels
@@ -148,7 +148,7 @@ def joined(batches: Sequence[Any], what: str) -> Any:
         ) from error
 
 
-def _kept(values: Any) -> Any:
+def _kept(values: object) -> Any:
     """A copy, since frameworks reuse the memory behind what they return."""
     if values is None:
         return None
@@ -225,11 +225,11 @@ def _takes_others(function: Callable[..., Any], names: Sequence[str]) -> MetricE
     )
 
 
-def _words(function: Any) -> str:
+def _words(function: object) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def _package(function: Any) -> str:
+def _package(function: object) -> str:
     """The package that a function, or the class of an object that is called, comes from."""
     while isinstance(function, partial):
         function = function.func
@@ -237,11 +237,11 @@ def _package(function: Any) -> str:
     return str(home.__module__).partition(".")[0]
 
 
-def _as_tensors(preds: Any, labels: Any) -> tuple[Any, Any]:
+def _as_tensors(preds: object, labels: object) -> tuple[Any, Any]:
     return tensors(preds), tensors(labels)
 
 
-def tensors(values: Any) -> Any:
+def tensors(values: object) -> Any:
     """Arrays as tensors of torch, which whoever asks for them has loaded already."""
     torch = sys.modules["torch"]
     if isinstance(values, Mapping):

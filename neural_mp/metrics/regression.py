@@ -6,7 +6,7 @@ Predictions and labels have one shape, `[N]` or `[N, ...]`; `[N]` and `[N, 1]` f
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,7 +22,7 @@ class MSE(RunningMean):
     higher_is_better: ClassVar[bool] = False
     best_value: ClassVar[float | None] = 0.0
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch.
 
         Raises:
@@ -54,7 +54,7 @@ class MAE(RunningMean):
     higher_is_better: ClassVar[bool] = False
     best_value: ClassVar[float | None] = 0.0
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch.
 
         Raises:
@@ -70,7 +70,7 @@ class R2(Collection):
 
     higher_is_better: ClassVar[bool] = True
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch.
 
         Raises:

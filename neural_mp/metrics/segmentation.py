@@ -2,41 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from neural_mp.data.option_checks import finite_number, whole_number
 from neural_mp.errors import ConfigurationError, MetricError
 from neural_mp.metrics.base import METRICS, nothing_taken_in
-from neural_mp.metrics.predictions import as_array
-
-
-def confusion_matrix(truth: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
-    """How often each class was taken for each: int64 `[classes, classes]`, truth by prediction.
-
-    Args:
-        truth: classes from 0 to below `classes`, int64 `[N]`.
-        predicted: the same.
-        classes: how many there are.
-    """
-    pairs = np.bincount(classes * truth + predicted, minlength=classes**2)
-    return pairs.reshape(classes, classes)
-
-
-def mean_intersection_over_union(confusion: np.ndarray) -> float | None:
-    """The mean over classes of intersection over union, of the classes that appear at all.
-
-    Args:
-        confusion: truth by prediction, `[C, C]`.
-
-    Returns:
-        0 to 1; None where no class appears.
-    """
-    both = np.diag(confusion)
-    either = confusion.sum(axis=0) + confusion.sum(axis=1) - both
-    there = either > 0
-    return float((both[there] / either[there]).mean()) if there.any() else None
+from neural_mp.metrics.predictions import as_array, whole_numbers
 
 
 @METRICS.register("mIoU", "mean_iou")
@@ -86,7 +59,7 @@ class MeanIoU:
         self._confusion = np.zeros((self.num_classes or 0,) * 2, np.int64)
         self._scored = 0
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch.
 
         Raises:
@@ -94,15 +67,27 @@ class MeanIoU:
         """
         truth = self._squeezed(as_array(labels, "labels"))
         predicted, unknown = self._predicted(as_array(preds, "predictions"), truth)
-        truth, predicted = _whole(truth, "labels"), _whole(predicted, "predictions")
+        truth = whole_numbers(truth, "labels").reshape(-1)
+        predicted = whole_numbers(predicted, "predictions").reshape(-1)
         counted = ~np.isin(truth, self.ignored)
         truth, predicted, unknown = truth[counted], predicted[counted], unknown[counted]
         classes = self._count_classes(truth, predicted)
         predicted = np.where(unknown, (truth + 1) % max(classes, 2), predicted)
         classes = max(classes, 2) if unknown.any() else classes
-        self._add(confusion_matrix(truth, predicted, classes))
+        self.add(truth, predicted, classes)
 
-    def merge(self, other: Any) -> None:
+    def add(self, truth: np.ndarray, predicted: np.ndarray, classes: int) -> None:
+        """Count how often each class was taken for each.
+
+        Args:
+            truth: classes from 0 to below `classes`, int64 `[N]`.
+            predicted: the same.
+            classes: how many there are.
+        """
+        pairs = np.bincount(classes * truth + predicted, minlength=classes**2)
+        self._add(pairs.reshape(classes, classes))
+
+    def merge(self, other: MeanIoU) -> None:
         """Take in all that another mIoU has taken in."""
         self._add(other._confusion)
         self._scored = other._scored or self._scored
@@ -120,10 +105,12 @@ class MeanIoU:
         Raises:
             MetricError: nothing has been taken in.
         """
-        found = mean_intersection_over_union(self._confusion)
-        if found is None:
+        both = np.diag(self._confusion)
+        either = self._confusion.sum(axis=0) + self._confusion.sum(axis=1) - both
+        there = either > 0
+        if not there.any():
             raise nothing_taken_in(self)
-        return found
+        return float((both[there] / either[there]).mean())
 
     def _squeezed(self, values: np.ndarray) -> np.ndarray:
         """Classes of pixels without the axis of size 1 that stands for the channel."""
@@ -175,10 +162,3 @@ class MeanIoU:
                     f"{wrong}{hint}"
                 )
         return classes
-
-
-def _whole(values: np.ndarray, what: str) -> np.ndarray:
-    found = np.nan_to_num(values).astype(np.int64)
-    if not np.array_equal(found, values):
-        raise MetricError(f"the {what} must be classes, whole numbers from 0")
-    return found.reshape(-1)

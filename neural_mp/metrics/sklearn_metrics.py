@@ -16,7 +16,7 @@ than labels, and numbers else.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -24,13 +24,17 @@ import numpy as np
 
 from neural_mp.errors import MetricError
 from neural_mp.metrics.function_metric import OverAllData
-from neural_mp.metrics.predictions import as_array, class_pairs, number_pairs, score_pairs
+from neural_mp.metrics.predictions import (
+    are_probabilities,
+    as_array,
+    class_pairs,
+    number_pairs,
+    score_pairs,
+)
 
 #: Ends of names of functions whose smaller value is the better one. Source: "Metrics and scoring",
 #: section 3.4.1.2 of scikit-learn's user guide.
 _LESS_IS_BETTER = ("_error", "_loss", "_deviance")
-#: How far the sum of a row of probabilities may be from 1: 8 bits of mantissa (bfloat16).
-_ROUNDING = 1e-2
 
 
 class Scorer(OverAllData):
@@ -80,13 +84,13 @@ def scorer_names() -> list[str]:
     return [*_scorers()]
 
 
-def is_sklearn_function(given: Any) -> bool:
+def is_sklearn_function(given: object) -> bool:
     """Whether it is a function of `sklearn.metrics`."""
     home = getattr(given, "__module__", None) or ""
     return home.startswith("sklearn.metrics.") and inspect.isfunction(given)
 
 
-def is_scorer(given: Any) -> bool:
+def is_scorer(given: object) -> bool:
     """Whether it is a scorer, made by `make_scorer` or got by its name."""
     return all(hasattr(given, name) for name in ("_score_func", "_sign", "_kwargs"))
 
@@ -99,7 +103,7 @@ def _scorers() -> dict[str, Any]:
     return {name: scorer for name, scorer in found.items() if is_scorer(scorer)}
 
 
-def _takes(function: Any, response: Any) -> str:
+def _takes(function: object, response: str | Sequence[str] | None) -> str:
     """What a function takes of a model, in the words of its scorer."""
     # A metric of its own would need the model, not what it predicts.
     methods = [response] if isinstance(response, str) else list(response or ["predict"])
@@ -111,41 +115,40 @@ def _takes(function: Any, response: Any) -> str:
     return "numbers" if methods[0] == "predict" and home.endswith("_regression") else methods[0]
 
 
-def _classes(preds: Any, labels: Any) -> tuple[Any, Any]:
+def _classes(preds: object, labels: object) -> tuple[Any, Any]:
     return class_pairs(preds, labels, 0.5)
 
 
-def _either(preds: Any, labels: Any) -> tuple[Any, Any]:
+def _either(preds: object, labels: object) -> tuple[Any, Any]:
     scores, truth = as_array(preds, "predictions"), as_array(labels, "labels")
     return _classes(scores, truth) if scores.size > truth.size else _numbers(scores, truth)
 
 
-def _scores(preds: Any, labels: Any) -> tuple[Any, Any]:
+def _scores(preds: object, labels: object) -> tuple[Any, Any]:
     scores, truth = score_pairs(preds, labels)
     if scores.ndim == 2 and scores.shape[1] > 2:
         return _probabilities(scores, truth)
     return (scores[:, 1] - scores[:, 0] if scores.ndim == 2 else scores), truth
 
 
-def _probabilities(preds: Any, labels: Any) -> tuple[Any, Any]:
+def _probabilities(preds: object, labels: object) -> tuple[Any, Any]:
     scores, truth = score_pairs(preds, labels)
     scores = scores.astype(np.float64)
-    known = scores[~np.isnan(scores)]
     if scores.ndim == 1:
+        known = scores[~np.isnan(scores)]
         within = bool(((known >= 0) & (known <= 1)).all())
         return (scores if within else 1 / (1 + np.exp(-scores))), truth
-    sums = np.abs(scores.sum(axis=1) - 1)
-    if (known < 0).any() or (sums[~np.isnan(sums)] > _ROUNDING).any():
+    if not are_probabilities(scores[~np.isnan(scores).any(axis=1)]).all():
         scores = np.exp(scores - scores.max(axis=1, keepdims=True))
     scores = scores / scores.sum(axis=1, keepdims=True)
     return (scores[:, 1] if scores.shape[1] == 2 else scores), truth
 
 
-def _numbers(preds: Any, labels: Any) -> tuple[Any, Any]:
+def _numbers(preds: object, labels: object) -> tuple[Any, Any]:
     return number_pairs(preds, labels)
 
 
-def _of_labels(preds: Any, labels: Any) -> tuple[Any, Any]:
+def _of_labels(preds: object, labels: object) -> tuple[Any, Any]:
     raise MetricError(
         f"this scorer needs what a model does not give here, got predictions of shape "
         f"{as_array(preds, 'predictions').shape}; give a function of (predictions, labels)"

@@ -38,7 +38,7 @@ class KerasMetric:
         metric = self.__wrapped__
         (metric.reset_state if hasattr(metric, "reset_state") else metric.reset_states)()
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch."""
         self.__wrapped__.update_state(labels, preds)
 
@@ -70,7 +70,7 @@ class TorchMetric:
         """Forget everything."""
         self.__wrapped__.reset()
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch."""
         self.__wrapped__.update(tensors(preds), tensors(labels))
 
@@ -102,7 +102,7 @@ class EvaluateMetric:
         """Forget everything."""
         self._batches: list[tuple[Any, Any]] = []
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Keep one batch.
 
         Raises:
@@ -113,7 +113,7 @@ class EvaluateMetric:
             predicted = predicted[..., 0] if predicted.shape[-1] == 1 else predicted.argmax(axis=-1)
         self._batches.append((predicted.copy(), truth.copy()))
 
-    def merge(self, other: Any) -> None:
+    def merge(self, other: EvaluateMetric) -> None:
         """Take in all that another of its kind has taken in, after what is here."""
         self._batches += other._batches
 
@@ -125,7 +125,7 @@ class EvaluateMetric:
         return next(iter(found.values())) if isinstance(found, dict) and len(found) == 1 else found
 
 
-def foreign(given: Any, options: Mapping[str, Any] | None = None) -> Any:
+def foreign(given: object, options: Mapping[str, Any] | None = None) -> Any:
     """An object of another library as a metric of ours; None where it is none that is known.
 
     Args:
@@ -145,7 +145,7 @@ def foreign(given: Any, options: Mapping[str, Any] | None = None) -> Any:
     return None
 
 
-def _plain(result: Any) -> Any:
+def _plain(result: object) -> Any:
     """A result as numpy has it, or its parts by name, of which arrays are left out."""
     if isinstance(result, Mapping):
         parts = {str(name): _plain(value) for name, value in result.items()}

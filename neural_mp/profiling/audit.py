@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from neural_mp.adaptors.common.optional import needed
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.core import hardware
 from neural_mp.core.enums import Approach
@@ -137,7 +138,9 @@ def audited(model: AnyModel, planned: Mapping[str, PlannedOp], complete: bool = 
     Raises:
         ConversionError: the framework does not say which kernels ran.
     """
-    ran = model.adaptor.trace(model.held, model.example_inputs())
+    adaptor = model.adaptor
+    offered = needed(adaptor.kernel_trace, adaptor.framework, "account of the kernels that ran")
+    ran = offered.trace(model.held, model.example_inputs())
     here = hardware.detect()
     return judged(planned, ran, lambda precision: here.support(precision).native, complete)
 

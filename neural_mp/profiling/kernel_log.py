@@ -15,7 +15,9 @@ from pathlib import Path
 from types import FrameType
 
 from neural_mp.errors import KernelLogError
-from neural_mp.io.files import check_ends, json_of
+from neural_mp.io.files import check_ends
+from neural_mp.io.limits import MAX_DATA_VALUES
+from neural_mp.io.readers import JsonError, load_json
 from neural_mp.profiling.kernel_log_parsers import VARIABLES, OneDnnReader, is_profile, read_profile
 from neural_mp.profiling.kernel_records import KernelLog
 from neural_mp.profiling.stdout_filter import Sieve, sieved_output
@@ -107,8 +109,8 @@ def _read(lines: Iterable[str], name: str) -> KernelLog:
 def _profile(text: str, name: str) -> KernelLog | None:
     """The log of a profile; None of text that is none."""
     try:
-        content = json_of(text)
-    except ValueError as error:
+        content = load_json(text, MAX_DATA_VALUES)
+    except JsonError as error:
         if not name.endswith(".json"):
             return None
         raise KernelLogError(

@@ -220,7 +220,7 @@ _EVENT = fields(
 )
 
 
-def is_profile(content: Any) -> bool:
+def is_profile(content: object) -> bool:
     """Whether JSON is a list of events."""
     return isinstance(content, list) and all(isinstance(event, dict) for event in content)
 

@@ -99,7 +99,7 @@ def _console(*, stderr: bool) -> SafeConsole:
     )
 
 
-def _make_printable(stream: Any) -> None:
+def _make_printable(stream: object) -> None:
     """Let a stream whose encoding lacks a character print the nearest that it has."""
     encoding = (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "")
     if encoding.startswith("utf") or not hasattr(stream, "reconfigure"):

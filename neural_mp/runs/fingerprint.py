@@ -7,7 +7,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from neural_mp.util.code_fingerprint import behaviour
+from neural_mp.core import hardware
+from neural_mp.util.environment import numeric_variables, versions_of
+from neural_mp.util.fingerprint import FINGERPRINT_VERSION, code_fingerprint
 
 #: Ends the name of what can be told in detail; runs of earlier versions have no such key, and what
 #: they have under the name without it counts.
@@ -25,7 +27,7 @@ def in_detail(**subjects: Any) -> dict[str, str]:
     """
     found = {}
     for name, subject in subjects.items():
-        told = behaviour(subject)
+        told = code_fingerprint(subject)
         if told is not None:
             values = {"python": _python(), "digest": told.digest, "options": dict(told.options)}
             found[name + _DETAIL] = json.dumps(values, sort_keys=True)
@@ -58,5 +60,25 @@ def _in_words(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> l
 
 
 def _python() -> str:
-    """Bytecode differs from one version to the next."""
-    return f"{sys.version_info.major}.{sys.version_info.minor}"
+    """Bytecode differs from one version to the next, as does what is made of it."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}, form {FINGERPRINT_VERSION}"
+
+
+def machine_key(packages: tuple[str, ...]) -> dict[str, str]:
+    """What decides on numbers and times of a model, beside itself.
+
+    Args:
+        packages: the framework's packages.
+
+    Returns:
+        Word → the CPU, the versions, and the variables that tell libraries how to compute.
+    """
+    here = hardware.detect()
+    return {
+        "cpu": here.name,
+        "flags": " ".join(sorted(here.flags)),
+        "cores": str(here.cores),
+        "forced": " ".join(sorted(here.forced)),
+        **versions_of(("neural-mp", "numpy", *packages)),
+        **numeric_variables(),
+    }

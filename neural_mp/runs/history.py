@@ -7,19 +7,21 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import HistoryError
-from neural_mp.io.readers import packed, reading
+from neural_mp.io.measurement_cache import RunCache
+from neural_mp.io.readers import packed
 from neural_mp.runs.record import Ending, RunRecord, Setup
 from neural_mp.runs.record_schema import ending_to_dict, setup_to_dict
 from neural_mp.runs.registry import (
     chosen_run,
     claimed_run,
     close_storage,
+    has_study,
     new_run,
     open_storage,
     run_names,
@@ -35,19 +37,18 @@ from neural_mp.runs.store import (
     RunBook,
     baseline_of,
     kept,
+    measurements_of,
     record_of,
     trial_of,
     trials_of,
 )
 from neural_mp.util.argument_checks import check_text, path_of
 from neural_mp.util.optuna_logging import quiet_optuna
-from neural_mp.util.validators import Kind
 
 if TYPE_CHECKING:
     import optuna
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 HISTORY_FILE = "history.db"
 
@@ -80,6 +81,9 @@ class History:
         higher_is_better: the direction of the metric.
         resume: go on with the latest run about the same instead of starting a new one.
 
+    Attributes:
+        cache: what was measured on the way.
+
     Raises:
         HistoryError: the storage cannot be opened, or `resume` finds no run, or one about
             something else.
@@ -99,11 +103,14 @@ class History:
                 self._storage = storage
                 study = study_named(storage, name)
                 _bury_the_killed(study)
-                self._book = RunBook(study)
+                self._book = book = RunBook(study)
             except HistoryError:
                 raise
             except Exception as error:
                 raise _unopened(url, error) from error
+        self.cache = RunCache(
+            measurements_of(book), lambda key, value: book.write(MEASURED + key, value), self.name
+        )
 
     def __enter__(self) -> History:
         return self
@@ -143,22 +150,6 @@ class History:
     @observations.setter
     def observations(self, observations: Observations) -> None:
         self._book.write(OBSERVATIONS, _packed(observations.to_dict()))
-
-    def recall(self, key: str, kind: Kind[T]) -> tuple[bool, T | None]:
-        """Whether something was written down under a key, and what, of a kind.
-
-        Raises:
-            HistoryError: what was written is not of that kind.
-        """
-        attributes = self._book.attributes
-        if MEASURED + key not in attributes:
-            return False, None
-        with reading(f"{self.name}: {key}", HistoryError):
-            return True, kind(attributes[MEASURED + key])
-
-    def remember(self, key: str, value: Any) -> None:
-        """Write down what was measured: numbers, words, lists and dicts."""
-        self._book.write(MEASURED + key, value)
 
     def begin(self, setup: Setup) -> None:
         """Write down what the run is, for people who look at it later; it has no ending now."""
@@ -256,7 +247,9 @@ def read_record(url: str, number: int | None = None, model: str | None = None) -
         try:
             storage = open_storage(url)
             try:
-                name = chosen_run(run_names(storage), number, model, url)
+                names = run_names(storage)
+                while not has_study(storage, name := chosen_run(names, number, model, url)):
+                    names.remove(name)
                 return record_of(RunBook(study_named(storage, name)))
             finally:
                 close_storage(storage)

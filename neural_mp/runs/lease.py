@@ -1,4 +1,4 @@
-"""Who writes into a run: one process at a time, told by a row of the storage that holds the run."""
+"""Who writes into a run: one process at a time, told by the run's row in a table of our own."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from neural_mp.errors import HistoryError, RunInUseError, in_one_line
+from neural_mp.runs.run_table import RUN_TABLE, RunRow
 from neural_mp.util.processes import ProcessIdentity
 
 if TYPE_CHECKING:
-    from optuna.storages import RDBStorage
     from sqlalchemy import Engine
 
 logger = logging.getLogger(__name__)
 
-#: The attribute of a run that says who writes into it.
-CLAIM = "in use by"
 #: Seconds between two signs of life.
 _BEAT = 5.0
 #: Seconds without one after which a process is taken for dead that cannot be seen from here.
@@ -62,7 +60,7 @@ class _Holder:
 
     @classmethod
     def read(cls, text: str) -> _Holder:
-        """Who wrote a row; nobody who lives where it is damaged."""
+        """Who wrote a lease; nobody who lives where it is damaged."""
         try:
             values: Mapping[str, Any] = json.loads(text)
             process = ProcessIdentity.from_dict(values["process"])
@@ -72,7 +70,7 @@ class _Holder:
 
     @property
     def text(self) -> str:
-        """What the row holds."""
+        """The lease as the row holds it."""
         return json.dumps(asdict(self))
 
     @property
@@ -86,51 +84,6 @@ class _Holder:
         return f"{self.process} since {self.since}"
 
 
-class _Row:
-    """The row of a storage that says who has the claim on a run."""
-
-    def __init__(self, engine: Engine, study: int) -> None:
-        import sqlalchemy as sql
-
-        names = ("study_id", "key", "value_json")
-        self._engine, self._study = engine, study
-        self._table = sql.table("study_user_attributes", *(sql.column(name) for name in names))
-        self._here = (self._table.c.study_id == study) & (self._table.c.key == CLAIM)
-
-    def read(self) -> str | None:
-        import sqlalchemy as sql
-
-        with self._engine.connect() as connection:
-            query = sql.select(self._table.c.value_json).where(self._here)
-            found: str | None = connection.execute(query).scalar()
-            return found
-
-    def add(self, text: str) -> bool:
-        """Write the row if there is none; whether there was none."""
-        from sqlalchemy.exc import IntegrityError
-
-        try:
-            with self._engine.begin() as connection:
-                values = {"study_id": self._study, "key": CLAIM, "value_json": text}
-                connection.execute(self._table.insert().values(values))
-        except IntegrityError:
-            return False
-        return True
-
-    def replace(self, before: str, text: str) -> bool:
-        """Write the row if it holds what it held before; whether it did."""
-        same = self._here & (self._table.c.value_json == before)
-        with self._engine.begin() as connection:
-            done = connection.execute(self._table.update().where(same).values(value_json=text))
-            return bool(done.rowcount)
-
-    def remove(self, before: str) -> None:
-        """Remove the row if it holds what it held before."""
-        same = self._here & (self._table.c.value_json == before)
-        with self._engine.begin() as connection:
-            connection.execute(self._table.delete().where(same))
-
-
 class RunClaim:
     """The right to write into a run, until it is released or its process ends.
 
@@ -138,16 +91,18 @@ class RunClaim:
     the time at which it began. One on another machine cannot be seen; it gives signs of life.
 
     Args:
-        storage: holds the run.
-        study: the number of the run's study in it.
-        name: what the run is called, for messages.
+        engine: of the storage that holds the run.
+        name: of the run.
+        fingerprint: what a new run is about; None for a run that is there already.
 
     Raises:
         RunInUseError: another run has the claim, in this process or another one.
     """
 
-    def __init__(self, storage: RDBStorage, study: int, name: str) -> None:
-        self._beating = _Beating(_Row(storage.engine, study), name)
+    def __init__(
+        self, engine: Engine, name: str, fingerprint: Mapping[str, str] | None = None
+    ) -> None:
+        self._beating = _Beating(RunRow(engine, name), fingerprint)
         self.release = weakref.finalize(self, self._beating.end)
 
     def check(self) -> None:
@@ -162,15 +117,18 @@ class RunClaim:
 class _Beating:
     """Holds a claim: a thread gives signs of life."""
 
-    def __init__(self, row: _Row, name: str) -> None:
-        self._row, self._name = row, name
+    def __init__(self, row: RunRow, fingerprint: Mapping[str, str] | None) -> None:
+        self._row, self._name = row, row.name
         self._holder = _Holder.new()
         self._ended, self._lost = threading.Event(), False
         # One thread may take it twice: garbage is collected wherever a thread happens to be.
         self._writing = threading.RLock()
         _held.add(self._holder.token)
         try:
-            self._take()
+            if fingerprint is None:
+                self._take()
+            else:
+                row.insert(fingerprint, self._holder.text)
         except BaseException:
             _held.discard(self._holder.token)
             raise
@@ -182,14 +140,17 @@ class _Beating:
                 return
             # somebody else was quicker; let us see who
         raise HistoryError(
-            f"the run {self._name!r} cannot be claimed: what its storage holds of {CLAIM!r} is "
-            f"damaged; begin a run of its own without resume, or take another workspace"
+            f"the run {self._name!r} cannot be claimed: its row in the table {RUN_TABLE} is "
+            f"damaged or gone; begin a run of its own without resume, or take another workspace"
         )
 
     def _took(self) -> bool:
-        found = self._row.read()
-        if found is None:
-            return self._row.add(self._holder.text)
+        found = self._row.lease()
+        if found is not None:
+            self._check_dead(found)
+        return self._row.replace_lease(found, self._holder.text)
+
+    def _check_dead(self, found: str) -> None:
         other = _Holder.read(found)
         lives = other.lives
         if lives is None:
@@ -200,14 +161,13 @@ class _Beating:
             lives = self._changes(found)
         if lives:
             raise self._in_use(other)
-        return self._row.replace(found, self._holder.text)
 
     def _changes(self, found: str) -> bool:
         """Whether the holder gives a sign of life."""
         until = time.monotonic() + _SILENCE
         while time.monotonic() < until:
             time.sleep(_LOOK)
-            if self._row.read() != found:
+            if self._row.lease() != found:
                 return True
         return False
 
@@ -226,7 +186,7 @@ class _Beating:
     def _give_sign(self) -> None:
         told = replace(self._holder, beats=self._holder.beats + 1)
         try:
-            kept = self._row.replace(self._holder.text, told.text)
+            kept = self._row.replace_lease(self._holder.text, told.text)
         except Exception:
             # Whatever the database raises: the run itself will say so, or it is back soon.
             logger.debug("no sign of life could be given", exc_info=True)
@@ -246,7 +206,7 @@ class _Beating:
 
     def _holder_now(self) -> str | None:
         try:
-            return self._row.read()
+            return self._row.lease()
         except Exception as error:
             # Whatever the database raises.
             raise HistoryError(
@@ -259,7 +219,7 @@ class _Beating:
         with self._writing:
             self._ended.set()
             try:
-                self._row.remove(self._holder.text)
+                self._row.replace_lease(self._holder.text, None)
             except Exception:
                 # Whatever the database raises: with the process, the claim will end, too.
                 logger.debug("a run could not be released", exc_info=True)

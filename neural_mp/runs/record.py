@@ -20,6 +20,7 @@ from neural_mp.core.quantization_flow import (
 from neural_mp.core.trial import Trial
 from neural_mp.runs.report import Report
 from neural_mp.space import Capability
+from neural_mp.util.validators import at, number
 
 T = TypeVar("T")
 
@@ -164,6 +165,21 @@ class Measured:
     times: Times = field(default_factory=Times)
     arriving: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
+
+
+#: Keys of the cache of a run that its record is read from: under the names of the fields of
+#: `Measured`, noise at the outputs with the repairs and the name of its tensor behind this.
+TIMES, VALUES, ARRIVING = "times", "values", "arriving: "
+
+
+def arriving_in(entries: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """See `Measured.arriving`; of all that the cache of a run holds."""
+    found: dict[str, dict[str, float]] = {}
+    for key, noise in entries.items():
+        if key.startswith(ARRIVING):
+            repairs, _, name = key.removeprefix(ARRIVING).partition(": ")
+            found.setdefault(name, {})[repairs] = at(key, number, noise)
+    return found
 
 
 @dataclass(frozen=True)

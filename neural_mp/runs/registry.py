@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from neural_mp.errors import HistoryError
 from neural_mp.io.readers import of_json
 from neural_mp.runs.fingerprint import differences
 from neural_mp.runs.lease import RunClaim
+from neural_mp.runs.run_table import create_run_table, run_rows
 from neural_mp.util.validators import mapping_of, text
 
 if TYPE_CHECKING:
-    from optuna.storages import RDBStorage
-    from sqlalchemy.exc import DBAPIError
-if TYPE_CHECKING:
     import optuna
     from optuna.storages import RDBStorage
+    from sqlalchemy.exc import DBAPIError
 
-#: The attribute of a run that says what it is about.
-FINGERPRINT = "fingerprint"
-#: Stands for the model of runs that were named before names had one.
-NO_MODEL = "none"
-_NAME = re.compile(r"(?:(\w+)/)?tuning-(\d+)")
+_NAME = re.compile(r"(\w+)/tuning-(\d+)")
 #: Characters of a model's fingerprint in the name of a run.
 _LETTERS = 12
 #: Seconds that a process waits for another one to finish writing into the same SQLite file.
@@ -54,7 +47,7 @@ class RunName:
     """What a run is called.
 
     Attributes:
-        model: the first characters of the model's fingerprint; `none` in runs of old storages.
+        model: the first characters of the model's fingerprint.
         number: counted from 1 for every model.
     """
 
@@ -62,8 +55,7 @@ class RunName:
     number: int
 
     def __str__(self) -> str:
-        prefix = "" if self.model == NO_MODEL else f"{self.model}/"
-        return f"{prefix}tuning-{self.number:04d}"
+        return f"{self.model}/tuning-{self.number:04d}"
 
 
 def model_digest(fingerprint: Mapping[str, str]) -> str:
@@ -89,14 +81,17 @@ def open_storage(url: str) -> RDBStorage:
 
     _check_tables(url)
     waits = {"connect_args": {"timeout": _PATIENCE}} if url.startswith("sqlite") else {}
-    for _ in range(_OPENINGS):
+    left = _OPENINGS
+    while True:
         try:
-            return RDBStorage(url, engine_kwargs=waits)
+            storage = RDBStorage(url, engine_kwargs=waits)
+            create_run_table(storage.engine)
+            return storage
         except DBAPIError as error:
-            if not _is_made_by_another(error):
+            if not left or not _is_made_by_another(error):
                 raise
-            time.sleep(_OPENING)
-    return RDBStorage(url, engine_kwargs=waits)
+        left -= 1
+        time.sleep(_OPENING)
 
 
 def _check_tables(url: str) -> None:
@@ -143,24 +138,22 @@ def run_names(storage: RDBStorage | str, model: str | None = None) -> list[RunNa
         model: of which model; of all by default.
     """
     opened = open_storage(storage) if isinstance(storage, str) else storage
-    found = [_read(name) for (name,) in _studies(opened, model)]
-    return [name for name in found if name is not None]
+    rows = run_rows(opened.engine, f"{model}/" if model else "")
+    return [name for name in map(_read, (name for name, _ in rows)) if name is not None]
 
 
 def runs_about(
     storage: RDBStorage, model: str | None = None
 ) -> list[tuple[RunName, dict[str, str]]]:
-    """Runs that may be about a model, and what they are about; the latest last.
+    """Runs, and what they are about; the latest last.
 
     Args:
         storage: holds them.
-        model: what stands for it in their names; runs without a model in their names count, too.
-            Any by default.
+        model: what stands for the model in their names; any by default.
     """
     rows = [
-        (_read(name), of_json(about, mapping_of(text), f"{name}: {FINGERPRINT}", HistoryError))
-        for wanted in ([None] if model is None else [NO_MODEL, model])
-        for name, about in _studies(storage, wanted, attribute=FINGERPRINT)
+        (_read(name), of_json(about, mapping_of(text), f"{name}: fingerprint", HistoryError))
+        for name, about in run_rows(storage.engine, f"{model}/" if model else "")
     ]
     return [(name, about) for name, about in rows if name is not None]
 
@@ -208,42 +201,16 @@ def _listed(models: Sequence[str]) -> str:
 
 def _read(name: str) -> RunName | None:
     match = _NAME.fullmatch(name)
-    return RunName(match[1] or NO_MODEL, int(match[2])) if match else None
+    return RunName(match[1], int(match[2])) if match else None
 
 
-def _studies(
-    storage: RDBStorage, model: str | None = None, attribute: str | None = None
-) -> list[tuple[Any, ...]]:
-    """The names of studies in the order in which they were made.
-
-    Optuna's own functions load every attribute of every study, 20 s for ten thousand.
-
-    Args:
-        storage: holds them.
-        model: of which model; `none` for those without one in their names.
-        attribute: an attribute whose JSON is given, too.
-    """
-    import sqlalchemy as sql
-
-    studies = sql.table("studies", sql.column("study_id"), sql.column("study_name"))
-    name = studies.c.study_name
-    query = sql.select(name)
-    if attribute is not None:
-        kept = sql.table(
-            "study_user_attributes",
-            *(sql.column("study_id"), sql.column("key"), sql.column("value_json")),
-        )
-        query = sql.select(name, kept.c.value_json).where(
-            kept.c.study_id == studies.c.study_id, kept.c.key == attribute
-        )
-    if model is not None:
-        prefix = "tuning-" if model == NO_MODEL else f"{model}/tuning-"
-        query = query.where(name.startswith(prefix, autoescape=True))
-    with storage.engine.connect() as connection:
-        return [tuple(row) for row in connection.execute(query.order_by(studies.c.study_id))]
-
-
-logger = logging.getLogger(__name__)
+def has_study(storage: RDBStorage, name: RunName) -> bool:
+    """Whether Optuna still has the study of a run, which users may delete in its dashboard."""
+    try:
+        storage.get_study_id_from_name(str(name))
+    except KeyError:
+        return False
+    return True
 
 
 def study_named(storage: RDBStorage, name: RunName) -> optuna.Study:
@@ -262,7 +229,7 @@ def new_run(
 ) -> tuple[RunName, RunClaim]:
     """A new run, and the claim on it.
 
-    It gets its name last, so that nobody ever sees one of which it is not known what it is about.
+    It gets its row last, so that nobody ever sees one of which it is not known what it is about.
 
     Args:
         storage: is to hold it.
@@ -273,32 +240,16 @@ def new_run(
 
     directions = optuna.study.StudyDirection
     direction = directions.MAXIMIZE if higher_is_better else directions.MINIMIZE
-    study = storage.create_new_study([direction], f"unfinished/{uuid.uuid4().hex}")
-    storage.set_study_user_attr(study, FINGERPRINT, dict(fingerprint))
     model = model_digest(fingerprint)
-    claim = RunClaim(storage, study, f"of model {model}")
-    try:
-        return _named(storage, study, model), claim
-    except BaseException:
-        claim.release()
-        raise
-
-
-def _named(storage: RDBStorage, study: int, model: str) -> RunName:
-    """Give a study the next name that is free for runs of a model."""
-    import sqlalchemy as sql
-
-    studies = sql.table("studies", sql.column("study_id"), sql.column("study_name"))
+    number = max((name.number for name in run_names(storage, model)), default=0)
     while True:
-        last = max((name.number for name in run_names(storage, model)), default=0)
-        name = RunName(model, last + 1)
-        named = studies.update().where(studies.c.study_id == study).values(study_name=str(name))
+        number += 1
+        name = RunName(model, number)
         try:
-            with storage.engine.begin() as connection:
-                connection.execute(named)
-            return name
-        except sql.exc.IntegrityError:
-            continue  # another process took the number in between
+            storage.create_new_study([direction], str(name))
+        except optuna.exceptions.DuplicatedStudyError:
+            continue  # another process took the number, and its row may not be there yet
+        return name, RunClaim(storage.engine, str(name), fingerprint)
 
 
 def claimed_run(
@@ -316,12 +267,10 @@ def claimed_run(
         RunInUseError: somebody else writes into it.
     """
     runs = runs_about(storage, model_digest(fingerprint))
-    same = [name for name, about in runs if not differences(about, fingerprint)]
-    if not same:
-        raise _nothing_to_resume(storage, fingerprint, url)
-    name = same[-1]
-    study = storage.get_study_id_from_name(str(name))
-    return name, RunClaim(storage, study, str(name))
+    for name, about in reversed(runs):
+        if not differences(about, fingerprint) and has_study(storage, name):
+            return name, RunClaim(storage.engine, str(name))
+    raise _nothing_to_resume(storage, fingerprint, url)
 
 
 def _nothing_to_resume(

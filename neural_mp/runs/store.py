@@ -11,8 +11,7 @@ from neural_mp.core.observations import Observations, Times
 from neural_mp.core.trial import Trial
 from neural_mp.errors import HistoryError, in_one_line
 from neural_mp.io.readers import of_json, reading
-from neural_mp.runs.measurement_cache import TIMES, VALUES, arriving_in
-from neural_mp.runs.record import Measured, RunRecord
+from neural_mp.runs.record import TIMES, VALUES, Measured, RunRecord, arriving_in
 from neural_mp.runs.record_schema import BASELINE_FIGURES, ending_from_dict, setup_from_dict
 from neural_mp.util.optuna_logging import quiet_optuna
 from neural_mp.util.validators import Kind, amount, at, mapping_of
@@ -124,18 +123,22 @@ SETUP, ENDING = "setup", "ending"
 MEASURED = "measured: "
 
 
+def measurements_of(book: RunBook) -> dict[str, Any]:
+    """What the cache of a run holds."""
+    return {
+        key.removeprefix(MEASURED): value
+        for key, value in book.attributes.items()
+        if key.startswith(MEASURED)
+    }
+
+
 def record_of(book: RunBook) -> RunRecord:
     """All that is kept of a run.
 
     Raises:
         HistoryError: it is damaged, or was begun by a version that kept less.
     """
-    attributes = book.attributes
-    notes = {
-        key.removeprefix(MEASURED): value
-        for key, value in attributes.items()
-        if key.startswith(MEASURED)
-    }
+    notes = measurements_of(book)
     setup = kept(book, SETUP, setup_from_dict)
     if setup is None:
         raise HistoryError(

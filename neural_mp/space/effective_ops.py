@@ -56,7 +56,7 @@ class PlannedOp:
         return {**found, **flags}
 
     @classmethod
-    def from_dict(cls, data: Any) -> PlannedOp:
+    def from_dict(cls, data: object) -> PlannedOp:
         """Read back what `to_dict` wrote.
 
         Raises:

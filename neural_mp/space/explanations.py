@@ -46,7 +46,7 @@ class Reason:
         }
 
     @classmethod
-    def from_dict(cls, data: Any) -> Reason:
+    def from_dict(cls, data: object) -> Reason:
         """Read back what `to_dict` wrote.
 
         Raises:

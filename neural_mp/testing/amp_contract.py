@@ -13,6 +13,7 @@ import pytest
 from neural_mp import AutoMixedPrecisionOptions, MixedPrecision
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.amp import LEVEL, PREFIXES, SWITCH, canonical_lists
+from neural_mp.core.graph import OpGraph
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnknownOperatorError
 from neural_mp.testing.fixtures import OnDigits, machine
@@ -82,7 +83,7 @@ class AmpContract(OnDigits):
             converter.precisions = precisions
         return converter()
 
-    def by_kind(self, values: Mapping[str, Any], graph: Any, kinds: Mapping[str, Any]) -> dict:
+    def by_kind(self, values: Mapping[str, Any], graph: OpGraph, kinds: Mapping[str, Any]) -> dict:
         """Op → anything, as kind → the same."""
         kind_of = {op_type: kind for kind, types in kinds.items() for op_type in types}
         return {kind_of.get(graph[op].type): value for op, value in values.items()}
@@ -90,7 +91,7 @@ class AmpContract(OnDigits):
     def space(self, net, images):
         adaptor = adaptor_for(net)
         model = adaptor.load(net, example=images)
-        lists = {p: canonical_lists(p).translated(adaptor.kinds()) for p in SIXTEEN}
+        lists = {p: canonical_lists(p).translated(adaptor.kinds) for p in SIXTEEN}
         return adaptor, adaptor.space(model, machine(*SIXTEEN), lists)
 
     def test_canonical_lists_colour_the_net_alike(self, net, images):
@@ -103,7 +104,7 @@ class AmpContract(OnDigits):
             for op, paint in paints.items()
             if Precision.BF16 in space.capabilities[op].precisions  # shapes are computed apart
         }
-        colours = self.by_kind(able, space.graph, adaptor.kinds())
+        colours = self.by_kind(able, space.graph, adaptor.kinds)
         assert colours == COLOURS | dict.fromkeys(self.outputs, "allowed")
 
     def test_the_frameworks_own_lists_agree_with_them(self, net, images):

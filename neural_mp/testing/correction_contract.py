@@ -26,7 +26,7 @@ FACTOR = 1024.0
 class RepairCase:
     """A net with all that is known of it before it is converted."""
 
-    def __init__(self, source: Any, images: np.ndarray) -> None:
+    def __init__(self, source: object, images: np.ndarray) -> None:
         self.source, self.images = source, images
         self.adaptor = adaptor_for(source)
         self.model = self.adaptor.load(source, example=images)
@@ -38,7 +38,7 @@ class RepairCase:
         self.mended = with_repairs(self.plain, self.space, self.best)
         self.reference = self.run(self.model)
 
-    def run(self, model: Any) -> np.ndarray:
+    def run(self, model: object) -> np.ndarray:
         found = self.adaptor.predict(model, self.images)
         found = found[0] if isinstance(found, list | tuple) else found
         return np.asarray(next(iter(found.values())) if isinstance(found, dict) else found)

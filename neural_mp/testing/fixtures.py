@@ -86,7 +86,7 @@ class Accuracy:
         """Forget the batches seen."""
         self.right = self.all = 0
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: Any) -> None:
         """Count the right answers of a batch."""
         self.right += int((np.asarray(preds).argmax(1) == np.asarray(labels)).sum())
         self.all += len(labels)

@@ -39,14 +39,14 @@ _SCALES = {Precision.FP16: (2.0**10, 1.0, 2.0**-7), Precision.BF16: (1.0,)}
 
 
 def advise(
-    model: Any,
-    batches: Any,
-    loss: Any = None,
+    model: object,
+    batches: object,
+    loss: object = None,
     precision: str | Precision = Precision.BF16,
     *,
     steps: int = 100,
     limit: float = 0.01,
-    optimizer: Any = None,
+    optimizer: object = None,
     progress: bool = True,
 ) -> Advice:
     """Find the layers that must stay in float32 while the others are trained in 16 bits.
@@ -141,14 +141,14 @@ class _Search:
         """The layers that are not kept."""
         return {name for name, layer in self.layers.items() if not layer.keep}
 
-    def train(self, batch: Any, step: int) -> None:
+    def train(self, batch: object, step: int) -> None:
         """One step in float32."""
         self.passes += 1
         loss = self.trainee.step(batch)
         if not math.isfinite(loss):
             raise TrainingError(f"in float32 itself, the loss is {loss:g} at step {step}")
 
-    def look(self, batch: Any, step: int) -> None:
+    def look(self, batch: object, step: int) -> None:
         """Compare gradients, and keep what must be kept."""
         reference = self.trainee.gradients(batch, (), 1.0)
         self.passes += 1
@@ -170,7 +170,7 @@ class _Search:
             total = self._settle(noise_of, batch, step)
         self.noise = max(self.noise, total)
 
-    def _check_chance(self, reference: Gradients, batch: Any) -> None:
+    def _check_chance(self, reference: Gradients, batch: object) -> None:
         """Refuse gradients that differ from one pass to the next as they are."""
         again = self.trainee.gradients(batch, (), 1.0).noise(reference)
         self.passes += 1
@@ -181,7 +181,7 @@ class _Search:
                 f"numbers. Let it draw the same ones in every pass, or none, while it is looked at"
             )
 
-    def _settle(self, noise_of: Any, batch: Any, step: int) -> float:
+    def _settle(self, noise_of: Callable[..., float], batch: object, step: int) -> float:
         """Keep layers until the rest is within the limit; the noise that is left."""
         alone: dict[str, float] = {}
         self._examine(noise_of, [name for name in self.layers if name in self.low], alone)
@@ -198,7 +198,9 @@ class _Search:
             self._keep(name, self._why_noisy(alone.get(name, 0.0)))
         return float(noise_of(self.low))
 
-    def _examine(self, noise_of: Any, names: list[str], alone: dict[str, float]) -> None:
+    def _examine(
+        self, noise_of: Callable[..., float], names: list[str], alone: dict[str, float]
+    ) -> None:
         """Put layers into 16 bits alone: all but those that are harmless together.
 
         Few layers of a net do harm as a rule. So halves are tried, and halves of those that are
@@ -214,7 +216,7 @@ class _Search:
             self._examine(noise_of, names[:middle], alone)
             self._examine(noise_of, names[middle:], alone)
 
-    def _fewest(self, noise_of: Any, worst: list[str]) -> list[str]:
+    def _fewest(self, noise_of: Callable[..., float], worst: list[str]) -> list[str]:
         """The layers, of those that do most harm, that are enough to keep."""
         low = self.low
 
@@ -237,7 +239,7 @@ class _Search:
                 kept = rest
         return kept
 
-    def _gradients(self, batch: Any, low: Collection[str], singly: bool) -> Gradients:
+    def _gradients(self, batch: object, low: Collection[str], singly: bool) -> Gradients:
         """The gradients with a loss scale at which they are finite, if there is one."""
         for scale in _SCALES[self.precision]:
             found = self.trainee.gradients(batch, low, scale, singly=singly)
@@ -250,7 +252,7 @@ class _Search:
     def _keep(self, name: str, reason: str) -> None:
         self.layers[name] = replace(self.layers[name], keep=True, reason=reason)
 
-    def _why_not_finite(self, name: str, batch: Any) -> str:
+    def _why_not_finite(self, name: str, batch: object) -> str:
         scale = _SCALES[self.precision][-1]
         self.passes += 1
         try:
@@ -306,7 +308,7 @@ def _begun(layer: TrainedLayer) -> LayerAdvice:
     return LayerAdvice(layer.name, layer.kind, bool(layer.fixed), layer.fixed)
 
 
-def _checked(precision: str | Precision, steps: Any, limit: Any) -> Precision:
+def _checked(precision: str | Precision, steps: object, limit: object) -> Precision:
     found = parse_precisions(precision)
     if len(found) != 1 or found[0] not in _SCALES:
         raise ConfigurationError(f"precision must be bf16 or fp16, got {precision!r}")
@@ -317,7 +319,7 @@ def _checked(precision: str | Precision, steps: Any, limit: Any) -> Precision:
     return found[0]
 
 
-def _endless(batches: Any, steps: int) -> Iterator[Any]:
+def _endless(batches: object, steps: int) -> Iterator[Any]:
     """The batches, begun again where they end; of what can be walked once, as many as needed."""
     if isinstance(batches, Iterator):
         batches = list(itertools.islice(batches, steps + 1))

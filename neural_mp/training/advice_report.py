@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
@@ -71,7 +71,7 @@ class Advice:
             {layer.name: high if layer.keep else low for layer in self.layers.values()}
         )
 
-    def save_plan(self, path: Any) -> None:
+    def save_plan(self, path: str | Path) -> None:
         """Write the plan to a YAML file.
 
         Raises:

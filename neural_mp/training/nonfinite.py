@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 from neural_mp.adaptors import registry
 from neural_mp.adaptors.detect import FRAMEWORKS
@@ -13,7 +12,7 @@ from neural_mp.training.device_list import TRAINING_FRAMEWORKS
 
 
 def first_nonfinite(
-    model: Any, batch: Any, loss: Any = None, *, loss_scale: float = 1.0
+    model: object, batch: object, loss: object = None, *, loss_scale: float = 1.0
 ) -> NonFinite | None:
     """The layer that turns finite numbers into NaN or Inf: in the forward pass, or backwards.
 
@@ -42,7 +41,7 @@ def first_nonfinite(
     return first_trouble(seen)
 
 
-def training_home(model: Any) -> str:
+def training_home(model: object) -> str:
     """The package that knows how models such as this one are trained.
 
     Raises:

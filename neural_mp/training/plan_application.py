@@ -13,7 +13,7 @@ from neural_mp.training.advice_report import Advice
 from neural_mp.training.nonfinite import training_home
 
 
-def apply_plan(model: Any, plan: PrecisionPlan | Advice | str | Path) -> Any:
+def apply_plan(model: object, plan: PrecisionPlan | Advice | str | Path) -> Any:
     """Let a model train as a plan says: some layers in 16 bits, the others in float32.
 
     Weights stay in float32. A Keras model gets policies, layer by layer, also where it is built or

@@ -89,7 +89,7 @@ def set_policy(name: str, keep: Sequence[str] | str = ()) -> None:
     _keras_policies().set_policy(name, tuple(names))
 
 
-def kept_layers(model: Any) -> tuple[str, ...]:
+def kept_layers(model: object) -> tuple[str, ...]:
     """The layers of a Keras model that the names of `set_policy(keep=…)` keep in float32.
 
     `compile` asks this by itself. A loop without `compile` can ask it once the model is built.

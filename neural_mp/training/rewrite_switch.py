@@ -74,7 +74,7 @@ def graph_rewrite(
         _withdraw(made)
 
 
-def _requested(precision: str | Precision | None, amp: Any) -> Request:
+def _requested(precision: str | Precision | None, amp: AutoMixedPrecisionOptions | None) -> Request:
     from neural_mp.adaptors.tensorflow import amp_pass
 
     chosen, settings = requested("the rewrite", precision, amp, users_environment())
@@ -88,8 +88,8 @@ def _withdraw(made: Request) -> None:
 
 
 def enable_mixed_precision_graph_rewrite(
-    opt: Any,
-    loss_scale: Any = DYNAMIC,
+    opt: object,
+    loss_scale: object = DYNAMIC,
     *,
     precision: str | Precision | AmpDataType | None = None,
     amp: AutoMixedPrecisionOptions | None = None,
@@ -159,7 +159,7 @@ def disable_mixed_precision_graph_rewrite() -> None:
     graph_rewrite_state.switch_off()
 
 
-def _chosen(precision: Any, amp: AutoMixedPrecisionOptions | None) -> Any:
+def _chosen(precision: object, amp: AutoMixedPrecisionOptions | None) -> Any:
     """The precision, or what is said in its place; None where `amp` or a variable names it."""
     words = {kind.value: kind.precision for kind in AmpDataType}
     word = str(precision.value if isinstance(precision, Enum) else precision).lower()

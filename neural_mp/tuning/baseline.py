@@ -10,8 +10,8 @@ from neural_mp.adaptors.loaded_model import AnyTunableModel
 from neural_mp.core.observations import Observations
 from neural_mp.core.precision import Precision
 from neural_mp.errors import MetricError
+from neural_mp.io.measurement_cache import MeasurementCache
 from neural_mp.runs.history import History
-from neural_mp.runs.measurement_cache import Known
 from neural_mp.runs.record_schema import BASELINE_FIGURES
 from neural_mp.tuning.calibration_batches import Calibration
 from neural_mp.tuning.early_stopping import RunningValues
@@ -19,7 +19,7 @@ from neural_mp.tuning.evaluator import Deadline, TimeUpError
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.metric_values import is_usable
-from neural_mp.util.fingerprint import Witness
+from neural_mp.util.digest import Witness
 from neural_mp.util.validators import checked, fields
 
 #: How many ops that calibration did not come to are named.
@@ -30,7 +30,7 @@ _BASELINE, _CALIBRATION = "baseline", "calibration"
 _BASELINE_RUNNING = "baseline running"
 
 
-def _earlier(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _earlier(value: object) -> tuple[dict[str, Any], dict[str, Any]]:
     found = _KEPT(value)
     return found["baseline"], found["running"]
 
@@ -70,7 +70,7 @@ def measured_baseline(
     if known is None:
         found = _earlier_baseline(job, log, deadline) or _first_baseline(job, log, deadline)
         known, on_the_way = found
-        history.remember(_BASELINE_RUNNING, on_the_way)
+        history.cache.put(_BASELINE_RUNNING, on_the_way)
         known["target"] = job.settings.criterion.target(known["accuracy"])
         history.baseline = known
     criterion = job.settings.criterion
@@ -83,7 +83,7 @@ def measured_baseline(
     if job.evaluator.targets:
         log.listener.metrics(known.get("metrics", {}), job.evaluator.targets)
     log.listener.baseline(known["accuracy"], criterion.target(known["accuracy"]))
-    _, running = history.recall(_BASELINE_RUNNING, RunningValues.from_dict)
+    _, running = history.cache.get(_BASELINE_RUNNING, RunningValues.from_dict)
     seconds = known.get("seconds", 0.0)
     cpu_seconds = known.get("cpu_seconds", seconds)
     return Baseline(known["accuracy"], seconds, cpu_seconds, running or RunningValues())
@@ -99,23 +99,23 @@ def _earlier_baseline(
         with log.phase("baseline", "Reading the evaluation data", evaluator.batch_count):
             return evaluator.content(deadline)
 
-    found = _known_baseline(job).recall(_BASELINE, _earlier, content)
+    _, found = _cache_of_baseline(job).scoped(data=content).get(_BASELINE, _earlier)
     if found is not None:
         log.reuse("the accuracy of FP32")
     return found
 
 
-def _known_baseline(job: TuningJob) -> Known:
+def _cache_of_baseline(job: TuningJob) -> MeasurementCache:
     """What earlier runs measured that depends on how the accuracy is measured."""
-    return job.known.of(metric=job.evaluator.identity)
+    return job.cache.scoped(metric=job.evaluator.identity)
 
 
 def _first_baseline(
     job: TuningJob, log: RunLog, deadline: Deadline
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The baseline, measured and kept for later runs, and how it came about."""
-    known, evaluator = _known_baseline(job), job.evaluator
-    evaluator.witness = Witness() if known.keeps else None
+    cache, evaluator = _cache_of_baseline(job), job.evaluator
+    evaluator.witness = Witness() if cache.enabled else None
     with log.phase("baseline", "Evaluating FP32", evaluator.batch_count):
         started = time.process_time()
         accuracy = _evaluated(job, deadline)
@@ -136,7 +136,8 @@ def _first_baseline(
         found |= {"metrics": dict(evaluator.values), "every": evaluator.together.every}
     running = evaluator.running.to_dict()
     if witness is not None:
-        known.keep(_BASELINE, witness.digest, {"baseline": found, "running": running})
+        kept = cache.scoped(data=witness.digest)
+        kept.put(_BASELINE, {"baseline": found, "running": running})
     return found, running
 
 
@@ -167,10 +168,10 @@ def calibrated(
     if stored is not None and all(t.name in stored.ranges for t in job.space.tensors):
         return job.model.observed(stored)  # has seen all
 
-    known = job.known.of(space=job.space.digest, samples=str(data.samples))
-    seen = _seen_earlier(known, data, log, deadline)
+    cache = job.cache.scoped(space=job.space.digest, samples=str(data.samples))
+    seen = _seen_earlier(cache, data, log, deadline)
     if seen is None:
-        seen = _seen_now(job, known, data, log, deadline)
+        seen = _seen_now(job, cache, data, log, deadline)
     if history is not None:
         history.observations = seen
     return _reached(job, seen, log).observed(seen)
@@ -194,7 +195,7 @@ def _reached(job: TuningJob, seen: Observations, log: RunLog) -> AnyTunableModel
 
 
 def _seen_earlier(
-    known: Known, data: Calibration, log: RunLog, deadline: Deadline
+    cache: MeasurementCache, data: Calibration, log: RunLog, deadline: Deadline
 ) -> Observations | None:
     """What calibration on the same samples saw in an earlier run."""
 
@@ -205,14 +206,14 @@ def _seen_earlier(
         return witness.digest
 
     with log.phase("calibrate"):
-        found = known.recall(_CALIBRATION, Observations.from_dict, content)
+        _, found = cache.scoped(data=content).get(_CALIBRATION, Observations.from_dict)
     if found is not None:
         log.reuse("the calibration")
     return found
 
 
 def _seen_now(
-    job: TuningJob, known: Known, data: Calibration, log: RunLog, deadline: Deadline
+    job: TuningJob, cache: MeasurementCache, data: Calibration, log: RunLog, deadline: Deadline
 ) -> Observations:
     """What calibration sees, kept for later runs."""
 
@@ -224,6 +225,6 @@ def _seen_now(
     inputs = data.inputs(before_each)
     blamed = data.batches.blamed(passed_on=(TimeUpError,))
     with log.phase("calibrate", "Calibrating", data.count), blamed:
-        seen = job.model.calibrated(witness.watch(inputs) if known.keeps else inputs).observations
-    known.keep(_CALIBRATION, witness.digest, seen.to_dict())
+        seen = job.model.calibrated(witness.watch(inputs) if cache.enabled else inputs).observations
+    cache.scoped(data=witness.digest).put(_CALIBRATION, seen.to_dict())
     return seen

@@ -16,7 +16,7 @@ class Reading(Word):
     LABELS_LAST = "inputs with the labels behind them"
 
 
-def readings_of(batch: Any) -> tuple[Reading, ...]:
+def readings_of(batch: object) -> tuple[Reading, ...]:
     """Return the ways in which a batch can be meant, the documented one first."""
     if isinstance(batch, Mapping) or not isinstance(batch, tuple | list) or len(batch) < 2:
         return (Reading.ALONE,)

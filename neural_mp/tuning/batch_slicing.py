@@ -27,7 +27,7 @@ def part_of(source: Any, part: slice) -> Iterable[Any] | None:
     return _torch_part(source, part)
 
 
-def _is_indexed(source: Any) -> bool:
+def _is_indexed(source: object) -> bool:
     """Whether `source[i]` is the i-th batch."""
     if not (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
         return False

@@ -17,7 +17,7 @@ from neural_mp.errors import DataError, NeuralMPError, is_users_own, message_of,
 from neural_mp.tuning.batch_reading import Reading, inputs_of_batch, readings_of
 from neural_mp.tuning.batch_slicing import part_of
 from neural_mp.util.batch_cache import KeptBatches
-from neural_mp.util.fingerprint import DataDigest
+from neural_mp.util.digest import DataDigest
 from neural_mp.util.labels import labels_of
 from neural_mp.util.text import shape_words, with_article
 from neural_mp.util.user_calls import UserCodeError, as_raised, is_misfit, misfit_words
@@ -355,7 +355,7 @@ class Batches:
         return f"{len(self)}:{hashlib.sha256(''.join(batches).encode()).hexdigest()[:16]}"
 
 
-def _told(batch: Any) -> str:
+def _told(batch: object) -> str:
     words = shape_words(batch)
     if not hasattr(batch, "shape"):
         return words
@@ -374,7 +374,7 @@ def _reference(batches: Iterator[Any]) -> Callable[[], Any]:
         return lambda: batches
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     digest = DataDigest()
     digest.feed(value)
     return digest.hexdigest()[:16]

@@ -238,7 +238,7 @@ class _Run:
         whole = one if len(one) >= len(other) else other
         return cls(a, b, whole, left_out, OpGroups(a, b, list(kept)))
 
-    def take(self, inputs: Any) -> None:
+    def take(self, inputs: object) -> None:
         """Run one batch."""
         self.batches += 1
         self.samples += count_samples(inputs)

@@ -90,7 +90,7 @@ class RunningValues:
         return {"values": values, "samples": list(self.samples)}
 
     @classmethod
-    def from_dict(cls, data: Any) -> RunningValues:
+    def from_dict(cls, data: object) -> RunningValues:
         """The inverse of `to_dict`; what was not finite is NaN.
 
         Raises:

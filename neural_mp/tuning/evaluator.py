@@ -17,7 +17,8 @@ from neural_mp.runs.report import MetricFigures
 from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.early_stopping import RunningValues
 from neural_mp.tuning.metric_values import JudgedBatch, Together, number_of
-from neural_mp.util.fingerprint import Witness, identity
+from neural_mp.util.digest import Witness
+from neural_mp.util.fingerprint import object_fingerprint
 from neural_mp.util.memory import MemoryWatch
 from neural_mp.util.pytree import count_samples
 from neural_mp.util.user_calls import UserCodeError, called
@@ -149,7 +150,7 @@ class Evaluator:
         if self.eval_func is not None or self.batches is None:
             return None  # it reads data that nobody else sees
         together = self.together.names, self.together.every
-        return identity((list(self.metrics), self.postprocess, together))
+        return object_fingerprint((list(self.metrics), self.postprocess, together))
 
     def content(self, deadline: Deadline) -> str | None:
         """A digest of all evaluation data, which are read for it; None where it cannot be told.

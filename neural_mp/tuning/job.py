@@ -11,8 +11,8 @@ from neural_mp.core.enums import Objective
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome, Trial
+from neural_mp.io.measurement_cache import NO_CACHE, MeasurementCache
 from neural_mp.runs.history import History
-from neural_mp.runs.measurement_cache import NOTHING_KNOWN, Known
 from neural_mp.runs.record import Setting
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Strategy
@@ -76,7 +76,7 @@ class TuningJob:
         open_history: opens the run's record; only called where accuracy is evaluated.
         settings: how the search goes about its work.
         amp: what the user said of auto mixed precision, in words.
-        known: what earlier runs measured of this model on this machine.
+        cache: what earlier runs measured of this model on this machine.
         described: what people are told of the run.
     """
 
@@ -89,7 +89,7 @@ class TuningJob:
     open_history: Callable[[], History]
     settings: SearchSettings = SearchSettings()
     amp: tuple[str, ...] = ()
-    known: Known = NOTHING_KNOWN
+    cache: MeasurementCache = NO_CACHE
     described: Described = field(default_factory=Described)
 
     @property

@@ -135,7 +135,7 @@ def read_outcome(folder: Path) -> JobOutcome | None:
     return read_json(file, _outcome, TuningError, "delete it to have the job done again")
 
 
-def _outcome(value: Any) -> JobOutcome:
+def _outcome(value: object) -> JobOutcome:
     return JobOutcome(**_OUTCOME(value))
 
 

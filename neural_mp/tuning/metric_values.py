@@ -110,7 +110,7 @@ class JudgedBatch:
         return ""
 
 
-def _first_axis(value: Any) -> int | None:
+def _first_axis(value: object) -> int | None:
     """How many samples an array holds; None for what is no array of samples."""
     if isinstance(value, list) and value and all(isinstance(v, int | float) for v in value):
         return len(value)

@@ -38,7 +38,7 @@ class OpGroups:
         self._groups: list[tuple[str, ...]] = []
         self._made: dict[tuple[str, ...], tuple[_Values, _Values]] = {}
 
-    def values(self, inputs: Any) -> Iterator[tuple[str, OpValue, OpValue]]:
+    def values(self, inputs: object) -> Iterator[tuple[str, OpValue, OpValue]]:
         """The results of the ops in both models, for one batch."""
         samples = count_samples(inputs)
         if not self._samples:
@@ -50,7 +50,7 @@ class OpGroups:
                 yield from self._run(group, inputs)
         self._samples = max(self._samples, samples)
 
-    def _measured(self, inputs: Any) -> Iterator[tuple[str, OpValue, OpValue]]:
+    def _measured(self, inputs: object) -> Iterator[tuple[str, OpValue, OpValue]]:
         """The same, with no more ops together than fit if all are as large as the largest yet."""
         start, count = 0, _AT_FIRST
         while start < len(self._ops):
@@ -79,7 +79,9 @@ class OpGroups:
             self._groups.append(tuple(waiting))
         self._made.clear()
 
-    def _run(self, group: tuple[str, ...], inputs: Any) -> Iterator[tuple[str, OpValue, OpValue]]:
+    def _run(
+        self, group: tuple[str, ...], inputs: object
+    ) -> Iterator[tuple[str, OpValue, OpValue]]:
         one, other = self._functions(group)
         values = dict(one(inputs))
         others = dict(other(inputs))

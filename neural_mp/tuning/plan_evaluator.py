@@ -184,5 +184,5 @@ class Assessor:
         return f"NaN or Inf begins at op {op!r}"
 
 
-def _is_finite(model: AnyModel, inputs: Any) -> bool:
+def _is_finite(model: AnyModel, inputs: object) -> bool:
     return all(np.isfinite(array).all() for array in model.float_outputs(inputs))

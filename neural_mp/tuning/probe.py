@@ -20,15 +20,15 @@ from neural_mp.core.observations import Observations, Times
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.errors import in_one_line
+from neural_mp.io.measurement_cache import NO_CACHE, MeasurementCache
 from neural_mp.profiling import interleaved_medians
-from neural_mp.runs.measurement_cache import ARRIVING, NOTHING_KNOWN, TIMES, Known, Notes
-from neural_mp.runs.record import repairs_in
+from neural_mp.runs.record import ARRIVING, TIMES, repairs_in
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Probe
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.op_timing import timed, times_of, updated
 from neural_mp.tuning.sqnr import USELESS, relative_noise
-from neural_mp.util.fingerprint import digest_of
+from neural_mp.util.digest import digest_of
 from neural_mp.util.validators import Kind, checked, list_of, mapping_of, number, optional, text
 
 logger = logging.getLogger(__name__)
@@ -60,8 +60,8 @@ class MeasuringProbe(Probe):
     Attributes:
         job: the run.
         model: the FP32 model, calibrated.
-        history: where measurements are kept.
-        known: what earlier runs measured under the same conditions.
+        run_cache: what this run measured.
+        cache: what earlier runs measured under the same conditions.
         allowance: CPU seconds that may be spent.
         spent: CPU seconds spent so far.
         seconds: the same by the clock on the wall.
@@ -72,13 +72,13 @@ class MeasuringProbe(Probe):
 
     job: TuningJob
     model: AnyTunableModel
-    history: Notes
+    run_cache: MeasurementCache
     allowance: float
     spent: float = 0.0
     seconds: float = 0.0
     untimed: str = ""
     reused: bool = False
-    known: Known = NOTHING_KNOWN
+    cache: MeasurementCache = NO_CACHE
     _longest: float = 0.0
     _reference: list[Any] | None = field(default=None, repr=False)
 
@@ -88,7 +88,7 @@ class MeasuringProbe(Probe):
         key = f"noise {_digest([resolved])}"
         found = self._kept(key, optional(number), lambda: self._noise(resolved))
         if alone is not None and found is not None:
-            self.history.remember(f"{ARRIVING}{repairs_in(resolved.plan)}: {alone}", found)
+            self.run_cache.put(f"{ARRIVING}{repairs_in(resolved.plan)}: {alone}", found)
         return found
 
     def _noise(self, plan: ResolvedPlan) -> float:
@@ -106,10 +106,10 @@ class MeasuringProbe(Probe):
         if Objective.PERFORMANCE not in self.job.objectives:
             return Times()
         stored = self._kept(TIMES, optional(checked(Times.from_dict)), self._times)
-        known, words = self.history.recall(_UNTIMED, text)
+        known, words = self.run_cache.get(_UNTIMED, text)
         if not known or words is None:
             words = self.untimed or ("" if stored else "no time is left for it")
-            self.history.remember(_UNTIMED, words)
+            self.run_cache.put(_UNTIMED, words)
         self.untimed = words
         return Times() if stored is None else Times.from_dict(stored)
 
@@ -211,8 +211,8 @@ class MeasuringProbe(Probe):
         if not known or found is None:
             with self._counted():
                 found = self.model.weight_sensitivity(batches)
-            self.known.keep(key, self._measured_on, found)
-            self.history.remember(key, found)
+            self._shared.put(key, found)
+            self.run_cache.put(key, found)
         return dict(found)
 
     def _converted_or_none(self, plan: ResolvedPlan) -> AnyModel | None:
@@ -240,19 +240,24 @@ class MeasuringProbe(Probe):
         if key != TIMES:
             self._longest = max(self._longest, (self.spent - before) / plans)
         if value is not None and not self.untimed:
-            self.known.keep(key, self._measured_on, value)
-        self.history.remember(key, value)
+            self._shared.put(key, value)
+        self.run_cache.put(key, value)
         return kind(value)
 
     def _recalled(self, key: str, kind: Kind[T]) -> tuple[bool, T | None]:
         """Whether this run or an earlier one has looked at something, and what it found."""
-        looked, value = self.history.recall(key, kind)
+        looked, value = self.run_cache.get(key, kind)
         if not looked:
-            value = self.known.recall(key, kind, lambda: self._measured_on)
-            if value is not None:
-                looked = self.reused = True
-                self.history.remember(key, value)
+            looked, value = self._shared.get(key, kind)
+            if looked:
+                self.reused = True
+                self.run_cache.put(key, value)
         return looked, value
+
+    @cached_property
+    def _shared(self) -> MeasurementCache:
+        """What earlier runs measured on the same batches."""
+        return self.cache.scoped(data=lambda: self._measured_on)
 
     @cached_property
     def _measured_on(self) -> str | None:
@@ -275,10 +280,10 @@ class MeasuringProbe(Probe):
         return passed + plans * self._longest < self.allowance
 
 
-def known_of_probes(job: TuningJob, observations: Observations) -> Known:
+def cache_of_probes(job: TuningJob, observations: Observations) -> MeasurementCache:
     """What earlier runs measured of the same model, calibrated to the same."""
     seen = json.dumps(observations.to_dict(), sort_keys=True)
-    return job.known.of(
+    return job.cache.scoped(
         space=job.space.digest,
         observations=hashlib.sha256(seen.encode()).hexdigest(),
         threads=str(job.measurement.threads),

@@ -64,9 +64,10 @@ def _bare(capability: Capability) -> Capability:
 
 def _fan_in(model: AnyTunableModel) -> dict[str, int]:
     """Op with a weight → how many products every number that it writes is the sum of."""
+    offered = model.adaptor.corrections
     shapes = {
         op: (np.shape(layer.weight()), layer.outputs)
-        for op, layer in model.adaptor.layers(model.held).items()
+        for op, layer in (offered.layers(model.held) if offered else {}).items()
         if layer.inputs is not None
     }
     return {

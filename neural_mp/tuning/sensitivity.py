@@ -13,8 +13,8 @@ from neural_mp.core.observations import Times
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.core.quantization_flow import QuantizationFlow, QuantizedTensor
-from neural_mp.runs.measurement_cache import Notebook
-from neural_mp.runs.record import NO_REPAIR, Measured, RunRecord, Setup
+from neural_mp.io.measurement_cache import RunCache
+from neural_mp.runs.record import NO_REPAIR, Measured, RunRecord, Setup, arriving_in
 from neural_mp.search.corrections import best_repairs, with_repairs
 from neural_mp.space import TuningSpace, why_int8
 from neural_mp.tuning.baseline import calibrated
@@ -229,8 +229,8 @@ def measured_sensitivities(
 def _measured(job: TuningJob, log: RunLog, most: int | None) -> SensitivityReport:
     model = calibrated(job, log, Deadline())
     job, space = job.in_space(model.space), model.space
-    kept = Notebook()
-    probe = MeasuringProbe(job, model, kept, inf)
+    cache = RunCache()
+    probe = MeasuringProbe(job, model, cache, inf)
     with log.phase("times", "Timing single ops"):
         times = probe.times()
     repairs = best_repairs(model.observations)
@@ -242,7 +242,7 @@ def _measured(job: TuningJob, log: RunLog, most: int | None) -> SensitivityRepor
             for plan in dict.fromkeys((alone, with_repairs(alone, space, repairs))):
                 probe.output_noise(plan, name)
             log.step()
-    measured = Measured(times, kept.arriving)
+    measured = Measured(times, arriving_in(cache.entries))
     record = RunRecord(setup_of(job), observations=model.observations, measured=measured)
     return sensitivities(record, space.resolve(with_repairs(fastest, space, repairs)).plan)
 

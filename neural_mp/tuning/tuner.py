@@ -14,8 +14,7 @@ from neural_mp.core.trial import Trial
 from neural_mp.errors import NeuralMPError, TuningError
 from neural_mp.profiling import Ratio
 from neural_mp.runs.history import History
-from neural_mp.runs.measurement_cache import VALUES
-from neural_mp.runs.record import Measured, RunRecord, Setup
+from neural_mp.runs.record import VALUES, Measured, RunRecord, Setup
 from neural_mp.runs.report import Report, count_ops, emulated_precisions
 from neural_mp.search.corrections import best_repairs, with_repairs
 from neural_mp.space import ResolvedPlan, counted_reasons
@@ -37,7 +36,7 @@ from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.objectives import best_trial
 from neural_mp.tuning.plan_evaluator import Assessor
-from neural_mp.tuning.probe import LEAST_ALLOWANCE, MeasuringProbe, known_of_probes
+from neural_mp.tuning.probe import LEAST_ALLOWANCE, MeasuringProbe, cache_of_probes
 from neural_mp.tuning.recording import ending_of, setup_of
 from neural_mp.tuning.sharding import Sharing
 from neural_mp.tuning.sqnr import LEAST_DECIBELS, signal_to_noise
@@ -164,9 +163,9 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
             choice = fp32_choice(job)
         return _judged_result(job, log, history, choice, baseline, kept)
     job = job.in_space(model.space)
-    history.remember(VALUES, dict(job.footprints.values))
-    known = known_of_probes(job, model.observations)
-    probe = MeasuringProbe(job, model, history, allowance(job, baseline), known=known)
+    history.cache.put(VALUES, dict(job.footprints.values))
+    cache = cache_of_probes(job, model.observations)
+    probe = MeasuringProbe(job, model, history.cache, allowance(job, baseline), cache=cache)
     search = _TrialSearch(job, model, history, baseline, log, deadline, kept)
     with log.phase("search"):
         search.drive(job.strategy.search(_problem(job, model, probe)))

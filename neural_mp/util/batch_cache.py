@@ -115,7 +115,7 @@ class _Room:
         self.name, self.mend = name, mend
         self._limit, self._taken, self._count = free_memory() * _SHARE, 0, 0
 
-    def take(self, value: Any) -> None:
+    def take(self, value: object) -> None:
         self._taken += _size(value)
         self._count += 1
         if self._taken > self._limit:
@@ -126,7 +126,7 @@ class _Room:
             )
 
 
-def _size(value: Any) -> int:
+def _size(value: object) -> int:
     """Bytes that a batch takes."""
     return sum(int(getattr(leaf, "nbytes", 0) or sys.getsizeof(leaf)) for leaf in leaves(value))
 

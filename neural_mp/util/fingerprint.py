@@ -1,4 +1,4 @@
-"""A digest of what Python objects are and do: equal in another process for what is equal."""
+"""Fingerprints of objects and of code: equal in another process for what is equal."""
 
 from __future__ import annotations
 
@@ -8,295 +8,326 @@ import hashlib
 import logging
 import pickle
 import sys
-import sysconfig
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-T = TypeVar("T")
-
-#: Tells batches apart that hold the same values in batches of other sizes.
-_END_OF_BATCH = "end of batch"
-
-
-class DataDigest:
-    """A digest of data that grows with every value.
-
-    Attributes:
-        complete: whether all that it was fed could be read as numbers, words or bytes; only then
-            are two data with the same digest the same.
-    """
-
-    def __init__(self) -> None:
-        self._digest = hashlib.sha256()
-        self.complete = True
-
-    def hexdigest(self) -> str:
-        """The digest so far, as 64 hexadecimal digits."""
-        return self._digest.hexdigest()
-
-    def feed(self, value: Any) -> None:
-        """Take in arrays, tensors, numbers, words, and mappings and sequences of these."""
-        if isinstance(value, Mapping):
-            for key in value:
-                self._digest.update(str(key).encode())
-                self.feed(value[key])
-        elif isinstance(value, tuple | list):
-            for item in value:
-                self.feed(item)
-        else:
-            try:
-                self._feed_array(np.asarray(value))
-            except (TypeError, ValueError, RuntimeError, AttributeError, pickle.PickleError):
-                self._digest.update(repr(type(value)).encode())
-                self.complete = False
-
-    def _feed_array(self, array: np.ndarray[Any, Any]) -> None:
-        self._digest.update(f"{array.dtype}{array.shape}".encode())
-        if array.dtype == object:
-            self._digest.update(pickle.dumps(array.tolist()))
-        else:
-            self._digest.update(array.tobytes())
-
-
-class Witness:
-    """Watches data that are read for another purpose, and tells their digest afterwards."""
-
-    def __init__(self) -> None:
-        self._running = DataDigest()
-        self._ended = False
-
-    def watch(self, batches: Iterable[T]) -> Iterator[T]:
-        """The same batches; what was watched before counts no more."""
-        self._running, self._ended = DataDigest(), False
-        for batch in batches:
-            self._running.feed(batch)
-            self._running.feed(_END_OF_BATCH)
-            yield batch
-        self._ended = True
-
-    def __reduce__(self) -> tuple[type[Witness], tuple[()]]:
-        return Witness, ()  # a copy begins anew
-
-    @property
-    def digest(self) -> str | None:
-        """The digest of all batches; None where they were not read to their end, or not told."""
-        return self._running.hexdigest() if self._ended and self._running.complete else None
-
-
-def digest_of(value: Any) -> str | None:
-    """The digest of data; None where something in it is neither numbers, words nor bytes."""
-    found = DataDigest()
-    found.feed(value)
-    return found.hexdigest() if found.complete else None
-
+from neural_mp.util.code_inspection import (
+    SCALAR_TYPES,
+    all_names_of,
+    is_library_module,
+    is_metric,
+    is_own_metric,
+    is_stable,
+    mutated_attributes,
+    names_of,
+    options_of,
+)
+from neural_mp.util.digest import digest_of
 
 logger = logging.getLogger(__name__)
 
-#: What Python adds to every class by itself, and what people write for people.
+#: Kept with fingerprints; to be raised when they are computed in another way.
+FINGERPRINT_VERSION = 2
+#: Attributes of classes that Python adds, or that are written for people.
 _NOT_CONTENT = frozenset(
-    ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__qualname__")
+    f"__{name}__"
+    for name in (
+        *("dict", "weakref", "doc", "module", "qualname", "annotations", "annotate_func"),
+        *("annotations_cache", "firstlineno", "static_attributes"),
+    )
 )
-_LIBRARIES = tuple(
-    Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
-_OWN = Path(__file__).parent.parent
+_SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)
+#: Objects that are hashed before it is given up: of code, and of state, which takes less for each.
+_MAX_OBJECTS, _MAX_STATE_OBJECTS = 5_000, 1_000_000
 
 
-def identity(value: Any) -> str | None:
-    """A digest of what an object of the user's is and does.
+@dataclass(frozen=True)
+class CodeFingerprint:
+    """The identity of what code does.
 
-    Of a function that is its bytecode, its constants, its defaults, and what it refers to; of an
-    object its class, with the bytecode of its methods, and what it holds. What comes with a library
-    counts by its name and the library's version.
+    Attributes:
+        digest: equal for what does the same, under one version of Python.
+        options: name → what was said as it was made, as text.
+    """
+
+    digest: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+def object_fingerprint(value: Any) -> str | None:
+    """Hash all that an object is: its code, and its state with everything that it refers to.
 
     Returns:
-        64 hexadecimal digits; None where the object holds something of which it cannot be told.
+        64 hexadecimal digits; None if any part cannot be hashed, such as an open file.
     """
-    telling = _Identity()
+    hasher = _hashed(value, include_state=True)
+    return None if hasher is None else hasher.digest.hexdigest()
+
+
+def code_fingerprint(value: Any) -> CodeFingerprint | None:
+    """Hash the code of a metric, a function or a list of them, and the options it was made with.
+
+    Of functions and classes of the user's that is their bytecode, with constants, defaults, and the
+    functions, classes and plain values that they refer to; of an object its class, and the plain
+    values that only its constructor sets. What a library holds counts by its name. Arrays, files,
+    models, paths, and lists and dicts that may be filled on the way count for nothing.
+
+    Returns:
+        None if any part cannot be hashed.
+    """
+    hasher = _hashed(value, include_state=False)
+    return None if hasher is None else CodeFingerprint(hasher.digest.hexdigest(), hasher.options)
+
+
+def _hashed(value: Any, include_state: bool) -> _ObjectHasher | None:
+    hasher = _ObjectHasher(include_state)
     try:
-        return telling.digest.hexdigest() if telling.tell(value) else None
-    except RecursionError:  # such as a list whose every item holds the next one
+        hasher.update(value, opened=True)
+    except Exception:
+        # Whatever the user's own objects raise when they are looked at.
+        logger.debug("an object of %r has no fingerprint", type(value), exc_info=True)
         return None
+    return hasher
 
 
-class _Identity:
-    """Feeds an object, and all that belongs to it, into a digest."""
+class _ObjectHasher:
+    """Feeds objects, and what they refer to, into a digest.
 
-    def __init__(self) -> None:
+    Without state, the content of lists, dicts and objects that code refers to does not count, since
+    it changes as the code runs; that of objects that are `opened` does, as far as it is options.
+    """
+
+    def __init__(self, include_state: bool) -> None:
         self.digest = hashlib.sha256()
-        self._seen: dict[int, int] = {}
-        self._alive: list[Any] = []  # an id is that of another object once its owner is gone
+        self.options: dict[str, str] = {}
+        self._include_state = include_state
+        self._left = _MAX_STATE_OBJECTS if include_state else _MAX_OBJECTS
+        #: id → order and object, which is kept alive, or its id would become that of another.
+        self._seen: dict[int, tuple[int, Any]] = {}
 
-    def tell(self, value: Any) -> bool:
-        """Take an object in; whether it could be told what it is."""
-        if value is None or isinstance(value, bool | int | float | complex | str | bytes | Path):
-            return self._say("value", repr(value))
-        if value is Ellipsis:
-            return self._say("value", str(value))
+    def update(self, value: Any, opened: bool = False) -> None:
+        """Hash a value.
+
+        Raises:
+            Exception: a part cannot be hashed.
+        """
+        opened = opened or self._include_state
+        if isinstance(value, np.generic):
+            self._feed("numpy", value.dtype.str)
+            value = value.item()
         if isinstance(value, enum.Enum):
-            return self._say("enum", str(value)) and self.tell(value.value)
-        if id(value) in self._seen:
-            return self._say("again", str(self._seen[id(value)]))
-        self._seen[id(value)] = len(self._seen)
-        self._alive.append(value)
-        for kind, told in self._KINDS:
-            if isinstance(value, kind):
-                return told(self, value)
-        if hasattr(value, "__array__"):
-            return self._data(value)
-        return self._object(value)
+            self._feed("enum", type(value).__qualname__, str(value.name))
+            self.update(value.value)
+        elif isinstance(value, SCALAR_TYPES):
+            counts = self._include_state or is_stable(value)
+            self._feed(type(value).__name__, repr(value) if counts else "")
+        elif id(value) in self._seen:
+            self._feed("again", str(self._seen[id(value)][0]))
+        else:
+            self._left -= 1
+            if self._left < 0:
+                raise ValueError("it refers to too many objects")
+            # Whether equal tuples are one object depends on how the code was compiled.
+            if not isinstance(value, tuple | frozenset):
+                self._seen[id(value)] = len(self._seen), value
+            self._feed_new(value, opened)
 
-    def _say(self, *words: str) -> bool:
+    def _feed(self, *words: str) -> None:
         for word in words:
             self.digest.update(f"{len(word)}:{word};".encode("utf-8", "surrogatepass"))
-        return True
 
-    def _each(self, kind: str, values: Iterable[Any]) -> bool:
-        told = list(values)
-        return self._say(kind, str(len(told))) and all(self.tell(value) for value in told)
+    def _feed_sequence(self, kind: str, values: Iterable[Any], opened: bool = False) -> None:
+        found = list(values)
+        self._feed(kind, str(len(found)))
+        for value in found:
+            self.update(value, opened)
 
-    def _items(self, kind: str, items: Mapping[Any, Any]) -> bool:
-        return self._each(kind, (part for item in items.items() for part in item))
+    def _feed_mapping(self, items: Mapping[Any, Any], opened: bool = False) -> None:
+        self._feed("mapping", str(len(items)))
+        for key, value in items.items():
+            if isinstance(key, str):
+                self._feed("key", key)
+            else:
+                self.update(key, opened)
+            self.update(value, opened)
 
-    def _set(self, value: frozenset[Any]) -> bool:
-        found = [identity(item) for item in value]
-        return None not in found and self._say("set", *sorted(map(str, found)))
+    def _feed_set(self, values: Iterable[Any], opened: bool) -> None:
+        """Feed the items of a set in an order that is the same in every process."""
+        outer, digests = (self.digest, self._seen), []
+        for value in values:
+            self.digest, self._seen = hashlib.sha256(), {}
+            self.update(value, opened)
+            digests.append(self.digest.hexdigest())
+        self.digest, self._seen = outer
+        self._feed("set", *sorted(digests))
 
-    def _data(self, value: Any) -> bool:
-        found = digest_of(value)
-        return found is not None and self._say("data", found)
+    def _feed_new(self, value: Any, opened: bool) -> None:
+        match value:
+            case tuple():
+                self._feed_sequence("tuple", value, opened)
+            case frozenset():
+                self._feed_set(value, opened)
+            case list() if opened:
+                self._feed_sequence("list", value, opened)
+            case dict() | types.MappingProxyType() if opened:
+                self._feed_mapping(value, opened)
+            case set() if opened:
+                self._feed_set(value, opened)
+            case types.FunctionType():
+                self._feed_function(value)
+            case types.CodeType():
+                self._feed_code(value)
+            case type():
+                self._feed_class(value)
+            case types.MethodType():
+                self._feed("method")
+                self.update(value.__func__)
+                self.update(value.__self__, opened)
+            case functools.partial():
+                self._feed("partial")
+                self.update(value.func, opened)
+                self.update(value.args)
+                self._feed_mapping(value.keywords)
+            case staticmethod() | classmethod():
+                self._feed_sequence(type(value).__name__, (value.__func__,))
+            case property():
+                self._feed_sequence("property", (value.fget, value.fset, value.fdel))
+            case functools.cached_property():
+                self._feed_sequence("cached_property", (value.func,))
+            case types.BuiltinFunctionType():
+                self._feed("builtin", value.__qualname__)
+                self.update(value.__self__)
+            case types.ModuleType():
+                self._feed_module(value)
+            case np.ndarray() if opened:
+                self._feed_data(value)
+            case _ if self._include_state and hasattr(value, "__array__"):
+                self._feed_data(value)
+            case _:
+                self._feed_object(value, opened)
 
-    def _module(self, module: types.ModuleType) -> bool:
-        if is_of_library(module.__name__):
-            return self._of_library(module.__name__, "")
-        try:
+    def _feed_data(self, value: Any) -> None:
+        digest = digest_of(value)
+        if digest is None:
+            raise ValueError("it holds data that cannot be read")
+        self._feed("data", digest)
+
+    def _feed_library(self, module: str, name: str) -> None:
+        top = sys.modules.get(module.partition(".")[0])
+        version = getattr(top, "__version__", "") if self._include_state else ""
+        self._feed("library", module, name, str(version))
+
+    def _feed_module(self, module: types.ModuleType) -> None:
+        if is_library_module(module.__name__):
+            self._feed_library(module.__name__, "")
+            return
+        self._feed("module", module.__name__)
+        if self._include_state:
             source = Path(module.__file__ or "").read_bytes()
-        except OSError:
-            return False
-        return self._say("module", module.__name__, hashlib.sha256(source).hexdigest())
+            self._feed(hashlib.sha256(source).hexdigest())
 
-    def _of_library(self, module: str, name: str) -> bool:
-        top = module.partition(".")[0]
-        version = getattr(sys.modules.get(top), "__version__", "")
-        return self._say("library", module, name, str(version))
+    def _feed_function(self, function: types.FunctionType) -> None:
+        if is_library_module(function.__module__) and "<locals>" not in function.__qualname__:
+            self._feed_library(function.__module__, function.__qualname__)
+            return
+        code = function.__code__
+        self._feed("function", function.__qualname__)
+        self._feed_code(code)
+        self.update(function.__defaults__)
+        self._feed_mapping(function.__kwdefaults__ or {})
+        loaded = names_of(code, "LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+        referred = {name: function.__globals__[name] for name in loaded & {*function.__globals__}}
+        referred |= _closure(function)
+        changing = names_of(code, "STORE_GLOBAL", "STORE_DEREF")
+        for name in sorted(referred.keys() - (set() if self._include_state else changing)):
+            value = referred[name]
+            self._feed("refers to", name)
+            self.update(value)
+            if isinstance(value, types.ModuleType):
+                self._feed_members(value, all_names_of(code))
+            elif isinstance(value, bool | int | float) and is_stable(value):
+                self.options.setdefault(name, repr(value))
 
-    def _builtin(self, function: types.BuiltinFunctionType) -> bool:
-        owner = function.__self__
-        named = self._say("builtin", function.__qualname__)
-        return named and (isinstance(owner, types.ModuleType) or self.tell(owner))
+    def _feed_members(
+        self, module: types.ModuleType, names: set[str], above: tuple[types.ModuleType, ...] = ()
+    ) -> None:
+        """Feed what a function may refer to in a module of the user's, and in modules in it."""
+        if is_library_module(module.__name__) or module in above:
+            return
+        for name in sorted(names & vars(module).keys()):
+            part = vars(module)[name]
+            self.update(part)
+            if isinstance(part, types.ModuleType):
+                self._feed_members(part, names, (*above, module))
 
-    def _function(self, function: types.FunctionType) -> bool:
-        if is_of_library(function.__module__) and "<locals>" not in function.__qualname__:
-            return self._of_library(function.__module__, function.__qualname__)
-        names = sorted(_names(function.__code__) & function.__globals__.keys())
-        return (
-            self._say("function", function.__qualname__)
-            and self.tell(function.__code__)
-            and self.tell(function.__defaults__)
-            and self.tell(function.__kwdefaults__)
-            and self._each("closure", map(_contents, function.__closure__ or ()))
-            and self._items("globals", {name: function.__globals__[name] for name in names})
-        )
+    def _feed_code(self, code: types.CodeType) -> None:
+        self._feed("code", code.co_code.hex(), *code.co_names, *code.co_freevars)
+        self._feed(str(code.co_argcount), str(code.co_kwonlyargcount), str(code.co_flags))
+        # What is written in code counts, also where a value from elsewhere would change in use.
+        include_state, self._include_state = self._include_state, True
+        self._feed_sequence("constants", code.co_consts)
+        self._include_state = include_state
 
-    def _code(self, code: types.CodeType) -> bool:
-        return (
-            self._say("code", code.co_code.hex(), *code.co_names, *code.co_freevars)
-            and self._say(str(code.co_argcount), str(code.co_kwonlyargcount), str(code.co_flags))
-            and self._each("constants", code.co_consts)
-        )
+    def _feed_class(self, kind: type) -> None:
+        if is_library_module(kind.__module__):
+            self._feed_library(kind.__module__, kind.__qualname__)
+            return
+        self._feed("class", kind.__module__, kind.__qualname__)
+        changing = set() if self._include_state else mutated_attributes(kind)
+        for name, member in sorted(vars(kind).items()):
+            left_out = name in _NOT_CONTENT or name.startswith("_abc_")
+            if left_out or isinstance(member, _SLOT_TYPES):
+                continue
+            if name not in changing or isinstance(member, types.FunctionType):
+                self._feed("member", name)
+                self.update(member)
+        self._feed_sequence("bases", kind.__bases__)
 
-    def _class(self, kind: type) -> bool:
-        if is_of_library(kind.__module__):
-            return self._of_library(kind.__module__, kind.__qualname__)
-        own = {
-            name: value
-            for name, value in sorted(vars(kind).items())
-            if name not in _NOT_CONTENT
-            and not name.startswith("_abc_")
-            # The descriptors of slots have no content of their own.
-            and not isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType)
-        }
-        return (
-            self._say("class", kind.__module__, kind.__qualname__)
-            and self._each("bases", kind.__bases__)
-            and self._items("members", own)
-        )
+    def _feed_object(self, value: Any, opened: bool) -> None:
+        self.update(type(value))
+        # An attribute of the object itself: not of every object that answers to any name.
+        inner = getattr(value, "__dict__", {}).get("__wrapped__")
+        opened = opened or is_metric(value)
+        if inner is not None:
+            self._feed("wrapped")
+            self.update(inner, opened)
+        if self._include_state:
+            self._feed_state(value)
+        elif opened:
+            own = is_own_metric(value)
+            for name, option in options_of(value).items():
+                self._feed("option", name)
+                self.update(option, opened=own)
+                if option is not None and isinstance(option, SCALAR_TYPES) and is_stable(option):
+                    self.options.setdefault(name, repr(option))
 
-    def _object(self, value: Any) -> bool:
-        """What an object shows of itself as it is copied: its class and what it holds."""
+    def _feed_state(self, value: Any) -> None:
+        """Feed what an object shows of itself as it is copied."""
         kind = type(value)
-        if is_of_library(kind.__module__) and callable(getattr(value, "get_config", None)):
+        if is_library_module(kind.__module__) and callable(getattr(value, "get_config", None)):
             # Keras writes the time into copies.
-            return self._each("config", [kind, value.get_config()])
-        try:
-            parts = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
-        except Exception:
-            # Whatever an object raises that does not want to be copied.
-            logger.debug("%s cannot be told", kind, exc_info=True)
-            return False
+            self.update(value.get_config())
+            return
+        parts: Any = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
         if isinstance(parts, str):
-            return self._say("global", kind.__module__, parts)
-        made, given, state, *items = (*parts, *[None] * 3)[:5]
-        listed = [None if part is None else list(part) for part in items]
-        return self._each("object", [kind, made, given, state, *listed])
-
-    _KINDS: tuple[tuple[type | tuple[type, ...], Callable[[_Identity, Any], bool]], ...] = (
-        ((tuple, list), lambda self, value: self._each(type(value).__name__, value)),
-        ((dict, types.MappingProxyType), lambda self, value: self._items("mapping", value)),
-        ((set, frozenset), _set),
-        ((np.ndarray, np.generic), _data),
-        (types.FunctionType, _function),
-        (types.CodeType, _code),
-        (
-            types.MethodType,
-            lambda self, value: self._each("method", (value.__func__, value.__self__)),
-        ),
-        (types.BuiltinFunctionType, _builtin),
-        (
-            functools.partial,
-            lambda self, value: self._each("partial", (value.func, value.args, value.keywords)),
-        ),
-        (
-            (staticmethod, classmethod),
-            lambda self, value: self._each(type(value).__name__, (value.__func__,)),
-        ),
-        (
-            property,
-            lambda self, value: self._each("property", (value.fget, value.fset, value.fdel)),
-        ),
-        (types.ModuleType, _module),
-        (type, _class),
-    )
+            self._feed("global", kind.__module__, parts)
+            return
+        listed = [list(part) if isinstance(part, Iterator) else part for part in parts]
+        self._feed_sequence("object", listed)
 
 
-def _contents(cell: types.CellType) -> tuple[Any, ...]:
-    """What a variable of an outer function holds; nothing where it was not set yet."""
-    try:
-        return (cell.cell_contents,)
-    except ValueError:
-        return ()
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """The names that a function and the functions in it look up."""
-    found = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            found |= _names(constant)
+def _closure(function: types.FunctionType) -> dict[str, Any]:
+    """Variables of outer functions, but those that are not set yet."""
+    found = {}
+    cells = function.__closure__ or ()
+    for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:
+            continue
     return found
-
-
-def is_of_library(module: str | None) -> bool:
-    """Whether a module came with Python, with a package that is installed, or with this one."""
-    found = None if module is None else sys.modules.get(module)
-    if found is None or module == "__main__":
-        return False
-    file = getattr(found, "__file__", None)
-    if file is None:  # built in, or a package of several folders
-        return module in sys.builtin_module_names
-    path = Path(file)
-    return any(path.is_relative_to(folder) for folder in (*_LIBRARIES, _OWN))

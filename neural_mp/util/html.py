@@ -32,7 +32,7 @@ def visible(text: str) -> str:
     )
 
 
-def element(_tag: str, *children: Child, **attributes: Any) -> Element:
+def element(_tag: str, *children: Child, **attributes: object) -> Element:
     """An element.
 
     Args:
@@ -51,7 +51,7 @@ def element(_tag: str, *children: Child, **attributes: Any) -> Element:
     return made
 
 
-def raw(tag: str, text: str, **attributes: Any) -> Element:
+def raw(tag: str, text: str, **attributes: object) -> Element:
     """A script or a style of our own: its text is written as it is.
 
     Raises:
@@ -70,7 +70,10 @@ def markup(made: Element) -> str:
 
 
 def table(
-    headings: Sequence[str], rows: Iterable[Sequence[Child]], caption: str = "", **attributes: Any
+    headings: Sequence[str],
+    rows: Iterable[Sequence[Child]],
+    caption: str = "",
+    **attributes: object,
 ) -> Element:
     """A table; the first column is its rows' headings."""
     return element(
@@ -99,7 +102,7 @@ def notebook_table(headings: Sequence[str], rows: Sequence[Sequence[Child]], cap
     return markup(element("div", table(headings, rows[:_MOST_ROWS], caption), note))
 
 
-def _attribute(value: Any) -> str:
+def _attribute(value: object) -> str:
     if value is True:
         return ""
     if isinstance(value, float):

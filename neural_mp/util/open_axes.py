@@ -13,7 +13,7 @@ Shape = tuple[int | None, ...]
 Shapes = list[Shape] | dict[str, Shape]
 
 
-def given_shapes(inputs: Any) -> Shapes | None:
+def given_shapes(inputs: object) -> Shapes | None:
     """Return the shapes that were given for inputs; None where no shapes were given.
 
     Args:
@@ -33,7 +33,7 @@ def given_shapes(inputs: Any) -> Shapes | None:
     return None
 
 
-def _shape(value: Any) -> Shape | None:
+def _shape(value: object) -> Shape | None:
     if isinstance(value, tuple | list):
         sizes = [size for size in value if size is None or type(size) is int]
         return tuple(sizes) if sizes and len(sizes) == len(value) else None
@@ -70,13 +70,13 @@ def differing(batches: Iterable[Any]) -> tuple[Shapes, Any] | None:
     return None if first is None or unlike is None else (first, unlike)
 
 
-def _shapes_of(batch: Any) -> Shapes:
+def _shapes_of(batch: object) -> Shapes:
     if isinstance(batch, Mapping):
         return {str(name): _sizes(value) for name, value in without_labels(batch, ()).items()}
     return list(map(_sizes, leaves(batch)))
 
 
-def _sizes(value: Any) -> Shape:
+def _sizes(value: object) -> Shape:
     return (None, *getattr(value, "shape", ())[1:])
 
 

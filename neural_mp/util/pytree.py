@@ -30,14 +30,14 @@ class NamedList(list[Any]):
         return found
 
 
-def described(results: Any) -> tuple[Structure, list[str]]:
+def described(results: object) -> tuple[Structure, list[str]]:
     """The structure of what a function returns, and a name for every output, in their order.
 
     What lies under keys is named after them, as in a signature; the rest by its position.
     """
     names: list[str] = []
 
-    def visit(value: Any, path: tuple[str, ...]) -> Structure:
+    def visit(value: object, path: tuple[str, ...]) -> Structure:
         if value is None:
             return None
         if isinstance(value, Mapping):
@@ -61,7 +61,7 @@ def packed(structure: Structure, values: Sequence[Any]) -> Any:
     return None if structure is None else values[structure]
 
 
-def leaves(value: Any) -> list[Any]:
+def leaves(value: object) -> list[Any]:
     """The leaves of nested tuples, lists and mappings, in the order they were put in."""
     if isinstance(value, Mapping):
         return leaves(list(value.values()))
@@ -70,7 +70,7 @@ def leaves(value: Any) -> list[Any]:
     return [value]
 
 
-def count_samples(inputs: Any) -> int:
+def count_samples(inputs: object) -> int:
     """The length of the first axis of the first array in a batch's inputs; 1 without one."""
     if isinstance(inputs, Mapping):
         inputs = next(iter(inputs.values()), None)
@@ -80,7 +80,7 @@ def count_samples(inputs: Any) -> int:
     return int(shape[0]) if len(shape) else 1
 
 
-def as_numpy(values: Any) -> np.ndarray:
+def as_numpy(values: object) -> np.ndarray:
     """An array, tensor or nested list of any framework as a numpy array, bfloat16 as float32.
 
     Raises:
@@ -97,16 +97,16 @@ def as_numpy(values: Any) -> np.ndarray:
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
-def float_arrays(value: Any) -> list[np.ndarray]:
+def float_arrays(value: object) -> list[np.ndarray]:
     """The arrays of floating-point numbers among the leaves."""
     arrays = (as_numpy(leaf) for leaf in leaves(value) if hasattr(leaf, "shape"))
     return [array for array in arrays if array.dtype.kind == "f"]
 
 
-def named_float_arrays(value: Any) -> dict[str, np.ndarray]:
+def named_float_arrays(value: object) -> dict[str, np.ndarray]:
     """The same arrays, under the keys or positions that lead to them; one alone as `output`."""
 
-    def visit(value: Any, path: tuple[str, ...]) -> None:
+    def visit(value: object, path: tuple[str, ...]) -> None:
         if isinstance(value, Mapping):
             for key, item in value.items():
                 visit(item, (*path, str(key)))
@@ -124,7 +124,7 @@ def named_float_arrays(value: Any) -> dict[str, np.ndarray]:
     return found
 
 
-def flattened(inputs: Any) -> list[Any]:
+def flattened(inputs: object) -> list[Any]:
     """The leaves of nested tuples, lists and dicts, the latter in the order of their keys.
 
     That is the order in which TensorFlow flattens what a model takes.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -33,7 +33,7 @@ def with_article(noun: str) -> str:
 _MOST = 4
 
 
-def shape_words(value: Any) -> str:
+def shape_words(value: object) -> str:
     """The element type and shape of an array; the parts of what holds several; else the type."""
     if value is None:
         return "None"
@@ -56,5 +56,5 @@ def shape_words(value: Any) -> str:
     return with_article(name)
 
 
-def _first(items: Any) -> list[Any]:
+def _first(items: Iterable[object]) -> list[Any]:
     return list(items)[:_MOST]

@@ -62,7 +62,7 @@ class UsersErrorsUnchanged(ContextDecorator):
 
 def called(
     call: Callable[..., Any],
-    *arguments: Any,
+    *arguments: object,
     form: str = "",
     kind: type[NeuralMPError] = NeuralMPError,
 ) -> Any:
@@ -90,7 +90,7 @@ def called(
         raise UserCodeError(error) from error
 
 
-def is_misfit(error: BaseException, call: Callable[..., Any], *arguments: Any) -> bool:
+def is_misfit(error: BaseException, call: Callable[..., Any], *arguments: object) -> bool:
     """Whether an error says that a function does not take what it was given.
 
     Args:

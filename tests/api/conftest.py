@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 
@@ -26,16 +27,24 @@ def run(monkeypatch, capsys):
     return call
 
 
+@pytest.fixture(scope="session")
+def exported(net) -> bytes:
+    """The net as a program of torch.export."""
+    written = io.BytesIO()
+    example = (torch.zeros(2, 1, 8, 8),)
+    torch.export.save(
+        torch.export.export(net, example, dynamic_shapes=({0: torch.export.Dim.AUTO},)), written
+    )
+    return written.getvalue()
+
+
 @pytest.fixture
-def workplace(tmp_path, net, digits):
+def workplace(tmp_path, exported, digits):
     """A folder with data, a model file and a tuning file."""
     train, test = digits
     np.savez(tmp_path / "train.npz", inputs=train.images, labels=train.labels)
     np.savez(tmp_path / "test.npz", inputs=test.images, labels=test.labels)
-    program = torch.export.export(
-        net, (torch.zeros(2, 1, 8, 8),), dynamic_shapes=({0: torch.export.Dim.AUTO},)
-    )
-    torch.export.save(program, tmp_path / "net.pt2")
+    (tmp_path / "net.pt2").write_bytes(exported)
     (tmp_path / "conf.yaml").write_text(
         """
 model: {name: net.pt2}

@@ -322,7 +322,7 @@ def test_a_model_without_a_plan_has_nothing_to_audit(run):
 
 
 def test_a_model_is_audited_with_a_plan(onnx_case, run, tmp_path):
-    onnx_case.adaptor.save_file(onnx_case.model, tmp_path / "net.onnx", {})
+    onnx_case.adaptor.single_file.save_file(onnx_case.model, tmp_path / "net.onnx", {})
     plan = PrecisionPlan({onnx_case.dense: onnx_case.all_int8[onnx_case.dense]})
     plan.save(tmp_path / "plan.yaml", observations=onnx_case.observed)
     code, out, err = run("audit", "net.onnx", "--plan", "plan.yaml", "--all")

@@ -1,13 +1,16 @@
 """What the names of transforms mean in files for TensorFlow and ONNX Runtime."""
 
+import sys
+
 import numpy as np
 import pytest
 
 from neural_mp.compat.inc.components import vocabulary
 from neural_mp.compat.inc.components.transforms.image_transform import TensorImage, as_tensor_image
 from neural_mp.data import OWN, build_transforms
-from neural_mp.errors import ConfigurationError, DataError
+from neural_mp.errors import ConfigurationError, DataError, MissingFrameworkError
 
+cv2 = pytest.importorskip("cv2")
 DRAW = np.random.default_rng(0)
 PHOTO = DRAW.integers(0, 256, (40, 60, 3)).astype(np.uint8)
 ARRAYS = ("tensorflow", "onnxrt")
@@ -53,6 +56,31 @@ def test_images_of_records_are_scaled_by_tensorflow_and_arrays_by_opencv():
     from_tensor = applied("tensorflow", tf.constant(PHOTO), Resize={"size": [20, 25]})
     assert from_tensor == pytest.approx(expected, abs=1e-2)
     assert applied("tensorflow", PHOTO, Resize={"size": [20, 25]}).dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+    ("method", "flag"), [("nearest", 0), ("bilinear", 1), ("bicubic", 2), ("area", 3)]
+)
+def test_a_method_is_the_one_that_opencv_calls_so(method, flag):
+    expected = cv2.resize(PHOTO, (24, 16), interpolation=flag)
+    for word in (method, flag):
+        options = {"height": 14, "width": 14, "inter_pol": word}
+        assert (applied("onnxrt", PHOTO, ResizeWithAspectRatio=options) == expected).all()
+
+
+def test_a_random_part_of_a_tensor_lies_between_pixels_as_in_tensorflow():
+    tf = pytest.importorskip("tensorflow")
+    options = {"size": [20, 25], "scale": [1.0, 1.0], "ratio": [1.0, 1.0]}
+    box = [0, 10 / 60, 1, 50 / 60]  # the square in the middle, since no whole one fits
+    expected = tf.image.crop_and_resize(PHOTO[None], [box], [0], [20, 25])[0].numpy()
+    found = applied("tensorflow", as_tensor_image(PHOTO), RandomResizedCrop=options)
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_without_opencv_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(MissingFrameworkError, match=r"pip install 'neural-mp\[opencv\]'"):
+        applied("onnxrt", PHOTO, Resize=20)
 
 
 def test_cast_scales_images_of_records_only():
@@ -258,7 +286,7 @@ def test_labels_are_shifted_in_the_kind_that_they_have():
         ("tensorflow", {"BilinearImagenet": {"height": 4, "width": 4, "central_fraction": 2.0}},
          "central_fraction"),
         ("tensorflow", {"ResizeCropImagenet": {"height": 4, "width": 4, "mean_value": "a b"}},
-         "must be numbers"),
+         "must be a number"),
         ("tensorflow", {"PaddedCenterCrop": {"size": [3, 4]}}, "the same"),
         ("pytorch", {"Cast": {"dtype": "bfloat16"}}, "bfloat16"),
     ],

@@ -78,6 +78,17 @@ def test_a_crop_larger_than_the_image_is_filled_with_zeros():
     assert (found[2:42] == PHOTO[:, :60]).all()  # (61 - 60) / 2 = 0.5 is rounded to 0
 
 
+def test_a_part_beyond_the_image_is_filled_with_zeros():
+    box = {"offset_height": -1, "offset_width": 0, "target_height": 3, "target_width": 4}
+    found = applied(PHOTO, CropToBoundingBox=box)
+    assert not found[0].any()
+    assert (found[1:] == PHOTO[:2, :4]).all()
+    options = {"x": 2, "y": 3, "width": 30, "height": 20, "size": 10}
+    found = applied(PHOTO, CropResize=options)
+    assert (found == applied(PHOTO[3:23, 2:32], Resize=10)).all()
+    assert found.shape == (10, 15, 3)
+
+
 def test_pad_takes_one_two_or_four_margins():
     assert applied(PHOTO, Pad=2).shape == (44, 65, 3)
     assert applied(PHOTO, Pad={"padding": [1, 2]}).shape == (44, 63, 3)

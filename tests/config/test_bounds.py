@@ -81,7 +81,7 @@ def test_files_of_intel_neural_compressor_keep_a_seed_below_zero():
 
 def test_a_number_in_base_60_takes_no_time():
     started = time.monotonic()
-    with pytest.raises(ConfigurationError, match=r"random_seed: a number of 900001 characters"):
+    with pytest.raises(ConfigurationError, match=r"random_seed: expected a whole number"):
         parse_settings(f"tuning: {{random_seed: 1{':59' * 300_000}}}")
     assert time.monotonic() - started < 10
 
@@ -98,7 +98,7 @@ def test_what_is_megabytes_long_is_said_in_a_line():
 
 
 def test_a_mapping_in_python_is_read_as_a_file_is():
-    with pytest.raises(ConfigurationError, match="model: name holds the character NUL"):
+    with pytest.raises(ConfigurationError, match=r"model\.name: it holds the character NUL"):
         settings_from({"model": {"name": Path("net\0.onnx")}})
 
 
@@ -181,12 +181,12 @@ def test_a_batch_that_fills_the_memory_is_not_made(size, net):
 
 
 def test_a_tuning_file_of_many_values_ends_before_they_fill_the_memory():
-    with pytest.raises(ConfigurationError, match=r"line 2: .* it holds more than 200000 values"):
-        parse_settings(f"model: {{}}\na: [{'1,' * 1_000_000}]")
+    with pytest.raises(ConfigurationError, match=r"line 2: .* it holds more than 1000000 values"):
+        parse_settings(f"model: {{}}\na: [{'1,' * 1_100_000}]")
 
 
 def test_a_tuning_file_that_is_too_large_is_not_read(tmp_path):
     with (tmp_path / "conf.yaml").open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(ConfigurationError, match=r"conf\.yaml.* larger than 16 MiB"):
+    with pytest.raises(ConfigurationError, match=r"conf\.yaml.* larger than 256 MiB"):
         load_settings(tmp_path / "conf.yaml")

@@ -16,7 +16,7 @@ import pytest
 from sklearn import metrics as sklearn_metrics
 
 from neural_mp.metrics import METRICS, as_metric, build_metric
-from neural_mp.util.code_fingerprint import behaviour
+from neural_mp.util.fingerprint import code_fingerprint
 
 FACTOR = 0.5
 calls = []
@@ -84,7 +84,7 @@ class Torchmetric:
 
 
 def digest(value):
-    found = behaviour(value)
+    found = code_fingerprint(value)
     assert found is not None
     return found.digest
 
@@ -94,6 +94,8 @@ def digest(value):
     [
         (lambda model: 0.1, lambda model: 0.2),
         (lambda model: model + 1, lambda model: model - 1),
+        (lambda model: "/data/a", lambda model: "/data/b"),
+        (lambda model: model in (10**9, {"a"}), lambda model: model in (10**9, {"b"})),
         (top(1), top(5)),
         (build_metric("topk", 1), build_metric("topk", 5)),
         ([build_metric("topk", 1)], [build_metric("topk", 5)]),
@@ -264,9 +266,9 @@ def test_large_data_costs_nothing(tmp_path):
 
 
 def test_a_change_is_told_in_words():
-    assert dict(behaviour([build_metric("topk", 5)]).options) == {"k": "5"}
+    assert dict(code_fingerprint([build_metric("topk", 5)]).options) == {"k": "5"}
     started, secret = 0.25, "a word"
-    assert dict(behaviour(lambda model: (started, secret, FACTOR)).options) == {
+    assert dict(code_fingerprint(lambda model: (started, secret, FACTOR)).options) == {
         "started": "0.25",
         "FACTOR": "0.5",
     }
@@ -279,13 +281,13 @@ def test_of_what_refuses_to_be_looked_at_nothing_is_told():
         def __getattribute__(self, name):
             raise RuntimeError(name)
 
-    assert behaviour(Refusing()) is None
+    assert code_fingerprint(Refusing()) is None
 
 
 PROGRAM = """
 import functools, time, tempfile, os
 import numpy as np, sklearn.metrics as of_others
-from neural_mp.util.code_fingerprint import behaviour
+from neural_mp.util.fingerprint import code_fingerprint
 from neural_mp.metrics import METRICS, as_metric, build_metric
 
 LABELS, STARTED, FOLDER = frozenset(("cat", "dog", "bird", "fish")), time.time(), tempfile.mkdtemp()
@@ -308,7 +310,7 @@ for name in sorted(METRICS):
         told.append(build_metric(name))
     except Exception:
         continue
-print([behaviour(one).digest for one in told])
+print([code_fingerprint(one).digest for one in told])
 """
 
 

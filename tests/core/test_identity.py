@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from neural_mp.util.fingerprint import identity
+from neural_mp.util.fingerprint import code_fingerprint, object_fingerprint
 
 SHARE = 0.5
 
@@ -72,9 +72,9 @@ def made(body, name="metric", **names):
     ],
 )
 def test_what_does_something_else_is_another(one, other):
-    assert identity(one) is not None
-    assert identity(other) is not None
-    assert identity(one) != identity(other)
+    assert object_fingerprint(one) is not None
+    assert object_fingerprint(other) is not None
+    assert object_fingerprint(one) != object_fingerprint(other)
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,11 @@ def test_what_does_something_else_is_another(one, other):
     ],
 )
 def test_what_is_made_in_the_same_way_is_the_same(make):
-    assert identity(make()) == identity(make()) is not None
+    assert object_fingerprint(make()) == object_fingerprint(make()) is not None
 
 
 def test_where_a_function_stands_in_its_file_does_not_matter():
-    assert identity(made("def metric(a): return a")) == identity(
+    assert object_fingerprint(made("def metric(a): return a")) == object_fingerprint(
         made("\n\n# a comment\ndef metric(a):\n    return a")
     )
 
@@ -101,26 +101,26 @@ def test_where_a_function_stands_in_its_file_does_not_matter():
 def test_an_object_that_holds_itself_has_an_identity():
     ring = Top(1)
     ring.found = [ring]
-    assert identity(ring) is not None
+    assert object_fingerprint(ring) is not None
 
 
 def test_of_what_cannot_be_copied_nothing_is_told(tmp_path):
     with (tmp_path / "open").open("w") as file:
-        assert identity(Top(1, file)) is None
-        assert identity(lambda: file) is None
+        assert object_fingerprint(Top(1, file)) is None
+        assert object_fingerprint(lambda: file) is None
 
 
 def test_of_what_is_nested_without_end_nothing_is_told():
     chain = None
     for _ in range(20_000):
         chain = Top(1, chain)
-    assert identity(chain) is None
+    assert object_fingerprint(chain) is None
     while chain is not None:  # or Python falls over it as it clears up
         chain = chain.found
 
 
 PROGRAM = """
-from neural_mp.util.fingerprint import identity
+from neural_mp.util.fingerprint import object_fingerprint
 from sklearn.metrics import f1_score
 
 LABELS = {"cat", "dog", "bird", "fish"}
@@ -131,7 +131,7 @@ class Metric:
     def result(self, x):
         return f1_score(x, x, average=self.average, labels=LABELS)
 
-print(identity((Metric(), lambda x: x + 1, frozenset(LABELS), f1_score)))
+print(object_fingerprint((Metric(), lambda x: x + 1, frozenset(LABELS), f1_score)))
 """
 
 
@@ -145,3 +145,39 @@ def test_another_process_tells_the_same(tmp_path):
     }
     assert len(told) == 1
     assert "None" not in told.pop()
+
+
+@functools.lru_cache
+def cached(value):
+    return value
+
+
+def test_the_function_in_a_wrapper_counts():
+    def other(value):
+        return -value
+
+    other.__qualname__ = cached.__qualname__
+    other.__module__ = cached.__module__
+    wrapped = functools.lru_cache(other)
+    assert None is not object_fingerprint(wrapped) != object_fingerprint(cached) is not None
+
+
+def test_equal_tuples_count_by_their_values_alone():
+    pair = tuple([1, 2])
+    assert object_fingerprint((pair, pair)) == object_fingerprint((pair, tuple([1, 2])))
+
+
+@pytest.mark.parametrize("fingerprint", [object_fingerprint, code_fingerprint])
+def test_nested_sharing_takes_bounded_work(fingerprint):
+    nested = ("end",)
+    for _ in range(200):
+        nested = (nested, nested)
+    assert fingerprint([nested]) is None
+
+
+@pytest.mark.parametrize("fingerprint", [object_fingerprint, code_fingerprint])
+def test_sets_of_sets_take_bounded_work(fingerprint):
+    nested = frozenset(("end",))
+    for depth in range(200):
+        nested = frozenset((nested, (depth, nested)))
+    assert fingerprint([nested]) is None

@@ -77,7 +77,7 @@ def test_a_person_can_edit_a_plan():
         ("ops: {conv: 'int8,bf16'}\nneural_mp_plan: 1", "ops.conv: expected one precision"),
         ("ops: {conv: fp32}\nneural_mp_plan: 99", "neural_mp_plan: 99"),
         ("conv: fp32", "no plan: expected a mapping with the key 'ops'"),
-        ("ops: [", "is not YAML"),
+        ("ops: [", "line 1: not readable YAML"),
     ],
 )
 def test_a_malformed_plan_names_what_is_wrong(tmp_path, text, message):

@@ -11,8 +11,9 @@ from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.precision import Precision
 from neural_mp.errors import HistoryError, NeuralMPError, PlanError
-from neural_mp.io.readers import LARGEST, of_json, packed, read_json
-from neural_mp.io.yaml_reader import plain_yaml
+from neural_mp.io.limits import MAX_FILE_BYTES
+from neural_mp.io.readers import decompress_bounded, of_json, packed, read_json
+from neural_mp.io.yaml_reader import YamlError, load_yaml, load_yaml_with_lines
 from neural_mp.util.validators import (
     amount,
     count,
@@ -39,7 +40,7 @@ HOSTILE = {
     "deep lists": f"neural_mp_plan: 1\nops: {'[' * 200_000}",
     "deep mappings": f"neural_mp_plan: 1\nops: {'{a: ' * 200_000}",
     "deep lines": f"{'- ' * 200_000}a",
-    "merged keys": "neural_mp_plan: 1\nx: &x {a: fp32}\nops: {<<: [*x, *x]}",
+    "merged words": "neural_mp_plan: 1\nops: {<<: [fp32]}",
     "base 60": f"neural_mp_plan: 1\nops: {{}}\nobservations: {{samples: 1{':59' * 300_000}}}",
     "many digits": f"neural_mp_plan: 1\nops: {{}}\nobservations: {{samples: {'9' * 100_000}}}",
     "a tag": "neural_mp_plan: 1\nops: !!python/object/apply:os.system [echo]",
@@ -102,11 +103,65 @@ def test_aliases_that_do_not_multiply_are_read():
     assert plan["a"] == plan["b"]
 
 
+def test_merged_keys_are_read_and_own_ones_win():
+    merged = "x: &x {a: 1, b: 2}\ny: &y {b: 3, c: 4}\nz: {<<: [*x, *y], c: 5, '<<': 6}"
+    assert load_yaml(merged)["z"] == {"b": 2, "c": 5, "a": 1, "<<": 6}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0x1F", 31),
+        ("-0b11", -3),
+        ("010", 8),
+        ("08", "08"),
+        ("1_000", 1000),
+        ("1_000.5", 1000.5),
+        ("1.", 1.0),
+        ("-.5", -0.5),
+        ("+1E5", 1e5),
+        ("1_0e5", "1_0e5"),
+        ("1.2.3", "1.2.3"),
+        ("--", "--"),
+        ("!!float 5", 5),
+        ("!!str 5", "5"),
+        ("! 5", "5"),
+    ],
+)
+def test_numbers_are_read_where_yaml_writes_them_without_quotes(text, value):
+    found = load_yaml(f"a: {text}")["a"]
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_lines_of_keys_and_items_are_known():
+    text = "a: &a\n  b: [1,\n    2]\nc: *a\nd:\n  <<: *a\n  e: 3\na: 4"
+    document = load_yaml_with_lines(text, 100)
+    value, lines = document.value, document.lines
+    assert lines[id(value)] == {"a": 8, "c": 4, "d": 5}
+    assert document.repeated == {id(value): {"a": 1}}
+    assert lines[id(value["c"])] == {"b": 2}
+    assert lines[id(value["c"]["b"])] == {0: 2, 1: 3}
+    assert lines[id(value["d"])] == {"b": 2, "e": 7}
+
+
+def test_an_error_in_yaml_names_line_and_place():
+    with pytest.raises(YamlError, match="^line 2: the tag '!x'") as caught:
+        load_yaml("a:\n  - [1, {b: !x 2}]")
+    assert caught.value.keys == ("a", 0, 1, "b")
+
+
+def test_a_file_of_gzip_in_several_parts_is_unpacked_as_one():
+    parts = gzip.compress(b"[1,") + gzip.compress(b"2]")
+    assert decompress_bounded(parts) == b"[1,2]"
+    with pytest.raises(NeuralMPError, match="more than 0 MiB"):
+        decompress_bounded(parts, 4)
+
+
 def test_plain_yaml_is_what_people_mean():
     said = (
         "{a: 1, b: 1e-3, c: yes, d: ~, e: .inf, f: '1', g: [x y, -2.5], 007: 2001-01-01, h: 1:30}"
     )
-    assert plain_yaml(said) == {
+    assert load_yaml(said) == {
         "a": 1,
         "b": 0.001,
         "c": True,
@@ -122,7 +177,7 @@ def test_plain_yaml_is_what_people_mean():
 @pytest.mark.parametrize("pack", [gzip.compress, zlib.compress], ids=["gzip", "zlib"])
 def test_what_is_packed_is_unpacked_no_further_than_a_limit(pack, tmp_path):
     file = tmp_path / "run.json.gz"
-    file.write_bytes(pack(b" " * (LARGEST + 1)))
+    file.write_bytes(pack(b" " * (MAX_FILE_BYTES + 1)))
     with pytest.raises(HistoryError, match=r"run\.json\.gz.*more than 256 MiB"):
         read_json(file, text, HistoryError)
     file.write_bytes(pack(b'{"a": 1}')[:-3])
@@ -134,7 +189,7 @@ def test_what_is_packed_is_unpacked_no_further_than_a_limit(pack, tmp_path):
 
 def test_packed_text_is_bounded_too():
     with pytest.raises(HistoryError, match="trial 3.*more than 256 MiB"):
-        of_json(packed(b" " * (LARGEST + 1)), text, "trial 3", HistoryError)
+        of_json(packed(b" " * (MAX_FILE_BYTES + 1)), text, "trial 3", HistoryError)
     assert of_json(packed(b"[1]"), list_of(count), "trial 3", HistoryError) == (1,)
     with pytest.raises(HistoryError, match="trial 3: it is damaged"):
         of_json("no such text", text, "trial 3", HistoryError)

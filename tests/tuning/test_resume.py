@@ -206,3 +206,10 @@ def test_under_another_python_bytecode_is_not_compared():
     assert not differences(told(half, "3.11"), told(other, "3.12"))
     one, five = build_metric("topk", 1), build_metric("topk", 5)
     assert differences(told(one, "3.11"), told(five, "3.12")) == ["metric (k = 5, before 1)"]
+
+
+def test_fingerprints_computed_in_another_way_are_not_compared(monkeypatch):
+    before = in_detail(metric=lambda model: 0.5), in_detail(metric=build_metric("topk", 1))
+    monkeypatch.setattr("neural_mp.runs.fingerprint.FINGERPRINT_VERSION", 3)
+    assert not differences(before[0], in_detail(metric=lambda model: 0.7))
+    assert differences(before[1], in_detail(metric=build_metric("topk", 5)))

@@ -90,7 +90,7 @@ def test_what_is_taken_over_is_what_would_be_measured(tuned):
 
 def test_with_the_cache_off_nothing_is_kept(tuned, tmp_path):
     tuned(cache=False)
-    assert not list(tmp_path.rglob("known"))
+    assert not list(tmp_path.rglob("cache"))
     assert tuned().report.reused == ()
 
 

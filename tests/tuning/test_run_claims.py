@@ -18,9 +18,9 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import HistoryError, RunInUseError
 from neural_mp.runs import lease
-from neural_mp.runs.history import History, storage_url
-from neural_mp.runs.lease import CLAIM
+from neural_mp.runs.history import History, read_record, storage_url
 from neural_mp.runs.registry import run_names
+from neural_mp.runs.run_table import RunRow
 from neural_mp.util.optuna_logging import quiet_optuna
 from neural_mp.util.processes import ProcessIdentity
 
@@ -69,13 +69,20 @@ def begin(url):
     return lambda resume=False: History(url, ABOUT, True, resume)
 
 
+def executed(url, statement, *values):
+    """What a statement gives on the database of a storage."""
+    with sqlite3.connect(url.removeprefix("sqlite:///"), timeout=30) as connection:
+        found = connection.execute(statement, values).fetchall()
+    connection.close()
+    return found
+
+
 def row(url, name, change):
     """Read or change what a run says of who has it."""
-    with quiet_optuna():
-        study = optuna.load_study(study_name=name, storage=url)
-        values = json.loads(json.dumps(study.user_attrs[CLAIM]))
-        change(values)
-        study.set_user_attr(CLAIM, values)
+    ((stored,),) = executed(url, "SELECT lease FROM neural_mp_runs WHERE name = ?", name)
+    values = json.loads(stored)
+    change(values)
+    executed(url, "UPDATE neural_mp_runs SET lease = ? WHERE name = ?", json.dumps(values), name)
     return values
 
 
@@ -196,7 +203,7 @@ def test_a_damaged_row_keeps_nobody_out(words):
 
 def test_a_run_of_which_it_is_not_known_what_it_was_about_is_not_seen(begin, url):
     with quiet_optuna():
-        # As a version before left it that was killed before it had written more.
+        # As a process left it that was killed before it had written more.
         optuna.create_study(storage=url, study_name=f"{'1' * 12}/tuning-0001")
     with pytest.raises(HistoryError, match="there is no run to resume in"):
         begin(resume=True)
@@ -205,19 +212,32 @@ def test_a_run_of_which_it_is_not_known_what_it_was_about_is_not_seen(begin, url
     assert begin(resume=True).name == history.name
 
 
-def test_a_run_has_no_name_before_it_says_what_it_is_about(begin, url, monkeypatch):
-    from optuna.storages import RDBStorage
-
+def test_a_run_is_not_seen_before_it_says_what_it_is_about(begin, url, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RDBStorage, "set_study_user_attr", killed)
+    monkeypatch.setattr(RunRow, "insert", killed)
     with pytest.raises(KeyboardInterrupt):
         begin()
     monkeypatch.undo()
     assert run_names(url) == []
     with pytest.raises(HistoryError, match="there is no run to resume in"):
         begin(resume=True)
+    assert begin().name.endswith("tuning-0002")
+
+
+def test_a_run_whose_study_was_deleted_is_passed_over(begin, url):
+    for _ in range(2):
+        begin().close()
+    first, last = map(str, run_names(url))
+    with quiet_optuna():
+        optuna.delete_study(study_name=last, storage=url)
+    with begin(resume=True) as resumed:
+        assert resumed.name == first
+    with pytest.raises(HistoryError, match=f"^'{first}' .* there is nothing to show of it"):
+        read_record(url)
+    with pytest.raises(HistoryError, match="there is no run 2"):
+        read_record(url, 2)
 
 
 def test_this_process_knows_itself():
@@ -227,33 +247,44 @@ def test_this_process_knows_itself():
     assert str(here).startswith("process ")
 
 
-def _claimed_by(url, value):
-    """A run whose row of the claim holds a value."""
+def _leased_by(url, lease):
+    """A run whose row holds such a lease."""
     with History(url, ABOUT, True) as history:
-        history.remember("something", 1)
-    row = "INSERT INTO study_user_attributes (study_id, key, value_json) VALUES (1, ?, ?)"
-    with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
-        connection.execute(row, (CLAIM, value))
-    connection.close()
+        history.cache.put("something", 1)
+    executed(url, "UPDATE neural_mp_runs SET lease = ?", lease)
 
 
-@pytest.mark.parametrize("value", [7, "[1]", "{", b"\xff", b"{}"])
-def test_a_claim_of_another_kind_keeps_nobody_out(url, value):
-    _claimed_by(url, value)
+@pytest.mark.parametrize("lease", [None, 7, "[1]", "{", b"\xff", b"{}"])
+def test_a_lease_of_another_kind_keeps_nobody_out(url, lease):
+    _leased_by(url, lease)
     History(url, ABOUT, True, resume=True).close()
 
 
-def test_a_claim_that_cannot_be_replaced_is_one_error(url):
-    _claimed_by(url, None)
-    with pytest.raises(HistoryError, match="cannot be claimed: .*'in use by' is damaged"):
+def test_a_lease_that_cannot_be_replaced_is_one_error(url, monkeypatch):
+    _leased_by(url, "{}")
+    monkeypatch.setattr(RunRow, "replace_lease", lambda *_: False)
+    with pytest.raises(HistoryError, match="cannot be claimed: its row .* is damaged or gone"):
         History(url, ABOUT, True, resume=True)
 
 
-def test_a_storage_that_breaks_after_a_run_was_taken_over_is_one_error(url):
+@pytest.mark.parametrize(
+    ("accident", "words"),
+    [("DELETE FROM", "is gone from"), ("DROP TABLE", "cannot be read from")],
+)
+def test_a_storage_that_breaks_while_a_run_goes_on_is_one_error(url, accident, words, monkeypatch):
+    monkeypatch.setattr(lease, "_BEAT", 0.05)
     with History(url, ABOUT, True) as history:
+        executed(url, f"{accident} neural_mp_runs")
         history._claim._beating._lost = True
-        with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
-            connection.executescript("DROP TABLE study_user_attributes")
-        connection.close()
-        with pytest.raises(HistoryError, match="cannot be read from its storage"):
+        with pytest.raises(HistoryError, match=f"{words} its storage"):
             history.start()
+
+
+def test_a_run_leaves_the_tables_of_optuna_to_optuna(begin, url):
+    made = "SELECT name, sql FROM sqlite_master WHERE tbl_name <> 'neural_mp_runs' ORDER BY name"
+    with quiet_optuna():
+        optuna.create_study(storage=f"{url}.plain")
+    with begin() as history:
+        history.finish(Trial(PrecisionPlan(), Outcome.MET, 0.9, number=history.start()))
+    assert executed(url, made) == executed(f"{url}.plain", made)
+    assert executed(url, "SELECT key FROM study_user_attributes") == []

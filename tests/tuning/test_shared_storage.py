@@ -43,13 +43,6 @@ def tried(history, accuracy):
     history.finish(Trial(plan, Outcome.MET, accuracy, number=history.start()))
 
 
-def rename(url, study, name):
-    """Give a run the name that an earlier version would have given it."""
-    with sqlalchemy.create_engine(url).begin() as connection:
-        update = sqlalchemy.text("UPDATE studies SET study_name = :new WHERE study_name = :old")
-        connection.execute(update, {"old": study, "new": name})
-
-
 def test_after_a_run_of_another_model_the_first_is_resumed(net, deep, digits, accuracy, tmp_path):
     def converter(model, **options):
         return MixedPrecision(
@@ -103,20 +96,6 @@ def test_a_model_without_runs_cannot_be_resumed(begin):
         begin(SECOND, resume=True)
 
 
-def test_runs_of_earlier_versions_are_listed_and_resumed(begin, url):
-    old = begin(FIRST)
-    tried(old, 0.8)
-    old.close()
-    rename(url, old.name, "tuning-0001")
-    tried(begin(SECOND), 0.9)
-    resumed = begin(FIRST, resume=True)
-    assert resumed.name == "tuning-0001"
-    assert [trial.accuracy for trial in resumed.trials()] == [0.8]
-    assert [str(name) for name in run_names(url)] == ["tuning-0001", f"{SECOND[:12]}/tuning-0001"]
-    # A new run does not go on with their numbers.
-    assert begin(FIRST).name == f"{FIRST[:12]}/tuning-0001"
-
-
 def test_a_record_is_chosen_by_number_and_model(begin, url):
     names = [begin(model).name for model in (FIRST, SECOND, SECOND)]
 
@@ -153,7 +132,7 @@ def test_what_calibration_saw_is_kept_small(begin, url):
 def test_ten_thousand_runs_are_listed_in_a_moment(begin, url):
     begin(FIRST)
     with sqlalchemy.create_engine(url).begin() as connection:
-        insert = sqlalchemy.text("INSERT INTO studies (study_name) VALUES (:name)")
+        insert = sqlalchemy.text("INSERT INTO neural_mp_runs (name) VALUES (:name)")
         rows = [{"name": f"{n % 100:012x}/tuning-{n // 100 + 1:04d}"} for n in range(10_000)]
         connection.execute(insert, rows)
     started = time.perf_counter()

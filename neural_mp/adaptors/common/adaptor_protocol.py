@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from neural_mp.adaptors.common.calibration import TensorSummary
-from neural_mp.adaptors.common.cross_layer_scaling import Layer, LayerChange
+from neural_mp.adaptors.common.optional import Corrections, Hessian
 from neural_mp.core.observations import Range
 from neural_mp.space import ResolvedPlan
 
@@ -14,19 +14,12 @@ M = TypeVar("M")
 
 
 class Framework(Protocol[M]):
-    """The methods are those of `neural_mp.adaptors.contract.Adaptor`, which describes them."""
+    """The members are those of `neural_mp.adaptors.contract.Adaptor`, which describes them."""
 
-    def kinds(self) -> Mapping[str, Collection[str]]:
-        """Kind of op → op types."""
-
-    def layers(self, model: M) -> Mapping[str, Layer]:
-        """Op → its constants."""
-
-    def with_layers(self, model: M, changes: Mapping[str, LayerChange]) -> M:
-        """The model with other constants."""
-
-    def channel_keepers(self, model: M) -> Collection[str]:
-        """The ops that leave every channel where it is."""
+    framework: ClassVar[str]
+    kinds: ClassVar[Mapping[str, Collection[str]]]
+    corrections: Corrections[M] | None
+    hessian: Hessian[M] | None
 
     def watch(
         self, model: M, batches: Iterable[Any], tensors: Collection[str]
@@ -35,11 +28,3 @@ class Framework(Protocol[M]):
 
     def write(self, model: M, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> M:
         """A new model in the precisions of a plan."""
-
-    def time_ops(self, model: M, inputs: Any, runs: int) -> Mapping[str, Sequence[float]]:
-        """Op → seconds of each of so many runs."""
-
-    def hessian_traces(
-        self, model: M, batches: Iterable[Any], ops: Collection[str]
-    ) -> Mapping[str, float]:
-        """Op → trace of the Hessian by its weight."""

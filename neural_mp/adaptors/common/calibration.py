@@ -324,7 +324,7 @@ def _divergences(counts: Floats, start: NDArray[np.integer], stop: NDArray[np.in
     return np.asarray((own - crossed) / total - np.log(total))
 
 
-def _sums(values: NDArray[Any], start: Any, stop: Any) -> Floats:
+def _sums(values: NDArray[Any], start: int | NDArray[Any], stop: int | NDArray[Any]) -> Floats:
     """The sums of values[start:stop] for every pair of bounds."""
     running = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
     return np.asarray(running[stop] - running[start])

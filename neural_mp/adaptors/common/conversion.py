@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from neural_mp.adaptors.common.adaptor_protocol import Framework
 from neural_mp.adaptors.common.calibration import TensorStatistics, summarize
 from neural_mp.adaptors.common.corrections import repaired
+from neural_mp.adaptors.common.optional import OpTiming
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.observations import Observations, Range
 from neural_mp.core.plan import PrecisionPlan
@@ -136,10 +137,10 @@ def observe(
     return summarize(found, samples)
 
 
-def profile(adaptor: Framework[M], model: M, inputs: Any) -> dict[str, float]:
+def profile(timing: OpTiming[M], model: M, inputs: Any) -> dict[str, float]:
     """Op, or conversion by a name of its own → seconds of its fastest run, after a few to warm up.
 
     What else the machine does only ever adds to a run.
     """
-    taken = adaptor.time_ops(model, inputs, WARM_UP_RUNS + TIMED_RUNS)
+    taken = timing.time_ops(model, inputs, WARM_UP_RUNS + TIMED_RUNS)
     return {op: min(seconds[-TIMED_RUNS:]) for op, seconds in taken.items()}

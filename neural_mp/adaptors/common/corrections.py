@@ -1,7 +1,7 @@
 """Repairs: what can be mended in the numbers of an INT8 layer instead of giving up the precision.
 
 The mathematics is the same for all frameworks; an adaptor says what its layers are made of
-(`Adaptor.layers`) and puts changed constants into a model (`Adaptor.with_layers`).
+and puts changed constants into a model (`optional.Corrections`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from neural_mp.adaptors.common.cross_layer_scaling import (
     is_homogeneous,
     rounded_weight,
 )
+from neural_mp.adaptors.common.optional import Corrections
 from neural_mp.adaptors.common.quant_params import weight_limit_of
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.int8_accumulation import weight_limit
@@ -40,6 +41,8 @@ _SMOOTHNESS = 0.5
 _LEAST, _MOST = 1e-12, 1e12
 #: The repairs that scale channels.
 _RESCALING = ("equalize", "smooth")
+#: Of a framework that offers none: no layers, and so nothing to change.
+_NONE: Corrections[Any] = Corrections(lambda model: {}, lambda model, changes: model)
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,9 @@ class _Network:
 
     @classmethod
     def of(cls, adaptor: Framework[Any], model: Any, graph: OpGraph) -> _Network:
-        kinds = {name: kind for kind, names in adaptor.kinds().items() for name in names}
-        layers, keepers = adaptor.layers(model), frozenset(adaptor.channel_keepers(model))
+        kinds = {name: kind for kind, names in adaptor.kinds.items() for name in names}
+        offered = adaptor.corrections or _NONE
+        layers, keepers = offered.layers(model), frozenset(offered.channel_keepers(model))
         found = find_links(graph, kinds, layers, keepers)
         passing = (op.name for op in graph if is_homogeneous(op, kinds.get(op.type), True))
         links = {reader: link for link in found for reader in link.readers}
@@ -196,7 +200,7 @@ def repaired(
                     f"not known from calibration"
                 )
             _change(changes, op, shift=shift)
-    return adaptor.with_layers(model, changes), observations
+    return (adaptor.corrections or _NONE).with_layers(model, changes), observations
 
 
 def rescaled_ops(

@@ -9,6 +9,7 @@ import numpy as np
 
 from neural_mp.adaptors.common.adaptor_protocol import Framework
 from neural_mp.adaptors.common.cross_layer_scaling import Array, rounded_weight
+from neural_mp.adaptors.common.optional import needed
 from neural_mp.adaptors.common.quant_params import weight_limit_of
 from neural_mp.space import TuningSpace
 
@@ -34,10 +35,12 @@ def weight_sensitivity(
     Raises:
         ConversionError: the framework has no gradients.
     """
-    layers = adaptor.layers(model)
+    without = "gradients, which hawq_v2 needs; choose another strategy"
+    hessian = needed(adaptor.hessian, adaptor.framework, without)
+    layers = needed(adaptor.corrections, adaptor.framework, "weights of layers").layers(model)
     wanted = [op for op in space.decided if op in layers and op in space.int8_ops]
     found = {}
-    for op, trace in adaptor.hessian_traces(model, batches, wanted).items():
+    for op, trace in hessian.hessian_traces(model, batches, wanted).items():
         matrix = layers[op].matrix().astype(np.float64)
         rounded = rounded_weight(matrix, weight_limit_of(space, op))
         distance = float(np.square(matrix - rounded).sum())

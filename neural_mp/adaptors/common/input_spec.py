@@ -31,7 +31,7 @@ class GivenInputs:
     shapes: Shapes | None = None
 
     @classmethod
-    def read(cls, inputs: Any, outputs: Any, example: Any) -> GivenInputs:
+    def read(cls, inputs: object, outputs: object, example: object) -> GivenInputs:
         """What the arguments of `Adaptor.load` say.
 
         Raises:
@@ -82,7 +82,7 @@ def unused_capture(framework: str, capture: Capture) -> tuple[str, ...]:
     return (f"capture = {str(capture)!r} is not used for {framework}: every model is one graph",)
 
 
-def _names_in(value: Any, option: str) -> tuple[str, ...]:
+def _names_in(value: object, option: str) -> tuple[str, ...]:
     """Names given as `"a, b"` or as a list; none for None. `option` is what a message calls it."""
     if value is None:
         return ()
@@ -95,7 +95,7 @@ def _names_in(value: Any, option: str) -> tuple[str, ...]:
     raise ConfigurationError(f"{option} must be names, got {value!r}")
 
 
-def _names_or_example(inputs: Any) -> tuple[tuple[str, ...], Any]:
+def _names_or_example(inputs: object) -> tuple[tuple[str, ...], Any]:
     """Whether a user's `inputs` are names or example tensors: one of the two, the other empty."""
     if isinstance(inputs, str):
         return _names_in(inputs, "inputs"), None

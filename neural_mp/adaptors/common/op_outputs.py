@@ -52,7 +52,7 @@ class OpResult:
         return [self.tensor, self.type, *([stored.scale, stored.zero_point] if stored else ())]
 
     @classmethod
-    def from_list(cls, data: Any) -> OpResult:
+    def from_list(cls, data: object) -> OpResult:
         """Read back what `to_list` wrote.
 
         Raises:

@@ -8,8 +8,6 @@ are kept on disk, by version of the runtime, processor and the environment's set
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import subprocess
@@ -17,12 +15,9 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from importlib import metadata
-from pathlib import Path
 
 from neural_mp.core.hardware import detect
-from neural_mp.errors import ConversionError
-from neural_mp.io.files import write_whole
-from neural_mp.io.readers import read_json
+from neural_mp.io.measurement_cache import machine_cache
 from neural_mp.util.processes import python_command
 from neural_mp.util.validators import list_of, text
 
@@ -79,7 +74,7 @@ def facts(module: str, version: str, onednn_limit: str | None = None) -> frozens
     """What a module finds when it is run as a child process.
 
     Args:
-        module: the module; its name is also that of the file the answers are kept in.
+        module: the module.
         version: what the answers depend on beside processor and environment; another one for
             another version of the runtime, or of the module.
         onednn_limit: the value of `ONEDNN_MAX_CPU_ISA` for the child; the process's by default.
@@ -91,29 +86,15 @@ def facts(module: str, version: str, onednn_limit: str | None = None) -> frozens
     if onednn_limit is not None:
         environment[ONEDNN_LIMIT] = onednn_limit
     settings = [f"{name}={environment.get(name, '')}" for name in _SETTINGS]
-    file = _file(module, f"{version} {sorted(detect({}).flags)} {settings}")
-    try:
-        return frozenset(read_json(file, list_of(text), ConversionError))
-    except ConversionError as error:
-        logger.debug("no answers are kept: %s", error)
+    flags = " ".join(sorted(detect({}).flags))
+    cache = machine_cache(version=version, flags=flags, settings=" ".join(settings))
+    _, known = cache.get(module, list_of(text))
+    if known is not None:
+        return frozenset(known)
     found = _run(module, environment)
     if found:
-        _keep(file, found)
+        cache.put(module, sorted(found))
     return found
-
-
-def _file(module: str, described: str) -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    digest = hashlib.sha256(described.encode()).hexdigest()[:16]
-    name = module.removeprefix("neural_mp.adaptors.").replace(".", "_")
-    return Path(home) / "neural_mp" / f"{name}_{digest}.json"
-
-
-def _keep(file: Path, found: frozenset[str]) -> None:
-    try:
-        write_whole(file, json.dumps(sorted(found)).encode())
-    except OSError:
-        logger.debug("the answers cannot be kept in %s", file, exc_info=True)
 
 
 def _run(module: str, environment: dict[str, str]) -> frozenset[str]:

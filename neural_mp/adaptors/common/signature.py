@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
+from neural_mp.io.limits import MAX_ELEMENT_BYTES, MAX_EXAMPLE_ELEMENTS
 from neural_mp.util.labels import without_labels
 from neural_mp.util.pytree import Array, NamedList, Structure, flattened, leaves, packed
 from neural_mp.util.text import counted
@@ -56,7 +57,7 @@ class Port:
         return {**vars(self), "dtype": dtype, "shape": shape}
 
     @classmethod
-    def from_dict(cls, data: Any) -> Port:
+    def from_dict(cls, data: object) -> Port:
         """Read back what `to_dict` wrote.
 
         Raises:
@@ -118,7 +119,7 @@ class Signature:
         }
 
     @classmethod
-    def from_dict(cls: type[_S], data: Any) -> _S:
+    def from_dict(cls: type[_S], data: object) -> _S:
         """Read back what `to_dict` wrote.
 
         Raises:
@@ -130,7 +131,7 @@ class Signature:
                 raise unfit(f"the places of {len(said['outputs'])} outputs", position)
         return cls(**said)
 
-    def bind(self, inputs: Any) -> dict[str, Array]:
+    def bind(self, inputs: object) -> dict[str, Array]:
         """Tensor → array, for the inputs of one batch.
 
         A dict is taken by name, without labels that the model does not take; a tuple or list by
@@ -148,7 +149,7 @@ class Signature:
             for port, value in zip(self.inputs, self.assigned(inputs), strict=True)
         }
 
-    def assigned(self, inputs: Any) -> list[Any]:
+    def assigned(self, inputs: object) -> list[Any]:
         """What `bind` takes for every input, as it was given.
 
         Raises:
@@ -245,37 +246,35 @@ class Signature:
         return replace(chosen, returns=returns)
 
 
-def shape_of(value: Any) -> Shape:
+def shape_of(value: object) -> Shape:
     """Sizes as a file holds them.
 
     Raises:
         NeuralMPError: they are none, or an array of them would fill the memory.
     """
     sizes = optional(list_of(optional(count)))(value)
-    if math.prod(size or 1 for size in sizes or ()) > _LARGEST_EXAMPLE:
-        raise UnfitError(f"expected sizes of at most {_LARGEST_EXAMPLE} numbers in all")
+    if math.prod(size or 1 for size in sizes or ()) > MAX_EXAMPLE_ELEMENTS:
+        raise UnfitError(f"expected sizes of at most {MAX_EXAMPLE_ELEMENTS} numbers in all")
     return sizes
 
 
-def _dtype(value: Any) -> np.dtype[Any]:
+def _dtype(value: object) -> np.dtype[Any]:
     name = brief(value)
     try:
         found = np.dtype(name)
     except (TypeError, ValueError, SyntaxError):
         raise unfit("the name of an element type, such as float32", value) from None
-    if found.name != name or found.itemsize > _LARGEST_ELEMENT:
+    if found.name != name or found.itemsize > MAX_ELEMENT_BYTES:
         raise unfit("the name of an element type, such as float32", value)
     return found
 
 
-def _structure(value: Any) -> Structure:
+def _structure(value: object) -> Structure:
     if isinstance(value, list):
         return list(list_of(_structure)(value))
     return mapping_of(_structure)(value) if isinstance(value, dict) else optional(count)(value)
 
 
-#: Numbers of an example input, and bytes of one of them: more would fill the memory.
-_LARGEST_EXAMPLE, _LARGEST_ELEMENT = 1 << 28, 16
 _PORT = fields(
     {
         "name": text,
@@ -348,7 +347,7 @@ def _holds_arrays(inputs: Sequence[Any]) -> bool:
     return any(hasattr(leaf, "__array__") for leaf in leaves(inputs))
 
 
-def _fits_at_once(port: Port, value: Any) -> bool:
+def _fits_at_once(port: Port, value: object) -> bool:
     """Whether a value is already the array that an input takes."""
     return (
         type(value) is np.ndarray

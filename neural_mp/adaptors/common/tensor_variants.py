@@ -22,7 +22,7 @@ from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizationFlow
 
 
-def narrowed(values: Array, dtype: Any) -> Array:
+def narrowed(values: Array, dtype: np.dtype[Any]) -> Array:
     """Values in a 16-bit dtype, those beyond its range as the largest that it has.
 
     The lowest float32 stands for minus infinity in many a mask, but must not become it.

@@ -12,13 +12,12 @@ import onnx_ir as ir
 
 from neural_mp.errors import ModelLoadError
 from neural_mp.io.files import beside
+from neural_mp.io.limits import MAX_DEPTH, MAX_ONNX_NODES
 
 #: Ops that read files of their own, or call Python.
 _HARMFUL = ("EPContext", "PythonOp", "PythonOpGrad", "ATen", "ATenOp", "PyOp")
 #: Settings of sessions that ONNX Runtime takes from a model where a variable says so.
 _SETTINGS = "ort_config"
-#: Nodes that a graph may have when the functions in the file are put in the place of their calls.
-_MOST_NODES = 5_000_000
 _EXTERNAL = onnx.TensorProto.EXTERNAL
 
 _Function = tuple[str, str, str]
@@ -169,7 +168,7 @@ def _check_functions(model: onnx.ModelProto, what: str) -> None:
         count = 0
         for node in nodes:
             key = (node.domain, node.op_type, node.overload)
-            if key in inside or len(inside) > 100:
+            if key in inside or len(inside) > MAX_DEPTH:
                 raise ModelLoadError(f"{what} is not read: its function {key[1]!r} calls itself")
             if key in functions and key not in sizes:
                 sizes[key] = size_of(functions[key].node, (*inside, key))
@@ -179,8 +178,8 @@ def _check_functions(model: onnx.ModelProto, what: str) -> None:
         return count
 
     count = size_of(model.graph.node, ())
-    if count > _MOST_NODES:
+    if count > MAX_ONNX_NODES:
         raise ModelLoadError(
             f"{what} is not read: with its functions in place it has {count} nodes, more than "
-            f"{_MOST_NODES}"
+            f"{MAX_ONNX_NODES}"
         )

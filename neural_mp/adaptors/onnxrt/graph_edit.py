@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -153,7 +152,7 @@ class GraphNames:
         """Say that nothing has a name any more."""
         self._taken.discard(name)
 
-    def constant(self, name: str, value: Any, dtype: ir.DataType | None = None) -> ir.Value:
+    def constant(self, name: str, value: object, dtype: ir.DataType | None = None) -> ir.Value:
         """A new constant of the graph."""
         array = np.asarray(value)
         tensor = ir.tensor(array, dtype=dtype, name=self.new(name))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -24,8 +23,12 @@ from neural_mp.adaptors.onnxrt.model import OnnxModel
 _NORM = "LayerNormalization"
 
 
-def layers(found: GraphStructure) -> dict[str, Layer]:
+def layers(model: OnnxModel) -> dict[str, Layer]:
     """Op → its constants."""
+    return _layers(model.structure)
+
+
+def _layers(found: GraphStructure) -> dict[str, Layer]:
     made = {name: _layer(found, name, node) for name, node in found.nodes.items()}
     return {name: layer for name, layer in made.items() if layer is not None}
 
@@ -57,7 +60,7 @@ def _layer(found: GraphStructure, name: str, node: ir.Node) -> Layer | None:
     return Layer(result, weight, outputs=1, inputs=0)
 
 
-def _has_plain_bias(node: ir.Node, channels: Any) -> bool:
+def _has_plain_bias(node: ir.Node, channels: object) -> bool:
     """Whether the bias of a layer is left out, or a constant for every channel, or one for all."""
     value = input_of(node, 2)
     bias = array_of(value)
@@ -70,7 +73,7 @@ def with_layers(model: OnnxModel, changes: Mapping[str, LayerChange]) -> OnnxMod
     """The model with other constants in some of its layers."""
     program = model.program.clone()
     found, names = structure(program), GraphNames(program.graph)
-    known = layers(found)
+    known = _layers(found)
     for name, change in changes.items():
         _change(found, name, known[name], change, names)
     return replace(model, program=program, given=None, _runners={})

@@ -63,7 +63,7 @@ class _Read:
     held: Any = None
 
 
-def load(source: Any, wanted: GivenInputs, provider: str) -> OnnxModel:
+def load(source: object, wanted: GivenInputs, provider: str) -> OnnxModel:
     """Take in a model.
 
     Args:
@@ -178,13 +178,13 @@ def _prepared(
     return warnings
 
 
-def _close(one: Any, other: Any) -> bool:
+def _close(one: Any, other: object) -> bool:
     if not isinstance(other, np.ndarray) or other.dtype.kind not in "fiub":
         return True
     return one.shape == other.shape and np.allclose(one, other, 1e-3, 1e-5, equal_nan=True)
 
 
-def _read(source: Any) -> _Read:
+def _read(source: object) -> _Read:
     if isinstance(source, str | Path):
         return read_file(Path(source))
     proto = source

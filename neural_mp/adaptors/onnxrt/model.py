@@ -14,7 +14,7 @@ from neural_mp.adaptors.common.op_outputs import OpResult
 from neural_mp.adaptors.common.signature import Array, Signature
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.onnxrt.fusion import GraphStructure, structure
-from neural_mp.adaptors.onnxrt.sessions import CPU, Runner
+from neural_mp.adaptors.onnxrt.sessions import CPU, Runner, allowed_threads
 from neural_mp.errors import ModelLoadError
 
 
@@ -134,8 +134,9 @@ class OnnxModel:
             self.origin.check()
         return Runner(program, self.folder, self.provider, **settings)
 
-    def run(self, feeds: Mapping[str, Any], threads: int | None) -> list[Any]:
+    def run(self, feeds: Mapping[str, Any]) -> list[Any]:
         """The outputs, in the order of the signature."""
+        threads = allowed_threads()
         if threads not in self._runners:
-            self._runners[threads] = self.session(self.runs, threads=threads)
+            self._runners[threads] = self.session(self.runs)
         return self._runners[threads](feeds, self.signature.output_tensors)

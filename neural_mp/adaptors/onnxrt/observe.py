@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -39,12 +39,9 @@ _LOOKED_AT = 64
 
 
 def watch(
-    model: OnnxModel,
-    batches: Iterable[dict[str, Array]],
-    tensors: Collection[str],
-    threads: int | None,
+    model: OnnxModel, batches: Iterable[Any], tensors: Collection[str]
 ) -> Iterator[tuple[str, TensorSummary]]:
-    """Run batches (name → array), and say what every part of them held in the named tensors.
+    """Run batches, and say what every part of them held in the named tensors.
 
     Tensors of other numbers than floats, of strings, and lists of tensors are left out.
     """
@@ -59,9 +56,9 @@ def watch(
     fed = model.signature.input_tensors
     fetched = [value for value in values.values() if value not in fed]
     wanted = with_outputs(program, [*fetched, *model.signature.output_tensors])
-    runner = model.session(wanted, threads=threads, lean=True)
+    runner = model.session(wanted, lean=True)
     most = 0  # samples run at once; found out with the first batch that holds several
-    for feeds in batches:
+    for feeds in map(model.signature.bind, batches):
         samples = model.signature.samples(feeds)
         if not most and samples > 1:
             most = 1 if _separable(model, feeds, runner) else _WHOLE
@@ -84,7 +81,7 @@ def _may_be_floating(value: ir.Value) -> bool:
     return is_tensor(value) and (value.dtype is None or value.dtype.is_floating_point())
 
 
-def _floats(found: Any) -> list[Array]:
+def _floats(found: object) -> list[Array]:
     """The arrays of floats in an output; none where ONNX Runtime gives anything else."""
     # To numpy, bfloat16 is of kind V.
     floats = (array for array in arrays_in(found) if array.dtype.kind in "fV")
@@ -127,9 +124,9 @@ def _are_close(one: Array, other: Array) -> bool:
     return np.allclose(one, other, 1e-3, 1e-4, equal_nan=True)
 
 
-def first_non_finite(model: OnnxModel, feeds: dict[str, Array]) -> str | None:
+def first_non_finite(model: OnnxModel, inputs: Any) -> str | None:
     """The first op whose result holds NaN or Inf."""
-    program = typed(model.program)
+    program, feeds = typed(model.program), model.signature.bind(inputs)
     can_be_had = visible(program, values_in(program))
     floating = [
         (name, str(value.name))
@@ -149,7 +146,7 @@ def first_non_finite(model: OnnxModel, feeds: dict[str, Array]) -> str | None:
 
 
 def results(model: OnnxModel) -> OpGraph:
-    """The ops whose results a run has; see `Adaptor.results`."""
+    """The ops whose results a run has; see `OpOutputs`."""
     written = build_graph(model)
     if not model.results:
         return written
@@ -157,19 +154,18 @@ def results(model: OnnxModel) -> OpGraph:
     return results_graph(written, model.results, op_of)
 
 
-def values(
-    model: OnnxModel, ops: Collection[str], threads: int | None
-) -> Callable[[Mapping[str, Array]], dict[str, OpValue]]:
-    """A function of the inputs (name → array) that gives the results of some ops."""
+def values(model: OnnxModel, ops: Collection[str]) -> Callable[[Any], dict[str, OpValue]]:
+    """A function that runs one batch and gives the results of some ops."""
     program = typed(model.program)
     can_be_had = visible(program, values_in(program))
     places = {op: _place(model, op) for op in ops}
     places = {op: place for op, place in places.items() if place.tensor in can_be_had}
     fed = model.signature.input_tensors
     fetched = list(dict.fromkeys(r.tensor for r in places.values() if r.tensor not in fed))
-    runner = model.session(with_outputs(program, fetched), threads=threads, lean=True)
+    runner = model.session(with_outputs(program, fetched), lean=True)
 
-    def called(feeds: Mapping[str, Array]) -> dict[str, OpValue]:
+    def called(inputs: Any) -> dict[str, OpValue]:
+        feeds = model.signature.bind(inputs)
         found = dict(zip(fetched, runner(feeds, fetched), strict=True))
         arrays = {op: arrays_in(found.get(place.tensor, [])) for op, place in places.items()}
         given = {

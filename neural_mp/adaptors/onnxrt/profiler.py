@@ -10,7 +10,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.onnxrt.graph_edit import SIXTEEN_BITS
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.core.kernel_trace import NOT_REACHED, Executed, Kernel, executed
@@ -27,9 +26,7 @@ _DECORATION = re.compile(
 )
 
 
-def time_ops(
-    model: OnnxModel, feeds: dict[str, Array], runs: int, threads: int | None
-) -> dict[str, list[float]]:
+def time_ops(model: OnnxModel, inputs: Any, runs: int) -> dict[str, list[float]]:
     """Op → seconds of every run; what runs along with another op is counted with that.
 
     Where ONNX Runtime rearranges tensors between kernels, that stands under its own name for it
@@ -39,7 +36,7 @@ def time_ops(
     seconds = {op: [0.0] * runs for op in model.structure.nodes if op not in model.ops}
     owners, run = _timed_owners(model), 0
     kernels: list[dict[str, Any]] = []
-    for event in events(model, feeds, runs, threads):
+    for event in events(model, inputs, runs):
         if is_kernel(event):
             kernels.append(event)
         if event.get("name") == "model_run":  # is written when the run is over
@@ -69,11 +66,10 @@ def own_times(kernels: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], f
     yield from running
 
 
-def events(
-    model: OnnxModel, feeds: dict[str, Array], runs: int, threads: int | None
-) -> list[dict[str, Any]]:
+def events(model: OnnxModel, inputs: Any, runs: int) -> list[dict[str, Any]]:
     """What the profiler says of so many runs, in order."""
-    runner = model.session(model.program, threads=threads, profiled=True)
+    runner = model.session(model.program, profiled=True)
+    feeds = model.signature.bind(inputs)
     for _ in range(runs):
         runner(feeds, model.signature.output_tensors)
     found = json.loads(Path(runner.session.end_profiling()).read_text(encoding="utf-8"))
@@ -121,14 +117,14 @@ _PRECISIONS = {
 _BYTES = ("uint8", "int8")
 
 
-def trace(model: OnnxModel, feeds: dict[str, Array], threads: int | None) -> dict[str, Executed]:
+def trace(model: OnnxModel, inputs: Any) -> dict[str, Executed]:
     """Op → what ran for it; conversions that were put in, and rearrangements, are left out.
 
     A run may not come to a body at all, such as a branch that is not taken.
     """
     owners = _owners(model)
     found: dict[str, list[Kernel]] = {}
-    for event in filter(is_kernel, events(model, feeds, 1, threads)):
+    for event in filter(is_kernel, events(model, inputs, 1)):
         op = op_of(event, owners)
         if op is not None:
             found.setdefault(op, []).append(_kernel(event["args"]))

@@ -6,8 +6,8 @@ import ctypes
 import logging
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,6 @@ class Runner:
         program: the graph.
         folder: where its external data lies.
         provider: the execution provider.
-        threads: threads within an op; None for as many as `OMP_NUM_THREADS` says, as everywhere
-            else, and where that is not set, as ONNX Runtime likes.
         level: how far ONNX Runtime may optimise the graph.
         profiled: whether to take the time of every kernel.
         lean: whether to give memory back after every run rather than to keep it for the next.
@@ -69,7 +67,6 @@ class Runner:
         folder: Path | None,
         provider: str = CPU,
         *,
-        threads: int | None = None,
         level: ort.GraphOptimizationLevel = ALL,
         profiled: bool = False,
         lean: bool = False,
@@ -80,7 +77,7 @@ class Runner:
         options.graph_optimization_level = level
         if lean:
             options.enable_cpu_mem_arena = options.enable_mem_pattern = False
-        threads = threads or _allowed_threads()
+        threads = allowed_threads()
         if threads is not None:
             options.intra_op_num_threads = threads
         if profiled:
@@ -180,10 +177,29 @@ def _inline_bytes(program: ir.Model) -> int:
     )
 
 
-def _allowed_threads() -> int | None:
-    """What limits the threads of a process, which ONNX Runtime's own default leaves unread.
+class _Limit:
+    """The threads that sessions which are made now have; None for no limit of ours."""
 
-    Nor would it help to bind the process to some cores: it binds its threads to all of them.
+    threads: int | None = None
+
+
+@contextmanager
+def limited_threads(count: int | None) -> Iterator[None]:
+    """Sessions have the number of threads they were made with; others are made for others."""
+    before, _Limit.threads = _Limit.threads, count
+    try:
+        yield
+    finally:
+        _Limit.threads = before
+
+
+def allowed_threads() -> int | None:
+    """Threads within an op: what is asked for, else as many as `OMP_NUM_THREADS` says.
+
+    ONNX Runtime leaves that unread by itself. Nor would it help to bind the process to some cores:
+    it binds its threads to all of them. None is as ONNX Runtime likes.
     """
+    if _Limit.threads is not None:
+        return _Limit.threads
     first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(first) if first.isdecimal() and int(first) else None

@@ -10,9 +10,7 @@ import onnx
 from onnx import numpy_helper
 
 from neural_mp.errors import ModelLoadError
-
-#: Bytes of a constant written out in full; a sparse one of few numbers may stand for any size.
-MAX_DENSE_BYTES = 1 << 30
+from neural_mp.io.limits import RATIO_EXEMPT_ARRAY_BYTES
 
 
 def without_sparse(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -57,10 +55,10 @@ def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
     name = sparse.values.name
     values, places = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
     size = math.prod(sparse.dims)
-    if min(sparse.dims, default=0) < 0 or size * values.itemsize > MAX_DENSE_BYTES:
+    if min(sparse.dims, default=0) < 0 or size * values.itemsize > RATIO_EXEMPT_ARRAY_BYTES:
         raise ModelLoadError(
-            f"the sparse constant {name!r} must take at most {MAX_DENSE_BYTES} bytes in full, "
-            f"got the sizes {list(sparse.dims)}; store it as a dense tensor in a file"
+            f"the sparse constant {name!r} must take at most {RATIO_EXEMPT_ARRAY_BYTES} bytes in "
+            f"full, got the sizes {list(sparse.dims)}; store it as a dense tensor in a file"
         )
     dense = np.zeros(size, values.dtype)
     try:

@@ -67,7 +67,7 @@ def restore(folder: Path, provider: str) -> OnnxModel:
     )
 
 
-def _details(value: Any) -> tuple[Signature, dict[str, Any]]:
+def _details(value: object) -> tuple[Signature, dict[str, Any]]:
     return Signature.from_dict(value), _DETAILS(value)
 
 

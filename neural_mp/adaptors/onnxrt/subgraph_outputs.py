@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -91,7 +90,7 @@ def _is_numbers(value: ir.Value) -> bool:
     return is_tensor(value) and value.dtype is not ir.DataType.STRING
 
 
-def arrays_in(found: Any) -> list[Array]:
+def arrays_in(found: object) -> list[Array]:
     """The arrays of an output: one of a tensor; of a sequence, those of a shape as one."""
     if not isinstance(found, list):
         return [np.asarray(found)]

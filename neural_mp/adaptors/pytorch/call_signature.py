@@ -75,7 +75,7 @@ class Convention:
     needed: tuple[str, ...] = ()
     owner: str = "the model"
 
-    def call(self, inputs: Any, like: Call | None = None) -> Call:
+    def call(self, inputs: object, like: Call | None = None) -> Call:
         """How the model is called with the inputs of one batch.
 
         A dict whose keys are parameters is passed by keyword, without labels that the model need
@@ -103,7 +103,7 @@ class Convention:
             return call
         return Call(tuple(given[n] for n in positional), {n: given[n] for n in like.kwargs})
 
-    def _as_given(self, inputs: Any) -> Call:
+    def _as_given(self, inputs: object) -> Call:
         if isinstance(inputs, Mapping):
             named = self._named(inputs)
             if named is not None:
@@ -155,7 +155,7 @@ class Convention:
         names = [*self.parameters[: len(call.args)], *(f"input {i}" for i in positions)]
         return [*names, *call.kwargs]
 
-    def tensor_of(self, leaf: Any) -> Any:
+    def tensor_of(self, leaf: object) -> Any:
         """Return the tensor that a model is handed for a leaf of the inputs.
 
         Raises:
@@ -200,12 +200,12 @@ def float_dtype(module: nn.Module) -> torch.dtype:
     return next(floats, torch.float32)
 
 
-def is_array(leaf: Any) -> bool:
+def is_array(leaf: object) -> bool:
     """Whether a value is an array, or another framework's tensor, but none of torch's."""
     return hasattr(leaf, "__array__") and not isinstance(leaf, torch.Tensor)
 
 
-def has_axes(leaf: Any) -> bool:
+def has_axes(leaf: object) -> bool:
     """Whether a value is a tensor with at least one axis."""
     return isinstance(leaf, torch.Tensor) and leaf.ndim > 0
 
@@ -221,7 +221,7 @@ def resized(call: Call, batch_size: int) -> Call:
     return call.map(resize)
 
 
-def to_arrays(result: Any) -> Any:
+def to_arrays(result: object) -> Any:
     """Tensors to arrays; numpy has no bfloat16, so that becomes float32."""
     return pytree.tree_map(
         lambda leaf: as_numpy(leaf) if isinstance(leaf, torch.Tensor) else leaf, result

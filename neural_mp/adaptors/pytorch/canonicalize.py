@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import torch
@@ -175,7 +174,7 @@ def _module_path(node: Node) -> str:
     return _own_path(next(reversed(stack.values()))[0]) if stack else ""
 
 
-def _own_path(path: Any) -> str:
+def _own_path(path: object) -> str:
     """The path of a module in the user's model."""
     return str(path).removeprefix(ENCLOSED).removeprefix(".")
 

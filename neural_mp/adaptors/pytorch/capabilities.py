@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -108,7 +108,7 @@ class _TriedIn16Bits(Interpreter):
             self.missing[n.meta[OP_NAME]] = {each: why for each, why in refused.items() if why}
         return result
 
-    def _refusal(self, node: Node, result: Any, precision: Precision) -> str:
+    def _refusal(self, node: Node, result: object, precision: Precision) -> str:
         if not _holds_floats(result):
             return reasons.NO_FLOATS
         computed = [self.env[source] for source in node.all_input_nodes if source.op != "get_attr"]
@@ -131,14 +131,19 @@ def _kind_of_call(node: Node) -> Any:
     )
 
 
-def _holds_floats(value: Any) -> bool:
+def _holds_floats(value: object) -> bool:
     return any(map(is_float, pytree.tree_leaves(value)))
 
 
-def _refusal(target: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> str:
+def _refusal(
+    target: Callable[..., Any],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    dtype: torch.dtype,
+) -> str:
     """Why a call does not run in a dtype; empty where it does."""
 
-    def low(leaf: Any) -> Any:
+    def low(leaf: object) -> Any:
         return narrowed(leaf, dtype) if is_float(leaf) else leaf
 
     # Statistics are read and handed back in float32.
@@ -155,7 +160,7 @@ def _refusal(target: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> str:
     return "" if all(value.dtype == dtype for value in floats) else f"its result is not {dtype}"
 
 
-def _near_the_end(value: Any) -> bool:
+def _near_the_end(value: object) -> bool:
     """Whether a tensor holds numbers that float32 has and no 16-bit dtype: masks do."""
     if not isinstance(value, torch.Tensor) or value.dtype != torch.float32 or not value.numel():
         return False

@@ -70,7 +70,7 @@ class Enclosed(nn.Module):
         super().__init__()
         setattr(self, ENCLOSED, module)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """As the module itself."""
         return getattr(self, ENCLOSED)(*args, **kwargs)
 
@@ -315,7 +315,7 @@ def _same(got: list[Any], expected: list[Any]) -> bool:
     return len(got) == len(expected) and all(map(_alike, got, expected))
 
 
-def _alike(mine: Any, theirs: Any) -> bool:
+def _alike(mine: Any, theirs: object) -> bool:
     if not isinstance(theirs, torch.Tensor):
         return True
     if mine.shape != theirs.shape:

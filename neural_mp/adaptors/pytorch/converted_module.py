@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ class ConvertedModule(nn.Module):
         object.__setattr__(self, "_direct", DirectGraph(runnable))
         self.training = False
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """Run the model as its original was called, without the labels it was captured without."""
         fed = without_labels(kwargs, keywords(self.runnable)) if kwargs else {}
         return _run(self._direct, args, fed)
@@ -73,7 +74,7 @@ def as_module(model: TorchModel) -> nn.Module:
 
 
 @torch.compiler.disable
-def _run(direct: DirectGraph, args: Any, kwargs: Any) -> Any:
+def _run(direct: DirectGraph, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
     return direct(*args, **kwargs)
 
 
@@ -128,6 +129,11 @@ def _hide_unfusable(module: GraphModule) -> None:
                 node.replace_input_with(pair, alone)
 
 
+def compiled(model: TorchModel) -> nn.Module:
+    """A model, each of its parts as a `CompiledModule`."""
+    return model.built(lambda part: CompiledModule(part.portable))
+
+
 class CompiledModule(nn.Module):
     """The portable form of a model, run through `torch.compile`, which needs a C++ compiler.
 
@@ -139,7 +145,7 @@ class CompiledModule(nn.Module):
         self._portable = portable
         self._compiled = torch.compile(compilable_form(portable))
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """Run the model; the first call of a shape compiles it."""
         from torch._inductor import config
 

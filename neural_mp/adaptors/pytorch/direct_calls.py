@@ -48,7 +48,7 @@ class DirectGraph:
         self._returns = module.graph._codegen.pytree_info.out_spec
         self._returns_one = self._returns.is_leaf()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Return what the module returns."""
         if torch.is_grad_enabled():
             with torch.no_grad():
@@ -100,7 +100,7 @@ def _code_of(module: GraphModule) -> tuple[Callable[..., Any], SimpleNamespace]:
     return type(flat).forward, constants
 
 
-def _put(holder: SimpleNamespace, path: list[str], value: Any) -> None:
+def _put(holder: SimpleNamespace, path: list[str], value: object) -> None:
     for name in path[:-1]:
         if not hasattr(holder, name):
             setattr(holder, name, SimpleNamespace())
@@ -158,7 +158,7 @@ class DirectCalls:
         if self._target is None and model.shell is None:
             self._target = DirectGraph(model.runnable)
 
-    def __call__(self, inputs: Any) -> Any:
+    def __call__(self, inputs: object) -> Any:
         """Return the outputs, as arrays where the inputs were arrays.
 
         Raises:
@@ -187,7 +187,7 @@ class DirectCalls:
             result = recipe.run(leaves)
         return to_arrays(result) if recipe.arrays else result
 
-    def _checked(self, inputs: Any) -> Any:
+    def _checked(self, inputs: object) -> Any:
         """The outputs of a call whose inputs are looked at one by one."""
         result = self._run(self._model.call(inputs))
         plain = dict(inputs) if isinstance(inputs, Mapping) else inputs
@@ -214,7 +214,7 @@ class DirectCalls:
         with torch.no_grad():
             return target(*call.args, **call.kwargs)
 
-    def _recipe(self, inputs: Any, leaves: list[Any]) -> _Recipe | None:
+    def _recipe(self, inputs: object, leaves: list[Any]) -> _Recipe | None:
         """The recipe for batches of this form; None where a call takes more than the leaves."""
         convention = self._model.convention
         arrays = any(map(is_array, leaves))

@@ -7,6 +7,7 @@ and carry it along, through every rewrite and into files.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -66,7 +67,7 @@ def sizes_of(module: GraphModule) -> Sizes:
     return tuple(found)
 
 
-def _axis(module: GraphModule, size: Any) -> Axis:
+def _axis(module: GraphModule, size: int | torch.SymInt) -> Axis:
     if not isinstance(size, torch.SymInt) or size.node.maybe_as_int() is not None:
         return Axis("", int(size), int(size))
     expression = size.node.expr
@@ -78,7 +79,9 @@ def _axis(module: GraphModule, size: Any) -> Axis:
     return Axis(str(expression), 0 if least <= _UNASKED else least, largest)
 
 
-def check_inputs(module: GraphModule, args: Any, kwargs: Any) -> None:
+def check_inputs(
+    module: GraphModule, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> None:
     """Refuse inputs of sizes that a graph is not right for.
 
     Raises:
@@ -141,7 +144,9 @@ def as_exported(sizes: Sizes) -> Sizes:
     )
 
 
-def flat_inputs(module: GraphModule, args: Any, kwargs: Any) -> list[Any]:
+def flat_inputs(
+    module: GraphModule, args: Sequence[object], kwargs: Mapping[str, object]
+) -> list[Any]:
     """The values of a call in the order in which a graph takes them."""
     spec = module.graph._codegen.pytree_info.in_spec
     ordered = reorder_kwargs(dict(kwargs), spec) if kwargs else {}
@@ -165,7 +170,7 @@ def to_plain(sizes: Sizes) -> list[Any]:
     return [None if axes is None else [list(astuple(axis)) for axis in axes] for axes in sizes]
 
 
-def from_plain(data: Any) -> Sizes:
+def from_plain(data: object) -> Sizes:
     """Read back what `to_plain` wrote.
 
     Raises:
@@ -174,7 +179,7 @@ def from_plain(data: Any) -> Sizes:
     return list_of(optional(list_of(_axis_of)))(data)
 
 
-def _axis_of(value: Any) -> Axis:
+def _axis_of(value: object) -> Axis:
     if isinstance(value, list) and len(value) == len(_EARLIER):
         return Axis(*tuple_of(*_EARLIER)(value))
     return Axis(*tuple_of(*_EARLIER, truth)(value))

@@ -201,7 +201,7 @@ def _retraced(node: Node) -> None:
     leaves, structure = pytree.tree_flatten((node.args, node.kwargs))
     sources = [leaf for leaf in leaves if isinstance(leaf, Node)]
 
-    def run(*values: Any) -> Any:
+    def run(*values: object) -> Any:
         given = iter(values)
         called = [next(given) if isinstance(leaf, Node) else leaf for leaf in leaves]
         args, kwargs = pytree.tree_unflatten(called, structure)

@@ -52,7 +52,7 @@ def only_user(node: Node) -> Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def is_node(value: Any, *targets: Any) -> bool:
+def is_node(value: object, *targets: object) -> bool:
     """Whether a value is a call of one of `targets`."""
     return isinstance(value, Node) and value.target in targets
 
@@ -90,7 +90,7 @@ class _FloatLayers(FusionRules[Node, Node]):
         return Step(name, (activation,))
 
 
-def _takes_activations(layer: Any) -> bool:
+def _takes_activations(layer: object) -> bool:
     axes = CONVOLUTIONS.get(layer)
     return axes is None or convolution_takes_activations(axes)
 

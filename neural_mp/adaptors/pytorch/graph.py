@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch.canonicalize import layers_of
@@ -12,6 +10,7 @@ from neural_mp.adaptors.pytorch.casts import PRECISIONS
 from neural_mp.adaptors.pytorch.fusion import fused_layers
 from neural_mp.adaptors.pytorch.model import (
     OP_NAME,
+    TorchModel,
     constants_of,
     has_tensors,
     is_float,
@@ -24,16 +23,13 @@ from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import Precision
 
 
-def build_graph(modules: Mapping[str, GraphModule]) -> OpGraph:
-    """Ops, edges and fusion groups of prepared modules, side by side.
-
-    Args:
-        modules: where a module is in the model → its graph.
-    """
+def build_graph(model: TorchModel) -> OpGraph:
+    """Ops, edges and fusion groups of the prepared parts of a model, side by side."""
     ops: list[Op] = []
     inputs: list[str] = []
     outputs: list[str] = []
-    for path, module in modules.items():
+    for path, part in model.parts.items():
+        module = part.portable
         heads = fused_layers(module)
         for name, node in op_nodes(module).items():
             agnostic = quantize_agnostic(node)

@@ -10,14 +10,13 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.hessian import Array, Squares, summed_traces
-from neural_mp.adaptors.pytorch.call_signature import Call
 from neural_mp.adaptors.pytorch.model import TorchModel, arguments, is_float, op_nodes
 from neural_mp.adaptors.pytorch.module_capture import visited
 from neural_mp.adaptors.pytorch.quantizable_ops import WEIGHTED
 
 
 def hessian_traces(
-    model: TorchModel, calls: Iterable[Call], ops: Collection[str]
+    model: TorchModel, batches: Iterable[Any], ops: Collection[str]
 ) -> dict[str, float]:
     """Op → trace of the Hessian by its weight."""
     leaves: dict[Node, torch.Tensor] = {}
@@ -42,8 +41,9 @@ def hessian_traces(
         if name in ops and node.target in WEIGHTED
     }
 
-    def outputs_of(call: Call) -> tuple[list[torch.Size], Squares]:
-        outputs = [y for y in pytree.tree_leaves(run(call)) if getattr(y, "requires_grad", False)]
+    def outputs_of(inputs: Any) -> tuple[list[torch.Size], Squares]:
+        given = pytree.tree_leaves(run(model.call(inputs)))
+        outputs = [y for y in given if getattr(y, "requires_grad", False)]
         read = {name: leaves[node] for name, node in weights.items() if node in leaves}
 
         def squares(signs: list[Array]) -> dict[str, float]:
@@ -62,4 +62,4 @@ def hessian_traces(
 
         return [y.shape for y in outputs], squares
 
-    return summed_traces(weights, map(outputs_of, calls))
+    return summed_traces(weights, map(outputs_of, batches))

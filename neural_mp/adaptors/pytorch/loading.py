@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -78,7 +77,7 @@ def _inner(module: GraphModule, node: Node) -> Iterator[Node]:
                     yield from _inner(body, inner)
 
 
-def load(source: Any, wanted: GivenInputs, how: Capture) -> TorchModel:
+def load(source: object, wanted: GivenInputs, how: Capture) -> TorchModel:
     """Capture a module, or take in an exported program or its file.
 
     Args:
@@ -110,7 +109,7 @@ def load(source: Any, wanted: GivenInputs, how: Capture) -> TorchModel:
 
 
 def _example_call(
-    source: nn.Module, convention: Convention, example: Any
+    source: nn.Module, convention: Convention, example: object
 ) -> tuple[Call, tuple[str, ...]]:
     """What the model is captured with, and a warning where that had to be inferred."""
     if example is not None:
@@ -123,7 +122,7 @@ def _example_call(
     return call, (words,)
 
 
-def _refuse_unsuitable(source: Any) -> None:
+def _refuse_unsuitable(source: object) -> None:
     if isinstance(source, torch.jit.ScriptModule):
         raise ModelLoadError("TorchScript is not taken; give the nn.Module it was made from")
     if isinstance(source, ConvertedModule):
@@ -193,7 +192,7 @@ def _assemble(
     return TorchModel({WHOLE: whole}, call, convention, original=original, warnings=tuple(warnings))
 
 
-def _from_program(program: ExportedProgram, example: Any) -> TorchModel:
+def _from_program(program: ExportedProgram, example: object) -> TorchModel:
     call = storage.example_of(program)
     module = capture.graph_of(program)
     convention = convention_of(module)

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from neural_mp.adaptors.contract import ConversionCounts
+from neural_mp.adaptors.pytorch import kernel_ops, qdq_ops
 from neural_mp.adaptors.pytorch.call_signature import Call, Convention
 from neural_mp.adaptors.pytorch.dynamic_shapes import SIZES, watch_sizes
 
@@ -22,6 +24,13 @@ T = TypeVar("T")
 
 #: Key of `Node.meta` under which the op's name is kept.
 OP_NAME = "neural_mp_op"
+#: Ops that a conversion inserts → the kind of conversion.
+CONVERSIONS = {
+    kernel_ops.quantize_uint8: "quantize",
+    qdq_ops.quantize_dynamic: "quantize",
+    kernel_ops.dequantize_uint8: "dequantize",
+    torch.ops.aten._to_copy.default: "cast",
+}
 #: Key of `Node.meta` under which the name of a graph input is kept, where it is not the node's.
 INPUT_NAME = "neural_mp_input"
 #: Key of `Node.meta` under which a kernel's node keeps the op whose result it has, and how that is
@@ -76,7 +85,7 @@ class TorchModel:
         """The graph of the whole model that is run."""
         return self.parts[WHOLE].runnable
 
-    def call(self, inputs: Any) -> Call:
+    def call(self, inputs: object) -> Call:
         """How the model is called with the inputs of one batch: as it was captured.
 
         Raises:
@@ -99,6 +108,14 @@ class TorchModel:
     @cached_property
     def _made(self) -> dict[Callable[[TorchModel], Any], Any]:
         return {}
+
+    @property
+    def counts(self) -> ConversionCounts:
+        """The conversions that were put in."""
+        nodes = (node for part in self.parts.values() for node in part.runnable.graph.nodes)
+        # A cast of the user's own bears a name; ours do not.
+        ours = [CONVERSIONS.get(node.target) for node in nodes if OP_NAME not in node.meta]
+        return ConversionCounts(*map(ours.count, ("cast", "quantize", "dequantize")))
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
@@ -142,7 +159,7 @@ def attribute(module: GraphModule, target: str) -> Any:
     return found
 
 
-def constant(module: GraphModule, node: Any) -> torch.Tensor | None:
+def constant(module: GraphModule, node: object) -> torch.Tensor | None:
     """The tensor of a `get_attr` node; None for any other node or value."""
     if isinstance(node, Node) and node.op == "get_attr":
         value = attribute(module, str(node.target))
@@ -185,7 +202,7 @@ def arguments(node: Node) -> dict[str, Any]:
     return {argument.name: given.get(argument.name, argument.default_value) for argument in schema}
 
 
-def set_arguments(node: Node, **changes: Any) -> None:
+def set_arguments(node: Node, **changes: object) -> None:
     """Let an op that takes all of its arguments by position be called with others."""
     node.args = tuple({**arguments(node), **changes}.values())
     node.kwargs = {}
@@ -198,14 +215,14 @@ def sizes_of_result(node: Node) -> tuple[Any, ...]:
     return tuple(size.node.expr if isinstance(size, torch.SymInt) else size for size in sizes)
 
 
-def likely_size(size: Any) -> int:
+def likely_size(size: int | torch.SymInt) -> int:
     """A size; for one that is free, what it was when the graph was captured."""
     if isinstance(size, torch.SymInt):
         return int(size.node.hint) if size.node.has_hint() else 1
     return int(size)
 
 
-def is_float(value: Any) -> bool:
+def is_float(value: object) -> bool:
     """Whether a value is a tensor of floating-point numbers."""
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
@@ -282,7 +299,7 @@ def fingerprint(model: TorchModel) -> str:
     return digest.hexdigest()
 
 
-def _feed_graph(digest: Any, module: GraphModule) -> None:
+def _feed_graph(digest: hashlib._Hash, module: GraphModule) -> None:
     for node in module.graph.nodes:
         given = f"{node.args} {node.kwargs}"
         digest.update(f"{node.op} {node.target} {node.name} {given};".encode())
@@ -296,6 +313,6 @@ def _feed_graph(digest: Any, module: GraphModule) -> None:
             _feed_tensor(digest, value)
 
 
-def _feed_tensor(digest: Any, value: torch.Tensor) -> None:
+def _feed_tensor(digest: hashlib._Hash, value: torch.Tensor) -> None:
     stored = value.detach().contiguous().reshape(-1).view(torch.uint8)
     digest.update(stored.numpy().tobytes())

@@ -61,7 +61,7 @@ class _Interpreted(nn.Module):
         super().__init__()
         self.interpreter = interpreter
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         module = self.interpreter.module
         check_inputs(module, args, kwargs)
         flat = self.interpreter.run(*flat_inputs(module, args, kwargs), enable_io_processing=False)
@@ -153,7 +153,7 @@ def capture_modules(shell: nn.Module, call: Call) -> dict[str, tuple[GraphModule
 def _watch(module: nn.Module, call: Call) -> dict[nn.Module, _Seen]:
     seen: dict[nn.Module, _Seen] = {}
 
-    def note(part: nn.Module, args: Any, kwargs: Any) -> None:
+    def note(part: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         given = Call(args, kwargs)
         if part not in seen:
             seen[part] = _Seen(given.copied())

@@ -37,7 +37,7 @@ class NamedOutputs(dict[str, Any]):
                 f"the model returns no {name!r}; it returns {', '.join(self)}"
             ) from None
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: str | int | slice) -> Any:
         return self.to_tuple()[key] if isinstance(key, int | slice) else super().__getitem__(key)
 
     def to_tuple(self) -> tuple[Any, ...]:

@@ -13,7 +13,6 @@ from torch.utils import _pytree as pytree
 from neural_mp.adaptors.common.calibration import TensorSummary, summarized
 from neural_mp.adaptors.common.op_outputs import OpValue, op_value
 from neural_mp.adaptors.common.quant_params import Encoding
-from neural_mp.adaptors.pytorch.call_signature import Call
 from neural_mp.adaptors.pytorch.functionalize import OUT_OF_PLACE
 from neural_mp.adaptors.pytorch.graph import build_graph
 from neural_mp.adaptors.pytorch.model import (
@@ -42,19 +41,19 @@ from neural_mp.util.pytree import as_numpy
 
 
 def results(model: TorchModel) -> OpGraph:
-    """The ops whose results a run has; see `Adaptor.results`."""
+    """The ops whose results a run has; see `OpOutputs`."""
     found = {
         place[0]
         for part in model.parts.values()
         for node in part.runnable.graph.nodes
         if (place := _place(node)) is not None
     }
-    graph = build_graph({path: part.portable for path, part in model.parts.items()})
+    graph = build_graph(model)
     return graph.with_only({op.name: op for op in graph if op.name in found})
 
 
-def values(model: TorchModel, ops: Collection[str]) -> Callable[[Call], dict[str, OpValue]]:
-    """A function that runs the model and gives the results of some ops.
+def values(model: TorchModel, ops: Collection[str]) -> Callable[[Any], dict[str, OpValue]]:
+    """A function that runs one batch and gives the results of some ops.
 
     An op that runs several times in one run gives the first of its results.
     """
@@ -71,9 +70,9 @@ def values(model: TorchModel, ops: Collection[str]) -> Callable[[Call], dict[str
 
     run = visited(model, visit)
 
-    def called(call: Call) -> dict[str, OpValue]:
+    def called(inputs: Any) -> dict[str, OpValue]:
         found.clear()
-        run(call)
+        run(model.call(inputs))
         return dict(found)
 
     return called
@@ -158,7 +157,7 @@ def _save_memory(node: Node) -> None:
         node.target = _IN_PLACE[node.target]
 
 
-def _may_overwrite(operand: Any, node: Node) -> bool:
+def _may_overwrite(operand: object, node: Node) -> bool:
     """Whether a node alone reads an operand, whose memory has room for the node's result."""
     if not isinstance(operand, Node) or operand.target not in _FRESH:
         return False
@@ -170,9 +169,9 @@ def _may_overwrite(operand: Any, node: Node) -> bool:
 
 
 def watch(
-    model: TorchModel, calls: Iterable[Call], tensors: Collection[str]
+    model: TorchModel, batches: Iterable[Any], tensors: Collection[str]
 ) -> Iterator[tuple[str, TensorSummary]]:
-    """Tensor name and a summary of its values, for the named tensors in every call."""
+    """Tensor name and a summary of its values, for the named tensors in every batch."""
     found: list[tuple[str, TensorSummary]] = []
     nodes = (node for part in model.parts.values() for node in part.portable.graph.nodes)
     computed = (node for node in nodes if node.op in ("placeholder", "call_function"))
@@ -187,8 +186,8 @@ def watch(
         return result
 
     run = visited(calibration_form(model), visit, portable=True)
-    for call in calls:
-        run(call)
+    for inputs in batches:
+        run(model.call(inputs))
         yield from found
         found.clear()
 
@@ -201,7 +200,7 @@ def _channel_axis(node: Node, axes: int) -> int:
     return 1 if axes >= 4 else axes - 1
 
 
-def first_non_finite(model: TorchModel, call: Call) -> str | None:
+def first_non_finite(model: TorchModel, inputs: Any) -> str | None:
     """The first op whose result holds NaN or Inf; None if there is none."""
     found: list[str] = []
 
@@ -213,5 +212,5 @@ def first_non_finite(model: TorchModel, call: Call) -> str | None:
                 found.append(str(node.meta[OP_NAME]))
         return result
 
-    visited(model, visit)(call)
+    visited(model, visit)(model.call(inputs))
     return found[0] if found else None

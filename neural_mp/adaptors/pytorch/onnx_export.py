@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import GraphModule
@@ -16,11 +16,14 @@ from neural_mp.adaptors.pytorch.capture import export, quiet_export
 from neural_mp.adaptors.pytorch.model import TorchModel
 from neural_mp.errors import ConversionError, MissingFrameworkError
 
+if TYPE_CHECKING:
+    import onnx_ir
+
 #: What torch.export calls an open axis: a letter or two, and a number.
 _SYMBOL = re.compile(r"[su]\d+")
 
 
-def name_axes(model: Any) -> None:
+def name_axes(model: onnx_ir.Model) -> None:
     """Rename the open axes of an `onnx_ir.Model` in place, in all shapes.
 
     The first axis that inputs have in common is `batch`; any other is named after the first input
@@ -34,7 +37,7 @@ def name_axes(model: Any) -> None:
         value.shape = type(value.shape)([_renamed(size, names) for size in value.shape])
 
 
-def _renamed(size: Any, names: Mapping[str, str]) -> Any:
+def _renamed(size: onnx_ir.SymbolicDim | int, names: Mapping[str, str]) -> Any:
     word = getattr(size, "value", None)
     if not isinstance(word, str):
         return size
@@ -56,7 +59,7 @@ def _names(inputs: Any) -> Mapping[str, str]:
     return names
 
 
-def _values(model: Any) -> Iterator[Any]:
+def _values(model: onnx_ir.Model) -> Iterator[Any]:
     yield from model.graph.inputs
     for node in model.graph.all_nodes():
         yield from node.outputs

@@ -16,10 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from neural_mp.adaptors.pytorch import kernel_ops, qdq_ops
-from neural_mp.adaptors.pytorch.call_signature import Call
-from neural_mp.adaptors.pytorch.casts import CAST
-from neural_mp.adaptors.pytorch.model import OP_NAME, TorchModel, op_nodes
+from neural_mp.adaptors.pytorch.model import CONVERSIONS, OP_NAME, TorchModel, op_nodes
 from neural_mp.adaptors.pytorch.module_capture import visited
 from neural_mp.adaptors.pytorch.recurrent import KERNELS as RECURRENT_KERNELS
 from neural_mp.core.kernel_trace import NOT_REACHED, Executed, Kernel, executed
@@ -82,7 +79,7 @@ class _Event:
         return found
 
 
-def trace(model: TorchModel, call: Call) -> dict[str, Executed]:
+def trace(model: TorchModel, inputs: Any) -> dict[str, Executed]:
     """Op → what ran for it; conversions that were put in are left out."""
 
     def marked(node: Node, run: Callable[[], Any]) -> Any:
@@ -91,7 +88,7 @@ def trace(model: TorchModel, call: Call) -> dict[str, Executed]:
         with torch.profiler.record_function(_MARK + node.meta[OP_NAME]):
             return run()
 
-    run = visited(model, marked)
+    run, call = visited(model, marked), model.call(inputs)
     os.environ.setdefault(_LOG_LEVEL, _NOTHING)  # is read when it is first needed
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
@@ -155,16 +152,7 @@ def _bytes(event: _Event) -> bool:
     return any(kind in _BYTES for kind in event.types)
 
 
-#: What the nodes are that our conversion adds, in words.
-_CONVERSIONS = {
-    kernel_ops.quantize_uint8: "quantize",
-    qdq_ops.quantize_dynamic: "quantize",
-    kernel_ops.dequantize_uint8: "dequantize",
-    CAST: "cast",
-}
-
-
-def time_ops(model: TorchModel, call: Call, runs: int) -> dict[str, list[float]]:
+def time_ops(model: TorchModel, inputs: Any, runs: int) -> dict[str, list[float]]:
     """Op (or conversion, by node name) → the seconds of each of so many runs."""
     seconds: dict[str, list[float]] = defaultdict(lambda: [0.0] * runs)
     number = 0
@@ -177,7 +165,7 @@ def time_ops(model: TorchModel, call: Call, runs: int) -> dict[str, list[float]]
             seconds[name][number] += time.perf_counter() - start
         return result
 
-    run = visited(model, visit)
+    run, call = visited(model, visit), model.call(inputs)
     for number in range(runs):  # noqa: B007 - the visits read it
         run(call)
     return seconds
@@ -185,11 +173,11 @@ def time_ops(model: TorchModel, call: Call, runs: int) -> dict[str, list[float]]
 
 def _conversion_name(node: Node) -> str:
     """A name of its own for a conversion, which begins with that of what it converts."""
-    if node.target not in _CONVERSIONS:
+    if node.target not in CONVERSIONS:
         return str(node.name)
     source = node.args[0]
     named = source.meta.get(OP_NAME, source.name) if isinstance(source, Node) else node.name
-    return f"{named}/{_CONVERSIONS[node.target]}"
+    return f"{named}/{CONVERSIONS[node.target]}"
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def quantize_agnostic(node: Node) -> bool:
     return is_computed(node.args[0])
 
 
-def is_computed(value: Any) -> bool:
+def is_computed(value: object) -> bool:
     """Whether an argument is the result of another node, and no constant."""
     return isinstance(value, Node) and value.op != "get_attr"
 
@@ -82,7 +82,7 @@ def geometry(layer: Node) -> tuple[list[int], list[int], list[int], int]:
     return stride, padding, dilation, int(said["groups"])
 
 
-def per_axis(value: Any, axes: int) -> list[Any]:
+def per_axis(value: object, axes: int) -> list[Any]:
     """A value for every axis, from one for all or one for each."""
     values = list(value) if isinstance(value, list | tuple) else [value]
     return values * axes if len(values) == 1 else values

@@ -50,14 +50,16 @@ def free_lengths() -> Iterator[None]:
             _trace_as(op, *kernels)
 
 
-def _trace_as(op: Any, kernel: Callable[..., Any], entry: Callable[..., Any]) -> None:
+def _trace_as(
+    op: torch._ops.OpOverload, kernel: Callable[..., Any], entry: Callable[..., Any]
+) -> None:
     """Let a module be traced by the kernel of an op, and a program anew by its table entry."""
     op.py_kernels[_STEPS] = kernel
     op._dispatch_cache.clear()
     decomposition_table[op] = entry
 
 
-def _shaped(op: Any, steps: Callable[..., Any], *args: Any) -> Any:
+def _shaped(op: torch._ops.OpOverload, steps: Callable[..., Any], *args: Any) -> Any:
     """The results of an op as far as their shapes go; those of real tensors are computed.
 
     Args:
@@ -146,7 +148,7 @@ def _cell(
 
 
 def _run(
-    kind: Any,
+    kind: object,
     x: torch.Tensor,
     states: Sequence[torch.Tensor],
     cells: list[Any],
@@ -174,7 +176,7 @@ class QuantizedRecurrent(nn.Module):
     """
 
     def __init__(
-        self, kind: Any, cells: list[Any], layers: int, bidirectional: bool, batch_first: bool
+        self, kind: object, cells: list[Any], layers: int, bidirectional: bool, batch_first: bool
     ) -> None:
         super().__init__()
         self._kind, self._cells = kind, cells

@@ -99,7 +99,7 @@ class _Products:
         return weight
 
 
-def _is_bias(module: GraphModule, bias: Any, product: Node) -> bool:
+def _is_bias(module: GraphModule, bias: object, product: Node) -> bool:
     value = constant(module, bias)
     return value is not None and value.shape == product.meta["val"].shape[-1:]
 

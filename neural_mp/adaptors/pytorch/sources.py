@@ -6,6 +6,7 @@ import importlib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -14,8 +15,9 @@ from torch.export import ExportedProgram
 from neural_mp.adaptors.pytorch import storage
 from neural_mp.adaptors.pytorch.pt2.safe_unpickler import read_plain
 from neural_mp.errors import MissingFrameworkError, ModelLoadError, in_one_line
-from neural_mp.io.files import read_json
-from neural_mp.util.validators import shown
+from neural_mp.io.limits import MAX_DEPTH
+from neural_mp.io.readers import read_json
+from neural_mp.util.validators import anything, shown
 
 #: What a folder of `transformers` says its model is made of.
 CONFIG = "config.json"
@@ -44,7 +46,7 @@ def read_folder(folder: Path) -> nn.Module:
             f"installed; install it with: pip install transformers"
         ) from None
     try:
-        config = read_json(folder / CONFIG)
+        config = read_json(folder / CONFIG, anything, ModelLoadError)
         for fault in _faults(folder, config):
             raise ValueError(fault)
         # Where it names code of its own (auto_map), that is not run.
@@ -59,7 +61,7 @@ def read_folder(folder: Path) -> nn.Module:
     return loaded.eval()
 
 
-def _class(transformers: Any, config: dict[str, Any]) -> Any:
+def _class(transformers: ModuleType, config: dict[str, Any]) -> Any:
     """The class of models that a configuration names; the one for its kind, where it names none.
 
     Raises:
@@ -87,7 +89,7 @@ def _faults(folder: Path, config: Any) -> Iterator[str]:
         if (folder / name).exists():
             yield f"it holds {name}, which leads to another model or to code; give the module"
     for index in folder.glob("*.index.json"):
-        for file in read_json(index)["weight_map"].values():
+        for file in read_json(index, anything, ModelLoadError)["weight_map"].values():
             if not isinstance(file, str) or Path(file).name != file:
                 yield f"{index.name} leads out of the folder, to {shown(file)}"
     for weights in folder.glob("*.bin"):
@@ -97,9 +99,9 @@ def _faults(folder: Path, config: Any) -> Iterator[str]:
                 read_plain(file)
 
 
-def _items(value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+def _items(value: object, depth: int) -> Iterator[tuple[str, Any]]:
     """All keys and values of nested dicts and lists."""
-    if depth > 50:
+    if depth > MAX_DEPTH:
         raise ValueError(f"{CONFIG} is nested too deeply")
     if isinstance(value, dict):
         for key, item in value.items():

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -129,7 +128,7 @@ def restore(folder: Path) -> TorchModel:
     return TorchModel({WHOLE: whole}, example, convention)
 
 
-def _dtype(value: Any) -> torch.dtype:
+def _dtype(value: object) -> torch.dtype:
     found = getattr(torch, text(value), None)
     if not isinstance(found, torch.dtype):
         raise unfit("the name of a torch.dtype", value)

@@ -47,7 +47,7 @@ class ConvertedModel(tf.Module):
         function = self._run.get_concrete_function()
         self.serving_signatures = dict.fromkeys(model.signature.keys, function)
 
-    def __call__(self, *args: Any, training: bool = False, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, training: bool = False, **kwargs: object) -> Any:
         """Run one batch: inputs by position, by name, or as one dict or list; tensors come back."""
         if training:
             raise ValueError("a converted model cannot be trained; train the model it was made of")
@@ -62,7 +62,7 @@ class ConvertedModel(tf.Module):
         results = self._run(*values)
         return self.signature.packed([results[port.name] for port in self.signature.outputs])
 
-    def predict(self, x: Any, batch_size: int = 32, **_: Any) -> Any:
+    def predict(self, x: object, batch_size: int = 32, **_: object) -> Any:
         """All of `x` in batches, as arrays; for code written for Keras models."""
         feeds = self.signature.bind(x)
         size = len(next(iter(feeds.values())))

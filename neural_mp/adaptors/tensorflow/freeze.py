@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -34,12 +34,16 @@ from neural_mp.errors import ModelLoadError, in_one_line
 
 logger = logging.getLogger(__name__)
 
+ConcreteFunction: TypeAlias = tf.types.experimental.ConcreteFunction
+
 _READS = ("ReadVariableOp", "ResourceGather")
 #: Ops that write a variable and have no result.
 _WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 
-def frozen_graph(function: Any) -> tuple[TensorGraph, list[tf.Tensor], list[tf.Tensor]]:
+def frozen_graph(
+    function: ConcreteFunction,
+) -> tuple[TensorGraph, list[tf.Tensor], list[tf.Tensor]]:
     """The graph of a concrete function with its weights in it, and the tensors of its ports.
 
     Returns:
@@ -89,7 +93,9 @@ def _kept_state(name: str) -> ModelLoadError:
     )
 
 
-def _without_effects(function: Any, captured: Mapping[str, Any], inputs: Sequence[Any]) -> Any:
+def _without_effects(
+    function: ConcreteFunction, captured: Mapping[str, Any], inputs: Sequence[Any]
+) -> Any:
     """Return a function that reads no tables, and writes no variables, such as seeds of dropout.
 
     Raises:
@@ -121,7 +127,7 @@ def _without_effects(function: Any, captured: Mapping[str, Any], inputs: Sequenc
         input_signature=[tf.TensorSpec(t.shape, t.dtype, name=t.op.name) for t in inputs],
         autograph=False,
     )
-    def run(*values: Any) -> Any:
+    def run(*values: tf.Tensor) -> Any:
         known = dict(zip(names, values, strict=True))
         capture = tf.compat.v1.get_default_graph().capture
         known |= {f"{name}:0": capture(captured[name]) for name in captured if name in graph}
@@ -135,7 +141,7 @@ def _without_effects(function: Any, captured: Mapping[str, Any], inputs: Sequenc
 
 
 def _frozen(
-    function: Any, captured: Mapping[str, Any], inputs: Iterable[tf.Tensor]
+    function: ConcreteFunction, captured: Mapping[str, Any], inputs: Iterable[tf.Tensor]
 ) -> TensorGraph | None:
     """The frozen graph; None where a variable is used in another way than by reading it."""
     outputs = [tensor.name for tensor in function.outputs]
@@ -204,7 +210,9 @@ def _drop_effects(graph: TensorGraph, handles: Mapping[str, str]) -> set[str]:
     return set(writes.values())
 
 
-def _replace_read(graph: TensorGraph, node: NodeDef, handle: Any, values: dict[str, str]) -> None:
+def _replace_read(
+    graph: TensorGraph, node: NodeDef, handle: tf.Tensor, values: dict[str, str]
+) -> None:
     """Put a constant in the place of a node that reads a variable."""
     dtype = tf.as_dtype(node.attr["dtype"].type)
     try:

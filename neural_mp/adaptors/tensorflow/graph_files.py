@@ -95,14 +95,6 @@ def write(graph: GraphDef, path: Path) -> None:
         path.write_bytes(graph.SerializeToString(deterministic=True))
 
 
-def draw(graph: GraphDef, path: Path) -> tuple[Path, ...]:
-    """Write a graph in both forms, in the text with placeholders for large constants."""
-    files = {path.with_suffix(".pb"): graph, path.with_suffix(".pbtxt"): without_large(graph)[0]}
-    for file, content in files.items():
-        write(content, file)
-    return tuple(files)
-
-
 def checked(graph: GraphDef, what: str) -> tf.Graph:
     """The graph as TensorFlow takes it in, which checks it.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +16,7 @@ from neural_mp.errors import ConversionError
 
 
 def hessian_traces(
-    model: TensorFlowModel, batches: Iterable[dict[str, Array]], ops: Collection[str]
+    model: TensorFlowModel, batches: Iterable[Any], ops: Collection[str]
 ) -> dict[str, float]:
     """Op → trace of the Hessian by its weight.
 
@@ -43,7 +44,9 @@ def hessian_traces(
         }
     runner = Runner(graph, constants, optimized=False)
 
-    def outputs_of(feeds: dict[str, Array]) -> tuple[list[tuple[int, ...]], Squares]:
+    def outputs_of(inputs: Any) -> tuple[list[tuple[int, ...]], Squares]:
+        feeds = model.signature.bind(inputs)
+
         def squared(directions: list[Array]) -> dict[str, float]:
             drawn = zip(signs, directions, strict=True)
             given = {**feeds, **{placeholder.name: value for placeholder, value in drawn}}

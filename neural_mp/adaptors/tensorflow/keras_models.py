@@ -26,13 +26,10 @@ from neural_mp.errors import (
     did_you_mean,
     in_one_line,
 )
+from neural_mp.io.limits import KERAS_EXTRA_WEIGHT_BYTES, MAX_KERAS_WEIGHT_RATIO
 from neural_mp.util.labels import without_labels
 from neural_mp.util.open_axes import Shape, Shapes
 
-#: How many times the weights in the file are made; an optimizer that is not in it keeps two more.
-_MOST_TIMES = 4
-#: What may be made beside: weights that are not kept in files, such as those of metrics.
-_BESIDE = 256 * 2**20
 #: Bytes of an element of a type that numpy does not know.
 _OF_UNKNOWN = 16
 
@@ -54,9 +51,11 @@ def bounded_weights(nbytes: int) -> Iterator[None]:
     import keras
 
     original, thread = keras.Variable.__init__, threading.get_ident()
-    left = _MOST_TIMES * nbytes + _BESIDE
+    left = MAX_KERAS_WEIGHT_RATIO * nbytes + KERAS_EXTRA_WEIGHT_BYTES
 
-    def make(variable: Any, initializer: Any, shape: Any = None, *args: Any, **named: Any) -> None:
+    def make(
+        variable: object, initializer: object, shape: object = None, *args: object, **named: object
+    ) -> None:
         nonlocal left
         if threading.get_ident() == thread and shape is not None:
             left -= _nbytes(shape, args[0] if args else named.get("dtype"))
@@ -74,7 +73,7 @@ def bounded_weights(nbytes: int) -> Iterator[None]:
         keras.Variable.__init__ = original
 
 
-def _nbytes(shape: Any, dtype: Any) -> int:
+def _nbytes(shape: Any, dtype: object) -> int:
     """What a weight takes; nothing where Keras itself will refuse its shape."""
     from keras import backend
 
@@ -94,7 +93,7 @@ logger = logging.getLogger(__name__)
 InputNames = list[tuple[str, str | None]]
 
 
-def is_keras(source: Any) -> bool:
+def is_keras(source: object) -> bool:
     """Whether an object is a model or layer of Keras's, of whichever generation."""
     return any(
         kind.__module__.split(".")[0] in ("keras", "tf_keras")
@@ -135,7 +134,9 @@ def load(path: Path, *, compiled: bool = False) -> Any:
         ) from error
 
 
-def traced(model: Any, example: Any, shapes: Shapes | None = None) -> tuple[Any, InputNames]:
+def traced(
+    model: tf.keras.Layer, example: object, shapes: Shapes | None = None
+) -> tuple[Any, InputNames]:
     """A concrete function of a model in inference, and the names of its inputs.
 
     The names are those `model.export` gives.
@@ -159,7 +160,7 @@ def traced(model: Any, example: Any, shapes: Shapes | None = None) -> tuple[Any,
     ]
 
     @tf.function(input_signature=specs, autograph=False)
-    def run(*values: Any) -> Any:
+    def run(*values: tf.Tensor) -> Any:
         # A graph takes no outermost scope whose name begins with an underscore, as that of a model
         # of a private class does.
         with nullcontext() if model.name[:1].isalnum() else tf.name_scope("model"):
@@ -175,7 +176,7 @@ def traced(model: Any, example: Any, shapes: Shapes | None = None) -> tuple[Any,
         ) from error
 
 
-def _taken(model: Any, example: Any) -> Any:
+def _taken(model: tf.keras.Layer, example: object) -> Any:
     """What a model takes: specifications of tensors, in the structure it takes them in."""
     declared = getattr(model, "_inputs_struct", None)
     if declared is None:
@@ -197,19 +198,19 @@ def _taken(model: Any, example: Any) -> Any:
     return found[0] if isinstance(found, list) and len(found) == 1 else found
 
 
-def shown(example: Any) -> Any:
+def shown(example: object) -> Any:
     """What a model that does not say what it takes is traced with: a batch without its labels."""
     return without_labels(example, ()) if isinstance(example, Mapping) else example
 
 
-def input_names(structure: Any) -> InputNames:
+def input_names(structure: object) -> InputNames:
     """The names of the tensors in a structure of specifications, in the order they are flattened.
 
     Those without a name of their own are called by their key, or else by their position.
     """
     names: InputNames = []
 
-    def visit(value: Any, key: str | None) -> None:
+    def visit(value: object, key: str | None) -> None:
         if isinstance(value, tf.TensorSpec):
             name = value.name or key or f"input_{len(names)}"
             names.append((name, None if key == name else key))
@@ -224,14 +225,14 @@ def input_names(structure: Any) -> InputNames:
     return names
 
 
-def open_spec(value: Any) -> tf.TensorSpec:
+def open_spec(value: object) -> tf.TensorSpec:
     """What an example is, with its first axis open."""
     array = np.asarray(value)
     dtype = tf.float32 if array.dtype == np.float64 else tf.as_dtype(array.dtype)
     return tf.TensorSpec([None, *array.shape[1:]] if array.ndim else [], dtype)
 
 
-def opened(structure: Any, shapes: Shapes) -> Any:
+def opened(structure: object, shapes: Shapes) -> Any:
     """Return specifications of inputs with other shapes, by position or by name.
 
     Raises:
@@ -280,7 +281,7 @@ Scopes = Mapping[str, Layer]
 
 
 @contextmanager
-def watched(model: Any) -> Iterator[Scopes]:
+def watched(model: tf.keras.Layer) -> Iterator[Scopes]:
     """For a `with` block that calls a model: fills in the scopes that its layers run in."""
     scopes: dict[str, Layer] = {}
     layers = [layer for layer in _layers_in(model) if layer is not model]
@@ -297,17 +298,17 @@ def watched(model: Any) -> Iterator[Scopes]:
                 vars(layer)["call"] = own
 
 
-def _layers_in(model: Any) -> list[Any]:
+def _layers_in(model: tf.keras.Layer) -> list[Any]:
     """All layers of a model, also those inside of others; of Keras 3 alone."""
     if not hasattr(model, "_flatten_layers") or type(model).__module__.startswith("tf_keras"):
         return []
     return list(model._flatten_layers())
 
 
-def _noting(layer: Any, scopes: dict[str, Layer]) -> Any:
+def _noting(layer: tf.keras.Layer, scopes: dict[str, Layer]) -> Any:
     run = layer.call
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         scope = tf.compat.v1.get_default_graph().get_name_scope()
         # A layer that opens no scope of its own would get the ops of the one around it.
         if scope.rpartition("/")[2].startswith(layer.name):

@@ -16,7 +16,7 @@ from neural_mp.adaptors.common.input_spec import GivenInputs
 from neural_mp.adaptors.common.signature import Port
 from neural_mp.adaptors.tensorflow import graph_files, keras_models, v1_saved_models
 from neural_mp.adaptors.tensorflow.canonicalize import prepare
-from neural_mp.adaptors.tensorflow.freeze import frozen_graph, no_constant
+from neural_mp.adaptors.tensorflow.freeze import ConcreteFunction, frozen_graph, no_constant
 from neural_mp.adaptors.tensorflow.keras_models import Origins
 from neural_mp.adaptors.tensorflow.model import DEFAULT_KEY, ServedSignature, TensorFlowModel
 from neural_mp.adaptors.tensorflow.tensor_graph import (
@@ -54,7 +54,7 @@ class Taken:
     scopes: keras_models.Scopes = field(default_factory=dict)
 
 
-def read(source: Any, wanted: GivenInputs) -> Taken:
+def read(source: object, wanted: GivenInputs) -> Taken:
     """Bring a model to a frozen graph.
 
     Args:
@@ -135,7 +135,7 @@ def _lacks_what_a_session_has(taken: Taken) -> bool:
     )
 
 
-def _from_keras(model: Any, wanted: GivenInputs) -> Taken:
+def _from_keras(model: tf.keras.Layer, wanted: GivenInputs) -> Taken:
     with keras_models.watched(model) as scopes:
         function, names = keras_models.traced(model, wanted.example, wanted.shapes)
     return replace(_frozen(function, names), original=model, scopes=scopes)
@@ -181,7 +181,7 @@ def _same_as(signatures: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return (key, *(n for n in signatures if n != key and described(n) == described(key)))
 
 
-def _concrete(function: Any, wanted: GivenInputs) -> Any:
+def _concrete(function: tf.types.experimental.GenericFunction, wanted: GivenInputs) -> Any:
     """The one function of a `tf.function`, traced for the example if it says nothing itself."""
     example = wanted.example
     try:
@@ -207,11 +207,11 @@ def _concrete(function: Any, wanted: GivenInputs) -> Any:
         ) from error
 
 
-def _from_concrete(function: Any) -> Taken:
+def _from_concrete(function: ConcreteFunction) -> Taken:
     return _frozen(function, keras_models.input_names(function.structured_input_signature))
 
 
-def _frozen(function: Any, names: keras_models.InputNames) -> Taken:
+def _frozen(function: ConcreteFunction, names: keras_models.InputNames) -> Taken:
     """A concrete function, its variables turned into constants."""
     graph, fed, results = frozen_graph(function)
     returns, output_names = described(function.structured_outputs)
@@ -225,7 +225,7 @@ def _frozen(function: Any, names: keras_models.InputNames) -> Taken:
     return Taken(graph, ServedSignature(tuple(inputs), tuple(outputs), returns))
 
 
-def _port(tensor: Any, name: str, alias: str | None = None) -> Port:
+def _port(tensor: tf.Tensor, name: str, alias: str | None = None) -> Port:
     shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
     return Port(name, plain(tensor.name), np.dtype(tensor.dtype.as_numpy_dtype), shape, alias)
 
@@ -265,7 +265,7 @@ def left_alone(graph: TensorGraph) -> tuple[str, ...]:
     )
 
 
-def load(source: Any, wanted: GivenInputs) -> TensorFlowModel:
+def load(source: object, wanted: GivenInputs) -> TensorFlowModel:
     """Take in a model.
 
     Args:

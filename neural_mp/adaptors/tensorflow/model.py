@@ -48,7 +48,7 @@ class ServedSignature(Signature):
         return {**super().to_dict(), "keys": self.keys}
 
     @classmethod
-    def from_dict(cls, data: Any) -> ServedSignature:
+    def from_dict(cls, data: object) -> ServedSignature:
         """Read back what `to_dict` wrote.
 
         Raises:

@@ -26,9 +26,9 @@ _INPUT_BYTES = 8 << 20
 
 
 def watch(
-    model: TensorFlowModel, batches: Iterable[dict[str, Array]], tensors: Collection[str]
+    model: TensorFlowModel, batches: Iterable[Any], tensors: Collection[str]
 ) -> Iterator[tuple[str, TensorSummary]]:
-    """Run batches (tensor → array), and say what those of the named tensors held that are float.
+    """Run batches, and say what those of the named tensors held that are float.
 
     A tensor in a loop is summed up once an iteration.
     """
@@ -41,7 +41,7 @@ def watch(
     fetches = [tensor.name for results in reduced.values() for tensor in results]
     fetches += [tensor.name for tensor in recorded.values()]
     runner = Runner(graph, weights, optimized=False)
-    for feeds in batches:
+    for feeds in map(model.signature.bind, batches):
         for part in _parts(model, feeds):
             found = map(np.asarray, runner(part, fetches))
             for name, results in reduced.items():
@@ -117,7 +117,7 @@ def _parts(model: TensorFlowModel, feeds: dict[str, Array]) -> Iterator[dict[str
     return in_parts(feeds, samples, max(1, samples * _INPUT_BYTES // max(total, 1)))
 
 
-def first_non_finite(model: TensorFlowModel, feeds: dict[str, Array]) -> str | None:
+def first_non_finite(model: TensorFlowModel, inputs: Any) -> str | None:
     """The first op whose result holds NaN or Inf."""
     graph, weights = model.without_weights()
     names, checks = [], []
@@ -126,22 +126,21 @@ def first_non_finite(model: TensorFlowModel, feeds: dict[str, Array]) -> str | N
         for name, tensor in float_results(graph, model.graph, nodes).items():
             names.append(model.counted_for.get(name, name))
             checks.append(tf.reduce_all(tf.math.is_finite(tensor)).name)
+    feeds = model.signature.bind(inputs)
     results = Runner(graph, weights, optimized=False)(feeds, checks)
     return next((name for name, fine in zip(names, results, strict=True) if not fine), None)
 
 
 def results(model: TensorFlowModel) -> OpGraph:
-    """The ops whose results a run has; see `Adaptor.results`."""
+    """The ops whose results a run has; see `OpOutputs`."""
     written = build_graph(model)
     if not model.results:
         return written
     return results_graph(written, model.results, {op.name: op.name for op in written})
 
 
-def values(
-    model: TensorFlowModel, ops: Collection[str]
-) -> Callable[[dict[str, Array]], dict[str, OpValue]]:
-    """A function of the inputs (tensor → array) that gives the results of some ops.
+def values(model: TensorFlowModel, ops: Collection[str]) -> Callable[[Any], dict[str, OpValue]]:
+    """A function that runs one batch and gives the results of some ops.
 
     Ops run as they stand in the graph: the runtime does not fuse those of float first.
     """
@@ -160,7 +159,8 @@ def values(
     fetches = list(dict.fromkeys(place.tensor for place in real.values()))
     runner = Runner(graph, weights, optimized=False)
 
-    def called(feeds: dict[str, Array]) -> dict[str, OpValue]:
+    def called(inputs: Any) -> dict[str, OpValue]:
+        feeds = model.signature.bind(inputs)
         found = dict(zip(fetches, runner(feeds, fetches), strict=True))
         given = {
             op: op_value(_plain(found[place.tensor]), place.encoding) for op, place in real.items()
@@ -170,7 +170,7 @@ def values(
     return called
 
 
-def _plain(found: Any) -> Array:
+def _plain(found: object) -> Array:
     """An array whose numbers numpy can compute with."""
     array = np.asarray(found)
     return array.view(np.uint8) if array.dtype.names else array

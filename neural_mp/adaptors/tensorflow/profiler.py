@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework.step_stats_pb2 import NodeExecStats, StepStats
 
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.tensor_graph import CONSTANT, Array, node_of
+from neural_mp.adaptors.tensorflow.tensor_graph import CONSTANT, node_of
 from neural_mp.core.kernel_trace import NOT_REACHED, Executed, Kernel, executed
 from neural_mp.core.precision import Precision
 
@@ -28,11 +29,12 @@ _BYTES = (tf.quint8, tf.qint8, tf.uint8, tf.int8)
 _INTEGER = "Quantized"
 
 
-def trace(model: TensorFlowModel, feeds: dict[str, Array]) -> dict[str, Executed]:
+def trace(model: TensorFlowModel, inputs: Any) -> dict[str, Executed]:
     """Op → what ran for it; conversions that were put in are left out.
 
     Of ops that the runtime fuses as it starts, what ran bears the name of the last of them.
     """
+    feeds = model.signature.bind(inputs)
     fetches = [tensor for tensor in model.signature.output_tensors if tensor not in feeds]
     (run,) = model.runner.traced(feeds, fetches, 1)
     stats = list(_statistics(run))
@@ -78,12 +80,13 @@ def _kernel(name: str, dtypes: list[tf.DType]) -> Kernel:
     return Kernel(name, next(known, None), reads_bytes)
 
 
-def time_ops(model: TensorFlowModel, feeds: dict[str, Array], runs: int) -> dict[str, list[float]]:
+def time_ops(model: TensorFlowModel, inputs: Any, runs: int) -> dict[str, list[float]]:
     """Op (or conversion, by node name) → seconds of each of so many runs.
 
     The runtime fuses ops as it starts; a fused op bears the name of the last of them, and counts
     for the layer it belongs to.
     """
+    feeds = model.signature.bind(inputs)
     outputs = [tensor for tensor in model.signature.output_tensors if tensor not in feeds]
     taken: dict[str, list[float]] = defaultdict(list)
     for run in model.runner.traced(feeds, outputs, runs):

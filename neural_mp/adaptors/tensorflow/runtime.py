@@ -83,7 +83,7 @@ class Runner:
             run(*feeds.values(), run_metadata=metadata)
             yield metadata.step_stats
 
-    def _compiled(self, feeds: Iterable[str], fetches: Iterable[str], **how: Any) -> Any:
+    def _compiled(self, feeds: Iterable[str], fetches: Iterable[str], **how: object) -> Any:
         options = config_pb2.CallableOptions(
             feed=[indexed(name) for name in feeds],
             fetch=[indexed(name) for name in fetches],

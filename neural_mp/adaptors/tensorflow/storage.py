@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from neural_mp.adaptors.common.model_metadata import CONVERTED, read_details, write_details
 from neural_mp.adaptors.common.signature import Port, Shape, example_for, shape_of
+from neural_mp.adaptors.tensorflow import graph_files
 from neural_mp.adaptors.tensorflow.checks.graphs import check_graph
 from neural_mp.adaptors.tensorflow.model import ServedSignature, TensorFlowModel
 from neural_mp.adaptors.tensorflow.runtime import imported
-from neural_mp.adaptors.tensorflow.tensor_graph import TensorGraph, indexed
+from neural_mp.adaptors.tensorflow.tensor_graph import TensorGraph, indexed, without_large
 from neural_mp.errors import ConversionError, ModelLoadError
 from neural_mp.util.validators import fields, mapping_of, shown, text
 
@@ -59,6 +61,20 @@ def save(model: TensorFlowModel, folder: Path) -> None:
         "example": {tensor: list(array.shape) for tensor, array in model.example.items()},
     }
     write_details(folder / DETAILS_FILE, details)
+
+
+def save_file(model: TensorFlowModel, path: Path, metadata: Mapping[str, str]) -> None:
+    """Write a frozen graph, as `.pb` or `.pbtxt`, which has no room for metadata."""
+    graph_files.write(model.graph.to_graph_def(), path)
+
+
+def draw(model: TensorFlowModel, path: Path) -> tuple[Path, ...]:
+    """Write a frozen graph in both forms, in the text with placeholders for large constants."""
+    graph = model.graph.to_graph_def()
+    files = {path.with_suffix(".pb"): graph, path.with_suffix(".pbtxt"): without_large(graph)[0]}
+    for file, content in files.items():
+        graph_files.write(content, file)
+    return tuple(files)
 
 
 def restore(folder: Path) -> TensorFlowModel:
@@ -109,7 +125,7 @@ def _check_ports(signature: ServedSignature, graph: tf.Graph, file: Path) -> Non
             raise ModelLoadError(f"{str(file)!r}: the graph has no tensor {shown(str(port))}")
 
 
-def _details(value: Any) -> tuple[ServedSignature, dict[str, Any]]:
+def _details(value: object) -> tuple[ServedSignature, dict[str, Any]]:
     return ServedSignature.from_dict(value), _DETAILS(value)
 
 

@@ -75,7 +75,7 @@ def copied(node: NodeDef, name: str | None = None) -> NodeDef:
     return found
 
 
-def make_node(op: str, name: str, inputs: Sequence[str] = (), **attributes: Any) -> NodeDef:
+def make_node(op: str, name: str, inputs: Sequence[str] = (), **attributes: object) -> NodeDef:
     """A node; attributes are given as Python values and `tf.DType`s."""
     node = NodeDef(op=op, name=name, input=list(inputs))
     for key, value in attributes.items():
@@ -83,7 +83,7 @@ def make_node(op: str, name: str, inputs: Sequence[str] = (), **attributes: Any)
     return node
 
 
-def _set_attribute(attribute: AttrValue, value: Any) -> None:
+def _set_attribute(attribute: AttrValue, value: object) -> None:
     if isinstance(value, list | tuple):
         attribute.list.SetInParent()
         for item in value:
@@ -107,7 +107,7 @@ def _set_attribute(attribute: AttrValue, value: Any) -> None:
         attribute.CopyFrom(value)
 
 
-def make_constant(name: str, value: Any, dtype: tf.DType | None = None) -> NodeDef:
+def make_constant(name: str, value: object, dtype: tf.DType | None = None) -> NodeDef:
     """A constant; `dtype` is needed for quantized types, which numpy does not have."""
     if dtype is not None and dtype in _STORED_AS:
         stored = np.ascontiguousarray(value, _STORED_AS[dtype])
@@ -212,11 +212,11 @@ class TensorGraph:
         self.nodes[node.name] = node
         return str(node.name)
 
-    def put(self, op: str, name: str, inputs: Sequence[str] = (), **attributes: Any) -> str:
+    def put(self, op: str, name: str, inputs: Sequence[str] = (), **attributes: object) -> str:
         """Put in a new node (see `make_node`); returns its name, numbered where it is taken."""
         return self.add(make_node(op, self.unused(name), inputs, **attributes))
 
-    def put_constant(self, name: str, value: Any, dtype: tf.DType | None = None) -> str:
+    def put_constant(self, name: str, value: object, dtype: tf.DType | None = None) -> str:
         """Put in a new constant (see `make_constant`); returns its name, likewise."""
         return self.add(make_constant(self.unused(name), value, dtype))
 

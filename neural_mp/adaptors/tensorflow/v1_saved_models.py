@@ -6,7 +6,7 @@ an input is one, whatever op computes it: a placeholder takes its place, as feed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ def _chosen_graph(
     )
 
 
-def _chosen_signature(path: Path, signatures: Any) -> str:
+def _chosen_signature(path: Path, signatures: Mapping[str, meta_graph_pb2.SignatureDef]) -> str:
     # Of what initialises a graph, the names begin so.
     known = [key for key in signatures if not key.startswith("__") and signatures[key].outputs]
     if DEFAULT_KEY in known:
@@ -116,7 +116,9 @@ def _chosen_signature(path: Path, signatures: Any) -> str:
     raise ModelLoadError(f"of signatures, the SavedModel {str(path)!r} has {said}")
 
 
-def _frozen(session: Any, graph: tf.Graph, signature: meta_graph_pb2.SignatureDef) -> GraphDef:
+def _frozen(
+    session: tf.compat.v1.Session, graph: tf.Graph, signature: meta_graph_pb2.SignatureDef
+) -> GraphDef:
     """The part of a graph between the ports of a signature, its variables made constants."""
     nodes = TensorGraph.from_graph_def(graph.as_graph_def())
     outputs = [node_of(info.name) for info in signature.outputs.values()]
@@ -156,7 +158,7 @@ def _feed(
                 nodes.add(make_node("Identity", reader.name, [name], T=dtype))
 
 
-def _sorted(ports: Any) -> list[tuple[str, Any]]:
+def _sorted(ports: Mapping[str, meta_graph_pb2.TensorInfo]) -> list[tuple[str, Any]]:
     return sorted(ports.items())
 
 

@@ -23,7 +23,7 @@ _NAMES = {
     "Metric": "metric",
     "BaseMetric": "metric",
     "Model": "model",
-    "conf": "settings",
+    "conf": "user_objects",
     "options": "utils",
     "set_random_seed": "utils",
     "set_workspace": "utils",

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neural_mp.compat.inc.import_aliases import looked_up
-from neural_mp.compat.inc.settings import of_mapping
-from neural_mp.compat.inc.user_objects import tensor_names
+from neural_mp.compat.inc.user_objects import of_mapping, tensor_names
 from neural_mp.config import Settings
 from neural_mp.config.inc_dialect import IGNORED
 from neural_mp.data.option_checks import one_of
@@ -246,7 +245,7 @@ class ExportConfig:
         **options: `dtype`, `opset_version`, `quant_format`, `example_inputs`, names and axes.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: object) -> None:
         self.options = options
 
 

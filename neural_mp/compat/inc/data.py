@@ -77,7 +77,7 @@ def TRANSFORMS(framework: str, process: str = "preprocess") -> Names:  # noqa: N
     return Names(vocabulary(framework_of(framework)).transforms)
 
 
-def DataLoader(framework: str, dataset: Any, **options: Any) -> CommonDataLoader:  # noqa: N802
+def DataLoader(framework: str, dataset: object, **options: Any) -> CommonDataLoader:  # noqa: N802
     """Batches of a dataset.
 
     Args:
@@ -119,7 +119,9 @@ def create_dataloader(framework: str, dataloader_cfg: Mapping[str, Any]) -> Any:
 
 
 def _dataset_class(framework: str | None, name: str) -> Any:
-    def made(*positional: Any, transform: Any = None, filter: Any = None, **options: Any) -> Any:
+    def made(
+        *positional: object, transform: Any = None, filter: object = None, **options: object
+    ) -> Any:
         dataset = vocabulary(framework).datasets.find(name)(*positional, **options)
         if transform is None:
             return dataset

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from neural_mp.compat.inc.settings import conf
+from neural_mp.compat.inc.user_objects import conf
 from neural_mp.errors import NeuralMPError, did_you_mean
 
 HERE = "neural_mp.compat.inc"
@@ -16,11 +16,10 @@ THEIRS = "neural_compressor"
 
 _UTILS = f"{HERE}.utils"
 _DATA = f"{HERE}.data"
-_INTERNALS = f"{HERE}.internals"
 #: Module of theirs, without the package's name → module here.
 ALIASES: Mapping[str, str] = {
     "experimental": f"{HERE}.experimental",
-    "experimental.common": f"{HERE}.experimental.common",
+    "experimental.common": f"{HERE}.experimental",
     "experimental.common.criterion": f"{HERE}.experimental",
     "experimental.scheduler": f"{HERE}.experimental",
     "experimental.metric": f"{HERE}.metric",
@@ -56,18 +55,18 @@ ALIASES: Mapping[str, str] = {
     "utils.constant": _UTILS,
     "utils.load_huggingface": _UTILS,
     "utils.create_obj_from_config": _DATA,
-    "adaptor": _INTERNALS,
-    "adaptor.pytorch": _INTERNALS,
-    "adaptor.tf_utils.util": _INTERNALS,
-    "adaptor.mxnet_utils.util": _INTERNALS,
-    "objective": _INTERNALS,
-    "experimental.metric.coco_label_map": _INTERNALS,
-    "model.nets_factory": _INTERNALS,
-    "model.tensorflow_model": _INTERNALS,
-    "compression.pruner": _INTERNALS,
-    "adaptor.tf_utils": _INTERNALS,
-    "adaptor.mxnet_utils": _INTERNALS,
-    "compression": _INTERNALS,
+    "adaptor": _UTILS,
+    "adaptor.pytorch": _UTILS,
+    "adaptor.tf_utils.util": _UTILS,
+    "adaptor.mxnet_utils.util": _UTILS,
+    "objective": _UTILS,
+    "experimental.metric.coco_label_map": _UTILS,
+    "model.nets_factory": _UTILS,
+    "model.tensorflow_model": _UTILS,
+    "compression.pruner": _UTILS,
+    "adaptor.tf_utils": _UTILS,
+    "adaptor.mxnet_utils": _UTILS,
+    "compression": _UTILS,
     "conf.config": _UTILS,
     "conf.dotdict": _UTILS,
 }
@@ -76,7 +75,7 @@ ALIASES: Mapping[str, str] = {
 class _Alias(ModuleType):
     """A module of theirs: has its parts, and the names of the module here."""
 
-    def __init__(self, name: str, target: Any) -> None:
+    def __init__(self, name: str, target: object) -> None:
         super().__init__(name)
         vars(self)["_target"] = target
         vars(self)["__path__"] = []
@@ -157,7 +156,7 @@ class Absent:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
+    def __call__(self, *arguments: object, **options: object) -> Any:
         """Refused.
 
         Raises:

@@ -62,7 +62,9 @@ class BaseMetric:
         hvd: taken for their sake.
     """
 
-    def __init__(self, metric: Any = None, single_output: bool = False, hvd: Any = None) -> None:
+    def __init__(
+        self, metric: object = None, single_output: bool = False, hvd: object = None
+    ) -> None:
         self.metric = metric
 
     def update(self, preds: Any, labels: Any = None, sample_weight: Any = None) -> None:

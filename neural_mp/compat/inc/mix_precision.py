@@ -12,12 +12,12 @@ from neural_mp.errors import ConfigurationError
 
 
 def fit(
-    model: Any,
+    model: object,
     conf: MixedPrecisionConfig | None = None,
     eval_func: Callable[[Any], float] | None = None,
-    eval_dataloader: Any = None,
-    eval_metric: Any = None,
-    **ignored: Any,
+    eval_dataloader: object = None,
+    eval_metric: object = None,
+    **ignored: object,
 ) -> Result:
     """Put a trained model into 16 bits where that is safe.
 

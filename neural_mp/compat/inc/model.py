@@ -46,14 +46,14 @@ class Tuned:
         return own_object(self.optimized)
 
 
-def native(model: Any) -> Any:
+def native(model: object) -> Any:
     """What a `Model` or a tuned one holds; anything else as it is."""
     if isinstance(model, Model):
         return model.root
     return model.model if isinstance(model, Tuned) else model
 
 
-def runnable(model: Any) -> Any:
+def runnable(model: object) -> Any:
     """What is measured: of a tuned model all that it holds, of a `Model` what it was made of."""
     if isinstance(model, Tuned):
         return model.optimized
@@ -63,7 +63,7 @@ def runnable(model: Any) -> Any:
     return found
 
 
-def outputs_there(model: Any, given: Any) -> list[str] | None:
+def outputs_there(model: object, given: object) -> list[str] | None:
     """The names of outputs that a model has; a name that hits nothing only warns, as there.
 
     Args:
@@ -100,7 +100,7 @@ class Model:
         input_tensor_names, output_tensor_names: of a TensorFlow model; found by themselves.
     """
 
-    def __init__(self, root: Any, **options: Any) -> None:
+    def __init__(self, root: object, **options: object) -> None:
         self.root = native(root)
         self.name = options.get("name", "")
         self._input_names: list[str] | None = None
@@ -150,7 +150,7 @@ class Model:
         return self._input_names or list(self.loaded.held.signature.input_tensors)
 
     @input_tensor_names.setter
-    def input_tensor_names(self, names: Any) -> None:
+    def input_tensor_names(self, names: object) -> None:
         self._input_names = tensor_names(names)
         self._forget()
 
@@ -160,7 +160,7 @@ class Model:
         return self._output_names or list(self.loaded.held.signature.output_tensors)
 
     @output_tensor_names.setter
-    def output_tensor_names(self, names: Any) -> None:
+    def output_tensor_names(self, names: object) -> None:
         self._output_names = tensor_names(names)
         self._forget()
 
@@ -178,7 +178,7 @@ class Model:
         for name in ("loaded", "sess"):
             vars(self).pop(name, None)
 
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
+    def __call__(self, *inputs: object, **named: object) -> Any:
         """Run the model, as its framework does."""
         return self.model(*inputs, **named)
 
@@ -264,7 +264,7 @@ class Result(Tuned):
         """
         self.optimized.save(path or Path("nc_workspace") / "saved")
 
-    def export(self, path: str | Path, conf: Any = None) -> None:
+    def export(self, path: str | Path, conf: object = None) -> None:
         """Write the model as an ONNX file.
 
         Args:
@@ -273,7 +273,7 @@ class Result(Tuned):
         """
         self.optimized.export_onnx(path)
 
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
+    def __call__(self, *inputs: object, **named: object) -> Any:
         """Run the model, as the framework's own object where that can be called."""
         run = self.model if callable(self.model) else self.optimized
         return run(*inputs, **named)

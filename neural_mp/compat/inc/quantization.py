@@ -15,14 +15,14 @@ from neural_mp.errors import ConfigurationError
 
 
 def fit(
-    model: Any,
+    model: object,
     conf: PostTrainingQuantConfig | None = None,
-    calib_dataloader: Any = None,
+    calib_dataloader: object = None,
     calib_func: Callable[[Any], Any] | None = None,
     eval_func: Callable[[Any], float] | None = None,
-    eval_dataloader: Any = None,
-    eval_metric: Any = None,
-    **ignored: Any,
+    eval_dataloader: object = None,
+    eval_metric: object = None,
+    **ignored: object,
 ) -> Result:
     """Quantize a trained model.
 
@@ -55,12 +55,12 @@ def fit(
 
 
 def tuned(
-    model: Any,
+    model: object,
     settings: Settings,
-    calib_dataloader: Any,
+    calib_dataloader: object,
     eval_func: Callable[[Any], float] | None,
-    eval_dataloader: Any,
-    eval_metric: Any,
+    eval_dataloader: object,
+    eval_metric: object,
 ) -> Result:
     """The tuning loop with what their `fit` is given; see there."""
     tuning = MixedPrecision(settings)

@@ -1,16 +1,105 @@
-"""Loaders, metrics and postprocesses that scripts give, made into what the tuning loop takes."""
+"""Settings, loaders, metrics and postprocesses of scripts, as what the tuning loop takes."""
 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from neural_mp.common import DataLoader as OurDataLoader
 from neural_mp.compat.inc.components import vocabulary
+from neural_mp.config import Settings, load_settings, settings_from
+from neural_mp.core.enums import Dialect
 from neural_mp.data import build_dataset
 from neural_mp.errors import ConfigurationError
 from neural_mp.metrics import METRICS, build_metric
+
+
+class Dotted(dict[str, Any]):
+    """A mapping whose keys are attributes, too; one that is missing is made when it is read."""
+
+    def __init__(self, content: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        for key, value in (content or {}).items():
+            self[key] = value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, Dotted(value) if type(value) is dict else value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name not in self:
+            self[name] = Dotted()
+        return self[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        self.pop(name, None)
+
+    def plain(self) -> dict[str, Any]:
+        """The same as plain dicts, without what was read and never set."""
+        found = {key: _plain(value) for key, value in self.items()}
+        return {key: value for key, value in found.items() if value != {}}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Dotted):
+        return value.plain()
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value
+
+
+#: What scripts set before they make a `Quantization` or a `MixedPrecision`.
+conf = Dotted()
+
+
+def settings_of(conf: Any) -> Settings:
+    """The settings of a configuration.
+
+    Args:
+        conf: None; the path of a YAML file; settings by attribute or as a dict; or an object of
+            `neural_compressor.conf.config`, which holds one of these.
+
+    Raises:
+        ConfigurationError: it is none of these, or its content is not as it should be.
+    """
+    conf = getattr(conf, "conf", conf) if not isinstance(conf, Dotted) else conf
+    if conf is None:
+        return of_mapping({})
+    if isinstance(conf, str | os.PathLike):
+        return _theirs(load_settings(Path(conf), Dialect.INC))
+    if isinstance(conf, Dotted):
+        return of_mapping(conf.plain())
+    if isinstance(conf, Mapping):
+        return of_mapping(Dotted(conf).plain())
+    raise ConfigurationError(
+        f"expected the path of a YAML file or a configuration, got {conf!r} of type "
+        f"{type(conf).__name__}"
+    )
+
+
+def of_mapping(content: Mapping[str, Any]) -> Settings:
+    """The settings of plain data, as a YAML file holds them.
+
+    Raises:
+        ConfigurationError: a key or a value is not as it should be.
+    """
+    return _theirs(settings_from(content, dialect=Dialect.INC))
+
+
+def _theirs(settings: Settings) -> Settings:
+    """Settings without a name of the model that is a mere label, as it is there as a rule."""
+    name = settings.model.name
+    if name is None or Path(name).exists() or ":" in name:
+        return settings
+    return replace(settings, model=replace(settings.model, name=None))
 
 
 class DataLoader(OurDataLoader):
@@ -32,8 +121,8 @@ class DataLoader(OurDataLoader):
         batch_size: int = 1,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         last_batch: str = "rollover",
-        sampler: Any = None,
-        batch_sampler: Any = None,
+        sampler: object = None,
+        batch_sampler: object = None,
         num_workers: int = 0,
         pin_memory: bool = False,
         shuffle: bool = False,
@@ -51,7 +140,7 @@ class Later:
         **options: what it is made with.
     """
 
-    def __init__(self, kind: Callable[..., Any], name: str = "user", **options: Any) -> None:
+    def __init__(self, kind: Callable[..., Any], name: str = "user", **options: object) -> None:
         self.kind, self.name, self.options = kind, name, options
 
     def made(self) -> Any:
@@ -62,7 +151,9 @@ class Later:
 class Metric(Later):
     """A metric by its class, or, as their version 2 has it, by the name of one: `name="topk"`."""
 
-    def __init__(self, metric_cls: Any = None, name: str = "user_metric", **options: Any) -> None:
+    def __init__(
+        self, metric_cls: Any = None, name: str = "user_metric", **options: object
+    ) -> None:
         super().__init__(metric_cls, name, **options)
 
     def made(self) -> Any:
@@ -76,7 +167,7 @@ class Postprocess(Later):
     """A postprocess by its class: its objects take `(predictions, labels)`."""
 
     def __init__(
-        self, postprocess_cls: Any, name: str = "user_postprocess", **options: Any
+        self, postprocess_cls: Any, name: str = "user_postprocess", **options: object
     ) -> None:
         super().__init__(postprocess_cls, name, **options)
 
@@ -90,7 +181,7 @@ def named_metric(name: str, options: Any, framework: str | None = None) -> Any:
     return build_metric(name, options, vocabulary(framework).metrics or METRICS)
 
 
-def metric_of(given: Any, framework: str | None = None) -> Any:
+def metric_of(given: object, framework: str | None = None) -> Any:
     """A metric as the tuning loop takes it, or several by name, which each have to meet the target.
 
     Args:
@@ -118,7 +209,7 @@ def metric_of(given: Any, framework: str | None = None) -> Any:
 _NO_METRICS = ("weight", "higher_is_better")
 
 
-def postprocess_of(given: Any) -> Callable[[Any], Any] | None:
+def postprocess_of(given: object) -> Callable[[Any], Any] | None:
     """A postprocess as a function of `(predictions, labels)`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What lies about in their `utils`: seeds, loading, logging."""
+"""What scripts take from their `utils`, and from the inside of their package."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from neural_mp.api.optimized_model import load as load_saved
 from neural_mp.compat.inc.import_aliases import looked_up
 from neural_mp.compat.inc.model import Model, own_object
-from neural_mp.compat.inc.settings import Dotted
+from neural_mp.compat.inc.user_objects import Dotted
 from neural_mp.core.hardware import detect
 from neural_mp.core.int8_accumulation import ByteProducts
 from neural_mp.core.precision import Precision
@@ -45,7 +45,10 @@ def set_workspace(workspace: str) -> None:
 
 
 def load(
-    checkpoint_dir: str | Path | None = None, model: Any = None, *others: Any, **ignored: Any
+    checkpoint_dir: str | Path | None = None,
+    model: object = None,
+    *others: object,
+    **ignored: object,
 ) -> Any:
     """A torch model that a result's `save` wrote: the module itself.
 
@@ -65,7 +68,7 @@ class OptimizedModel:
     """`utils.load_huggingface.OptimizedModel`."""
 
     @classmethod
-    def from_pretrained(cls, folder: str, **ignored: Any) -> Any:
+    def from_pretrained(cls, folder: str, **ignored: object) -> Any:
         """A torch model that a result's `save` wrote."""
         return load(folder)
 
@@ -81,7 +84,7 @@ def dump_elapsed_time(customized_msg: str = "") -> Callable[[Callable[..., Any]]
 
     def around(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def timed(*arguments: Any, **named: Any) -> Any:
+        def timed(*arguments: object, **named: object) -> Any:
             start = time.perf_counter()
             found = function(*arguments, **named)
             taken = 1000 * (time.perf_counter() - start)
@@ -106,7 +109,7 @@ class LazyImport:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._imported(), name)
 
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
+    def __call__(self, *arguments: object, **options: object) -> Any:
         """Call what the name stands for."""
         return self._imported()(*arguments, **options)
 
@@ -132,6 +135,104 @@ class CpuInfo:
         return detect().byte_products is ByteProducts.EXACT
 
 
+class Performance:
+    """A stopwatch: `start`, `end`, and `result_list` with the seconds in between."""
+
+    def __init__(self) -> None:
+        self._taken: list[float] = []
+        self._started = 0.0
+
+    def start(self) -> None:
+        """Begin."""
+        self._started = time.perf_counter()
+
+    def end(self) -> None:
+        """Note what it took."""
+        self._taken.append(time.perf_counter() - self._started)
+
+    def result_list(self) -> list[float]:
+        """The seconds of every time."""
+        return self._taken
+
+
+def is_ckpt_format(model_path: str | Path) -> bool:
+    """Whether a folder holds one checkpoint of TensorFlow 1."""
+    endings = [file.suffix for file in Path(model_path).iterdir()]
+    return endings.count(".meta") == 1 and endings.count(".index") == 1
+
+
+def is_saved_model_format(model_path: str | Path) -> bool:
+    """Whether a folder holds a SavedModel."""
+    return any((Path(model_path) / f"saved_model.{ending}").is_file() for ending in ("pb", "pbtxt"))
+
+
+def strip_unused_nodes(
+    graph_def: Any, input_node_names: Iterable[str], output_node_names: Sequence[str]
+) -> Any:
+    """The part of a TensorFlow graph that its outputs need."""
+    import tensorflow as tf
+
+    return tf.compat.v1.graph_util.extract_sub_graph(graph_def, list(output_node_names))
+
+
+def iterator_sess_run(
+    sess: Any,
+    iter_op: Any,
+    feed_dict: Mapping[Any, Any],
+    output_tensor: Any,
+    iteration: int = -1,
+    measurer: Any = None,
+) -> Any:
+    """Run a TensorFlow graph that reads its data itself.
+
+    Args:
+        sess: a session of TensorFlow 1.
+        iter_op: what makes the iterator.
+        feed_dict: what that is fed.
+        output_tensor: what is fetched.
+        iteration: how often; -1 until the data end.
+        measurer: told of the start and the end of every run.
+
+    Returns:
+        The results of all runs, joined along the first axis.
+    """
+    import tensorflow as tf
+
+    sess.run(iter_op, feed_dict)
+    found: list[Any] = []
+    while len(found) != iteration:
+        try:
+            if measurer is not None:
+                measurer.start()
+            found.append(sess.run(output_tensor))
+            if measurer is not None:
+                measurer.end()
+        except tf.errors.OutOfRangeError:
+            break
+    if found and isinstance(found[0], tuple | list):
+        return [np.concatenate(parts) for parts in zip(*found, strict=True)]
+    return np.concatenate(found) if found else found
+
+
+def get_torch_version() -> Any:
+    """The version of torch, as `packaging` has it, which scripts compare it with."""
+    import torch
+    from packaging.version import Version
+
+    return Version(str(torch.__version__))
+
+
+def get_example_inputs(model: Any, dataloader: Any) -> Any:
+    """The inputs of the first batch; None without data."""
+    if dataloader is None:
+        return None
+    batch = next(iter(dataloader))
+    inputs = batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
+    if isinstance(inputs, Mapping):
+        return {key: value for key, value in inputs.items() if key != "label"}
+    return tuple(inputs) if isinstance(inputs, list) else inputs
+
+
 class Configured:
     """The classes of `conf.config`: hold what a `Quantization` or a `Benchmark` is made with.
 
@@ -139,7 +240,7 @@ class Configured:
         conf: the path of a YAML file, or settings by attribute.
     """
 
-    def __init__(self, conf: Any = None) -> None:
+    def __init__(self, conf: object = None) -> None:
         self.conf = conf
 
 

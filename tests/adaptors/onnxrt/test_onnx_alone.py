@@ -105,9 +105,9 @@ def test_an_lstm_is_right_wherever_it_is_loaded():
     adaptor = OnnxRuntimeAdaptor()
     exact = replace(MACHINE, flags=frozenset({"avx2", "avx512f", "avx512_vnni"}))
     converted = Converted(model, STEPS, machine=exact.converting_for("vnni"), weight=weight)
-    assert adaptor.wide_kernels(converted.model) == {KernelKind.DENSE}
-    right = adaptor.right_everywhere(converted.model)
-    assert not adaptor.wide_kernels(right)
+    assert adaptor.portability.wide_kernels(converted.model) == {KernelKind.DENSE}
+    right = adaptor.portability.right_everywhere(converted.model)
+    assert not adaptor.portability.wide_kernels(right)
     expected = run(model, **STEPS)
     for wanted, given in zip(expected, adaptor.predict(right, STEPS), strict=True):
         assert signal_to_noise(wanted, given) > 30
@@ -165,7 +165,7 @@ def test_recurrent_layers_with_lengths_and_states(kind, direction, lengths, star
     attributes = {"linear_before_reset": 1} if kind.endswith("after") else {}
     model, feeds = with_all_inputs(kind.split()[0], direction, lengths, start, **attributes)
     converted = Converted(model, feeds)
-    ran = converted.adaptor.trace(converted.model, feeds)["all"]
+    ran = converted.adaptor.kernel_trace.trace(converted.model, feeds)["all"]
     assert ran.precision is INT8
     expected = run(model, **feeds)
     assert len(expected) == len(converted.result)
@@ -182,15 +182,17 @@ def test_a_gru_is_timed_and_comes_back_as_one_op(tmp_path):
     converted = Converted(model, feeds)
     adaptor = converted.adaptor
     # What it reads, and in each direction the state before and after the reset gate.
-    assert adaptor.conversion_counts(converted.model).quantize == 5
-    timed = adaptor.time_ops(converted.model, feeds, 2)
+    assert converted.model.counts.quantize == 5
+    timed = adaptor.op_timing.time_ops(converted.model, feeds, 2)
     assert timed["all"][0] > 0
     assert not [name for name in timed if name.startswith("all/")]
     adaptor.save(converted.model, tmp_path)
     again = adaptor.restore(tmp_path)
     for one, other in zip(adaptor.predict(again, feeds), converted.result, strict=True):
         np.testing.assert_array_equal(one, other)
-    assert adaptor.trace(again, feeds) == adaptor.trace(converted.model, feeds)
+    assert adaptor.kernel_trace.trace(again, feeds) == adaptor.kernel_trace.trace(
+        converted.model, feeds
+    )
     weights = adaptor.size(converted.float)
     assert adaptor.size(converted.model) < 0.5 * weights
 

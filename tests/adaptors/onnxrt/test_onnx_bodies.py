@@ -94,7 +94,7 @@ def test_scans_over_other_axes_and_backwards(axis, direction):
 
 def test_products_of_a_body_run_in_integer_kernels():
     converted = Converted(scan(), {"steps": X})
-    ran = converted.adaptor.trace(converted.model, {"steps": X})
+    ran = converted.adaptor.kernel_trace.trace(converted.model, {"steps": X})
     assert {op: ran[op].precision for op in ("scan/a", "scan/b")} == {
         "scan/a": INT8,
         "scan/b": INT8,
@@ -127,7 +127,7 @@ def test_an_op_of_a_body_takes_as_long_as_all_its_steps_and_its_runner_no_longer
 
 def test_ops_of_bodies_are_timed():
     adaptor = OnnxRuntimeAdaptor()
-    found = adaptor.time_ops(adaptor.load(scan()), {"steps": X}, 2)
+    found = adaptor.op_timing.time_ops(adaptor.load(scan()), {"steps": X}, 2)
     assert {"scan", "scan/a", "scan/b", "y"} <= found.keys()
     assert all(len(runs) == 2 for runs in found.values())
 
@@ -190,7 +190,7 @@ def test_a_branch_that_calibration_takes_is_converted_and_the_other_one_stays(ch
     model = two_convolutions()
     converted = Converted(model, feeds(chosen))
     taken, other = ("either/c", "either/c_1") if chosen else ("either/c_1", "either/c")
-    ran = converted.adaptor.trace(converted.model, feeds(chosen))
+    ran = converted.adaptor.kernel_trace.trace(converted.model, feeds(chosen))
     assert ran[taken].precision is INT8
     assert "calibration never came" in converted.space.capabilities[other].reasons[INT8]
     assert signal_to_noise(run(model, **feeds(chosen))[0], converted.result) > 30
@@ -208,7 +208,7 @@ def test_both_branches_are_converted_where_calibration_takes_both():
     space = space.reached_by(seen.ranges)
     converted = adaptor.convert(held, space.resolve(space.fastest_plan()), seen, space)
     for chosen, name in ((True, "either/c"), (False, "either/c_1")):
-        assert adaptor.trace(converted, feeds(chosen))[name].precision is INT8
+        assert adaptor.kernel_trace.trace(converted, feeds(chosen))[name].precision is INT8
         expected = run(model, **feeds(chosen))[0]
         assert signal_to_noise(expected, adaptor.predict(converted, feeds(chosen))) > 30
 
@@ -224,7 +224,7 @@ def test_what_both_branches_read_is_quantized_once():
     space = adaptor.space(held, MACHINE)
     seen = adaptor.observe(held, [feeds(True), feeds(False)], space)
     converted = adaptor.convert(held, space.resolve(space.fastest_plan()), seen, space)
-    assert adaptor.conversion_counts(converted).quantize == 1
+    assert converted.counts.quantize == 1
     for chosen in (True, False):
         expected = run(model, **feeds(chosen))[0]
         assert signal_to_noise(expected, adaptor.predict(converted, feeds(chosen))) > 30
@@ -281,7 +281,7 @@ def test_bodies_within_bodies(kind, precision):
     (product,) = (name for name in converted.float.structure.nodes if name.endswith("/p"))
     assert product.startswith("loop/")
     assert converted.space.capabilities[product].config(precision) is not None
-    ran = converted.adaptor.trace(converted.model, START)[product]
+    ran = converted.adaptor.kernel_trace.trace(converted.model, START)[product]
     assert ran.precision is INT8 if precision is INT8 else ran.rounded_to is BF16
     assert signal_to_noise(run(model, **START)[0], converted.result) > 20
 
@@ -309,7 +309,9 @@ def test_a_branch_within_a_scan_is_not_looked_into_and_takes_its_ranges_as_it_ru
     (product,) = (name for name in converted.float.structure.nodes if name.endswith("/p"))
     config = converted.space.capabilities[product].config(INT8)
     assert config.approach == "dynamic"
-    assert converted.adaptor.trace(converted.model, {"x": X})[product].precision is INT8
+    assert (
+        converted.adaptor.kernel_trace.trace(converted.model, {"x": X})[product].precision is INT8
+    )
     assert signal_to_noise(run(model, x=X)[0], converted.result) > 25
 
 
@@ -338,8 +340,10 @@ def test_a_model_with_bodies_comes_back_from_its_folder(tmp_path):
     again = adaptor.restore(tmp_path)
     for one, other in zip(adaptor.predict(again, {"steps": X}), converted.result, strict=True):
         np.testing.assert_array_equal(one, other)
-    assert adaptor.trace(again, {"steps": X}) == adaptor.trace(converted.model, {"steps": X})
-    adaptor.save_file(converted.model, tmp_path / "alone.onnx", {})
+    assert adaptor.kernel_trace.trace(again, {"steps": X}) == adaptor.kernel_trace.trace(
+        converted.model, {"steps": X}
+    )
+    adaptor.single_file.save_file(converted.model, tmp_path / "alone.onnx", {})
     (first, _) = run(str(tmp_path / "alone.onnx"), steps=X)
     np.testing.assert_array_equal(first, converted.result[0])
 
@@ -355,7 +359,7 @@ def test_what_ops_of_a_body_compute_can_be_compared():
     converted = Converted(scan(), {"steps": X})
     adaptor = converted.adaptor
     found, reference = (
-        adaptor.values(model, ["scan/next"])({"steps": X})["scan/next"]
+        adaptor.op_outputs.values(model, ["scan/next"])({"steps": X})["scan/next"]
         for model in (converted.model, converted.float)
     )
     states = elman(X).reshape(-1, HIDDEN)
@@ -367,7 +371,7 @@ def test_the_first_result_that_is_no_number_may_lie_in_a_body():
     model = loop([op("Log", "s", "bad"), op("MatMul", "bad w", "next")], ["next"])
     adaptor = OnnxRuntimeAdaptor()
     start = {"start": np.full((BATCH, HIDDEN), -1, np.float32)}
-    assert adaptor.first_non_finite(adaptor.load(model), start) == "loop/bad"
+    assert adaptor.op_outputs.first_non_finite(adaptor.load(model), start) == "loop/bad"
 
 
 def test_weights_of_bodies_are_made_right_everywhere():
@@ -379,9 +383,9 @@ def test_weights_of_bodies_are_made_right_everywhere():
     seen = adaptor.observe(held, [{"steps": X}], space)
     plan = space.resolve(PrecisionPlan({"scan/b": wide}))
     converted = adaptor.convert(held, plan, seen, space)
-    assert adaptor.wide_kernels(converted) == {KernelKind.DENSE}
-    right = adaptor.right_everywhere(converted)
-    assert not adaptor.wide_kernels(right)
+    assert adaptor.portability.wide_kernels(converted) == {KernelKind.DENSE}
+    right = adaptor.portability.right_everywhere(converted)
+    assert not adaptor.portability.wide_kernels(right)
     assert signal_to_noise(np.maximum(elman(X), 0), adaptor.predict(right, {"steps": X})[0]) > 25
 
 
@@ -393,7 +397,7 @@ def test_one_op_of_a_body_alone():
     config = space.capabilities["scan/b"].config(INT8)
     plan = space.resolve(PrecisionPlan({"scan/b": config, "scan/a": OpConfig(FP32)}))
     converted = adaptor.convert(held, plan, seen, space)
-    ran = adaptor.trace(converted, {"steps": X})
+    ran = adaptor.kernel_trace.trace(converted, {"steps": X})
     assert (ran["scan/a"].precision, ran["scan/b"].precision) == (FP32, INT8)
 
 

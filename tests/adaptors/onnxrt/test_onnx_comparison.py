@@ -4,11 +4,10 @@ import copy
 
 import onnx
 import pytest
-import torch
-from comparison_contract import ComparisonContract
 from onnx_nets import as_onnx, run
 
 from neural_mp.adaptors.onnxrt.adaptor import OnnxRuntimeAdaptor
+from neural_mp.testing import ComparisonContract
 
 
 def constants(model: onnx.ModelProto, index: int) -> list[onnx.TensorProto]:
@@ -51,4 +50,4 @@ class TestOnnx(ComparisonContract):
     @staticmethod
     def first_layer(source):
         weight, bias = map(onnx.numpy_helper.to_array, constants(source, 0))
-        return torch.from_numpy(weight.copy()), bias
+        return weight, bias

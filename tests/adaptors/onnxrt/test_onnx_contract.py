@@ -32,7 +32,7 @@ class TestOnnx(AdaptorContract):
         assert found["QLinearAdd"] == 2
         assert found["MatMulIntegerToFloat"] == 1
         assert not {"Conv", "FusedConv", "Gemm", "MatMul"} & set(found)
-        counts = adaptor.conversion_counts(converted)
+        counts = converted.counts
         assert found["QuantizeLinear"] == counts.quantize == 2
         assert found["DequantizeLinear"] == counts.dequantize
 
@@ -40,7 +40,7 @@ class TestOnnx(AdaptorContract):
         """ONNX Runtime has no BF16 kernels here: results are rounded between FP32 kernels."""
         converted = convert(uniform(space, BF16))
         found = kernels(adaptor.native(converted))
-        assert adaptor.conversion_counts(converted).casts == found["Cast"]
+        assert converted.counts.casts == found["Cast"]
         result = adaptor.predict(converted, images)
         bits = result.view(np.uint32)
         assert not (bits & 0xFFFF).any()  # the logits themselves are BF16 numbers

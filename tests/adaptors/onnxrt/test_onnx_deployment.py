@@ -3,14 +3,19 @@
 import numpy as np
 import onnx
 import pytest
-from deployment_contract import DeploymentContract
 from onnx_nets import run
+
+from neural_mp.testing import DeploymentContract
 
 pytestmark = pytest.mark.slow
 
 
 class TestOnnxDeployment(DeploymentContract):
     heeds_onednn = False
+
+    @pytest.fixture
+    def net(self, net):
+        return net
 
     def test_a_file_says_where_it_is_right(self, made_for, tmp_path):
         for target, words in (("vnni", "VNNI"), ("portable", "every CPU")):
@@ -22,12 +27,12 @@ class TestOnnxDeployment(DeploymentContract):
     def test_unsigned_weights_are_the_same_numbers(self, made_for, tmp_path):
         made = made_for("vnni")
         adaptor, held = made.result.adaptor, made.result.held
-        unsigned = adaptor.right_everywhere(held)
-        assert adaptor.wide_kernels(held)
-        assert not adaptor.wide_kernels(unsigned)
+        unsigned = adaptor.portability.right_everywhere(held)
+        assert adaptor.portability.wide_kernels(held)
+        assert not adaptor.portability.wide_kernels(unsigned)
         types = {t.data_type for t in adaptor.native(unsigned).graph.initializer}
         assert onnx.TensorProto.INT8 not in types
-        adaptor.save_file(unsigned, tmp_path / "unsigned.onnx", {})
+        adaptor.single_file.save_file(unsigned, tmp_path / "unsigned.onnx", {})
         path = str(tmp_path / "unsigned.onnx")
         name = onnx.load(path).graph.input[0].name
         (found,) = run(path, **{name: made.images})

@@ -1,7 +1,8 @@
 """See `ProductsContract`."""
 
 from onnx_nets import graph, op
-from products_contract import SIDE, ProductsContract
+
+from neural_mp.testing.products_contract import SIDE, ProductsContract
 
 
 class TestOnnxProducts(ProductsContract):

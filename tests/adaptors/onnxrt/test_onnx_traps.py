@@ -261,7 +261,7 @@ def test_nan_is_traced_in_a_model_in_bf16():
     )
     converted = Converted(model, {"x": draw(3, 4)}, BF16)
     given = np.full((1, 4), np.nan, np.float32)
-    assert converted.adaptor.first_non_finite(converted.model, given) == "h"
+    assert converted.adaptor.op_outputs.first_non_finite(converted.model, given) == "h"
 
 
 def test_an_output_in_bf16_comes_as_one():
@@ -296,7 +296,7 @@ def test_an_output_of_unknown_rank_can_be_saved(tmp_path):
     data = {"x": draw(3, 4), "s": np.array([9, 2])}
     converted = Converted(model, data)
     for held in (converted.float, converted.model):
-        converted.adaptor.save_file(held, tmp_path / "model.onnx", {})
+        converted.adaptor.single_file.save_file(held, tmp_path / "model.onnx", {})
         (given,) = run(str(tmp_path / "model.onnx"), **data)
         np.testing.assert_array_equal(given, converted.adaptor.predict(held, data))
 
@@ -322,7 +322,7 @@ def test_every_float_reader_of_an_integer_tensor_dequantizes_it():
         op("Sin", "c", "s"), op("Cos", "c", "t"), op("Tanh", "c", "u"), outputs=("s", "t", "u")
     )
     converted = Converted(model, X)
-    counts = converted.adaptor.conversion_counts(converted.model)
+    counts = converted.model.counts
     assert counts.dequantize == converted.kernels["DequantizeLinear"] == 3
 
 

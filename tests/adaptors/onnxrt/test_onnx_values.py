@@ -145,7 +145,7 @@ def test_strings_and_whole_numbers_are_no_part_of_what_is_observed():
     names = [*graph.inputs, *(node.name for node in graph)]
     seen = {name for name, _ in adaptor.watch(held, [given], names)}
     assert seen == {"x", "a", "b", "y"}
-    assert adaptor.first_non_finite(held, given) is None
+    assert adaptor.op_outputs.first_non_finite(held, given) is None
 
 
 def test_a_model_without_inputs_runs():
@@ -216,12 +216,18 @@ def test_a_branch_that_a_run_does_not_take_is_no_broken_promise():
     plan = space.resolve(uniform(space, Precision.INT8))
     converted = adaptor.convert(held, plan, adaptor.observe(held, ways, space), space)
     reached = [
-        {op for op, found in adaptor.trace(converted, way).items() if found.was_reached}
+        {
+            op
+            for op, found in adaptor.kernel_trace.trace(converted, way).items()
+            if found.was_reached
+        }
         for way in ways
     ]
     assert reached[0] != reached[1]
     for way in ways:
-        found = judged(planned_ops(space, plan), adaptor.trace(converted, way), lambda _: False)
+        found = judged(
+            planned_ops(space, plan), adaptor.kernel_trace.trace(converted, way), lambda _: False
+        )
         assert found.holds
 
 

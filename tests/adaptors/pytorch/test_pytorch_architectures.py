@@ -151,7 +151,7 @@ def test_module_by_module_the_users_code_still_decides():
     got = known.adaptor.predict(converted, sure)
     assert signal_to_noise(expected.numpy(), got.numpy()) > BOUND
     assert list(converted.parts) == ["stem", "early", "late", "rest"]
-    ran = known.adaptor.trace(converted, sure)
+    ran = known.adaptor.kernel_trace.trace(converted, sure)
     reached = {op for op, found in ran.items() if found.was_reached}
     assert reached == {"stem.0", "early"}
     found = judged(planned_ops(known.space, known.space.resolve(plan)), ran, lambda _: False)

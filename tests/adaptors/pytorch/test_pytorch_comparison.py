@@ -5,13 +5,12 @@ import copy
 import numpy as np
 import pytest
 import torch
-from comparison_contract import ComparisonContract
 from torch import nn
 
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.precision import Precision
-from neural_mp.testing import machine, uniform
+from neural_mp.testing import ComparisonContract, machine, uniform
 from neural_mp.tuning.comparison import compare_models
 
 
@@ -54,7 +53,7 @@ class TestPyTorch(ComparisonContract):
     @staticmethod
     def first_layer(source):
         layer = convolutions(source)[0]
-        return layer.weight, layer.bias.detach().numpy()
+        return layer.weight.detach().numpy(), layer.bias.detach().numpy()
 
 
 def test_ops_keep_their_names_in_files_where_exporting_numbers_additions_anew(tmp_path):

@@ -1,10 +1,13 @@
 """See `DeploymentContract`."""
 
 import pytest
-from deployment_contract import DeploymentContract
+
+from neural_mp.testing import DeploymentContract
 
 pytestmark = pytest.mark.slow
 
 
 class TestPyTorchDeployment(DeploymentContract):
-    pass
+    @pytest.fixture
+    def net(self, net):
+        return net

@@ -224,8 +224,7 @@ def test_what_is_joined_and_padded_stays_in_integers_with_one_scale():
     module = Padded().eval()
     x = torch.randn(2, 3, 6, 6).numpy()
     result, observed, converted, _ = lowered(module, x)
-    adaptor = PyTorchAdaptor()
-    counts = adaptor.conversion_counts(converted)
+    counts = converted.counts
     assert (counts.quantize, counts.dequantize) == (1, 0)
     scale, zero_point = parameters(observed, "cat")
     source_scale, source_zero = parameters(observed, "x")

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from products_contract import ProductsContract
 from torch import nn
+
+from neural_mp.testing.products_contract import ProductsContract
 
 pytestmark = pytest.mark.slow
 

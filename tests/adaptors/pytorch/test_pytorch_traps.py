@@ -328,7 +328,7 @@ def test_what_the_compiler_fails_to_fuse_is_kept_from_it(activation):
     torch.manual_seed(0)
     x = torch.randn(4, 16)
     adaptor, converted, expected = all_int8(AddsToActivated(activation), x)
-    assert_near(adaptor.compiled(converted)(x), expected)
+    assert_near(adaptor.compiler.compiled(converted)(x), expected)
 
 
 @pytest.mark.parametrize("precision", [BF16, FP16])
@@ -345,7 +345,7 @@ def test_int8_behind_16_bits_is_valid_onnx(precision, tmp_path):
     converted = adaptor.convert(
         model, space.resolve(plan), adaptor.observe(model, [x], space), space
     )
-    adaptor.export_onnx(converted, tmp_path / "model.onnx", {})
+    adaptor.onnx_export.export_onnx(converted, tmp_path / "model.onnx", {})
     onnx.checker.check_model(onnx.load(tmp_path / "model.onnx"), full_check=True)
 
 

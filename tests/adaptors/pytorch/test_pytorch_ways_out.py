@@ -77,7 +77,7 @@ def test_the_compiled_form_agrees_for_any_batch_size(tuned, digits):
 @needs_compiler
 def test_dicts_of_inputs_are_compiled_too():
     adaptor, converted, inputs = all_int8("bert")
-    got = adaptor.compiled(converted)(**inputs).last_hidden_state
+    got = adaptor.compiler.compiled(converted)(**inputs).last_hidden_state
     expected = adaptor.predict(converted, inputs).last_hidden_state
     assert signal_to_noise(expected.numpy(), got.numpy()) > 40
 
@@ -96,7 +96,7 @@ def exported(request, tmp_path_factory):
     """An architecture in INT8, and the file it was exported to."""
     adaptor, converted, _ = all_int8(request.param)
     path = tmp_path_factory.mktemp(request.param) / "model.onnx"
-    adaptor.export_onnx(converted, path, {"neural_mp.plan": "ops: {}"})
+    adaptor.onnx_export.export_onnx(converted, path, {"neural_mp.plan": "ops: {}"})
     return request.param, path
 
 
@@ -137,7 +137,7 @@ def test_dynamic_and_weight_only_layers_are_exported(approach, tmp_path):
     converted = adaptor.convert(
         model, space.resolve(uniform(space, INT8)), adaptor.observe(model, [], space), space
     )
-    adaptor.export_onnx(converted, tmp_path / "model.onnx", {})
+    adaptor.onnx_export.export_onnx(converted, tmp_path / "model.onnx", {})
     (result,) = run_onnx(tmp_path / "model.onnx", x).values()
     with torch.no_grad():
         assert signal_to_noise(module(x).numpy(), result) > 30
@@ -159,7 +159,7 @@ def test_a_model_in_modules_has_no_way_to_onnx(tmp_path):
     adaptor, inputs = PyTorchAdaptor(), ARCHITECTURES["early_exit"].inputs(4)
     model = adaptor.load(build("early_exit"), example=inputs, capture="modules")
     with pytest.raises(ConversionError, match="no graph of its own"):
-        adaptor.export_onnx(model, tmp_path / "model.onnx", {})
+        adaptor.onnx_export.export_onnx(model, tmp_path / "model.onnx", {})
 
 
 def test_what_is_missing_to_export_is_named(tuned, tmp_path, monkeypatch):
@@ -191,7 +191,7 @@ def test_a_model_in_bfloat16_is_converted_like_any_other(name):
             assert value.dtype is torch.bfloat16
             assert signal_to_noise(wanted.numpy(), value.float().numpy()) > 25
         if casts is not None:
-            assert adaptor.conversion_counts(converted).casts == casts
+            assert converted.counts.casts == casts
     assert adaptor.convert(model, space.resolve(space.fp32_plan()), observed, space) is model
     # Beside an op in INT8, those that the plan has in FP32 are made float32.
     lowered = min(space.int8_ops)

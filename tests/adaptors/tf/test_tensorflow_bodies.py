@@ -58,7 +58,9 @@ def products(model: TensorFlowModel) -> list[str]:
 
 def in_int8(model: TensorFlowModel, data: Any) -> set[str]:
     """The ops that integer kernels ran for, by the runtime's own statistics."""
-    return {n for n, ran in ADAPTOR.trace(model, data).items() if ran.precision is INT8}
+    return {
+        n for n, ran in ADAPTOR.kernel_trace.trace(model, data).items() if ran.precision is INT8
+    }
 
 
 def assert_near(source: Any, model: TensorFlowModel, data: Any, decibels: float = 25) -> None:
@@ -361,7 +363,7 @@ def test_checks_take_no_product_from_int8(names: tuple[str, ...], converted: Con
     model = converted(source, data)
     assert_near(source, model, data)
     assert in_int8(model, data) >= set(products(ADAPTOR.load(source)))
-    assert time_ops(model, model.signature.bind(data), 1)
+    assert time_ops(model, data, 1)
 
 
 @pytest.mark.parametrize("name", CHECKS)

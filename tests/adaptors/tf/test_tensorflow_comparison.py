@@ -3,17 +3,17 @@
 import keras
 import numpy as np
 import pytest
-import torch
-from comparison_contract import ComparisonContract
+from keras_nets import ChannelsLast
 
 from neural_mp.adaptors.tensorflow.adaptor import TensorFlowAdaptor
+from neural_mp.testing import ComparisonContract
 
 
 def convolutions(net: keras.Model) -> list[keras.layers.Conv2D]:
     return [layer for layer in net.layers if isinstance(layer, keras.layers.Conv2D)]
 
 
-class TestTensorFlow(ComparisonContract):
+class TestTensorFlow(ChannelsLast, ComparisonContract):
     framework = "tensorflow"
     convolution = "Conv2D"
 
@@ -48,7 +48,7 @@ class TestTensorFlow(ComparisonContract):
     @staticmethod
     def first_layer(source):
         weight, bias = convolutions(source)[0].get_weights()
-        return torch.from_numpy(weight.transpose(3, 2, 0, 1).copy()), bias
+        return weight.transpose(3, 2, 0, 1), bias
 
     @staticmethod
     def channels_first(images):

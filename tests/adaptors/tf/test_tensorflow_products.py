@@ -1,7 +1,8 @@
 """See `ProductsContract`."""
 
 import tensorflow as tf
-from products_contract import CASES, SIDE, ProductsContract
+
+from neural_mp.testing.products_contract import CASES, SIDE, ProductsContract
 
 
 class TestTensorFlowProducts(ProductsContract):

@@ -58,7 +58,7 @@ def test_bf16_takes_two_casts_and_every_layer(held, space, images):
     """
     adaptor = TensorFlowAdaptor()
     converted = adaptor.convert(held[1], space.resolve(uniform(space, BF16)), Observations(), space)
-    assert adaptor.conversion_counts(converted).casts == 2
+    assert converted.counts.casts == 2
     assert sum(node.op == "Cast" for node in converted.graph.nodes.values()) == 2
     assert types_of(converted, "Conv2D") == ["bfloat16"] * 53
     assert types_of(converted, "MatMul") == ["bfloat16"]
@@ -92,7 +92,7 @@ def test_three_precisions_in_one_graph(held, space, images):
     plan = plan.replacing({dense: FP32})
     observations = adaptor.observe(held[1], [images], space)
     converted = adaptor.convert(held[1], space.resolve(plan), observations, space)
-    counts = adaptor.conversion_counts(converted)
+    counts = converted.counts
     assert (counts.quantize, counts.dequantize, counts.casts) == (1, 1, 1)
     (straight,) = [n for n in converted.graph.nodes.values() if n.op == "Dequantize"]
     assert tf.as_dtype(straight.attr["dtype"].type) is tf.bfloat16

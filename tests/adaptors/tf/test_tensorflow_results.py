@@ -70,7 +70,7 @@ def test_values_are_given_of_every_float_result_outside_of_loops(
 ) -> None:
     model = _loaded(function)
     names = [node.name for node in model.op_nodes]
-    values = TensorFlowAdaptor().values(model, names)(_INPUTS)
+    values = TensorFlowAdaptor().op_outputs.values(model, names)(_INPUTS)
     given = values[_product(model)].real
     np.testing.assert_allclose(given, function(tf.constant(_INPUTS)), rtol=1e-5, atol=1e-5)
 
@@ -80,6 +80,6 @@ def test_the_first_op_with_nan_is_found_beside_results_that_are_no_numbers(
     function: Callable[[tf.Tensor], tf.Tensor],
 ) -> None:
     model = _loaded(function)
-    assert TensorFlowAdaptor().first_non_finite(model, _INPUTS) is None
+    assert TensorFlowAdaptor().op_outputs.first_non_finite(model, _INPUTS) is None
     broken = np.where(_INPUTS > 1, np.inf, _INPUTS).astype("f4")
-    assert TensorFlowAdaptor().first_non_finite(model, broken) is not None
+    assert TensorFlowAdaptor().op_outputs.first_non_finite(model, broken) is not None

@@ -188,5 +188,5 @@ def _inputs(content: bytes) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     raise ValueError("its example inputs are not the arguments of a call")
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str)

@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from neural_mp.io.limits import MAX_PROGRAM_INTEGER
 from neural_mp.util.validators import shown
 
 #: What is left of a value where it has the form; raises ValueError where it has not.
 Form = Callable[[Any], Any]
 
-_LARGEST = 2**64
 #: Names become those of variables in code that torch.fx writes and runs.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 #: Names of parameters and modules stand between quotes in that code.
@@ -31,7 +31,7 @@ def boolean(value: Any) -> bool:
 
 def integer(value: Any) -> int:
     """A whole number of at most 64 bits."""
-    if type(value) is not int or abs(value) > _LARGEST:
+    if type(value) is not int or abs(value) > MAX_PROGRAM_INTEGER:
         raise ValueError(f"{shown(value)} stands where a number of 64 bits is expected")
     return value
 

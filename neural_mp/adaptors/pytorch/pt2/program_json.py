@@ -29,10 +29,10 @@ from neural_mp.adaptors.pytorch.pt2.json_validators import (
 from neural_mp.adaptors.pytorch.pt2.op_allowlist import checked_target
 from neural_mp.adaptors.pytorch.pt2.pytree_specs import checked_tree
 from neural_mp.adaptors.pytorch.pt2.size_expressions import rendered
-from neural_mp.io.files import json_of
+from neural_mp.io.limits import MAX_PROGRAM_VALUES, MAX_TENSOR_AXES
+from neural_mp.io.readers import load_json
 from neural_mp.util.validators import optional, shown
 
-_MOST_AXES = 64
 _DEVICES = frozenset({"cpu", "cuda", "hpu", "meta", "mps", "mtia", "xla", "xpu"})
 _VERIFIERS = frozenset({"", "ATEN", "EDGE", "TRAINING"})
 #: The dialect of programs of versions that did not write it down.
@@ -45,7 +45,7 @@ def checked_program(content: bytes) -> bytes:
     Raises:
         ValueError: it holds what no program does that was exported and saved.
     """
-    program = _PROGRAM(json_of(content))
+    program = _PROGRAM(load_json(content, MAX_PROGRAM_VALUES))
     # PyTorch checks the ops of a program by these, and without any it checks none.
     program["verifiers"] = program.get("verifiers") or [_ANY]
     return json.dumps(program).encode()
@@ -57,54 +57,54 @@ def checked_payloads(content: bytes) -> dict[str, dict[str, Any]]:
     Raises:
         ValueError: the list holds anything else, such as a pickled object.
     """
-    found: dict[str, dict[str, Any]] = _PAYLOADS(json_of(content))["config"]
+    found: dict[str, dict[str, Any]] = _PAYLOADS(load_json(content))["config"]
     return found
 
 
-def _expression(value: Any) -> str:
+def _expression(value: object) -> str:
     return rendered(text(value))
 
 
-def _range_key(value: Any) -> str:
+def _range_key(value: object) -> str:
     rendered(text(value))
     return str(value)  # it is compared as it stands, and never evaluated
 
 
-def _target(value: Any) -> str:
+def _target(value: object) -> str:
     return checked_target(text(value))
 
 
-def _device_type(value: Any) -> str:
+def _device_type(value: object) -> str:
     if value not in _DEVICES:
         raise ValueError(f"{shown(value)} stands where a device is expected")
     return str(value)
 
 
-def _verifiers(value: Any) -> list[str]:
+def _verifiers(value: object) -> list[str]:
     """Dialects of ops that PyTorch knows."""
     if not isinstance(value, list) or not all(word in _VERIFIERS for word in value):
         raise ValueError(f"{shown(value)} stands where dialects of ops are expected")
     return value
 
 
-def _not_pickled(value: Any) -> bool:
+def _not_pickled(value: object) -> bool:
     if value is not False:
         raise ValueError("it holds pickled objects; reading them could run code")
     return False
 
 
-def _argument(value: Any) -> Any:
+def _argument(value: object) -> Any:
     return _ARGUMENT(value)
 
 
-def _graph(value: Any) -> Any:
+def _graph(value: object) -> Any:
     return _GRAPH(value)
 
 
 _HINT = one_of({"as_int": integer, "as_bool": boolean, "as_float": real})
 _SYMBOLIC = record({"expr_str": _expression}, {"hint": optional(_HINT)})
 _SIZE = one_of({"as_expr": _SYMBOLIC, "as_int": integer})
-_SIZES = listed(_SIZE, _MOST_AXES)
+_SIZES = listed(_SIZE, MAX_TENSOR_AXES)
 _FRACTION = one_of({"as_expr": _SYMBOLIC, "as_float": real})
 _TRUTH = one_of({"as_expr": _SYMBOLIC, "as_bool": boolean})
 _DEVICE = record({"type": _device_type}, {"index": optional(integer)})

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-from neural_mp.io.files import json_of
+from neural_mp.io.limits import MAX_DEPTH
+from neural_mp.io.readers import load_json
 from neural_mp.util.validators import shown
 
-_DEEPEST = 100
 #: The one version of the format.
 _VERSION = 1
 _NAMED_TUPLE = pytree.SUPPORTED_SERIALIZED_TYPES[namedtuple]
@@ -19,7 +19,7 @@ _DEFAULT_DICT = "collections.defaultdict"
 _FACTORIES = frozenset({"list", "dict", "int", "float", "set", "str", "bool", "tuple"})
 
 
-def checked_tree(text: Any) -> str:
+def checked_tree(text: object) -> str:
     """The text of a nesting, written anew: of containers that this process knows already.
 
     What PyTorch reads in a context may import modules by name, so only plain keys are let through.
@@ -29,26 +29,26 @@ def checked_tree(text: Any) -> str:
     """
     if not isinstance(text, str):
         raise ValueError(f"{shown(text)} stands where a nesting is expected")
-    found = json_of(text)
+    found = load_json(text)
     match found:
         case [int() as version, dict() as tree] if version == _VERSION:
             return json.dumps([_VERSION, _checked(tree, 0)])
     raise ValueError(f"{shown(text)} is no nesting of inputs or outputs")
 
 
-def _checked(tree: Any, depth: int) -> dict[str, Any]:
+def _checked(tree: object, depth: int) -> dict[str, Any]:
     match tree:
         case {"type": None, "context": None, "children_spec": []}:
             return {"type": None, "context": None, "children_spec": []}
         case {"type": str() as kind, "context": context, "children_spec": list() as children}:
-            if depth < _DEEPEST:
+            if depth < MAX_DEPTH:
                 below = [_checked(child, depth + 1) for child in children]
                 found = _context(kind, context)
                 return {"type": kind, "context": found, "children_spec": below}
     raise ValueError(f"{shown(tree)} is no nesting of inputs or outputs")
 
 
-def _context(kind: str, context: Any) -> Any:
+def _context(kind: str, context: object) -> Any:
     """What belongs to a container of a kind, such as the keys of a dict."""
     known = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
     if kind not in known:
@@ -67,7 +67,7 @@ def _context(kind: str, context: Any) -> Any:
         raise ValueError(f"it takes or returns {kind!r}, a class that reads itself from files")
     if context is not None and not isinstance(context, str):
         raise ValueError(f"{shown(context)} stands where keys are expected")
-    return None if context is None else json.dumps(_plain(json_of(context)))
+    return None if context is None else json.dumps(_plain(load_json(context)))
 
 
 def _default_dict(context: Any) -> dict[str, Any]:
@@ -85,9 +85,9 @@ def _default_dict(context: Any) -> dict[str, Any]:
     raise ValueError(f"{shown(context)} stands where the keys of a defaultdict are expected")
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
+def _plain(value: object, depth: int = 0) -> Any:
     """A value of lists, texts and numbers only: PyTorch takes some dicts for names of classes."""
-    if isinstance(value, list) and depth < _DEEPEST:
+    if isinstance(value, list) and depth < MAX_DEPTH:
         return [_plain(item, depth + 1) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value

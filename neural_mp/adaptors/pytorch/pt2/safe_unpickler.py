@@ -15,7 +15,7 @@ import re
 import sys
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, BinaryIO, ClassVar
 
@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from neural_mp.adaptors.pytorch.pt2.tensors import View, placed, read_values, viewed
+from neural_mp.io.limits import MAX_DEPTH, MAX_PICKLE_NODES
 from neural_mp.io.zip_archive import checked_archive
 from neural_mp.util.validators import shown
 
@@ -33,9 +34,6 @@ _STEPS = (
     " EMPTY_DICT GLOBAL BINPERSID REDUCE NEWOBJ BINPUT LONG_BINPUT BINGET LONG_BINGET"
 )
 _DEVICE = re.compile(r"[a-z]{2,8}(:\d{1,3})?")
-#: More nodes than any inputs have; a pickle may refer to the same list again and again.
-_MOST_NODES = 200_000
-_DEEPEST = 100
 _PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout)
 _DTYPES = {name: kind for name, kind in vars(torch).items() if isinstance(kind, torch.dtype)}
 #: Classes of storages, by which pickles name data types; that of bytes names none.
@@ -135,7 +133,7 @@ def _set_items(reader: Any) -> None:
         _put(reader.stack[-1], key, value)
 
 
-def _put(into: Any, key: Any, value: Any) -> None:
+def _put(into: Any, key: object, value: object) -> None:
     if type(into) not in (dict, OrderedDict) or not isinstance(key, _PLAIN):
         raise ValueError("it holds a dict whose keys are no names")
     into[key] = value
@@ -195,7 +193,7 @@ class _Reader(pickle._Unpickler):
             f"it holds a pickled object of {shown(f'{module}.{name}')}; reading it could run code"
         )
 
-    def persistent_load(self, pid: Any) -> _Storage:
+    def persistent_load(self, pid: object) -> _Storage:
         match pid:
             case ("storage", _Marker(dtype=dtype), str() as key, str() as location, int()):
                 return _Storage(key, location, dtype)
@@ -207,19 +205,24 @@ def _ordered() -> OrderedDict[Any, Any]:
     return OrderedDict()
 
 
-def _unread(_items: Any) -> _Attribute:
+def _unread(_items: object) -> _Attribute:
     """A set, which only attributes of tensors are."""
     return _Attribute()
 
 
 def _described(
-    storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any, *rest: Any
+    storage: object,
+    offset: object,
+    size: object,
+    stride: object,
+    requires_grad: object,
+    *rest: object,
 ) -> _Pickled:
     dtype = rest[1] if len(rest) > 1 and isinstance(rest[1], torch.dtype) else None
     return _Pickled(storage, offset, size, stride, requires_grad, dtype)
 
 
-def _parameter(data: Any, requires_grad: Any, _hooks: Any) -> _Pickled:
+def _parameter(data: object, requires_grad: object, _hooks: object) -> _Pickled:
     if not isinstance(data, _Pickled):
         raise ValueError("it holds a parameter that is no tensor")
     form = (data.storage, data.offset, data.size, data.stride, requires_grad, data.dtype)
@@ -227,12 +230,14 @@ def _parameter(data: Any, requires_grad: Any, _hooks: Any) -> _Pickled:
 
 
 def _parameter_with_attributes(
-    data: Any, requires_grad: Any, hooks: Any, _attributes: Any
+    data: object, requires_grad: object, hooks: object, _attributes: object
 ) -> _Pickled:
     return _parameter(data, requires_grad, hooks)
 
 
-def _with_attributes(make: Any, kind: Any, arguments: Any, _attributes: Any) -> _Pickled:
+def _with_attributes(
+    make: Callable[..., _Pickled], kind: object, arguments: Iterable[object], _attributes: object
+) -> _Pickled:
     """A tensor without the attributes that exporting with open sizes has left on it."""
     if make not in (_described, _parameter, _parameter_with_attributes):
         raise ValueError("it holds a tensor that is not described as torch.save does")
@@ -242,7 +247,7 @@ def _with_attributes(make: Any, kind: Any, arguments: Any, _attributes: Any) -> 
     return found
 
 
-def _strided(name: Any) -> torch.layout:
+def _strided(name: object) -> torch.layout:
     if name != "torch.strided":
         raise ValueError(f"it holds a tensor of the layout {shown(name)}")
     return torch.strided
@@ -260,7 +265,7 @@ class _Built:
     def built(self, value: Any, depth: int) -> Any:
         """A value with tensors in place of their descriptions."""
         self._nodes += 1
-        if depth > _DEEPEST or self._nodes > _MOST_NODES:
+        if depth > MAX_DEPTH or self._nodes > MAX_PICKLE_NODES:
             raise ValueError("its values are nested too deeply, or too many")
         if isinstance(value, _Pickled):
             if id(value) not in self._tensors:

@@ -10,15 +10,14 @@ import ast
 import math
 import re
 
-_MOST_CHARACTERS = 20_000
-_MOST_NESTED = 100
-_LARGEST = 2**64
-#: A power of a sum is multiplied out; more than this is in no size.
-_LARGEST_EXPONENT = 16
-#: The most terms that products and powers of sums come to, which PyTorch all multiplies out.
-_MOST_TERMS = 1000
-#: Of so many values the largest or the least is taken: each is compared with every other.
-_MOST_COMPARED = 16
+from neural_mp.io.limits import (
+    MAX_DEPTH,
+    MAX_EXPRESSION_CHARS,
+    MAX_EXPRESSION_COMPARED,
+    MAX_EXPRESSION_EXPONENT,
+    MAX_EXPRESSION_TERMS,
+    MAX_PROGRAM_INTEGER,
+)
 
 _SYMBOL = re.compile(r"(s|u|zf|zuf)\d{1,6}")
 _FLOAT_TEXT = re.compile(r"-?\d{1,400}(\.\d{0,400})?(e[+-]?\d{1,3})?")
@@ -71,7 +70,7 @@ def rendered(text: str) -> str:
     Raises:
         ValueError: it is no such expression, or larger than any that is right.
     """
-    if len(text) > _MOST_CHARACTERS or _depth(text) > _MOST_NESTED or not text.isascii():
+    if len(text) > MAX_EXPRESSION_CHARS or _depth(text) > MAX_DEPTH or not text.isascii():
         raise ValueError(f"the expression {text[:100]!r} is too long, or no expression of sizes")
     try:
         tree = ast.parse(text.strip(), mode="eval")
@@ -99,7 +98,7 @@ def _depth(text: str) -> int:
 
 def _rendered(tree: ast.AST, power: int, level: int) -> str:
     """One part of an expression; `power` is what the powers around it come to together."""
-    if level > 2 * _MOST_NESTED:
+    if level > 2 * MAX_DEPTH:
         raise _NotOneError
     match tree:
         case ast.Constant(value=bool() as known):
@@ -174,7 +173,7 @@ def _float(args: list[ast.expr], keywords: list[ast.keyword]) -> str:
 def _raised(base: ast.expr, exponent: ast.expr, power: int, level: int) -> tuple[str, str]:
     """A base and its small, constant exponent."""
     number = _constant(exponent)
-    if number is None or power * max(abs(number), 1) > _LARGEST_EXPONENT:
+    if number is None or power * max(abs(number), 1) > MAX_EXPRESSION_EXPONENT:
         raise _NotOneError
     raised = _rendered(base, int(power * max(abs(number), 1)), level + 1)
     return raised, _rendered(exponent, 1, level + 1)
@@ -204,7 +203,7 @@ def _integer(tree: ast.expr) -> str:
 
 
 def _number(number: int) -> str:
-    if abs(number) > _LARGEST:
+    if abs(number) > MAX_PROGRAM_INTEGER:
         raise _NotOneError
     return str(number)
 
@@ -225,7 +224,7 @@ def _terms(tree: ast.AST) -> int:
             count = _terms_of("Add", [left, right])
         case ast.Call(func=ast.Name(id=name), args=args):
             count = _terms_of(name, args)
-    if count > _MOST_TERMS:
+    if count > MAX_EXPRESSION_TERMS:
         raise _NotOneError
     return count
 
@@ -233,7 +232,7 @@ def _terms(tree: ast.AST) -> int:
 def _terms_of(name: str, args: list[ast.expr]) -> int:
     """The same of a function, or of the operator that does what it does."""
     counts = [_terms(arg) for arg in args]
-    if name in _COMPARING and sum(map(_compared, args)) > _MOST_COMPARED:
+    if name in _COMPARING and sum(map(_compared, args)) > MAX_EXPRESSION_COMPARED:
         raise _NotOneError
     match name:
         case "Add" | "Identity":

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from neural_mp.io.limits import MAX_EXPANSION_RATIO, RATIO_EXEMPT_ARRAY_BYTES
 from neural_mp.util.validators import shown
 
 #: Data types by their number in programs that `torch.export.save` wrote.
@@ -37,9 +38,6 @@ _DTYPES = {
 }
 _STRIDED = 7
 _CHUNK = 2**20
-#: How many times its values an expanded tensor may show, past a size that does no harm.
-_MOST_REPEATED = 1024
-_SMALL = 2**28
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ def viewed(values: torch.Tensor, view: View) -> torch.Tensor:
             f"a tensor of the size {view.size} reaches to byte {needed * item}; the file holds "
             f"{values.numel()}"
         )
-    if count * item > max(_SMALL, _MOST_REPEATED * values.numel()):
+    if count * item > max(RATIO_EXEMPT_ARRAY_BYTES, MAX_EXPANSION_RATIO * values.numel()):
         raise ValueError(f"a tensor has the size {view.size}, of {values.numel()} bytes in all")
     usable = values[: values.numel() // item * item].view(view.dtype)
     return torch.as_strided(usable, view.size, view.stride, view.offset)
@@ -112,7 +110,7 @@ def _ints(sizes: Sequence[Any]) -> tuple[int, ...]:
     return tuple(map(_int, sizes))
 
 
-def _int(size: Any) -> int:
+def _int(size: object) -> int:
     match size:
         case {"as_int": int() as number}:
             return number

@@ -56,7 +56,7 @@ def _uncompiled(function: Callable[..., _Result]) -> Callable[..., _Result]:
     disabled = torch._disable_dynamo(function)
 
     @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> _Result:
+    def call(*args: object, **kwargs: object) -> _Result:
         # Without this, torch would import its compiler, which takes seconds.
         return (disabled if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
 

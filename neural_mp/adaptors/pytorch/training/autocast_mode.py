@@ -56,7 +56,9 @@ class Policy:
     ) -> None:
         self.dtype, self.lists, self.rules, self.counts = dtype, lists, rules, counts
 
-    def rule(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Rule:
+    def rule(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Rule:
         """What the lists say of a call."""
         found = self.rules.get(func)
         if found is None:
@@ -93,7 +95,7 @@ class Policy:
                 return torch.float32
         return self.dtype
 
-    def count(self, rule: Rule, result: Any) -> None:
+    def count(self, rule: Rule, result: object) -> None:
         """Put down that an op ran."""
         if self.counts is not None:
             found = next(_tensors(result), None)
@@ -169,7 +171,7 @@ class FourListsMode(TorchFunctionMode):
             policy.count(rule, outcome)
         return result
 
-    def __exit__(self, *raised: Any) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Forget all."""
         super().__exit__(*raised)
         self._casts.clear()
@@ -183,7 +185,7 @@ class FourListsMode(TorchFunctionMode):
         kwargs: Mapping[str, Any],
         dtype: torch.dtype,
         moved: list[Any],
-        written: Any,
+        written: object,
     ) -> Any:
         """Run a function with some of its inputs cast, but not what it writes into."""
         ids = {id(tensor) for tensor in moved}
@@ -210,7 +212,7 @@ class FourListsMode(TorchFunctionMode):
             made.append(value)
         return made
 
-    def _cast(self, tensor: Any, dtype: torch.dtype, finite: bool) -> Any:
+    def _cast(self, tensor: torch.Tensor, dtype: torch.dtype, finite: bool) -> Any:
         """A tensor in another type; of a weight, the cast that was made before."""
         if not tensor.requires_grad and finite and dtype is not torch.float32:
             return _kept_finite(tensor, dtype)
@@ -226,14 +228,14 @@ class FourListsMode(TorchFunctionMode):
         self._casts[key] = (tensor, tensor._version, made)
         return made
 
-    def _mark(self, result: Any) -> None:
+    def _mark(self, result: object) -> None:
         """Remember that a result is dangerous, while it lives."""
         for tensor in _tensors(result):
             key = id(tensor)
             if key not in self._dangerous and tensor.is_floating_point():
                 self._dangerous[key] = weakref.ref(tensor, partial(self._forget, key))
 
-    def _forget(self, key: int, _: Any) -> None:
+    def _forget(self, key: int, _: weakref.ref[torch.Tensor]) -> None:
         self._dangerous.pop(key, None)
 
 
@@ -254,7 +256,7 @@ def _gather(values: Iterable[Any], floats: list[Any]) -> bool:
     return True
 
 
-def _kept_finite(tensor: Any, dtype: torch.dtype) -> Any:
+def _kept_finite(tensor: torch.Tensor, dtype: torch.dtype) -> Any:
     """A tensor in 16 bits, where what was finite is finite.
 
     Masks are often made of the lowest float32, which 16 bits round to minus infinity; softmax then
@@ -264,7 +266,7 @@ def _kept_finite(tensor: Any, dtype: torch.dtype) -> Any:
     return torch.where(tensor.isinf(), tensor, tensor.clamp(bounds.min, bounds.max)).to(dtype)
 
 
-def _tensors(value: Any) -> Iterator[Any]:
+def _tensors(value: object) -> Iterator[Any]:
     """A tensor, or those in a list."""
     if isinstance(value, torch.Tensor):
         yield value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -30,7 +30,7 @@ from neural_mp.errors import ConfigurationError, DataError, in_one_line
 
 @contextmanager
 def opened(
-    model: Any, batch: Any, loss: Any, precision: Precision, optimizer: Any
+    model: nn.Module, batch: object, loss: object, precision: Precision, optimizer: object
 ) -> Iterator[ModuleTrainee]:
     """A model to be advised on, in training mode; afterwards it is as it was.
 
@@ -73,7 +73,7 @@ class ModuleTrainee:
     """See `neural_mp.adaptors.trainable.Trainee`."""
 
     def __init__(
-        self, model: nn.Module, batch: Any, loss: Any, precision: Precision, optimizer: Any
+        self, model: nn.Module, batch: object, loss: object, precision: Precision, optimizer: object
     ) -> None:
         self._model, self._loss = model, loss
         self._dtype = dtype_of(precision)
@@ -92,7 +92,7 @@ class ModuleTrainee:
         return self._layers
 
     def gradients(
-        self, batch: Any, low: Collection[str], scale: float, *, singly: bool = False
+        self, batch: object, low: Collection[str], scale: float, *, singly: bool = False
     ) -> Gradients:
         """The gradients of a batch with some modules in 16 bits."""
         with numerics_trace.untouched(self._model), _WithoutChance(), _without_chance(self._model):
@@ -104,12 +104,12 @@ class ModuleTrainee:
                     raise
                 return Gradients(math.nan, [])  # some code takes no 16 bits
 
-    def seen(self, batch: Any, low: Collection[str], scale: float) -> ModelPass:
+    def seen(self, batch: object, low: Collection[str], scale: float) -> ModelPass:
         """The same pass, as it went through the modules."""
         with self._in_16_bits(low, True), _WithoutChance(), _without_chance(self._model):
             return numerics_trace.model_pass(self._model, batch, self._loss, scale)
 
-    def step(self, batch: Any) -> float:
+    def step(self, batch: object) -> float:
         """One step of training in float32; the loss before it."""
         call, targets = numerics_trace.call_of(self._model, batch)
         loss = numerics_trace.loss_value(self._loss, numerics_trace.run(self._model, call), targets)
@@ -129,7 +129,7 @@ class ModuleTrainee:
                 parameter.grad = grad
         return float(loss.detach())
 
-    def _taken(self, batch: Any, scale: float) -> Gradients:
+    def _taken(self, batch: object, scale: float) -> Gradients:
         call, targets = numerics_trace.call_of(self._model, batch)
         outputs = cast_floats(numerics_trace.run(self._model, call), torch.float32)
         loss = numerics_trace.loss_value(self._loss, outputs, targets)
@@ -163,7 +163,7 @@ def _array(gradient: torch.Tensor) -> np.ndarray:
     return gradient.float().cpu().numpy()
 
 
-def _optimizer(model: nn.Module, given: Any) -> torch.optim.Optimizer:
+def _optimizer(model: nn.Module, given: object) -> torch.optim.Optimizer:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     made = torch.optim.Adam(trained, 1e-3) if given is None else None
     if made is None and callable(given):
@@ -176,13 +176,13 @@ def _optimizer(model: nn.Module, given: Any) -> torch.optim.Optimizer:
     return made
 
 
-def _making_outputs(model: nn.Module, units: dict[str, nn.Module], batch: Any) -> set[str]:
+def _making_outputs(model: nn.Module, units: dict[str, nn.Module], batch: object) -> set[str]:
     """The modules whose outputs are the model's."""
     made: dict[int, str] = {}
     kept: list[Any] = []  # a tensor that is gone may leave its id to another
 
     def noting(name: str) -> Any:
-        def note(module: nn.Module, args: Any, outputs: Any) -> None:
+        def note(module: nn.Module, args: object, outputs: object) -> None:
             for tensor in numerics_trace.floating(outputs):
                 kept.append(tensor)
                 made[id(tensor)] = name
@@ -213,7 +213,13 @@ def _without_chance(model: nn.Module) -> Iterator[None]:
 class _WithoutChance(TorchFunctionMode):
     """Let no function of `torch.nn.functional` drop anything."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         if getattr(func, "__name__", "").rstrip("_123d").endswith("dropout"):
             return args[0] if args else (kwargs or {})["input"]
         return func(*args, **(kwargs or {}))

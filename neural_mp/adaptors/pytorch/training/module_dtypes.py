@@ -91,10 +91,10 @@ class _Forward:
     and pickled.
     """
 
-    def __init__(self, way: RunsIn, module: nn.Module, earlier: Any) -> None:
+    def __init__(self, way: RunsIn, module: nn.Module, earlier: Callable[..., Any] | None) -> None:
         self.way, self.module, self.earlier = way, module, earlier
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         low = self.way.dtype is not torch.float32
         dtype = self.way.dtype if low else None
         with torch.autocast(device_of(self.module), dtype, enabled=low):
@@ -168,7 +168,7 @@ def device_of(module: nn.Module) -> str:
     return "cpu"
 
 
-def cast_floats(values: Any, dtype: torch.dtype) -> Any:
+def cast_floats(values: object, dtype: torch.dtype) -> Any:
     """Nested values with tensors of 16 or 32 bit floats cast."""
     floats = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -184,7 +184,7 @@ def cast_floats(values: Any, dtype: torch.dtype) -> Any:
     return pytree.tree_map(cast, values)
 
 
-def tree_leaves(values: Any) -> list[Any]:
+def tree_leaves(values: object) -> list[Any]:
     """The leaves of nested values, also of dataclasses in them."""
     found: list[Any] = []
     for leaf in pytree.tree_leaves(values):
@@ -196,6 +196,6 @@ def tree_leaves(values: Any) -> list[Any]:
     return found
 
 
-def _is_record(value: Any) -> bool:
+def _is_record(value: object) -> bool:
     """Whether a value is of a dataclass that torch does not look into by itself."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)

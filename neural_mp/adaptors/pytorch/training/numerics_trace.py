@@ -33,7 +33,9 @@ class _ModuleCall:
     below: list[torch.Tensor] = field(default_factory=list)
 
 
-def model_pass(model: Any, batch: Any, loss: Any = None, loss_scale: float = 1.0) -> ModelPass:
+def model_pass(
+    model: nn.Module, batch: object, loss: object = None, loss_scale: float = 1.0
+) -> ModelPass:
     """Run a batch through a model as in training, and note what went through each module.
 
     Under `torch.autocast`, the pass is what autocast makes of it.
@@ -61,7 +63,7 @@ def model_pass(model: Any, batch: Any, loss: Any = None, loss_scale: float = 1.0
     return ModelPass(Extent.of(call.leaves()), Extent.of(tree_leaves(outputs)), passes, number)
 
 
-def check_module(model: Any) -> None:
+def check_module(model: object) -> None:
     """Refuse what is no torch module.
 
     Raises:
@@ -85,7 +87,7 @@ def call_of(model: nn.Module, batch: Any) -> tuple[Call, Any]:
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     call = convention_of(model).call(inputs)
 
-    def placed(leaf: Any) -> Any:
+    def placed(leaf: object) -> Any:
         if is_array(leaf):
             leaf = torch.as_tensor(leaf)
         # A copy: the model may write to its inputs, and the batch is used again.
@@ -108,7 +110,7 @@ def run(model: nn.Module, call: Call) -> Any:
         ) from error
 
 
-def loss_value(loss: Any, outputs: Any, targets: Any) -> torch.Tensor:
+def loss_value(loss: object, outputs: object, targets: object) -> torch.Tensor:
     """The loss of a batch: one number.
 
     Raises:
@@ -190,7 +192,9 @@ def _noting(model: nn.Module, calls: list[_ModuleCall]) -> Iterator[None]:
 
         return hook
 
-    def after(module: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
+    def after(
+        module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], outputs: object
+    ) -> None:
         call = started.pop()
         tensors = floating(outputs)
         call.outputs = Extent.of(tensors)
@@ -220,7 +224,7 @@ def _listen(tensors: Sequence[torch.Tensor], found: list[torch.Tensor]) -> None:
             tensor.register_hook(lambda grad: found.append(grad.detach()))
 
 
-def floating(values: Any) -> list[torch.Tensor]:
+def floating(values: object) -> list[torch.Tensor]:
     """The tensors of floats in nested values."""
     return [
         leaf

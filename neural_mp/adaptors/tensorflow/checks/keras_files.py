@@ -7,21 +7,26 @@ compute are made, and those that the user's own code has registered.
 from __future__ import annotations
 
 import inspect
-import json
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from neural_mp.errors import ModelLoadError, in_one_line
+from neural_mp.io.limits import (
+    MAX_COMPRESSION_RATIO,
+    MAX_FILE_BYTES,
+    MAX_HDF5_OBJECTS,
+    RATIO_EXEMPT_MODEL_BYTES,
+)
+from neural_mp.io.readers import load_json
 from neural_mp.io.zip_archive import checked_archive
 
-#: How many times its size in the file an array may be, and what it may be anyhow.
-_MOST_PACKED, _SMALL = 200, 16 * 2**20
-_MOST_OBJECTS = 1_000_000
+if TYPE_CHECKING:
+    import h5py
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ def check_hdf5(file: Path | BinaryIO, shown: str) -> Hdf5Content:
         raise ModelLoadError(f"{shown} is no HDF5 file, or damaged: {error}") from error
 
 
-def _faults_of_hdf5(opened: Any, arrays: list[Any]) -> Iterator[str]:
+def _faults_of_hdf5(opened: h5py.Group, arrays: list[Any]) -> Iterator[str]:
     """What is wrong with a file, in words; its arrays are put into a list on the way."""
     import h5py
 
@@ -76,8 +81,8 @@ def _faults_of_hdf5(opened: Any, arrays: list[Any]) -> Iterator[str]:
             if address in seen:
                 yield f"{where!r} is there twice"
             seen.add(address)
-            if len(seen) > _MOST_OBJECTS:
-                yield f"it holds more than {_MOST_OBJECTS} objects"
+            if len(seen) > MAX_HDF5_OBJECTS:
+                yield f"it holds more than {MAX_HDF5_OBJECTS} objects"
             if isinstance(item, h5py.Group):
                 waiting.append(item)
             elif isinstance(item, h5py.Dataset):
@@ -87,20 +92,19 @@ def _faults_of_hdf5(opened: Any, arrays: list[Any]) -> Iterator[str]:
                 yield f"{where!r} is neither a group nor an array"
 
 
-def _faults_of_array(array: Any, where: str) -> Iterator[str]:
+def _faults_of_array(array: h5py.Dataset, where: str) -> Iterator[str]:
     if array.external or array.is_virtual:
         yield f"the array {where!r} is taken from another file"
     if array.dtype.hasobject:
         yield f"the array {where!r} holds texts or lists, not numbers"
     stored = array.id.get_storage_size()
-    if array.nbytes > max(_SMALL, _MOST_PACKED * stored):
+    if array.nbytes > max(RATIO_EXEMPT_MODEL_BYTES, MAX_COMPRESSION_RATIO * stored):
         yield f"the array {where!r} is {array.nbytes} bytes, of which {stored} are in the file"
 
 
 _CONFIG, _WEIGHTS = "config.json", ".h5"
 #: Weights that Keras reads where there is no file of HDF5; it never writes them by itself.
 _OTHER_WEIGHTS = "model.weights.npz"
-_MOST_CONFIG = 64 * 2**20
 #: What a model is made of, as classes of Keras that others derive from.
 _KINDS = (
     *("Layer", "Operation", "Model", "Initializer", "constraints.Constraint"),
@@ -138,7 +142,7 @@ def check_keras_file(path: Path) -> int:
     texts, nbytes = read(path, shown)
     for text in texts:
         try:
-            for fault in _faults(json.loads(text), ()):
+            for fault in _faults(load_json(text), ()):
                 raise ModelLoadError(
                     f"{shown} cannot be read as a Keras model: {fault}. Give a model with layers "
                     f"of your own as an object, or register their classes with "
@@ -169,7 +173,7 @@ def _texts_of_archive(path: Path, shown: str) -> tuple[list[bytes | str], int]:
                     nbytes += check_hdf5(file, f"{name!r} in {shown}").nbytes
         if _CONFIG not in names:
             return [], nbytes  # Keras itself says what is missing
-        if archive.getinfo(_CONFIG).file_size > _MOST_CONFIG:
+        if archive.getinfo(_CONFIG).file_size > MAX_FILE_BYTES:
             raise ModelLoadError(f"{shown} is not read: its configuration is of absurd size")
         return [archive.read(_CONFIG)], nbytes
 
@@ -181,7 +185,7 @@ def _texts(path: Path, shown: str) -> tuple[list[bytes | str], int]:
     return [text for text in found if isinstance(text, bytes | str)], content.nbytes
 
 
-def _faults(config: Any, inside: tuple[str, ...]) -> Iterator[str]:
+def _faults(config: object, inside: tuple[str, ...]) -> Iterator[str]:
     """What a configuration names that is not made, in words."""
     if isinstance(config, list):
         for item in config:
@@ -237,7 +241,7 @@ def _registered(config: Mapping[str, Any]) -> bool:
     )
 
 
-def _is_function(name: Any, module: str | None) -> bool:
+def _is_function(name: object, module: str | None) -> bool:
     if module == "builtins" or module is None:
         return isinstance(name, str)  # Keras looks for those among its own alone
     return isinstance(name, str) and module in _FUNCTIONS and name.isidentifier()
@@ -274,7 +278,7 @@ def _found(module: str, name: str) -> Any:
     return getattr(found, name, None)
 
 
-def _is_made(kind: Any) -> bool:
+def _is_made(kind: object) -> bool:
     import keras
 
     kinds = []

@@ -30,7 +30,7 @@ _POLICIES = {
 _COMPILED = ("train_function", "test_function", "predict_function")
 
 
-def apply(model: Any, plan: Mapping[str, Precision]) -> Any:
+def apply(model: keras.Model, plan: Mapping[str, Precision]) -> Any:
     """Set the policies of layers.
 
     Args:

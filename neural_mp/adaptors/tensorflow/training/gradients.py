@@ -34,7 +34,7 @@ _TYPE_ERRORS = (tf.errors.InvalidArgumentError, TypeError, ValueError, Configura
 
 @contextmanager
 def opened(
-    model: Any, batch: Any, loss: Any, precision: Precision, optimizer: Any
+    model: keras.Model, batch: object, loss: object, precision: Precision, optimizer: object
 ) -> Iterator[KerasTrainee]:
     """A model to be advised on, in float32; afterwards it is as it was.
 
@@ -80,11 +80,11 @@ class KerasTrainee:
 
     def __init__(
         self,
-        model: Any,
-        inputs: Any,
-        loss: Any,
+        model: keras.Model,
+        inputs: object,
+        loss: object,
         precision: Precision,
-        optimizer: Any,
+        optimizer: object,
         put: Callable[[Collection[Any], str], None],
     ) -> None:
         self._model, self._loss, self._put = model, loss, put
@@ -107,7 +107,7 @@ class KerasTrainee:
         return self._layers
 
     def gradients(
-        self, batch: Any, low: Collection[str], scale: float, *, singly: bool = False
+        self, batch: object, low: Collection[str], scale: float, *, singly: bool = False
     ) -> Gradients:
         """The gradients of a batch with some layers in 16 bits; a policy casts what they read."""
         inputs, targets, weights = unpacked(batch)
@@ -124,19 +124,19 @@ class KerasTrainee:
             with calls_wrapped(layers, _cast_back):
                 return self._taken(inputs, targets, weights, scale)
 
-    def seen(self, batch: Any, low: Collection[str], scale: float) -> ModelPass:
+    def seen(self, batch: object, low: Collection[str], scale: float) -> ModelPass:
         """The same pass, as it went through the layers."""
         with self._in_16_bits(low), _without_chance(self._model):
             return model_pass(self._model, batch, self._loss, scale)
 
-    def step(self, batch: Any) -> float:
+    def step(self, batch: object) -> float:
         """One step of training in float32; the loss before it."""
         if self._step is None:
             self._step = tf.function(self._one_step, reduce_retracing=True)
         inputs, targets, weights = unpacked(batch)
         return float(self._step(inputs, targets, weights))
 
-    def _one_step(self, inputs: Any, targets: Any, weights: Any) -> tf.Tensor:
+    def _one_step(self, inputs: object, targets: object, weights: object) -> tf.Tensor:
         with tf.GradientTape() as tape:
             outputs = self._model(inputs, training=True)
             loss = loss_value(self._model, self._loss, inputs, targets, outputs, weights)
@@ -144,7 +144,7 @@ class KerasTrainee:
         self._optimizer.apply(tape.gradient(loss, variables), variables)
         return loss
 
-    def _taken(self, inputs: Any, targets: Any, weights: Any, scale: float) -> Gradients:
+    def _taken(self, inputs: object, targets: object, weights: object, scale: float) -> Gradients:
         variables = self._model.trainable_variables
         with tf.GradientTape() as tape:
             outputs = self._model(inputs, training=True)
@@ -180,7 +180,7 @@ def _fixed(
     return "it has a dtype of its own, float32" if name in own else ""
 
 
-def _optimizer(model: Any, given: Any) -> Any:
+def _optimizer(model: keras.Model, given: object) -> Any:
     """An optimizer for the run: of the kind that is given, or that the model is compiled with."""
     if given is None:
         given = getattr(model, "optimizer", None) or "adam"
@@ -201,7 +201,7 @@ def _optimizer(model: Any, given: Any) -> Any:
         ) from error
 
 
-def _anew(optimizer: Any) -> Any:
+def _anew(optimizer: keras.optimizers.Optimizer) -> Any:
     """Another optimizer of the kind; both share a schedule, which Keras cannot always copy."""
     rate = optimizer._learning_rate
     if isinstance(rate, keras.Variable):
@@ -221,14 +221,16 @@ def _in_float32_by_themselves(units: Mapping[str, Sequence[Any]]) -> set[str]:
     return {name for name, dtype in dtypes.items() if dtype == FLOAT32}
 
 
-def _making_outputs(model: Any, units: Mapping[str, Sequence[Any]], inputs: Any) -> set[str]:
+def _making_outputs(
+    model: keras.Model, units: Mapping[str, Sequence[Any]], inputs: object
+) -> set[str]:
     """The layers whose outputs are the model's; the last one, where they went through ops since."""
     made: dict[int, str] = {}
     kept: list[Any] = []  # a tensor that is gone may leave its id to another
     called: list[str] = []
     names = {id(layer): name for name, layers in units.items() for layer in layers}
 
-    def note(layer: Any, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def note(layer: keras.Layer, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         outputs = plain(*args, **kwargs)
         for tensor in floating(outputs):
             kept.append(tensor)
@@ -243,7 +245,7 @@ def _making_outputs(model: Any, units: Mapping[str, Sequence[Any]], inputs: Any)
 
 
 @contextmanager
-def _without_chance(model: Any) -> Iterator[None]:
+def _without_chance(model: keras.Model) -> Iterator[None]:
     """Let nothing be dropped: 16 bits would drop something else, and look like noise."""
     with ExitStack() as undo:
         for layer in model._flatten_layers():
@@ -257,7 +259,7 @@ def _without_chance(model: Any) -> Iterator[None]:
         yield
 
 
-def _cast_back(layer: Any, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _cast_back(layer: keras.Layer, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return tf.nest.map_structure(_as_float32, plain(*args, **kwargs))
 
 

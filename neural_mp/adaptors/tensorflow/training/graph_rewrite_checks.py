@@ -72,7 +72,7 @@ def refuse_mixed_policy() -> None:
         )
 
 
-def _is_mixed(policy: Any) -> bool:
+def _is_mixed(policy: keras.DTypePolicy) -> bool:
     return bool(policy.compute_dtype != policy.variable_dtype)
 
 
@@ -109,7 +109,9 @@ def sessions_follow(precision: Precision) -> Iterator[None]:
         return
     original, follows = BaseSession.__init__, True
 
-    def construct(self: Any, target: str = "", graph: Any = None, config: Any = None) -> None:
+    def construct(
+        self: BaseSession, target: str = "", graph: ops.Graph | None = None, config: object = None
+    ) -> None:
         given = context.context().config if config is None else config
         wanted = _following(given, precision) if follows else None
         if wanted is None:
@@ -129,7 +131,7 @@ def sessions_follow(precision: Precision) -> Iterator[None]:
             BaseSession.__init__ = original
 
 
-def _following(config: Any, precision: Precision) -> Any | None:
+def _following(config: object, precision: Precision) -> Any | None:
     """A copy of the config with the rewrite on; None where it is not to be, or TensorFlow errs."""
     if not isinstance(config, config_pb2.ConfigProto):
         return None
@@ -143,11 +145,11 @@ def _following(config: Any, precision: Precision) -> Any | None:
     return wanted
 
 
-def _is_open(session: Any) -> bool:
+def _is_open(session: BaseSession) -> bool:
     return not getattr(session, "_closed", True) and getattr(session, "_config", None) is not None
 
 
-def _is_plain(config: Any) -> bool:
+def _is_plain(config: config_pb2.ConfigProto) -> bool:
     """Whether no rewrite is on; configs that list their passes never follow a switch."""
     rewrites = config.graph_options.rewrite_options
     on = any(getattr(rewrites, option) == RewriterConfig.ON for option, _ in PASSES.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -105,12 +105,12 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """How many of the last steps were skipped, one after the other."""
         return int(_number(self._skipped_in_a_row)) if self.built else 0
 
-    def scale_loss(self, loss: Any) -> Any:
+    def scale_loss(self, loss: tf.Tensor) -> Any:
         """The loss times the scale, as Keras 3 asks for it; gradients go to `apply` as they are."""
         self._gradients_are_unscaled = self._awaits_unscaling = False
         return super().scale_loss(loss)
 
-    def get_scaled_loss(self, loss: Any) -> Any:
+    def get_scaled_loss(self, loss: tf.Tensor | Callable[[], tf.Tensor]) -> Any:
         """The loss times the scale, as in Keras 2.
 
         Of a function without arguments that gives a loss, one that gives the scaled loss.
@@ -143,7 +143,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         super().apply(grads, trainable_variables)
 
     def stateless_apply(
-        self, optimizer_variables: Any, grads: Any, trainable_variables: Any
+        self, optimizer_variables: object, grads: object, trainable_variables: object
     ) -> Any:
         """Refused: it is for other backends than TensorFlow."""
         raise ConfigurationError("stateless_apply has no place where Keras runs on TensorFlow")
@@ -160,7 +160,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         bad = tf.cast(tf.logical_not(finite), tf.float32)
         return tf.equal(replicas.all_reduce(tf.distribute.ReduceOp.SUM, bad), 0)
 
-    def _stateful_handle_finite_grads(self, grads: Any, trainable_variables: Any) -> None:
+    def _stateful_handle_finite_grads(
+        self, grads: Sequence[tf.Tensor | None], trainable_variables: Sequence[keras.Variable]
+    ) -> None:
         variables = trainable_variables or self._trainable_variables
         if not self._gradients_are_unscaled:
             grads = [
@@ -209,6 +211,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         return cls(inner, LossScale(**config["loss_scale"]), config["name"])
 
 
-def _number(variable: Any) -> Any:
+def _number(variable: keras.Variable) -> Any:
     """The value of a variable; of one that several devices hold, that of the first."""
     return tf.convert_to_tensor(variable.value).numpy()

@@ -28,7 +28,9 @@ class _Call:
     outputs: list[tf.Tensor] = field(default_factory=list)
 
 
-def model_pass(model: Any, batch: Any, loss: Any = None, loss_scale: float = 1.0) -> ModelPass:
+def model_pass(
+    model: keras.Model, batch: object, loss: object = None, loss_scale: float = 1.0
+) -> ModelPass:
     """Run a batch through a model as in training, and note what went through each layer.
 
     Args:
@@ -62,7 +64,7 @@ def model_pass(model: Any, batch: Any, loss: Any = None, loss_scale: float = 1.0
     return ModelPass(Extent.of(inputs), Extent.of(outputs), passes, number)
 
 
-def unpacked(batch: Any) -> tuple[Any, Any, Any]:
+def unpacked(batch: object) -> tuple[Any, Any, Any]:
     """The inputs, targets and sample weights of a batch; None for what it lacks.
 
     Raises:
@@ -77,7 +79,7 @@ def unpacked(batch: Any) -> tuple[Any, Any, Any]:
     return found
 
 
-def ensure_built(model: Any, inputs: Any) -> None:
+def ensure_built(model: keras.Model, inputs: object) -> None:
     """Let a model make its layers, which one of its own class does when it is first called.
 
     Raises:
@@ -95,7 +97,12 @@ def ensure_built(model: Any, inputs: Any) -> None:
 
 
 def loss_value(
-    model: Any, loss: Any, inputs: Any, targets: Any, outputs: Any, weights: Any = None
+    model: keras.Model,
+    loss: object,
+    inputs: object,
+    targets: object,
+    outputs: object,
+    weights: object = None,
 ) -> tf.Tensor:
     """The loss of a batch, with what layers add to it: one number, in float32.
 
@@ -133,7 +140,7 @@ def loss_value(
     return tf.add_n([tf.cast(part, tf.float32) for part in (found, *model.losses)])
 
 
-def loss_function(loss: Any) -> Callable[..., Any]:
+def loss_function(loss: object) -> Callable[..., Any]:
     """The function that a user names or gives as the loss.
 
     Raises:
@@ -164,7 +171,7 @@ class _NamedLoss(keras.losses.Loss):
         super().__init__(name=function.__name__)
         self._function = function
 
-    def call(self, y_true: Any, y_pred: Any) -> Any:
+    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> Any:
         """The loss of every sample."""
         return self._function(y_true, y_pred)
 
@@ -173,7 +180,7 @@ _NO_LOSSES = ("deserialize", "serialize", "get", "Loss")
 
 
 @contextmanager
-def untouched(model: Any) -> Iterator[None]:
+def untouched(model: keras.Model) -> Iterator[None]:
     """Put all variables of a model back afterwards: weights, statistics, seeds, metrics."""
     metrics = list(model.metrics)
     variables = [*model.variables, *model.metrics_variables]
@@ -197,7 +204,7 @@ def calls_wrapped(layers: Collection[Any], around: Around) -> Iterator[None]:
         yield
 
 
-def _wrap(layer: Any, around: Around, undo: ExitStack) -> None:
+def _wrap(layer: keras.Layer, around: Around, undo: ExitStack) -> None:
     # Not by Keras's own `__setattr__`, which refuses on a layer that is built.
     if "call" in vars(layer):
         undo.callback(object.__setattr__, layer, "call", layer.call)
@@ -207,7 +214,7 @@ def _wrap(layer: Any, around: Around, undo: ExitStack) -> None:
     object.__setattr__(layer, "call", lambda *args, **kwargs: around(layer, plain, args, kwargs))
 
 
-def floating(values: Any) -> list[tf.Tensor]:
+def floating(values: object) -> list[tf.Tensor]:
     """The tensors of floats in nested values, those of ragged ones and Keras's variables, too."""
     found = [leaf for leaf in leaves(values) if tf.is_tensor(leaf)]
     tensors = map(tf.convert_to_tensor, tf.nest.flatten(found, expand_composites=True))
@@ -215,7 +222,7 @@ def floating(values: Any) -> list[tf.Tensor]:
 
 
 def _noting(calls: list[_Call]) -> Around:
-    def around(layer: Any, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def around(layer: keras.Layer, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         outputs = plain(*args, **kwargs)
         calls.append(_Call(layer, floating((args, kwargs)), floating(outputs)))
         return outputs
@@ -241,7 +248,9 @@ def _extent(gradients: Sequence[Any]) -> Extent:
     return Extent.of(dense)
 
 
-def _as_pass(model: Any, call: _Call, above: Extent | None, below: Extent | None) -> LayerPass:
+def _as_pass(
+    model: keras.Model, call: _Call, above: Extent | None, below: Extent | None
+) -> LayerPass:
     layer = call.layer
     return LayerPass(
         name=name_in(model, layer),

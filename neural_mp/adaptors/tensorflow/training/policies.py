@@ -47,7 +47,7 @@ def set_policy(name: str, keep: tuple[str, ...]) -> None:
         watch_layers()
 
 
-def kept_layers(model: Any) -> tuple[str, ...]:
+def kept_layers(model: keras.Model) -> tuple[str, ...]:
     """The paths of the layers that the names of `set_policy` keep in float32.
 
     Raises:
@@ -71,7 +71,7 @@ def kept_layers(model: Any) -> tuple[str, ...]:
     return tuple(map(path_of, kept))
 
 
-def layers_of(model: Any) -> Iterator[Any]:
+def layers_of(model: object) -> Iterator[Any]:
     """All layers of a model, those within others included, but for itself and its inputs.
 
     Raises:
@@ -84,17 +84,17 @@ def layers_of(model: Any) -> Iterator[Any]:
             yield layer
 
 
-def path_of(layer: Any) -> str:
+def path_of(layer: keras.Layer) -> str:
     """The path of a layer; its name, before it is built."""
     return str(layer.path or layer.name)
 
 
-def name_in(model: Any, layer: Any) -> str:
+def name_in(model: keras.Model, layer: keras.Layer) -> str:
     """The path of a layer in a model, without the name of the model, which Keras numbers."""
     return path_of(layer).removeprefix(f"{model.name}/")
 
 
-def computes_in_float16(model: Any) -> bool:
+def computes_in_float16(model: keras.Model) -> bool:
     """Whether a layer of the model computes in float16."""
     return any(layer.compute_dtype == FLOAT16 for layer in layers_of(model))
 
@@ -110,7 +110,7 @@ def watch_layers() -> None:
         return
 
     @functools.wraps(plain)
-    def init_and_keep(self: Any, **kwargs: Any) -> None:
+    def init_and_keep(self: keras.Layer, **kwargs: object) -> None:
         plain(self, **kwargs)
         names = _names_in_force() if kwargs.get("dtype") is None else ()
         if names and _compiled(_path_expression(names)).fullmatch(self.name):
@@ -135,7 +135,7 @@ def watch_compile() -> None:
     signature = inspect.signature(plain)
 
     @functools.wraps(plain)
-    def compile_with_loss_scale(self: Any, *args: Any, **kwargs: Any) -> None:
+    def compile_with_loss_scale(self: keras.Model, *args: object, **kwargs: object) -> None:
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
         if self.built:
@@ -151,7 +151,7 @@ def watch_compile() -> None:
     owner.compile = compile_with_loss_scale
 
 
-def scaled(optimizer: Any) -> Any:
+def scaled(optimizer: object) -> Any:
     """An optimizer that scales the loss: the given one, if it does, else one around it."""
     made = keras.optimizers.get(optimizer)
     if made is None or isinstance(made, keras.optimizers.LossScaleOptimizer):
@@ -190,7 +190,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         ) from None
 
 
-def unit_layers(model: Any) -> dict[str, list[Any]]:
+def unit_layers(model: keras.Model) -> dict[str, list[Any]]:
     """The layers that can be put into 16 bits by themselves: name in the model → layers.
 
     A layer with layers in it is one of them, as a whole: its own code adds up what those give.
@@ -202,7 +202,7 @@ def unit_layers(model: Any) -> dict[str, list[Any]]:
     return found
 
 
-def _units(model: Any) -> Iterator[Any]:
+def _units(model: keras.Model) -> Iterator[Any]:
     for layer in model._flatten_layers(include_self=False, recursive=False):
         if isinstance(layer, keras.Model):
             yield from _units(layer)
@@ -211,7 +211,7 @@ def _units(model: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def policies_of(model: Any) -> Iterator[Callable[[Collection[Any], str], None]]:
+def policies_of(model: keras.Model) -> Iterator[Callable[[Collection[Any], str], None]]:
     """A function that sets the policy of layers, with those in them, until the context ends."""
     before = [(layer, layer._dtype_policy) for layer in model._flatten_layers()]
     try:

@@ -42,7 +42,7 @@ class RuleLossScale(DynamicLossScale):
         """The scale of the next step, float32."""
         return tf.convert_to_tensor(self.weight("current_loss_scale"))
 
-    def update(self, grads: Any) -> tuple[Any, Any]:
+    def update(self, grads: object) -> tuple[Any, Any]:
         """The op that changes the scale after a step, and whether its gradients are all finite."""
         finite = _all_finite(tf.nest.flatten(grads))
         names = ("current_loss_scale", "good_steps", "skipped_steps", "skipped_in_a_row")
@@ -99,7 +99,7 @@ class V1LossScaleOptimizer(MixedPrecisionLossScaleOptimizer):
         rule: how the loss is scaled.
     """
 
-    def __init__(self, opt: Any, rule: LossScale) -> None:
+    def __init__(self, opt: tf.compat.v1.train.Optimizer, rule: LossScale) -> None:
         super().__init__(opt, RuleLossScale(rule))
         self.rule = rule
 
@@ -118,7 +118,7 @@ class V1LossScaleOptimizer(MixedPrecisionLossScaleOptimizer):
         """How many of the last steps were skipped, one after the other."""
         return tf.convert_to_tensor(self._loss_scale.weight("skipped_in_a_row"))
 
-    def compute_gradients(self, *args: Any, **options: Any) -> Any:
+    def compute_gradients(self, *args: object, **options: object) -> Any:
         """Gradients, divided by the scale again, with their variables.
 
         Raises:
@@ -181,7 +181,7 @@ _WRAPPED = (
 )
 
 
-def with_loss_scaling(opt: Any, loss_scale: Any) -> LossScaleOptimizer | V1LossScaleOptimizer:
+def with_loss_scaling(opt: object, loss_scale: object) -> LossScaleOptimizer | V1LossScaleOptimizer:
     """The optimizer, wrapped in one that scales the loss.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -13,6 +13,9 @@ from neural_mp.adaptors.tensorflow.training.loss_scale_optimizer import LossScal
 from neural_mp.adaptors.tensorflow.training.numerics_trace import model_pass, unpacked
 from neural_mp.core.numerics_trace import ModelPass, NonFinite, first_trouble
 from neural_mp.errors import ConfigurationError, NeuralMPError, TrainingError
+
+#: What Keras says of a batch or an epoch: value → number.
+Logs = Mapping[str, float]
 
 
 class Watch(keras.callbacks.Callback):
@@ -35,7 +38,7 @@ class Watch(keras.callbacks.Callback):
         TrainingError: out of `fit`, when it stops.
     """
 
-    def __init__(self, patience: int = 20, sample: Any = None) -> None:
+    def __init__(self, patience: int = 20, sample: object = None) -> None:
         super().__init__()
         if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
             raise ConfigurationError(
@@ -51,7 +54,7 @@ class Watch(keras.callbacks.Callback):
         self._weights: list[np.ndarray] = []
         self._plain: Callable[[Any], Any] | None = None
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Begin to count, and note where batches come from."""
         self.finding, self._lost, self._seen = None, 0, 0
         self._steps = self._steps_made() if self._is_scaled else 0
@@ -59,20 +62,20 @@ class Watch(keras.callbacks.Callback):
         function = self.model.train_function
         self._plain = plain = getattr(function, "watched", function)
 
-        def noting(iterator: Any) -> Any:
+        def noting(iterator: object) -> Any:
             self._iterator = iterator
             return plain(iterator)
 
         noting.watched = plain  # type: ignore[attr-defined]
         self.model.train_function = noting
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Batches are numbered anew, and weights noted where nothing keeps them from harm."""
         self._seen = 0
         if self._lost == 0 and not self._is_scaled:
             self._weights = self.model.get_weights()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Count, and stop where it was enough."""
         steps, self._seen = batch + 1 - self._seen, batch + 1
         self._lost = self._lost_in_a_row(steps, logs or {})
@@ -82,14 +85,14 @@ class Watch(keras.callbacks.Callback):
         if found is not None:  # else the next epoch brings one
             self._stop(found)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         """Leave the model as it was; the last steps of all may have been too many, too."""
         if self._lost >= self.patience:
             self._stop(None)
         self._restore()
         self._weights = []
 
-    def _lost_in_a_row(self, steps: int, logs: Any) -> int:
+    def _lost_in_a_row(self, steps: int, logs: Logs) -> int:
         optimizer = self.model.optimizer
         if isinstance(optimizer, LossScaleOptimizer):
             return optimizer.skipped_in_a_row
@@ -117,7 +120,7 @@ class Watch(keras.callbacks.Callback):
     def _is_scaled(self) -> bool:
         return isinstance(self.model.optimizer, keras.optimizers.LossScaleOptimizer)
 
-    def _stop(self, batch: Any) -> None:
+    def _stop(self, batch: object) -> None:
         words, scale = "the loss is not finite", 1.0
         if self._is_scaled:
             scale = float(tf.convert_to_tensor(self.model.optimizer.dynamic_scale.value))
@@ -126,7 +129,7 @@ class Watch(keras.callbacks.Callback):
         advice = self._advice(batch, scale) if batch is not None else ""
         raise TrainingError(f"{self._lost} steps in a row were of no use: {words}{advice}")
 
-    def _advice(self, batch: Any, scale: float) -> str:
+    def _advice(self, batch: object, scale: float) -> str:
         """What a pass through a batch shows; through the weights before they were ruined."""
         try:
             found = self._look(batch, scale)
@@ -139,7 +142,7 @@ class Watch(keras.callbacks.Callback):
             return words
         return f"{words}. Keep it in float32: set_policy(…, keep=({found.layer!r},))"
 
-    def _look(self, batch: Any, scale: float) -> NonFinite | None:
+    def _look(self, batch: object, scale: float) -> NonFinite | None:
         if self._weights:
             ruined = self.model.get_weights()
             self.model.set_weights(self._weights)
@@ -150,7 +153,7 @@ class Watch(keras.callbacks.Callback):
                 self.model.set_weights(ruined)
         return self.finding
 
-    def _pass(self, batch: Any, scale: float) -> ModelPass:
+    def _pass(self, batch: object, scale: float) -> ModelPass:
         try:
             return model_pass(self.model, batch, loss_scale=scale)
         except ConfigurationError:  # a train step of its own knows the loss, and it alone

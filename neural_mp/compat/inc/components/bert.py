@@ -11,16 +11,10 @@ import numpy as np
 
 from neural_mp.common import stack
 from neural_mp.compat.inc.components.records import Record, RecordDataset
-from neural_mp.compat.inc.components.registries import (
-    DATASETS,
-    existing_file,
-    package,
-    registered,
-    say_ignored,
-)
-from neural_mp.data.option_checks import one_of
+from neural_mp.compat.inc.components.registries import DATASETS, registered, say_ignored
+from neural_mp.data.option_checks import existing_file, one_of, package
 from neural_mp.errors import DataError
-from neural_mp.io.files import read_json
+from neural_mp.io.readers import read_data_json
 
 TASKS = ("classifier", "squad")
 MODEL_TYPES = ("bert", "xlnet", "xlm")
@@ -51,12 +45,9 @@ class QuestionRecords:
         return stack([inputs for inputs, _ in samples]), samples[0][1]
 
 
-def _articles(name: str, label_file: Any) -> list[Any]:
+def _articles(name: str, label_file: object) -> list[Any]:
     path = existing_file(f"{name}: label_file", label_file)
-    try:
-        content = read_json(path)
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as JSON: {error}") from error
+    content = read_data_json(path)
     found = content if isinstance(content, dict) else {}
     if found.get("version") != "1.1" or not isinstance(found.get("data"), list):
         raise DataError(
@@ -66,7 +57,9 @@ def _articles(name: str, label_file: Any) -> list[Any]:
     return list(found["data"])
 
 
-def _questions(name: str, root: Any, label_file: Any, task: Any, model_type: Any) -> Any:
+def _questions(
+    name: str, root: object, label_file: object, task: object, model_type: object
+) -> Any:
     one_of(f"{name}: task", task, TASKS)
     one_of(f"{name}: model_type", model_type, MODEL_TYPES)
     package("tensorflow", f"dataset {name!r}", "tensorflow")
@@ -83,7 +76,11 @@ def _questions(name: str, root: Any, label_file: Any, task: Any, model_type: Any
 
 @registered(DATASETS, "bert", "tensorflow")
 def bert(
-    root: Any, label_file: Any, task: str = "squad", model_type: str = "bert", filter: Any = None
+    root: object,
+    label_file: object,
+    task: str = "squad",
+    model_type: str = "bert",
+    filter: object = None,
 ) -> QuestionRecords:
     """Questions of SQuAD 1.1 as token ids in a TFRecord file, for a model of four inputs.
 
@@ -122,12 +119,12 @@ def _with_id(serialized: bytes) -> dict[str, np.ndarray]:
 
 @registered(DATASETS, "mzbert", "tensorflow")
 def model_zoo_bert(
-    root: Any,
-    label_file: Any,
+    root: object,
+    label_file: object,
     task: str = "squad",
     model_type: str = "bert",
-    num_cores: Any = None,
-    filter: Any = None,
+    num_cores: object = None,
+    filter: object = None,
 ) -> QuestionRecords:
     """Questions of SQuAD 1.1 as token ids in a TFRecord file, for a model of three inputs.
 

@@ -10,17 +10,12 @@ from typing import Any
 import numpy as np
 
 from neural_mp.compat.inc.components.records import stack_images
-from neural_mp.compat.inc.components.registries import (
-    DATASETS,
-    existing_file,
-    existing_folder,
-    registered,
-    say_ignored,
-)
+from neural_mp.compat.inc.components.registries import DATASETS, registered, say_ignored
 from neural_mp.data.images import pillow, read_pixels
-from neural_mp.data.numpy_files import UNREADABLE, load_arrays
+from neural_mp.data.numpy_files import plain_arrays
+from neural_mp.data.option_checks import existing_file, existing_folder
 from neural_mp.errors import ConfigurationError, DataError
-from neural_mp.io.files import read_json
+from neural_mp.io.readers import read_data_json
 from neural_mp.util.argument_checks import path_of
 
 ANNOTATIONS = "annotations/instances_val2017.json"
@@ -55,7 +50,7 @@ def read_annotations(path: Path) -> tuple[list[AnnotatedImage], dict[int, str]]:
         DataError: it is no such file.
     """
     try:
-        data = read_json(path)
+        data = read_data_json(path)
         names = {int(item["id"]): str(item["name"]) for item in data["categories"]}
         of_image: dict[Any, list[Mapping[str, Any]]] = {}
         for annotation in data["annotations"]:
@@ -64,11 +59,9 @@ def read_annotations(path: Path) -> tuple[list[AnnotatedImage], dict[int, str]]:
         # An id that is given twice stands for the last image that has it.
         unique = {item["id"]: item for item in data["images"]}
         images = [_image(item, of_image.get(key, [])) for key, item in unique.items()]
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as JSON: {error}") from error
     except ConfigurationError as error:
         raise DataError(f"{path}: {error}") from error
-    except (KeyError, TypeError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DataError(
             f"{path} is no COCO annotation file with images, annotations and categories: "
             f"{type(error).__name__}: {error}"
@@ -131,11 +124,11 @@ class RawImages:
 
 @registered(DATASETS, "COCORaw")
 def coco_raw(
-    root: Any,
+    root: object,
     img_dir: str = "val2017",
     anno_dir: str = ANNOTATIONS,
-    num_cores: Any = None,
-    filter: Any = None,
+    num_cores: object = None,
+    filter: object = None,
 ) -> RawImages:
     """COCO as image files.
 
@@ -196,23 +189,18 @@ class ImageArrays:
     def __getitem__(self, index: int) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
         image = self.images[index]
         path = _array_path(self.folder, image)
-        try:
-            pixels = load_arrays(path)
-        except UNREADABLE as error:
-            raise DataError(
-                f"{path} cannot be read as plain .npy data (pickled objects are refused): {error}"
-            ) from error
-        pairs = zip(image.categories, image.boxes, strict=True)
-        return pixels, [(np.array(category), np.array(box)) for category, box in pairs]
+        with plain_arrays(path) as pixels:
+            pairs = zip(image.categories, image.boxes, strict=True)
+            return pixels, [(np.array(category), np.array(box)) for category, box in pairs]
 
 
 @registered(DATASETS, "COCONpy")
 def coco_npy(
-    root: Any,
+    root: object,
     npy_dir: str = "val2017",
     anno_dir: str = ANNOTATIONS,
-    num_cores: Any = None,
-    filter: Any = None,
+    num_cores: object = None,
+    filter: object = None,
 ) -> ImageArrays:
     """COCO as one array an image, ready for the model.
 

@@ -17,10 +17,9 @@ from neural_mp.compat.inc.components.registries import (
     registered,
     say_ignored,
     sizes,
-    true_or_false,
     words,
 )
-from neural_mp.data.option_checks import one_of
+from neural_mp.data.option_checks import one_of, true_or_false
 from neural_mp.errors import ConfigurationError
 
 SEED = 9527
@@ -62,7 +61,12 @@ def _shapes(option: str, value: Any) -> list[Shape]:
 
 
 def _tensors(
-    name: str, shapes: Sequence[Shape], low: Any, high: Any, dtype: Any, dtypes: Sequence[str]
+    name: str,
+    shapes: Sequence[Shape],
+    low: object,
+    high: object,
+    dtype: object,
+    dtypes: Sequence[str],
 ) -> list[Tensor]:
     """One tensor for each shape; one `low`, `high` or `dtype` is that of all of them."""
     lows = _for_each(f"{name}: low", numbers(f"{name}: low", low), len(shapes))
@@ -107,12 +111,12 @@ class DrawnSamples:
 
 @registered(DATASETS, "dummy")
 def dummy(
-    shape: Any,
-    low: Any = -128.0,
-    high: Any = 127.0,
-    dtype: Any = "float32",
+    shape: object,
+    low: object = -128.0,
+    high: object = 127.0,
+    dtype: object = "float32",
     label: bool = True,
-    filter: Any = None,
+    filter: object = None,
 ) -> DrawnSamples:
     """Random samples; the first number of a shape is how many there are.
 
@@ -172,12 +176,12 @@ class EndedStream:
 
 @registered(DATASETS, "dummy_v2")
 def dummy_v2(
-    input_shape: Any,
-    label_shape: Any = (1,),
-    low: Any = -128.0,
-    high: Any = 127.0,
-    dtype: Any = "float32",
-    filter: Any = None,
+    input_shape: object,
+    label_shape: object = (1,),
+    low: object = -128.0,
+    high: object = 127.0,
+    dtype: object = "float32",
+    filter: object = None,
 ) -> EndedStream:
     """Random samples; a shape is that of one sample.
 
@@ -231,13 +235,13 @@ class SparseStream:
 
 @registered(DATASETS, "sparse_dummy_v2")
 def sparse_dummy_v2(
-    dense_shape: Any,
-    label_shape: Any = (1,),
-    sparse_ratio: Any = 0.5,
-    low: Any = -128.0,
-    high: Any = 127.0,
-    dtype: Any = "float32",
-    filter: Any = None,
+    dense_shape: object,
+    label_shape: object = (1,),
+    sparse_ratio: object = 0.5,
+    low: object = -128.0,
+    high: object = 127.0,
+    dtype: object = "float32",
+    filter: object = None,
 ) -> SparseStream:
     """Random samples of sparse inputs; a shape is that of one sample.
 

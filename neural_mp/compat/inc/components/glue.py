@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,14 @@ from typing import Any
 import numpy as np
 
 from neural_mp.common import stack
-from neural_mp.compat.inc.components.registries import (
-    DATASETS,
+from neural_mp.compat.inc.components.registries import DATASETS, registered, say_ignored
+from neural_mp.data.option_checks import (
     existing_folder,
+    one_of,
     package,
-    registered,
-    say_ignored,
     true_or_false,
+    whole_number,
 )
-from neural_mp.data.option_checks import one_of, whole_number
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean, in_one_line
 
 MODEL_TYPES = ("distilbert", "bert", "mobilebert", "roberta")
@@ -103,15 +103,15 @@ class TokenizedSentences:
 
 @registered(DATASETS, "GLUE", "onnxrt")
 def glue(
-    data_dir: Any,
-    model_name_or_path: Any,
+    data_dir: object,
+    model_name_or_path: object,
     max_seq_length: int = 128,
     do_lower_case: bool = True,
     task: str = "mrpc",
     model_type: str = "bert",
     dynamic_length: bool = False,
     evaluate: bool = True,
-    filter: Any = None,
+    filter: object = None,
 ) -> TokenizedSentences:
     """Sentences of a GLUE task with their labels.
 
@@ -157,7 +157,7 @@ def glue(
     return TokenizedSentences(inputs, labels, mask.sum(axis=1), is_dynamic)
 
 
-def _tokenizer(name: Any, do_lower_case: bool) -> Any:
+def _tokenizer(name: object, do_lower_case: bool) -> Any:
     if not isinstance(name, str | Path) or not str(name):
         raise ConfigurationError(f"GLUE: model_name_or_path must be a path, got {name!r}")
     transformers = package("transformers", "dataset 'GLUE'", "text")
@@ -210,7 +210,7 @@ def read_task(
     return texts, np.array(labels, dtype=np.int64 if classes else np.float32)
 
 
-def _columns(file: Path, form: GlueTask, rows: Any) -> list[int]:
+def _columns(file: Path, form: GlueTask, rows: Iterator[list[str]]) -> list[int]:
     """Positions of the sentences and, last, of the label; reads the header if there is one."""
     wanted = (*form.texts, form.label)
     if not form.has_header:

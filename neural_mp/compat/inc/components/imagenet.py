@@ -9,16 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.compat.inc.components.registries import (
-    DATASETS,
-    existing_file,
-    existing_folder,
-    registered,
-    say_ignored,
-    sizes,
-)
+from neural_mp.compat.inc.components.registries import DATASETS, registered, say_ignored, sizes
 from neural_mp.data.images import ImageFolder, pillow, read_pixels
-from neural_mp.data.option_checks import finite_number
+from neural_mp.data.option_checks import existing_file, existing_folder, finite_number
 from neural_mp.errors import ConfigurationError, DataError
 
 #: Files that list images with their labels, looked for in this order in the folder of images.
@@ -30,7 +23,7 @@ class DatasetWarning(UserWarning):
 
 
 @registered(DATASETS, "ImageFolder", "pytorch", "tensorflow")
-def image_folder(root: Any, filter: Any = None) -> ImageFolder:
+def image_folder(root: object, filter: object = None) -> ImageFolder:
     """Images in one folder per class, as RGB.
 
     Args:
@@ -59,7 +52,7 @@ class _UnconvertedImageFolder(ImageFolder):
 
 
 @registered(DATASETS, "ImageFolder", "onnxrt")
-def unconverted_image_folder(root: Any, filter: Any = None) -> ImageFolder:
+def unconverted_image_folder(root: object, filter: object = None) -> ImageFolder:
     """Images in one folder per class, as they are: a grey one is `[height, width]`.
 
     Args, samples and errors are otherwise those of `image_folder`.
@@ -202,7 +195,7 @@ class StyleTransfer:
         object.__setattr__(self, "resize_shape", shape)
         object.__setattr__(self, "pairs", pairs)
 
-    def _images(self, option: str, value: Any) -> list[Path]:
+    def _images(self, option: str, value: object) -> list[Path]:
         folder = existing_folder(f"style_transfer: {option}", value)
         found = sorted(
             path

@@ -18,9 +18,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.compat.inc.components.metric_inputs import text
-from neural_mp.compat.inc.components.registries import METRICS, registered
-from neural_mp.config.source import read_text
+from neural_mp.compat.inc.components.registries import METRICS, registered, text
+from neural_mp.config.source import read_file
 from neural_mp.data.option_checks import existing_path, one_of, whole_number
 from neural_mp.errors import ConfigurationError, MetricError, did_you_mean
 from neural_mp.metrics.coco_map import (
@@ -60,15 +59,38 @@ _KEYS = tuple(f"DetectionBoxes_{name}" for name in SUMMARY)
 _OUTPUTS = ("num_detections", "boxes", "scores", "classes")
 
 
-class _Precision:
-    """What all of them share; `name` is the one in files, for messages."""
+@registered(METRICS, "mAP")
+class MeanAveragePrecision:
+    """The mean average precision over the classes of COCO.
+
+    Outputs are boxes, scores and classes, or the number of detections and these.
+
+    Args:
+        anno_path: a YAML file of `name: id`; the classes of COCO where left out.
+        iou_thrs: the overlap (intersection over union) from which on a box counts as found, 0 to 1,
+            or `0.5:0.05:0.95` for the mean over these.
+        map_points: 0 for the area under the curve of precision over recall, 11 or 101 for the mean
+            at so many recalls.
+        map_key: which value of COCO's summary it is, such as `DetectionBoxes_Precision/mAP` or
+            `DetectionBoxes_Recall/AR@100`. What speaks of an overlap that `iou_thrs` leaves out is
+            -1. There, recall is 1 whenever `map_points` is 0; here it is the recall.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+        DataError: there is no file at `anno_path`.
+        MissingFrameworkError: pycocotools is not installed.
+    """
 
     running: ClassVar[bool] = False  # a value takes long, and is no mean over samples
     higher_is_better: ClassVar[bool] = True
-    name: ClassVar[str]
+    name: ClassVar[str] = "mAP"
 
     def __init__(
-        self, anno_path: str | None, iou_thrs: float | str, map_points: int, map_key: str
+        self,
+        anno_path: str | None = None,
+        iou_thrs: float | str = 0.5,
+        map_points: int = 0,
+        map_key: str = _KEYS[0],
     ) -> None:
         coco_tools(self.name)
         self._ids = (
@@ -86,7 +108,7 @@ class _Precision:
         self._truth: dict[str, Boxes] = {}
         self._found: dict[str, Boxes] = {}
 
-    def update(self, preds: Any, labels: Any, sample_weight: Any = None) -> None:
+    def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
         """Take in one batch.
 
         Raises:
@@ -113,7 +135,7 @@ class _Precision:
                 self._truth[image] = self._boxes("labels", corners[i], classes)
                 self._found[image] = self._detected({w: out[i] for w, out in chosen.items()})
 
-    def merge(self, other: Any) -> None:
+    def merge(self, other: MeanAveragePrecision) -> None:
         """Take in the images that another of its kind has taken in, but for those here."""
         for image in other._truth:
             self._truth.setdefault(image, other._truth[image])
@@ -148,7 +170,7 @@ class _Precision:
         return self._boxes("predictions", corners, classes, scores)
 
     def _boxes(
-        self, what: str, corners: Any, classes: np.ndarray, scores: np.ndarray | None = None
+        self, what: str, corners: object, classes: np.ndarray, scores: np.ndarray | None = None
     ) -> Boxes:
         """Boxes of one image, of which the shapes are checked."""
         corners = as_numpy(corners)
@@ -165,7 +187,7 @@ class _Precision:
             )
         return Boxes(corners, classes, scores)
 
-    def _classes(self, names: Sequence[Any], ids: Any) -> np.ndarray:
+    def _classes(self, names: Sequence[Any], ids: object) -> np.ndarray:
         """Ids of one image's boxes, by their names where there are no ids."""
         found = as_numpy(ids)
         if found.size or not len(names):
@@ -179,54 +201,11 @@ class _Precision:
         return np.array([self._ids[word] for word in words])
 
 
-@registered(METRICS, "mAP")
-class MeanAveragePrecision(_Precision):
-    """The mean average precision over the classes of COCO.
-
-    Outputs are boxes, scores and classes, or the number of detections and these.
-
-    Args:
-        anno_path: a YAML file of `name: id`; the classes of COCO where left out.
-        iou_thrs: the overlap (intersection over union) from which on a box counts as found, 0 to 1,
-            or `0.5:0.05:0.95` for the mean over these.
-        map_points: 0 for the area under the curve of precision over recall, 11 or 101 for the mean
-            at so many recalls.
-        map_key: which value of COCO's summary it is, such as `DetectionBoxes_Precision/mAP` or
-            `DetectionBoxes_Recall/AR@100`. What speaks of an overlap that `iou_thrs` leaves out is
-            -1. There, recall is 1 whenever `map_points` is 0; here it is the recall.
-
-    Raises:
-        ConfigurationError: an option is wrong.
-        DataError: there is no file at `anno_path`.
-        MissingFrameworkError: pycocotools is not installed.
-    """
-
-    name = "mAP"
-
-    def __init__(
-        self,
-        anno_path: str | None = None,
-        iou_thrs: float | str = 0.5,
-        map_points: int = 0,
-        map_key: str = _KEYS[0],
-    ) -> None:
-        super().__init__(anno_path, iou_thrs, map_points, map_key)
-
-
 @registered(METRICS, "COCOmAP")
-class COCOMeanAveragePrecision(_Precision):
+class COCOMeanAveragePrecision(MeanAveragePrecision):
     """`mAP` as COCO has it: over ten overlaps, at 101 recalls.
 
-    Args:
-        anno_path: as in `mAP`.
-        iou_thrs: of no effect, as there; always `0.5:0.05:0.95`.
-        map_points: of no effect, as there; always 101.
-        map_key: as in `mAP`.
-
-    Raises:
-        ConfigurationError: an option is wrong.
-        DataError: there is no file at `anno_path`.
-        MissingFrameworkError: pycocotools is not installed.
+    Options are those of `mAP`; `iou_thrs` and `map_points` are of no effect, as there.
     """
 
     name = "COCOmAP"
@@ -242,19 +221,10 @@ class COCOMeanAveragePrecision(_Precision):
 
 
 @registered(METRICS, "VOCmAP")
-class VOCMeanAveragePrecision(_Precision):
+class VOCMeanAveragePrecision(MeanAveragePrecision):
     """`mAP` as VOC has it: the area under the curve, from an overlap of a half.
 
-    Args:
-        anno_path: as in `mAP`.
-        iou_thrs: of no effect, as there; always 0.5.
-        map_points: of no effect, as there; always 0.
-        map_key: as in `mAP`.
-
-    Raises:
-        ConfigurationError: an option is wrong.
-        DataError: there is no file at `anno_path`.
-        MissingFrameworkError: pycocotools is not installed.
+    Options are those of `mAP`; `iou_thrs` and `map_points` are of no effect, as there.
     """
 
     name = "VOCmAP"
@@ -270,21 +240,12 @@ class VOCMeanAveragePrecision(_Precision):
 
 
 @registered(METRICS, "COCOmAPv2")
-class COCOMeanAveragePrecisionV2(_Precision):
+class COCOMeanAveragePrecisionV2(MeanAveragePrecision):
     """`mAP` of a model whose outputs come in any order.
 
-    Args:
-        anno_path: as in `mAP`.
-        iou_thrs: as in `mAP`.
-        map_points: as in `mAP`.
-        map_key: as in `mAP`.
-        output_index_mapping: the positions of the outputs `boxes`, `scores` and `classes`, counted
-            from 0, and of `num_detections`, where the model has it; -1 for a model without it.
-
-    Raises:
-        ConfigurationError: an option is wrong.
-        DataError: there is no file at `anno_path`.
-        MissingFrameworkError: pycocotools is not installed.
+    Options are those of `mAP`, and `output_index_mapping`: the positions of the outputs `boxes`,
+    `scores` and `classes`, counted from 0, and of `num_detections`, where the model has it; -1 for
+    a model without it.
     """
 
     name = "COCOmAPv2"
@@ -310,7 +271,7 @@ class COCOMeanAveragePrecisionV2(_Precision):
         return dict(self._mapping)
 
 
-def _mapping(option: str, value: Any) -> dict[str, int]:
+def _mapping(option: str, value: object) -> dict[str, int]:
     if value is None:
         return {"boxes": 0, "scores": 1, "classes": 2}
     if not isinstance(value, Mapping):
@@ -327,13 +288,13 @@ def _mapping(option: str, value: Any) -> dict[str, int]:
     return {what: place for what, place in places.items() if place >= 0}
 
 
-def _label_map(option: str, path: Any) -> dict[str, int]:
+def _label_map(option: str, path: object) -> dict[str, int]:
     """The ids of classes by name, from a YAML file."""
     file = existing_path(option, path)
     wanted = "must be a YAML file with a line 'name: id' for each class"
     try:
-        found = read_text(file.read_text(encoding="utf-8"), str(file)).data
-    except (OSError, UnicodeDecodeError, ConfigurationError) as error:
+        found = read_file(file).data
+    except ConfigurationError as error:
         raise ConfigurationError(f"{option} {wanted}; {file} cannot be read: {error}") from error
     fits = isinstance(found, Mapping) and found
     if not fits or not all(isinstance(number, int) for number in found.values()):
@@ -341,13 +302,13 @@ def _label_map(option: str, path: Any) -> dict[str, int]:
     return {str(name): number for name, number in found.items()}
 
 
-def _recalls(option: str, value: Any) -> np.ndarray | None:
+def _recalls(option: str, value: object) -> np.ndarray | None:
     if isinstance(value, bool) or value not in (0, 11, 101):
         raise ConfigurationError(f"{option} must be 0, 11 or 101, got {value!r}")
     return np.linspace(0, 1, int(value)) if value else None
 
 
-def _listed(values: Any, what: str) -> list[Any]:
+def _listed(values: object, what: str) -> list[Any]:
     if isinstance(values, Mapping):
         return list(values.values())
     if not isinstance(values, list | tuple):
@@ -355,7 +316,7 @@ def _listed(values: Any, what: str) -> list[Any]:
     return list(values)
 
 
-def _by_image(values: Any) -> Sequence[Any]:
+def _by_image(values: object) -> Sequence[Any]:
     """An array with the images on its first axis, or a list with an array for each image."""
     if isinstance(values, list | tuple):
         return values
@@ -367,6 +328,6 @@ def _item(values: Sequence[Any], index: int) -> Any:
     return values[index] if index < len(values) else np.array([])
 
 
-def _size(values: Any) -> str:
+def _size(values: object) -> str:
     of = f" of {len(values)}" if isinstance(values, list | tuple | dict) else ""
     return f"{with_article(type(values).__name__)}{of}"

@@ -18,12 +18,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.compat.inc.components.metric_inputs import as_one, text, whole_numbers
-from neural_mp.compat.inc.components.metrics_classes import token_f1
-from neural_mp.compat.inc.components.registries import METRICS, registered
+from neural_mp.compat.inc.components.metrics_arrays import token_f1
+from neural_mp.compat.inc.components.registries import METRICS, as_one, registered, text
 from neural_mp.data.option_checks import one_of
 from neural_mp.errors import MetricError
 from neural_mp.metrics.base import Collection, nothing_taken_in
+from neural_mp.metrics.predictions import whole_numbers
 
 #: Task of GLUE → what measures it, as `glue_compute_metrics` of transformers 4 does.
 _GLUE = {
@@ -65,7 +65,7 @@ class GLUE(Collection):
         super().__init__()
         self.task = one_of("GLUE: task", task, tuple(_GLUE))
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in one batch.
 
         Raises:
@@ -128,7 +128,7 @@ class SquadF1:
         """Forget everything."""
         self._scores: list[float] = []
 
-    def update(self, preds: Any, labels: Any, sample_weight: Any = None) -> None:
+    def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
         """Take in answers; None or no answers are passed over.
 
         Args:
@@ -212,7 +212,7 @@ class BLEU:
         self._runs = np.zeros(_LONGEST, np.int64)
         self._words = self._reference_words = 0
 
-    def update(self, preds: Any, labels: Any) -> None:
+    def update(self, preds: object, labels: object) -> None:
         """Take in translations and as many references, each a list of strings.
 
         Raises:
@@ -233,7 +233,7 @@ class BLEU:
                 self._right[length - 1] += (runs & known).total()
                 self._runs[length - 1] += runs.total()
 
-    def merge(self, other: Any) -> None:
+    def merge(self, other: BLEU) -> None:
         """Take in all that another of its kind has taken in."""
         self._right += other._right
         self._runs += other._runs

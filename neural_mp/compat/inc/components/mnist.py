@@ -5,23 +5,18 @@ The files are never downloaded, and pickled ones are not read, as those can run 
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from neural_mp.compat.inc.components.registries import (
-    DATASETS,
-    existing_folder,
-    registered,
-    say_ignored,
-    true_or_false,
-)
-from neural_mp.data.numpy_files import UNREADABLE, load_arrays
+from neural_mp.compat.inc.components.registries import DATASETS, registered, say_ignored
+from neural_mp.data.numpy_files import plain_arrays
+from neural_mp.data.option_checks import existing_folder, true_or_false
 from neural_mp.errors import DataError, did_you_mean
-from neural_mp.io.files import read_packed
+from neural_mp.io.limits import MAX_DATA_BYTES, RATIO_EXEMPT_ARRAY_BYTES
+from neural_mp.io.readers import bytes_of, decompress_bounded, reading
 
 MNIST_ARCHIVES = {
     "MNIST": ("mnist.npz",),
@@ -68,7 +63,25 @@ class SmallImages:
         return self.images[index], int(self.labels[index])
 
 
-def _mnist(name: str, root: Any, train: Any, filter: Any, download: Any) -> SmallImages:
+def _mnist(
+    name: str, root: object, train: bool = False, download: bool = True, filter: object = None
+) -> SmallImages:
+    """Images `[28, 28]`: handwritten digits, or pictures of clothes in the same form.
+
+    Args:
+        name: `MNIST` or `FashionMNIST`.
+        root: the folder of `mnist.npz` (`fashion-mnist.npz`) or of the four `…-ubyte.gz` files.
+        train: the training images, else the test images.
+        download: no effect; nothing is downloaded.
+        filter: no effect.
+
+    Returns:
+        Samples of a uint8 array `[28, 28]` and the class (int).
+
+    Raises:
+        ConfigurationError: an option is wrong.
+        DataError: the files are missing or broken.
+    """
     say_ignored(name, filter=filter)
     true_or_false(f"{name}: download", download)
     part = "train" if true_or_false(f"{name}: train", train) else "t10k"
@@ -88,7 +101,7 @@ def _mnist(name: str, root: Any, train: Any, filter: Any, download: Any) -> Smal
     )
 
 
-def _folders(name: str, root: Any) -> list[Path]:
+def _folders(name: str, root: object) -> list[Path]:
     parent = existing_folder(f"{name}: root", root)
     return [parent, *(parent / folder for folder in FOLDERS[name])]
 
@@ -105,17 +118,11 @@ def _plain_or_packed(path: Path) -> Path | None:
     return next((file for file in (packed, path) if file.is_file()), None)
 
 
-#: Bytes that a packed file may hold.
-_LARGEST = 2**30
-
-
 def _read_bytes(path: Path) -> bytes:
-    try:
-        if path.suffix != ".gz":
-            return path.read_bytes()
-        return read_packed(path, _LARGEST)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+    with reading(str(path), DataError):
+        data = bytes_of(path, MAX_DATA_BYTES)
+        packed = path.suffix == ".gz"
+        return decompress_bounded(data, RATIO_EXEMPT_ARRAY_BYTES) if packed else data
 
 
 def read_idx(path: Path, rank: int) -> np.ndarray:
@@ -146,18 +153,11 @@ def read_idx(path: Path, rank: int) -> np.ndarray:
 
 def _archive(path: Path, part: str, rank: int = 3) -> SmallImages:
     """The arrays `x_train`, `y_train`, `x_test`, `y_test`, as Keras names them."""
-    try:
-        with load_arrays(path) as archive:
-            for key in (f"x_{part}", f"y_{part}"):
-                if key not in archive.files:
-                    raise DataError(
-                        f"{path} has no array {key!r}{did_you_mean(key, archive.files)}"
-                    )
-            images, labels = archive[f"x_{part}"], archive[f"y_{part}"]
-    except UNREADABLE as error:
-        raise DataError(
-            f"{path} cannot be read as plain .npz data (pickled objects are refused): {error}"
-        ) from error
+    with plain_arrays(path) as archive:
+        for key in (f"x_{part}", f"y_{part}"):
+            if key not in archive.files:
+                raise DataError(f"{path} has no array {key!r}{did_you_mean(key, archive.files)}")
+        images, labels = archive[f"x_{part}"], archive[f"y_{part}"]
     return _checked(path, images, labels, rank)
 
 
@@ -171,55 +171,34 @@ def _checked(path: Path, images: np.ndarray, labels: np.ndarray, rank: int) -> S
     return SmallImages(images, labels)
 
 
-def _with_channel(images: SmallImages) -> SmallImages:
-    return SmallImages(images.images[..., np.newaxis], images.labels)
+def _mnist_with_channel(
+    name: str, root: object, train: bool = False, download: bool = True, filter: object = None
+) -> SmallImages:
+    """The same with images `[28, 28, 1]`."""
+    found = _mnist(name, root, train, download, filter)
+    return SmallImages(found.images[..., np.newaxis], found.labels)
 
 
-@registered(DATASETS, "MNIST", "tensorflow", "onnxrt")
-def mnist(root: Any, train: bool = False, download: bool = True, filter: Any = None) -> SmallImages:
-    """Handwritten digits.
+def _cifar(
+    name: str, root: object, train: bool = False, download: bool = True, filter: object = None
+) -> SmallImages:
+    """Small photos of ten or of a hundred (fine) classes.
 
     Args:
-        root: the folder of `mnist.npz` or of the four `…-ubyte.gz` files.
+        name: `CIFAR10` or `CIFAR100`.
+        root: the folder of the `.bin` files of the binary version, or of `cifar10.npz`
+            (`cifar100.npz`).
         train: the training images, else the test images.
         download: no effect; nothing is downloaded.
         filter: no effect.
 
     Returns:
-        Samples of a uint8 array `[28, 28, 1]` and the class (int).
+        Samples of a uint8 array `[32, 32, 3]`, RGB, and the class (int).
 
     Raises:
         ConfigurationError: an option is wrong.
-        DataError: the files are missing or broken.
+        DataError: the files are missing, pickled or broken.
     """
-    return _with_channel(_mnist("MNIST", root, train, filter, download))
-
-
-@registered(DATASETS, "MNIST", "pytorch")
-def grey_mnist(
-    root: Any, train: bool = False, download: bool = True, filter: Any = None
-) -> SmallImages:
-    """The same with images `[28, 28]`."""
-    return _mnist("MNIST", root, train, filter, download)
-
-
-@registered(DATASETS, "FashionMNIST", "tensorflow", "onnxrt")
-def fashion_mnist(
-    root: Any, train: bool = False, download: bool = True, filter: Any = None
-) -> SmallImages:
-    """Pictures of clothes, in the form of `mnist`; the archive is called `fashion-mnist.npz`."""
-    return _with_channel(_mnist("FashionMNIST", root, train, filter, download))
-
-
-@registered(DATASETS, "FashionMNIST", "pytorch")
-def grey_fashion_mnist(
-    root: Any, train: bool = False, download: bool = True, filter: Any = None
-) -> SmallImages:
-    """The same with images `[28, 28]`."""
-    return _mnist("FashionMNIST", root, train, filter, download)
-
-
-def _cifar(name: str, root: Any, train: Any, filter: Any, download: Any) -> SmallImages:
     say_ignored(name, filter=filter)
     true_or_false(f"{name}: download", download)
     folders = _folders(name, root)
@@ -257,31 +236,8 @@ def _binary(path: Path, label_bytes: int) -> np.ndarray:
     return values.reshape(-1, width)
 
 
-@registered(DATASETS, "CIFAR10")
-def cifar10(
-    root: Any, train: bool = False, download: bool = True, filter: Any = None
-) -> SmallImages:
-    """Small photos of ten classes.
-
-    Args:
-        root: the folder of the `.bin` files of the binary version, or of `cifar10.npz`.
-        train: the training images, else the test images.
-        download: no effect; nothing is downloaded.
-        filter: no effect.
-
-    Returns:
-        Samples of a uint8 array `[32, 32, 3]`, RGB, and the class (int).
-
-    Raises:
-        ConfigurationError: an option is wrong.
-        DataError: the files are missing, pickled or broken.
-    """
-    return _cifar("CIFAR10", root, train, filter, download)
-
-
-@registered(DATASETS, "CIFAR100")
-def cifar100(
-    root: Any, train: bool = False, download: bool = True, filter: Any = None
-) -> SmallImages:
-    """The same for a hundred (fine) classes: `train.bin`, `test.bin` or `cifar100.npz`."""
-    return _cifar("CIFAR100", root, train, filter, download)
+for _name in MNIST_ARCHIVES:
+    registered(DATASETS, _name, "tensorflow", "onnxrt")(partial(_mnist_with_channel, _name))
+    registered(DATASETS, _name, "pytorch")(partial(_mnist, _name))
+for _name in CIFAR_ARCHIVES:
+    registered(DATASETS, _name)(partial(_cifar, _name))

@@ -1,28 +1,23 @@
 """Datasets in TFRecord files: `ImageRecord`, `COCORecord`, `VOCRecord` and `TFRecordDataset`.
 
 TensorFlow reads and decodes them, with the settings of its ops that Intel Neural Compressor uses.
+The transforms `ParseDecode…` are for datasets that hand records on as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from neural_mp.common import stack
-from neural_mp.compat.inc.components.registries import (
-    DATASETS,
-    existing_file,
-    existing_folder,
-    package,
-    registered,
-    say_ignored,
-)
-from neural_mp.compat.inc.components.transforms.image_transform import as_tensor_image
+from neural_mp.compat.inc.components.registries import DATASETS, TRANSFORMS, registered, say_ignored
+from neural_mp.compat.inc.components.transforms.image_transform import TensorImage, as_tensor_image
+from neural_mp.data.option_checks import existing_file, existing_folder, package
 from neural_mp.errors import ConfigurationError, DataError, in_one_line
 
 #: Bytes before and behind a record: its length and checksums.
@@ -30,7 +25,7 @@ _HEAD, _TAIL = 12, 4
 BOX_EDGES = ("ymin", "xmin", "ymax", "xmax")
 
 
-def _tensorflow(name: str) -> Any:
+def _tensorflow(name: str = "TFRecord") -> Any:
     return package("tensorflow", f"dataset {name!r}", "tensorflow")
 
 
@@ -50,7 +45,7 @@ class Record:
         from google.protobuf.message import DecodeError
 
         try:
-            return cls(_tensorflow("TFRecord").train.Example.FromString(serialized))
+            return cls(_tensorflow().train.Example.FromString(serialized))
         except DecodeError as error:
             raise ValueError(f"it is no tf.train.Example: {error}") from error
 
@@ -74,6 +69,22 @@ class Record:
     def floats(self, name: str) -> np.ndarray:
         """All values of a feature of numbers: float32 `[N]`."""
         return np.array(self._values(name, "float_list"), dtype=np.float32)
+
+    def image(self, name: str, decode: Callable[[bytes], Any]) -> TensorImage:
+        """The image of a feature, `[H, W, C]`.
+
+        Raises:
+            ValueError: there is none, or it is broken.
+        """
+        content = self.text(name)
+        if not content:
+            raise ValueError(f"it has nothing under {name!r}")
+        try:
+            return as_tensor_image(decode(content).numpy())
+        except _tensorflow().errors.OpError as error:
+            raise ValueError(
+                f"what it has under {name!r} cannot be read as an image: {in_one_line(error)}"
+            ) from error
 
 
 @cache
@@ -165,7 +176,7 @@ def _stack_or_list(arrays: list[np.ndarray]) -> Any:
     return np.stack(arrays) if same else arrays
 
 
-def _matching(name: str, root: Any, pattern: str) -> tuple[str, ...]:
+def _matching(name: str, root: object, pattern: str) -> tuple[str, ...]:
     folder = existing_folder(f"{name}: root", root)
     files = tuple(sorted(str(path) for path in folder.glob(pattern) if path.is_file()))
     if not files:
@@ -174,7 +185,7 @@ def _matching(name: str, root: Any, pattern: str) -> tuple[str, ...]:
 
 
 @registered(DATASETS, "ImageRecord", "tensorflow")
-def image_record(root: Any, filter: Any = None) -> RecordDataset:
+def image_record(root: object, filter: object = None) -> RecordDataset:
     """ImageNet in TFRecord files, such as `root/validation-00000-of-00128`.
 
     Args:
@@ -198,19 +209,17 @@ def image_record(root: Any, filter: Any = None) -> RecordDataset:
 
 def _decode_imagenet(serialized: bytes) -> tuple[np.ndarray, np.ndarray]:
     record = Record.parse(serialized)
-    image = _tensorflow("ImageRecord").io.decode_jpeg(
-        record.text("image/encoded"), channels=3, fancy_upscaling=False, dct_method="INTEGER_FAST"
-    )
+    decode = _tensorflow().io.decode_jpeg
+    by_fast_rules = partial(decode, channels=3, fancy_upscaling=False, dct_method="INTEGER_FAST")
+    image = record.image("image/encoded", by_fast_rules)
     labels = record.integers("image/class/label")
     if len(labels) > 1:
         raise ValueError(f"image/class/label holds {len(labels)} values, expected one")
-    return as_tensor_image(image.numpy()), (labels if len(labels) else np.array([-1])).astype(
-        np.int32
-    )
+    return image, (labels if len(labels) else np.array([-1])).astype(np.int32)
 
 
 @registered(DATASETS, "COCORecord", "tensorflow")
-def coco_record(root: Any, num_cores: Any = None, filter: Any = None) -> RecordDataset:
+def coco_record(root: object, num_cores: object = None, filter: object = None) -> RecordDataset:
     """COCO in one TFRecord file, as the TensorFlow object detection tools write it.
 
     Args:
@@ -247,9 +256,7 @@ def coco_record(root: Any, num_cores: Any = None, filter: Any = None) -> RecordD
 
 def _decode_coco(serialized: bytes) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
     record = Record.parse(serialized)
-    image = _tensorflow("COCORecord").io.decode_image(
-        record.text("image/encoded"), channels=3, expand_animations=False
-    )
+    decode = partial(_tensorflow().io.decode_image, channels=3, expand_animations=False)
     edges = [record.floats(f"image/object/bbox/{edge}") for edge in BOX_EDGES]
     label = (
         np.stack(edges, axis=-1),
@@ -257,11 +264,11 @@ def _decode_coco(serialized: bytes) -> tuple[np.ndarray, tuple[np.ndarray, ...]]
         record.integers("image/object/class/label"),
         np.array(record.text("image/source_id"), dtype=object),
     )
-    return as_tensor_image(image.numpy()), label
+    return record.image("image/encoded", decode), label
 
 
 @registered(DATASETS, "VOCRecord", "tensorflow")
-def voc_record(root: Any, filter: Any = None) -> RecordDataset:
+def voc_record(root: object, filter: object = None) -> RecordDataset:
     """PASCAL VOC segmentation in TFRecord files, such as `root/val-00000-of-00004.tfrecord`.
 
     Args:
@@ -284,19 +291,18 @@ def voc_record(root: Any, filter: Any = None) -> RecordDataset:
 
 def _decode_voc(serialized: bytes) -> tuple[np.ndarray, np.ndarray]:
     record = Record.parse(serialized)
-    segmentation = "image/segmentation/class/encoded"
-    return _image_of(record, "image/encoded", 3), _image_of(record, segmentation, 1)
+    classes = record.image("image/segmentation/class/encoded", partial(_decoded, channels=1))
+    return record.image("image/encoded", partial(_decoded, channels=3)), np.asarray(classes)
 
 
-def _image_of(record: Record, feature: str, channels: int) -> np.ndarray:
-    ops = _tensorflow("VOCRecord").io
-    content = record.text(feature)
+def _decoded(content: bytes, channels: int) -> Any:
+    ops = _tensorflow().io
     decode = ops.decode_jpeg if ops.is_jpeg(content) else ops.decode_png
-    return np.asarray(decode(content, channels=channels))
+    return decode(content, channels=channels)
 
 
 @registered(DATASETS, "TFRecordDataset", "tensorflow")
-def tf_record_dataset(root: Any, filter: Any = None) -> RecordDataset:
+def tf_record_dataset(root: object, filter: object = None) -> RecordDataset:
     """The records of TFRecord files as they are, for a transform that takes them apart.
 
     Args:
@@ -322,3 +328,44 @@ def tf_record_dataset(root: Any, filter: Any = None) -> RecordDataset:
     if not files:
         raise DataError(f"TFRecordDataset: root: no file matches {path}")
     return RecordDataset("TFRecordDataset", files, bytes)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A record, or a sample `(image, label)` that was one → a sample, as the datasets give it.
+
+    Attributes:
+        name: of the transform, for messages.
+        decode: one serialized record → a sample.
+    """
+
+    name: str
+    decode: Callable[[bytes], tuple[Any, Any]]
+
+    def __call__(self, sample: Any) -> tuple[Any, Any]:
+        """Decode one record.
+
+        Raises:
+            DataError: it is neither a record nor a pair, or it is broken.
+            MissingFrameworkError: TensorFlow is not installed.
+        """
+        if type(sample).__module__.startswith("tensorflow.") and hasattr(sample, "numpy"):
+            sample = sample.numpy()
+        if isinstance(sample, bytes):
+            try:
+                return self.decode(sample)
+            except ValueError as error:
+                raise DataError(f"{self.name}: a record cannot be read: {error}") from error
+        if isinstance(sample, tuple | list) and len(sample) == 2:
+            return sample[0], sample[1]
+        raise DataError(
+            f"{self.name} takes records, or samples (image, label), got {type(sample).__name__}"
+        )
+
+
+for _name, _decode in (
+    ("ParseDecodeImagenet", _decode_imagenet),
+    ("ParseDecodeCoco", _decode_coco),
+    ("ParseDecodeVoc", _decode_voc),
+):
+    registered(TRANSFORMS, _name, "tensorflow")(partial(Decoder, _name, _decode))

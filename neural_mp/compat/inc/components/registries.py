@@ -1,21 +1,27 @@
-"""What datasets of theirs share: options without a meaning here, and packages they need."""
+"""What datasets, transforms and metrics of theirs share: registries, and forms of what they get.
+
+A model with several outputs gives a metric a list, a tuple or a dict of arrays, a model with one
+output the array, or a list that holds it. Sample weights are of no effect, as there.
+"""
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
 
 from neural_mp.config.source import IgnoredSettingWarning
 from neural_mp.data import DATASETS as OUR_DATASETS
 from neural_mp.data import TRANSFORMS as OUR_TRANSFORMS
-from neural_mp.data.option_checks import existing_path, finite_number, whole_number
+from neural_mp.data.option_checks import finite_number, whole_number
 from neural_mp.data.registry import Registry
-from neural_mp.errors import ConfigurationError, DataError, MissingFrameworkError
+from neural_mp.errors import ConfigurationError, MetricError
 from neural_mp.metrics import METRICS as OUR_METRICS
+from neural_mp.metrics.predictions import as_array
+from neural_mp.util.pytree import as_numpy
 
 _WHY_IGNORED = {
     "filter": "all samples of the dataset are used",
@@ -31,32 +37,6 @@ def say_ignored(dataset: str, **options: Any) -> None:
             warnings.warn(message, IgnoredSettingWarning, stacklevel=3)
 
 
-def package(name: str, needed_by: str, extra: str) -> Any:
-    """The module `name`, imported.
-
-    Args:
-        name: of the module.
-        needed_by: what needs it, for the message.
-        extra: which of our extras brings it.
-
-    Raises:
-        MissingFrameworkError: it is not installed.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise MissingFrameworkError(
-            f"{needed_by} needs {name}; install it with: pip install 'neural-mp[{extra}]'"
-        ) from error
-
-
-def true_or_false(option: str, value: Any) -> bool:
-    """`value`, which must be a bool."""
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"{option} must be true or false, got {value!r}")
-    return value
-
-
 def words(option: str, value: Any) -> list[Any]:
     """A list as it is; `"a, b"` and `"a b"` as a list of words; anything else as the only item."""
     if isinstance(value, str):
@@ -68,8 +48,11 @@ def words(option: str, value: Any) -> list[Any]:
 
 
 def numbers(option: str, value: Any) -> tuple[float, ...]:
-    """One number or several, also written as `"1.0, 2.0"`."""
-    return tuple(finite_number(option, _number(item)) for item in words(option, value))
+    """One number or several, also written as `"1.0, 2.0"` or `"1.0 2.0"`."""
+    found = tuple(finite_number(option, _number(item)) for item in words(option, value))
+    if not found:
+        raise ConfigurationError(f"{option} is empty")
+    return found
 
 
 def sizes(option: str, value: Any) -> tuple[int, ...]:
@@ -89,30 +72,43 @@ def _number(item: Any) -> Any:
     return item
 
 
-def existing_folder(option: str, value: Any) -> Path:
-    """The folder `value`, which must exist.
+def parts(values: Any) -> list[Any]:
+    """The arrays that a list, tuple or dict holds; anything else, a list of numbers too, alone."""
+    if isinstance(values, Mapping):
+        return list(values.values())
+    if isinstance(values, list | tuple) and any(getattr(v, "ndim", 0) > 0 for v in values):
+        return list(values)
+    return [values]
+
+
+def as_one(values: Any, what: str) -> np.ndarray:
+    """All of `values` as one array; a list of several arrays is stacked along a new first axis.
+
+    Args:
+        values: what a model or a dataloader gave.
+        what: `"predictions"` or `"labels"`, for messages.
 
     Raises:
-        ConfigurationError: it is no path.
-        DataError: nothing, or a file, is there.
+        MetricError: they do not form one array of numbers.
     """
-    path = existing_path(option, value)
-    if not path.is_dir():
-        raise DataError(f"{option} must be a folder; {path} is a file")
-    return path
+    pieces = parts(values)
+    if len(pieces) == 1:
+        return as_array(pieces[0], what)
+    shapes = [np.shape(piece) for piece in pieces]
+    if len(set(shapes)) != 1:
+        raise MetricError(
+            f"the {what} are {len(pieces)} arrays of the shapes {shapes[:4]}, and this metric "
+            f"takes one; a postprocess transform or a metric of your own can choose among them"
+        )
+    return np.stack([as_array(piece, what) for piece in pieces])
 
 
-def existing_file(option: str, value: Any) -> Path:
-    """The file `value`, which must exist.
-
-    Raises:
-        ConfigurationError: it is no path.
-        DataError: nothing, or a folder, is there.
-    """
-    path = existing_path(option, value)
-    if path.is_dir():
-        raise DataError(f"{option} must be a file; {path} is a folder")
-    return path
+def text(value: Any) -> str:
+    """A string, given as such, as bytes in UTF-8, or as an array of one; a number as its digits."""
+    if not isinstance(value, str | bytes):
+        array = as_numpy(value)
+        value = array.item() if array.size == 1 else value
+    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
 
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])

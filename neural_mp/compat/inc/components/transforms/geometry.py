@@ -1,12 +1,12 @@
 """Cutting, turning and scaling images in files for TensorFlow and ONNX Runtime.
 
-Arrays are scaled by the rules of OpenCV, whose sizes are `[width, height]`, and images of records
-by those of TensorFlow, whose sizes are `[height, width]`. That is what files that exist were
-tuned with.
+Arrays are scaled by OpenCV, whose sizes are `[width, height]`, and images of records by TensorFlow,
+whose sizes are `[height, width]`. That is what files that exist were tuned with.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -14,23 +14,21 @@ import numpy as np
 
 from neural_mp.compat.inc.components.registries import TRANSFORMS, registered
 from neural_mp.compat.inc.components.transforms.image_transform import (
+    INTERPOLATIONS,
     ImageTransform,
     TensorImage,
     checked_rank,
+    computed,
     cut,
     from_low_to_high,
-    two_sizes,
-)
-from neural_mp.compat.inc.components.transforms.opencv_resize import opencv_resize
-from neural_mp.compat.inc.components.transforms.tensorflow_resize import (
-    crop_and_resize,
+    opencv_resize,
     tensorflow_resize,
+    two_sizes,
 )
 from neural_mp.data.images import CenterCrop as OurCenterCrop
 from neural_mp.data.option_checks import one_of, whole_number
 from neural_mp.errors import ConfigurationError
 
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
 _TRIES = 10
 
 
@@ -75,6 +73,15 @@ class ResizeWithChannels(Resize):
         return scaled[:, :, np.newaxis] if scaled.ndim == 2 else scaled
 
 
+def _inside(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
+    checked_rank(image, 2, 3)
+    if image.shape[0] < top + height or image.shape[1] < left + width:
+        raise ValueError(
+            f"rows {top}…{top + height} and columns {left}…{left + width} are not all in it"
+        )
+    return cut(image, top, left, height, width)
+
+
 @registered(TRANSFORMS, "CropResize", "tensorflow", "onnxrt")
 @dataclass(frozen=True)
 class CropResize(ImageTransform):
@@ -95,25 +102,18 @@ class CropResize(ImageTransform):
     height: int
     size: Any
     interpolation: str = "bilinear"
+    part: ClassVar[Callable[..., np.ndarray]] = staticmethod(_inside)
+    resize: ClassVar[Callable[..., ImageTransform]] = Resize
 
     def __post_init__(self) -> None:
         for option, least in (("x", 0), ("y", 0), ("width", 1), ("height", 1)):
             whole_number(f"CropResize: {option}", getattr(self, option), minimum=least)
-        object.__setattr__(self, "size", Resize(self.size, self.interpolation).size)
+        self.resize(self.size, self.interpolation)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """As `Resize` gives it."""
-        part = _inside(inputs, self.y, self.x, self.height, self.width)
-        return Resize(list(self.size), self.interpolation).apply(part)
-
-
-def _inside(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
-    checked_rank(image, 2, 3)
-    if image.shape[0] < top + height or image.shape[1] < left + width:
-        raise ValueError(
-            f"rows {top}…{top + height} and columns {left}…{left + width} are not all in it"
-        )
-    return cut(image, top, left, height, width)
+        part = self.part(inputs, self.y, self.x, self.height, self.width)
+        return self.resize(self.size, self.interpolation).apply(part)
 
 
 @registered(TRANSFORMS, "CropToBoundingBox", "tensorflow", "onnxrt")
@@ -129,15 +129,17 @@ class CropToBoundingBox(ImageTransform):
     offset_width: int
     target_height: int
     target_width: int
+    part: ClassVar[Callable[..., np.ndarray]] = staticmethod(_inside)
+    least_offset: ClassVar[int | None] = 0
 
     def __post_init__(self) -> None:
         for option in ("offset_height", "offset_width", "target_height", "target_width"):
-            least = 1 if option.startswith("target") else 0
+            least = 1 if option.startswith("target") else self.least_offset
             whole_number(f"CropToBoundingBox: {option}", getattr(self, option), minimum=least)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """The part."""
-        return _inside(
+        return self.part(
             inputs, self.offset_height, self.offset_width, self.target_height, self.target_width
         )
 
@@ -283,34 +285,41 @@ class RandomResizedCrop(RandomTransform):
         """A scaled part: float32 for an image of a record, the dtype of the image for an array."""
         height, width = checked_rank(inputs, 3).shape[:2]
         tensor = isinstance(inputs, TensorImage)
-        top, left, rows, columns = self._part(height, width, between_pixels=tensor)
+        top, left, rows, columns = self.drawn_part(height, width, False, tensor)
         if not tensor:
             part = cut(inputs, int(top), int(left), rows, columns)
             return opencv_resize(part, self.size[0], self.size[1], self.interpolation)
         if self.interpolation == "bicubic":
             raise ValueError("images of records are scaled with bilinear or nearest here")
         box = (top / height, left / width, (top + rows) / height, (left + columns) / width)
-        return crop_and_resize(np.asarray(inputs), box, self.size, self.interpolation)
+        image = np.asarray(inputs)[np.newaxis].astype(np.float32)
+        how = [box], [0], self.size, self.interpolation
+        return computed(lambda tf: tf.image.crop_and_resize(image, *how)[0])
 
-    def _part(self, height: int, width: int, between_pixels: bool) -> tuple[float, float, int, int]:
-        """Top, left, height and width; the whole width or height, where no part is found."""
+    def drawn_part(
+        self, height: int, width: int, whole: bool, between_pixels: bool = False
+    ) -> tuple[float, float, int, int]:
+        """Top, left, height and width; of the largest middle part, where none is found.
+
+        Args:
+            height: of the image.
+            width: of the image.
+            whole: whether a part may be as high or wide as the image, and end where it ends.
+            between_pixels: whether a part may begin there.
+        """
         for _ in range(_TRIES):
             area = self.random.uniform(*self.scale) * height * width
             ratio = np.exp(self.random.uniform(*np.log(self.ratio)))
-            columns, rows = (int(np.round(np.sqrt(a))) for a in (area * ratio, area / ratio))
-            if 0 < columns < width and 0 < rows < height:
+            rows, columns = round(np.sqrt(area / ratio)), round(np.sqrt(area * ratio))
+            down, right = height - rows + whole, width - columns + whole
+            if rows and columns and down > 0 and right > 0:
                 draw = self.random.uniform if between_pixels else self.random.randint
-                left, top = draw(0, width - columns), draw(0, height - rows)
+                left, top = draw(0, right), draw(0, down)
                 return top, left, rows, columns
-        return central_part(height, width, self.ratio)
-
-
-def central_part(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int, int, int]:
-    """The largest middle part whose width, in heights, is within `ratio`: top, left, its sizes."""
-    lowest, highest = ratio
-    rows, columns = height, width
-    if width / height < lowest:
-        rows = round(width / lowest)
-    elif width / height > highest:
-        columns = round(height * highest)
-    return (height - rows) // 2, (width - columns) // 2, rows, columns
+        lowest, highest = self.ratio
+        rows, columns = height, width
+        if width / height < lowest:
+            rows = round(width / lowest)
+        elif width / height > highest:
+            columns = round(height * highest)
+        return (height - rows) // 2, (width - columns) // 2, rows, columns

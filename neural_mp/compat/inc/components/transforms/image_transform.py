@@ -1,15 +1,26 @@
-"""What the transforms have in common: kinds of images, and checks on options."""
+"""What the transforms have in common: kinds of images, checks, and the libraries that scale."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from neural_mp.data.option_checks import finite_numbers, height_and_width
+from neural_mp.data.option_checks import finite_numbers, height_and_width, package
 from neural_mp.data.transforms import InputTransform
-from neural_mp.errors import ConfigurationError
+from neural_mp.errors import ConfigurationError, in_one_line
+
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
+#: Method → OpenCV's name of it, in the order of its numbers.
+OPENCV_METHODS = {
+    "nearest": "INTER_NEAREST",
+    "bilinear": "INTER_LINEAR",
+    "bicubic": "INTER_CUBIC",
+    "area": "INTER_AREA",
+}
+_OPENCV_DTYPES = ("uint8", "uint16", "int16", "float32", "float64")
 
 
 class TensorImage(np.ndarray):
@@ -20,20 +31,40 @@ class TensorImage(np.ndarray):
     """
 
 
-def as_tensor_image(image: Any) -> TensorImage:
+def as_tensor_image(image: object) -> TensorImage:
     """The same numbers, marked as a tensor."""
     return np.asarray(image).view(TensorImage)
 
 
-def is_tensor_image(image: Any) -> bool:
+def is_tensor_image(image: object) -> bool:
     """Whether an image is marked as a tensor, or is one of TensorFlow."""
     return isinstance(image, TensorImage) or type(image).__module__.startswith("tensorflow.")
+
+
+def is_picture(image: np.ndarray) -> bool:
+    """Whether an array is what Pillow would hold, with channels last, if any."""
+    return image.dtype == np.uint8 and (
+        image.ndim == 2 or (image.ndim == 3 and image.shape[2] <= 4)
+    )
+
+
+def axes_of(image: np.ndarray) -> tuple[int, int]:
+    """The axes of height and width; raises ValueError where there are none."""
+    if image.ndim < 2:
+        raise ValueError("uint8 [H, W, C], or floats [C, H, W] are expected")
+    return (0, 1) if is_picture(image) else (image.ndim - 2, image.ndim - 1)
+
+
+def height_and_width_of(image: np.ndarray) -> tuple[int, int]:
+    """In pixels."""
+    rows, columns = axes_of(image)
+    return image.shape[rows], image.shape[columns]
 
 
 class ImageTransform(InputTransform):
     """Changes an image; what was a `TensorImage` stays one."""
 
-    def array_of(self, inputs: Any) -> np.ndarray:
+    def array_of(self, inputs: object) -> np.ndarray:
         """The image as an array; a `TensorImage` for a tensor."""
         return as_tensor_image(inputs) if is_tensor_image(inputs) else np.asarray(inputs)
 
@@ -47,21 +78,11 @@ class ImageTransform(InputTransform):
         return (as_tensor_image(changed) if is_tensor_image(sample[0]) else changed), label
 
 
-def two_sizes(option: str, value: Any) -> tuple[int, int]:
+def two_sizes(option: str, value: object) -> tuple[int, int]:
     """Two sizes in pixels, in the order given; one number, or a list of one, stands for both."""
     if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 1:
         value = value[0]
     return height_and_width(option, value)
-
-
-def numbers(option: str, value: Any) -> tuple[float, ...]:
-    """One number, a list, or numbers in one text: `123.68 116.78 103.94`."""
-    if isinstance(value, str):
-        try:
-            value = [float(word) for word in value.replace(",", " ").split()]
-        except ValueError as error:
-            raise ConfigurationError(f"{option} must be numbers, got {value!r}") from error
-    return finite_numbers(option, value)
 
 
 def from_low_to_high(option: str, value: Any) -> tuple[float, float]:
@@ -85,3 +106,59 @@ def checked_rank(image: np.ndarray, *ranks: int) -> np.ndarray:
 def cut(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
     """A part of an image `[H, W]` or `[H, W, C]`."""
     return image[top : top + height, left : left + width]
+
+
+def computed(function: Callable[[Any], Any]) -> np.ndarray:
+    """The tensor that a function of TensorFlow gives, computed on the CPU.
+
+    Raises:
+        ValueError: TensorFlow refuses the image.
+    """
+    tf = package("tensorflow", "a transform of images", "tensorflow")
+    try:
+        # Scripts for TensorFlow 1 read data inside a graph, or without eager execution at all.
+        with tf.init_scope(), tf.device("CPU"):
+            if tf.executing_eagerly():
+                return np.asarray(function(tf).numpy())
+        with tf.Graph().as_default(), tf.device("CPU"), tf.compat.v1.Session() as session:
+            return np.asarray(session.run(function(tf)))
+    except (tf.errors.OpError, TypeError) as error:
+        raise ValueError(in_one_line(error)) from error
+
+
+def tensorflow_resize(image: np.ndarray, height: int, width: int, method: str) -> np.ndarray:
+    """Scale `[H, W, C]` with `tf.image.resize`: float32, but for `nearest` the dtype of the image.
+
+    Raises:
+        ValueError: the shape or the dtype does not fit.
+    """
+    given = np.asarray(checked_rank(image, 3))
+    given = given if method == "nearest" else given.astype(np.float32)
+    return computed(lambda tf: tf.image.resize(given, (height, width), method))
+
+
+@contextmanager
+def opencv() -> Iterator[Any]:
+    """The module; an image that it refuses is a ValueError."""
+    cv2 = package("cv2", "a transform of arrays", "opencv")
+    try:
+        yield cv2
+    except cv2.error as error:
+        raise ValueError(f"{in_one_line(error)}; Cast to uint8 or float32 before") from error
+
+
+def opencv_resize(image: np.ndarray, width: int, height: int, method: str) -> np.ndarray:
+    """Scale `[H, W]` or `[H, W, C]` with OpenCV's `resize`, whose order is width first.
+
+    Returns:
+        An array of the same dtype; a single channel loses its axis.
+
+    Raises:
+        ValueError: the shape or the dtype does not fit.
+    """
+    checked_rank(image, 2, 3)
+    if image.dtype.name not in _OPENCV_DTYPES:  # what it makes of others depends on its version
+        raise ValueError(f"it takes uint8, float32 or float64, not {image.dtype}; Cast it before")
+    with opencv() as cv2:
+        how = getattr(cv2, OPENCV_METHODS[method])
+        return np.asarray(cv2.resize(np.asarray(image), (width, height), interpolation=how))

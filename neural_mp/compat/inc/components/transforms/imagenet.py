@@ -1,4 +1,4 @@
-"""Whole ways from a decoded photo to the input of an ImageNet model, each under one name."""
+"""Whole ways from a decoded photo to the input of a model, each under one name."""
 
 from __future__ import annotations
 
@@ -7,31 +7,36 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.compat.inc.components.registries import TRANSFORMS, registered
+from neural_mp.compat.inc.components.registries import TRANSFORMS, numbers, registered
 from neural_mp.compat.inc.components.transforms.geometry import RandomTransform
 from neural_mp.compat.inc.components.transforms.image_transform import (
+    OPENCV_METHODS,
     ImageTransform,
+    TensorImage,
+    as_tensor_image,
     checked_rank,
     cut,
-    numbers,
+    opencv_resize,
+    tensorflow_resize,
 )
-from neural_mp.compat.inc.components.transforms.opencv_resize import opencv_resize
-from neural_mp.compat.inc.components.transforms.tensorflow_resize import METHODS, tensorflow_resize
 from neural_mp.compat.inc.components.transforms.values import image_as
 from neural_mp.data.option_checks import finite_number, one_of, whole_number
-from neural_mp.errors import ConfigurationError
+from neural_mp.errors import ConfigurationError, DataError
 
-_OPENCV_METHODS = ("nearest", "bilinear", "bicubic", "area")
-_OPENCV_NUMBERS = {0: "nearest", 1: "bilinear", 2: "bicubic", 3: "area"}
+#: How `tf.image.resize` scales.
+_METHODS = (
+    *("nearest", "bilinear", "bicubic", "area"),
+    *("lanczos3", "lanczos5", "gaussian", "mitchellcubic"),
+)
 
 
-def _sizes_checked(transform: Any, *options: str) -> None:
+def _sizes_checked(transform: object, *options: str) -> None:
     for option in options:
         name = f"{type(transform).__name__}: {option}"
         whole_number(name, getattr(transform, option), minimum=1)
 
 
-def _three(option: str, value: Any) -> tuple[float, ...]:
+def _three(option: str, value: object) -> tuple[float, ...]:
     found = numbers(option, value)
     if len(found) not in (1, 3):
         raise ConfigurationError(f"{option} must be one number, or three, got {value!r}")
@@ -45,9 +50,10 @@ def _central_part(image: np.ndarray, fraction: float) -> np.ndarray:
     return cut(image, top, left, height - 2 * top, width - 2 * left)
 
 
+@registered(TRANSFORMS, "BilinearImagenet", "onnxrt")
 @dataclass(frozen=True)
 class BilinearImagenet(ImageTransform):
-    """Cut out the middle, scale it, and bring 0…255 to -1…1: the way of Inception nets.
+    """Cut out the middle, scale it, and bring 0…255, also as floats, to -1…1, as Inception nets.
 
     Attributes:
         height, width: of the result.
@@ -85,38 +91,25 @@ class BilinearImagenet(ImageTransform):
 
     def in_floats(self, image: np.ndarray) -> np.ndarray:
         """float32 from 0 to 1."""
-        raise NotImplementedError
+        return image.astype(np.float32) / np.float32(255)
 
     def scaled(self, image: np.ndarray) -> np.ndarray:
         """`[height, width, C]`."""
-        raise NotImplementedError
+        found = opencv_resize(image, self.width, self.height, "bilinear")
+        return found if found.ndim == 3 else found[:, :, np.newaxis]
 
 
 @registered(TRANSFORMS, "BilinearImagenet", "tensorflow")
 class TensorFlowBilinearImagenet(BilinearImagenet):
-    """Floats are taken to lie in 0…1 already."""
+    """The same; floats are taken to lie in 0…1 already, and whole numbers to fill their dtype."""
 
     def in_floats(self, image: np.ndarray) -> np.ndarray:
-        """Whole numbers by the largest of their dtype."""
+        """float32 from 0 to 1."""
         return image_as(image, np.dtype(np.float32))
 
     def scaled(self, image: np.ndarray) -> np.ndarray:
-        """As TensorFlow does it."""
+        """`[height, width, C]`."""
         return tensorflow_resize(image, self.height, self.width, "bilinear")
-
-
-@registered(TRANSFORMS, "BilinearImagenet", "onnxrt")
-class ArrayBilinearImagenet(BilinearImagenet):
-    """Floats are taken to lie in 0…255, too."""
-
-    def in_floats(self, image: np.ndarray) -> np.ndarray:
-        """By 255."""
-        return image.astype(np.float32) / np.float32(255)
-
-    def scaled(self, image: np.ndarray) -> np.ndarray:
-        """As OpenCV does it."""
-        found = opencv_resize(image, self.width, self.height, "bilinear")
-        return found if found.ndim == 3 else found[:, :, np.newaxis]
 
 
 @dataclass(frozen=True)
@@ -150,7 +143,7 @@ class CroppedToSize(RandomTransform):
         _sizes_checked(self, "height", "width", "resize_side")
         mean = _three("ResizeCropImagenet: mean_value", self.mean_value)
         object.__setattr__(self, "mean_value", mean)
-        one_of("ResizeCropImagenet: resize_method", self.resize_method, METHODS)
+        one_of("ResizeCropImagenet: resize_method", self.resize_method, _METHODS)
         formats = ("channels_last", "channels_first")
         one_of("ResizeCropImagenet: data_format", self.data_format, formats)
         one_of("ResizeCropImagenet: subpixels", self.subpixels, ("RGB", "BGR"))
@@ -258,8 +251,8 @@ class ResizeWithAspectRatio(ImageTransform):
         if finite_number("ResizeWithAspectRatio: scale", self.scale) <= 0:
             raise ConfigurationError("ResizeWithAspectRatio: scale must be above 0")
         method = self.inter_pol
-        method = _OPENCV_NUMBERS.get(method, method) if isinstance(method, int) else method
-        one_of("ResizeWithAspectRatio: inter_pol", method, _OPENCV_METHODS)
+        method = dict(enumerate(OPENCV_METHODS)).get(method, method)
+        one_of("ResizeWithAspectRatio: inter_pol", method, [*OPENCV_METHODS])
         object.__setattr__(self, "inter_pol", method)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
@@ -271,3 +264,80 @@ class ResizeWithAspectRatio(ImageTransform):
         else:
             width = int(width * old_width / old_height)
         return opencv_resize(inputs, width, height, self.inter_pol)
+
+
+@registered(TRANSFORMS, "ResizeWithRatio")
+@dataclass(frozen=True)
+class ResizeWithRatio(ImageTransform):
+    """Scale an image so that its shorter edge is `min_dim`, but its longer one `max_dim` at most.
+
+    An image is never made smaller for `min_dim`. Padded, it lies in the middle, and so do the boxes
+    of its label. For arrays the two new edges are swapped, as they are there: an image that is no
+    square is stretched.
+
+    Attributes:
+        min_dim, max_dim: in pixels; 0 for no such bound.
+        padding: whether to pad to `max_dim` × `max_dim`.
+        constant_value: what to pad with.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+    """
+
+    min_dim: int = 800
+    max_dim: int = 1365
+    padding: bool = False
+    constant_value: float = 0
+
+    def __post_init__(self) -> None:
+        whole_number("ResizeWithRatio: min_dim", self.min_dim, minimum=0)
+        whole_number("ResizeWithRatio: max_dim", self.max_dim, minimum=0)
+        finite_number("ResizeWithRatio: constant_value", self.constant_value)
+        if self.padding and not self.max_dim:
+            raise ConfigurationError("ResizeWithRatio: padding needs max_dim")
+
+    def __call__(self, sample: Any) -> tuple[np.ndarray, Any]:
+        """Transform one sample `(image, (boxes, names, classes, image id))`.
+
+        Boxes are shares `[top, left, bottom, right]` of height and width.
+
+        Raises:
+            DataError: it is no such sample, or the image does not fit.
+        """
+        image, label = super().__call__(sample)
+        if not isinstance(label, tuple | list) or len(label) != 4:
+            raise DataError(
+                "ResizeWithRatio takes labels (boxes, names, classes, image id), as the COCO "
+                f"datasets give them, got {type(label).__name__}"
+            )
+        if not self.padding:
+            return image, tuple(label)
+        old = self.array_of(sample[0]).shape[:2]
+        margins = [self.max_dim - size for size in image.shape[:2]]
+        before = [margin // 2 for margin in margins]
+        around = [(low, margin - low) for low, margin in zip(before, margins, strict=True)]
+        padded = np.pad(
+            np.asarray(image), [*around, (0, 0)][: image.ndim], constant_values=self.constant_value
+        )
+        moved = np.asarray(label[0]) * [*old, *old] * self._scale(*old) + [*before, *before]
+        tensor = isinstance(image, TensorImage)
+        return (as_tensor_image(padded) if tensor else padded), (moved / self.max_dim, *label[1:])
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """The scaled image, before it is padded."""
+        height, width = checked_rank(inputs, 2, 3).shape[:2]
+        scale = self._scale(height, width)
+        new_height, new_width = round(height * scale), round(width * scale)
+        if isinstance(inputs, TensorImage):
+            return tensorflow_resize(np.asarray(inputs), new_height, new_width, "bilinear")
+        if scale == 1:
+            return inputs
+        scaled = opencv_resize(inputs, new_height, new_width, "bilinear")
+        return scaled if scaled.ndim == inputs.ndim else scaled[:, :, np.newaxis]
+
+    def _scale(self, height: int, width: int) -> float:
+        scale = max(1, self.min_dim / min(height, width)) if self.min_dim else 1
+        longer = max(height, width)
+        if self.max_dim and round(longer * scale) > self.max_dim:
+            scale = self.max_dim / longer
+        return scale

@@ -16,8 +16,8 @@ from neural_mp.compat.inc.components.transforms.squad_windows import (
     Window,
     Windows,
 )
-from neural_mp.data.option_checks import existing_path, whole_number
-from neural_mp.errors import ConfigurationError, DataError
+from neural_mp.data.option_checks import existing_path, true_or_false, whole_number
+from neural_mp.errors import DataError
 
 #: The number of the first window; the others follow one by one.
 FIRST_WINDOW = 1_000_000_000
@@ -28,39 +28,6 @@ _NO_ANSWER = "empty"
 _SIZES = ("n_best_size", "max_seq_length", "max_query_length", "max_answer_length", "doc_stride")
 
 
-@dataclass
-class Collected:
-    """Scores of windows, in the order in which they came.
-
-    Attributes:
-        length: how many windows there are.
-        starts, ends: for each window the scores of its places, float `[places]`.
-    """
-
-    length: int
-    starts: list[np.ndarray] = field(default_factory=list)
-    ends: list[np.ndarray] = field(default_factory=list)
-
-    def add(self, starts: np.ndarray, ends: np.ndarray) -> None:
-        """Take in the windows of a batch; those beyond `length` pad the last batch, and go."""
-        room = self.length - len(self.starts)
-        self.starts += [*np.asarray(starts)[:room]]
-        self.ends += [*np.asarray(ends)[:room]]
-
-    def taken_out(self) -> list[list[Any]] | None:
-        """Numbers, scores of starts and of ends, once all are there; then it is empty again."""
-        if len(self.starts) < self.length:
-            return None
-        numbers = list(range(FIRST_WINDOW, FIRST_WINDOW + self.length))
-        collected: list[list[Any]] = [numbers, self.starts, self.ends]
-        self.reset()
-        return collected
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self.starts, self.ends = [], []
-
-
 def _pair(transform: object, sample: Any) -> tuple[Any, Any]:
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         raise DataError(f"{type(transform).__name__} takes (predictions, labels)")
@@ -68,62 +35,62 @@ def _pair(transform: object, sample: Any) -> tuple[Any, Any]:
 
 
 @registered(TRANSFORMS, "Collect", "tensorflow")
-@dataclass(frozen=True)
 class Collect:
     """Hold back predictions `[N, places, 2]` until those of all windows are there.
 
-    Attributes:
+    Args:
         length: how many windows there are.
-        collected: what is there.
 
     Raises:
         ConfigurationError: `length` is no whole number from 1.
     """
 
-    length: int = 10833
-    collected: Collected = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        length = whole_number(f"{type(self).__name__}: length", self.length, minimum=1)
-        object.__setattr__(self, "collected", Collected(length))
+    def __init__(self, length: int = 10833) -> None:
+        self.length = whole_number(f"{type(self).__name__}: length", length, minimum=1)
+        self.reset()
 
     def reset(self) -> None:
         """Begin with the first window again."""
-        self.collected.reset()
+        self._starts: list[np.ndarray] = []
+        self._ends: list[np.ndarray] = []
 
-    def __call__(self, sample: Any) -> tuple[Any, Any]:
+    def __call__(self, sample: object) -> tuple[Any, Any]:
         """`(predictions, labels)` → `([numbers, starts, ends], labels)`, or nothing yet.
 
         Raises:
             DataError: it is no such pair.
         """
         predictions, labels = _pair(self, sample)
+        starts, ends = self._two(predictions)
+        # Windows beyond `length` pad the last batch.
+        room = self.length - len(self._starts)
+        self._starts += [*starts[:room]]
+        self._ends += [*ends[:room]]
+        if len(self._starts) < self.length:
+            return NOTHING_YET
+        numbers = list(range(FIRST_WINDOW, FIRST_WINDOW + self.length))
+        complete = [numbers, self._starts, self._ends]
+        self.reset()
+        return complete, labels
+
+    def _two(self, predictions: Any) -> tuple[np.ndarray, np.ndarray]:
+        """For each window the scores of its places as starts and as ends."""
         scores = np.asarray(predictions)
         if scores.ndim != 3 or scores.shape[2] != 2:
             raise DataError(
                 f"Collect takes predictions [N, places, 2], got the shape {list(scores.shape)}"
             )
-        self.collected.add(scores[..., 0], scores[..., 1])
-        complete = self.collected.taken_out()
-        return NOTHING_YET if complete is None else (complete, labels)
+        return scores[..., 0], scores[..., 1]
 
 
 @registered(TRANSFORMS, "ModelZooCollect", "tensorflow")
 class ModelZooCollect(Collect):
     """The same, for predictions (starts `[N, places]`, ends `[N, places]`)."""
 
-    def __call__(self, sample: Any) -> tuple[Any, Any]:
-        """`(predictions, labels)` → `([numbers, starts, ends], labels)`, or nothing yet.
-
-        Raises:
-            DataError: it is no such pair.
-        """
-        predictions, labels = _pair(self, sample)
+    def _two(self, predictions: Any) -> tuple[np.ndarray, np.ndarray]:
         if not isinstance(predictions, Sequence | np.ndarray) or len(predictions) != 2:
             raise DataError(f"{type(self).__name__} takes two predictions: starts and ends")
-        self.collected.add(np.asarray(predictions[0]), np.asarray(predictions[1]))
-        complete = self.collected.taken_out()
-        return NOTHING_YET if complete is None else (complete, labels)
+        return np.asarray(predictions[0]), np.asarray(predictions[1])
 
 
 @registered(TRANSFORMS, "SquadV1", "tensorflow")
@@ -162,15 +129,14 @@ class SquadV1:
         name = type(self).__name__
         for option in _SIZES:
             whole_number(f"{name}: {option}", getattr(self, option), minimum=1)
-        if not isinstance(self.do_lower_case, bool):
-            raise ConfigurationError(f"{name}: do_lower_case must be true or false")
+        true_or_false(f"{name}: do_lower_case", self.do_lower_case)
         questions = existing_path(f"{name}: label_file", self.label_file)
         vocabulary = existing_path(f"{name}: vocab_file", self.vocab_file)
         tokenizer = Tokenizer(vocabulary, self.do_lower_case)
         windows = Windows(tokenizer, self.max_seq_length, self.max_query_length, self.doc_stride)
         object.__setattr__(self, "task", Task(questions, windows))
 
-    def __call__(self, sample: Any) -> tuple[Any, Any]:
+    def __call__(self, sample: object) -> tuple[Any, Any]:
         """`([numbers of windows, starts, ends], labels)` → `({question: answer}, labels)`.
 
         `(None, None)`, which is nothing yet, stays that.
@@ -226,7 +192,7 @@ class SquadV1:
         return [int(place) for place in np.argsort(-scores, kind="stable")[: self.n_best_size]]
 
 
-def _row(scores: Any) -> np.ndarray:
+def _row(scores: object) -> np.ndarray:
     return np.asarray(scores, dtype=np.float64).reshape(-1)
 
 
@@ -245,7 +211,7 @@ class SquadV1ModelZoo(SquadV1):
         """Begin with the first window again."""
         self.collect.reset()
 
-    def __call__(self, sample: Any) -> tuple[Any, Any]:
+    def __call__(self, sample: object) -> tuple[Any, Any]:
         """`((starts, ends), labels)` → `({question: answer}, labels)`, or nothing yet.
 
         Raises:

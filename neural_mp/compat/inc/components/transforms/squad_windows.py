@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from neural_mp.errors import DataError, MissingFrameworkError
-from neural_mp.io.files import read_json
+from neural_mp.data.option_checks import package
+from neural_mp.errors import DataError
+from neural_mp.io.readers import read_data_json
 
 _LONGEST_WORD = 200  # in characters; a longer one is unknown
 _NARROW_SPACE = "\u202f"
@@ -62,7 +63,7 @@ def read_questions(path: Path) -> list[Question]:
         DataError: the file is of another form.
     """
     try:
-        data = read_json(path)["data"]
+        data = read_data_json(path)["data"]
         return [
             Question(str(question["id"]), question["question"], words)
             for article in data
@@ -70,7 +71,7 @@ def read_questions(path: Path) -> list[Question]:
             for words in [_words(paragraph["context"])]
             for question in paragraph["qas"]
         ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{path} is no file of SQuAD 1.1: data, paragraphs, context and qas are expected"
         ) from error
@@ -96,19 +97,16 @@ class Tokenizer:
     """
 
     def __init__(self, vocabulary: Path, lower_case: bool) -> None:
-        try:
-            from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-        except ImportError as error:
-            raise MissingFrameworkError(
-                "SquadV1 needs tokenizers; install them with: pip install 'neural-mp[text]'"
-            ) from error
+        tokenizers = package("tokenizers", "SquadV1", "text")
         pieces = _numbered(vocabulary)
         if "[UNK]" not in pieces:
             raise DataError(f"{vocabulary} is no vocabulary of BERT: it has no line [UNK]")
-        self._normalizer = normalizers.BertNormalizer(lowercase=lower_case)
-        self._splitter = pre_tokenizers.BertPreTokenizer()
-        self._tokenizer = Tokenizer(
-            models.WordPiece(pieces, unk_token="[UNK]", max_input_chars_per_word=_LONGEST_WORD)
+        self._normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lower_case)
+        self._splitter = tokenizers.pre_tokenizers.BertPreTokenizer()
+        self._tokenizer = tokenizers.Tokenizer(
+            tokenizers.models.WordPiece(
+                pieces, unk_token="[UNK]", max_input_chars_per_word=_LONGEST_WORD
+            )
         )
         self._tokenizer.normalizer = self._normalizer
         self._tokenizer.pre_tokenizer = self._splitter

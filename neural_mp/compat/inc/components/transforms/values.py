@@ -1,4 +1,4 @@
-"""Transforms that change the values of an image, or what they are stored as."""
+"""Transforms that change the values of an image or a label, or what they are stored as."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.compat.inc.components.registries import TRANSFORMS, registered
+from neural_mp.compat.inc.components.registries import TRANSFORMS, numbers, registered
 from neural_mp.compat.inc.components.transforms.image_transform import (
     ImageTransform,
     TensorImage,
-    numbers,
+    checked_rank,
+    computed,
+    is_picture,
+    opencv,
 )
 from neural_mp.data.option_checks import finite_number, one_of, whole_number
 from neural_mp.data.transforms import Normalize as OurNormalize
 from neural_mp.data.transforms import Transpose as OurTranspose
-from neural_mp.errors import ConfigurationError
+from neural_mp.errors import ConfigurationError, DataError
 
 _DTYPES = (
     "float32", "float64", "float16", "uint8", "int8", "int16", "int32", "int64",
@@ -26,7 +29,7 @@ _LEAST_STD = 1e-6
 _LARGEST_BYTE = np.float32(255)
 
 
-def _two_steps(name: str, rescale: Any) -> tuple[float, float] | None:
+def _two_steps(name: str, rescale: object) -> tuple[float, float] | None:
     """`[divisor, subtrahend]`, or None for nothing."""
     if rescale is None:
         return None
@@ -90,7 +93,7 @@ class NormalizeAndRescale(Normalize):
 
 
 @registered(TRANSFORMS, "Normalize", "pytorch")
-def normalize_channels_first(mean: Any = (0.0,), std: Any = (1.0,)) -> Normalize:
+def normalize_channels_first(mean: object = (0.0,), std: object = (1.0,)) -> Normalize:
     """`(image - mean) / std` for channels that come first, as ToTensor puts them."""
     return Normalize(mean, std, channels="first")
 
@@ -161,24 +164,14 @@ class CastOfTensors(Cast):
 
 
 def image_as(image: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    """Change the dtype as `tf.image.convert_image_dtype` does: 255 as uint8 is 1 as a float.
+    """Change the dtype with `tf.image.convert_image_dtype`: 255 as uint8 is 1 as a float.
 
     Raises:
         ValueError: a dtype holds neither whole numbers nor floats.
     """
-    old = image.dtype
-    if old.kind not in "iuf" or dtype.kind not in "iuf":
+    if image.dtype.kind not in "iuf" or dtype.kind not in "iuf":
         raise ValueError("images of records are of whole numbers or floats")
-    if old == dtype or old.kind == dtype.kind == "f":
-        return image.astype(dtype)
-    if dtype.kind == "f":
-        return image.astype(dtype) * dtype.type(1.0 / np.iinfo(old).max)
-    if old.kind == "f":
-        return (image * old.type(np.iinfo(dtype).max + 0.5)).astype(dtype)
-    largest, new_largest = int(np.iinfo(old).max), int(np.iinfo(dtype).max)
-    if largest > new_largest:
-        return (image // old.type((largest + 1) // (new_largest + 1))).astype(dtype)
-    return image.astype(dtype) * dtype.type((new_largest + 1) // (largest + 1))
+    return computed(lambda tf: tf.image.convert_image_dtype(image, dtype))
 
 
 @registered(TRANSFORMS, "QuantizedInput", "tensorflow")
@@ -229,6 +222,33 @@ class ToArray(ImageTransform):
         return inputs
 
 
+@registered(TRANSFORMS, "ToTensor")
+@dataclass(frozen=True)
+class ToTensor(ImageTransform):
+    """A picture `[H, W]` or `[H, W, C]` → `[C, H, W]`; 0…255 as uint8 become 0…1 as float32."""
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """Other numbers keep their values and their dtype."""
+        image = checked_rank(inputs, 2, 3)
+        image = image[np.newaxis] if image.ndim == 2 else image.transpose(2, 0, 1)
+        return image.astype(np.float32) / _LARGEST_BYTE if image.dtype == np.uint8 else image
+
+
+@registered(TRANSFORMS, "ToPILImage", "pytorch")
+@dataclass(frozen=True)
+class ToPILImage(ImageTransform):
+    """Floats `[C, H, W]` from 0 to 1 → a picture `[H, W, C]`, uint8; a picture stays as it is."""
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """Cut off to whole numbers."""
+        if is_picture(inputs):
+            return inputs
+        if inputs.dtype.kind != "f" or inputs.ndim not in (2, 3):
+            raise ValueError("uint8 [H, W, C], or floats [C, H, W] are expected")
+        picture = (inputs * 255).astype(np.uint8)
+        return picture.transpose(1, 2, 0) if picture.ndim == 3 else picture[:, :, np.newaxis]
+
+
 @registered(TRANSFORMS, "AlignImageChannel", "tensorflow", "onnxrt")
 @dataclass(frozen=True)
 class AlignImageChannel(ImageTransform):
@@ -253,13 +273,45 @@ class AlignImageChannel(ImageTransform):
         if inputs.shape[-1] == 4 and self.dim == 3:
             return inputs[..., :3]
         if inputs.shape[-1] == 3 and self.dim == 1:
-            return grey(inputs)[..., np.newaxis]
+            with opencv() as cv2:
+                grey = cv2.cvtColor(np.ascontiguousarray(inputs), cv2.COLOR_RGB2GRAY)
+            return np.asarray(grey)[..., np.newaxis]
         raise ValueError(f"there is no rule from {inputs.shape[-1]} to {self.dim} channels")
 
 
-def grey(image: np.ndarray) -> np.ndarray:
-    """Luma of an RGB image `[H, W, 3]` by ITU-R BT.601; whole numbers are rounded as in OpenCV."""
-    if image.dtype.kind == "f":
-        return image @ np.array([0.299, 0.587, 0.114], dtype=image.dtype)
-    fixed = np.array([9798, 19235, 3735])  # the same in 15 bits, made to sum up to 1
-    return ((image.astype(np.int64) @ fixed + (1 << 14)) >> 15).astype(image.dtype)
+@registered(TRANSFORMS, "LabelShift")
+@dataclass(frozen=True)
+class LabelShift:
+    """Take a number away from every label, such as 1 where class 0 is the background.
+
+    Raises:
+        ConfigurationError: it is no whole number.
+    """
+
+    label_shift: int = 0
+
+    def __post_init__(self) -> None:
+        whole_number("LabelShift: label_shift", self.label_shift)
+
+    def __call__(self, sample: Any) -> tuple[Any, Any]:
+        """`(predictions, labels)` → the same predictions, and labels in the kind that they had.
+
+        Raises:
+            DataError: it is no such pair, or labels are no numbers.
+        """
+        if not isinstance(sample, tuple | list) or len(sample) != 2:
+            raise DataError("LabelShift takes (predictions, labels)")
+        predictions, labels = sample
+        try:
+            return predictions, self._shifted(labels)
+        except TypeError as error:
+            raise DataError("LabelShift takes labels that are numbers") from error
+
+    def _shifted(self, labels: Any) -> Any:
+        if not isinstance(labels, list):
+            return np.asarray(labels) - self.label_shift
+        if labels and isinstance(labels[0], tuple):
+            return [tuple(np.array(label) - self.label_shift) for label in labels]
+        if labels and isinstance(labels[0], np.ndarray):
+            return [label - self.label_shift for label in labels]
+        return (np.array(labels) - self.label_shift).tolist()

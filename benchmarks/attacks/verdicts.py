@@ -1,0 +1,219 @@
+"""What comes of an attack: right results or one error of ours; all else is a finding."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from neural_mp.errors import DataError, NeuralMPError, is_users_own, users_own
+
+logger = logging.getLogger(__name__)
+
+#: Where the code is that is attacked.
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+
+
+class Verdict(Enum):
+    """How one attack ended."""
+
+    RIGHT = "right"
+    REFUSED = "refused"
+    TRACEBACK = "traceback"
+    HANG = "hang"
+    EXECUTED = "executed"
+    LOST = "lost"
+    REPEATED = "repeated"
+    WRONG = "wrong"
+
+    @property
+    def harmless(self) -> bool:
+        """Whether that is one of the two ends that are promised."""
+        return self in (Verdict.RIGHT, Verdict.REFUSED)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One attack and its end.
+
+    Attributes:
+        family: what kind of attack, such as `hostile files`.
+        case: which one.
+        verdict: how it ended.
+        words: what was said, or seen.
+    """
+
+    family: str
+    case: str
+    verdict: Verdict
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of attack.
+
+    Attributes:
+        name: of the kind.
+        full: how many attacks the long form makes.
+        findings: (how many, an empty folder, a seed) → what came of each.
+    """
+
+    name: str
+    full: int
+    findings: Callable[[int, Path, int], Iterator[Finding]]
+
+
+class TooLongError(BaseException):
+    """The time is up; no `except Exception` on the way may swallow it."""
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise `TooLongError` inside after this many seconds; in the main thread only."""
+    assert threading.current_thread() is threading.main_thread()
+
+    def stop(*_: Any) -> None:
+        raise TooLongError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def judged(
+    family: str,
+    case: str,
+    call: Callable[[], Any],
+    *,
+    canary: Path | None = None,
+    seconds: float = 30,
+) -> Finding:
+    """Make a call in this process and judge how it ends.
+
+    Args:
+        family: see `Finding`.
+        case: see `Finding`.
+        call: the attack; it raises `AssertionError` where a result is wrong.
+        canary: a file that only code of the attacker's makes.
+        seconds: it must end before.
+    """
+    words = ""
+    try:
+        with limited(seconds):
+            call()
+        verdict = Verdict.RIGHT
+    except TooLongError:
+        verdict = Verdict.HANG
+    except NeuralMPError as error:
+        verdict, words = Verdict.REFUSED, str(error)
+    except AssertionError as error:
+        verdict, words = Verdict.WRONG, str(error)
+    except Exception as error:
+        logger.debug("%s: %s", family, case, exc_info=True)
+        own = is_users_own(error)
+        verdict, words = (Verdict.RIGHT if own else Verdict.TRACEBACK), repr(error)
+    if canary is not None and canary.exists():
+        verdict = Verdict.EXECUTED
+    return Finding(family, case, verdict, words)
+
+
+def command(*arguments: str) -> list[str]:
+    """The `neural-mp` command as a user starts it: by a script, not from the working directory."""
+    return [sys.executable, str(Path(__file__).with_name("command.py")), *arguments]
+
+
+def judged_command(
+    family: str,
+    case: str,
+    arguments: Sequence[str],
+    *,
+    canary: Path | None = None,
+    folder: Path | None = None,
+    seconds: float = 120,
+) -> Finding:
+    """Run `neural-mp` with arguments in a process of its own and judge how it ends.
+
+    Args:
+        family: see `Finding`.
+        case: see `Finding`.
+        arguments: of the command.
+        canary: a file that only code of the attacker's makes.
+        folder: the working directory.
+        seconds: it must end before.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            command(*arguments),
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        verdict, words = Verdict.HANG, ""
+    else:
+        words = (done.stderr.strip() or done.stdout.strip())[-2000:]
+        if "Traceback (most recent call last)" in done.stderr or done.returncode < 0:
+            verdict = Verdict.TRACEBACK
+        else:
+            verdict = Verdict.RIGHT if done.returncode == 0 else Verdict.REFUSED
+    if canary is not None and canary.exists():
+        verdict = Verdict.EXECUTED
+    return Finding(family, case, verdict, words)
+
+
+def check() -> None:
+    """Raise `AssertionError` unless every end of a call is judged as what it is."""
+
+    def fails(error: Exception) -> Any:
+        raise error
+
+    with tempfile.TemporaryDirectory() as folder:
+        canary = Path(folder) / "ran"
+        found = [
+            judged("", "", lambda: 1),
+            judged("", "", lambda: fails(DataError("no data"))),
+            judged("", "", lambda: fails(users_own(KeyError("x")))),
+            judged("", "", lambda: fails(KeyError("x"))),
+            judged("", "", lambda: fails(AssertionError("1 is not 2"))),
+            judged("", "", lambda: time.sleep(5), seconds=0.1),
+            judged("", "", canary.touch, canary=canary),
+        ]
+    harmless = [Verdict.RIGHT, Verdict.REFUSED, Verdict.RIGHT]
+    others = [Verdict.TRACEBACK, Verdict.WRONG, Verdict.HANG, Verdict.EXECUTED]
+    assert [finding.verdict for finding in found] == harmless + others
+    assert harmful(found) == found[len(harmless) :]
+
+
+def harmful(findings: Iterable[Finding]) -> list[Finding]:
+    """Those of the findings that break a promise."""
+    return [finding for finding in findings if not finding.verdict.harmless]
+
+
+def counts(findings: Iterable[Finding]) -> dict[str, Counter[Verdict]]:
+    """Family → how many attacks ended in which way."""
+    found: dict[str, Counter[Verdict]] = {}
+    for finding in findings:
+        found.setdefault(finding.family, Counter())[finding.verdict] += 1
+    return found

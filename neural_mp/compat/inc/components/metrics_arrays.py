@@ -1,0 +1,376 @@
+"""Metrics over classes and numbers in files of Intel Neural Compressor.
+
+They are topk, Accuracy, ROC, F1 and mIOU, and Loss, MAE, MSE and RMSE.
+
+Source of what they mean: `neural_compressor/experimental/metric/metric.py` and `f1.py` of
+release 1.14.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from neural_mp.compat.inc.components.registries import METRICS, as_one, parts, registered
+from neural_mp.data.option_checks import one_of, true_or_false, whole_number
+from neural_mp.errors import MetricError
+from neural_mp.metrics import regression
+from neural_mp.metrics.base import RunningMean, nothing_taken_in
+from neural_mp.metrics.predictions import as_array, number_pairs, whole_numbers
+from neural_mp.metrics.segmentation import MeanIoU
+from neural_mp.util.pytree import as_numpy
+
+
+@registered(METRICS, "topk")
+class TopK(RunningMean):
+    """The share of samples whose label is among the `k` highest scores; 0 before any sample.
+
+    Scores are `[N, …]`, flattened to `[N, C]`, or `[C]` of one sample. Labels are classes, `[N]`,
+    `[N, 1]` or one number, or one-hot `[N, C]`. NaN counts as higher than any number, since that
+    is how numpy sorts. Of equal scores the last counts as the highest; there, which one does
+    depends on the processor. A label that is no class counts as missed.
+
+    Args:
+        k: how many scores are looked at.
+
+    Raises:
+        ConfigurationError: `k` is no whole number from 1.
+    """
+
+    higher_is_better: ClassVar[bool] = True
+    best_value: ClassVar[float | None] = 1.0
+
+    def __init__(self, k: int = 1) -> None:
+        super().__init__()
+        self.k = whole_number("topk: k", k, minimum=1)
+
+    def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
+        """Take in one batch.
+
+        Raises:
+            MetricError: there is not one label for each row of scores.
+        """
+        scores = as_one(preds, "predictions")
+        scores = scores.reshape(len(scores) if scores.ndim > 1 else 1, -1)
+        truth = np.atleast_1d(as_one(labels, "labels"))
+        if isinstance(labels, list) and labels and isinstance(labels[0], tuple):
+            truth = truth.reshape(truth.shape[-1], -1)  # [(first, second, …)]
+        if len(truth) != len(scores):
+            raise MetricError(
+                f"topk needs a label for each row of scores, got scores of shape {scores.shape} "
+                f"and labels of shape {truth.shape}"
+            )
+        truth = truth.reshape(len(truth), -1)
+        if truth.shape[1] != 1:
+            truth = np.argsort(truth, axis=1, kind="stable")[:, -1:]
+        self.take_in(self._hits(scores, whole_numbers(truth, "labels")))
+
+    def result(self) -> float:
+        """The share since the last reset."""
+        return super().result() if self._count else 0.0
+
+    def _hits(self, scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
+        """Whether each row `[C]` of the scores puts the label `[1]` among its best; `[N]`."""
+        best = np.argsort(scores, axis=1, kind="stable")[:, -self.k :]
+        return (best == truth).any(axis=1)
+
+
+@registered(METRICS, "topk", "tensorflow")
+class TensorFlowTopK(TopK):
+    """`topk` as TensorFlow's `in_top_k` counts, with scores as float32; 0 before any sample.
+
+    A label is missed if `k` scores are higher than its own: of equal scores all count, so that a
+    model whose scores are all equal is right each time. It is missed too if a score is not finite,
+    or if it is no class.
+
+    Args:
+        k: how many scores are looked at.
+
+    Raises:
+        ConfigurationError: `k` is no whole number from 1.
+    """
+
+    def _hits(self, scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
+        scores = scores.astype(np.float32)
+        is_class = (truth >= 0) & (truth < scores.shape[1])
+        of_truth = np.take_along_axis(scores, np.where(is_class, truth, 0), axis=1)
+        higher = (scores > of_truth).sum(axis=1)
+        return (higher < self.k) & is_class[:, 0] & np.isfinite(scores).all(axis=1)
+
+
+@registered(METRICS, "Accuracy")
+class Accuracy(RunningMean):
+    """How many predictions are right, for each sample.
+
+    * Scores `[N, C, …]` of several classes and labels `[N, …]`: the highest score counts, the
+      first of equal ones. What is right along further axes is added up, as it is there, so that the
+      value of images `[N, C, H, W]` goes up to H·W.
+    * Predictions and labels of one shape `[N, C, …]`: the share of equal numbers among all.
+    * Predictions `[N]`, `[N, 1]` or `[N, 1, …]` and labels with as many numbers: equal numbers, for
+      each sample. No threshold is applied to scores.
+
+    There, predictions `[N, 1]` with labels `[N]` are compared each with each; here each with its
+    own label.
+    """
+
+    higher_is_better: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._most = 0.0
+
+    @property
+    def best_value(self) -> float | None:  # type: ignore[override]
+        """What no sample can better; None before the first batch."""
+        return self._most or None
+
+    def update(self, preds: object, labels: object, sample_weight: object = None) -> None:
+        """Take in one batch.
+
+        Raises:
+            MetricError: the shapes do not fit each other.
+        """
+        scores = np.atleast_1d(as_one(preds, "predictions"))
+        truth = np.atleast_1d(as_one(labels, "labels"))
+        if scores.ndim == truth.ndim + 1:
+            predicted = scores[:, 0] if scores.shape[1] == 1 else scores.argmax(axis=1)
+        else:
+            predicted = scores
+        if predicted.shape != truth.shape:
+            raise MetricError(
+                f"Accuracy needs predictions [N, …] or scores [N, C, …] for labels [N, …], "
+                f"got predictions of shape {scores.shape} and labels of shape {truth.shape}"
+            )
+        are_many_labels = predicted is scores and truth.ndim > 1 and truth.shape[1] > 1
+        count = truth.size if are_many_labels else len(truth)
+        self._sum += float((predicted == truth).sum())
+        self._count += count
+        self._most = max(self._most, truth.size / max(count, 1))
+
+    def merge(self, other: Any) -> None:
+        """Take in all that another of its kind has taken in."""
+        super().merge(other)
+        self._most = max(self._most, other._most)
+
+
+@registered(METRICS, "ROC")
+class ROC(RunningMean):
+    """The share of samples whose rounded score is the label: an accuracy, as it is there.
+
+    The name notwithstanding it is not the area under the curve. Scores and labels are `[N]`,
+    `[N, 1]` or `[1, N]`, scores from 0 to 1; 0.5 is rounded to 0.
+
+    Args:
+        task: `dlrm`, `dien` or `wide_deep`, which all give the same.
+
+    Raises:
+        ConfigurationError: there is no such task.
+    """
+
+    higher_is_better: ClassVar[bool] = True
+    best_value: ClassVar[float | None] = 1.0
+
+    def __init__(self, task: str = "dlrm") -> None:
+        super().__init__()
+        self.task = one_of("ROC: task", task, ("dlrm", "dien", "wide_deep"))
+
+    def update(self, preds: object, labels: object) -> None:
+        """Take in one batch.
+
+        Raises:
+            MetricError: there is not one score and one label for each sample.
+        """
+        scores = np.atleast_1d(np.squeeze(as_one(preds, "predictions")))
+        truth = np.atleast_1d(np.squeeze(as_one(labels, "labels")))
+        if scores.ndim != 1 or scores.shape != truth.shape:
+            raise MetricError(
+                f"ROC needs one score and one label for each sample, got scores of shape "
+                f"{scores.shape} and labels of shape {truth.shape}"
+            )
+        self.take_in(np.round(scores) == truth)
+
+
+@registered(METRICS, "F1")
+class F1:
+    """The F1 score of one list of tokens against another, the mean over batches.
+
+    A batch's predictions and labels are each one list of words, numbers or other values, whatever
+    their lengths. Precision is the share of the predictions that is also among the labels, recall
+    the share of the labels that is also among the predictions; their order is of no effect. That
+    is how answers to questions (SQuAD) are compared; the F1 score of classes is `f1_score`.
+    """
+
+    running: ClassVar[bool] = False  # a mean over batches, whatever their size
+    higher_is_better: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._scores: list[float] = []
+
+    def update(self, preds: object, labels: object) -> None:
+        """Take in one batch.
+
+        Raises:
+            MetricError: predictions or labels are no list of single values.
+        """
+        self._scores.append(token_f1(_tokens(preds, "predictions"), _tokens(labels, "labels")))
+
+    def merge(self, other: F1) -> None:
+        """Take in all that another of its kind has taken in, after what is here."""
+        self._scores += other._scores
+
+    def result(self) -> float:
+        """The mean over batches since the last reset, 0 to 1.
+
+        Raises:
+            MetricError: nothing has been taken in.
+        """
+        if not self._scores:
+            raise nothing_taken_in(self)
+        return float(np.mean(self._scores))
+
+
+def token_f1(predicted: Sequence[Hashable], truth: Sequence[Hashable]) -> float:
+    """The harmonic mean of precision and recall of tokens, each as often as it is on both sides."""
+    common = (Counter(predicted) & Counter(truth)).total()
+    # With precision common/p and recall common/t the harmonic mean is 2·common/(p + t).
+    return 2 * common / (len(predicted) + len(truth)) if common else 0.0
+
+
+def _tokens(values: object, what: str) -> Sequence[Hashable]:
+    pieces = parts(values)
+    values = pieces[0] if len(pieces) == 1 else values
+    if hasattr(values, "shape"):
+        array = as_numpy(values)
+        values = array.tolist() if array.ndim == 1 else None
+    if not isinstance(values, Sequence) or not all(isinstance(v, Hashable) for v in values):
+        raise MetricError(
+            f"F1 takes the {what} as one list of words or numbers; for the F1 score of classes "
+            f"name f1_score instead"
+        )
+    return values
+
+
+@registered(METRICS, "mIOU")
+class MeanIntersectionOverUnion(MeanIoU):
+    """The mean over classes of intersection over union, of classes that appear at all.
+
+    Predictions and labels are classes of pixels, of any shapes with as many numbers. Pixels whose
+    label is no class, such as 255, are left out.
+
+    Args:
+        num_classes: how many classes there are.
+
+    Raises:
+        ConfigurationError: `num_classes` is no whole number from 1.
+    """
+
+    def __init__(self, num_classes: int = 21) -> None:
+        super().__init__(whole_number("mIOU: num_classes", num_classes, minimum=1))
+        self._classes = num_classes
+
+    def update(self, preds: object, labels: object) -> None:
+        """Take in one batch.
+
+        Raises:
+            MetricError: there is not one prediction for each label, or a prediction is no class.
+        """
+        predicted = whole_numbers(as_one(preds, "predictions"), "predictions").reshape(-1)
+        truth = whole_numbers(as_one(labels, "labels"), "labels").reshape(-1)
+        if predicted.shape != truth.shape:
+            raise MetricError(
+                f"mIOU needs a prediction for each pixel of the labels, got {predicted.size} "
+                f"predictions and {truth.size} labels"
+            )
+        known = (truth >= 0) & (truth < self._classes)
+        predicted, truth = predicted[known], truth[known]
+        if predicted.size and not 0 <= predicted.min() <= predicted.max() < self._classes:
+            raise MetricError(
+                f"mIOU with num_classes={self._classes} needs predicted classes from 0 to "
+                f"{self._classes - 1}, got {predicted.min()} to {predicted.max()}; scores must "
+                f"be turned into classes by the model or a postprocess transform"
+            )
+        self.add(truth, predicted, self._classes)
+
+
+class _OutputByOutput(RunningMean):
+    """Goes before a metric of ours that takes one output, and gives it all outputs in turn."""
+
+    def __init__(self, compare_label: bool = True) -> None:
+        super().__init__()
+        name = f"{type(self).__name__}: compare_label"
+        self.compare_label = true_or_false(name, compare_label)
+
+    def update(self, preds: Any, labels: Any, sample_weight: Any = None) -> None:
+        """Take in one batch.
+
+        Raises:
+            MetricError: predictions and labels differ in number or shape.
+        """
+        for predicted, truth in _pairs(preds, labels):
+            super().update(predicted, truth)  # type: ignore[misc]
+
+
+@registered(METRICS, "MAE")
+class MAE(_OutputByOutput, regression.MAE):
+    """The mean absolute difference over all numbers of all outputs.
+
+    Unsigned integers are compared as the numbers they are; there, their differences wrap around.
+
+    Args:
+        compare_label: whether predictions are compared with the labels; if not, with what the
+            FP32 model predicts.
+
+    Raises:
+        ConfigurationError: `compare_label` is neither true nor false.
+    """
+
+
+@registered(METRICS, "MSE")
+class MSE(_OutputByOutput, regression.MSE):
+    """The mean squared difference over all numbers of all outputs; options as `MAE` has them."""
+
+
+@registered(METRICS, "RMSE")
+class RMSE(_OutputByOutput, regression.RMSE):
+    """The square root of `MSE`; options as `MAE` has them."""
+
+
+@registered(METRICS, "Loss")
+class Loss(RunningMean):
+    """The mean of the predictions, which are losses already; labels only tell how many there are.
+
+    All numbers of all outputs are summed up, and the sum is divided by the length of the first
+    output in a list. An array `[N, M]` that is not in a list counts as a list of its N rows, as it
+    does there: its sum is divided by M. That is N times the mean over samples, as large for FP32
+    as for every other model.
+    """
+
+    running: ClassVar[bool] = False  # what it divides by need not be the number of samples
+    higher_is_better: ClassVar[bool] = False
+
+    def update(self, preds: Any, labels: Any, sample_weight: Any = None) -> None:
+        """Take in one batch.
+
+        Raises:
+            MetricError: predictions and labels differ in number or shape.
+        """
+        self._sum += float(sum(predicted.sum() for predicted, _ in _pairs(preds, labels)))
+        first = parts(labels)[0]
+        array = np.atleast_1d(as_array(first, "labels"))
+        is_list_of_rows = first is labels and array.ndim > 1
+        self._count += array.shape[1] if is_list_of_rows else len(array)
+
+
+def _pairs(preds: Any, labels: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Output by output, predictions and labels as float64 arrays of one shape."""
+    predicted, truth = parts(preds), parts(labels)
+    if len(predicted) != len(truth):  # one of them may be a list of rows, which belong together
+        predicted, truth = [as_one(preds, "predictions")], [as_one(labels, "labels")]
+    return [number_pairs(*pair) for pair in zip(predicted, truth, strict=True)]

@@ -1,0 +1,379 @@
+"""Images in files for PyTorch: torchvision's names, without torchvision.
+
+Pictures, which torchvision gets from Pillow, are uint8 arrays `[H, W]` or `[H, W, C]` here, and its
+tensors are arrays of floats `[C, H, W]`. Pillow scales and colours pictures, PyTorch scales floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from neural_mp.compat.inc.components.registries import TRANSFORMS, registered
+from neural_mp.compat.inc.components.transforms import geometry
+from neural_mp.compat.inc.components.transforms.geometry import RandomTransform
+from neural_mp.compat.inc.components.transforms.image_transform import (
+    ImageTransform,
+    axes_of,
+    height_and_width_of,
+    is_picture,
+    two_sizes,
+)
+from neural_mp.data.images import Resize as PillowResize
+from neural_mp.data.images import pillow
+from neural_mp.data.option_checks import (
+    finite_number,
+    finite_numbers,
+    one_of,
+    package,
+    whole_number,
+)
+from neural_mp.errors import ConfigurationError
+
+PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
+_UNBOUNDED = float("inf")
+#: Option → what changes nothing, the bounds of its factor, and Pillow's name of it.
+_JITTER = {
+    "brightness": (1.0, 0.0, _UNBOUNDED, "Brightness"),
+    "contrast": (1.0, 0.0, _UNBOUNDED, "Contrast"),
+    "saturation": (1.0, 0.0, _UNBOUNDED, "Color"),
+    "hue": (0.0, -0.5, 0.5, ""),
+}
+
+
+def part(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
+    """A part; 0 where it lies outside of the image."""
+    full_height, full_width = height_and_width_of(image)
+    margins = (-left, -top, left + width - full_width, top + height - full_height)
+    padded = pad(image, tuple(max(0, margin) for margin in margins))
+    rows, columns = axes_of(image)
+    index: list[slice] = [slice(None)] * image.ndim
+    index[rows] = slice(max(0, top), max(0, top) + height)
+    index[columns] = slice(max(0, left), max(0, left) + width)
+    return padded[tuple(index)]
+
+
+def pad(
+    image: np.ndarray, margins: tuple[int, ...], fill: Any = (0.0,), mode: str = "constant"
+) -> np.ndarray:
+    """Put margins (left, top, right, bottom) around an image."""
+    left, top, right, bottom = margins
+    if not any(margins):
+        return image
+    widths = [(0, 0)] * image.ndim
+    rows, columns = axes_of(image)
+    widths[rows], widths[columns] = (top, bottom), (left, right)
+    if mode != "constant":
+        return np.pad(image, widths, mode=mode)  # type: ignore[call-overload]
+    padded = np.pad(image, widths)
+    inside = np.pad(np.ones(image.shape, dtype=bool), widths)
+    form = [-1] if is_picture(image) else [-1, 1, 1]
+    values = np.array(fill if image.ndim == 3 else fill[:1], dtype=image.dtype).reshape(form)
+    return np.where(inside, padded, values)
+
+
+def resized(image: np.ndarray, height: int, width: int, interpolation: str) -> np.ndarray:
+    """Scale as torchvision does: what becomes smaller is averaged, but for `nearest`.
+
+    Raises:
+        ValueError: it is neither a picture nor `[C, H, W]`.
+    """
+    if is_picture(image):
+        return PillowResize([height, width], interpolation).apply(image)
+    if image.ndim != 3:
+        raise ValueError("uint8 [H, W, C], or floats [C, H, W] are expected")
+    torch = package("torch", "a transform of floats", "torch")
+    nearest = interpolation == "nearest"
+    floats = torch.from_numpy(image.astype(np.float64 if nearest else np.float32))
+    scaled = torch.nn.functional.interpolate(
+        floats[None], (height, width), mode=interpolation, antialias=not nearest
+    )[0].numpy()
+    return np.asarray(scaled.astype(image.dtype) if nearest else scaled)
+
+
+@registered(TRANSFORMS, "Resize", "pytorch")
+@dataclass(frozen=True)
+class Resize(ImageTransform):
+    """Scale an image: one size is its shorter edge, and its shape stays; two are its new edges.
+
+    Attributes:
+        size: one number, or `[height, width]`.
+        interpolation: `nearest`, `bilinear` or `bicubic`.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+        MissingFrameworkError: Pillow is not installed.
+    """
+
+    size: Any
+    interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        both = isinstance(self.size, list | tuple) and len(self.size) == 2
+        sizes = two_sizes("Resize: size", self.size)
+        PillowResize(sizes, self.interpolation)
+        object.__setattr__(self, "size", sizes if both else sizes[:1])
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """An image of the same kind."""
+        height, width = height_and_width_of(inputs)
+        if len(self.size) == 2:
+            return resized(inputs, self.size[0], self.size[1], self.interpolation)
+        edge, shorter = self.size[0], min(height, width)
+        if shorter == edge:
+            return inputs
+        new = [edge if size == shorter else int(edge * size / shorter) for size in (height, width)]
+        return resized(inputs, new[0], new[1], self.interpolation)
+
+
+@registered(TRANSFORMS, "CropResize", "pytorch")
+class CropResize(geometry.CropResize):
+    """Cut out a part, and scale it as `Resize` does; 0 outside of the image."""
+
+    part: ClassVar[Callable[..., np.ndarray]] = staticmethod(part)
+    resize: ClassVar[Callable[..., ImageTransform]] = Resize
+
+
+@registered(TRANSFORMS, "CropToBoundingBox", "pytorch")
+class CropToBoundingBox(geometry.CropToBoundingBox):
+    """Cut out the part with this upper left corner and this size; 0 outside of the image."""
+
+    part: ClassVar[Callable[..., np.ndarray]] = staticmethod(part)
+    least_offset: ClassVar[int | None] = None
+
+
+@registered(TRANSFORMS, "CenterCrop", "pytorch")
+@dataclass(frozen=True)
+class CenterCrop(ImageTransform):
+    """Cut `[height, width]` out of the middle; 0 around an image that is smaller.
+
+    Raises:
+        ConfigurationError: the size is wrong.
+    """
+
+    size: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", two_sizes("CenterCrop: size", self.size))
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """Halves of pixels are rounded to even numbers."""
+        top, left = (
+            round((old - new) / 2) if old >= new else -((new - old) // 2)
+            for old, new in zip(height_and_width_of(inputs), self.size, strict=True)
+        )
+        return part(inputs, top, left, *self.size)
+
+
+@registered(TRANSFORMS, "Pad", "pytorch")
+@dataclass(frozen=True)
+class Pad(ImageTransform):
+    """Put margins around an image.
+
+    Attributes:
+        padding: one number, `[left and right, top and bottom]`, or `[left, top, right, bottom]`.
+        fill: what margins are filled with, one number or one for each channel.
+        padding_mode: `constant` for `fill`, or `edge`, `reflect`, `symmetric`, as in `numpy.pad`.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+    """
+
+    padding: Any
+    fill: Any = 0
+    padding_mode: str = "constant"
+
+    def __post_init__(self) -> None:
+        given = self.padding if isinstance(self.padding, list | tuple) else [self.padding]
+        sizes = tuple(whole_number("Pad: padding", size, minimum=0) for size in given)
+        if len(sizes) not in (1, 2, 4):
+            raise ConfigurationError(f"Pad: padding must be 1, 2 or 4 numbers, got {self.padding}")
+        object.__setattr__(self, "padding", (sizes * 4)[:4])
+        object.__setattr__(self, "fill", finite_numbers("Pad: fill", self.fill))
+        one_of("Pad: padding_mode", self.padding_mode, PADDING_MODES)
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """A larger image of the same kind."""
+        return pad(inputs, self.padding, self.fill, self.padding_mode)
+
+
+@dataclass(frozen=True)
+class RandomFlip(geometry.RandomFlip):
+    """Turn over a share `p` of the images, on average."""
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        name = f"{type(self).__name__}: p"
+        if not 0 <= finite_number(name, self.p) <= 1:
+            raise ConfigurationError(f"{name} must be from 0 to 1, got {self.p!r}")
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """The image, or its mirror image."""
+        axis = axes_of(inputs)[self.axis]
+        return np.flip(inputs, axis) if self.random.rand() < self.p else inputs
+
+
+@registered(TRANSFORMS, "RandomHorizontalFlip", "pytorch")
+class RandomHorizontalFlip(RandomFlip):
+    """Turn over a share `p` of the images, on average, from left to right."""
+
+    axis: ClassVar[int] = 1
+
+
+@registered(TRANSFORMS, "RandomVerticalFlip", "pytorch")
+class RandomVerticalFlip(RandomFlip):
+    """Turn over a share `p` of the images, on average, upside down."""
+
+    axis: ClassVar[int] = 0
+
+
+@registered(TRANSFORMS, "RandomCrop", "pytorch")
+@dataclass(frozen=True)
+class RandomCrop(RandomTransform):
+    """Cut `[height, width]` out somewhere.
+
+    Attributes:
+        size: one number, or `[height, width]`.
+        padding: margins that are put around before, as those of `Pad`.
+        pad_if_needed: put margins around where the image is too small.
+        fill, padding_mode: as those of `Pad`.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+    """
+
+    size: Any
+    padding: Any = None
+    pad_if_needed: bool = False
+    fill: Any = 0
+    padding_mode: str = "constant"
+    around: Pad = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "size", two_sizes("RandomCrop: size", self.size))
+        around = Pad(self.padding or 0, self.fill, self.padding_mode)
+        object.__setattr__(self, "around", around)
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """A part of that size; raises ValueError where the image is smaller."""
+        image = self.around.apply(inputs)
+        if self.pad_if_needed:
+            lacking = np.subtract(self.size, height_and_width_of(image)).clip(min=0)
+            rows, columns = map(int, lacking)
+            margins = columns, rows, columns, rows
+            image = pad(image, margins, self.around.fill, self.padding_mode)
+        down, right = np.subtract(height_and_width_of(image), self.size)
+        if down < 0 or right < 0:
+            raise ValueError(f"it is smaller than {self.size}; pad_if_needed: true mends that")
+        top, left = self.random.randint(0, down + 1), self.random.randint(0, right + 1)
+        return part(image, top, left, *self.size)
+
+
+@registered(TRANSFORMS, "RandomResizedCrop", "pytorch")
+class RandomResizedCrop(geometry.RandomResizedCrop):
+    """Cut out a part of a random size and shape, and scale it to `[height, width]`."""
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """An image of the same kind."""
+        top, left, rows, columns = self.drawn_part(*height_and_width_of(inputs), whole=True)
+        chosen = part(inputs, int(top), int(left), rows, columns)
+        return resized(chosen, self.size[0], self.size[1], self.interpolation)
+
+
+@registered(TRANSFORMS, "AlignImageChannel", "pytorch")
+@dataclass(frozen=True)
+class AlignImageChannel(ImageTransform):
+    """Turn a picture into RGB (`dim: 3`) or into grey (`dim: 1`).
+
+    Raises:
+        ConfigurationError: `dim` is neither.
+        MissingFrameworkError: Pillow is not installed.
+    """
+
+    dim: int = 3
+
+    def __post_init__(self) -> None:
+        if self.dim not in (1, 3):
+            raise ConfigurationError(f"AlignImageChannel: dim must be 1 or 3, got {self.dim!r}")
+        pillow("transform 'AlignImageChannel'")
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """uint8 `[H, W, dim]`."""
+        picture = np.array(_in_pillow(inputs).convert("RGB" if self.dim == 3 else "L"))
+        return picture if picture.ndim == 3 else picture[:, :, np.newaxis]
+
+
+def _in_pillow(image: np.ndarray) -> Any:
+    if not is_picture(image):
+        raise ValueError("a picture is expected, uint8 [H, W] or [H, W, C]; ToTensor comes after")
+    one_channel = image.ndim == 3 and image.shape[2] == 1
+    return pillow("a transform").fromarray(
+        np.ascontiguousarray(image[:, :, 0] if one_channel else image)
+    )
+
+
+@registered(TRANSFORMS, "ColorJitter", "pytorch")
+@dataclass(frozen=True)
+class ColorJitter(RandomTransform):
+    """Change brightness, contrast, saturation and hue of a picture at random, in a random order.
+
+    Attributes:
+        brightness, contrast, saturation: how far the factor may be from 1; or `[lowest, highest]`.
+        hue: how far it may be turned, in whole turns, up to 0.5; or `[lowest, highest]`.
+
+    Raises:
+        ConfigurationError: an option is wrong.
+        MissingFrameworkError: Pillow is not installed.
+    """
+
+    brightness: Any = 0
+    contrast: Any = 0
+    saturation: Any = 0
+    hue: Any = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        pillow("transform 'ColorJitter'")
+        for option, (neutral, least, most, _) in _JITTER.items():
+            found = finite_numbers(f"ColorJitter: {option}", getattr(self, option))
+            if len(found) == 1 and found[0] >= 0:
+                lowest = neutral - found[0]
+                found = (lowest if option == "hue" else max(0.0, lowest), neutral + found[0])
+            if len(found) != 2 or not least <= found[0] <= found[1] <= most:
+                raise ConfigurationError(
+                    f"ColorJitter: {option} must be one number, or [lowest, highest] from {least} "
+                    f"to {most}, got {getattr(self, option)!r}"
+                )
+            object.__setattr__(self, option, found)
+
+    def apply(self, inputs: np.ndarray) -> np.ndarray:
+        """A picture of the same shape."""
+        from PIL import ImageEnhance
+
+        order = self.random.permutation(len(_JITTER))
+        factors = {option: self.random.uniform(*getattr(self, option)) for option in _JITTER}
+        picture = _in_pillow(inputs)
+        for option in np.array(list(_JITTER))[order]:
+            neutral, *_, enhancer = _JITTER[option]
+            if option == "hue" and factors[option] != neutral:
+                picture = _turned(picture, factors[option])
+            elif factors[option] != neutral:
+                picture = getattr(ImageEnhance, enhancer)(picture).enhance(factors[option])
+        return np.array(picture, dtype=np.uint8).reshape(inputs.shape)
+
+
+def _turned(picture: Any, turns: float) -> Any:
+    """Other hues; grey has none."""
+    if picture.mode == "L":
+        return picture
+    image = pillow("transform 'ColorJitter'")
+    hue, saturation, value = picture.convert("HSV").split()
+    moved = (np.array(hue, dtype=np.int64) + int(turns * 255)) % 256
+    bands = (image.fromarray(moved.astype(np.uint8)), saturation, value)
+    return image.merge("HSV", bands).convert(picture.mode)

@@ -1,0 +1,85 @@
+"""Our own table in the storage of runs: what each run is about, and who may write into it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine, Table
+
+RUN_TABLE = "neural_mp_runs"
+
+
+@cache
+def _table() -> Table:
+    import sqlalchemy as sql
+
+    return sql.Table(
+        RUN_TABLE,
+        sql.MetaData(),
+        sql.Column("run_id", sql.Integer, primary_key=True),
+        sql.Column("name", sql.String(512), nullable=False, unique=True),
+        sql.Column("fingerprint", sql.Text),
+        sql.Column("lease", sql.Text),
+    )
+
+
+def create_run_table(engine: Engine) -> None:
+    """Create the table unless it is there."""
+    from sqlalchemy.schema import CreateTable
+
+    with engine.begin() as connection:
+        connection.execute(CreateTable(_table(), if_not_exists=True))
+
+
+def run_rows(engine: Engine, prefix: str = "") -> list[tuple[str, Any]]:
+    """Name and fingerprint of the runs whose names begin so, in the order of their creation."""
+    import sqlalchemy as sql
+
+    columns = _table().c
+    query = sql.select(columns.name, columns.fingerprint).order_by(columns.run_id)
+    if prefix:
+        query = query.where(columns.name.startswith(prefix, autoescape=True))
+    with engine.connect() as connection:
+        return [(str(name), about) for name, about in connection.execute(query)]
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """The row of one run.
+
+    Attributes:
+        engine: of the storage.
+        name: of the run.
+    """
+
+    engine: Engine
+    name: str
+
+    def insert(self, fingerprint: Mapping[str, str], lease: str) -> None:
+        """Write the row of a new run."""
+        row = {"name": self.name, "fingerprint": json.dumps(dict(fingerprint)), "lease": lease}
+        with self.engine.begin() as connection:
+            connection.execute(_table().insert().values(row))
+
+    def lease(self) -> str | None:
+        """The lease; None where the run is free."""
+        import sqlalchemy as sql
+
+        columns = _table().c
+        with self.engine.connect() as connection:
+            query = sql.select(columns.lease).where(columns.name == self.name)
+            found: str | None = connection.execute(query).scalar()
+            return found
+
+    def replace_lease(self, before: str | None, after: str | None) -> bool:
+        """Write the lease if it is still what it was before; whether it was."""
+        table = _table()
+        same = (table.c.name == self.name) & (table.c.lease == before)
+        with self.engine.begin() as connection:
+            done = connection.execute(table.update().where(same).values(lease=after))
+            return bool(done.rowcount)

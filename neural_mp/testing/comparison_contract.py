@@ -1,0 +1,232 @@
+"""Two models of one origin, compared op by op."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from neural_mp.adaptors.loaded_model import LoadedModel
+from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.core.int8_accumulation import KernelKind, weight_limit, weight_spec
+from neural_mp.core.precision import Precision
+from neural_mp.testing.fixtures import OnDigits, Split, machine, signal_to_noise, uniform
+from neural_mp.testing.products_contract import whole_numbers
+from neural_mp.tuning import op_outputs
+from neural_mp.tuning.comparison import Comparison, compare_models
+
+INT8, BF16 = Precision.INT8, Precision.BF16
+
+
+class ComparisonContract(OnDigits):
+    """What must hold for an adaptor with `op_outputs`.
+
+    Subclasses give a net of 8 convolutions with ReLU, a max pooling behind the fourth, and a dense
+    layer.
+    """
+
+    framework: str
+    #: The types of a convolution, and of the op that computes its result where it has a bias.
+    convolution: str
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def source(cls) -> Any:
+        """The net, as its framework has it."""
+        raise NotImplementedError
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def planted(cls, source: Any) -> Callable[[float], Any]:
+        """A factor → what is loaded of the net with the weights and bias of convolution 6 times it.
+
+        The ops must have the same names.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def own(source: Any, images: np.ndarray) -> np.ndarray:
+        """What the framework itself computes for convolution 6, before its ReLU."""
+        raise NotImplementedError
+
+    @staticmethod
+    def first_layer(source: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Weight, [outputs, inputs, height, width], and bias of convolution 1."""
+        raise NotImplementedError
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def images(cls, digits: tuple[Split, Split]) -> np.ndarray:
+        """What the nets are run on."""
+        return digits[1].images[:64]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def made(cls, source: Any, planted: Any, images: np.ndarray) -> Made:
+        """The net in several forms."""
+        return Made(cls, source, planted, images)
+
+    def test_a_planted_difference_is_found_at_its_op_and_has_the_figures_of_numpy(
+        self, made, source, images
+    ):
+        found = made.compared(made.float, made.planted(1.1), [images[:40], images[40:]])
+        names = [layer.name for layer in found.layers]
+        first = found.first
+        assert first is not None
+        assert first.name == made.convolutions[5]
+        assert all(math.isinf(x.sqnr) for x in found.layers[: names.index(first.name)])
+        exact = self.own(source, images).astype(np.float64)
+        result = next(x for x in found.layers[names.index(first.name) :] if x.name in made.biased)
+        assert result.sqnr == pytest.approx(20, abs=1e-3)  # a tenth of the amplitude
+        assert result.cosine == pytest.approx(1, abs=1e-7)
+        assert result.largest == pytest.approx(0.1 * np.abs(exact).max(), rel=1e-3)
+        assert (found.samples, found.batches) == (64, 2)
+
+    def test_outputs_have_the_figures_of_numpy(self, made, images):
+        found = made.compared(made.float, made.int8, [images[:40], images[40:]])
+        reference, given = (np.asarray(model(images)) for model in (made.float, made.int8))
+        (output,) = found.outputs
+        assert output.sqnr == pytest.approx(signal_to_noise(reference, given), abs=1e-3)
+        assert output.largest == pytest.approx(np.abs(reference - given).max(), rel=1e-4)
+        dot = (reference * given).sum() / np.linalg.norm(reference) / np.linalg.norm(given)
+        assert output.cosine == pytest.approx(dot, abs=1e-6)
+        assert found.layers[-1].sqnr == pytest.approx(output.sqnr, abs=0.01)
+
+    def test_integers_are_read_with_the_scale_of_their_own_tensor(self, made, source, images):
+        """The first convolution with its ReLU, in whole numbers of numpy."""
+        weight, bias = self.first_layer(source)
+        image, size = made.scales(made.graph.inputs[0])
+        out_scale, out_zero = made.scales(made.relus[0])
+        products = made.adaptor.kernel_products(machine())[KernelKind.CONVOLUTION]
+        whole, steps = whole_numbers(weight, weight_limit(weight_spec(products)))
+        given = self.channels_first(images)
+        stored = integers(given, image, size) - size
+        sums = convolved(stored, whole) * (image * steps)[:, None, None]
+        result = np.maximum(sums + bias[:, None, None], 0)
+        real = (integers(result, out_scale, out_zero) - out_zero) * out_scale
+        exact = np.maximum(convolved(given, weight) + bias[:, None, None], 0)
+        expected = signal_to_noise(exact, real)
+        row = made.compared(made.float, made.int8, [images]).layers[0]
+        assert row.stored == ("float32", row.stored[1])
+        assert "uint8" in row.stored[1]
+        assert row.sqnr == pytest.approx(expected, abs=0.1)
+
+    @staticmethod
+    def channels_first(images: np.ndarray) -> np.ndarray:
+        """The images as [batch, channels, height, width]."""
+        return images
+
+    def test_ops_within_a_kernel_are_left_out_and_named_with_its_result(self, made, images):
+        found = made.compared(made.float, made.int8, [images])
+        (reason, within), *others = found.left_out.items()
+        assert reason == "run within the kernel of another op in B"
+        assert not others
+        assert set(made.convolutions) <= set(within)
+        compared = {layer.name: layer for layer in found.layers}
+        assert not set(within) & set(compared)
+        along = {name for layer in found.layers for name, _ in layer.along}
+        assert along == set(within)
+        relu = compared[made.relus[1]]
+        assert made.convolutions[1] in dict(relu.along)
+        assert relu.inputs == (made.relus[0],)
+
+    def test_a_wrong_integer_layer_is_found_among_right_ones(self, made, images):
+        found = made.compared(made.float, made.wrong_int8, [images])
+        assert found.first is not None
+        assert found.first.name == made.relus[5]
+        assert found.first.sqnr < 20
+        assert found.first in found.worst(1)
+
+    def test_two_converted_models_are_compared(self, made, images):
+        found = made.compared(made.int8, made.bf16, [images])
+        assert {x.name for x in found.layers} >= set(made.relus)
+        assert min(x.sqnr for x in found.layers) > 25
+        back = made.compared(made.bf16, made.int8, [images])
+        assert back.left_out == {
+            why.replace("in A", "in B"): names for why, names in found.left_out.items()
+        }
+
+    def test_a_restored_model_has_the_same_results(self, made, images, tmp_path):
+        made.adaptor.save(made.int8.held, tmp_path)
+        restored = LoadedModel(made.adaptor, made.adaptor.restore(tmp_path))
+        assert made.compared(made.float, restored, [images]) == made.compared(
+            made.float, made.int8, [images]
+        )
+
+    def test_few_results_are_held_at_once(self, made, images, monkeypatch):
+        whole = made.compared(made.float, made.int8, [images[:32]] * 2 + [images])
+        limit = 1 << 19  # a result of 32 channels of 64 pixels of 64 images is as large as that
+        monkeypatch.setattr(op_outputs, "HELD_BYTES", limit)
+        values, sizes = LoadedModel.values, list[list[int]]()
+
+        def watched(model, ops):
+            run = values(model, ops)
+
+            def called(inputs):
+                found = run(inputs)
+                sizes.append([value.real.nbytes for value in found.values()])
+                return found
+
+            return called
+
+        monkeypatch.setattr(LoadedModel, "values", watched)
+        parts = made.compared(made.float, made.int8, [images[:32]] * 2 + [images])
+        # Of the first few results, in both models, it is not known how large they are.
+        assert len(sizes) > 12
+        assert all(sum(held) <= limit or len(held) == 1 for held in sizes[2:])
+        assert parts.left_out == whole.left_out
+        for one, other in zip(parts.layers, whole.layers, strict=True):
+            assert (one.name, one.inputs) == (other.name, other.inputs)
+            assert one.sqnr == pytest.approx(other.sqnr, abs=1e-6)
+
+
+class Made:
+    """The net in several forms."""
+
+    def __init__(self, contract: Any, source: Any, planted: Any, images: np.ndarray) -> None:
+        self.adaptor = adaptor_for(source)
+        self.images, self._planted = images, planted
+        self.float = LoadedModel(self.adaptor, self.adaptor.load(source, example=images))
+        self.graph = self.float.results
+        self.convolutions = [op.name for op in self.graph if op.type == contract.convolution]
+        self.relus = [op.name for op in self.graph if op.type.lower() == "relu"]
+        readers = (self.graph.consumer_names(name)[0] for name in self.convolutions)
+        biases = [name for name in readers if name not in self.relus]
+        self.biased = biases or self.convolutions
+        self.int8, self.bf16 = self.converted(self.float, INT8), self.converted(self.float, BF16)
+        self.wrong_int8 = self.converted(self.planted(2.0), INT8)
+
+    def planted(self, factor: float) -> LoadedModel[Any]:
+        return LoadedModel(self.adaptor, self._planted(factor))
+
+    def converted(self, model: LoadedModel[Any], precision: Precision) -> LoadedModel[Any]:
+        held, adaptor = model.held, self.adaptor
+        space = adaptor.space(held, machine(BF16))
+        seen = adaptor.observe(held, [self.images], space)
+        if model is self.float:
+            self.observed = seen
+        plan = space.resolve(uniform(space, precision))
+        return LoadedModel(adaptor, adaptor.convert(held, plan, seen, space))
+
+    def scales(self, tensor: str) -> tuple[float, int]:
+        low, high = self.observed.ranges[tensor]["minmax"]
+        scale = (max(high, 0) - min(low, 0)) / 255
+        return scale, round(-min(low, 0) / scale)
+
+    def compared(self, a: Any, b: Any, batches: Sequence[np.ndarray]) -> Comparison:
+        return compare_models(a, b, batches)
+
+
+def integers(values: np.ndarray, scale: float, zero_point: int) -> np.ndarray:
+    """What uint8 holds of real numbers."""
+    return np.clip(np.floor(values / scale + zero_point + 0.5), 0, 255)
+
+
+def convolved(images: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """A convolution of 3×3 with zeros around, in float64."""
+    padded = np.pad(images.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
+    return np.einsum("nchwij,ocij->nohw", windows, weight.astype(np.float64))

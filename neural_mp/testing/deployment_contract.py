@@ -1,0 +1,176 @@
+"""A model made for one sort of processor and loaded on another."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import neural_mp
+from neural_mp import MixedPrecision
+from neural_mp.adaptors.loaded_model import LoadedModel
+from neural_mp.adaptors.registry import adaptor_for
+from neural_mp.api.optimized_model import OptimizedModel
+from neural_mp.api.replay import convert_with_plan
+from neural_mp.core.int8_accumulation import ByteProducts, KernelKind
+from neural_mp.core.precision import Precision
+from neural_mp.errors import ConversionError, ModelLoadError
+from neural_mp.runs.report import Report
+from neural_mp.testing.fixtures import OnDigits, machine, signal_to_noise, uniform
+
+INT8 = Precision.INT8
+
+#: Decibels that a small net keeps in INT8 with weights of ±63; saturated, it has less than ten.
+LEAST = 25
+_LOADED = """
+import json, sys
+import numpy as np
+import neural_mp
+result = neural_mp.load(sys.argv[1])
+outputs = np.asarray(result(np.load(sys.argv[2])))
+print(json.dumps({"outputs": outputs.tolist(), "warnings": list(result.report.warnings)}))
+"""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A net made for a target, and what FP32 computes."""
+
+    result: OptimizedModel
+    images: np.ndarray
+    reference: np.ndarray
+
+
+def loaded_under(
+    limit: str | None, folder: Path, images: np.ndarray
+) -> tuple[np.ndarray, list[str]]:
+    """What a saved model computes in a process with this limit of oneDNN's, and its warnings."""
+    np.save(folder.parent / "images.npy", images)
+    environment = {k: v for k, v in os.environ.items() if k != "ONEDNN_MAX_CPU_ISA"}
+    if limit is not None:
+        environment["ONEDNN_MAX_CPU_ISA"] = limit
+    done = subprocess.run(
+        [sys.executable, "-c", _LOADED, str(folder), str(folder.parent / "images.npy")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    return np.array(said["outputs"], np.float32), said["warnings"]
+
+
+class DeploymentContract(OnDigits):
+    """What must hold for an adaptor with `portability`; subclasses give a net trained on digits."""
+
+    #: Whether `ONEDNN_MAX_CPU_ISA` makes the runtime do as an older processor.
+    heeds_onednn = True
+
+    @pytest.fixture
+    def net(self) -> Any:
+        """The net: [batch, 1, 8, 8] or as it flattens them."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def made_for(self, net, digits):
+        def make(target: str) -> Made:
+            images = digits[1].images[:60]
+            adaptor = adaptor_for(net)
+            model = adaptor.load(net, example=images)
+            # The adaptor is asked, not the face, which refuses what cannot be checked here.
+            space = adaptor.space(model, machine().converting_for(target))
+            observed = adaptor.observe(model, [digits[0].images[:100]], space)
+            plan = space.resolve(uniform(space, INT8))
+            converted = adaptor.convert(model, plan, observed, space)
+            result = OptimizedModel(
+                LoadedModel(adaptor, converted), plan.plan, Report(), observations=observed
+            )
+            return Made(result, images, np.asarray(adaptor.predict(model, images)))
+
+        return make
+
+    @pytest.mark.parametrize("limit", ["AVX2", None])
+    def test_a_model_made_for_exact_products_is_right_wherever_it_is_loaded(
+        self, made_for, tmp_path, limit
+    ):
+        made = made_for("vnni")
+        assert "VNNI" in made.result.right_on
+        assert "portable" in made.result.right_on
+        made.result.save(tmp_path / "saved")
+        outputs, warnings = loaded_under(limit, tmp_path / "saved", made.images)
+        assert signal_to_noise(made.reference, outputs) > LEAST
+        if limit and self.heeds_onednn:
+            (words,) = warnings
+            assert "saturate" in words
+
+    @pytest.mark.parametrize("limit", ["AVX2", "AVX512_CORE", None])
+    def test_a_portable_model_is_right_everywhere_as_it_is(self, made_for, tmp_path, limit):
+        made = made_for("portable")
+        assert made.result.right_on == "every CPU"
+        made.result.save(tmp_path / "saved")
+        outputs, warnings = loaded_under(limit, tmp_path / "saved", made.images)
+        assert signal_to_noise(made.reference, outputs) > LEAST
+        assert warnings == []
+
+    def test_what_cannot_be_made_right_is_refused_with_the_reason_and_the_mend(
+        self, made_for, tmp_path, monkeypatch
+    ):
+        made = made_for("vnni")
+        made.result.save(tmp_path / "saved")
+        kind = type(made.result.adaptor)
+
+        def saturating(self: Any, hardware: Any) -> Any:
+            return dict.fromkeys(KernelKind, ByteProducts.SATURATING)
+
+        def refused(model: Any) -> Any:
+            raise ConversionError("its weights are not known")
+
+        monkeypatch.setattr(kind, "kernel_products", saturating)
+        offered = replace(kind.portability, right_everywhere=refused)
+        monkeypatch.setattr(kind, "portability", offered)
+        with pytest.raises(ModelLoadError, match=r"saturate.*weights are not known.*'portable'"):
+            neural_mp.load(tmp_path / "saved")
+
+    def test_the_face_converts_for_a_target_and_says_so(self, net, digits, tmp_path):
+        converter = MixedPrecision()
+        converter.model, converter.precisions = net, "int8"
+        converter.target = "portable"
+        converter.calib_dataloader = digits[0].loader()
+        result = converter()
+        specs = [str(c.weight) for c in result.plan.values() if c.approach == "static" and c.weight]
+        assert specs
+        assert sum("reduced_range" in spec for spec in specs) >= len(specs) - 2  # but depthwise
+        assert result.right_on == "every CPU"
+
+    def test_a_plan_of_another_machine_is_replayed_with_weights_that_are_right(
+        self, net, made_for, tmp_path
+    ):
+        made = made_for("vnni")
+        made.result.save_plan(tmp_path / "plan.yaml")
+        replayed = convert_with_plan(
+            net, tmp_path / "plan.yaml", inputs=(made.images,), target="portable"
+        )
+        (words,) = replayed.report.warnings
+        assert "another range" in words
+        assert replayed.right_on == "every CPU"
+        assert signal_to_noise(made.reference, np.asarray(replayed(made.images))) > LEAST
+
+    def test_a_plan_with_reduced_weights_replays_as_it_says_on_every_machine(
+        self, net, made_for, tmp_path
+    ):
+        made = made_for("portable")
+        made.result.save_plan(tmp_path / "plan.yaml")
+        replayed = convert_with_plan(net, tmp_path / "plan.yaml", inputs=(made.images,))
+        assert replayed.report.warnings == ()
+        assert replayed.plan == made.result.plan
+        np.testing.assert_array_equal(
+            np.asarray(replayed(made.images)), np.asarray(made.result(made.images))
+        )

@@ -1,0 +1,185 @@
+"""Integer kernels with bytes at the end of their range, against whole numbers in numpy.
+
+On x86 without VNNI sums of two products saturate at 16 bits; whatever the processor, what comes out
+must be within a step of the whole numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from neural_mp.adaptors.registry import adaptor_named
+from neural_mp.core.enums import Approach
+from neural_mp.core.int8_accumulation import WEIGHT_LIMITS
+from neural_mp.core.plan import PrecisionPlan
+from neural_mp.core.precision import FP32, Precision
+from neural_mp.testing.fixtures import machine
+
+INT8 = Precision.INT8
+
+SIDE, ROWS = 9, 6
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer, channels first; weights [outputs, inputs of a group, 3, 3], or [outputs, inputs]."""
+
+    inputs: int
+    outputs: int
+    groups: int = 1
+    dense: bool = False
+    relu: bool = False
+    residual: bool = False
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """[outputs, inputs of a group, 3, 3], or [outputs, inputs]."""
+        shape = (self.outputs, self.inputs // self.groups)
+        return shape if self.dense else (*shape, 3, 3)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """[batch, inputs, side, side], or [rows, inputs]."""
+        return (ROWS, self.inputs) if self.dense else (2, self.inputs, SIDE, SIDE)
+
+
+CASES = {
+    "dense": Case(64, 32, dense=True),
+    "dense, ReLU": Case(64, 32, dense=True, relu=True),
+    "dense, odd": Case(37, 5, dense=True),
+    "convolution": Case(16, 24),
+    "convolution, ReLU": Case(16, 24, relu=True),
+    "convolution of images": Case(3, 16),
+    "convolution, residual sum": Case(16, 16, residual=True),
+    "convolution, residual sum, ReLU": Case(16, 16, relu=True, residual=True),
+    "depthwise": Case(16, 16, groups=16),
+    "depthwise, ReLU": Case(24, 24, groups=24, relu=True),
+    "grouped": Case(16, 32, groups=4),
+    "multiplied channels": Case(8, 16, groups=8),
+}
+
+
+def stored_input(shape: tuple[int, ...], worst: bool) -> tuple[np.ndarray, float]:
+    """Real numbers that uint8 holds exactly, and their step; at worst, most are 255."""
+    draw = np.random.default_rng(0)
+    stored = draw.choice([255, 255, 255, 0], shape) if worst else draw.integers(0, 256, shape)
+    stored[0] = 255 if worst else stored[0]
+    stored.reshape(-1)[:2] = 0, 255
+    step, zero = 1 / 64, 0 if worst else 96
+    return ((stored - zero) * step).astype(np.float32), step
+
+
+def weight_for(case: Case, worst: bool) -> np.ndarray:
+    """At worst all as large as can be, in one direction and in the other."""
+    draw = np.random.default_rng(1)
+    if worst:
+        signs = draw.choice([-1.0, 1.0], (case.outputs, *[1] * (len(case.weight_shape) - 1)))
+        return (np.ones(case.weight_shape) * signs / 8).astype(np.float32)
+    return draw.uniform(-1, 1, case.weight_shape).astype(np.float32)
+
+
+def whole_numbers(weight: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
+    """A weight in steps, at most `limit` of them, and the step of every output."""
+    steps = np.abs(weight.astype(np.float64)).reshape(len(weight), -1).max(1) / limit
+    return np.rint(weight / steps.reshape(-1, *[1] * (weight.ndim - 1))).astype(np.int64), steps
+
+
+def product(case: Case, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """In whole numbers; of a convolution, padded by zeros to the size of its input."""
+    if case.dense:
+        return x @ weight.T
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    view = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
+    of, to = case.inputs // case.groups, case.outputs // case.groups
+    parts = [
+        np.einsum(
+            "nchwij,ocij->nohw", view[:, g * of : (g + 1) * of], weight[g * to : (g + 1) * to]
+        )
+        for g in range(case.groups)
+    ]
+    return np.concatenate(parts, axis=1)
+
+
+class ProductsContract:
+    """What must hold for integer kernels; subclasses build models of the cases they have."""
+
+    framework: str
+    cases = tuple(CASES)
+    approaches: tuple[str, ...] = ("static",)
+
+    def source(self, case: Case, weight: np.ndarray) -> Any:
+        """A model of the framework: [batch, inputs, SIDE, SIDE] or [batch, inputs] → the result.
+
+        With padding of one, without a bias; the residual sum adds the input.
+        """
+        raise NotImplementedError
+
+    @pytest.mark.parametrize("worst", [True, False], ids=["worst", "random"])
+    @pytest.mark.parametrize("name", CASES)
+    def test_products_of_bytes_are_within_a_step_of_whole_numbers(self, name, worst):
+        if name not in self.cases:
+            pytest.skip(f"{self.framework} has no such integer kernel")
+        self.check(CASES[name], worst, "static")
+
+    @pytest.mark.parametrize("worst", [True, False], ids=["worst", "random"])
+    @pytest.mark.parametrize("approach", ["dynamic", "weight_only"])
+    def test_so_are_those_without_calibration(self, approach, worst):
+        if approach not in self.approaches:
+            pytest.skip(f"{self.framework} has no {approach} INT8")
+        self.check(CASES["dense"], worst, approach)
+
+    def converted(self, source: Any, x: np.ndarray, approach: str, hardware=None):
+        adaptor = adaptor_named(self.framework)
+        model = adaptor.load(source, example=(x,))
+        space = adaptor.space(model, hardware or machine()).with_int8([Approach(approach)])
+        plan = {op: space.choice(op, INT8) or FP32 for op in space.decided}
+        observed = adaptor.observe(model, [(x,)], space)
+        converted = adaptor.convert(model, space.resolve(PrecisionPlan(plan)), observed, space)
+        specs = {config.weight for config in plan.values() if config.weight is not None}
+        assert len(specs) == 1
+        return adaptor, model, converted, WEIGHT_LIMITS[specs.pop().range]
+
+    def check(self, case: Case, worst: bool, approach: str) -> None:
+        x, step = stored_input(case.input_shape, worst)
+        weight = weight_for(case, worst)
+        adaptor, model, converted, limit = self.converted(self.source(case, weight), x, approach)
+        integers, steps = whole_numbers(weight, limit)
+        column = steps.reshape(-1) if case.dense else steps.reshape(-1, 1, 1)
+        if approach == "weight_only":
+            exact = product(case, x.astype(np.float64), integers) * column
+        else:
+            stored = np.rint(x / step).astype(np.int64)
+            exact = product(case, stored, integers) * step * column
+        exact = exact + x if case.residual else exact
+        exact = np.maximum(exact, 0) if case.relu else exact
+        # What is stored on the way holds what FP32 gives, and no more.
+        fp32 = adaptor.predict(model, (x,))
+        low, high = min(fp32.min(), 0.0), max(fp32.max(), 0.0)
+        found = adaptor.predict(converted, (x,))
+        off = np.abs(np.clip(found, low, high) - np.clip(exact, low, high)).max()
+        assert off <= 1.02 * (high - low) / 255, f"{off / ((high - low) / 255):.1f} steps"
+
+    def test_a_plan_for_exact_products_is_wrong_where_they_saturate_and_only_there(self):
+        """The promise above is worth something: a wide weight shows what the processor does."""
+        case = CASES["dense"]
+        x, _ = stored_input(case.input_shape, True)
+        other = replace(machine().converting_for("vnni"))
+        source = self.source(case, weight_for(case, True))
+        adaptor, model, wide, limit = self.converted(source, x, "static", other)
+        assert limit == 127
+        assert adaptor.portability.wide_kernels(wide) == {"dense"}
+        _, _, right, _ = self.converted(copy.copy(source), x, "static")
+        reference = adaptor.predict(model, (x,))
+        off = np.abs(adaptor.predict(wide, (x,)) - reference).max() / np.abs(reference).max()
+        exact = adaptor.kernel_products(machine())["dense"] == "exact"
+        assert (off < 0.02) == exact
+        mended = adaptor.portability.right_everywhere(wide)
+        assert not adaptor.portability.wide_kernels(mended)
+        for model_here in (right, mended):
+            result = adaptor.predict(model_here, (x,))
+            assert np.abs(result - reference).max() < 0.02 * np.abs(reference).max()

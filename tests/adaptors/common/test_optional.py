@@ -1,0 +1,75 @@
+"""What a framework does not offer: a run does without it, and what needs it says so."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from neural_mp import MixedPrecision
+from neural_mp.adaptors.common.optional import OpTiming, needed
+from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
+from neural_mp.errors import ConversionError, PlanError
+from neural_mp.tuning.comparison import compare_models
+
+PARTS = (
+    *("op_timing", "kernel_trace", "op_outputs", "corrections", "hessian", "portability"),
+    *("single_file", "onnx_export", "compiler", "drawing"),
+)
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """PyTorch with nothing but what every framework gives."""
+    for part in PARTS:
+        monkeypatch.setattr(PyTorchAdaptor, part, None)
+
+
+@pytest.fixture
+def converter(bare, net, digits, accuracy):
+    made = MixedPrecision()
+    made.model, made.precisions, made.metric = net, "int8", accuracy
+    made.objective = "modelsize"
+    made.exit_policy = {"max_trials": 3}
+    made.calib_dataloader = digits[0].loader()
+    made.eval_dataloader = digits[1].loader()
+    return made
+
+
+def test_a_part_that_is_offered_is_given():
+    timing = OpTiming(lambda model, inputs, runs: {})
+    assert needed(timing, "mine", "times of single ops") is timing
+    with pytest.raises(ConversionError, match=r"adaptor of mine offers no way to ONNX"):
+        needed(None, "mine", "way to ONNX")
+
+
+def test_a_run_does_without_what_is_not_offered(converter, digits, tmp_path):
+    result = converter()
+    assert result.met
+    assert result.right_on == "every CPU"
+    result.save(tmp_path / "net.onnx")  # no file of its own: a folder
+    assert (tmp_path / "net.onnx").is_dir()
+    images, model = digits[1].images[:8], result.loaded
+    np.testing.assert_allclose(model(images), result(images))
+    assert model.first_non_finite(images) is None
+    for use, words in (
+        (result.audit, "account of the kernels"),
+        (result.compiled, "compiler"),
+        (lambda: result.export_onnx(tmp_path / "other.onnx"), "way to ONNX"),
+        (lambda: model.profile(images), "times of single ops"),
+        (lambda: compare_models(model, model, [images]), "results of single ops"),
+    ):
+        with pytest.raises(ConversionError, match=f"adaptor of pytorch offers no {words}"):
+            use()
+
+
+def test_repairs_of_a_plan_are_refused(bare, net, digits, plain_machine):
+    adaptor = PyTorchAdaptor()
+    images = digits[1].images[:8]
+    model = adaptor.load(net, example=images)
+    space = adaptor.space(model, plain_machine)
+    seen = adaptor.observe(model, [images], space)
+    plan = space.fastest_plan()
+    op = next(op for op in plan if plan[op].activation is not None)
+    asked = plan.replacing({op: replace(plan[op], repairs=("equalize",))})
+    with pytest.raises(PlanError, match="cannot be repaired"):
+        adaptor.convert(model, space.resolve(asked), seen, space)

@@ -1,0 +1,86 @@
+"""Questions that are answered by a child process: once, and by another one after a crash."""
+
+import pytest
+
+from neural_mp.adaptors.common import runtime_probe
+from neural_mp.adaptors.common.int8_accumulation import from_facts, products_for
+from neural_mp.core.hardware import Hardware
+from neural_mp.core.int8_accumulation import ByteProducts, KernelKind
+
+EXACT, SATURATING = ByteProducts.EXACT, ByteProducts.SATURATING
+CRASHING = """
+import os
+from neural_mp.adaptors.common.runtime_probe import try_each
+with open("runs.txt", "a") as runs:
+    runs.write(os.environ.get("ONEDNN_MAX_CPU_ISA", "-") + " ")
+def find(case):
+    if case == "deadly":
+        os._exit(3)
+    if case == "refused":
+        raise ValueError
+    yield f"{case} works"
+try_each(("first", "deadly", "refused", "last"), find, ValueError)
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "crashing.py").write_text(CRASHING)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    runtime_probe.facts.cache_clear()
+    yield "crashing"
+    runtime_probe.facts.cache_clear()
+
+
+def test_what_ends_a_process_or_is_refused_is_left_out_and_the_rest_is_tried(module, tmp_path):
+    assert runtime_probe.facts(module, "1") == {"first works", "last works"}
+    assert (tmp_path / "runs.txt").read_text() == "- - "
+
+
+def test_answers_are_kept_by_version_and_limit(module, tmp_path):
+    for version, limit in (("1", None), ("1", None), ("2", None), ("2", "AVX2"), ("1", None)):
+        runtime_probe.facts(module, version, limit)
+        runtime_probe.facts.cache_clear()  # as in another process
+    assert (tmp_path / "runs.txt").read_text() == "- - - - AVX2 AVX2 "
+
+
+def test_a_child_that_cannot_be_run_says_nothing_and_is_asked_again(module, tmp_path):
+    assert runtime_probe.facts("no_such_module", "1") == frozenset()
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_kind_of_kernel_is_exact_if_all_its_cases_are():
+    cases = ("convolution a", "convolution b", "depthwise a", "dense a")
+    found = from_facts({"convolution a", "depthwise a", "dense a"}, cases)
+    assert found == {
+        KernelKind.CONVOLUTION: SATURATING,
+        KernelKind.DEPTHWISE: EXACT,
+        KernelKind.DENSE: EXACT,
+    }
+
+
+def test_a_runtime_is_believed_where_it_saturates_and_the_flags_where_they_do_not_tell():
+    here = Hardware(flags=frozenset({"avx512_vnni"}))
+    asked: list[str | None] = []
+
+    def says(products):
+        def ask(limit):
+            asked.append(limit)
+            return dict.fromkeys(KernelKind, products) | {KernelKind.DEPTHWISE: EXACT}
+
+        return ask
+
+    assert set(products_for(here, says(EXACT)).values()) == {EXACT}
+    assert products_for(here, says(SATURATING))[KernelKind.DENSE] is SATURATING
+    assert products_for(here, says(SATURATING))[KernelKind.DEPTHWISE] is EXACT
+    assert products_for(Hardware(), says(EXACT))[KernelKind.CONVOLUTION] is SATURATING
+    asked.clear()
+    portable = products_for(here.converting_for("portable"), says(EXACT))
+    assert asked == ["AVX2", "AVX512_CORE"]
+    assert portable[KernelKind.CONVOLUTION] is SATURATING
+    assert portable[KernelKind.DEPTHWISE] is EXACT
+    asked.clear()
+    assert set(products_for(here.converting_for("amx"), says(EXACT)).values()) == {EXACT}
+    assert asked == []
