@@ -44,7 +44,7 @@ from torch import nn
 
 from neural_mp import MixedPrecision, common
 from neural_mp.adaptors.loaded_model import AnyModel
-from neural_mp.api.job_builder import Preparation
+from neural_mp.api.job_builder import JobBuilder
 from neural_mp.config import Settings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome
@@ -53,12 +53,12 @@ from neural_mp.strategies.decisions import combinations, levels, plan_of
 from neural_mp.tuning.baseline import calibrated
 from neural_mp.tuning.early_stopping import RunningValues
 from neural_mp.tuning.evaluator import Deadline
-from neural_mp.tuning.executors import Executor, Work, executor_named, read_workers
+from neural_mp.tuning.executors import Executor, WorkerPayload, executor_named, read_workers
 from neural_mp.tuning.executors.options import Workers
 from neural_mp.tuning.executors.ray_nodes import WATCHFUL
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
-from neural_mp.tuning.plan_evaluator import Assessment, Assessor
+from neural_mp.tuning.plan_evaluator import PlanEvaluation, PlanEvaluator
 
 PLACES = 2
 PLANS = 8
@@ -72,14 +72,14 @@ MEGABYTE = 1e6
 
 
 @dataclass(frozen=True)
-class TimedAssessor(Assessor):
+class TimedAssessor(PlanEvaluator):
     """Evaluates plans, in CPU seconds; the one that lowers nothing has its answer at once."""
 
     def __call__(
         self, plan: ResolvedPlan, deadline: Deadline
-    ) -> tuple[Assessment, AnyModel | None]:
-        if not plan.lowers:
-            return Assessment(Outcome.MISSED), None
+    ) -> tuple[PlanEvaluation, AnyModel | None]:
+        if not plan.has_low_precision:
+            return PlanEvaluation(Outcome.MISSED), None
         begun = time.process_time()
         found, model = super().__call__(plan, deadline)
         return replace(found, seconds=time.process_time() - begun), model
@@ -126,7 +126,7 @@ class Task:
             calib_dataloader=common.DataLoader(samples, batch_size=BATCH),
         )
         log = RunLog()
-        job, _ = Preparation(converter, Settings(), None, log).job()
+        job, _ = JobBuilder(converter, Settings(), None, log).job()
         assessor = TimedAssessor(
             calibrated(job, log, Deadline()),
             job.evaluator,
@@ -136,7 +136,7 @@ class Task:
             job.measurement.inputs,
         )
         space = job.space
-        found = combinations([levels(space, ops) for ops in space.decisions])
+        found = combinations([levels(space, ops) for ops in space.decision_groups])
         plans = (space.resolve(plan_of(space, one)) for one in found)
         return cls(job, assessor, tuple(itertools.islice(plans, PLANS)))
 
@@ -145,19 +145,19 @@ class Task:
         """The plan that is answered at once."""
         return self.job.space.resolve(PrecisionPlan())
 
-    def alone(self, plans: Sequence[ResolvedPlan]) -> list[Assessment]:
+    def alone(self, plans: Sequence[ResolvedPlan]) -> list[PlanEvaluation]:
         with self.assessor.model.adaptor.threads(1):
             return [self.assessor(plan, Deadline())[0] for plan in plans]
 
     def started(self, workers: Workers) -> Executor:
         """An engine all of whose places have answered."""
-        work = Work.of(self.job.load, self.assessor, workers)
+        work = WorkerPayload.of(self.job.load, self.assessor, workers)
         executor = executor_named(workers.engine)(work, workers, print)
         gathered(executor, [self.nothing] * PLACES)
         return executor
 
 
-def gathered(executor: Executor, plans: Sequence[ResolvedPlan]) -> list[Assessment]:
+def gathered(executor: Executor, plans: Sequence[ResolvedPlan]) -> list[PlanEvaluation]:
     tickets = [executor.submit(plan, 0.0) for plan in plans]
     return [executor.assessment(ticket) for ticket in tickets]
 

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from neural_mp.tuning.criterion import AccuracyCriterion
-from neural_mp.tuning.early_stopping import RunningValues, is_lost
+from neural_mp.tuning.early_stopping import RunningValues, will_miss_target
 
 TOLERANCE = 0.01
 CLASSES = 10
@@ -164,7 +164,7 @@ class Row:
         """The share of the data saved in each of `count` evaluations; 0 where none is stopped."""
         sums, higher, best = METRICS[self.metric]
         criterion = AccuracyCriterion(TOLERANCE, higher_is_better=higher)
-        rule = partial(is_lost, criterion=criterion, best=best if self.told else None)
+        rule = partial(will_miss_target, criterion=criterion, best=best if self.told else None)
         draw = np.random.default_rng(self.size + self.batches)
         saved = np.zeros(count)
         for index in range(count):

@@ -29,7 +29,7 @@ from known_nets import NETS, busy_core, workspace
 from tables import markdown_table
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
-from neural_mp.api.job_builder import Preparation
+from neural_mp.api.job_builder import JobBuilder
 from neural_mp.config import Settings
 from neural_mp.core.precision import Precision
 from neural_mp.profiling import interleaved_rounds, undisturbed
@@ -89,7 +89,7 @@ def lowered(plan: ResolvedPlan) -> frozenset[str]:
 def all_plans(model: AnyTunableModel) -> dict[frozenset[str], ResolvedPlan]:
     """Every plan of a model by the ops that it lowers, FP32 first, each once."""
     space = model.space
-    choices = [levels(space, ops) for ops in space.decisions]
+    choices = [levels(space, ops) for ops in space.decision_groups]
     plans = [space.fp32_plan(), *(plan_of(space, chosen) for chosen in combinations(choices))]
     seen: dict[frozenset[str], ResolvedPlan] = {}
     for plan in plans:
@@ -124,7 +124,7 @@ def found_of(name: str, repeats: int, rounds: int) -> Found:
     net = NETS[name]
     with workspace() as folder:
         options = net.converter(folder)
-        job, _ = Preparation(options, Settings(), options.precisions, RunLog()).job()
+        job, _ = JobBuilder(options, Settings(), options.precisions, RunLog()).job()
         model = calibrated(job, RunLog(), Deadline())
         inputs, plans = job.measurement.inputs, all_plans(model)
         models = {low: model.converted(plan) for low, plan in plans.items()}

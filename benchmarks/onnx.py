@@ -96,7 +96,7 @@ def ours(name: str, source: Path, target: Path, size: int, dynamic: bool) -> dic
         space = space.with_int8(["dynamic"])
     observed = adaptor.observe(model, batches, space)
     clock.append(time.perf_counter())
-    plan = {op: space.capabilities[op].config(Precision.INT8) or FP32 for op in space.decided}
+    plan = {op: space.capabilities[op].config(Precision.INT8) or FP32 for op in space.tunable_ops}
     converted = adaptor.convert(model, space.resolve(PrecisionPlan(plan)), observed, space)
     adaptor.single_file.save_file(converted, target, {})
     clock.append(time.perf_counter())

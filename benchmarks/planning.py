@@ -83,7 +83,7 @@ class Accuracy:
             noise = draw.uniform(0.02, 1.0) if hostile else 10 ** draw.uniform(-5, -3)
             self.noise[tensor.name] = noise
             harm = noise * draw.uniform(0.3, 3.0) / (1 if hostile else len(self.space.tensors))
-            self._losses.append((tensor.keepers, harm))
+            self._losses.append((tensor.quantizing_ops, harm))
 
     def trial(self, plan: PrecisionPlan, number: int) -> Trial:
         low = {op for op, config in plan.items() if config.precision is Precision.INT8}
@@ -125,8 +125,8 @@ class Planning:
         self.ops = len(list(graph))
         with self.clock("space"):
             space.fp32_plan()
-            _ = space.decided, space.tensors
-        problem = TuningProblem(space, Observations(noise=accuracy.noise), (Precision.INT8,))
+            _ = space.tunable_ops, space.tensors
+        problem = TuningProblem(space, Observations(nsr=accuracy.noise), (Precision.INT8,))
         with self.clock("strategy"):
             search = strategy_named(self.strategy).search(problem)
             plans = next(search, None)

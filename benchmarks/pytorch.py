@@ -72,7 +72,9 @@ class Ours:
             space = self.adaptor.space(model, detect())
         with self.clock.part("calibrate"):
             observed = self.adaptor.observe(model, self.calibration, space)
-        plan = {op: space.capabilities[op].config(self.precision) or FP32 for op in space.decided}
+        plan = {
+            op: space.capabilities[op].config(self.precision) or FP32 for op in space.tunable_ops
+        }
         with self.clock.part("convert"):
             self.held = self.adaptor.convert(
                 model, space.resolve(PrecisionPlan(plan)), observed, space

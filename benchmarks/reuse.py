@@ -85,7 +85,7 @@ def run(name: str, images: int, workspace: str) -> dict[str, Any]:
     )()
     return {
         "seconds": time.process_time() - started,
-        "reused": result.report.reused,
+        "reused": result.report.cache_hits,
         "evaluations": result.report.evaluations,
         "trials": len(result.trials),
     }

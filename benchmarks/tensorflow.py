@@ -75,7 +75,7 @@ def convert(source: Path, samples: Path, target: Path) -> None:
     batches = [images[start : start + 10] for start in range(0, len(images), 10)]
     observed = adaptor.observe(model, batches, space)
     clock.append(time.perf_counter())
-    plan = {op: space.capabilities[op].config(Precision.INT8) or FP32 for op in space.decided}
+    plan = {op: space.capabilities[op].config(Precision.INT8) or FP32 for op in space.tunable_ops}
     converted = adaptor.convert(model, space.resolve(PrecisionPlan(plan)), observed, space)
     clock.append(time.perf_counter())
     peak = peak_memory() / 1e6

@@ -10,8 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from neural_mp.errors import DataError
-from neural_mp.util.batch_cache import kept_items
-from neural_mp.util.user_calls import is_misfit, misfit_words
+from neural_mp.util.batch_cache import cache_items
+from neural_mp.util.user_calls import is_signature_mismatch, misfit_words
 from neural_mp.util.validators import integer_between, seed_number, validate_option
 
 Batch = tuple[Any, Any]
@@ -142,7 +142,7 @@ class DataLoader:
             raise DataError("shuffle needs a dataset with __getitem__ and __len__")
         if isinstance(dataset, Iterator):
             mend = "Give a dataset with __getitem__ and __len__, or an iterable that begins anew"
-            dataset, self._indexable = kept_items(dataset, "the dataset", mend), True
+            dataset, self._indexable = cache_items(dataset, "the dataset", mend), True
         self.dataset = dataset
         self.batch_size = batch_size
         self.collate_fn = collate_fn or stack
@@ -186,7 +186,7 @@ class DataLoader:
         try:
             return self.collate_fn(samples)
         except TypeError as error:
-            if is_misfit(error, self.collate_fn, samples):
+            if is_signature_mismatch(error, self.collate_fn, samples):
                 words = misfit_words(error, self.collate_fn, "collate_fn(samples)")
                 raise DataError(words) from error
             raise

@@ -19,7 +19,7 @@ class NeuralMPError(Exception):
 
 
 @contextmanager
-def inside(*keys: str | int) -> Iterator[None]:
+def error_path(*keys: str | int) -> Iterator[None]:
     """Note in every error of ours raised inside which settings it comes from.
 
     Raises:
@@ -109,7 +109,7 @@ E = TypeVar("E", bound=BaseException)
 _COMPARED = 200
 
 
-def users_own(error: E) -> E:
+def mark_user_error(error: E) -> E:
     """Mark an exception as one that the user's own code raised, whichever package it calls.
 
     One of our own classes is an error of ours, wherever it was raised; a class that is derived from
@@ -136,7 +136,7 @@ def message_of(error: BaseException) -> str:
         return "<exception str() failed>"
 
 
-def in_one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """Somebody else's error by its class and the first line of its message."""
     lines = message_of(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -10,7 +10,7 @@ from neural_mp.core.int8_accumulation import (
     FULL_RANGE,
     REDUCED_RANGE,
     WEIGHT_LIMITS,
-    ByteProducts,
+    Int8Accumulation,
     KernelKind,
 )
 from neural_mp.core.precision import Precision
@@ -36,14 +36,14 @@ def examples(count: int) -> int:
     return max(8, count // 4) if ONEDNN_LIMIT in os.environ else count
 
 
-def products_here(framework: str, kernel: KernelKind) -> ByteProducts:
+def products_here(framework: str, kernel: KernelKind) -> Int8Accumulation:
     """How the runtime of a framework multiplies bytes here, by its own account."""
     return installed_products(machine())[framework][kernel]
 
 
 def weight_limit_here(framework: str, kernel: KernelKind) -> int:
     """The largest integer of a weight that the runtime is right with here: 127 or 63."""
-    exact = products_here(framework, kernel) is ByteProducts.EXACT
+    exact = products_here(framework, kernel) is Int8Accumulation.EXACT
     return WEIGHT_LIMITS[FULL_RANGE if exact else REDUCED_RANGE]
 
 

@@ -123,7 +123,8 @@ class Converted:
         self.observed = self.adaptor.observe(self.float, [data], self.space)
         self.space = self.space.reached_by(self.observed.ranges)
         chosen = {
-            op: self.space.capabilities[op].config(precision) or FP32 for op in self.space.decided
+            op: self.space.capabilities[op].config(precision) or FP32
+            for op in self.space.tunable_ops
         }
         if weight is not None:
             chosen = {op: replace(config, weight=weight) for op, config in chosen.items()}

@@ -166,7 +166,7 @@ def test_yaml_is_read_as_what_it_shows(page, block, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     content = yaml.safe_load(block)
     if "ops" in content:
-        assert PrecisionPlan.from_yaml(yaml.safe_dump({"neural_mp_plan": 1, **content}))
+        assert PrecisionPlan.from_yaml(yaml.safe_dump({"neural_mp_plan": 2, **content}))
     else:
         (tmp_path / "shown.yaml").write_text(block, encoding="utf-8")
         load_settings(tmp_path / "shown.yaml")

@@ -20,7 +20,7 @@ import neural_mp
 from neural_mp import MixedPrecision
 from neural_mp.common import DataLoader
 from neural_mp.tuning.criterion import ExitPolicy
-from neural_mp.util.pytree import leaves
+from neural_mp.util.pytree import tree_leaves
 
 _MANIFEST, _PLAN, _RECORD, _PAGE = "neural_mp.json", "plan.yaml", "run.json.gz", "report.html"
 _DETAILS = ("details.json", "neural_mp_onnx.json")
@@ -183,7 +183,7 @@ def _call(
             (home / name).parent.mkdir(parents=True, exist_ok=True)
             (home / name).write_bytes(data)
         result = neural_mp.load(home)
-        outputs = [leaf for leaf in leaves(result(saved.inputs)) if leaf is not None]
+        outputs = [leaf for leaf in tree_leaves(result(saved.inputs)) if leaf is not None]
         if alike:
             shapes = [np.shape(output) for output in outputs]
             assert shapes == [(len(saved.inputs), 10)], f"the outputs are of shapes {shapes}"

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from mutants import broken, lines_broken, mutants
 
-from neural_mp.core.observations import Channels, Observations
+from neural_mp.core.observations import ChannelStats, Observations
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
 
@@ -34,7 +34,7 @@ def prepare(folder: Path) -> None:
         {name: {"minmax": (-1.5, 2.0), "kl": (-1.0, 1.5)} for name in ("x", "conv")},
         {"x": 0.01, "conv": 0.5},
         100,
-        {"conv": Channels((0.0, -1.0), (1.0, 2.0), (0.5, 0.25), (0.1, 0.2))},
+        {"conv": ChannelStats((0.0, -1.0), (1.0, 2.0), (0.5, 0.25), (0.1, 0.2))},
         {"conv": {"smooth": 0.1}},
         {"x": 64.0, "conv": 256.0},
     )

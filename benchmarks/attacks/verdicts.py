@@ -18,7 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from neural_mp.errors import DataError, NeuralMPError, is_users_own, users_own
+from neural_mp.errors import DataError, NeuralMPError, is_users_own, mark_user_error
 
 logger = logging.getLogger(__name__)
 
@@ -194,7 +194,7 @@ def check() -> None:
         found = [
             judged("", "", lambda: 1),
             judged("", "", lambda: fails(DataError("no data"))),
-            judged("", "", lambda: fails(users_own(KeyError("x")))),
+            judged("", "", lambda: fails(mark_user_error(KeyError("x")))),
             judged("", "", lambda: fails(KeyError("x"))),
             judged("", "", lambda: fails(AssertionError("1 is not 2"))),
             judged("", "", lambda: time.sleep(5), seconds=0.1),

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.errors import in_one_line
+from neural_mp.errors import one_line
 
 #: What float32 can say of a value: the difference that is let through, relative to the largest.
 FLOAT32 = 2e-5
@@ -153,7 +153,7 @@ def outcome(comparison: Comparison, repository: Repository) -> Outcome:
     except ImportError as error:
         return Outcome(float("nan"), reason=f"not compared: {error.name} is not installed")
     except Exception as error:  # noqa: BLE001 - theirs may raise what it likes, and that is a result
-        return Outcome(float("nan"), reason=f"not compared: theirs: {in_one_line(error)}")
+        return Outcome(float("nan"), reason=f"not compared: theirs: {one_line(error)}")
     try:
         largest, scale = difference(comparison.ours(), theirs)
     except ValueError as error:

@@ -65,7 +65,7 @@ def vision(framework: str, name: str, sizes: list[int], rounds: int) -> dict[str
         model = LoadedModel(adaptor, adaptor.load(source, example=calibration[0]))
         forms: dict[str, AnyModel] = {}
         for target in (NATIVE, PORTABLE, FULL_RANGE):
-            space = adaptor.space(model.held, detect().converting_for(target))
+            space = adaptor.space(model.held, detect().for_target(target))
             space = space.restricted_to([Precision.INT8])
             if not forms:
                 observed = adaptor.observe(model.held, calibration, space)
@@ -83,7 +83,7 @@ def vision(framework: str, name: str, sizes: list[int], rounds: int) -> dict[str
                 "portable": words_of(ratio(portable, native).inverse),
             }
     return {
-        "products": {str(k): str(p) for k, p in adaptor.kernel_products(detect()).items()},
+        "products": {str(k): str(p) for k, p in adaptor.int8_accumulation(detect()).items()},
         "decibels": decibels,
         "sizes": {target: form.size for target, form in forms.items()},
         "float_size": model.size,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from neural_mp.adaptors.common import conversion
-from neural_mp.adaptors.common.calibration import TensorSummary
+from neural_mp.adaptors.common.calibration import BatchStats
 from neural_mp.adaptors.common.capabilities import OpKernels, built_capabilities
 from neural_mp.adaptors.common.int8_accumulation import Products
 from neural_mp.adaptors.common.optional import (
@@ -76,7 +76,7 @@ class Adaptor(ABC, Generic[M]):
     #: Whether `inputs` of `load` may be shapes, with None for axes that are to be free.
     frees_axes: ClassVar[bool] = False
     #: Kind of op (see `neural_mp.amp.KINDS`) → what the framework calls ops of that kind.
-    kinds: ClassVar[Mapping[str, Collection[str]]] = {}
+    op_kinds: ClassVar[Mapping[str, Collection[str]]] = {}
 
     # What a framework may offer besides; None where it does not
     op_timing: OpTiming[M] | None = None
@@ -139,7 +139,7 @@ class Adaptor(ABC, Generic[M]):
         """The framework's own object; of an untouched model, the user's own."""
 
     @abstractmethod
-    def size(self, model: M) -> int:
+    def weight_bytes(self, model: M) -> int:
         """Bytes the weights take."""
 
     @abstractmethod
@@ -156,9 +156,9 @@ class Adaptor(ABC, Generic[M]):
         """
 
     @abstractmethod
-    def watch(
+    def observe_tensors(
         self, model: M, batches: Iterable[Any], tensors: Collection[str]
-    ) -> Iterator[tuple[str, TensorSummary]]:
+    ) -> Iterator[tuple[str, BatchStats]]:
         """Run batches, and say what every part of a batch held in the tensors that are named.
 
         Args:
@@ -169,7 +169,7 @@ class Adaptor(ABC, Generic[M]):
         """
 
     @abstractmethod
-    def write(self, model: M, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> M:
+    def convert_graph(self, model: M, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> M:
         """A new model in the precisions of a plan that lowers something.
 
         Args:
@@ -214,7 +214,7 @@ class Adaptor(ABC, Generic[M]):
         """For a while, let the framework use `count` threads; None leaves it as it is."""
         return nullcontext()
 
-    def kernel_products(self, hardware: Hardware) -> Products:
+    def int8_accumulation(self, hardware: Hardware) -> Products:
         """How the integer kernels multiply bytes on the machine that is converted for.
 
         By the flags of its CPU; a framework whose runtime can be asked is asked.
@@ -223,11 +223,11 @@ class Adaptor(ABC, Generic[M]):
 
     def op_types(self) -> Collection[str]:
         """Every op type that the framework has: by default those of its `kinds`."""
-        return frozenset(chain.from_iterable(self.kinds.values()))
+        return frozenset(chain.from_iterable(self.op_kinds.values()))
 
     def amp_lists(self, precision: Precision) -> FourLists:
         """The four lists of a 16-bit precision, by the framework's op types, before any edits."""
-        return canonical_lists(precision).translated(self.kinds)
+        return canonical_lists(precision).translated(self.op_kinds)
 
     # The roads, the same for all
 

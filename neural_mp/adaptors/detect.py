@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Marks:
+class DetectionRule:
     """What the models of a framework are recognised by.
 
     Attributes:
@@ -39,7 +39,7 @@ class Marks:
 
 
 @dataclass(frozen=True)
-class Framework:
+class FrameworkEntry:
     """A framework that an adaptor comes with this package for.
 
     Attributes:
@@ -52,17 +52,17 @@ class Framework:
 
     adaptor: str
     home: str
-    marks: Marks
+    marks: DetectionRule
     package: str
     extra: str
 
 
 #: Framework → where its adaptor is and whose models it takes.
-FRAMEWORKS: Mapping[str, Framework] = {
-    "onnxrt": Framework(
+FRAMEWORKS: Mapping[str, FrameworkEntry] = {
+    "onnxrt": FrameworkEntry(
         "OnnxRuntimeAdaptor",
         "neural_mp.adaptors.onnxrt",
-        Marks(
+        DetectionRule(
             suffixes=(".onnx",),
             packages=("onnx", "onnx_ir"),
             classes=("ModelProto", "Model"),
@@ -71,10 +71,10 @@ FRAMEWORKS: Mapping[str, Framework] = {
         "onnxruntime",
         "onnx",
     ),
-    "pytorch": Framework(
+    "pytorch": FrameworkEntry(
         "PyTorchAdaptor",
         "neural_mp.adaptors.pytorch",
-        Marks(
+        DetectionRule(
             suffixes=(".pt2", ".pt", ".pth", ".jit", ".safetensors"),
             members=("config.json",),
             packages=("torch",),
@@ -83,10 +83,10 @@ FRAMEWORKS: Mapping[str, Framework] = {
         "torch",
         "torch",
     ),
-    "tensorflow": Framework(
+    "tensorflow": FrameworkEntry(
         "TensorFlowAdaptor",
         "neural_mp.adaptors.tensorflow",
-        Marks(
+        DetectionRule(
             suffixes=(".pb", ".pbtxt", ".keras", ".h5", ".hdf5"),
             members=("saved_model.pb", "saved_model.pbtxt"),
             packages=("tensorflow", "keras", "tf_keras"),

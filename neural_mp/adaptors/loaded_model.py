@@ -10,9 +10,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from neural_mp.adaptors.common.conversion import profile
-from neural_mp.adaptors.common.corrections import rescaled_ops, scored_repairs
+from neural_mp.adaptors.common.corrections import rescaled_ops, score_corrections
 from neural_mp.adaptors.common.hessian import weight_sensitivity
-from neural_mp.adaptors.common.op_outputs import OpValue
+from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.adaptors.common.optional import OpOutputs, needed
 from neural_mp.adaptors.contract import Adaptor, ConversionCounts
 from neural_mp.core.graph import OpGraph
@@ -20,7 +20,7 @@ from neural_mp.core.int8_accumulation import KernelKind
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.space import ResolvedPlan, TuningSpace
-from neural_mp.util.pytree import float_arrays, leaves
+from neural_mp.util.pytree import float_arrays, tree_leaves
 from neural_mp.util.validators import integer_between, shape_of_array, validate_option
 
 M = TypeVar("M")
@@ -55,7 +55,7 @@ class LoadedModel(Generic[M]):
         if batch_size is not None:
             validate_option("batch_size", integer_between(1), batch_size)
             held = self.adaptor.example_inputs(self.held, 1)
-            size = sum(getattr(leaf, "nbytes", 0) for leaf in leaves(held))
+            size = sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(held))
             validate_option("batch_size", shape_of_array(size), (batch_size,))
         return self.adaptor.example_inputs(self.held, batch_size)
 
@@ -86,7 +86,7 @@ class LoadedModel(Generic[M]):
         """
         return self._op_outputs.results(self.held)
 
-    def values(self, ops: Collection[str]) -> Callable[[Any], Mapping[str, OpValue]]:
+    def values(self, ops: Collection[str]) -> Callable[[Any], Mapping[str, OpOutput]]:
         """A function that runs one batch and gives the results of ops; see `OpOutputs`."""
         return self._op_outputs.values(self.held, ops)
 
@@ -108,7 +108,7 @@ class LoadedModel(Generic[M]):
     @cached_property
     def size(self) -> int:
         """Bytes the weights take."""
-        return self.adaptor.size(self.held)
+        return self.adaptor.weight_bytes(self.held)
 
     @property
     def conversions(self) -> ConversionCounts:
@@ -150,7 +150,7 @@ class TunableModel(LoadedModel[M]):
             ConversionError: a tensor held NaN or Inf.
         """
         seen = self.adaptor.observe(self.held, batches, self.space)
-        return self.observed(scored_repairs(self.adaptor, self.held, self.space, seen))
+        return self.observed(score_corrections(self.adaptor, self.held, self.space, seen))
 
     def observed(self, observations: Observations) -> TunableModel[M]:
         """The model with what an earlier calibration saw."""
@@ -171,7 +171,7 @@ class TunableModel(LoadedModel[M]):
         graph = self.space.graph
         names = [*graph.inputs, *(op.name for op in graph)]
         found: dict[str, float] = {}
-        for name, seen in self.adaptor.watch(self.held, [inputs], names):
+        for name, seen in self.adaptor.observe_tensors(self.held, [inputs], names):
             found[name] = found.get(name, 0.0) + seen.count * len(seen.power)
         return found
 

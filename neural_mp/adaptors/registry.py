@@ -38,9 +38,9 @@ def installed_products(hardware: Hardware) -> dict[str, Products]:
     for name, entry in FRAMEWORKS.items():
         if importlib.util.find_spec(entry.package) is not None:
             asked = importlib.import_module(f"{entry.home}.int8_accumulation")
-            found[name] = asked.kernel_products(hardware)
+            found[name] = asked.int8_accumulation(hardware)
     for name, kind in _third_party().items():
-        found[name] = kind().kernel_products(hardware)
+        found[name] = kind().int8_accumulation(hardware)
     return found
 
 

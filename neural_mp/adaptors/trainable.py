@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from neural_mp.core.numerics_trace import ModelPass
+from neural_mp.core.numerics_trace import ModelTrace
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Gradients:
         return error / signal
 
 
-class Trainee(Protocol):
+class TrainableModel(Protocol):
     """A model that is trained in float32, and shows its gradients with some layers in 16 bits."""
 
     @property
@@ -76,7 +76,7 @@ class Trainee(Protocol):
             The gradients; a loss of NaN and none where the model does not run in 16 bits.
         """
 
-    def seen(self, batch: object, low: Collection[str], scale: float) -> ModelPass:
+    def seen(self, batch: object, low: Collection[str], scale: float) -> ModelTrace:
         """The same pass, singly, as it went through the layers."""
 
     def step(self, batch: object) -> float:

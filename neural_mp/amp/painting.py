@@ -112,7 +112,7 @@ def paint(
     Raises:
         ConfigurationError: there are no such rules.
     """
-    rules = RuleSet.read(rules, "rules")
+    rules = RuleSet.parse(rules, "rules")
     painter = _Painter(graph, lists, boundaries or {}, unable or {}, chosen or {})
     painter.deny()
     if rules is RuleSet.ADVANCED:

@@ -12,7 +12,7 @@ from neural_mp.api.optimized_model import load
 from neural_mp.api.saved_model import is_saved_model
 from neural_mp.profiling import interleaved_rounds, ratio, undisturbed
 from neural_mp.reporting.tables import BenchmarkRow
-from neural_mp.util.pytree import count_samples
+from neural_mp.util.pytree import batch_size_of
 
 
 def benchmark_models(
@@ -45,7 +45,7 @@ def benchmark_models(
         BenchmarkRow(
             str(source),
             undisturbed(seconds),
-            count_samples(batch),
+            batch_size_of(batch),
             model.size,
             ratio(seconds, rounds[0]).inverse,
         )

@@ -16,13 +16,13 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.io.trust import trusting
 from neural_mp.tuning.batches import Batches, FirstBatch
 from neural_mp.tuning.comparison import Comparison, compare_models
-from neural_mp.util.user_calls import UsersErrorsUnchanged
+from neural_mp.util.user_calls import ReraiseUserErrors
 
 #: A model, and the plan that is in it, if one is known.
 _Taken = tuple[AnyModel, PrecisionPlan | None]
 
 
-@UsersErrorsUnchanged()
+@ReraiseUserErrors()
 def compare(a: object, b: object, batches: object, *, framework: str | None = None) -> Comparison:
     """How far apart two models of one origin are: their outputs, and op by op.
 
@@ -57,7 +57,7 @@ def compare(a: object, b: object, batches: object, *, framework: str | None = No
         return compare_models(one[0], other[0], walked.inputs(), _rescaled(one, other))
 
 
-@UsersErrorsUnchanged()
+@ReraiseUserErrors()
 def compare_files(
     a: str,
     b: str,
@@ -117,7 +117,7 @@ def _taken(source: object, framework: str | None, example: object) -> _Taken:
 def _rescaled(one: _Taken, other: _Taken) -> frozenset[str]:
     """The ops whose channels have other scales in one model than in the other."""
     plans = [plan or PrecisionPlan({}) for _, plan in (one, other)]
-    repairs = [{op: c.repairs for op, c in plan.items() if c.repairs} for plan in plans]
+    repairs = [{op: c.corrections for op, c in plan.items() if c.corrections} for plan in plans]
     if repairs[0] == repairs[1]:
         return frozenset()
     untouched = next((model for model, plan in (one, other) if plan is None), None)

@@ -16,7 +16,7 @@ from neural_mp.errors import ConfigurationError, DataError
 from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.calibration_batches import limited
 from neural_mp.util.labels import NAMES
-from neural_mp.util.pytree import Array, count_samples
+from neural_mp.util.pytree import Array, batch_size_of
 from neural_mp.util.validators import file_path, shape_of_array, validate_option
 
 #: Samples that are run where the user does not say how many.
@@ -64,7 +64,7 @@ def inputs_of(
         loader = _loader(path, trust)
         return Batches(lambda: limited(loader.inputs(), samples), str(path))
     arrays = _arrays(path)
-    size = batch_size or count_samples(model.example_inputs())
+    size = batch_size or batch_size_of(model.example_inputs())
     return Batches(lambda: _batches(arrays, size, samples), str(path))
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neural_mp.adaptors.common.input_spec import GivenInputs
+from neural_mp.adaptors.common.input_spec import InputSpec
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.amp import AmpSettings
 from neural_mp.api import config_objects
@@ -17,15 +17,15 @@ from neural_mp.api.constraints import constrained
 from neural_mp.api.free_axes import for_all_sizes
 from neural_mp.api.loading import load_source, without_int8_if_no_data
 from neural_mp.api.metric_direction import directed, metric_label, together
-from neural_mp.api.options import model_name, settings_in_words
+from neural_mp.api.options import describe_settings, model_name
 from neural_mp.api.portability import hardware_for, not_native, without_kernels
-from neural_mp.api.user_metrics import GivenMetrics, gather_metrics, metric_words
+from neural_mp.api.user_metrics import MetricSet, gather_metrics, metric_words
 from neural_mp.config import Settings
 from neural_mp.core import hardware as machine
-from neural_mp.core.enums import Approach, Capture, is_speed_alone
+from neural_mp.core.enums import Approach, Capture, is_latency_only
 from neural_mp.core.precision import Precision, Precisions
 from neural_mp.errors import ConfigurationError
-from neural_mp.io.files import prepared_folder
+from neural_mp.io.files import writable_folder
 from neural_mp.io.measurement_cache import CACHE_FOLDER, NO_CACHE, FileCache
 from neural_mp.runs.fingerprint import in_detail, machine_key
 from neural_mp.runs.history import History, storage_url
@@ -67,7 +67,7 @@ DEFAULT_PRECISIONS = Precisions((Precision.INT8, Precision.BF16))
 
 
 @dataclass(frozen=True)
-class Preparation:
+class JobBuilder:
     """Makes a job of what a user gave.
 
     Attributes:
@@ -89,8 +89,8 @@ class Preparation:
         strategy = config_objects.strategy(self.settings, given.strategy)
         here = given.hardware or machine.detect()
         amp = gather_amp(given.amp, self.settings.amp)
-        log_folder = prepared_folder(amp.log_path)
-        precisions = self._usable_precisions(here.converting_for(given.target), amp)
+        log_folder = writable_folder(amp.log_path)
+        precisions = self._usable_precisions(here.for_target(given.target), amp)
         evaluation, calibration = self._data()
         metrics = gather_metrics(given.metric, self.settings, evaluation, given.eval_func)
         criterion = self._criterion(metrics)
@@ -122,11 +122,11 @@ class Preparation:
             ),
             amp=amp.words(),
             cache=self._cache(loaded),
-            described=Described(model_name(given.model), settings_in_words(given), hardware),
+            described=Described(model_name(given.model), describe_settings(given), hardware),
         )
         return job, log_folder
 
-    def _evaluator(self, evaluation: Batches | None, metrics: GivenMetrics) -> Evaluator:
+    def _evaluator(self, evaluation: Batches | None, metrics: MetricSet) -> Evaluator:
         """What measures accuracy, and tells the listener of every batch."""
         eval_func = self.options.eval_func
         label = metric_label(metrics, eval_func)
@@ -136,7 +136,7 @@ class Preparation:
         evaluator.together = together(metrics, self.options.accuracy_criterion)
         return evaluator
 
-    def _criterion(self, metrics: GivenMetrics) -> AccuracyCriterion:
+    def _criterion(self, metrics: MetricSet) -> AccuracyCriterion:
         """The criterion, with the direction of what measures the accuracy."""
         if self.options.exit_policy.performance_only:
             return self.options.accuracy_criterion
@@ -206,7 +206,7 @@ class Preparation:
         if calibration is None:
             load = loading(None)
             return load, load()
-        batches, wanted = calibration, GivenInputs.read(given, None, None)
+        batches, wanted = calibration, InputSpec.read(given, None, None)
         # A model that is taken in with the user's own example does not see the batch by that.
         hides_batch = not labelled and wanted.example is not None
         found = attempt(batches.first) if labelled else batches.bound(attempt)
@@ -263,7 +263,7 @@ class Preparation:
         """Whether 16 bits are to bring speed; if nothing else is asked for, it is numbers."""
         alone = self.explicit is not None and Precision.INT8 not in self.explicit
         painted = self.options.strategy == AutoMixedPrecision.name
-        return is_speed_alone(parse_objectives(self.options.objective)) and not (alone or painted)
+        return is_latency_only(parse_objectives(self.options.objective)) and not (alone or painted)
 
     def _measurement(self, model: AnyModel, data: Batches | None) -> Measurement:
         performance = self.settings.evaluation.performance
@@ -341,8 +341,8 @@ def check(options: MixedPrecision) -> None:
     parse_objectives(options.objective)
     check_min_speedup(options.min_speedup)
     if options.approach is not None:
-        Approach.read(options.approach, "approach")
-    Capture.read(options.capture, "capture")
+        Approach.parse(options.approach, "approach")
+    Capture.parse(options.capture, "capture")
     for name in _OPTION_TYPES:
         check_option(name, getattr(options, name))
     validate_option("random_seed", seed_number, options.random_seed)

@@ -13,7 +13,7 @@ from neural_mp.core.enums import Capture
 from neural_mp.core.precision import Precision
 from neural_mp.data.user_imports import load_user_object
 from neural_mp.errors import ConfigurationError, DataError, ModelLoadError
-from neural_mp.io.files import check_ends
+from neural_mp.io.files import require_regular_file
 from neural_mp.io.trust import trusting
 from neural_mp.tuning.batches import Batches, FirstBatch, name_loader
 from neural_mp.util.validators import file_path, validate_option
@@ -29,7 +29,7 @@ def resolve_source(source: object) -> Any:
     if isinstance(source, str | Path):
         validate_option("model", file_path, source)
         try:
-            check_ends(source)
+            require_regular_file(source)
         except OSError as error:
             raise ModelLoadError(f"{str(source)!r} cannot be read: {error.strerror}") from None
     if is_saved_model(source):

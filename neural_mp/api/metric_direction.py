@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from neural_mp.api.user_metrics import EvalFunc, GivenMetrics, WeightedMetrics
+from neural_mp.api.user_metrics import EvalFunc, MetricSet, WeightedMetrics
 from neural_mp.config import MetricSettings
 from neural_mp.errors import ConfigurationError
 from neural_mp.metrics import METRICS
 from neural_mp.metrics.coercion import metric_name, unwrapped
 from neural_mp.tuning.criterion import AccuracyCriterion
-from neural_mp.tuning.metric_values import Together
+from neural_mp.tuning.metric_values import MetricAggregation
 
 #: Words of a name that make the direction doubtful: what bears them may well be an error.
 _ERROR_WORDS = frozenset({"err", "rms", "wer", "cer", "eer", "nll", "bce", "ppl"})
@@ -74,7 +74,7 @@ def directed(
             direction is not known, as nobody says it and the metric may be an error.
     """
     measures = _measures(metrics, eval_func, configured)
-    if eval_func is None and isinstance(metrics, GivenMetrics) and metrics.every:
+    if eval_func is None and isinstance(metrics, MetricSet) and metrics.every:
         return replace(criterion, higher_is_better=True)  # of the score: see `together`
     said = {measure.said for measure in measures if measure.said is not None}
     if len(said) > 1:
@@ -98,7 +98,7 @@ def metric_label(metrics: WeightedMetrics, eval_func: EvalFunc | None) -> str:
     if eval_func is not None:
         return _name(eval_func)
     names = [_name(metric) for metric, _ in metrics]
-    if isinstance(metrics, GivenMetrics) and (metrics.every or len(metrics) == 1):
+    if isinstance(metrics, MetricSet) and (metrics.every or len(metrics) == 1):
         return ", ".join(metrics.names)
     return " + ".join(
         name if weight == 1 else f"{weight:.3g}·{name}"
@@ -106,7 +106,7 @@ def metric_label(metrics: WeightedMetrics, eval_func: EvalFunc | None) -> str:
     )
 
 
-def together(metrics: GivenMetrics, criterion: AccuracyCriterion) -> Together:
+def together(metrics: MetricSet, criterion: AccuracyCriterion) -> MetricAggregation:
     """How the values of several metrics become one number.
 
     Args:
@@ -129,7 +129,9 @@ def together(metrics: GivenMetrics, criterion: AccuracyCriterion) -> Together:
         if stated is None and measure.doubtful_name is not None and metrics.every:
             raise _doubt(measure)
         higher[name] = stated is not False
-    return Together(metrics.names, metrics.every, criterion, higher, partial(_by_name, wanted))
+    return MetricAggregation(
+        metrics.names, metrics.every, criterion, higher, partial(_by_name, wanted)
+    )
 
 
 def _by_name(wanted: bool | None, name: str) -> bool:

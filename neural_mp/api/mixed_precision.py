@@ -14,11 +14,11 @@ from neural_mp.api.explain import write_log
 from neural_mp.api.job_builder import (
     DEFAULT_PRECISIONS,
     DEFAULT_WORKSPACE,
-    Preparation,
+    JobBuilder,
     check_option,
 )
 from neural_mp.api.optimized_model import OptimizedModel
-from neural_mp.api.options import criterion_of, exit_policy_of
+from neural_mp.api.options import exit_policy_of, parse_criterion
 from neural_mp.config import Settings, load_settings, settings_from, trust_of
 from neural_mp.core import hardware as machine
 from neural_mp.core.precision import Precision, parse_precisions
@@ -30,7 +30,7 @@ from neural_mp.tuning.criterion import AccuracyCriterion, ExitPolicy
 from neural_mp.tuning.listener import Listener, RunLog
 from neural_mp.tuning.sensitivity import SensitivityReport, measured_sensitivities
 from neural_mp.tuning.tuner import tune
-from neural_mp.util.user_calls import UsersErrorsUnchanged
+from neural_mp.util.user_calls import ReraiseUserErrors
 from neural_mp.util.validators import validate_option, without_nul
 
 logger = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ class MixedPrecision:
 
     @accuracy_criterion.setter
     def accuracy_criterion(self, value: AccuracyCriterion | float | Mapping[str, Any]) -> None:
-        self._criterion = criterion_of(value)
+        self._criterion = parse_criterion(value)
 
     @property
     def exit_policy(self) -> ExitPolicy:
@@ -193,7 +193,7 @@ class MixedPrecision:
         """The options as the file alone says, or as they are by default without one."""
         return MixedPrecision(self._settings, trust=self.trust)
 
-    @UsersErrorsUnchanged()
+    @ReraiseUserErrors()
     def sensitivity(self, most: int | None = None) -> SensitivityReport:
         """Measure which decisions cost accuracy, and what they gain, without any evaluation.
 
@@ -217,15 +217,15 @@ class MixedPrecision:
         check_option("listener", self.listener)  # it is told of the load, before all is checked
         return self.listener or _default_listener()
 
-    def _preparation(self, log: RunLog) -> Preparation:
+    def _preparation(self, log: RunLog) -> JobBuilder:
         settings = replace(self._settings, trust=trust_of(self.trust))
-        return Preparation(self, settings, self._precisions, log)
+        return JobBuilder(self, settings, self._precisions, log)
 
     def __call__(self) -> OptimizedModel:
         """Tune and return the result; the same as `fit()`."""
         return self.fit()
 
-    @UsersErrorsUnchanged()
+    @ReraiseUserErrors()
     def fit(self) -> OptimizedModel:
         """Tune.
 

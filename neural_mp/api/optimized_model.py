@@ -16,7 +16,7 @@ from neural_mp.adaptors.common.optional import SingleFile, needed
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyModel, LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
-from neural_mp.api.portability import EVERYWHERE, made_right_here, where_right
+from neural_mp.api.portability import EVERYWHERE, ensure_exact, exact_targets
 from neural_mp.api.saved_model import (
     MANIFEST,
     PAGE_FILE,
@@ -37,7 +37,7 @@ from neural_mp.reporting.tables import verdict
 from neural_mp.runs.record import RunRecord
 from neural_mp.runs.record_schema import read_record_file, write_record
 from neural_mp.runs.report import Report
-from neural_mp.space import PlannedOp, planned_by_name
+from neural_mp.space import EffectiveOp, planned_by_name
 from neural_mp.tuning.sensitivity import SensitivityReport, sensitivities
 from neural_mp.util.validators import (
     InvalidValueError,
@@ -54,7 +54,7 @@ from neural_mp.util.validators import (
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 class OptimizedModel:
@@ -79,7 +79,7 @@ class OptimizedModel:
         met: bool | None = None,
         trials: tuple[Trial, ...] = (),
         observations: Observations | None = None,
-        planned: Mapping[str, PlannedOp] = MappingProxyType({}),
+        planned: Mapping[str, EffectiveOp] = MappingProxyType({}),
     ) -> None:
         self.loaded = loaded
         self.plan = plan
@@ -110,9 +110,9 @@ class OptimizedModel:
         return self.report.record
 
     @property
-    def right_on(self) -> str:
+    def exact_on(self) -> str:
         """The processors on which the model gives the right numbers, in words."""
-        return where_right(self.loaded)
+        return exact_targets(self.loaded)
 
     @property
     def model(self) -> Any:
@@ -222,8 +222,8 @@ class OptimizedModel:
             self._save_file(single, validate_option("the file to save a model in", file_path, path))
         else:
             self._save_folder(path)
-        level = logging.INFO if self.right_on == EVERYWHERE else logging.WARNING
-        logger.log(level, "%s gives the right numbers on %s", path, self.right_on)
+        level = logging.INFO if self.exact_on == EVERYWHERE else logging.WARNING
+        logger.log(level, "%s gives the right numbers on %s", path, self.exact_on)
 
     def _save_folder(self, path: str | Path) -> None:
         target = check_destination(path)
@@ -250,7 +250,7 @@ class OptimizedModel:
     def _metadata(self) -> dict[str, str]:
         return {
             "neural_mp.plan": self.plan.to_yaml(framework=self.framework),
-            "neural_mp.right_on": self.right_on,
+            "neural_mp.right_on": self.exact_on,
         }
 
     def _write(self, folder: Path) -> None:
@@ -263,7 +263,7 @@ class OptimizedModel:
             "neural_mp": FORMAT_VERSION,
             "framework": self.framework,
             "met": self.met,
-            "right_on": self.right_on,
+            "right_on": self.exact_on,
             "report": self.report.to_dict(),
             "ops": {name: op.to_dict() for name, op in self.planned.items()},
             "files": {
@@ -301,7 +301,7 @@ def load(path: str | Path) -> OptimizedModel:
         record = read_record_file(folder / RECORD_FILE)
     report = replace(manifest["report"], record=record)
     restored = LoadedModel(adaptor, adaptor.restore(folder))
-    right, done = made_right_here(restored, repr(str(folder)))
+    right, done = ensure_exact(restored, repr(str(folder)))
     return OptimizedModel(
         right,
         plan,
@@ -339,7 +339,7 @@ _MANIFEST = record(
         "report": Report.from_dict,
         "files": digests_of_files,
     },
-    {"ops": mapping_of(PlannedOp.from_dict)},  # which earlier versions did not write
+    {"ops": mapping_of(EffectiveOp.from_dict)},  # which earlier versions did not write
 )
 
 

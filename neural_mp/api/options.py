@@ -31,7 +31,7 @@ def model_name(model: object) -> str:
     return type(model).__name__
 
 
-def settings_in_words(options: MixedPrecision) -> dict[str, Setting]:
+def describe_settings(options: MixedPrecision) -> dict[str, Setting]:
     """Option → what holds, and who set it, of those that decide what a run does.
 
     An option that was set to what would have held anyway counts as not set.
@@ -71,7 +71,7 @@ def _in_words(value: object) -> str:
 _ORIGIN = "MixedPrecision"
 
 
-def criterion_of(value: object) -> AccuracyCriterion:
+def parse_criterion(value: object) -> AccuracyCriterion:
     """A criterion of what a user gives: itself, a share of the baseline, or a dict as in YAML.
 
     Raises:

@@ -9,8 +9,8 @@ from typing import Any
 from neural_mp.adaptors.common.optional import needed
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.adaptors.loaded_model import AnyModel
-from neural_mp.core.hardware import PORTABLE, THIS, Hardware, detect
-from neural_mp.core.int8_accumulation import EXACT_EVERYWHERE, ByteProducts
+from neural_mp.core.hardware import HOST_TARGET, PORTABLE, Hardware, detect
+from neural_mp.core.int8_accumulation import EXACT_EVERYWHERE, Int8Accumulation
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, ConversionError, ModelLoadError
 from neural_mp.space import TuningSpace
@@ -36,12 +36,12 @@ def hardware_for(
     Raises:
         ConfigurationError: there is no such target, or what it computes cannot be had here.
     """
-    there = here.converting_for(target)
-    if target == THIS:
+    there = here.for_target(target)
+    if target == HOST_TARGET:
         return there, ()
-    wrong_here = adaptor.kernel_products(here)
-    for kernel, products in adaptor.kernel_products(there).items():
-        if products is ByteProducts.EXACT and wrong_here[kernel] is ByteProducts.SATURATING:
+    wrong_here = adaptor.int8_accumulation(here)
+    for kernel, products in adaptor.int8_accumulation(there).items():
+        if products is Int8Accumulation.EXACT and wrong_here[kernel] is Int8Accumulation.SATURATING:
             raise ConfigurationError(
                 f"target {target!r} cannot be converted for on this machine: here the {kernel} "
                 f"kernels of {adaptor.framework} saturate, so that what is right there cannot be "
@@ -53,13 +53,13 @@ def hardware_for(
     return there, (words,)
 
 
-def where_right(model: AnyModel) -> str:
+def exact_targets(model: AnyModel) -> str:
     """On which processors the numbers of a model are right, in words."""
     minding = model.wide_kernels - EXACT_EVERYWHERE
     return f"{_EXACT} only; {_MEND}" if minding else EVERYWHERE
 
 
-def made_right_here(model: AnyModel, name: str) -> tuple[AnyModel, tuple[str, ...]]:
+def ensure_exact(model: AnyModel, name: str) -> tuple[AnyModel, tuple[str, ...]]:
     """A model that was loaded, made right on this machine, and what was done.
 
     Args:
@@ -72,8 +72,8 @@ def made_right_here(model: AnyModel, name: str) -> tuple[AnyModel, tuple[str, ..
     wide = model.wide_kernels
     if not wide:
         return model, ()
-    products = model.adaptor.kernel_products(detect())
-    saturating = sorted(k.value for k in wide if products[k] is ByteProducts.SATURATING)
+    products = model.adaptor.int8_accumulation(detect())
+    saturating = sorted(k.value for k in wide if products[k] is Int8Accumulation.SATURATING)
     if not saturating:
         return model, ()
     reason = (
@@ -104,7 +104,7 @@ def without_kernels(space: TuningSpace, hardware: Hardware) -> tuple[Precision, 
     """
 
     def is_emulated(precision: Precision) -> bool:
-        begin = [space.capabilities[op] for op in space.decided if space.choice(op, precision)]
+        begin = [space.capabilities[op] for op in space.tunable_ops if space.choice(op, precision)]
         return hardware.support(precision).native and all(precision in c.emulated for c in begin)
 
     return tuple(filter(is_emulated, space.usable_precisions))

@@ -16,7 +16,7 @@ from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.errors import PlanError
 from neural_mp.runs.report import Report, count_ops
 from neural_mp.space import planned_ops
-from neural_mp.tuning.final_selection import compared
+from neural_mp.tuning.final_selection import compare_latency
 from neural_mp.tuning.objectives import Footprints, Measurement
 
 
@@ -28,7 +28,7 @@ def convert_with_plan(
     framework: str | None = None,
     inputs: object = None,
     hardware: Hardware | None = None,
-    target: str = machine.THIS,
+    target: str = machine.HOST_TARGET,
     capture: Capture = Capture.WHOLE,
 ) -> OptimizedModel:
     """Replay a plan on a model.
@@ -54,7 +54,7 @@ def convert_with_plan(
     there, told = hardware_for(target, hardware or machine.detect(), loaded.adaptor)
     warnings = [*loaded.warnings, *told]
     space = loaded.adaptor.space(loaded.held, there)
-    right = space.with_right_weights(plan)
+    right = space.with_local_weight_ranges(plan)
     changed = sum(right[op] != config for op, config in plan.items())
     if changed:
         warnings.append(
@@ -73,7 +73,7 @@ def convert_with_plan(
     converted = tunable.converted(resolved)
     measurement = Measurement(loaded.example_inputs())
     footprints = Footprints(tunable, measurement.inputs)
-    speed = compared(*measurement.rounds([loaded, converted]))
+    speed = compare_latency(*measurement.rounds([loaded, converted]))
     report = Report(
         **speed.figures,
         batch_size=measurement.batch_size,

@@ -25,7 +25,7 @@ _NO_METRICS = ("weight", "higher_is_better")
 
 
 @dataclass(frozen=True)
-class GivenMetrics(Sequence[tuple[Metric, float]]):
+class MetricSet(Sequence[tuple[Metric, float]]):
     """Metrics with their weights.
 
     Attributes:
@@ -58,7 +58,7 @@ def gather_metrics(
     settings: Settings,
     evaluation: Batches | None,
     eval_func: EvalFunc | None,
-) -> GivenMetrics:
+) -> MetricSet:
     """The metrics set in Python, else those of the YAML file.
 
     Raises:
@@ -77,7 +77,7 @@ def gather_metrics(
     return metrics
 
 
-def given_metrics(given: Any) -> GivenMetrics:
+def given_metrics(given: Any) -> MetricSet:
     """What was set as `metric`: one, a list of which the mean counts, or a dict of which each does.
 
     A dict has names of our metrics with their options, names of the user's own with metrics of any
@@ -95,10 +95,10 @@ def given_metrics(given: Any) -> GivenMetrics:
     metrics = [as_metric(metric) for metric in several]
     names = _unlike([metric_name(metric) for metric in metrics])
     share = 1.0 / len(metrics)
-    return GivenMetrics(tuple((m, share) for m in metrics), names, said=(None,) * len(metrics))
+    return MetricSet(tuple((m, share) for m in metrics), names, said=(None,) * len(metrics))
 
 
-def _each(given: Mapping[Any, Any]) -> GivenMetrics:
+def _each(given: Mapping[Any, Any]) -> MetricSet:
     """The metrics of a dict."""
     named = {str(name): metric for name, metric in given.items() if name not in _NO_METRICS}
     if not named:
@@ -110,9 +110,9 @@ def _each(given: Mapping[Any, Any]) -> GivenMetrics:
     weight = given.get("weight")
     if weight is None or weight == EACH:
         pairs = tuple((metric, 1.0) for metric in metrics)
-        return GivenMetrics(pairs, tuple(named), len(metrics) > 1, tuple(said))
+        return MetricSet(pairs, tuple(named), len(metrics) > 1, tuple(said))
     weights = numbers_of("metric: weight", weight, len(metrics))
-    return GivenMetrics(tuple(zip(metrics, weights, strict=True)), tuple(named), said=tuple(said))
+    return MetricSet(tuple(zip(metrics, weights, strict=True)), tuple(named), said=tuple(said))
 
 
 def _named(name: str, given: object) -> Metric:
@@ -127,7 +127,7 @@ def _is_collection(given: object) -> bool:
     return all(callable(getattr(given, name, None)) for name in ("items", "compute", "update"))
 
 
-def _configured(settings: Settings) -> GivenMetrics:
+def _configured(settings: Settings) -> MetricSet:
     pairs = config_objects.metrics(settings)
     items = settings.evaluation.metrics
     names = _unlike([metric_name(metric) for metric, _ in pairs])
@@ -135,7 +135,7 @@ def _configured(settings: Settings) -> GivenMetrics:
         names = _unlike([item.name.rpartition(":")[2] for item in items])
     every = len(items) > 1 and all(item.weight is None for item in items)
     said = tuple(item.higher_is_better for item in items)
-    return GivenMetrics(tuple(pairs), names, every, said)
+    return MetricSet(tuple(pairs), names, every, said)
 
 
 def _unlike(names: Sequence[str]) -> tuple[str, ...]:
@@ -153,7 +153,7 @@ def metric_words(metrics: WeightedMetrics, eval_func: EvalFunc | None) -> str:
     if eval_func is not None:
         return _qualified(eval_func)
     words = [f"{weight:g}·{_qualified(metric)}" for metric, weight in metrics]
-    if isinstance(metrics, GivenMetrics) and metrics.every:
+    if isinstance(metrics, MetricSet) and metrics.every:
         return "each of " + ", ".join(
             f"{name}={_qualified(metric)}"
             for name, (metric, _) in zip(metrics.names, metrics, strict=True)

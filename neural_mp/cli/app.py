@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import neural_mp
-from neural_mp.adaptors.tensorflow.log_suppression import hush
+from neural_mp.adaptors.tensorflow.log_suppression import suppress_startup_logs
 from neural_mp.cli import (
     advise,
     audit,
@@ -87,7 +87,7 @@ def _open_streams() -> None:
 def main() -> None:
     """Run the command; what it ends with is said by its exit code (see `ExitCode`)."""
     _open_streams()
-    hush()
+    suppress_startup_logs()
     try:
         app()
     except Exception as error:

@@ -18,7 +18,7 @@ from neural_mp.cli.options import (
     TrustOption,
     VerboseOption,
 )
-from neural_mp.cli.output import Output, hand_over
+from neural_mp.cli.output import Output, emit_result
 from neural_mp.io.trust import trusting
 
 EPILOG = epilog("convert model.pt2 --plan tuned/plan.yaml --output replayed")
@@ -47,6 +47,10 @@ def convert(
         inputs = random_inputs(input_shape or ())
         with out.working(f"Converting {model}"):
             result = convert_with_plan(
-                model, plan, framework=framework, inputs=inputs, target=target or hardware.THIS
+                model,
+                plan,
+                framework=framework,
+                inputs=inputs,
+                target=target or hardware.HOST_TARGET,
             )
-        hand_over(result, out, output)
+        emit_result(result, out, output)

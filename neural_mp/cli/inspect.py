@@ -68,11 +68,11 @@ def inspect(
             _inspect_saved(out, model, pattern, summary)
             return
         loaded = out.load(model, framework, input_shape)
-        from neural_mp.api.portability import where_right
+        from neural_mp.api.portability import exact_targets
         from neural_mp.core import hardware
         from neural_mp.reporting import CapabilitySummary, capability_table, summary_table
 
-        there = hardware.detect().converting_for(target or hardware.THIS)
+        there = hardware.detect().for_target(target or hardware.HOST_TARGET)
         with out.working(f"Asking what the ops of {model} can run in"):
             space = loaded.adaptor.space(loaded.held, there)
         ops = _chosen(list(space.graph), op_type or (), pattern)
@@ -82,7 +82,7 @@ def inspect(
         else:
             out.show(capability_table(space, ops, each=each))
             if loaded.wide_kernels:
-                out.line(f"right on {where_right(loaded)}")
+                out.line(f"right on {exact_targets(loaded)}")
         if as_json:
             out.document(counts.to_dict() if summary else [_document(space, op) for op in ops])
 
@@ -104,10 +104,10 @@ def _inspect_saved(
         out.show(op_counts_table(counts))
         document: Any = {"types": {kind: dict(by) for kind, by in counts.items()}}
     else:
-        out.show(plan_table(plan, saved.right_on))
+        out.show(plan_table(plan, saved.exact_on))
         document = {"plan": plan.to_dict()}
     if out.as_json:
-        out.document({**document, "right_on": saved.right_on})
+        out.document({**document, "right_on": saved.exact_on})
 
 
 def _compiled(match: str | None) -> re.Pattern[str] | None:

@@ -73,7 +73,7 @@ def kernels(
     with Output(as_json, quiet, verbose) as out:
         from neural_mp.profiling import KernelKey
 
-        keys = [KernelKey.read(word, "--by") for word in by or (KernelKey.IMPLEMENTATION,)]
+        keys = [KernelKey.parse(word, "--by") for word in by or (KernelKey.IMPLEMENTATION,)]
         program = context.meta.get(_PROGRAM)
         if program is not None:
             if log is not None:

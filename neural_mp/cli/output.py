@@ -213,7 +213,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def hand_over(result: OptimizedModel, output: Output, folder: Path | None) -> None:
+def emit_result(result: OptimizedModel, output: Output, folder: Path | None) -> None:
     """Show a result, and save it where a folder is given.
 
     Raises:
@@ -224,7 +224,7 @@ def hand_over(result: OptimizedModel, output: Output, folder: Path | None) -> No
     output.show(result_tables(result.report, result.met))
     if folder is not None:
         _save(result, folder)
-        output.line(f"saved to {folder}; right on {result.right_on}")
+        output.line(f"saved to {folder}; right on {result.exact_on}")
     if output.as_json:
         output.document(_document(result, folder))
 
@@ -242,7 +242,7 @@ def _document(result: OptimizedModel, folder: Path | None) -> dict[str, Any]:
     return {
         "met": result.met,
         "framework": result.framework,
-        "right_on": result.right_on,
+        "right_on": result.exact_on,
         "saved_to": folder,
         "report": result.report.to_dict(),
         "trials": [_trial(trial) for trial in result.trials],

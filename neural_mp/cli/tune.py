@@ -16,7 +16,7 @@ from neural_mp.cli.options import (
     TrustOption,
     VerboseOption,
 )
-from neural_mp.cli.output import Output, hand_over
+from neural_mp.cli.output import Output, emit_result
 
 EPILOG = epilog("tune conf.yaml --output tuned", "tune conf.yaml --json | jq .report.speedup")
 
@@ -69,6 +69,6 @@ def tune(
         listener = Listener() if quiet else LiveListener(error_console(), summary=False)
         converter.listener = listener
         result = converter()
-        hand_over(result, out, output)
+        emit_result(result, out, output)
         if result.met is False:
             raise typer.Exit(ExitCode.TARGET_MISSED)

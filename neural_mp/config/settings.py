@@ -10,7 +10,7 @@ from typing import Any
 from neural_mp.amp import AutoMixedPrecisionOptions
 from neural_mp.config.source import Source
 from neural_mp.core.enums import Capture, Dialect, Objective
-from neural_mp.core.hardware import THIS
+from neural_mp.core.hardware import HOST_TARGET
 from neural_mp.core.precision import Precision
 from neural_mp.space.capability import Constraints
 from neural_mp.tuning.criterion import MIN_SPEEDUP, AccuracyCriterion, ExitPolicy
@@ -162,7 +162,7 @@ class Settings:
 
     model: ModelSettings = ModelSettings()
     device: str = "cpu"
-    target: str = THIS
+    target: str = HOST_TARGET
     precisions: tuple[Precision, ...] | None = None
     constraints: Constraints = field(default_factory=Constraints)
     amp: AutoMixedPrecisionOptions | None = None

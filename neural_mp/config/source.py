@@ -13,7 +13,7 @@ from typing import Any
 
 from neural_mp.core.enums import Dialect
 from neural_mp.errors import ConfigurationError, NeuralMPError
-from neural_mp.io.files import read_plain
+from neural_mp.io.files import read_bounded
 from neural_mp.io.limits import MAX_FILE_BYTES, MAX_SETTINGS_VALUES
 from neural_mp.io.yaml_reader import YamlDocument, YamlError, load_yaml_with_lines
 from neural_mp.util.validators import key_words, preview
@@ -100,7 +100,7 @@ def read_file(path: str | Path) -> Source:
         ConfigurationError: it cannot be read, is no YAML, or holds anything but a mapping.
     """
     try:
-        text = read_plain(path, MAX_FILE_BYTES).decode("utf-8-sig")
+        text = read_bounded(path, MAX_FILE_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise ConfigurationError(f"{path}: it cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

@@ -16,7 +16,7 @@ from neural_mp.core.enums import Dialect
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError
 from neural_mp.space.capability import Constraints, OpConstraint, QuantConstraint
-from neural_mp.util.string_enum import Word
+from neural_mp.util.string_enum import StringEnum
 
 #: YAML 1.1, which PyYAML writes, takes `1e-3` for a word; our reader does not.
 _FLOAT_RE = re.compile(r"^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$")
@@ -37,12 +37,12 @@ def _text(dumper: _Dumper, text: str) -> yaml.Node:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-def _word(dumper: _Dumper, word: Word) -> yaml.Node:
+def _word(dumper: _Dumper, word: StringEnum) -> yaml.Node:
     return _text(dumper, word.value)
 
 
 _Dumper.add_representer(str, _text)
-_Dumper.add_multi_representer(Word, _word)
+_Dumper.add_multi_representer(StringEnum, _word)
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT_RE, list("-+0123456789."))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from neural_mp.core.int8_accumulation import ByteProducts
+from neural_mp.core.int8_accumulation import Int8Accumulation
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError, did_you_mean
 from neural_mp.util.display import Displayed
@@ -36,12 +36,12 @@ NATIVE_COMPUTE_CAPABILITY: Mapping[Precision, tuple[int, int]] = {
     Precision.FP16: (5, 3),
 }
 #: The machine that a run takes place on.
-THIS = "this"
+HOST_TARGET = "this"
 #: A model that is right on every machine.
 PORTABLE = "portable"
 #: What a model can be converted for → the CPU flags that such a machine is sure to have.
 TARGETS: Mapping[str, frozenset[str]] = {
-    THIS: frozenset(),
+    HOST_TARGET: frozenset(),
     PORTABLE: frozenset(),
     "avx2": frozenset({"avx2"}),
     "avx512": frozenset({"avx2", "avx512f"}),
@@ -92,13 +92,13 @@ class Hardware(Displayed):
     cores: int = 1
     gpus: tuple[Gpu, ...] = ()
     forced: frozenset[Precision] = frozenset()
-    target: str = THIS
+    target: str = HOST_TARGET
 
     @property
-    def byte_products(self) -> ByteProducts:
+    def byte_products(self) -> Int8Accumulation:
         """How the CPU multiplies bytes, by its flags; saturating where they do not say."""
         exact = any(flag in self.flags for flag in NATIVE_FLAGS[Precision.INT8])
-        return ByteProducts.EXACT if exact else ByteProducts.SATURATING
+        return Int8Accumulation.EXACT if exact else Int8Accumulation.SATURATING
 
     def support(self, precision: Precision, device: str = "cpu") -> Support:
         """Whether ops may run in `precision` on `device` (`"cpu"` or `"gpu"`)."""
@@ -113,7 +113,7 @@ class Hardware(Displayed):
             return Support(True, False, f"forced by {FORCE_VARIABLES[precision]}=1; {reason}")
         return Support(precision is Precision.INT8, False, reason)
 
-    def converting_for(self, target: str) -> Hardware:
+    def for_target(self, target: str) -> Hardware:
         """The machine to convert for: this one, or any that has what a target stands for.
 
         Raises:
@@ -124,7 +124,7 @@ class Hardware(Displayed):
                 f"target cannot be {target!r}{did_you_mean(target, TARGETS)}; expected one of "
                 f"{', '.join(TARGETS)}"
             )
-        if target == THIS:
+        if target == HOST_TARGET:
             return self
         return replace(self, name=f"target {target}", flags=TARGETS[target], target=target)
 

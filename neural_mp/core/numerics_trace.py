@@ -11,7 +11,7 @@ from neural_mp.util.pytree import float_arrays
 
 
 @dataclass(frozen=True)
-class Extent:
+class ValueStats:
     """How large numbers are.
 
     Attributes:
@@ -34,7 +34,7 @@ class Extent:
         return "NaN" if self.nan else "Inf"
 
     @classmethod
-    def of(cls, values: object) -> Extent:
+    def of(cls, values: object) -> ValueStats:
         """The extent of all arrays of floating-point numbers in nested values."""
         extents = [cls._of_array(array) for array in float_arrays(values)]
         return cls(
@@ -44,7 +44,7 @@ class Extent:
         )
 
     @classmethod
-    def _of_array(cls, array: np.ndarray) -> Extent:
+    def _of_array(cls, array: np.ndarray) -> ValueStats:
         finite = np.isfinite(array)
         if finite.all():
             return cls(float(np.abs(array).max(initial=0)))
@@ -53,7 +53,7 @@ class Extent:
 
 
 @dataclass(frozen=True)
-class LayerPass:
+class LayerTrace:
     """One layer in one pass.
 
     Attributes:
@@ -68,11 +68,11 @@ class LayerPass:
     name: str
     kind: str
     dtype: str
-    inputs: Extent
-    outputs: Extent
-    weights: Extent = Extent()
-    gradients_above: Extent | None = None
-    gradients_below: Extent | None = None
+    inputs: ValueStats
+    outputs: ValueStats
+    weights: ValueStats = ValueStats()
+    gradients_above: ValueStats | None = None
+    gradients_below: ValueStats | None = None
     holds_layers: bool = False
 
     @property
@@ -82,7 +82,7 @@ class LayerPass:
 
 
 @dataclass(frozen=True)
-class ModelPass:
+class ModelTrace:
     """A model in one pass.
 
     Attributes:
@@ -92,9 +92,9 @@ class ModelPass:
         loss: the loss; None where there is none.
     """
 
-    batch: Extent
-    outputs: Extent
-    layers: Sequence[LayerPass]
+    batch: ValueStats
+    outputs: ValueStats
+    layers: Sequence[LayerTrace]
     loss: float | None = None
 
     @property
@@ -121,7 +121,7 @@ class NonFinite:
         return self.words
 
 
-def first_trouble(seen: ModelPass) -> NonFinite | None:
+def first_non_finite(seen: ModelTrace) -> NonFinite | None:
     """Where a number first was not finite, forwards, then backwards; None where all are."""
     if seen.finite_forwards:
         return _first_backwards(seen.layers)
@@ -137,7 +137,7 @@ def first_trouble(seen: ModelPass) -> NonFinite | None:
     return NonFinite(None, f"the loss is {seen.loss:g}, though all layers give finite numbers")
 
 
-def _forwards(layer: LayerPass, peak: float) -> NonFinite:
+def _forwards(layer: LayerTrace, peak: float) -> NonFinite:
     """Why the outputs of a layer are not finite, where all before it are, up to `peak`."""
     if not layer.weights.finite:
         return NonFinite(layer.name, f"weights of {layer.title} hold {layer.weights.trouble}")
@@ -151,7 +151,7 @@ def _forwards(layer: LayerPass, peak: float) -> NonFinite:
     return NonFinite(layer.name, words, _is_16(layer))
 
 
-def _first_backwards(layers: Sequence[LayerPass]) -> NonFinite | None:
+def _first_backwards(layers: Sequence[LayerTrace]) -> NonFinite | None:
     """The layer that turns finite gradients into others; an inner one rather than an outer."""
     for layer in _backwards(layers):
         above, below = layer.gradients_above, layer.gradients_below
@@ -169,17 +169,17 @@ def _first_backwards(layers: Sequence[LayerPass]) -> NonFinite | None:
     return None
 
 
-def _backwards(layers: Sequence[LayerPass]) -> Iterable[LayerPass]:
+def _backwards(layers: Sequence[LayerTrace]) -> Iterable[LayerTrace]:
     for holds_layers in (False, True):
         yield from (layer for layer in reversed(layers) if layer.holds_layers is holds_layers)
 
 
-def _turns(layer: LayerPass, before: Extent, after: Extent, what: str = "inputs") -> str:
+def _turns(layer: LayerTrace, before: ValueStats, after: ValueStats, what: str = "inputs") -> str:
     return (
         f"{layer.title} turns {layer.dtype} {what} of at most {before.peak:.3g} into "
         f"{after.trouble}"
     )
 
 
-def _is_16(layer: LayerPass) -> bool:
+def _is_16(layer: LayerTrace) -> bool:
     return layer.dtype in ("float16", "bfloat16")

@@ -26,7 +26,7 @@ Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Channels:
+class ChannelStats:
     """What the channels of one tensor held, one number a channel, in the tensor's own units.
 
     Attributes:
@@ -42,29 +42,29 @@ class Channels:
 
 
 @dataclass(frozen=True)
-class Times:
+class OpTimings:
     """What was measured of the time that a model takes.
 
     Attributes:
         ops: op → precision → seconds of one run, with what runs along in one kernel.
         conversion: seconds that a conversion of the smallest tensor takes; None if not known.
-        value: seconds more for every number that the tensor holds for one sample.
+        per_element: seconds more for every number that the tensor holds for one sample.
         whole: seconds of one run of the whole FP32 model; None if not known.
     """
 
     ops: Mapping[str, Mapping[Precision, float]] = field(default_factory=dict)
     conversion: float | None = None
-    value: float = 0.0
+    per_element: float = 0.0
     whole: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts and numbers."""
         ops = {op: {p.value: found for p, found in by.items()} for op, by in self.ops.items()}
-        found = {"ops": ops, "conversion": self.conversion, "value": self.value}
+        found = {"ops": ops, "conversion": self.conversion, "per_element": self.per_element}
         return found if self.whole is None else {**found, "whole": self.whole}
 
     @classmethod
-    def from_dict(cls, data: object) -> Times:
+    def from_dict(cls, data: object) -> OpTimings:
         """Read back what `to_dict` wrote.
 
         Raises:
@@ -79,25 +79,25 @@ class Observations:
 
     Attributes:
         ranges: tensor name → calibration algorithm → (low, high), in the tensor's own units.
-        noise: tensor name → noise-to-signal ratio of quantizing it to 8 bits with its full range,
+        nsr: tensor name → noise-to-signal ratio of quantizing it to 8 bits with its full range,
             per channel and averaged over channels: 0 is lossless, 1 means the quantized tensor
             says nothing about a typical channel.
         samples: how many samples were seen.
         channels: tensor name → its channels, of those with so much noise that repairing them may
             be worth it.
-        values: tensor name → numbers it holds for one sample, on average.
-        repaired: tensor name → repair (see `core.precision.REPAIRS`) → what the noise becomes.
+        elements: tensor name → numbers it holds for one sample, on average.
+        corrected_nsr: tensor name → repair (see `core.precision.REPAIRS`) → what the noise becomes.
     """
 
     ranges: Mapping[str, Mapping[str, Range]] = field(default_factory=dict)
-    noise: Mapping[str, float] = field(default_factory=dict)
+    nsr: Mapping[str, float] = field(default_factory=dict)
     samples: int = 0
-    channels: Mapping[str, Channels] = field(default_factory=dict)
-    repaired: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    values: Mapping[str, float] = field(default_factory=dict)
+    channels: Mapping[str, ChannelStats] = field(default_factory=dict)
+    corrected_nsr: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    elements: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("ranges", "noise", "channels", "repaired", "values"):
+        for name in ("ranges", "nsr", "channels", "corrected_nsr", "elements"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -114,13 +114,13 @@ class Observations:
                 }
                 for tensor, by in self.ranges.items()
             },
-            "noise": {tensor: float(noise) for tensor, noise in self.noise.items()},
-            "values": {tensor: float(values) for tensor, values in self.values.items()},
+            "nsr": {tensor: float(nsr) for tensor, nsr in self.nsr.items()},
+            "elements": {tensor: float(count) for tensor, count in self.elements.items()},
             "channels": {
                 tensor: {name: list(values) for name, values in vars(channels).items()}
                 for tensor, channels in self.channels.items()
             },
-            "repaired": {tensor: dict(by) for tensor, by in self.repaired.items()},
+            "corrected_nsr": {tensor: dict(by) for tensor, by in self.corrected_nsr.items()},
         }
 
     @classmethod
@@ -142,12 +142,12 @@ def _range(value: object) -> Range:
     return low, high
 
 
-def _channels(value: object) -> Channels:
+def _channels(value: object) -> ChannelStats:
     found = _CHANNELS(value)
     if len({len(numbers) for numbers in found.values()}) != 1:
         lengths = ", ".join(f"{len(numbers)} of {name}" for name, numbers in found.items())
         raise InvalidValueError(f"expected lists of one length, found {lengths}")
-    return Channels(**found)
+    return ChannelStats(**found)
 
 
 def _or_empty(kind: Validator[dict[str, Any]]) -> Validator[dict[str, Any]]:
@@ -155,24 +155,24 @@ def _or_empty(kind: Validator[dict[str, Any]]) -> Validator[dict[str, Any]]:
     return lambda value: {} if value is None else kind(value)
 
 
-_CHANNELS = record(dict.fromkeys(Channels.__dataclass_fields__, finite_numbers), strict=True)
+_CHANNELS = record(dict.fromkeys(ChannelStats.__dataclass_fields__, finite_numbers), strict=True)
 _OBSERVATIONS = record(
     {},
     {
         "samples": non_negative_integer,
         "ranges": _or_empty(mapping_of(mapping_of(_range))),
-        "noise": _or_empty(mapping_of(non_negative_float)),
-        "values": _or_empty(mapping_of(non_negative_float)),
+        "nsr": _or_empty(mapping_of(non_negative_float)),
+        "elements": _or_empty(mapping_of(non_negative_float)),
         "channels": _or_empty(mapping_of(_channels)),
-        # What a repair makes of noise may go beyond all numbers.
-        "repaired": _or_empty(mapping_of(mapping_of(number))),
+        # A correction may raise the NSR to infinity.
+        "corrected_nsr": _or_empty(mapping_of(mapping_of(number))),
     },
 )
 
 
 def _seconds_by_precision(value: object) -> dict[Precision, float]:
     return {
-        Precision.read(name, "a precision"): s
+        Precision.parse(name, "a precision"): s
         for name, s in mapping_of(positive_float)(value).items()
     }
 
@@ -181,7 +181,7 @@ _TIMES = record(
     {
         "ops": mapping_of(_seconds_by_precision),
         "conversion": optional(non_negative_float),
-        "value": non_negative_float,
+        "per_element": non_negative_float,
     },
     {"whole": positive_float},
 )

@@ -13,7 +13,7 @@ import yaml
 from neural_mp.core.observations import Observations
 from neural_mp.core.precision import OpConfig, Precision, QuantSpec, parse_precisions
 from neural_mp.errors import PlanError
-from neural_mp.io.readers import read_yaml, reading
+from neural_mp.io.readers import file_context, read_yaml
 from neural_mp.io.yaml_reader import load_yaml
 from neural_mp.util.display import Displayed
 from neural_mp.util.validators import (
@@ -29,7 +29,7 @@ from neural_mp.util.validators import (
     validate_option,
 )
 
-FILE_VERSION = 1
+FILE_VERSION = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,8 +96,8 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
         Raises:
             PlanError: an entry is malformed; the message names the op.
         """
-        with reading("the plan", PlanError):
-            return plan_of(data)
+        with file_context("the plan", PlanError):
+            return parse_plan(data)
 
     def to_yaml(self, *, framework: str = "", observations: Observations | None = None) -> str:
         """The plan as YAML that a person can edit; with `observations`, enough to replay it."""
@@ -116,7 +116,7 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
         Raises:
             PlanError: the text is no plan; the message names `origin` and what is wrong.
         """
-        with reading(origin, PlanError):
+        with file_context(origin, PlanError):
             return _document(load_yaml(text))[0]
 
     def save(self, path: str | Path, **contents: Any) -> None:
@@ -172,11 +172,11 @@ def _document(value: object) -> tuple[PrecisionPlan, Observations | None]:
             f"this version reads {FILE_VERSION}"
         )
     observed = value.get("observations")
-    plan = validate_at("ops", plan_of, value["ops"])
+    plan = validate_at("ops", parse_plan, value["ops"])
     return plan, validate_at("observations", Observations.from_dict, observed) if observed else None
 
 
-def plan_of(value: object) -> PrecisionPlan:
+def parse_plan(value: object) -> PrecisionPlan:
     """The plan that `to_dict` wrote: a kind, for what holds plans.
 
     Raises:
@@ -193,8 +193,8 @@ def _config_to_plain(config: OpConfig) -> Any:
         entry["weight"] = str(config.weight)
     if config.activation is not None:
         entry["activation"] = str(config.activation)
-    if config.repairs:
-        entry["repairs"] = " ".join(config.repairs)
+    if config.corrections:
+        entry["corrections"] = " ".join(config.corrections)
     return entry
 
 
@@ -205,8 +205,8 @@ def _config(entry: object) -> OpConfig:
         raise invalid("a precision such as 'fp32', or a mapping with one", entry)
     said = _ENTRY(entry)
     specs = {key: said[key] for key in ("weight", "activation") if said.get(key)}
-    repairs = tuple((said.get("repairs") or "").split())
-    return OpConfig(said["precision"], **specs, repairs=repairs)
+    corrections = tuple((said.get("corrections") or "").split())
+    return OpConfig(said["precision"], **specs, corrections=corrections)
 
 
 def _precision(value: object) -> Precision:
@@ -222,6 +222,6 @@ def _quant_spec(value: object) -> QuantSpec | None:
 
 _ENTRY = record(
     {"precision": _precision},
-    {"weight": _quant_spec, "activation": _quant_spec, "repairs": optional(short_string)},
+    {"weight": _quant_spec, "activation": _quant_spec, "corrections": optional(short_string)},
     strict=True,
 )

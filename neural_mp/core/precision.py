@@ -6,12 +6,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from neural_mp.core.enums import Algorithm, Approach, Granularity, Scheme, StoredType, WeightRange
+from neural_mp.core.enums import (
+    Approach,
+    CalibrationAlgorithm,
+    Granularity,
+    QuantDType,
+    Scheme,
+    WeightRange,
+)
 from neural_mp.errors import PlanError, UnknownPrecisionError, did_you_mean
-from neural_mp.util.string_enum import Word
+from neural_mp.util.string_enum import StringEnum
 
 
-class Precision(Word):
+class Precision(StringEnum):
     """What an op computes in. Compares equal to its name, so `plan[op].precision == "int8"`."""
 
     INT8 = "int8"
@@ -75,13 +82,15 @@ def parse_precisions(value: str | Precision | Iterable[str | Precision]) -> Prec
 
 
 #: What may choose the range of a tensor from what calibration saw of it, best known first.
-RANGE_ALGORITHMS = tuple(word for word in Algorithm if word is not Algorithm.DYNAMIC)
+RANGE_ALGORITHMS = tuple(
+    word for word in CalibrationAlgorithm if word is not CalibrationAlgorithm.DYNAMIC
+)
 
-_WORDS: Mapping[str, type[Word]] = {
-    "dtype": StoredType,
+_WORDS: Mapping[str, type[StringEnum]] = {
+    "dtype": QuantDType,
     "scheme": Scheme,
     "granularity": Granularity,
-    "algorithm": Algorithm,
+    "algorithm": CalibrationAlgorithm,
     "range": WeightRange,
 }
 #: What the fields of a `QuantSpec` that users may limit can be, best known first.
@@ -104,17 +113,17 @@ class QuantSpec:
             products of bytes saturate.
     """
 
-    dtype: StoredType
+    dtype: QuantDType
     scheme: Scheme
     granularity: Granularity
-    algorithm: Algorithm = Algorithm.MINMAX
+    algorithm: CalibrationAlgorithm = CalibrationAlgorithm.MINMAX
     range: WeightRange = WeightRange.FULL
 
     def __post_init__(self) -> None:
         for name, words in _WORDS.items():
-            word = words.read(getattr(self, name), f"{name} of a quantized tensor", PlanError)
+            word = words.parse(getattr(self, name), f"{name} of a quantized tensor", PlanError)
             object.__setattr__(self, name, word)
-        if self.range is not WeightRange.FULL and self.dtype is not StoredType.INT8:
+        if self.range is not WeightRange.FULL and self.dtype is not QuantDType.INT8:
             raise PlanError(f"{self.range!r} is for weights in int8, not in {self.dtype}")
 
     def __str__(self) -> str:
@@ -151,7 +160,7 @@ class QuantSpec:
 
 #: What can mend the numbers of an INT8 layer instead of giving up the precision; each changes
 #: weights before they are rounded, and nothing about what the model computes in FP32.
-REPAIRS: Mapping[str, str] = {
+CORRECTIONS: Mapping[str, str] = {
     "equalize": "channels scaled between this layer and the one before, by their weights",
     "smooth": "channels scaled between this layer and what is before, by the values and weights",
     "bias_correction": "the mean of what rounding the weight changes, taken off the bias",
@@ -167,25 +176,27 @@ class OpConfig:
         weight: for INT8, how its weight is quantized.
         activation: for INT8, how the tensors it reads are quantized; None with a `weight` leaves
             them as they are. INT8 with neither stands for the best form that the op has.
-        repairs: for INT8, names of `REPAIRS`, in their order.
+        corrections: for INT8, names of `REPAIRS`, in their order.
     """
 
     precision: Precision
     weight: QuantSpec | None = None
     activation: QuantSpec | None = None
-    repairs: tuple[str, ...] = ()
+    corrections: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in self.repairs:
-            if name not in REPAIRS:
-                raise PlanError(f"there is no repair {name!r}{did_you_mean(name, REPAIRS)}")
+        for name in self.corrections:
+            if name not in CORRECTIONS:
+                raise PlanError(f"there is no repair {name!r}{did_you_mean(name, CORRECTIONS)}")
         if self.activation is not None and self.activation.range is not WeightRange.FULL:
             raise PlanError(f"{self.activation.range!r} is for weights; what an op reads uses all")
-        if {"equalize", "smooth"} <= set(self.repairs):
+        if {"equalize", "smooth"} <= set(self.corrections):
             raise PlanError("'equalize' and 'smooth' scale the same channels; choose one of them")
-        if self.repairs and self.precision is not Precision.INT8:
-            raise PlanError(f"{self.repairs[0]!r} repairs INT8; {self.precision} needs none")
-        object.__setattr__(self, "repairs", tuple(n for n in REPAIRS if n in self.repairs))
+        if self.corrections and self.precision is not Precision.INT8:
+            raise PlanError(f"{self.corrections[0]!r} repairs INT8; {self.precision} needs none")
+        object.__setattr__(
+            self, "corrections", tuple(n for n in CORRECTIONS if n in self.corrections)
+        )
 
     @property
     def approach(self) -> Approach | None:
@@ -193,12 +204,12 @@ class OpConfig:
         if self.precision is not Precision.INT8:
             return None
         if self.activation is not None:
-            dynamic = self.activation.algorithm is Algorithm.DYNAMIC
+            dynamic = self.activation.algorithm is CalibrationAlgorithm.DYNAMIC
             return Approach.DYNAMIC if dynamic else Approach.STATIC
         return Approach.STATIC if self.weight is None else Approach.WEIGHT_ONLY
 
     def __str__(self) -> str:
-        words = list(self.repairs)
+        words = list(self.corrections)
         if self.activation is not None:
             words.insert(0, self.activation.algorithm)
         elif self.weight is not None:

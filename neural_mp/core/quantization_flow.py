@@ -24,16 +24,16 @@ class QuantizedTensor:
             share their scale, and bear the name of the concatenation.
         producers: the ops whose INT8 kernels write it; none where it comes from a float op or
             input, several where it is concatenated.
-        consumers: the decided ops that read it in INT8.
-        keepers: the ops each of which, in INT8, has the tensor stored in INT8: the consumers, and
-            the producers that can write INT8 only. The tensor's noise is gone when all of them run
+        consumers: the tunable ops that read the tensor in INT8.
+        quantizing_ops: the ops each of which, in INT8, has the tensor stored in INT8: the
+            consumers, and the producers that can write INT8 only. The noise is gone when all run
             in a higher precision, and not before.
     """
 
     name: str
     producers: tuple[str, ...]
     consumers: tuple[str, ...]
-    keepers: tuple[str, ...] = ()
+    quantizing_ops: tuple[str, ...] = ()
 
     @property
     def ops(self) -> frozenset[str]:
@@ -49,20 +49,20 @@ class QuantizationFlow:
         effective: op → what it effectively runs in, ops the plan does not name included.
         int8_reads: op → those of its inputs that it reads quantized.
         int8_outputs: ops whose kernel writes INT8.
-        root: tensor read quantized → the tensor whose scale it carries (itself, unless ops that
-            only move values lie between).
-        covers: root → the tensors whose ranges its scale must hold: itself, and what it was
+        scale_owner: tensor read quantized → the tensor whose scale it carries (itself, unless
+            quantize-agnostic ops lie between).
+        scale_members: root → the tensors whose ranges its scale must hold: itself, and what it was
             concatenated from.
     """
 
     effective: Mapping[str, Precision]
     int8_reads: Mapping[str, frozenset[str]]
     int8_outputs: frozenset[str]
-    root: Mapping[str, str]
-    covers: Mapping[str, tuple[str, ...]]
+    scale_owner: Mapping[str, str]
+    scale_members: Mapping[str, tuple[str, ...]]
 
 
-class _Scales:
+class _ScaleUnionFind:
     """The tensors that have one scale in common; it grows as the graph is followed."""
 
     def __init__(self) -> None:
@@ -78,28 +78,28 @@ class _Scales:
     def share(self, tensor: str, sources: tuple[str, ...]) -> None:
         """Give a tensor the scale of its source; several sources get one scale with the tensor."""
         if len(sources) == 1:
-            self._above[tensor] = self.root(sources[0])
+            self._above[tensor] = self.scale_owner(sources[0])
             return
         self.add(tensor)
         for source in sources:
-            root = self.root(source)
+            root = self.scale_owner(source)
             if root != tensor:
                 self._above[root] = tensor
                 self._covers[tensor].update(self._covers.pop(root))
 
-    def root(self, tensor: str) -> str:
+    def scale_owner(self, tensor: str) -> str:
         while self._above[tensor] != tensor:
             tensor = self._above[tensor]
         return tensor
 
     def roots(self) -> dict[str, str]:
-        return {tensor: self.root(tensor) for tensor in self._above}
+        return {tensor: self.scale_owner(tensor) for tensor in self._above}
 
-    def covers(self) -> dict[str, tuple[str, ...]]:
+    def scale_members(self) -> dict[str, tuple[str, ...]]:
         return {root: tuple(tensors) for root, tensors in self._covers.items()}
 
 
-def trace_quantization(
+def propagate_quantization(
     graph: OpGraph,
     chosen: Mapping[str, Precision],
     alone: frozenset[str] = frozenset(),
@@ -127,7 +127,7 @@ def _followed(
     effective: dict[str, Precision] = {}
     int8_reads: dict[str, frozenset[str]] = {}
     int8_outputs: set[str] = set()
-    scales = _Scales()
+    scales = _ScaleUnionFind()
 
     def read_quantized(op: Op, source: str) -> None:
         int8_reads[op.name] = int8_reads.get(op.name, frozenset()) | {source}
@@ -163,7 +163,7 @@ def _followed(
             if effective[op.name] is Precision.INT8 and op.name not in alone:
                 effective[op.name] = Precision.FP32  # named so, but nothing INT8 runs it
     flow = QuantizationFlow(
-        effective, int8_reads, frozenset(int8_outputs), scales.roots(), scales.covers()
+        effective, int8_reads, frozenset(int8_outputs), scales.roots(), scales.scale_members()
     )
     return flow, members
 
@@ -188,13 +188,15 @@ def quantized_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> tuple[Quantiz
     readers: dict[str, list[str]] = {}
     for op in graph:
         if op.name in members and op.name in flow.int8_outputs:
-            readers.setdefault(flow.root[op.name], [])
+            readers.setdefault(flow.scale_owner[op.name], [])
         for source in flow.int8_reads.get(op.name, ()):
             if op.name in members:
-                readers.setdefault(flow.root[source], []).append(members[op.name])
+                readers.setdefault(flow.scale_owner[source], []).append(members[op.name])
     found = []
     for name, consumers in readers.items():
-        producers = tuple(members[tensor] for tensor in flow.covers[name] if tensor in members)
+        producers = tuple(
+            members[tensor] for tensor in flow.scale_members[name] if tensor in members
+        )
         int8_only = (op for op in producers if graph[op].writes_int8)
         keepers = tuple(dict.fromkeys((*consumers, *int8_only)))
         found.append(QuantizedTensor(name, producers, tuple(dict.fromkeys(consumers)), keepers))

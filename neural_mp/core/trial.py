@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neural_mp.core.enums import Objective
-from neural_mp.core.plan import PrecisionPlan, plan_of
-from neural_mp.util.string_enum import Word
+from neural_mp.core.plan import PrecisionPlan, parse_plan
+from neural_mp.util.string_enum import StringEnum
 from neural_mp.util.validators import (
     checked,
     enum_of,
@@ -30,7 +30,7 @@ RELATIVE_FIGURES: Mapping[Objective, str] = {
 }
 
 
-class Outcome(Word):
+class Outcome(StringEnum):
     """How a trial ended."""
 
     MET = "met"
@@ -79,7 +79,7 @@ class Trial:
         return self.outcome is Outcome.MET
 
     @property
-    def accurate(self) -> bool:
+    def meets_accuracy(self) -> bool:
         """Whether the plan meets the accuracy target, however slow it is."""
         return self.outcome in (Outcome.MET, Outcome.SLOW)
 
@@ -89,7 +89,7 @@ class Trial:
         share = self.objectives.get("relative_latency")
         return 1 / share if share else None
 
-    def cost(self, objectives: Mapping[Objective, float]) -> float:
+    def relative_cost(self, objectives: Mapping[Objective, float]) -> float:
         """What the plan takes as a share of what FP32 takes; infinite where it was not measured.
 
         Args:
@@ -101,7 +101,7 @@ class Trial:
         )
 
     @property
-    def harm(self) -> float:
+    def ranking_loss(self) -> float:
         """`loss` for ranking: infinite where there is none."""
         return float("inf") if self.loss is None else self.loss
 
@@ -132,7 +132,7 @@ class Trial:
 
 _TRIAL = record(
     {
-        "plan": plan_of,
+        "plan": parse_plan,
         "outcome": enum_of(Outcome),
     },
     {

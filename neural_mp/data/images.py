@@ -13,7 +13,7 @@ from neural_mp.data.datasets import DATASETS
 from neural_mp.data.option_checks import existing_folder, height_and_width, one_of, package
 from neural_mp.data.transforms import TRANSFORMS, InputTransform
 from neural_mp.errors import DataError
-from neural_mp.io.files import check_ends
+from neural_mp.io.files import require_regular_file
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 #: What the contents of such files may be: of all that Pillow knows, some start other programs.
@@ -48,7 +48,7 @@ def read_pixels(path: Path, mode: str | None, needed_by: str) -> np.ndarray:
     image_of = pillow(needed_by)
     try:
         image_of.init()
-        check_ends(path)
+        require_regular_file(path)
         known = [name for name in _FORMATS if name in image_of.OPEN]
         with image_of.open(path, formats=known) as image:
             most, pixels = image_of.MAX_IMAGE_PIXELS, image.width * image.height

@@ -11,7 +11,7 @@ from neural_mp.data.datasets import DATASETS
 from neural_mp.data.option_checks import true_or_false, whole_number
 from neural_mp.data.registry import Registry
 from neural_mp.data.transforms import TRANSFORMS, Transform
-from neural_mp.errors import ConfigurationError, DataError, did_you_mean, inside
+from neural_mp.errors import ConfigurationError, DataError, did_you_mean, error_path
 from neural_mp.util.text import with_article
 
 LOADER_KEYS = ("batch_size", "last_batch", "shuffle", "seed", "dataset", "transform")
@@ -111,7 +111,7 @@ def build_dataset(spec: Mapping[str, Any], names: Vocabulary = OWN) -> Any:
             f"{{ImageFolder: {{root: images}}}}, got {found or 'none'}"
         )
     ((name, options),) = spec.items()
-    with inside("dataset"):
+    with error_path("dataset"):
         dataset = names.datasets.build(name, options)
     indexable = _is_indexable(dataset)
     if not indexable and not isinstance(dataset, Iterable):
@@ -144,7 +144,7 @@ def build_transforms(spec: Mapping[str, Any] | None, names: Vocabulary = OWN) ->
         raise ConfigurationError(
             f"transform must hold names with their options, such as {{Rescale: {{}}}}, got {spec!r}"
         )
-    with inside("transform"):
+    with error_path("transform"):
         transforms = tuple(names.transforms.build(name, options) for name, options in spec.items())
     for name, transform in zip(spec, transforms, strict=True):
         if not callable(transform):

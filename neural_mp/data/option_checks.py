@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from neural_mp.errors import ConfigurationError, DataError, MissingFrameworkError
-from neural_mp.io.files import check_ends
+from neural_mp.io.files import require_regular_file
 from neural_mp.util import validators
 from neural_mp.util.validators import MAX_SEED, validate_option
 
@@ -89,7 +89,7 @@ def existing_path(option: str, value: Any) -> Path:
     if not path.exists():
         raise DataError(f"{option}: there is nothing at {path} (looked from {Path.cwd()})")
     try:
-        check_ends(path)
+        require_regular_file(path)
     except OSError as error:
         raise DataError(f"{option}: {path} cannot be read: {error.strerror}") from None
     return path

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from neural_mp.data.user_imports import load_user_object
-from neural_mp.errors import ConfigurationError, NeuralMPError, did_you_mean, inside
+from neural_mp.errors import ConfigurationError, NeuralMPError, did_you_mean, error_path
 from neural_mp.util.text import with_article
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
@@ -89,7 +89,7 @@ class Registry:
         Raises:
             ConfigurationError: the name or an option is not known, or an option is missing.
         """
-        with inside(name):
+        with error_path(name):
             return self._built(name, {} if options is None else options)
 
     def _built(self, name: str, options: Mapping[str, Any]) -> Any:
@@ -131,7 +131,7 @@ def _check_options(what: str, factory: Callable[..., Any], options: Mapping[str,
     for option in options:
         if not isinstance(option, str) or (option not in known and not takes_any):
             hint = did_you_mean(option, known) or "; it takes no options"
-            with inside(option):
+            with error_path(option):
                 raise ConfigurationError(f"{what} has no option {option!r}{hint}")
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for parameter in parameters:

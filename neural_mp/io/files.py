@@ -12,7 +12,7 @@ from pathlib import Path
 from neural_mp.errors import ConfigurationError, ModelLoadError
 
 
-def beside(model: Path, name: str, folder: str = "") -> Path:
+def resolve_sibling(model: Path, name: str, folder: str = "") -> Path:
     """The file that a model names, which lies in the model's folder or below.
 
     Where the model is a link, as in caches of downloaded models, it may lie beside what that leads
@@ -40,7 +40,7 @@ def beside(model: Path, name: str, folder: str = "") -> Path:
     return file
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes) -> None:
     """Write a file; who reads it meanwhile sees what was there before. Folders are made.
 
     Raises:
@@ -59,7 +59,7 @@ def write_whole(path: Path, content: bytes) -> None:
 _BLOCK = 1 << 20
 
 
-def check_ends(path: str | Path) -> None:
+def require_regular_file(path: str | Path) -> None:
     """Refuse to read what is neither a file nor a folder.
 
     A pipe that is open already is read, such as `/dev/stdin`, or what a shell makes of
@@ -79,7 +79,7 @@ def check_ends(path: str | Path) -> None:
         raise OSError(errno.EINVAL, "it is no file, but a pipe, a socket or a device", str(path))
 
 
-def read_plain(path: str | Path, most: int) -> bytes:
+def read_bounded(path: str | Path, most: int) -> bytes:
     """The content of a file.
 
     Args:
@@ -90,7 +90,7 @@ def read_plain(path: str | Path, most: int) -> bytes:
         OSError: it cannot be read, is no file, or holds more.
         ValueError: the path holds a NUL.
     """
-    check_ends(path)
+    require_regular_file(path)
     blocks, size = [], 0
     with Path(path).open("rb") as file:
         while block := file.read(_BLOCK):
@@ -101,7 +101,7 @@ def read_plain(path: str | Path, most: int) -> bytes:
     return b"".join(blocks)
 
 
-def prepared_folder(log_path: str | None) -> Path | None:
+def writable_folder(log_path: str | None) -> Path | None:
     """The folder to log to, made and found to be writable before anything is computed.
 
     Raises:

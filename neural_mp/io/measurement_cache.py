@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from neural_mp.errors import HistoryError, NeuralMPError
-from neural_mp.io.files import write_whole
-from neural_mp.io.readers import read_json, reading
+from neural_mp.io.files import write_atomic
+from neural_mp.io.readers import file_context, read_json
 from neural_mp.util.validators import (
     Validator,
     anything,
@@ -97,7 +97,7 @@ class RunCache:
         """
         if key not in self.entries:
             return False, None
-        with reading(f"{self._origin}: {key}", HistoryError):
+        with file_context(f"{self._origin}: {key}", HistoryError):
             return True, kind(self.entries[key])
 
     def put(self, key: str, value: Any) -> None:
@@ -161,7 +161,7 @@ class FileCache:
         content = json.dumps({"scope": self._scope_of(key), "entries": entries})
         path = self._path(key)
         try:
-            write_whole(path, zlib.compress(content.encode()))
+            write_atomic(path, zlib.compress(content.encode()))
             _evict_oldest(path.parent)
         except OSError as error:
             logger.log(self.complaint, "what was measured is not kept for later runs: %s", error)

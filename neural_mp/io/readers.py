@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from neural_mp.errors import DataError, NeuralMPError
-from neural_mp.io.files import read_plain
+from neural_mp.io.files import read_bounded
 from neural_mp.io.limits import MAX_DATA_BYTES, MAX_DATA_VALUES, MAX_FILE_BYTES, MAX_VALUES
 from neural_mp.io.yaml_reader import load_yaml
 from neural_mp.util.validators import InvalidValueError, Validator, anything, located, string
@@ -44,7 +44,7 @@ def read_yaml(path: str | Path, kind: Validator[T], error: type[NeuralMPError]) 
     Raises:
         NeuralMPError: the file cannot be read, or is not of that kind; of the class `error`.
     """
-    with reading(repr(str(path)), error):
+    with file_context(repr(str(path)), error):
         return kind(load_yaml(_text(bytes_of(path))))
 
 
@@ -69,7 +69,7 @@ def read_json(
     Raises:
         NeuralMPError: the file cannot be read, or is not of that kind; of the class `error`.
     """
-    with reading(repr(str(path)), error, hint):
+    with file_context(repr(str(path)), error, hint):
         data = bytes_of(path, max_bytes)
         if data.startswith(_PACKED):
             data = decompress_bounded(data, max_bytes)
@@ -87,7 +87,7 @@ def read_data_json(path: Path) -> Any:
     )
 
 
-def of_json(data: object, kind: Validator[T], origin: str, error: type[NeuralMPError]) -> T:
+def parse_json(data: object, kind: Validator[T], origin: str, error: type[NeuralMPError]) -> T:
     """What JSON holds that was kept elsewhere than in a file; also packed by `packed`.
 
     Args:
@@ -99,18 +99,18 @@ def of_json(data: object, kind: Validator[T], origin: str, error: type[NeuralMPE
     Raises:
         NeuralMPError: it is not of that kind; of the class `error`.
     """
-    with reading(origin, error):
+    with file_context(origin, error):
         words = string(data)
         # What is packed starts with the header of zlib, which is a letter in this alphabet.
-        return kind(load_json(words if words[:1] in '{["' else unpacked(words)))
+        return kind(load_json(words if words[:1] in '{["' else decompress_text(words)))
 
 
-def packed(data: bytes) -> str:
+def compress_text(data: bytes) -> str:
     """Bytes as text that is short: graphs repeat themselves."""
     return base64.b85encode(zlib.compress(data)).decode()
 
 
-def unpacked(words: str) -> bytes:
+def decompress_text(words: str) -> bytes:
     """Read back what `packed` wrote.
 
     Raises:
@@ -123,7 +123,7 @@ def unpacked(words: str) -> bytes:
 
 
 @contextmanager
-def reading(origin: str, error: type[NeuralMPError], hint: str = "") -> Iterator[None]:
+def file_context(origin: str, error: type[NeuralMPError], hint: str = "") -> Iterator[None]:
     """Say in every error raised inside which file, and which key in it, it comes from.
 
     Args:
@@ -149,7 +149,7 @@ def bytes_of(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         InvalidValueError: it cannot be read, or is too large.
     """
     try:
-        return read_plain(path, max_bytes)
+        return read_bounded(path, max_bytes)
     except (OSError, ValueError) as error:  # the latter of names that hold a NUL
         words = getattr(error, "strerror", None) or error
         raise InvalidValueError(f"it cannot be read: {words}") from None

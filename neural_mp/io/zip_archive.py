@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from neural_mp.errors import ModelLoadError, NeuralMPError, in_one_line
+from neural_mp.errors import ModelLoadError, NeuralMPError, one_line
 from neural_mp.io.limits import MAX_ARCHIVE_MEMBERS, MAX_COMPRESSION_RATIO, RATIO_EXEMPT_MODEL_BYTES
 
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -46,7 +46,7 @@ def checked_archive(
                 raise error(f"{shown!r} is not read: {fault}. Save it again")
             yield archive
     except _DAMAGE as problem:
-        raise error(f"{shown!r} is no zip archive, or damaged: {in_one_line(problem)}") from problem
+        raise error(f"{shown!r} is no zip archive, or damaged: {one_line(problem)}") from problem
 
 
 def _opened(file: Path | BinaryIO) -> zipfile.ZipFile:

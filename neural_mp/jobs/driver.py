@@ -15,7 +15,7 @@ from neural_mp.errors import ConfigurationError, NeuralMPError
 from neural_mp.jobs.fingerprint import job_digest
 from neural_mp.jobs.local_worker import JobRunner
 from neural_mp.jobs.ray_worker import ray_places
-from neural_mp.jobs.worker_pool import Team
+from neural_mp.jobs.worker_pool import WorkerPool
 from neural_mp.reporting.jobs import JobsListener
 from neural_mp.reporting.page.document import write_page
 from neural_mp.reporting.page.jobs import jobs_page
@@ -123,14 +123,14 @@ def _work(
         # One process has all cores anyway.
         share = max(1, cores // count) if count > 1 else None
         places = [JobRunner(workers.threads or share, trust) for _ in range(count)]
-        Team(jobs, folder, listener, places).work()
+        WorkerPool(jobs, folder, listener, places).work()
         return
     if workers.engine != RAY:
         raise ConfigurationError(
             f"jobs are done by the engines {LOCAL} and {RAY}, got {workers.engine!r} for workers"
         )
     with ray_places(workers, trust, logger.warning) as found:
-        Team(jobs, folder, listener, found).work()
+        WorkerPool(jobs, folder, listener, found).work()
 
 
 def _expanded(files: str | Path | Iterable[str | Path]) -> list[Path]:

@@ -13,7 +13,7 @@ from typing import Any
 from neural_mp.config.source import read_text
 from neural_mp.data.user_imports import user_folders
 from neural_mp.errors import ConfigurationError
-from neural_mp.io.files import read_plain
+from neural_mp.io.files import read_bounded
 from neural_mp.io.limits import MAX_FILE_BYTES
 
 #: Keys of `tuning` that say where and how a job runs, not what comes out.
@@ -36,7 +36,7 @@ def job_digest(file: Path) -> str:
         ConfigurationError: there is no such file.
     """
     try:
-        text = read_plain(file, MAX_FILE_BYTES).decode("utf-8-sig", errors="replace")
+        text = read_bounded(file, MAX_FILE_BYTES).decode("utf-8-sig", errors="replace")
     except OSError as error:
         raise ConfigurationError(
             f"{file}: the tuning file cannot be read: {error.strerror or error}"

@@ -13,10 +13,10 @@ from neural_mp.adaptors.detect import FRAMEWORKS
 from neural_mp.adaptors.registry import installed_products
 from neural_mp.core import hardware
 from neural_mp.jobs.local_worker import JobRunner
-from neural_mp.jobs.worker_pool import PlaceLostError
+from neural_mp.jobs.worker_pool import WorkerLostError
 from neural_mp.tuning.executors import executor_named
 from neural_mp.tuning.executors.options import Workers
-from neural_mp.tuning.executors.ray_nodes import ClusterNodes, Traits, remote
+from neural_mp.tuning.executors.ray_nodes import ClusterNodes, NumericalTraits, remote
 from neural_mp.tuning.job_outcome import JobOutcome
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class _RayPlace:
             found: JobOutcome | None = ray.get(done[0])
         except ray.exceptions.RayActorError as error:
             logger.debug("a node was lost", exc_info=True)
-            raise PlaceLostError(f"node {self._name} of the Ray cluster was lost") from error
+            raise WorkerLostError(f"node {self._name} of the Ray cluster was lost") from error
         return found
 
     def _pass_on(self, tell: Callable[[str], None]) -> None:
@@ -86,11 +86,11 @@ class _RayPlace:
         ray.kill(self._runner)
 
 
-def _traits() -> Traits:
+def _traits() -> NumericalTraits:
     """Those of the machine that calls this, for models of every framework that it has."""
     by_framework = installed_products(hardware.detect())
     products = {f"{name} {kind}": by[kind] for name, by in by_framework.items() for kind in by}
-    return Traits.of(products, [entry.package for entry in FRAMEWORKS.values()])
+    return NumericalTraits.of(products, [entry.package for entry in FRAMEWORKS.values()])
 
 
 @contextmanager

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 _TRUST = "--trust="
 
 
-class _Teller(Listener):
+class _ProgressReporter(Listener):
     """Tells the process that started this one how far the job is."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
@@ -68,7 +68,7 @@ def main(file: str, folder: str, resume: bool, trust: tuple[str, ...]) -> int:
     assert outcome is not None
     code = ExitCode.DONE
     try:
-        result = _tuned(file, place, resume, trust, _Teller(tell))
+        result = _tuned(file, place, resume, trust, _ProgressReporter(tell))
         outcome = outcome.ended(result.report, result.met)
     except Exception as error:
         # Whatever ends a job: it is told with its reason, and the other jobs go on.
@@ -139,9 +139,9 @@ def _arguments(given: list[str]) -> tuple[Any, ...]:
 
 
 if __name__ == "__main__":
-    from neural_mp.adaptors.tensorflow.log_suppression import hush
+    from neural_mp.adaptors.tensorflow.log_suppression import suppress_startup_logs
 
-    hush()
+    suppress_startup_logs()
     # At once, whatever threads and handlers of frameworks would still have to say.
     code = main(*_arguments(sys.argv[1:]))
     sys.stderr.flush()

@@ -13,7 +13,7 @@ from typing import Protocol
 from neural_mp.errors import TuningError
 from neural_mp.reporting.jobs import JobsListener
 from neural_mp.tuning.executors.options import RUNS_AGAIN
-from neural_mp.tuning.executors.queued import TaskQueue, Ticket
+from neural_mp.tuning.executors.queued import PendingTask, TaskQueue
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus, read_outcome
 from neural_mp.util.text import counted
 
@@ -21,11 +21,11 @@ from neural_mp.util.text import counted
 _LOOK = 0.2
 
 
-class PlaceLostError(Exception):
+class WorkerLostError(Exception):
     """The machine is gone; caught by the team, never seen by users."""
 
 
-class Place(Protocol):
+class JobWorker(Protocol):
     """Something that does one job at a time; see `JobRunner`."""
 
     def run(
@@ -41,11 +41,11 @@ class Place(Protocol):
         """End the job that goes on."""
 
 
-_JobTicket = Ticket[JobOutcome, JobOutcome]
+_JobTicket = PendingTask[JobOutcome, JobOutcome]
 _JobHandle = Future[JobOutcome | None]
 
 
-class Team(TaskQueue[JobOutcome, JobOutcome]):
+class WorkerPool(TaskQueue[JobOutcome, JobOutcome]):
     """Hands one job after the other to each of its places, which it waits for in threads.
 
     Args:
@@ -60,12 +60,12 @@ class Team(TaskQueue[JobOutcome, JobOutcome]):
         jobs: Sequence[JobOutcome],
         output: Path,
         listener: JobsListener,
-        places: Sequence[Place],
+        places: Sequence[JobWorker],
     ) -> None:
         super().__init__()
         self._output, self._listener, self._jobs = output, listener, jobs
         unique = {job.name: job for job in jobs if not job.known}
-        self._queue.extend(Ticket(job) for job in unique.values())
+        self._queue.extend(PendingTask(job) for job in unique.values())
         self._before = {name: read_outcome(output / name) for name in unique}
         self._places = list(places[: len(unique)])
         # What a job tells, and then the job itself once it is done.
@@ -100,17 +100,17 @@ class Team(TaskQueue[JobOutcome, JobOutcome]):
                 f"and the same command goes on from there"
             )
 
-    def places(self) -> Iterable[Place]:
+    def places(self) -> Iterable[JobWorker]:
         """Those that were not lost."""
         return self._places
 
-    def begin(self, place: Place, ticket: _JobTicket) -> _JobHandle:
+    def begin(self, place: JobWorker, ticket: _JobTicket) -> _JobHandle:
         """Have a thread wait for a job."""
         handle = self._threads.submit(self._outcome_at, place, ticket.task)
         handle.add_done_callback(self._events.put)
         return handle
 
-    def _outcome_at(self, place: Place, job: JobOutcome) -> JobOutcome | None:
+    def _outcome_at(self, place: JobWorker, job: JobOutcome) -> JobOutcome | None:
         folder, before = self._output / job.name, self._before[job.name]
         found = place.run(job, folder, before, lambda said: self._events.put((job.name, said)))
         if found is None:
@@ -123,11 +123,11 @@ class Team(TaskQueue[JobOutcome, JobOutcome]):
             self._listener.told(*event)
         return [event]
 
-    def answer(self, place: Place, handle: _JobHandle, ticket: _JobTicket) -> JobOutcome | None:
+    def answer(self, place: JobWorker, handle: _JobHandle, ticket: _JobTicket) -> JobOutcome | None:
         """What came of a job, which another place takes up if this one was lost."""
         try:
             return handle.result()
-        except PlaceLostError as error:
+        except WorkerLostError as error:
             lost, job = str(error), ticket.task
         self._places.remove(place)
         self._listener.told(job.name, lost)

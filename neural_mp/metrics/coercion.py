@@ -9,7 +9,7 @@ from typing import Any
 
 from neural_mp.common import Metric, missing_methods
 from neural_mp.data.registry import Registry
-from neural_mp.errors import ConfigurationError, MetricError, did_you_mean, inside
+from neural_mp.errors import ConfigurationError, MetricError, did_you_mean, error_path
 from neural_mp.metrics.base import METRICS
 from neural_mp.metrics.function_metric import OverAllData, takes_data
 from neural_mp.metrics.predictions import OfOutput
@@ -58,7 +58,7 @@ def build_metric(
         raise ConfigurationError(
             f"the options of metric {name!r} must be written as option: value, got {options!r}"
         )
-    with inside(name):
+    with error_path(name):
         scorer = _scorer(name, metrics)
         factory = metrics.find(name) if scorer is None else type(scorer)
     taken = _parameters(factory)
@@ -66,7 +66,7 @@ def build_metric(
     own = {k: v for k, v in (options or {}).items() if k not in choices}
     if scorer is not None:
         if own:
-            with inside(name, next(iter(own))):
+            with error_path(name, next(iter(own))):
                 raise ConfigurationError(
                     f"metric {name!r} takes no options but {', '.join(CHOICES)}"
                 )
@@ -81,7 +81,7 @@ def build_metric(
             f"metric {name!r} is {with_article(type(made).__name__)} without "
             f"{' and '.join(missing)}; a metric needs update(preds, labels), reset() and result()"
         )
-    with inside(name):
+    with error_path(name):
         return chosen_from(_object(made, {}), choices)
 
 

@@ -10,13 +10,13 @@ from neural_mp.adaptors.common.optional import needed
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.core import hardware
 from neural_mp.core.enums import Approach
-from neural_mp.core.kernel_trace import Executed
+from neural_mp.core.kernel_trace import OpTrace
 from neural_mp.core.precision import Precision
-from neural_mp.space import PlannedOp
-from neural_mp.util.string_enum import Word
+from neural_mp.space import EffectiveOp
+from neural_mp.util.string_enum import StringEnum
 
 
-class Verdict(Word):
+class Verdict(StringEnum):
     """What an audit says of one op.
 
     The first three are well; the next three differ in no number that the model computes. The last
@@ -58,14 +58,14 @@ class AuditedOp:
     """
 
     name: str
-    planned: PlannedOp
-    ran: Executed | None
+    planned: EffectiveOp
+    ran: OpTrace | None
     verdict: Verdict
 
     @property
     def ran_in(self) -> Precision | None:
         """What it ran in; None where nothing ran, or nothing that has a precision."""
-        return self.ran.runs_in if self.ran is not None else None
+        return self.ran.effective_precision if self.ran is not None else None
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -127,7 +127,7 @@ class Audit:
         return {verdict: found.count(verdict) for verdict in Verdict if verdict in found}
 
 
-def audited(model: AnyModel, planned: Mapping[str, PlannedOp], complete: bool = True) -> Audit:
+def audited(model: AnyModel, planned: Mapping[str, EffectiveOp], complete: bool = True) -> Audit:
     """A model, run once on the inputs it was captured with, beside what was planned.
 
     Args:
@@ -146,8 +146,8 @@ def audited(model: AnyModel, planned: Mapping[str, PlannedOp], complete: bool = 
 
 
 def judged(
-    planned: Mapping[str, PlannedOp],
-    ran: Mapping[str, Executed],
+    planned: Mapping[str, EffectiveOp],
+    ran: Mapping[str, OpTrace],
     is_native: Callable[[Precision], bool],
     complete: bool = True,
 ) -> Audit:
@@ -169,17 +169,17 @@ def judged(
 
 
 def _verdict(
-    op: PlannedOp, ran: Executed | None, is_native: Callable[[Precision], bool]
+    op: EffectiveOp, ran: OpTrace | None, is_native: Callable[[Precision], bool]
 ) -> Verdict:
     if ran is None:
         return Verdict.UNSEEN if op.approach is not None else Verdict.ALONG
-    if not ran.was_reached:
+    if not ran.executed:
         return Verdict.AS_PLANNED if op.precision is Precision.FP32 else Verdict.NOT_REACHED
     if op.precision is Precision.INT8:
         if _in_int8(op, ran):
             return Verdict.AS_PLANNED
-        return Verdict.BEHIND if op.or_behind else Verdict.HIGHER
-    if op.moves and ran.precision is None and ran.reads_bytes:
+        return Verdict.BEHIND if op.may_run_unfused else Verdict.HIGHER
+    if op.moves_data and ran.precision is None and ran.reads_int8:
         return Verdict.PASSED_ON
     if op.precision is Precision.FP32:
         above = ran.precision in (Precision.FP32, None, op.source)
@@ -189,18 +189,18 @@ def _verdict(
     return _of_16_bits(op.precision, ran, is_native)
 
 
-def _in_int8(op: PlannedOp, ran: Executed) -> bool:
+def _in_int8(op: EffectiveOp, ran: OpTrace) -> bool:
     """Whether an op ran in INT8 in the way that it was to."""
     if op.approach is Approach.WEIGHT_ONLY:
-        return ran.reads_bytes
+        return ran.reads_int8
     if op.approach is not None:
         return ran.precision is Precision.INT8
     # What runs along, or moves stored numbers, multiplies nothing.
-    return ran.runs_in is Precision.INT8
+    return ran.effective_precision is Precision.INT8
 
 
 def _of_16_bits(
-    planned: Precision, ran: Executed, is_native: Callable[[Precision], bool]
+    planned: Precision, ran: OpTrace, is_native: Callable[[Precision], bool]
 ) -> Verdict:
     if ran.precision is Precision.INT8:
         return Verdict.LOWER

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from neural_mp.errors import KernelLogError
-from neural_mp.io.files import check_ends
+from neural_mp.io.files import require_regular_file
 from neural_mp.io.limits import MAX_DATA_VALUES
 from neural_mp.io.readers import JsonError, load_json
 from neural_mp.profiling.kernel_log_parsers import VARIABLES, OneDnnReader, is_profile, read_profile
@@ -44,7 +44,7 @@ def read_kernel_log(path_or_lines: str | Path | Iterable[str]) -> KernelLog:
         return _read(path_or_lines, "the log")
     path = validate_option("the log", file_path, path_or_lines)
     try:
-        check_ends(path)
+        require_regular_file(path)
         with path.open(encoding="utf-8", errors="replace") as lines:
             return _read(lines, str(path))
     except OSError as error:

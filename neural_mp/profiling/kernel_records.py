@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from neural_mp.core.precision import Precision
-from neural_mp.util.string_enum import Word
+from neural_mp.util.string_enum import StringEnum
 from neural_mp.util.text import counted
 
 #: What stands for an instruction set, or a type, that a log does not name.
@@ -27,7 +27,7 @@ _PRECISIONS: Mapping[str, str] = {
 }
 
 
-class KernelKey(Word):
+class KernelKey(StringEnum):
     """What the calls of a log can be put together by."""
 
     IMPLEMENTATION = "implementation"
@@ -131,7 +131,7 @@ class KernelLog:
         Raises:
             ConfigurationError: there is no such key.
         """
-        named = _NAMES[KernelKey.read(key, "what kernels are put together by")]
+        named = _NAMES[KernelKey.parse(key, "what kernels are put together by")]
         taken: dict[str, list[float]] = defaultdict(list)
         for call in self.calls:
             taken[named(call)].append(call.milliseconds)

@@ -18,9 +18,9 @@ import psutil
 #: spread decides nothing, and a bound that is looked at several times needs more than 95 %.
 _CONFIDENCE = 0.99
 #: The share of rounds that counts as undisturbed by what else the machine does.
-_UNDISTURBED = 0.1
+_LATENCY_QUANTILE = 0.1
 #: How often rounds are drawn anew to tell the spread, and how many of the draws at a time.
-_DRAWS, _DRAWS_AT_ONCE = 1000, 100
+_BOOTSTRAP_SAMPLES, _DRAWS_AT_ONCE = 1000, 100
 #: The next look at rounds that decide nothing comes after so many times as many.
 _NEXT_LOOK = 1.5
 #: Rounds counted at least, however long they take.
@@ -57,7 +57,7 @@ def undisturbed(seconds: Sequence[float]) -> float:
     On a machine that is shared, other processes take from every second run; a median then falls
     among the runs that were cut short one time, and among the others the next.
     """
-    return float(np.quantile(seconds, _UNDISTURBED))
+    return float(np.quantile(seconds, _LATENCY_QUANTILE))
 
 
 def ratio(seconds: Sequence[float], reference: Sequence[float]) -> Ratio:
@@ -76,9 +76,9 @@ def ratio(seconds: Sequence[float], reference: Sequence[float]) -> Ratio:
     taken = np.array([seconds, reference])
     count, draw = taken.shape[1], np.random.default_rng(0)
     shares: list[float] = []
-    while len(shares) < _DRAWS:
+    while len(shares) < _BOOTSTRAP_SAMPLES:
         drawn = _drawn_blocks(draw, count)
-        one, other = np.quantile(taken[:, drawn], _UNDISTURBED, axis=2)
+        one, other = np.quantile(taken[:, drawn], _LATENCY_QUANTILE, axis=2)
         shares += (one / other).tolist()
     tail = (1 - _CONFIDENCE) / 2
     low, high = np.quantile(shares, (tail, 1 - tail))

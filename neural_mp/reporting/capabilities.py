@@ -107,7 +107,7 @@ def _row(space: TuningSpace, group: Sequence[Op], shared: Mapping[Precision, str
         tuple(op.type for op in group),
         _runs_in(space, first),
         "; ".join(f"no {p}: {why}" for p, why in reasons if shared.get(p) != why),
-        "" if first.name in space.decided else "dim",
+        "" if first.name in space.tunable_ops else "dim",
     )
 
 

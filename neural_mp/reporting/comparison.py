@@ -38,7 +38,10 @@ def comparison_table(comparison: Comparison, worst: int | None = None) -> Render
         outputs.add_column(heading, justify="left" if heading == "output" else "right")
     for output in comparison.outputs:
         outputs.add_row(
-            output.name, _decibels(output.sqnr), _cosine(output.cosine), f"{output.largest:.3g}"
+            output.name,
+            _decibels(output.sqnr),
+            _cosine(output.cosine),
+            f"{output.max_abs_error:.3g}",
         )
     of_all = "" if worst is None else f"; {len(shown)} in which most noise arises"
     layers = Table(title=f"{counted(len(comparison.layers), 'op')}{of_all}", title_justify="left")
@@ -64,14 +67,20 @@ def comparison_csv(comparison: Comparison, worst: int | None = None) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)
     for layer in comparison.layers if worst is None else comparison.worst(worst):
-        figures = (layer.sqnr, layer.fall, layer.arising, layer.cosine, layer.largest)
-        writer.writerow([layer.name, layer.type, *layer.stored, *figures])
+        figures = (
+            layer.sqnr,
+            layer.sqnr_drop,
+            layer.introduced_nsr,
+            layer.cosine,
+            layer.max_abs_error,
+        )
+        writer.writerow([layer.name, layer.type, *layer.dtypes, *figures])
     return text.getvalue()
 
 
 def _cells(layer: LayerDifference) -> tuple[str, ...]:
-    one, other = layer.stored
-    names, types = zip(*layer.along, (layer.name, layer.type), strict=True)
+    one, other = layer.dtypes
+    names, types = zip(*layer.fused_ops, (layer.name, layer.type), strict=True)
     return (
         ", ".join(names),
         ", ".join(types),
@@ -79,7 +88,7 @@ def _cells(layer: LayerDifference) -> tuple[str, ...]:
         _decibels(layer.sqnr),
         _fall(layer),
         _cosine(layer.cosine),
-        f"{layer.largest:.3g}",
+        f"{layer.max_abs_error:.3g}",
     )
 
 
@@ -101,13 +110,13 @@ def _verdict(comparison: Comparison) -> str:
 
 
 def _fall(layer: LayerDifference) -> str:
-    if layer.fall <= 0:
+    if layer.sqnr_drop <= 0:
         return "–"
-    return "from equal" if _from_equal(layer) else f"{layer.fall:.1f} dB"
+    return "from equal" if _from_equal(layer) else f"{layer.sqnr_drop:.1f} dB"
 
 
 def _from_equal(layer: LayerDifference) -> bool:
-    return layer.fall > 0 and layer.fall + layer.sqnr >= EQUAL
+    return layer.sqnr_drop > 0 and layer.sqnr_drop + layer.sqnr >= EQUAL
 
 
 def _decibels(sqnr: float) -> str:

@@ -13,7 +13,7 @@ from rich.text import Text
 from neural_mp.amp import AmpList
 from neural_mp.core.graph import Op
 from neural_mp.core.hardware import NATIVE_FLAGS, Hardware
-from neural_mp.core.int8_accumulation import ByteProducts, KernelKind
+from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Outcome, Trial
@@ -32,7 +32,7 @@ _OUTCOME_STYLE |= dict.fromkeys((Outcome.MISSED, Outcome.PRUNED, Outcome.SLOW), 
 
 
 def hardware_table(
-    hardware: Hardware, products: Mapping[str, Mapping[KernelKind, ByteProducts]]
+    hardware: Hardware, products: Mapping[str, Mapping[KernelKind, Int8Accumulation]]
 ) -> RenderableType:
     """What a machine runs natively, and why; and how integer kernels multiply.
 
@@ -58,7 +58,7 @@ def hardware_table(
     return Group(*parts, *(Text(note, style="dim") for note in notes))
 
 
-def _products_table(products: Mapping[str, Mapping[KernelKind, ByteProducts]]) -> Table:
+def _products_table(products: Mapping[str, Mapping[KernelKind, Int8Accumulation]]) -> Table:
     title = "INT8 kernels: what becomes of products of bytes at their limits"
     table = Table(title=title, title_justify="left")
     table.add_column("framework")
@@ -66,7 +66,10 @@ def _products_table(products: Mapping[str, Mapping[KernelKind, ByteProducts]]) -
         table.add_column(kernel.value)
     for framework, found in products.items():
         words = (found[kernel].value for kernel in KernelKind)
-        styles = {ByteProducts.EXACT.value: "green", ByteProducts.SATURATING.value: "yellow"}
+        styles = {
+            Int8Accumulation.EXACT.value: "green",
+            Int8Accumulation.SATURATING.value: "yellow",
+        }
         table.add_row(framework, *(Text(word, styles[word]) for word in words))
     return table
 
@@ -149,8 +152,8 @@ def result_tables(report: Report, met: bool | None) -> RenderableType:
         _before_and_after(report, met),
         op_counts_table(report.op_counts),
     ]
-    if report.barred:
-        parts.append(reasons_table("Convolutions and products that were barred", report.barred))
+    if report.ineligible:
+        parts.append(reasons_table("Convolutions and products that were barred", report.ineligible))
     parts.extend(Text(line) for line in report.converted)
     parts.extend(Text(f"auto mixed precision, {line}", style="dim") for line in report.amp)
     conversions = report.conversions
@@ -163,8 +166,8 @@ def result_tables(report: Report, met: bool | None) -> RenderableType:
             style="dim",
         )
     )
-    if report.reused:
-        words_of = f"as in an earlier run, and not measured again: {', '.join(report.reused)}"
+    if report.cache_hits:
+        words_of = f"as in an earlier run, and not measured again: {', '.join(report.cache_hits)}"
         parts.append(Text(words_of, style="dim"))
     parts.extend(Text(f"warning: {warning}", style="yellow") for warning in report.warnings)
     return Group(*parts)
@@ -199,8 +202,8 @@ def before_and_after(report: Report) -> list[tuple[str, str, str, str]]:
     latency = f"latency, batch of {report.batch_size}" if report.batch_size else "latency"
     taken = formatting.seconds(report.baseline_latency), formatting.seconds(report.latency)
     rows = [*_accuracy_rows(report), (latency, *taken, formatting.speed(report))]
-    if report.decibels is not None:
-        noise = f"{report.decibels:.1f} dB signal to noise"
+    if report.output_sqnr_db is not None:
+        noise = f"{report.output_sqnr_db:.1f} dB signal to noise"
         rows.append(("outputs, beside those of FP32", "", "", noise))
     for name, before, after in (
         ("size of weights", report.baseline_size, report.size),
@@ -304,7 +307,7 @@ def audit_table(ops: Iterable[AuditedOp]) -> Table:
     for heading in ("op", "type", "planned", "ran in", "verdict", "kernels"):
         table.add_column(heading, overflow="fold")
     for op in ops:
-        along = f" ({op.planned.along})" if op.ran is None and op.planned.along else ""
+        along = f" ({op.planned.fused_into})" if op.ran is None and op.planned.fused_into else ""
         table.add_row(
             op.name,
             op.planned.type,

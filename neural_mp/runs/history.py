@@ -14,8 +14,8 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import HistoryError
 from neural_mp.io.measurement_cache import RunCache
-from neural_mp.io.readers import packed
-from neural_mp.runs.record import Ending, RunRecord, Setup
+from neural_mp.io.readers import compress_text
+from neural_mp.runs.record import RunEnd, RunRecord, RunStart
 from neural_mp.runs.record_schema import ending_to_dict, setup_to_dict
 from neural_mp.runs.registry import (
     chosen_run,
@@ -150,12 +150,12 @@ class History:
     def observations(self, observations: Observations) -> None:
         self._book.write(OBSERVATIONS, _packed(observations.to_dict()))
 
-    def begin(self, setup: Setup) -> None:
+    def begin(self, setup: RunStart) -> None:
         """Write down what the run is, for people who look at it later; it has no ending now."""
         self._book.write(SETUP, _packed(setup_to_dict(setup)))
         self._book.write(ENDING, None)
 
-    def end(self, ending: Ending) -> None:
+    def end(self, ending: RunEnd) -> None:
         """Write down how the run ended."""
         self._book.write(ENDING, _packed(ending_to_dict(ending)))
 
@@ -266,4 +266,4 @@ def _unopened(url: str, error: Exception) -> HistoryError:
 
 
 def _packed(value: Mapping[str, Any]) -> str:
-    return packed(json.dumps(value).encode())
+    return compress_text(json.dumps(value).encode())

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from neural_mp.errors import HistoryError, RunInUseError, in_one_line
+from neural_mp.errors import HistoryError, RunInUseError, one_line
 from neural_mp.runs.run_table import RUN_TABLE, RunRow
 from neural_mp.util.processes import ProcessIdentity
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: Seconds between two signs of life.
-_BEAT = 5.0
+_HEARTBEAT_SECONDS = 5.0
 #: Seconds without one after which a process is taken for dead that cannot be seen from here.
-_SILENCE = 60.0
+_LEASE_TIMEOUT_SECONDS = 60.0
 #: Seconds between two looks at whether there is a sign of life.
 _LOOK = 0.5
 
@@ -56,7 +56,7 @@ class _Holder:
     @classmethod
     def new(cls) -> _Holder:
         since = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-        return cls(ProcessIdentity.here(), since, uuid.uuid4().hex)
+        return cls(ProcessIdentity.current(), since, uuid.uuid4().hex)
 
     @classmethod
     def read(cls, text: str) -> _Holder:
@@ -78,7 +78,7 @@ class _Holder:
         """Whether it still has the claim; None where that cannot be seen from here."""
         if not self.token:
             return False
-        return self.token in _held if self.process.is_this_one else self.process.lives
+        return self.token in _held if self.process.is_this_one else self.process.is_alive
 
     def __str__(self) -> str:
         return f"{self.process} since {self.since}"
@@ -156,7 +156,7 @@ class _Beating:
         if lives is None:
             logger.warning(
                 "%s was in use by %s, which cannot be seen from here; this takes up to %g s",
-                *(self._name, other, _SILENCE),
+                *(self._name, other, _LEASE_TIMEOUT_SECONDS),
             )
             lives = self._changes(found)
         if lives:
@@ -164,7 +164,7 @@ class _Beating:
 
     def _changes(self, found: str) -> bool:
         """Whether the holder gives a sign of life."""
-        until = time.monotonic() + _SILENCE
+        until = time.monotonic() + _LEASE_TIMEOUT_SECONDS
         while time.monotonic() < until:
             time.sleep(_LOOK)
             if self._row.lease() != found:
@@ -178,7 +178,7 @@ class _Beating:
         )
 
     def _beat(self) -> None:
-        while not self._ended.wait(_BEAT):
+        while not self._ended.wait(_HEARTBEAT_SECONDS):
             with self._writing:
                 if not self._ended.is_set():
                     self._give_sign()
@@ -210,7 +210,7 @@ class _Beating:
         except Exception as error:
             # Whatever the database raises.
             raise HistoryError(
-                f"the run {self._name!r} cannot be read from its storage: {in_one_line(error)}"
+                f"the run {self._name!r} cannot be read from its storage: {one_line(error)}"
             ) from error
 
     def end(self) -> None:

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 from neural_mp.core.enums import Approach
 from neural_mp.core.graph import OpGraph
-from neural_mp.core.observations import Observations, Times
+from neural_mp.core.observations import Observations, OpTimings
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import REPAIRS
+from neural_mp.core.precision import CORRECTIONS
 from neural_mp.core.quantization_flow import (
     QuantizationFlow,
     QuantizedTensor,
-    trace_quantization,
+    propagate_quantization,
 )
 from neural_mp.core.trial import Trial
 from neural_mp.runs.report import Report
@@ -62,7 +62,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Setup:
+class RunStart:
     """A run as it starts.
 
     Attributes:
@@ -101,7 +101,7 @@ class Setup:
             for op, config in plan.items()
             if config.approach in (Approach.DYNAMIC, Approach.WEIGHT_ONLY)
         }
-        return trace_quantization(self.graph, plan.precisions, frozenset(alone))
+        return propagate_quantization(self.graph, plan.precisions, frozenset(alone))
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Conversion:
 
 
 @dataclass(frozen=True)
-class Ending:
+class RunEnd:
     """A run as it ends.
 
     Attributes:
@@ -151,33 +151,33 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ProbeMeasurements:
     """What was measured on the way, beside the trials.
 
     Attributes:
         times: how long single ops take in every precision; empty where nobody asked for it.
-        arriving: quantized tensor, or first op of a decision → repairs in words (`none` for
+        output_nsr: quantized tensor, or first op of a decision → repairs in words (`none` for
             none) → noise at the outputs, as a share of their power, where it alone is in a lower
             precision; of those that were measured.
-        values: op or graph input → numbers that it holds in a run of the batch that is timed.
+        elements: op or graph input → numbers that it holds in a run of the timed batch.
     """
 
-    times: Times = field(default_factory=Times)
-    arriving: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    values: Mapping[str, float] = field(default_factory=dict)
+    times: OpTimings = field(default_factory=OpTimings)
+    output_nsr: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    elements: Mapping[str, float] = field(default_factory=dict)
 
 
 #: Keys of the cache of a run that its record is read from: under the names of the fields of
 #: `Measured`, noise at the outputs with the repairs and the name of its tensor behind this.
-TIMES, VALUES, ARRIVING = "times", "values", "arriving: "
+TIMES, ELEMENTS, OUTPUT_NSR = "times", "elements", "output_nsr: "
 
 
-def arriving_in(entries: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def output_nsr_in(entries: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """See `Measured.arriving`; of all that the cache of a run holds."""
     found: dict[str, dict[str, float]] = {}
     for key, noise in entries.items():
-        if key.startswith(ARRIVING):
-            repairs, _, name = key.removeprefix(ARRIVING).partition(": ")
+        if key.startswith(OUTPUT_NSR):
+            repairs, _, name = key.removeprefix(OUTPUT_NSR).partition(": ")
             found.setdefault(name, {})[repairs] = validate_at(key, number, noise)
     return found
 
@@ -197,23 +197,23 @@ class RunRecord:
         ending: how it ended; None for a run that was killed, or goes on.
     """
 
-    setup: Setup
+    setup: RunStart
     name: str = ""
     baseline: Mapping[str, Any] | None = None
     observations: Observations = field(default_factory=Observations)
     trials: tuple[Trial, ...] = ()
-    measured: Measured = field(default_factory=Measured)
-    ending: Ending | None = None
+    measured: ProbeMeasurements = field(default_factory=ProbeMeasurements)
+    ending: RunEnd | None = None
 
     @cached_property
     def multiply_adds(self) -> dict[str, int]:
         """Op with a weight → products that a run of the batch adds up; nothing if not known."""
-        written = self.measured.values
+        written = self.measured.elements
         fan_in = self.setup.fan_in.items()
         return {op: round(written[op] * products) for op, products in fan_in if op in written}
 
 
 def repairs_in(plan: PrecisionPlan) -> str:
     """The repairs that any op of a plan has, in words."""
-    found = {repair for config in plan.values() for repair in config.repairs}
-    return " ".join(repair for repair in REPAIRS if repair in found) or NO_REPAIR
+    found = {repair for config in plan.values() for repair in config.corrections}
+    return " ".join(repair for repair in CORRECTIONS if repair in found) or NO_REPAIR

@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.core.graph import Layer, Op, OpGraph
-from neural_mp.core.observations import Observations, Times
-from neural_mp.core.plan import plan_of
+from neural_mp.core.observations import Observations, OpTimings
+from neural_mp.core.plan import parse_plan
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quantization_flow import QuantizedTensor
 from neural_mp.core.trial import Trial
 from neural_mp.errors import HistoryError
-from neural_mp.io.readers import read_json, reading
+from neural_mp.io.readers import file_context, read_json
 from neural_mp.runs.record import (
     Conversion,
-    Ending,
     Machine,
-    Measured,
+    ProbeMeasurements,
+    RunEnd,
     RunRecord,
+    RunStart,
     Setting,
-    Setup,
 )
 from neural_mp.runs.report import Report
 from neural_mp.space import Capability
@@ -49,7 +49,7 @@ from neural_mp.util.validators import (
 )
 
 
-def setup_to_dict(setup: Setup) -> dict[str, Any]:
+def setup_to_dict(setup: RunStart) -> dict[str, Any]:
     """A setup as plain lists, dicts, numbers and strings."""
     graph = setup.graph
     reasons: dict[str, int] = {}  # most ops give one of a few
@@ -81,7 +81,7 @@ def setup_to_dict(setup: Setup) -> dict[str, Any]:
     }
 
 
-def setup_from_dict(data: Any) -> Setup:
+def setup_from_dict(data: Any) -> RunStart:
     """Read back what `setup_to_dict` wrote.
 
     Raises:
@@ -99,10 +99,10 @@ def setup_from_dict(data: Any) -> Setup:
     }
     ops = [Op(**{key: op[key] for key in _OP_FIELDS if key in op}) for op in known]
     graph = OpGraph(ops, said.pop("inputs"), said.pop("outputs"))
-    return _consistent(Setup(**said, graph=graph, capabilities=capabilities))
+    return _consistent(RunStart(**said, graph=graph, capabilities=capabilities))
 
 
-def _consistent(setup: Setup) -> Setup:
+def _consistent(setup: RunStart) -> RunStart:
     """The setup, whose names are all of its own graph.
 
     Raises:
@@ -119,7 +119,7 @@ def _consistent(setup: Setup) -> Setup:
         "tensors.name": ([tensor.name for tensor in tensors], sources),
         "tensors.producers": ([op for tensor in tensors for op in tensor.producers], known),
         "tensors.consumers": ([op for tensor in tensors for op in tensor.consumers], known),
-        "tensors.keepers": ([op for tensor in tensors for op in tensor.keepers], known),
+        "tensors.keepers": ([op for tensor in tensors for op in tensor.quantizing_ops], known),
     }
     for key, (names, expected) in named.items():
         for name in names:
@@ -137,7 +137,7 @@ def _reasons(given: tuple[Mapping[str, Any], Sequence[str]]) -> dict[Precision, 
             raise InvalidValueError(
                 f"expected the place of one of {len(reasons)} reasons, found {place}"
             )
-        found[Precision.read(name, "a precision", InvalidValueError)] = reasons[place]
+        found[Precision.parse(name, "a precision", InvalidValueError)] = reasons[place]
     return found
 
 
@@ -197,7 +197,7 @@ _SETUP = record(
 )
 
 
-def ending_to_dict(ending: Ending) -> dict[str, Any]:
+def ending_to_dict(ending: RunEnd) -> dict[str, Any]:
     """An ending as plain lists, dicts, numbers and strings."""
     return {
         "ended": ending.ended,
@@ -213,13 +213,13 @@ def ending_to_dict(ending: Ending) -> dict[str, Any]:
     }
 
 
-def ending_from_dict(data: Any) -> Ending:
+def ending_from_dict(data: Any) -> RunEnd:
     """Read back what `ending_to_dict` wrote.
 
     Raises:
         NeuralMPError: it was not written so.
     """
-    return Ending(**_ENDING(data))
+    return RunEnd(**_ENDING(data))
 
 
 def _predicted(value: Any) -> dict[int, float]:
@@ -241,7 +241,7 @@ _ENDING = record(
     {
         "ended": string,
         "met": optional(boolean),
-        "plan": plan_of,
+        "plan": parse_plan,
         "report": Report.from_dict,
         "chosen": optional(non_negative_integer),
         "finalists": list_of(Trial.from_dict),
@@ -262,8 +262,8 @@ def record_to_dict(record: RunRecord) -> dict[str, Any]:
         "observations": record.observations.to_dict(),
         "trials": [trial.to_dict() for trial in record.trials],
         "times": record.measured.times.to_dict(),
-        "arriving": {name: dict(by) for name, by in record.measured.arriving.items()},
-        "values": dict(record.measured.values),
+        "output_nsr": {name: dict(by) for name, by in record.measured.output_nsr.items()},
+        "elements": dict(record.measured.elements),
         "ending": None if record.ending is None else ending_to_dict(record.ending),
     }
 
@@ -274,13 +274,13 @@ def record_from_dict(data: Any) -> RunRecord:
     Raises:
         HistoryError: it was not written so.
     """
-    with reading("the record of a run", HistoryError):
+    with file_context("the record of a run", HistoryError):
         return _record(data)
 
 
 def _record(data: Any) -> RunRecord:
     said = _RECORD(data)
-    measured = Measured(said.pop("times"), said.pop("arriving"), said.pop("values"))
+    measured = ProbeMeasurements(said.pop("times"), said.pop("output_nsr"), said.pop("elements"))
     return RunRecord(**said, measured=measured)
 
 
@@ -302,9 +302,9 @@ _RECORD = record(
         "baseline": optional(BASELINE_FIGURES),
         "observations": Observations.from_dict,
         "trials": list_of(Trial.from_dict),
-        "times": Times.from_dict,
-        "arriving": mapping_of(mapping_of(number)),
-        "values": mapping_of(non_negative_float),
+        "times": OpTimings.from_dict,
+        "output_nsr": mapping_of(mapping_of(number)),
+        "elements": mapping_of(non_negative_float),
         "ending": optional(ending_from_dict),
     }
 )

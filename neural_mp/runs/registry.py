@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from neural_mp.errors import HistoryError
-from neural_mp.io.readers import of_json
+from neural_mp.io.readers import parse_json
 from neural_mp.runs.fingerprint import differences
 from neural_mp.runs.lease import RunClaim
 from neural_mp.runs.run_table import create_run_table, run_rows
@@ -25,7 +25,7 @@ _NAME = re.compile(r"(\w+)/tuning-(\d+)")
 #: Characters of a model's fingerprint in the name of a run.
 _LETTERS = 12
 #: Seconds that a process waits for another one to finish writing into the same SQLite file.
-_PATIENCE = 60
+_SQLITE_BUSY_SECONDS = 60
 #: How often a new storage is opened again that another process opens, too, and seconds in between.
 _OPENINGS, _OPENING = 20, 0.1
 #: What is no plain table in a SQLite file; a view is not asked for its columns, which may not end.
@@ -80,7 +80,7 @@ def open_storage(url: str) -> RDBStorage:
     from sqlalchemy.exc import DBAPIError
 
     _check_tables(url)
-    waits = {"connect_args": {"timeout": _PATIENCE}} if url.startswith("sqlite") else {}
+    waits = {"connect_args": {"timeout": _SQLITE_BUSY_SECONDS}} if url.startswith("sqlite") else {}
     left = _OPENINGS
     while True:
         try:
@@ -104,7 +104,7 @@ def _check_tables(url: str) -> None:
 
     if not url.startswith("sqlite"):
         return
-    engine = sql.create_engine(url, connect_args={"timeout": _PATIENCE})
+    engine = sql.create_engine(url, connect_args={"timeout": _SQLITE_BUSY_SECONDS})
     try:
         with engine.connect() as connection:
             found = connection.execute(sql.text(_COMPUTING)).first()
@@ -152,7 +152,7 @@ def runs_about(
         model: what stands for the model in their names; any by default.
     """
     rows = [
-        (_read(name), of_json(about, mapping_of(string), f"{name}: fingerprint", HistoryError))
+        (_read(name), parse_json(about, mapping_of(string), f"{name}: fingerprint", HistoryError))
         for name, about in run_rows(storage.engine, f"{model}/" if model else "")
     ]
     return [(name, about) for name, about in rows if name is not None]

@@ -62,8 +62,8 @@ class Report(Displayed):
         metrics: name → figures, where there are several metrics. Where each of them has to meet a
             target, `accuracy` is 1 less the largest of their losses, and 1 for FP32.
         target: the worst accuracy that was accepted; None without a baseline.
-        decibels: where no accuracy was checked, the signal-to-noise ratio of the outputs beside
-            those of FP32, on calibration samples; None where it was not measured.
+        output_sqnr_db: if no accuracy was checked, the SQNR of the outputs against those of FP32,
+            on calibration samples; None if not measured.
         baseline_latency, latency: seconds a batch, measured in turn, of runs that nothing else
             disturbed (the first decile of all); None where no batch was at hand.
         speedup_low, speedup_high: between which `speedup` lies with a confidence of 99 %; None for
@@ -80,9 +80,9 @@ class Report(Displayed):
         amp: the options of auto mixed precision that were set, and where.
         best_rejected: where no plan met the target, the trial that came closest.
         warnings: everything the user was warned of on the way.
-        barred: convolutions and products that may not run in a precision that was asked for, and
-            why; those of most ops first.
-        reused: what was not measured, since an earlier run had measured the same.
+        ineligible: contractions that cannot run in a requested precision, grouped by reason,
+            largest group first.
+        cache_hits: what was not measured, since an earlier run had measured the same.
         record: what is kept of the run for people who look at it; None for one that lacks it.
     """
 
@@ -92,7 +92,7 @@ class Report(Displayed):
     accuracy: float | None = None
     metrics: Mapping[str, MetricFigures] = field(default_factory=dict)
     target: float | None = None
-    decibels: float | None = None
+    output_sqnr_db: float | None = None
     baseline_latency: float | None = None
     latency: float | None = None
     speedup_low: float | None = None
@@ -110,8 +110,8 @@ class Report(Displayed):
     amp: tuple[str, ...] = ()
     best_rejected: Trial | None = None
     warnings: tuple[str, ...] = ()
-    barred: tuple[Reason, ...] = ()
-    reused: tuple[str, ...] = ()
+    ineligible: tuple[Reason, ...] = ()
+    cache_hits: tuple[str, ...] = ()
     record: RunRecord | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -158,8 +158,8 @@ class Report(Displayed):
         values["amp"] = list(self.amp)
         values["emulated"] = list(self.emulated)
         values["warnings"] = list(self.warnings)
-        values["reused"] = list(self.reused)
-        values["barred"] = [reason.to_dict() for reason in self.barred]
+        values["cache_hits"] = list(self.cache_hits)
+        values["ineligible"] = [reason.to_dict() for reason in self.ineligible]
         values["speedup"] = self.speedup
         if self.best_rejected is not None:
             values["best_rejected"] = self.best_rejected.to_dict()
@@ -196,7 +196,7 @@ _REPORT = record(
         "metric": string,
         "higher_is_better": boolean,
         **dict.fromkeys(("baseline_accuracy", "accuracy", "target"), optional(_finite)),
-        "decibels": optional(number),
+        "output_sqnr_db": optional(number),
         "metrics": mapping_of(_metric),
         **dict.fromkeys(("baseline_latency", "latency"), optional(non_negative_float)),
         **dict.fromkeys(("speedup_low", "speedup_high"), optional(number)),
@@ -208,8 +208,8 @@ _REPORT = record(
         "op_counts": mapping_of(mapping_of(non_negative_integer)),
         "conversions": ConversionCounts.from_dict,
         "best_rejected": optional(_rejected),
-        **dict.fromkeys(("emulated", "amp", "warnings", "reused"), list_of(string)),
-        "barred": list_of(Reason.from_dict),
+        **dict.fromkeys(("emulated", "amp", "warnings", "cache_hits"), list_of(string)),
+        "ineligible": list_of(Reason.from_dict),
     },
 )
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from neural_mp.core.observations import Observations, Times
+from neural_mp.core.observations import Observations, OpTimings
 from neural_mp.core.trial import Trial
-from neural_mp.errors import HistoryError, in_one_line
-from neural_mp.io.readers import of_json, reading
-from neural_mp.runs.record import TIMES, VALUES, Measured, RunRecord, arriving_in
+from neural_mp.errors import HistoryError, one_line
+from neural_mp.io.readers import file_context, parse_json
+from neural_mp.runs.record import TIMES, ELEMENTS, ProbeMeasurements, RunRecord, output_nsr_in
 from neural_mp.runs.record_schema import BASELINE_FIGURES, ending_from_dict, setup_from_dict
 from neural_mp.util.optuna_logging import quiet_optuna
 from neural_mp.util.validators import Validator, mapping_of, non_negative_float, validate_at
@@ -105,7 +105,7 @@ class RunBook:
             except Exception as error:
                 # SQLAlchemy and the database drivers raise types of their own, by the dozen.
                 logger.debug("attempt %d to write a run down failed", attempt, exc_info=True)
-                words = in_one_line(error.__cause__ or error)  # Optuna's own says less
+                words = one_line(error.__cause__ or error)  # Optuna's own says less
         self._study = None
         self.trouble = (
             f"the run {self.name!r} is no longer written down, and what comes now cannot be "
@@ -145,11 +145,13 @@ def record_of(book: RunBook) -> RunRecord:
             f"{book.name!r} was begun by a version that kept less, or was killed before it "
             f"began to search; there is nothing to show of it"
         )
-    with reading(book.name, HistoryError):
-        measured = Measured(
-            validate_at(TIMES, Times.from_dict, notes[TIMES]) if notes.get(TIMES) else Times(),
-            arriving_in(notes),
-            validate_at(VALUES, mapping_of(non_negative_float), notes.get(VALUES) or {}),
+    with file_context(book.name, HistoryError):
+        measured = ProbeMeasurements(
+            validate_at(TIMES, OpTimings.from_dict, notes[TIMES])
+            if notes.get(TIMES)
+            else OpTimings(),
+            output_nsr_in(notes),
+            validate_at(ELEMENTS, mapping_of(non_negative_float), notes.get(ELEMENTS) or {}),
         )
     return RunRecord(
         setup,
@@ -169,7 +171,7 @@ def baseline_of(book: RunBook) -> dict[str, Any] | None:
         HistoryError: it is damaged.
     """
     found = book.attributes.get(BASELINE)
-    with reading(f"{book.name}: {BASELINE}", HistoryError):
+    with file_context(f"{book.name}: {BASELINE}", HistoryError):
         return None if found is None else BASELINE_FIGURES(found)
 
 
@@ -181,7 +183,7 @@ def kept(book: RunBook, key: str, kind: Validator[T]) -> T | None:
     """
     stored = book.attributes.get(key)
     origin = f"{book.name}: {key}"
-    return None if stored is None else of_json(stored, kind, origin, HistoryError)
+    return None if stored is None else parse_json(stored, kind, origin, HistoryError)
 
 
 def trial_of(stored: Any, origin: str) -> Trial:
@@ -190,7 +192,7 @@ def trial_of(stored: Any, origin: str) -> Trial:
     Raises:
         HistoryError: it is damaged.
     """
-    return of_json(stored, Trial.from_dict, origin, HistoryError)
+    return parse_json(stored, Trial.from_dict, origin, HistoryError)
 
 
 def trials_of(book: RunBook) -> list[Trial]:

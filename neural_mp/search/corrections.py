@@ -12,20 +12,20 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.space import TuningSpace
 
 #: A repair has to take this share of a tensor's noise away to be worth it.
-_WORTH = 0.5
+_MIN_NSR_REDUCTION = 0.5
 
 
-def best_repairs(observations: Observations) -> dict[str, str]:
+def best_corrections(observations: Observations) -> dict[str, str]:
     """Tensor → the repair that leaves least noise, where one takes away half of it or more."""
     found = {}
-    for tensor, noise in observations.repaired.items():
+    for tensor, noise in observations.corrected_nsr.items():
         best = min(noise, key=lambda repair: noise[repair])
-        if noise[best] <= (1 - _WORTH) * observations.noise.get(tensor, 0.0):
+        if noise[best] <= (1 - _MIN_NSR_REDUCTION) * observations.nsr.get(tensor, 0.0):
             found[tensor] = best
     return found
 
 
-def with_repairs(
+def with_corrections(
     plan: PrecisionPlan, space: TuningSpace, repairs: Mapping[str, str]
 ) -> PrecisionPlan:
     """A plan whose INT8 ops have the tensors they read repaired.
@@ -40,17 +40,19 @@ def with_repairs(
         if tensor.name in repairs:
             for op in tensor.consumers:
                 if op in plan and plan[op].approach is Approach.STATIC:
-                    changes[op] = replace(plan[op], repairs=(repairs[tensor.name],))
+                    changes[op] = replace(plan[op], corrections=(repairs[tensor.name],))
     return plan.replacing(changes)
 
 
-def noise_after_repairs(observations: Observations, repairs: Mapping[str, str]) -> dict[str, float]:
+def corrected_nsr(observations: Observations, repairs: Mapping[str, str]) -> dict[str, float]:
     """Tensor → its noise-to-signal ratio, with these of the tensors repaired."""
-    mended = {tensor: observations.repaired[tensor][repair] for tensor, repair in repairs.items()}
-    return {**observations.noise, **mended}
+    mended = {
+        tensor: observations.corrected_nsr[tensor][repair] for tensor, repair in repairs.items()
+    }
+    return {**observations.nsr, **mended}
 
 
-def on_one_scale(noise: Mapping[str, float], exact: Mapping[str, float]) -> dict[str, float]:
+def rescale_estimates(noise: Mapping[str, float], exact: Mapping[str, float]) -> dict[str, float]:
     """Estimates of all tensors beside what was measured exactly of a few.
 
     The two are in different units: the noise of a tensor by itself, and what of it arrives at the

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import median
 
-from neural_mp.core.enums import Approach, Objective, is_speed_alone
-from neural_mp.core.observations import Times
+from neural_mp.core.enums import Approach, Objective, is_latency_only
+from neural_mp.core.observations import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizedTensor
-from neural_mp.search.min_cut import Assignment, Cost, Node, Point, SharedCost
+from neural_mp.search.min_cut import Assignment, Cost, Node, ParetoPoint, SharedCost
 from neural_mp.space import Capability, TuningSpace
 
 #: Noise power relative to the signal that an op itself adds: rounding errors are evenly spread over
@@ -30,21 +30,21 @@ _CONVERSION = 0.05
 _EMULATED = 1.1
 #: INT8 is taken to lose only where it is this much slower: single ops are timed roughly, and of a
 #: kernel for integers a part of the time is conversions that its neighbours may spare.
-_LOSES = 1.2
+_INT8_MIN_SLOWDOWN = 1.2
 #: What it takes of FP32's time at most where it does not.
-_WINS = 0.95
+_INT8_ASSUMED_TIME_RATIO = 0.95
 #: What the bytes of all weights are worth where speed is wanted, as a share of FP32's time. They
 #: count for weights that are stored in INT8 and not multiplied so, which gains next to no time: of
 #: two plans that are about as fast, it is the smaller one.
-_SMALLER = 0.05
+_SIZE_WEIGHT = 0.05
 
 
 @dataclass(frozen=True)
-class Figures:
+class CostInputs:
     """What a cost model is made of, beside the space.
 
     Attributes:
-        harms: quantized tensor → the harm of storing it in INT8.
+        sensitivities: quantized tensor → the harm of storing it in INT8.
         objectives: what is made small → its weight: `performance`, `footprint`, `modelsize`.
         times: what was measured.
         weights: op → numbers in its weights.
@@ -52,11 +52,11 @@ class Figures:
         in_place: whether ops were timed within a plan that was tried: small differences then count.
     """
 
-    harms: Mapping[str, float]
+    sensitivities: Mapping[str, float]
     objectives: Mapping[Objective, float] = field(
         default_factory=lambda: {Objective.PERFORMANCE: 1.0}
     )
-    times: Times = field(default_factory=Times)
+    times: OpTimings = field(default_factory=OpTimings)
     weights: Mapping[str, int] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
     in_place: bool = False
@@ -76,13 +76,13 @@ class Figures:
         None where times are not known, or where anything but time counts.
         """
         bytes_of_all, seconds_of_all = sum(self.weights.values()), sum(self.seconds(self.times.ops))
-        if not is_speed_alone(self.objectives) or not bytes_of_all or not seconds_of_all:
+        if not is_latency_only(self.objectives) or not bytes_of_all or not seconds_of_all:
             return frozenset()
         alone = [op for op, config in plan.items() if config.approach is Approach.WEIGHT_ONLY]
 
         def gain(op: str, seconds: float) -> float:
             saved = seconds * (1 - self.speed(op, Precision.INT8, False)) / seconds_of_all
-            return saved - _SMALLER * self.weights.get(op, 0) / bytes_of_all
+            return saved - _SIZE_WEIGHT * self.weights.get(op, 0) / bytes_of_all
 
         return frozenset(
             op
@@ -101,8 +101,8 @@ class Figures:
         if unknown or precision is Precision.FP32:
             return _EMULATED if emulated else precision.bits / 32
         found = measured[precision] / measured[Precision.FP32]
-        doubtful = precision is Precision.INT8 and found <= _LOSES and not self.in_place
-        return min(found, _WINS) if doubtful else found
+        doubtful = precision is Precision.INT8 and found <= _INT8_MIN_SLOWDOWN and not self.in_place
+        return min(found, _INT8_ASSUMED_TIME_RATIO) if doubtful else found
 
 
 def _shares(amounts: Sequence[float]) -> list[float]:
@@ -128,15 +128,15 @@ class CostModel:
     levels: tuple[Precision, ...]
     assignment: Assignment
 
-    def at(self, levels: Mapping[Node, int]) -> Point:
+    def at(self, levels: Mapping[Node, int]) -> ParetoPoint:
         """An assignment with what it costs."""
-        return Point(levels, *self.assignment.cost(levels))
+        return ParetoPoint(levels, *self.assignment.cost(levels))
 
-    def point(self, plan: PrecisionPlan) -> Point:
+    def point(self, plan: PrecisionPlan) -> ParetoPoint:
         """A plan with what it costs; what it leaves open counts as FP32."""
         level = {precision: index for index, precision in enumerate(self.levels)}
         said = plan.precisions
-        return self.at({op: level[said.get(op, Precision.FP32)] for op in self.space.decided})
+        return self.at({op: level[said.get(op, Precision.FP32)] for op in self.space.tunable_ops})
 
     def plan(self, levels: Mapping[Node, int]) -> PrecisionPlan:
         """The plan of an assignment.
@@ -144,11 +144,13 @@ class CostModel:
         Ops that run in a 16-bit precision only where the ops around them do are left out there:
         they follow.
         """
-        chosen = {op: self.space.choice(op, self.levels[levels[op]]) for op in self.space.decided}
+        chosen = {
+            op: self.space.choice(op, self.levels[levels[op]]) for op in self.space.tunable_ops
+        }
         return PrecisionPlan({op: config for op, config in chosen.items() if config is not None})
 
 
-def cost_model(space: TuningSpace, figures: Figures) -> CostModel:
+def cost_model(space: TuningSpace, figures: CostInputs) -> CostModel:
     """Bring together what is known of a space.
 
     Time is counted in shares of what the whole model takes in FP32; so are bytes, where size is
@@ -162,10 +164,10 @@ def cost_model(space: TuningSpace, figures: Figures) -> CostModel:
     """
     present = {*space.usable_precisions, Precision.FP32}
     levels = tuple(sorted(present, key=lambda p: (p.bits, list(Precision).index(p))))
-    shares = figures.shares(space.decided)
+    shares = figures.shares(space.tunable_ops)
     costs: dict[Node, tuple[Cost, ...]] = {
         op: tuple(_cost(space.capabilities[op], op, level, figures, shares[op]) for level in levels)
-        for op in space.decided
+        for op in space.tunable_ops
     }
     shared = _noise_and_conversions(space, figures) if Precision.INT8 in levels else ()
     return CostModel(space, levels, Assignment(costs, tuple(shared)))
@@ -175,7 +177,7 @@ def _cost(
     capability: Capability,
     op: str,
     precision: Precision,
-    figures: Figures,
+    figures: CostInputs,
     shares: tuple[float, float],
 ) -> Cost:
     config = capability.config(precision)
@@ -186,17 +188,19 @@ def _cost(
     speed = figures.objectives.get(Objective.PERFORMANCE, 0.0)
     low = capability.config(Precision.INT8)
     alone = low is not None and low.approach is Approach.WEIGHT_ONLY
-    size = max(1 - speed, _SMALLER if alone else 0.0)
+    size = max(1 - speed, _SIZE_WEIGHT if alone else 0.0)
     cost = speed * time + size * weight * precision.bits / 32
     return cost, _OWN_NOISE[precision]
 
 
-def _noise_and_conversions(space: TuningSpace, figures: Figures) -> Iterator[SharedCost]:
+def _noise_and_conversions(space: TuningSpace, figures: CostInputs) -> Iterator[SharedCost]:
     """All at the bound between INT8, the lowest level, and the others."""
     cost = _conversion_cost(space, figures)
     for tensor in space.tensors:
         conversion = (cost(tensor.name), 0.0)
-        yield SharedCost((0.0, figures.harms.get(tensor.name, 0.0)), 1, tensor.keepers)
+        yield SharedCost(
+            (0.0, figures.sensitivities.get(tensor.name, 0.0)), 1, tensor.quantizing_ops
+        )
         for writer in tensor.producers:
             yield SharedCost(conversion, 1, tensor.consumers, below=True, and_not=writer)
             yield SharedCost(conversion, 1, tensor.consumers, below=False, and_not=writer)
@@ -204,23 +208,23 @@ def _noise_and_conversions(space: TuningSpace, figures: Figures) -> Iterator[Sha
             yield SharedCost(conversion, 1, tensor.consumers)
 
 
-def _conversion_cost(space: TuningSpace, figures: Figures) -> Callable[[str], float]:
+def _conversion_cost(space: TuningSpace, figures: CostInputs) -> Callable[[str], float]:
     """Tensor → what converting it once costs."""
     importance, times = figures.objectives.get(Objective.PERFORMANCE, 0.0), figures.times
-    whole = sum(figures.seconds(space.decided))
+    whole = sum(figures.seconds(space.tunable_ops))
     if times.conversion is None or whole <= 0:
-        estimate = importance * _CONVERSION / max(len(space.decided), 1)
+        estimate = importance * _CONVERSION / max(len(space.tunable_ops), 1)
         return lambda tensor: estimate
-    least, each = times.conversion, times.value
+    least, each = times.conversion, times.per_element
     return lambda name: importance * (least + each * figures.values.get(name, 0.0)) / whole
 
 
-def predicted_share(space: TuningSpace, figures: Figures, plan: PrecisionPlan) -> float | None:
+def predicted_share(space: TuningSpace, figures: CostInputs, plan: PrecisionPlan) -> float | None:
     """Return the time of a plan's model by the times of single ops, as a share of FP32's.
 
     Ops that are not decided take what they take in FP32. None where times are not known.
     """
-    whole, decided = figures.times.whole, sum(figures.seconds(space.decided))
+    whole, decided = figures.times.whole, sum(figures.seconds(space.tunable_ops))
     if not whole or not decided:
         return None
     in_place = replace(figures, objectives={Objective.PERFORMANCE: 1.0}, in_place=True)
@@ -232,7 +236,7 @@ def without_tensors(
     space: TuningSpace, plan: PrecisionPlan, tensors: Iterable[QuantizedTensor]
 ) -> PrecisionPlan:
     """A plan with what stores any of these tensors in INT8 in the best of its other choices."""
-    return without_int8(space, plan, {op for tensor in tensors for op in tensor.keepers})
+    return without_int8(space, plan, {op for tensor in tensors for op in tensor.quantizing_ops})
 
 
 def without_int8(space: TuningSpace, plan: PrecisionPlan, ops: Iterable[str]) -> PrecisionPlan:

@@ -22,12 +22,12 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 _FINITE, _INFINITE = 2**29, 2**30
 
 #: The share of the whole that counts only where all else is equal.
-_SLIGHT = 1e-5
+_TIE_BREAK_WEIGHT = 1e-5
 
 Node = Hashable
 #: Time and harm.
 Cost = tuple[float, float]
-_NEVER: Cost = (inf, 0.0)
+_FORBIDDEN_COST: Cost = (inf, 0.0)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Assignment:
         return sum(time for time, _ in paid), sum(harm for _, harm in paid)
 
 
-class Cut:
+class CutSolver:
     """Finds the best assignments of one problem for any weight of harm.
 
     Variable `(node, bound)` is on the side of the source where the node lies below the bound.
@@ -138,7 +138,7 @@ class Cut:
         for level, cost in enumerate(costs):
             self._add(chain[level + 1], chain[level], cost)
         for bound in range(1, self.bounds):  # below a bound is below all higher ones
-            self._add(chain[bound], chain[bound + 1], _NEVER)
+            self._add(chain[bound], chain[bound + 1], _FORBIDDEN_COST)
 
     def _add_shared(self, item: SharedCost) -> None:
         """A variable more: it is drawn to the side by any of the nodes, and then costs."""
@@ -149,7 +149,7 @@ class Cut:
             other = self._variable(item.and_not, item.bound)
         for node in item.any_of:
             mine = self._variable(node, item.bound)
-            self._add(*((mine, extra) if item.below else (extra, mine)), _NEVER)
+            self._add(*((mine, extra) if item.below else (extra, mine)), _FORBIDDEN_COST)
         self._add(*((extra, other) if item.below else (other, extra)), item.cost)
 
     def _costs_at(self, weight: float) -> np.ndarray:
@@ -182,7 +182,7 @@ class Cut:
 
 def _slight(main: np.ndarray, other: np.ndarray) -> float:
     """The weight at which costs only part what is equal in the main ones."""
-    return float(main.sum() or 1.0) / float(other.sum() or 1.0) * _SLIGHT
+    return float(main.sum() or 1.0) / float(other.sum() or 1.0) * _TIE_BREAK_WEIGHT
 
 
 #: Differences smaller than this share of the whole are rounding.
@@ -190,30 +190,30 @@ _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
-class Point:
+class ParetoPoint:
     """One assignment of the front.
 
     Attributes:
         levels: node → level.
-        time, harm: what it costs.
+        time, degradation: what it costs.
     """
 
     levels: Mapping[Node, int]
     time: float
-    harm: float
+    degradation: float
 
 
-def front(problem: Assignment) -> list[Point]:
+def pareto_front(problem: Assignment) -> list[ParetoPoint]:
     """The hull, the fastest first and what does least harm last.
 
     Between two neighbours lies no assignment that is better than both for some weight. Each point
     takes about two cuts.
     """
-    cut = Cut(problem)
+    cut = CutSolver(problem)
 
-    def best(weight: float) -> Point:
+    def best(weight: float) -> ParetoPoint:
         levels = cut.best(weight)
-        return Point(levels, *problem.cost(levels))
+        return ParetoPoint(levels, *problem.cost(levels))
 
     harmless, fastest = best(inf), best(0.0)
     if _is_better(harmless, fastest):
@@ -221,25 +221,29 @@ def front(problem: Assignment) -> list[Point]:
     return [fastest, *_between(best, fastest, harmless), harmless]
 
 
-def chord(faster: Point, safer: Point) -> float | None:
+def break_even_weight(faster: ParetoPoint, safer: ParetoPoint) -> float | None:
     """The weight at which two points are equally good; None if one is better in every way."""
-    time, harm = safer.time - faster.time, faster.harm - safer.harm
+    time, harm = safer.time - faster.time, faster.degradation - safer.degradation
     return time / harm if time > 0 and harm > 0 else None
 
 
-def _is_better(point: Point, than: Point) -> bool:
-    return point.harm <= than.harm and point.time <= than.time * (1 + _ROUNDING)
+def _is_better(point: ParetoPoint, than: ParetoPoint) -> bool:
+    return point.degradation <= than.degradation and point.time <= than.time * (1 + _ROUNDING)
 
 
-def _between(best: Callable[[float], Point], faster: Point, safer: Point) -> Iterator[Point]:
+def _between(
+    best: Callable[[float], ParetoPoint], faster: ParetoPoint, safer: ParetoPoint
+) -> Iterator[ParetoPoint]:
     """The points of the hull between two of its points."""
     waiting = [(faster, safer)]
     while waiting:
         left, right = waiting.pop()
-        weight = chord(left, right)
+        weight = break_even_weight(left, right)
         if weight is not None:
             found = best(weight)
-            gain = (left.time + weight * left.harm) - (found.time + weight * found.harm)
+            gain = (left.time + weight * left.degradation) - (
+                found.time + weight * found.degradation
+            )
             new = found.levels not in (left.levels, right.levels)
             if new and gain > 2 * _ROUNDING * (right.time - left.time):
                 waiting += [(found, right), (left, found)]

@@ -1,8 +1,8 @@
 """What every op of a model may run in here, and what a plan comes down to."""
 
-from neural_mp.space.activation_memory import live_bytes
+from neural_mp.space.activation_memory import peak_activation_bytes
 from neural_mp.space.capability import Capability, Constraints, OpConstraint, QuantConstraint
-from neural_mp.space.effective_ops import PlannedOp, planned_by_name, planned_ops
+from neural_mp.space.effective_ops import EffectiveOp, planned_by_name, planned_ops
 from neural_mp.space.explanations import Reason, counted_reasons, why_int8
 from neural_mp.space.resolution import ResolvedPlan
 from neural_mp.space.space import TuningSpace
@@ -10,14 +10,14 @@ from neural_mp.space.space import TuningSpace
 __all__ = [
     "Capability",
     "Constraints",
+    "EffectiveOp",
     "OpConstraint",
-    "PlannedOp",
     "QuantConstraint",
     "Reason",
     "ResolvedPlan",
     "TuningSpace",
     "counted_reasons",
-    "live_bytes",
+    "peak_activation_bytes",
     "planned_by_name",
     "planned_ops",
     "why_int8",

@@ -12,7 +12,9 @@ from neural_mp.space.space import TuningSpace
 _BYTES = {Precision.FP32: 4, Precision.BF16: 2, Precision.FP16: 2, Precision.INT8: 4}
 
 
-def live_bytes(space: TuningSpace, plan: ResolvedPlan, values: Mapping[str, float]) -> int:
+def peak_activation_bytes(
+    space: TuningSpace, plan: ResolvedPlan, values: Mapping[str, float]
+) -> int:
     """The most bytes that activations take at any moment of a run.
 
     Ops run in the order of the graph. A tensor takes memory from the op that writes it to the last

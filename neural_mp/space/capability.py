@@ -40,7 +40,7 @@ class Capability:
         """The best config of a precision; None if the op cannot run in it."""
         return next((c for c in self.configs if c.precision == precision), None)
 
-    def why_not(self, precision: Precision) -> str | None:
+    def refusal(self, precision: Precision) -> str | None:
         """Why the op cannot run in a precision; None if it can."""
         if self.config(precision) is not None:
             return None
@@ -57,7 +57,7 @@ class Capability:
 
     def takes(self, config: OpConfig) -> bool:
         """Whether a plan may ask for a config, repairs aside."""
-        bare = replace(config, repairs=())
+        bare = replace(config, corrections=())
         if bare in self.configs:
             return True
         usual = (replace(bare, weight=c.weight) for c in self.configs if c.weight is not None)

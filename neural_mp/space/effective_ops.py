@@ -14,26 +14,26 @@ from neural_mp.util.validators import boolean, enum_of, record, string
 
 
 @dataclass(frozen=True)
-class PlannedOp:
+class EffectiveOp:
     """What a plan comes down to for one op.
 
     Attributes:
         type: the framework's word for what it does; empty where that is not known.
         precision: what it effectively runs in.
         approach: how ranges are found, where it has an INT8 kernel of its own.
-        along: the op whose INT8 kernel runs it, where another's does.
-        or_behind: whether that kernel hands on real numbers, so that it makes no difference to any
-            number where it runs behind the kernel.
-        moves: whether it only moves or selects values (see `Op.quantize_agnostic`).
+        fused_into: the op whose INT8 kernel runs the op, if another op's kernel does.
+        may_run_unfused: whether that kernel returns floats, so that running the op behind the
+            kernel changes no result.
+        moves_data: whether it only moves or selects values (see `Op.quantize_agnostic`).
         source: precision of the op in the model as given (see `Op.source_precision`).
     """
 
     type: str
     precision: Precision
     approach: Approach | None = None
-    along: str | None = None
-    or_behind: bool = False
-    moves: bool = False
+    fused_into: str | None = None
+    may_run_unfused: bool = False
+    moves_data: bool = False
     source: Precision = Precision.FP32
 
     @property
@@ -48,15 +48,15 @@ class PlannedOp:
         found = {"type": self.type, "precision": self.precision.value}
         if self.approach is not None:
             found["approach"] = self.approach.value
-        if self.along is not None:
-            found["along"] = self.along
-        flags = {name: True for name in ("or_behind", "moves") if getattr(self, name)}
+        if self.fused_into is not None:
+            found["fused_into"] = self.fused_into
+        flags = {name: True for name in ("may_run_unfused", "moves_data") if getattr(self, name)}
         if self.source is not Precision.FP32:
             found["source"] = self.source.value
         return {**found, **flags}
 
     @classmethod
-    def from_dict(cls, data: object) -> PlannedOp:
+    def from_dict(cls, data: object) -> EffectiveOp:
         """Read back what `to_dict` wrote.
 
         Raises:
@@ -69,15 +69,15 @@ _PLANNED = record(
     {"type": string, "precision": enum_of(Precision)},
     {
         "approach": enum_of(Approach),
-        "along": string,
-        "or_behind": boolean,
-        "moves": boolean,
+        "fused_into": string,
+        "may_run_unfused": boolean,
+        "moves_data": boolean,
         "source": enum_of(Precision),
     },
 )
 
 
-def planned_ops(space: TuningSpace, plan: ResolvedPlan) -> dict[str, PlannedOp]:
+def planned_ops(space: TuningSpace, plan: ResolvedPlan) -> dict[str, EffectiveOp]:
     """Op → what a plan comes down to for it, in the graph's order."""
     found = {}
     storing = {space.graph[op].fusion_group or op for op in plan.flow.int8_outputs}
@@ -89,7 +89,7 @@ def planned_ops(space: TuningSpace, plan: ResolvedPlan) -> dict[str, PlannedOp]:
             elif op.name in plan.plan:
                 approach = plan.plan[op.name].approach
         or_behind = along is not None and along not in storing
-        found[op.name] = PlannedOp(
+        found[op.name] = EffectiveOp(
             op.type,
             precision,
             approach,
@@ -101,6 +101,6 @@ def planned_ops(space: TuningSpace, plan: ResolvedPlan) -> dict[str, PlannedOp]:
     return found
 
 
-def planned_by_name(plan: PrecisionPlan) -> dict[str, PlannedOp]:
+def planned_by_name(plan: PrecisionPlan) -> dict[str, EffectiveOp]:
     """The same of a plan alone, without its model: only of the ops that it names."""
-    return {op: PlannedOp("", said.precision, said.approach) for op, said in plan.items()}
+    return {op: EffectiveOp("", said.precision, said.approach) for op, said in plan.items()}

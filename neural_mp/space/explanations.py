@@ -75,7 +75,7 @@ def counted_reasons(
     found: dict[tuple[Precision, str], Counter[str]] = {}
     for op in ops:
         for precision in asked:
-            words = space.capabilities[op.name].why_not(precision)
+            words = space.capabilities[op.name].refusal(precision)
             if words is not None:
                 found.setdefault((precision, words), Counter())[op.type] += 1
     reasons = (Reason(*key, dict(types.most_common())) for key, types in found.items())
@@ -142,7 +142,7 @@ def _why_not(op: Op, capability: Capability, plan: PrecisionPlan, flow: Quantiza
         return f"it would run along in the INT8 kernel of {head!r}, were it not kept out"
     if op.quantize_agnostic:
         return "it only moves values, and nothing around it writes or reads INT8 there"
-    obstacle = capability.why_not(Precision.INT8)
+    obstacle = capability.refusal(Precision.INT8)
     if obstacle is not None:
         return obstacle
     if said is None or said.precision is not Precision.INT8:

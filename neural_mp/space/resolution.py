@@ -10,7 +10,7 @@ from neural_mp.core.enums import Approach
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
-from neural_mp.core.quantization_flow import QuantizationFlow, trace_quantization
+from neural_mp.core.quantization_flow import QuantizationFlow, propagate_quantization
 from neural_mp.errors import PlanError, UnknownOperatorError, did_you_mean
 from neural_mp.space.capability import Capability
 
@@ -108,7 +108,7 @@ class ResolvedPlan:
         return self.flow.effective
 
     @property
-    def lowers(self) -> bool:
+    def has_low_precision(self) -> bool:
         """Whether any op runs in a lower precision; if not, the model stays as it was."""
         return any(precision is not Precision.FP32 for precision in self.effective.values())
 
@@ -138,7 +138,9 @@ class Resolver:
         """
         checked = self._checked(plan)
         said = ResolvedPlan(checked, self._followed(checked))
-        meant = checked if said.lowers else PrecisionPlan()  # nothing comes of what it says
+        meant = (
+            checked if said.has_low_precision else PrecisionPlan()
+        )  # nothing comes of what it says
         return replace(said, plan=self._filled_in(meant, said.effective))
 
     def painting(self, plan: ResolvedPlan, precision: Precision) -> Painting:
@@ -188,7 +190,7 @@ class Resolver:
     def _followed(self, plan: PrecisionPlan) -> QuantizationFlow:
         """INT8 is decided first; then ops that the plan leaves open follow its 16-bit ops."""
         alone = frozenset(op for op, item in plan.items() if item.approach in _QUANTIZED_INSIDE)
-        flow = trace_quantization(self.graph, plan.precisions, alone)
+        flow = propagate_quantization(self.graph, plan.precisions, alone)
         for precision in _occurring_16_bits(flow.effective):
             painting = paint_plan(
                 self.graph,
@@ -204,7 +206,7 @@ class Resolver:
 
     def _obstacles(self, precision: Precision) -> dict[str, str]:
         """Op → why it cannot run in a precision."""
-        found = {name: item.why_not(precision) for name, item in self.capabilities.items()}
+        found = {name: item.refusal(precision) for name, item in self.capabilities.items()}
         return {name: why for name, why in found.items() if why is not None}
 
 
@@ -217,13 +219,13 @@ def _written_out(op: Op, capability: Capability, config: OpConfig) -> OpConfig:
             return config  # runs along with the INT8 ops around it
         raise PlanError(
             f"op {op.name!r} ({op.type}) cannot run in {config.precision} here: "
-            f"{capability.why_not(config.precision)}; "
+            f"{capability.refusal(config.precision)}; "
             f"it can run in {', '.join(map(str, capability.precisions))}"
         )
     if config.precision is not Precision.INT8:
         return OpConfig(config.precision)
     if config.weight is None and config.activation is None:
-        return replace(best, repairs=config.repairs)
+        return replace(best, corrections=config.corrections)
     filled = replace(config, weight=config.weight or best.weight)
     if not capability.takes(filled):
         raise PlanError(

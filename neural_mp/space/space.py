@@ -19,7 +19,7 @@ from neural_mp.core.quantization_flow import (
     observable_tensors,
     quantized_tensors,
 )
-from neural_mp.errors import UnknownOperatorError, did_you_mean, inside
+from neural_mp.errors import UnknownOperatorError, did_you_mean, error_path
 from neural_mp.space.capability import Capability, Constraints, OpConstraint
 from neural_mp.space.resolution import ResolvedPlan, Resolver
 
@@ -65,7 +65,7 @@ class TuningSpace:
         return next((c for c in self.choices(name) if c.precision is precision), None)
 
     @cached_property
-    def products(self) -> tuple[Op, ...]:
+    def contractions(self) -> tuple[Op, ...]:
         """Convolutions, matrix products and what else the lists always allow in 16 bits.
 
         A plan names them even if they have no choice but FP32.
@@ -81,7 +81,7 @@ class TuningSpace:
         return lists is None or lists.of(self.graph[name].type) is AmpList.ALLOW
 
     @cached_property
-    def decided(self) -> tuple[str, ...]:
+    def tunable_ops(self) -> tuple[str, ...]:
         """The ops a plan has to decide, in the graph's order: those that have a choice."""
         return tuple(op.name for op in self.graph if len(self.choices(op.name)) > 1)
 
@@ -98,13 +98,13 @@ class TuningSpace:
 
     def fastest_plan(self) -> PrecisionPlan:
         """Every op in the best of its choices: the first guess of most strategies."""
-        return PrecisionPlan({op: self.choices(op)[0] for op in self.decided})
+        return PrecisionPlan({op: self.choices(op)[0] for op in self.tunable_ops})
 
     @cached_property
     def int8_ops(self) -> frozenset[str]:
         """The decided ops that can read their inputs in INT8, with ranges from calibration."""
         return frozenset(
-            op for op in self.decided if Approach.STATIC in self.capabilities[op].approaches
+            op for op in self.tunable_ops if Approach.STATIC in self.capabilities[op].approaches
         )
 
     @cached_property
@@ -113,7 +113,7 @@ class TuningSpace:
         return quantized_tensors(self.graph, self.int8_ops)
 
     @cached_property
-    def bound_together(self) -> tuple[frozenset[str], ...]:
+    def tied_ops(self) -> tuple[frozenset[str], ...]:
         """Decided ops that share a quantized tensor, one group a tensor.
 
         Putting one of them back to float while another keeps the tensor quantized does not take
@@ -122,12 +122,12 @@ class TuningSpace:
         return tuple(dict.fromkeys(tensor.ops for tensor in self.tensors))
 
     @cached_property
-    def decisions(self) -> tuple[tuple[str, ...], ...]:
+    def decision_groups(self) -> tuple[tuple[str, ...], ...]:
         """The decided ops, those together that read one quantized tensor: one decision each.
 
         In the graph's order, by the first of each.
         """
-        group: dict[str, list[str]] = {op: [op] for op in self.decided}
+        group: dict[str, list[str]] = {op: [op] for op in self.tunable_ops}
         for tensor in self.tensors:
             first, *others = tensor.consumers or ("",)
             for op in others:
@@ -135,14 +135,14 @@ class TuningSpace:
                     group[first].extend(group[op])
                     for moved in group[op]:
                         group[moved] = group[first]
-        position = {op: index for index, op in enumerate(self.decided)}
+        position = {op: index for index, op in enumerate(self.tunable_ops)}
         groups = {id(ops): tuple(sorted(ops, key=position.__getitem__)) for ops in group.values()}
         return tuple(sorted(groups.values(), key=lambda ops: position[ops[0]]))
 
     @cached_property
     def usable_precisions(self) -> tuple[Precision, ...]:
         """All precisions that some decided op can run in."""
-        found = {p for op in self.decided for p in self.capabilities[op].precisions}
+        found = {p for op in self.tunable_ops for p in self.capabilities[op].precisions}
         return tuple(precision for precision in Precision if precision in found)
 
     def fp32_plan(self) -> PrecisionPlan:
@@ -171,7 +171,8 @@ class TuningSpace:
         idle = {
             precision
             for precision in self.usable_precisions
-            if precision.is_16_bit and not any(left.choice(op, precision) for op in left.decided)
+            if precision.is_16_bit
+            and not any(left.choice(op, precision) for op in left.tunable_ops)
         }
         capabilities = {n: c.without(idle, _NOTHING_BEGINS) for n, c in left.capabilities.items()}
         return replace(left, capabilities=capabilities)
@@ -226,14 +227,14 @@ class TuningSpace:
         known = {kind for op in self.graph for kind in op.types}
         for op_type in constraints.optype_wise:
             if op_type not in known:
-                with inside("optype_wise", op_type):
+                with error_path("optype_wise", op_type):
                     raise UnknownOperatorError(
                         f"optype_wise names {op_type!r}, which no op or layer of the model has"
                         f"{did_you_mean(op_type, sorted(known))}"
                     )
         by_op: dict[str, list[OpConstraint]] = {name: [] for name in self.capabilities}
         for pattern, limit in constraints.op_wise.items():
-            with inside("op_wise", pattern):
+            with error_path("op_wise", pattern):
                 matching = self._matching(pattern)
             for name in matching:
                 by_op[name].append(limit)
@@ -294,7 +295,7 @@ class TuningSpace:
 
     @cached_property
     def _resolver(self) -> Resolver:
-        named = frozenset({*self.decided, *(op.name for op in self.products)})
+        named = frozenset({*self.tunable_ops, *(op.name for op in self.contractions)})
         return Resolver(self.graph, self.capabilities, self.lists, named)
 
     @cached_property
@@ -310,7 +311,7 @@ class TuningSpace:
         """Why every op runs in a 16-bit precision, or does not, under a plan."""
         return self._resolver.painting(plan, precision)
 
-    def with_right_weights(self, plan: PrecisionPlan) -> PrecisionPlan:
+    def with_local_weight_ranges(self, plan: PrecisionPlan) -> PrecisionPlan:
         """A plan of another machine, its weights in the ranges that are right on this one."""
         known = {op: self.capabilities[op] for op in plan if op in self.capabilities}
         return plan.replacing({op: c.with_right_weight(plan[op]) for op, c in known.items()})

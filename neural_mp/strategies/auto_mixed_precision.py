@@ -10,7 +10,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
 from neural_mp.strategies.base import Search, TuningProblem
-from neural_mp.strategies.basic import Basic, fallback_units, op_by_op
+from neural_mp.strategies.basic import Basic, fallback_groups, op_by_op
 
 
 class AutoMixedPrecision(Basic):
@@ -42,13 +42,13 @@ class AutoMixedPrecision(Basic):
         for precision in (p for p in problem.precisions if p.is_16_bit):
             narrowed = _narrowed(problem, precision)
             plan = narrowed.space.fastest_plan()
-            if not narrowed.space.resolve(plan).lowers:
+            if not narrowed.space.resolve(plan).has_low_precision:
                 continue
             (trial,) = yield [plan]
             if trial.met:
                 return
-            if base is None or trial.harm < least_harm:
-                base, least_harm = (narrowed, plan), trial.harm
+            if base is None or trial.ranking_loss < least_harm:
+                base, least_harm = (narrowed, plan), trial.ranking_loss
         if base is not None:
             yield from self.fall_back(*base)
 
@@ -60,7 +60,7 @@ class AutoMixedPrecision(Basic):
         target: Precision,
     ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
         """Steps 3 and 4; whether the target was met."""
-        units = fallback_units(problem, base, helped)
+        units = fallback_groups(problem, base, helped)
         return (yield from op_by_op(problem, base, units[::-1], target))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from neural_mp.core.enums import Objective
-from neural_mp.core.observations import Observations, Times
+from neural_mp.core.observations import Observations, OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
@@ -38,11 +38,11 @@ class Probe:
         """
         return None
 
-    def times(self) -> Times:
+    def times(self) -> OpTimings:
         """How long ops and conversions take; empty where that was not measured."""
-        return Times()
+        return OpTimings()
 
-    def times_within(self, plan: PrecisionPlan) -> Times | None:
+    def times_within(self, plan: PrecisionPlan) -> OpTimings | None:
         """The same, with the ops of a plan timed within the model that it comes to.
 
         None where that cannot be measured.

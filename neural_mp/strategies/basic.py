@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 
 from neural_mp.amp import AmpList
-from neural_mp.core.enums import Algorithm
+from neural_mp.core.enums import CalibrationAlgorithm
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, RANGE_ALGORITHMS, OpConfig, Precision
 from neural_mp.core.trial import Trial
@@ -15,7 +15,7 @@ from neural_mp.strategies.base import Search, Strategy, TuningProblem
 
 
 @dataclass(frozen=True)
-class Unit:
+class FallbackGroup:
     """Ops that fall back together, and those among them that only wrote the shared tensor."""
 
     ops: frozenset[str]
@@ -44,10 +44,10 @@ class Basic(Strategy):
 
     def search(self, problem: TuningProblem) -> Search:
         """See the class."""
-        if not problem.space.resolve(problem.space.fastest_plan()).lowers:
+        if not problem.space.resolve(problem.space.fastest_plan()).has_low_precision:
             return
         best, trial = yield from _try_algorithms(problem)
-        if trial.accurate and not trial.met:
+        if trial.meets_accuracy and not trial.met:
             for target in fallback_precisions(problem):
                 if (yield from _by_type(problem, best, target)):
                     return
@@ -79,7 +79,7 @@ class Basic(Strategy):
             helped: the ops of the type whose fallback met it; none where no type did.
             target: the precision to fall back to.
         """
-        units = fallback_units(problem, base, helped)
+        units = fallback_groups(problem, base, helped)
         return (yield from op_by_op(problem, base, units, target))
 
 
@@ -96,14 +96,14 @@ def _try_algorithms(
     tried = []
     for plan in plans:
         (trial,) = yield [plan]
-        if trial.accurate:
+        if trial.meets_accuracy:
             return plan, trial
         tried.append((plan, trial))
-    return min(tried, key=lambda pair: pair[1].harm)
+    return min(tried, key=lambda pair: pair[1].ranking_loss)
 
 
 def _with_algorithm(
-    space: TuningSpace, plan: PrecisionPlan, algorithm: Algorithm
+    space: TuningSpace, plan: PrecisionPlan, algorithm: CalibrationAlgorithm
 ) -> PrecisionPlan | None:
     """The plan with another calibration algorithm; None if no op offers it."""
     changes: dict[str, OpConfig] = {}
@@ -142,10 +142,10 @@ def at_precision(
     return plan.replacing(changes).without(followers)
 
 
-def low_ops(problem: TuningProblem, plan: PrecisionPlan) -> list[str]:
+def lowered_ops(problem: TuningProblem, plan: PrecisionPlan) -> list[str]:
     """The decided ops that a plan has in a lower precision."""
     low = {op for op, config in plan.items() if config.precision is not Precision.FP32}
-    return [op for op in problem.space.decided if op in low]
+    return [op for op in problem.space.tunable_ops if op in low]
 
 
 def _grouped(space: TuningSpace, ops: Iterable[str]) -> dict[str, list[str]]:
@@ -164,10 +164,10 @@ def _by_type(
     Types that only follow others in 16 bits are among them.
     """
     space = problem.space
-    by_type = _grouped(space, [*low_ops(problem, base), *_followers(problem, base, target)])
+    by_type = _grouped(space, [*lowered_ops(problem, base), *_followers(problem, base, target)])
     for ops in sorted(by_type.values(), key=len):
         plan = at_precision(space, base, ops, target)
-        if not space.resolve(plan).lowers:
+        if not space.resolve(plan).has_low_precision:
             continue
         (trial,) = yield [plan]
         if trial.met:
@@ -213,43 +213,45 @@ def _followers(problem: TuningProblem, base: PrecisionPlan, target: Precision) -
     ]
 
 
-def fallback_units(
+def fallback_groups(
     problem: TuningProblem, base: PrecisionPlan, helped: frozenset[str]
-) -> list[Unit]:
+) -> list[FallbackGroup]:
     """What falls back as one, worst first; of what helped by type, only that."""
-    low = set(low_ops(problem, base))
+    low = set(lowered_ops(problem, base))
     units = []
     for tensor in problem.space.tensors:
         readers = frozenset(tensor.consumers) & low
         writer = frozenset(tensor.producers) & low
         if readers:
-            noise = problem.observations.noise.get(tensor.name, 0.0)
-            units.append(Unit(readers | writer, writer - readers, noise))
+            noise = problem.observations.nsr.get(tensor.name, 0.0)
+            units.append(FallbackGroup(readers | writer, writer - readers, noise))
     covered = {op for unit in units for op in unit.ops}
-    units.extend(Unit(frozenset({op})) for op in problem.space.decided if op in low - covered)
-    units.extend(Unit(frozenset({op})) for op in sorted(helped - low))
+    units.extend(
+        FallbackGroup(frozenset({op})) for op in problem.space.tunable_ops if op in low - covered
+    )
+    units.extend(FallbackGroup(frozenset({op})) for op in sorted(helped - low))
     kept = [unit for unit in units if not helped or unit.ops & helped]
     return sorted(kept, key=lambda unit: -unit.noise)
 
 
 def op_by_op(
-    problem: TuningProblem, base: PrecisionPlan, units: list[Unit], target: Precision
+    problem: TuningProblem, base: PrecisionPlan, units: list[FallbackGroup], target: Precision
 ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
     """Raise one unit after the other, those before included; whether the target was met."""
     space = problem.space
     if not any(unit.noise for unit in units):
         units = yield from _ranked_by_trial(problem, base, units, target)
     plan, least_harm = base, float("inf")
-    useful: list[Unit] = []
+    useful: list[FallbackGroup] = []
     for count, unit in enumerate(units, start=1):
         plan = at_precision(space, plan, unit.ops, target)
-        if not space.resolve(plan).lowers:
+        if not space.resolve(plan).has_low_precision:
             # The last unit may be all that the useful ones lack.
             return (yield from _only_these(problem, base, [*useful, unit], units, target))
         (trial,) = yield [plan]
-        if trial.harm < least_harm:
+        if trial.ranking_loss < least_harm:
             useful.append(unit)
-            least_harm = trial.harm
+            least_harm = trial.ranking_loss
         if trial.met:
             if not (yield from _only_these(problem, base, useful, units[:count], target)):
                 yield from _lower_producers(space, base, plan, units[:count])
@@ -260,8 +262,8 @@ def op_by_op(
 def _only_these(
     problem: TuningProblem,
     base: PrecisionPlan,
-    useful: list[Unit],
-    raised: list[Unit],
+    useful: list[FallbackGroup],
+    raised: list[FallbackGroup],
     target: Precision,
 ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
     """With only those units raised that lessened the harm, then without their writers.
@@ -270,7 +272,7 @@ def _only_these(
         Whether a plan tried here met the target.
     """
     plan = at_precision(problem.space, base, (op for unit in useful for op in unit.ops), target)
-    fewer = len(useful) < len(raised) and problem.space.resolve(plan).lowers
+    fewer = len(useful) < len(raised) and problem.space.resolve(plan).has_low_precision
     if fewer:
         (trial,) = yield [plan]
         if not trial.met:
@@ -280,17 +282,17 @@ def _only_these(
 
 
 def _ranked_by_trial(
-    problem: TuningProblem, base: PrecisionPlan, units: list[Unit], target: Precision
-) -> Generator[list[PrecisionPlan], list[Trial], list[Unit]]:
+    problem: TuningProblem, base: PrecisionPlan, units: list[FallbackGroup], target: Precision
+) -> Generator[list[PrecisionPlan], list[Trial], list[FallbackGroup]]:
     """Where calibration says nothing of impact: raise each unit alone and see."""
     harms = []
     for unit in units:
         plan = at_precision(problem.space, base, unit.ops, target)
-        if not problem.space.resolve(plan).lowers:
+        if not problem.space.resolve(plan).has_low_precision:
             harms.append(float("inf"))
             continue
         (trial,) = yield [plan]
-        harms.append(trial.harm)
+        harms.append(trial.ranking_loss)
         if trial.met:
             return [unit]
     order = sorted(range(len(units)), key=harms.__getitem__)
@@ -298,7 +300,7 @@ def _ranked_by_trial(
 
 
 def _lower_producers(
-    space: TuningSpace, base: PrecisionPlan, plan: PrecisionPlan, raised: list[Unit]
+    space: TuningSpace, base: PrecisionPlan, plan: PrecisionPlan, raised: list[FallbackGroup]
 ) -> Generator[list[PrecisionPlan], list[Trial], bool]:
     """Lower again what only wrote the tensors that are now float, in one try; whether it met."""
     readers = {op for unit in raised for op in unit.ops - unit.producers}

@@ -7,13 +7,13 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
 from neural_mp.errors import ConfigurationError
-from neural_mp.strategies.optuna_search import Sampled
+from neural_mp.strategies.optuna_search import OptunaStrategy
 
 if TYPE_CHECKING:
     import optuna
 
 
-class Bayesian(Sampled):
+class Bayesian(OptunaStrategy):
     """The strategy Intel Neural Compressor calls `bayesian`: Bayesian optimization.
 
     1. Everything as low as it can, then plans at random, 10 in all.

@@ -8,7 +8,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.space import ResolvedPlan, TuningSpace
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
-from neural_mp.strategies.basic import at_precision, low_ops
+from neural_mp.strategies.basic import at_precision, lowered_ops
 from neural_mp.strategies.decisions import Decision
 
 #: What op types are called that have their turn first, in this order, in all frameworks' words.
@@ -36,7 +36,7 @@ class Conservative(Strategy):
     def search(self, problem: TuningProblem) -> Search:
         """See the class."""
         space = problem.space
-        kept = PrecisionPlan(dict.fromkeys(space.decided, FP32))
+        kept = PrecisionPlan(dict.fromkeys(space.tunable_ops, FP32))
         types = _decisions_by_type(space)
         tried: set[ResolvedPlan] = set()
         for precision in space.usable_precisions:
@@ -45,17 +45,17 @@ class Conservative(Strategy):
             for decisions in types:
                 plan = at_precision(space, kept, _open(problem, kept, decisions), precision)
                 resolved = space.resolve(plan)
-                if resolved in tried or not resolved.lowers:
+                if resolved in tried or not resolved.has_low_precision:
                     continue
                 tried.add(resolved)
                 (trial,) = yield [plan]
-                if trial.accurate:
+                if trial.meets_accuracy:
                     kept = plan
 
 
 def _decisions_by_type(space: TuningSpace) -> list[list[Decision]]:
     """The decisions of each op type, in the order of their turns."""
-    counts = Counter(space.graph[op].type for op in space.decided)
+    counts = Counter(space.graph[op].type for op in space.tunable_ops)
 
     def turn(op_type: str) -> tuple[int, int, str]:
         words = op_type.lower()
@@ -64,12 +64,12 @@ def _decisions_by_type(space: TuningSpace) -> list[list[Decision]]:
 
     order = {op_type: index for index, op_type in enumerate(sorted(counts, key=turn))}
     by_type: list[list[Decision]] = [[] for _ in order]
-    for ops in space.decisions:
+    for ops in space.decision_groups:
         by_type[min(order[space.graph[op].type] for op in ops)].append(ops)
     return by_type
 
 
 def _open(problem: TuningProblem, plan: PrecisionPlan, decisions: list[Decision]) -> list[str]:
     """The ops of those decisions that a plan has nothing of in a lower precision."""
-    low = set(low_ops(problem, plan))
+    low = set(lowered_ops(problem, plan))
     return [op for ops in decisions if low.isdisjoint(ops) for op in ops]

@@ -11,7 +11,7 @@ from neural_mp.core.precision import Precision
 from neural_mp.core.trial import Trial
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import TuningProblem
-from neural_mp.strategies.basic import at_precision, low_ops
+from neural_mp.strategies.basic import at_precision, lowered_ops
 
 #: Ops that move together (see `TuningSpace.decisions`).
 Decision = tuple[str, ...]
@@ -19,15 +19,15 @@ Decision = tuple[str, ...]
 
 def low_decisions(problem: TuningProblem, plan: PrecisionPlan) -> list[Decision]:
     """The decisions that a plan has in a lower precision, in the graph's order."""
-    low = set(low_ops(problem, plan))
-    return [ops for ops in problem.space.decisions if not low.isdisjoint(ops)]
+    low = set(lowered_ops(problem, plan))
+    return [ops for ops in problem.space.decision_groups if not low.isdisjoint(ops)]
 
 
 def noise_read(problem: TuningProblem, ops: Iterable[str]) -> float:
     """The noise that calibration saw in the quantized tensors that some ops read."""
     readers = set(ops)
     return sum(
-        problem.observations.noise.get(tensor.name, 0.0)
+        problem.observations.nsr.get(tensor.name, 0.0)
         for tensor in problem.space.tensors
         if not readers.isdisjoint(tensor.consumers)
     )
@@ -55,7 +55,7 @@ def output_noises(
     return noises
 
 
-def fall_back_in_turn(
+def fall_back_one_by_one(
     problem: TuningProblem,
     base: PrecisionPlan,
     order: Sequence[Decision],
@@ -77,7 +77,7 @@ def fall_back_in_turn(
     for ops in order:
         plan = at_precision(problem.space, plan, ops, target)
         resolved = problem.space.resolve(plan)
-        if not resolved.lowers:
+        if not resolved.has_low_precision:
             return False
         if resolved == before:
             continue
@@ -108,7 +108,7 @@ def plan_of(space: TuningSpace, combination: Combination) -> PrecisionPlan:
     for precision in dict.fromkeys(combination):
         chosen = (
             op
-            for ops, level in zip(space.decisions, combination, strict=True)
+            for ops, level in zip(space.decision_groups, combination, strict=True)
             if level is precision
             for op in ops
         )

@@ -41,10 +41,10 @@ class Exhaustive(Strategy):
 
 def _all_plans(space: TuningSpace) -> Iterator[PrecisionPlan]:
     tried: set[ResolvedPlan] = set()
-    for combination in combinations([levels(space, ops) for ops in space.decisions]):
+    for combination in combinations([levels(space, ops) for ops in space.decision_groups]):
         plan = plan_of(space, combination)
         resolved = space.resolve(plan)
         # Two combinations are one plan where an op has nothing to follow.
-        if resolved not in tried and resolved.lowers:
+        if resolved not in tried and resolved.has_low_precision:
             tried.add(resolved)
             yield plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.strategies.basic import fallback_precisions
 from neural_mp.strategies.decisions import (
-    fall_back_in_turn,
+    fall_back_one_by_one,
     low_decisions,
     noise_read,
 )
@@ -38,7 +38,7 @@ class HawqV2(Strategy):
             ConversionError: the framework has no gradients.
         """
         base = problem.space.fastest_plan()
-        if not problem.space.resolve(base).lowers:
+        if not problem.space.resolve(base).has_low_precision:
             return
         (trial,) = yield [base]
         if trial.met:
@@ -50,5 +50,5 @@ class HawqV2(Strategy):
 
         order = sorted(low_decisions(problem, base), key=worst_first)
         for target in fallback_precisions(problem):
-            if (yield from fall_back_in_turn(problem, base, order, target)):
+            if (yield from fall_back_one_by_one(problem, base, order, target)):
                 return

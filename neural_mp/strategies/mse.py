@@ -8,10 +8,10 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.trial import Trial
 from neural_mp.strategies.base import TuningProblem
-from neural_mp.strategies.basic import Basic, low_ops
+from neural_mp.strategies.basic import Basic, lowered_ops
 from neural_mp.strategies.decisions import (
     Decision,
-    fall_back_in_turn,
+    fall_back_one_by_one,
     low_decisions,
     noise_read,
     output_noises,
@@ -48,12 +48,12 @@ class Mse(Basic):
         low = low_decisions(problem, base)
         decisions = [ops for ops in low if not helped or not helped.isdisjoint(ops)]
         # Types that only follow others into 16 bits may have helped, too.
-        decisions += [(op,) for op in sorted(helped.difference(low_ops(problem, base)))]
+        decisions += [(op,) for op in sorted(helped.difference(lowered_ops(problem, base)))]
         scores = _scores(problem, base, decisions)
         if not any(scores.values()):
             return (yield from super().by_op(problem, base, helped, target))
         order = sorted(decisions, key=lambda ops: -scores[ops])
-        return (yield from fall_back_in_turn(problem, base, order, target))
+        return (yield from fall_back_one_by_one(problem, base, order, target))
 
 
 def _scores(
@@ -71,4 +71,4 @@ def _alone(problem: TuningProblem, base: PrecisionPlan, ops: Decision) -> Precis
     """A plan with only these ops as low as they are in the base."""
     effective = problem.space.resolve(base).effective
     low = {op: base.get(op) or OpConfig(effective[op]) for op in ops}
-    return PrecisionPlan({**dict.fromkeys(problem.space.decided, FP32), **low})
+    return PrecisionPlan({**dict.fromkeys(problem.space.tunable_ops, FP32), **low})

@@ -46,7 +46,7 @@ class MseV2(Strategy):
         """See the class."""
         base = problem.space.fastest_plan()
         resolved = problem.space.resolve(base)
-        if not resolved.lowers:
+        if not resolved.has_low_precision:
             return
         (trial,) = yield [base]
         if trial.met:
@@ -73,7 +73,7 @@ def _fall_back(
         raised.append(ops)
         plan = moved[ops]
         resolved = space.resolve(plan)
-        if not resolved.lowers:
+        if not resolved.has_low_precision:
             break
         if resolved in tried:
             continue

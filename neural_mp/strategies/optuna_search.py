@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     import optuna
 
 #: Plans in a row that may be no better than the best before, until the search ends.
-_PATIENCE = 20
+_MAX_TRIALS_WITHOUT_GAIN = 20
 
 
-class Sampled(Strategy):
+class OptunaStrategy(Strategy):
     """A search with one categorical variable per decision: its precision.
 
     The first plan has everything as low as it can; the sampler draws all others. A plan that was
@@ -53,23 +53,23 @@ class Sampled(Strategy):
 
     def search(self, problem: TuningProblem) -> Search:
         """See the class."""
-        if not problem.space.decisions:
+        if not problem.space.decision_groups:
             return
-        draws = _Draws(problem.space, self.sampler(problem.seed), self.repeats)
+        draws = _Study(problem.space, self.sampler(problem.seed), self.repeats)
         best, in_vain = inf, 0
-        while in_vain < _PATIENCE:
+        while in_vain < _MAX_TRIALS_WITHOUT_GAIN:
             drawn = draws.several(self.round_size)
             if not drawn:
                 return
             trials = yield [plan for _, plan in drawn]
             for (draw, _), trial in zip(drawn, trials, strict=True):
-                value = told(problem, trial)
+                value = objective_value(problem, trial)
                 draws.tell(draw, value)
                 in_vain = 0 if value < best else in_vain + 1
                 best = min(best, value)
 
 
-class _Draws:
+class _Study:
     """A study in memory, from which every plan comes once."""
 
     def __init__(
@@ -80,7 +80,7 @@ class _Draws:
         with quiet_optuna():
             self._study = optuna.create_study(study_name="plans", sampler=sampler)
         self._space, self._repeats = space, repeats
-        self._levels = {ops[0]: levels(space, ops) for ops in space.decisions}
+        self._levels = {ops[0]: levels(space, ops) for ops in space.decision_groups}
         self._variables: dict[str, optuna.distributions.BaseDistribution] = {
             name: optuna.distributions.CategoricalDistribution([str(level) for level in choices])
             for name, choices in self._levels.items()
@@ -128,18 +128,18 @@ class _Draws:
         self._drawn.add(combination)
         plan = plan_of(self._space, combination)
         resolved = self._space.resolve(plan)
-        if resolved in self._tried or not resolved.lowers:
+        if resolved in self._tried or not resolved.has_low_precision:
             return None
         self._tried.add(resolved)
         return plan
 
 
-def told(problem: TuningProblem, trial: Trial) -> float:
+def objective_value(problem: TuningProblem, trial: Trial) -> float:
     """What a sampler is told of a trial (see `Sampled`)."""
-    if not trial.accurate:
-        return 1.0 + squashed(trial.harm)
-    cost = trial.cost(problem.objectives)
-    return squashed(cost if cost < inf else _share_of_bits(trial.plan, problem.space.decided))
+    if not trial.meets_accuracy:
+        return 1.0 + squashed(trial.ranking_loss)
+    cost = trial.relative_cost(problem.objectives)
+    return squashed(cost if cost < inf else _share_of_bits(trial.plan, problem.space.tunable_ops))
 
 
 def _share_of_bits(plan: PrecisionPlan, decided: tuple[str, ...]) -> float:

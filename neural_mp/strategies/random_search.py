@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from neural_mp.strategies.optuna_search import Sampled
+from neural_mp.strategies.optuna_search import OptunaStrategy
 
 if TYPE_CHECKING:
     import optuna
 
 
-class RandomSearch(Sampled):
+class RandomSearch(OptunaStrategy):
     """The strategy Intel Neural Compressor calls `random`: every decision by itself, at random.
 
     1. Everything as low as it can.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
-from neural_mp.search.cost_model import Figures, cost_model
+from neural_mp.search.cost_model import CostInputs, cost_model
 from neural_mp.space import TuningSpace
 from neural_mp.strategies.base import Probe
 from neural_mp.strategies.basic import at_precision
@@ -21,7 +21,7 @@ _FASTER = 0.99
 
 
 def neighbours(
-    space: TuningSpace, plan: PrecisionPlan, figures: Figures, may_lower: bool
+    space: TuningSpace, plan: PrecisionPlan, figures: CostInputs, may_lower: bool
 ) -> list[PrecisionPlan]:
     """Return the plans that differ from a plan in one decision, fastest by single ops first.
 
@@ -38,7 +38,7 @@ def neighbours(
 
 def _changed(space: TuningSpace, plan: PrecisionPlan, may_lower: bool) -> Iterator[PrecisionPlan]:
     precisions = plan.precisions
-    for ops in space.decisions:
+    for ops in space.decision_groups:
         bits = max(precisions.get(op, Precision.FP32).bits for op in ops)
         for level in levels(space, ops):
             if level.bits > bits or (may_lower and level.bits < bits):
@@ -62,14 +62,14 @@ def fastest_nearby(
         measured.
     """
     for _ in range(_MAX_ROUNDS):
-        faster = _faster(probe, plan, candidates(plan))
+        faster = _search_faster(probe, plan, candidates(plan))
         if faster is None or faster == plan:
             return faster
         plan = faster
     return plan
 
 
-def _faster(
+def _search_faster(
     probe: Probe, plan: PrecisionPlan, candidates: Sequence[PrecisionPlan]
 ) -> PrecisionPlan | None:
     if not candidates:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from neural_mp.strategies.optuna_search import Sampled
+from neural_mp.strategies.optuna_search import OptunaStrategy
 
 if TYPE_CHECKING:
     import optuna
 
 
-class Tpe(Sampled):
+class Tpe(OptunaStrategy):
     """The strategy Intel Neural Compressor calls `tpe`: a Tree-structured Parzen Estimator.
 
     1. Everything as low as it can, then plans at random, 10 in all.

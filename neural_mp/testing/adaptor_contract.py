@@ -28,7 +28,7 @@ Convert = Callable[[PrecisionPlan], Any]
 def mixed(space: TuningSpace, seed: int) -> PrecisionPlan:
     """A plan that has every op in one of its forms, drawn at random."""
     draw = np.random.default_rng(seed)
-    forms = {op: space.capabilities[op].configs for op in space.decided}
+    forms = {op: space.capabilities[op].configs for op in space.tunable_ops}
     return PrecisionPlan({op: found[draw.integers(len(found))] for op, found in forms.items()})
 
 

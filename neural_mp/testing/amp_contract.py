@@ -91,7 +91,7 @@ class AmpContract(OnDigits):
     def space(self, net, images):
         adaptor = adaptor_for(net)
         model = adaptor.load(net, example=images)
-        lists = {p: canonical_lists(p).translated(adaptor.kinds) for p in SIXTEEN}
+        lists = {p: canonical_lists(p).translated(adaptor.op_kinds) for p in SIXTEEN}
         return adaptor, adaptor.space(model, machine(*SIXTEEN), lists)
 
     def test_canonical_lists_colour_the_net_alike(self, net, images):

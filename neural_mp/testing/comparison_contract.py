@@ -11,7 +11,7 @@ import pytest
 
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
-from neural_mp.core.int8_accumulation import KernelKind, weight_limit, weight_spec
+from neural_mp.core.int8_accumulation import KernelKind, weight_qmax, weight_quant_spec
 from neural_mp.core.precision import Precision
 from neural_mp.testing.fixtures import OnDigits, Split, machine, signal_to_noise, uniform
 from neural_mp.testing.products_contract import whole_numbers
@@ -100,8 +100,8 @@ class ComparisonContract(OnDigits):
         weight, bias = self.first_layer(source)
         image, size = made.scales(made.graph.inputs[0])
         out_scale, out_zero = made.scales(made.relus[0])
-        products = made.adaptor.kernel_products(machine())[KernelKind.CONVOLUTION]
-        whole, steps = whole_numbers(weight, weight_limit(weight_spec(products)))
+        products = made.adaptor.int8_accumulation(machine())[KernelKind.CONVOLUTION]
+        whole, steps = whole_numbers(weight, weight_qmax(weight_quant_spec(products)))
         given = self.channels_first(images)
         stored = integers(given, image, size) - size
         sums = convolved(stored, whole) * (image * steps)[:, None, None]

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neural_mp.adaptors.common.corrections import repaired, scored_repairs
+from neural_mp.adaptors.common.corrections import apply_corrections, score_corrections
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.replay import convert_with_plan
 from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.errors import PlanError
-from neural_mp.search.corrections import best_repairs, noise_after_repairs, with_repairs
+from neural_mp.search.corrections import best_corrections, corrected_nsr, with_corrections
 from neural_mp.testing.fixtures import OnDigits, Split, machine, signal_to_noise, uniform
 
 INT8 = Precision.INT8
@@ -32,10 +32,10 @@ class RepairCase:
         self.model = self.adaptor.load(source, example=images)
         self.space = self.adaptor.space(self.model, MACHINE).restricted_to([INT8])
         seen = self.adaptor.observe(self.model, [images], self.space)
-        self.observed = scored_repairs(self.adaptor, self.model, self.space, seen)
+        self.observed = score_corrections(self.adaptor, self.model, self.space, seen)
         self.plain = uniform(self.space, INT8)
-        self.best = best_repairs(self.observed)
-        self.mended = with_repairs(self.plain, self.space, self.best)
+        self.best = best_corrections(self.observed)
+        self.mended = with_corrections(self.plain, self.space, self.best)
         self.reference = self.run(self.model)
 
     def run(self, model: object) -> np.ndarray:
@@ -49,10 +49,10 @@ class RepairCase:
     def in_fp32(self, plan: PrecisionPlan) -> Any:
         """The model with the repairs of a plan and nothing rounded."""
         resolved = self.space.resolve(plan).plan
-        return repaired(self.adaptor, self.model, resolved, self.observed, self.space)[0]
+        return apply_corrections(self.adaptor, self.model, resolved, self.observed, self.space)[0]
 
     def asking(self, op: str, *repairs: str) -> PrecisionPlan:
-        return self.plain.replacing({op: replace(self.plain[op], repairs=repairs)})
+        return self.plain.replacing({op: replace(self.plain[op], corrections=repairs)})
 
 
 class RepairContract(OnDigits):
@@ -102,7 +102,7 @@ class RepairContract(OnDigits):
         assert sorted(len(ops) for ops in readers) == [1, 1, 2]
 
     def test_the_noise_that_is_predicted_falls(self, case):
-        after = noise_after_repairs(case.observed, case.best)
+        after = corrected_nsr(case.observed, case.best)
         for tensor in case.best:
             assert after[tensor] < 0.1 * case.observed.noise[tensor]
 
@@ -110,7 +110,7 @@ class RepairContract(OnDigits):
     def test_in_fp32_the_model_stays_as_it_was(self, case, repair):
         able = {t: repair for t in case.best if repair in case.observed.repaired[t]}
         assert len(able) == (3 if repair == "smooth" else 2)  # a norm has no inputs to equalize by
-        model = case.in_fp32(with_repairs(case.plain, case.space, able))
+        model = case.in_fp32(with_corrections(case.plain, case.space, able))
         assert signal_to_noise(case.reference, case.run(model)) > 100
 
     def test_in_int8_much_is_gained(self, case):
@@ -130,7 +130,7 @@ class RepairContract(OnDigits):
         path.write_text(case.mended.to_yaml(observations=case.observed))
         plan, observed = load_plan_file(path)
         assert plan == case.mended
-        assert any(config.repairs for config in plan.values())
+        assert any(config.corrections for config in plan.values())
         assert observed == case.observed
         replayed = convert_with_plan(case.source, path, inputs=(case.images,), hardware=MACHINE)
         converted = case.run(case.convert(case.mended))
@@ -144,7 +144,7 @@ class RepairContract(OnDigits):
 
     def test_a_corrected_bias_takes_the_mean_error_away(self, normed, images):
         case = RepairCase(normed, images)
-        (dense,) = case.space.decided
+        (dense,) = case.space.tunable_ops
         plans = [case.asking(dense, "smooth"), case.asking(dense, "smooth", "bias_correction")]
         errors = [case.run(case.convert(plan)) - case.reference for plan in plans]
         before, after = (np.abs(error.reshape(-1, error.shape[-1]).mean(0)) for error in errors)
@@ -160,15 +160,15 @@ class RepairContract(OnDigits):
 
     def test_a_repair_of_what_is_no_layer_is_refused_by_name(self, case):
         passing = next(op.name for op in case.space.graph if op.quantize_agnostic)
-        plan = case.plain.replacing({passing: OpConfig(INT8, repairs=("smooth",))})
+        plan = case.plain.replacing({passing: OpConfig(INT8, corrections=("smooth",))})
         with pytest.raises(PlanError, match=passing):
             case.convert(plan)
 
     @pytest.mark.parametrize("kind", ["residual", "two_outputs"])
     def test_what_is_added_or_given_out_is_never_scaled(self, request, images, kind):
         case = RepairCase(request.getfixturevalue(kind), images)
-        assert not case.observed.repaired
-        second = case.space.decided[1]
+        assert not case.observed.corrected_nsr
+        second = case.space.tunable_ops[1]
         for repair in ("equalize", "smooth"):
             with pytest.raises(PlanError, match=second):
                 case.convert(case.asking(second, repair))

@@ -19,7 +19,7 @@ from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.optimized_model import OptimizedModel
 from neural_mp.api.replay import convert_with_plan
-from neural_mp.core.int8_accumulation import ByteProducts, KernelKind
+from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConversionError, ModelLoadError
 from neural_mp.runs.report import Report
@@ -86,7 +86,7 @@ class DeploymentContract(OnDigits):
             adaptor = adaptor_for(net)
             model = adaptor.load(net, example=images)
             # The adaptor is asked, not the face, which refuses what cannot be checked here.
-            space = adaptor.space(model, machine().converting_for(target))
+            space = adaptor.space(model, machine().for_target(target))
             observed = adaptor.observe(model, [digits[0].images[:100]], space)
             plan = space.resolve(uniform(space, INT8))
             converted = adaptor.convert(model, plan, observed, space)
@@ -128,12 +128,12 @@ class DeploymentContract(OnDigits):
         kind = type(made.result.adaptor)
 
         def saturating(self: Any, hardware: Any) -> Any:
-            return dict.fromkeys(KernelKind, ByteProducts.SATURATING)
+            return dict.fromkeys(KernelKind, Int8Accumulation.SATURATING)
 
         def refused(model: Any) -> Any:
             raise ConversionError("its weights are not known")
 
-        monkeypatch.setattr(kind, "kernel_products", saturating)
+        monkeypatch.setattr(kind, "int8_accumulation", saturating)
         offered = replace(kind.portability, right_everywhere=refused)
         monkeypatch.setattr(kind, "portability", offered)
         with pytest.raises(ModelLoadError, match=r"saturate.*weights are not known.*'portable'"):
@@ -148,7 +148,7 @@ class DeploymentContract(OnDigits):
         specs = [str(c.weight) for c in result.plan.values() if c.approach == "static" and c.weight]
         assert specs
         assert sum("reduced_range" in spec for spec in specs) >= len(specs) - 2  # but depthwise
-        assert result.right_on == "every CPU"
+        assert result.exact_on == "every CPU"
 
     def test_a_plan_of_another_machine_is_replayed_with_weights_that_are_right(
         self, net, made_for, tmp_path
@@ -160,7 +160,7 @@ class DeploymentContract(OnDigits):
         )
         (words,) = replayed.report.warnings
         assert "another range" in words
-        assert replayed.right_on == "every CPU"
+        assert replayed.exact_on == "every CPU"
         assert signal_to_noise(made.reference, np.asarray(replayed(made.images))) > LEAST
 
     def test_a_plan_with_reduced_weights_replays_as_it_says_on_every_machine(

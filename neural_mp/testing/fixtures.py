@@ -34,7 +34,7 @@ def signal_to_noise(reference: np.ndarray, given: np.ndarray) -> float:
 def uniform(space: TuningSpace, precision: Precision) -> PrecisionPlan:
     """Every decided op in a precision where it can run in it, the rest in FP32."""
     return PrecisionPlan(
-        {op: space.capabilities[op].config(precision) or FP32 for op in space.decided}
+        {op: space.capabilities[op].config(precision) or FP32 for op in space.tunable_ops}
     )
 
 

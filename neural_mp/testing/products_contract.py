@@ -137,7 +137,7 @@ class ProductsContract:
         adaptor = adaptor_named(self.framework)
         model = adaptor.load(source, example=(x,))
         space = adaptor.space(model, hardware or machine()).with_int8([Approach(approach)])
-        plan = {op: space.choice(op, INT8) or FP32 for op in space.decided}
+        plan = {op: space.choice(op, INT8) or FP32 for op in space.tunable_ops}
         observed = adaptor.observe(model, [(x,)], space)
         converted = adaptor.convert(model, space.resolve(PrecisionPlan(plan)), observed, space)
         specs = {config.weight for config in plan.values() if config.weight is not None}
@@ -168,7 +168,7 @@ class ProductsContract:
         """The promise above is worth something: a wide weight shows what the processor does."""
         case = CASES["dense"]
         x, _ = stored_input(case.input_shape, True)
-        other = replace(machine().converting_for("vnni"))
+        other = replace(machine().for_target("vnni"))
         source = self.source(case, weight_for(case, True))
         adaptor, model, wide, limit = self.converted(source, x, "static", other)
         assert limit == 127
@@ -176,7 +176,7 @@ class ProductsContract:
         _, _, right, _ = self.converted(copy.copy(source), x, "static")
         reference = adaptor.predict(model, (x,))
         off = np.abs(adaptor.predict(wide, (x,)) - reference).max() / np.abs(reference).max()
-        exact = adaptor.kernel_products(machine())["dense"] == "exact"
+        exact = adaptor.int8_accumulation(machine())["dense"] == "exact"
         assert (off < 0.02) == exact
         mended = adaptor.portability.right_everywhere(wide)
         assert not adaptor.portability.wide_kernels(mended)

@@ -13,9 +13,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from neural_mp.adaptors.trainable import Gradients, TrainedLayer, Trainee
+from neural_mp.adaptors.trainable import Gradients, TrainableModel, TrainedLayer
 from neural_mp.core.hardware import detect
-from neural_mp.core.numerics_trace import first_trouble
+from neural_mp.core.numerics_trace import first_non_finite
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.errors import ConfigurationError, DataError, TrainingError
 from neural_mp.training.advice_report import Advice, LayerAdvice
@@ -25,13 +25,13 @@ from neural_mp.tuning.batches import Batches
 
 #: How often the gradients are looked at along a run. Weights as they are at first lie: some
 #: dangers show only after a while, and some are gone by then.
-_POINTS = 10
+_NUM_GRADIENT_PROBES = 10
 #: How many times below the limit the noise of layers is that are harmless together.
 _HARMLESS = 10
 #: Of how many kept layers each is tried once more, whether it must be.
 _PRUNED = 16
 #: How many kept layers are many, if they are a third of all.
-_MANY = 4
+_MANY_KEPT_LAYERS = 4
 _TASK = "looking for layers to keep in float32"
 #: The loss scales that a pass is tried with, until its gradients are finite: loss scaling would
 #: find one of them. Those of BF16 need none.
@@ -98,7 +98,7 @@ def advise(
                 lambda count: bar.update(task, description=f"{_TASK}, pass {count}"),
             )
             for step, batch in zip(range(steps + 1), stream, strict=False):
-                if step * _POINTS % max(steps, 1) < _POINTS:
+                if step * _NUM_GRADIENT_PROBES % max(steps, 1) < _NUM_GRADIENT_PROBES:
                     search.look(batch, step)
                 if step < steps:
                     search.train(batch, step)
@@ -122,7 +122,7 @@ class _Search:
         on_pass: told of every pass that compares, with their number so far.
     """
 
-    trainee: Trainee
+    trainee: TrainableModel
     precision: Precision
     limit: float
     on_pass: Callable[[int], None]
@@ -153,7 +153,7 @@ class _Search:
         reference = self.trainee.gradients(batch, (), 1.0)
         self.passes += 1
         if not reference.finite:
-            found = first_trouble(self.trainee.seen(batch, (), 1.0))
+            found = first_non_finite(self.trainee.seen(batch, (), 1.0))
             raise TrainingError(
                 f"in float32 itself, gradients are not finite at step {step}"
                 + (f": {found}" if found else "")
@@ -256,7 +256,7 @@ class _Search:
         scale = _SCALES[self.precision][-1]
         self.passes += 1
         try:
-            found = first_trouble(self.trainee.seen(batch, {name}, scale))
+            found = first_non_finite(self.trainee.seen(batch, {name}, scale))
         except (DataError, ConfigurationError) as error:
             return f"with it in {self.precision}, {error}"
         words = f"gradients are not finite with it in {self.precision}"
@@ -278,7 +278,7 @@ class _Search:
     def _many_are_kept(self) -> tuple[str, ...]:
         """What to know where many layers are kept, and even all together do not break the whole."""
         kept = sum(layer.keep for layer in self.layers.values())
-        if kept < _MANY or kept * 3 < len(self.layers) or self.unsettled == 0:
+        if kept < _MANY_KEPT_LAYERS or kept * 3 < len(self.layers) or self.unsettled == 0:
             return ()
         share = 100 * math.sqrt(self.unsettled)
         return (

@@ -6,7 +6,7 @@ import importlib
 
 from neural_mp.adaptors import registry
 from neural_mp.adaptors.detect import FRAMEWORKS
-from neural_mp.core.numerics_trace import ModelPass, NonFinite, first_trouble
+from neural_mp.core.numerics_trace import ModelTrace, NonFinite, first_non_finite
 from neural_mp.errors import UnknownFrameworkError
 from neural_mp.training.device_list import TRAINING_FRAMEWORKS
 
@@ -37,8 +37,8 @@ def first_nonfinite(
     """
     home = training_home(model)
     passes = importlib.import_module(f"{home}.numerics_trace")
-    seen: ModelPass = passes.model_pass(model, batch, loss, loss_scale)
-    return first_trouble(seen)
+    seen: ModelTrace = passes.model_pass(model, batch, loss, loss_scale)
+    return first_non_finite(seen)
 
 
 def training_home(model: object) -> str:

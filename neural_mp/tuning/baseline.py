@@ -15,7 +15,7 @@ from neural_mp.runs.history import History
 from neural_mp.runs.record_schema import BASELINE_FIGURES
 from neural_mp.tuning.calibration_batches import Calibration
 from neural_mp.tuning.early_stopping import RunningValues
-from neural_mp.tuning.evaluator import Deadline, TimeUpError
+from neural_mp.tuning.evaluator import Deadline, DeadlineExceededError
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.metric_values import is_usable
@@ -79,7 +79,7 @@ def measured_baseline(
             "the FP32 accuracy is 0, of which no share can be lost: the tolerance is taken as "
             "an amount; check that the labels belong to the data"
         )
-    job.evaluator.know_baseline(known.get("metrics", {}), known.get("every", False))
+    job.evaluator.set_baseline(known.get("metrics", {}), known.get("every", False))
     if job.evaluator.targets:
         log.listener.metrics(known.get("metrics", {}), job.evaluator.targets)
     log.listener.baseline(known["accuracy"], criterion.target(known["accuracy"]))
@@ -133,7 +133,7 @@ def _first_baseline(
         "cpu_seconds": taken,
     }
     if evaluator.values:
-        found |= {"metrics": dict(evaluator.values), "every": evaluator.together.every}
+        found |= {"metrics": dict(evaluator.values), "every": evaluator.together.require_all}
     running = evaluator.running.to_dict()
     if witness is not None:
         kept = cache.scoped(data=witness.digest)
@@ -145,7 +145,7 @@ def _evaluated(job: TuningJob, deadline: Deadline) -> float:
     batches = job.evaluator.batches
     if batches is None:
         return job.evaluator(job.model, deadline)
-    with batches.blamed(passed_on=(TimeUpError,)):
+    with batches.blamed(passed_on=(DeadlineExceededError,)):
         return job.evaluator(job.model, deadline)
 
 
@@ -183,7 +183,9 @@ def _reached(job: TuningJob, seen: Observations, log: RunLog) -> AnyTunableModel
     A branch that no sample takes has no ranges.
     """
     space = job.space.reached_by(seen.ranges)
-    left = [op for op in job.space.decided if space.capabilities[op] != job.space.capabilities[op]]
+    left = [
+        op for op in job.space.tunable_ops if space.capabilities[op] != job.space.capabilities[op]
+    ]
     if not left:
         return job.model
     named = ", ".join(map(repr, left[:_MOST_NAMED])) + (", …" if len(left) > _MOST_NAMED else "")
@@ -223,7 +225,7 @@ def _seen_now(
 
     witness = Witness()
     inputs = data.inputs(before_each)
-    blamed = data.batches.blamed(passed_on=(TimeUpError,))
+    blamed = data.batches.blamed(passed_on=(DeadlineExceededError,))
     with log.phase("calibrate", "Calibrating", data.count), blamed:
         seen = job.model.calibrated(witness.watch(inputs) if cache.enabled else inputs).observations
     cache.scoped(data=witness.digest).put(_CALIBRATION, seen.to_dict())

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from neural_mp.util.string_enum import Word
+from neural_mp.util.string_enum import StringEnum
 
 
-class Reading(Word):
+class Reading(StringEnum):
     """A way to read the batches of a loader."""
 
     PAIR = "a pair of inputs and labels"

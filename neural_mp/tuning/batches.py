@@ -13,14 +13,14 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from neural_mp.common import Batch
-from neural_mp.errors import DataError, NeuralMPError, is_users_own, message_of, users_own
+from neural_mp.errors import DataError, NeuralMPError, is_users_own, mark_user_error, message_of
 from neural_mp.tuning.batch_reading import Reading, inputs_of_batch, readings_of
 from neural_mp.tuning.batch_slicing import part_of
-from neural_mp.util.batch_cache import KeptBatches
+from neural_mp.util.batch_cache import BatchCache
 from neural_mp.util.digest import DataDigest
 from neural_mp.util.labels import labels_of
 from neural_mp.util.text import shape_words, with_article
-from neural_mp.util.user_calls import UserCodeError, as_raised, is_misfit, misfit_words
+from neural_mp.util.user_calls import UserCodeError, as_raised, is_signature_mismatch, misfit_words
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Batches:
                 f"{name} must be a dataloader, a list of batches or a generator function, "
                 f"got {type(source).__name__}"
             )
-        self._source = KeptBatches(source, name, most) if isinstance(source, Iterator) else source
+        self._source = BatchCache(source, name, most) if isinstance(source, Iterator) else source
         self._first = self._given = None
         self._last: Callable[[], Any] = _nothing
 
@@ -118,7 +118,7 @@ class Batches:
         try:
             return call()
         except Exception as error:
-            self.raised = users_own(as_raised(error))
+            self.raised = mark_user_error(as_raised(error))
             if isinstance(self.raised, StopIteration):  # no generator lets it out
                 raise UserCodeError(self.raised) from error
             raise
@@ -129,7 +129,7 @@ class Batches:
         try:
             batches = iter(produced)
         except TypeError as error:
-            if is_misfit(error, iter, produced):
+            if is_signature_mismatch(error, iter, produced):
                 raise DataError(f"{self.name} cannot be walked: {error}") from error
             raise
         if batches is self._last():
@@ -163,7 +163,7 @@ class Batches:
             try:
                 produced = self._source()
             except TypeError as error:
-                if is_misfit(error, self._source):
+                if is_signature_mismatch(error, self._source):
                     raise DataError(misfit_words(error, self._source, f"{self.name}()")) from error
                 raise
             if not isinstance(produced, Iterable):

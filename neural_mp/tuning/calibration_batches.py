@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neural_mp.tuning.batches import Batches
-from neural_mp.util.pytree import count_samples
+from neural_mp.util.pytree import batch_size_of
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Calibration:
     @property
     def count(self) -> int:
         """Return the number of batches that are needed, judged by the first of them."""
-        total = -(-self.samples // max(1, count_samples(self.batches.first_inputs)))
+        total = -(-self.samples // max(1, batch_size_of(self.batches.first_inputs)))
         return min(total, len(self.batches)) if len(self.batches) else total
 
 
@@ -43,4 +43,4 @@ def limited(
             return
         before_each()
         yield inputs
-        seen += count_samples(inputs)
+        seen += batch_size_of(inputs)

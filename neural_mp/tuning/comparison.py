@@ -16,17 +16,17 @@ import numpy as np
 from neural_mp.adaptors.loaded_model import AnyModel
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.errors import ComparisonError
-from neural_mp.tuning.op_outputs import OpGroups
-from neural_mp.tuning.sqnr import LEAST_DECIBELS, USELESS
+from neural_mp.tuning.op_outputs import ChunkedOutputs
+from neural_mp.tuning.sqnr import LEAST_DECIBELS, MAX_NSR
 from neural_mp.util.display import displays
-from neural_mp.util.pytree import Array, count_samples, named_float_arrays
+from neural_mp.util.pytree import Array, batch_size_of, named_float_arrays
 from neural_mp.util.text import counted
 
 #: Decibels above which values count as equal: float32 itself rounds at about 140.
 EQUAL = 120.0
 #: By so many decibels an op must lie below all of its inputs to count as one where models part:
 #: half of its noise, at the least, then arises in it.
-CLEAR = 3.0
+MIN_DROP_DB = 3.0
 #: Numbers reduced at once.
 _BLOCK = 1 << 18
 
@@ -40,13 +40,13 @@ class Difference:
         sqnr: signal to quantization noise ratio in decibels, 10·log₁₀(Σa² / Σ(b - a)²); infinite
             where nothing differs, -90 where B holds what is no number, or A nothing but zeros.
         cosine: cosine similarity of all values; 1 where both are zero.
-        largest: the largest absolute difference; infinite where B holds what is no number.
+        max_abs_error: the largest absolute difference; infinite where B holds what is no number.
     """
 
     name: str
     sqnr: float
     cosine: float
-    largest: float
+    max_abs_error: float
 
     @property
     def noise(self) -> float:
@@ -67,21 +67,21 @@ class LayerDifference(Difference):
 
     Attributes:
         type: of the op, as the untouched model has it.
-        along: the ops before it that have no result in both models, such as a convolution that runs
-            in one kernel with the ReLU behind it, with their types.
+        fused_ops: preceding ops without a result in both models, with their types, e.g. a
+            convolution that runs in one kernel with its ReLU.
         inputs: the ops compared, or inputs of the model, that it depends on most nearly.
-        stored: the types that A and B have the result in.
-        fall: by how many decibels it lies below all of its inputs, ratios of 120 and more taken as
-            120; negative where it lies above one of them.
-        arising: its noise less the largest of its inputs, at least 0.
+        dtypes: the types that A and B have the result in.
+        sqnr_drop: decibels below the lowest of its inputs, ratios clipped at 120; negative if
+            above one of them.
+        introduced_nsr: its noise less the largest of its inputs, at least 0.
     """
 
     type: str
-    along: tuple[tuple[str, str], ...]
+    fused_ops: tuple[tuple[str, str], ...]
     inputs: tuple[str, ...]
-    stored: tuple[str, str]
-    fall: float
-    arising: float
+    dtypes: tuple[str, str]
+    sqnr_drop: float
+    introduced_nsr: float
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ class Comparison:
 
     def worst(self, count: int) -> tuple[LayerDifference, ...]:
         """The ops in which most noise arises, at most so many, in the order of the graph."""
-        ranked = sorted(self.layers, key=lambda layer: -layer.arising)[:count]
-        chosen = {layer.name for layer in ranked if layer.arising > 0}
+        ranked = sorted(self.layers, key=lambda layer: -layer.introduced_nsr)[:count]
+        chosen = {layer.name for layer in ranked if layer.introduced_nsr > 0}
         return tuple(layer for layer in self.layers if layer.name in chosen)
 
     def to_dict(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class _Sums:
     other: float = 0.0
     product: float = 0.0
     noise: float = 0.0
-    largest: float = 0.0
+    max_abs_error: float = 0.0
     broken: bool = False
 
     def take(self, one: Array, other: Array) -> None:
@@ -161,19 +161,19 @@ class _Sums:
             self.other += float(b @ b)
             self.product += float(a @ b)
             self.noise += float(difference @ difference)
-            self.largest = max(self.largest, float(np.abs(difference).max(initial=0)))
+            self.max_abs_error = max(self.max_abs_error, float(np.abs(difference).max(initial=0)))
 
     def difference(self, name: str) -> Difference:
         """The figures that follow."""
-        share = self.noise / self.signal if self.signal else USELESS if self.noise else 0.0
-        share = USELESS if self.broken else min(share, USELESS)
+        share = self.noise / self.signal if self.signal else MAX_NSR if self.noise else 0.0
+        share = MAX_NSR if self.broken else min(share, MAX_NSR)
         sizes = math.sqrt(self.signal) * math.sqrt(self.other)
         cosine = min(1.0, self.product / sizes) if sizes else 0.0
         return Difference(
             name,
             -10 * math.log10(share) if share else math.inf,
             cosine if self.noise else 1.0,
-            math.inf if self.broken else self.largest,
+            math.inf if self.broken else self.max_abs_error,
         )
 
 
@@ -206,10 +206,10 @@ class _Run:
     b: AnyModel
     graph: OpGraph
     left_out: dict[str, tuple[str, ...]]
-    groups: OpGroups
+    groups: ChunkedOutputs
     outputs: dict[str, _Sums] = field(default_factory=dict)
     layers: dict[str, _Sums] = field(default_factory=dict)
-    stored: dict[str, tuple[str, str]] = field(default_factory=dict)
+    dtypes: dict[str, tuple[str, str]] = field(default_factory=dict)
     batches: int = 0
     samples: int = 0
 
@@ -236,12 +236,12 @@ class _Run:
             "have other scales by a repair": tuple(op.name for op in both if op.name in rescaled),
         }
         whole = one if len(one) >= len(other) else other
-        return cls(a, b, whole, left_out, OpGroups(a, b, list(kept)))
+        return cls(a, b, whole, left_out, ChunkedOutputs(a, b, list(kept)))
 
     def take(self, inputs: object) -> None:
         """Run one batch."""
         self.batches += 1
-        self.samples += count_samples(inputs)
+        self.samples += batch_size_of(inputs)
         self._take_outputs(*(named_float_arrays(model(inputs)) for model in (self.a, self.b)))
         for op, one, other in self.groups.values(inputs):
             if one.real.shape != other.real.shape:
@@ -250,7 +250,7 @@ class _Run:
                     f"{list(other.real.shape)} in B; give two models of one origin"
                 )
             self.layers.setdefault(op, _Sums()).take(one.real, other.real)
-            self.stored[op] = one.stored, other.stored
+            self.dtypes[op] = one.stored, other.stored
 
     def _take_outputs(self, one: Mapping[str, Array], other: Mapping[str, Array]) -> None:
         # By position: what was saved and brought back may call its outputs otherwise.
@@ -291,11 +291,13 @@ class _Run:
         return LayerDifference(
             **asdict(own),
             type=op.type,
-            along=tuple((part.name, part.type) for part in along),
+            fused_ops=tuple((part.name, part.type) for part in along),
             inputs=op.inputs,
-            stored=self.stored[op.name],
-            fall=lowest - _capped(own.sqnr),
-            arising=max(0.0, own.noise - max((source.noise for source in read), default=0.0)),
+            dtypes=self.dtypes[op.name],
+            sqnr_drop=lowest - _capped(own.sqnr),
+            introduced_nsr=max(
+                0.0, own.noise - max((source.noise for source in read), default=0.0)
+            ),
         )
 
 
@@ -305,9 +307,9 @@ def _capped(sqnr: float) -> float:
 
 def _first(layers: Iterable[LayerDifference]) -> LayerDifference | None:
     """Where the models part; see `Comparison.first`."""
-    clear = [layer for layer in layers if layer.fall >= CLEAR]
+    clear = [layer for layer in layers if layer.sqnr_drop >= MIN_DROP_DB]
     low = (layer for layer in clear if layer.sqnr < LEAST_DECIBELS)
-    return next(low, max(clear, key=lambda layer: layer.fall, default=None))
+    return next(low, max(clear, key=lambda layer: layer.sqnr_drop, default=None))
 
 
 def _run_along(graph: OpGraph, compared: Collection[str]) -> dict[str, list[Op]]:

@@ -113,7 +113,7 @@ class RunningValues:
 _RUNNING = record({"values": list_of(optional(finite)), "samples": list_of(non_negative_integer)})
 
 
-def is_lost(
+def will_miss_target(
     baseline: RunningValues,
     candidate: RunningValues,
     criterion: AccuracyCriterion,

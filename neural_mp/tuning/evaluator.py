@@ -16,18 +16,18 @@ from neural_mp.errors import MetricError, NeuralMPError, message_of
 from neural_mp.runs.report import MetricFigures
 from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.early_stopping import RunningValues
-from neural_mp.tuning.metric_values import JudgedBatch, Together, number_of
+from neural_mp.tuning.metric_values import MetricAggregation, MetricBatch, as_scalar
 from neural_mp.util.digest import Witness
 from neural_mp.util.fingerprint import object_fingerprint
-from neural_mp.util.memory import MemoryWatch
-from neural_mp.util.pytree import count_samples
-from neural_mp.util.user_calls import UserCodeError, called
+from neural_mp.util.memory import MemoryGuard
+from neural_mp.util.pytree import batch_size_of
+from neural_mp.util.user_calls import UserCodeError, call_user
 
 #: How often, in one pass, it is asked whether the evaluation is lost.
-_LOOKS = 32
+_EARLY_STOP_CHECKS = 32
 
 
-class TimeUpError(Exception):
+class DeadlineExceededError(Exception):
     """The time limit passed; caught by the tuner, never seen by users."""
 
 
@@ -35,7 +35,7 @@ class NotSharedError(NeuralMPError):
     """An evaluation cannot be shared among workers after all; caught by whoever shares it."""
 
 
-class LostError(Exception):
+class TargetOutOfReachError(Exception):
     """What was seen of a candidate is enough to tell that it misses; caught by the assessor.
 
     Attributes:
@@ -57,7 +57,7 @@ class Deadline:
     def check(self) -> None:
         """Raise `TimeUpError` if the time is up; zero seconds set no limit."""
         if self.seconds and time.monotonic() - self.started > self.seconds:
-            raise TimeUpError
+            raise DeadlineExceededError
 
     def left(self) -> float:
         """Seconds until then, as another `Deadline` takes them; 0 where there is no limit."""
@@ -95,7 +95,7 @@ class Evaluator:
     on_batch: Callable[[], None] = lambda: None
     evaluations: int = 0
     running: RunningValues = field(default_factory=RunningValues)
-    together: Together = field(default_factory=Together)
+    together: MetricAggregation = field(default_factory=MetricAggregation)
     values: Mapping[str, float] = field(default_factory=dict)
     witness: Witness | None = None
 
@@ -120,14 +120,14 @@ class Evaluator:
             total += weight * best
         return total
 
-    def know_baseline(self, values: Mapping[str, float], every: bool) -> None:
+    def set_baseline(self, values: Mapping[str, float], every: bool) -> None:
         """Judge what comes by FP32's values, where there are several; by each if `every`."""
         self.together = self.together.with_baseline(values, every)
 
     @property
     def targets(self) -> Mapping[str, float]:
         """Name → the worst value accepted, where each of several metrics has to meet a target."""
-        return self.together.targets() if self.together.every else {}
+        return self.together.targets() if self.together.require_all else {}
 
     def figures(self, values: Mapping[str, float] | None) -> dict[str, MetricFigures]:
         """Name → figures of several metrics; with no values, those of FP32 as the result."""
@@ -149,7 +149,7 @@ class Evaluator:
         """A digest of what is done with predictions and labels; None where it cannot be told."""
         if self.eval_func is not None or self.batches is None:
             return None  # it reads data that nobody else sees
-        together = self.together.names, self.together.every
+        together = self.together.names, self.together.require_all
         return object_fingerprint((list(self.metrics), self.postprocess, together))
 
     def content(self, deadline: Deadline) -> str | None:
@@ -162,7 +162,7 @@ class Evaluator:
         assert self.batches is not None
         witness = Witness()
         pairs = witness.watch(self.batches.pairs())
-        while called(next, pairs, None) is not None:
+        while call_user(next, pairs, None) is not None:
             self.on_batch()
             deadline.check()
         return witness.digest
@@ -193,7 +193,7 @@ class Evaluator:
         self.values = {}
         if self.eval_func is not None:
             form = "eval_func(model)"
-            value = called(self.eval_func, model.native, form=form, kind=MetricError)
+            value = call_user(self.eval_func, model.native, form=form, kind=MetricError)
             result = self._scored({"eval_func": value}, [1.0])
         else:
             result = self._over_batches(
@@ -214,15 +214,17 @@ class Evaluator:
     ) -> float:
         self.running, unseen = RunningValues(), 0
         looks = all(getattr(metric, "running", False) for metric, _ in self.metrics)
-        looks = looks and not self.together.every  # a loss against a baseline is no running value
+        looks = (
+            looks and not self.together.require_all
+        )  # a loss against a baseline is no running value
         batches = self._taken_in(model, deadline, reference)
         for number, inputs in enumerate(batches, start=1):
-            unseen += count_samples(inputs)
+            unseen += batch_size_of(inputs)
             if looks and self._is_time_to_look(number):
                 self.running = self.running.then(self._so_far(), unseen)
                 unseen = 0
                 if is_lost(self.running):
-                    raise LostError(self.running.values[-1])
+                    raise TargetOutOfReachError(self.running.values[-1])
         accuracy = self._accuracy()
         if looks and unseen:  # what is told apart later is the accuracy on all of the data
             self.running = self.running.then(accuracy, unseen)
@@ -235,15 +237,15 @@ class Evaluator:
         assert self.batches is not None
         self._reset()
         if callable(reset := getattr(self.postprocess, "reset", None)):
-            called(reset, form="postprocess.reset()", kind=MetricError)
-        pairs, memory = self.batches.pairs(part), MemoryWatch(self.batches.name)
+            call_user(reset, form="postprocess.reset()", kind=MetricError)
+        pairs, memory = self.batches.pairs(part), MemoryGuard(self.batches.name)
         if self.witness is not None:
             pairs = self.witness.watch(pairs)
         names = self.names
-        while (pair := called(next, pairs, None)) is not None:
+        while (pair := call_user(next, pairs, None)) is not None:
             inputs, labels = pair
             number = self.batches.position
-            given = JudgedBatch(model(inputs), labels, f"batch {number} of {self.batches.name}")
+            given = MetricBatch(model(inputs), labels, f"batch {number} of {self.batches.name}")
             if model is reference:
                 given.check(is_first=number == 1)
             judged = given
@@ -261,7 +263,7 @@ class Evaluator:
 
     def _reset(self) -> None:
         for name, (metric, _) in zip(self.names, self.metrics, strict=True):
-            called(metric.reset, form=f"{name}.reset()", kind=MetricError)
+            call_user(metric.reset, form=f"{name}.reset()", kind=MetricError)
 
     def states(
         self, model: AnyModel, deadline: Deadline, part: slice, reference: AnyModel
@@ -281,13 +283,13 @@ class Evaluator:
         """
         assert self.batches is not None
         deadline.check()
-        if called(self.batches.begin_otherwise):
+        if call_user(self.batches.begin_otherwise):
             raise NotSharedError("the evaluation data begin with another batch in another process")
         for _ in self._taken_in(model, deadline, reference, part):
             pass
         return _packed(self.metrics)
 
-    def merged(self, parts: Sequence[bytes]) -> float:
+    def merge_shards(self, parts: Sequence[bytes]) -> float:
         """The accuracy over parts of the data that together are all of them; may be NaN.
 
         Args:
@@ -300,9 +302,9 @@ class Evaluator:
         self.values, self.running = {}, RunningValues()
         self._reset()
         for part in parts:
-            others = called(pickle.loads, part)
+            others = call_user(pickle.loads, part)
             for (metric, _), other in zip(self.metrics, others, strict=True):
-                called(metric.merge, other)  # type: ignore[attr-defined]
+                call_user(metric.merge, other)  # type: ignore[attr-defined]
         accuracy = self._accuracy()
         self.evaluations += 1
         return accuracy
@@ -313,7 +315,7 @@ class Evaluator:
         count = len(self.batches)
         if not count:
             return number.bit_count() == 1  # 1, 2, 4, 8, …: there may be any number of them
-        return number % max(1, count // _LOOKS) == 0
+        return number % max(1, count // _EARLY_STOP_CHECKS) == 0
 
     def _accuracy(self) -> float:
         return self._scored(self._results(), [weight for _, weight in self.metrics])
@@ -329,7 +331,7 @@ class Evaluator:
     def _results(self) -> dict[str, Any]:
         """Name → what the metric gives now."""
         return {
-            name: called(metric.result, form=f"{name}.result()", kind=MetricError)
+            name: call_user(metric.result, form=f"{name}.result()", kind=MetricError)
             for name, (metric, _) in zip(self.names, self.metrics, strict=True)
         }
 
@@ -341,13 +343,13 @@ class Evaluator:
                 if not result:
                     raise MetricError(f"{name} must return a number, got an empty dict")
                 start = "" if len(results) == 1 else f"{name} "
-                values |= {f"{start}{key}": number_of(part, name) for key, part in result.items()}
+                values |= {f"{start}{key}": as_scalar(part, name) for key, part in result.items()}
             else:
-                values[name] = number_of(result, name)
+                values[name] = as_scalar(result, name)
         if any(isinstance(result, Mapping) for result in results.values()):
-            self.together = replace(self.together, every=True)  # parts without weights
-        self.values = values if len(values) > 1 or self.together.every else {}
-        if self.together.every:
+            self.together = replace(self.together, require_all=True)  # parts without weights
+        self.values = values if len(values) > 1 or self.together.require_all else {}
+        if self.together.require_all:
             return self.together.score(values)
         return sum(weight * value for weight, value in zip(weights, values.values(), strict=True))
 

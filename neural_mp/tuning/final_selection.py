@@ -22,7 +22,7 @@ _LONGER = 4
 
 
 @dataclass(frozen=True)
-class Speed:
+class LatencyComparison:
     """What was measured last, of the result beside FP32.
 
     Attributes:
@@ -46,7 +46,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Selection:
     """What a run comes down to.
 
     Attributes:
@@ -54,25 +54,26 @@ class Choice:
         plan: what it runs in, and what follows.
         speed: what was measured of it.
         trial: the trial of the plan; None for the FP32 model.
-        turned_out: trials that turned out to gain too little over FP32 when they were measured
-            last.
-        measured: all trials that were measured last, with those figures.
+        slower_than_fp32: trials that gained too little over FP32 in the last measurement.
+        remeasured: all trials that were measured last, with those figures.
     """
 
     model: AnyModel
     plan: ResolvedPlan
-    speed: Speed
+    speed: LatencyComparison
     trial: Trial | None = None
-    turned_out: tuple[Trial, ...] = ()
-    measured: tuple[Trial, ...] = ()
+    slower_than_fp32: tuple[Trial, ...] = ()
+    remeasured: tuple[Trial, ...] = ()
 
 
-def compared(baseline: Sequence[float], result: Sequence[float]) -> Speed:
+def compare_latency(baseline: Sequence[float], result: Sequence[float]) -> LatencyComparison:
     """The speed of two models that were timed in turn, round by round."""
-    return Speed(undisturbed(baseline), undisturbed(result), ratio(result, baseline).inverse)
+    return LatencyComparison(
+        undisturbed(baseline), undisturbed(result), ratio(result, baseline).inverse
+    )
 
 
-def fp32_choice(job: TuningJob, turned_out: Sequence[Trial] = ()) -> Choice:
+def fp32_choice(job: TuningJob, turned_out: Sequence[Trial] = ()) -> Selection:
     """The model as it was.
 
     Args:
@@ -80,17 +81,17 @@ def fp32_choice(job: TuningJob, turned_out: Sequence[Trial] = ()) -> Choice:
         turned_out: what was measured and turned out to be slower.
     """
     (seconds,) = job.measurement.rounds([job.model])
-    speed = Speed(undisturbed(seconds), undisturbed(seconds))
+    speed = LatencyComparison(undisturbed(seconds), undisturbed(seconds))
     slow = tuple(turned_out)
-    return Choice(job.model, job.space.resolve(PrecisionPlan()), speed, None, slow, slow)
+    return Selection(job.model, job.space.resolve(PrecisionPlan()), speed, None, slow, slow)
 
 
-def choose(
+def select(
     job: TuningJob,
     trials: Sequence[Trial],
     model: AnyTunableModel,
     undisturbed: Collection[int] = (),
-) -> Choice:
+) -> Selection:
     """The best plan that met the target, by what is measured now, which is also what is reported.
 
     The best ones are measured side by side, and beside FP32. Where speed is what is wanted and none
@@ -106,7 +107,7 @@ def choose(
             them: their figures are as good as new ones.
     """
     plans = {trial.plan: job.space.resolve(trial.plan) for trial in trials if trial.met}
-    waiting = [trial for trial in trials if trial.met and plans[trial.plan].lowers]
+    waiting = [trial for trial in trials if trial.met and plans[trial.plan].has_low_precision]
     turned_out: list[Trial] = []
     while waiting:
         drawn = _drawn(job, waiting)
@@ -115,7 +116,7 @@ def choose(
         if len(drawn) == 1 and first.number in undisturbed and job.judged(first, plan).met:
             slow = tuple(turned_out)
             found = unmeasured(first, plan, model)
-            return replace(found, turned_out=slow, measured=(*slow, first))
+            return replace(found, slower_than_fp32=slow, remeasured=(*slow, first))
         models = [job.model, *(model.converted(plans[trial.plan]) for trial in drawn)]
         before, *after = job.measurement.rounds(models, longer=_LONGER)
         measured = [
@@ -126,8 +127,8 @@ def choose(
         best = best_trial(measured, job.objectives)
         if best is not None:
             index = measured.index(best)
-            speed = compared(before, after[index])
-            return Choice(
+            speed = compare_latency(before, after[index])
+            return Selection(
                 models[1 + index],
                 plans[best.plan],
                 speed,
@@ -158,23 +159,23 @@ def _measured(
     return job.judged(replace(trial, objectives=figures), plan)
 
 
-def unmeasured(trial: Trial, plan: ResolvedPlan, model: AnyTunableModel) -> Choice:
+def unmeasured(trial: Trial, plan: ResolvedPlan, model: AnyTunableModel) -> Selection:
     """A trial with the figures that it has."""
     found, seconds = _share(trial), trial.objectives["performance"]
-    speed = Speed(seconds / found.value, seconds, found.inverse)
-    return Choice(model.converted(plan), plan, speed, trial)
+    speed = LatencyComparison(seconds / found.value, seconds, found.inverse)
+    return Selection(model.converted(plan), plan, speed, trial)
 
 
 def fastest_slow(trials: Sequence[Trial]) -> Trial | None:
     """Of the trials that meet the target, the fastest; None if none does, or was measured."""
-    accurate = (trial for trial in trials if trial.accurate and trial.speedup)
+    accurate = (trial for trial in trials if trial.meets_accuracy and trial.speedup)
     return min(accurate, key=lambda trial: trial.objectives["relative_latency"], default=None)
 
 
 def closest(trials: Sequence[Trial]) -> Trial | None:
     """The trial that lost least; of those evaluated to the end, if there are any."""
     usable = [trial for trial in trials if trial.loss is not None]
-    return min(usable, key=lambda t: (t.outcome is Outcome.PRUNED, t.harm), default=None)
+    return min(usable, key=lambda t: (t.outcome is Outcome.PRUNED, t.ranking_loss), default=None)
 
 
 def why_fp32(job: TuningJob, trials: Sequence[Trial], baseline: float | None) -> str:
@@ -224,7 +225,7 @@ def _why_none(job: TuningJob, trials: Sequence[Trial]) -> str:
     """Why no trial has an accuracy that can be compared."""
     if not trials:
         return "no plan was tried" + (
-            "" if job.space.decisions else ": no op may run in a lower precision"
+            "" if job.space.decision_groups else ": no op may run in a lower precision"
         )
     errors = dict.fromkeys(trial.error for trial in trials if trial.error)
     return f"no plan has an accuracy that can be compared: {'; '.join(list(errors)[:3])}"

@@ -139,7 +139,7 @@ class TuningJob:
 
     def judged(self, trial: Trial, plan: ResolvedPlan) -> Trial:
         """A trial that met the target, told apart by whether it is too slow for what is wanted."""
-        if not trial.accurate:
+        if not trial.meets_accuracy:
             return trial
         slow = is_slow(self.objectives, trial.objectives, self.measurement.min_speedup)
         slow = slow and self.claims_speed(plan)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.errors import TuningError
-from neural_mp.io.files import write_whole
+from neural_mp.io.files import write_atomic
 from neural_mp.io.readers import read_json
 from neural_mp.runs.report import Report
-from neural_mp.util.string_enum import Word
+from neural_mp.util.string_enum import StringEnum
 from neural_mp.util.validators import (
     boolean,
     enum_of,
@@ -28,7 +28,7 @@ from neural_mp.util.validators import (
 OUTCOME_FILE = "job.json"
 
 
-class JobStatus(Word):
+class JobStatus(StringEnum):
     """How a job stands."""
 
     BEGUN = "begun"  #: it goes on, or was killed
@@ -118,7 +118,7 @@ class JobOutcome:
 
     def write(self, folder: Path) -> None:
         """Keep it in the folder of the job; a reader sees all of it or what was there before."""
-        write_whole(folder / OUTCOME_FILE, json.dumps(self.to_dict(), indent=1).encode())
+        write_atomic(folder / OUTCOME_FILE, json.dumps(self.to_dict(), indent=1).encode())
 
 
 def read_outcome(folder: Path) -> JobOutcome | None:

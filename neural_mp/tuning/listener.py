@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from neural_mp.core.trial import Trial
 from neural_mp.runs.report import Report
-from neural_mp.util.user_calls import called
+from neural_mp.util.user_calls import call_user
 
 
 class Listener:
@@ -73,7 +73,7 @@ class RunLog:
         Raises:
             UserCodeError: the listener raised; no plan or batch is to blame for it.
         """
-        called(self.listener.step)
+        call_user(self.listener.step)
 
     def warn(self, words: str) -> None:
         """Keep a warning for the report."""

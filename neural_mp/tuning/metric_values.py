@@ -12,16 +12,16 @@ import numpy as np
 
 from neural_mp.errors import DataError, MetricError
 from neural_mp.tuning.criterion import AccuracyCriterion
-from neural_mp.util.pytree import float_arrays, leaves
+from neural_mp.util.pytree import float_arrays, tree_leaves
 from neural_mp.util.text import shape_words
-from neural_mp.util.user_calls import UserCodeError, called
+from neural_mp.util.user_calls import UserCodeError, call_user
 
 #: What Python and numpy raise for values of the wrong form; a class of the user's own says more.
 _OF_THE_FORM = (TypeError, ValueError, IndexError, AttributeError, KeyError)
 
 
 @dataclass(frozen=True)
-class JudgedBatch:
+class MetricBatch:
     """A batch with what a model makes of it.
 
     Attributes:
@@ -43,7 +43,7 @@ class JudgedBatch:
         Raises:
             MetricError: the model returns nothing that holds numbers, or nothing but NaN.
         """
-        found = leaves(self.predictions)
+        found = tree_leaves(self.predictions)
         if not any(hasattr(leaf, "shape") or isinstance(leaf, int | float) for leaf in found):
             raise MetricError(
                 f"the model returns {shape_words(self.predictions)} for {self.place}; metrics need "
@@ -58,7 +58,7 @@ class JudgedBatch:
                 f"inputs before"
             )
 
-    def postprocessed(self, postprocess: Callable[[Any], Any]) -> JudgedBatch:
+    def postprocessed(self, postprocess: Callable[[Any], Any]) -> MetricBatch:
         """The batch as a postprocess of the user's leaves it.
 
         Raises:
@@ -67,12 +67,12 @@ class JudgedBatch:
         """
         given = (self.predictions, self.labels)
         form = "postprocess((predictions, labels))"
-        found = called(postprocess, given, form=form, kind=DataError)
+        found = call_user(postprocess, given, form=form, kind=DataError)
         if not isinstance(found, tuple | list) or len(found) != 2:
             raise DataError(
                 f"postprocess must return (predictions, labels), got {shape_words(found)}"
             )
-        return JudgedBatch(found[0], found[1], self.place)
+        return MetricBatch(found[0], found[1], self.place)
 
     def update(self, update: Callable[[Any, Any], Any], name: str) -> None:
         """Have a metric take in the batch.
@@ -88,7 +88,7 @@ class JudgedBatch:
         """
         form = f"{name}.update(predictions, labels)"
         try:
-            called(update, self.predictions, self.labels, form=form, kind=MetricError)
+            call_user(update, self.predictions, self.labels, form=form, kind=MetricError)
         except UserCodeError as failure:
             doubt = self._doubt() if type(failure.error) in _OF_THE_FORM else ""
             if doubt:
@@ -123,7 +123,7 @@ def _higher(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Together:
+class MetricAggregation:
     """How the values of several metrics become one number.
 
     Either that is their weighted sum. Or every one of them has to meet the target, each in its own
@@ -133,7 +133,7 @@ class Together:
 
     Attributes:
         names: what the metrics are called, in their order.
-        every: whether every one has to meet the target.
+        require_all: whether every one has to meet the target.
         criterion: what that is, for each of them.
         higher: name → whether its larger value is the better one.
         direction: the same, of a value that a metric or `eval_func` gives under a name of its own.
@@ -141,15 +141,15 @@ class Together:
     """
 
     names: tuple[str, ...] = ()
-    every: bool = False
+    require_all: bool = False
     criterion: AccuracyCriterion = AccuracyCriterion()
     higher: Mapping[str, bool] = field(default_factory=dict)
     direction: Callable[[str], bool] = _higher
     baseline: Mapping[str, float] = field(default_factory=dict)
 
-    def with_baseline(self, values: Mapping[str, float], every: bool) -> Together:
+    def with_baseline(self, values: Mapping[str, float], every: bool) -> MetricAggregation:
         """The same, with FP32's values known, and whether each of them has to be met."""
-        return replace(self, baseline=dict(values), every=self.every or every)
+        return replace(self, baseline=dict(values), require_all=self.require_all or every)
 
     def score(self, values: Mapping[str, float]) -> float:
         """1 less the largest loss; NaN where a value is not finite.
@@ -182,7 +182,7 @@ class Together:
         return replace(self.criterion, higher_is_better=higher)
 
 
-def number_of(value: Any, name: str) -> float:
+def as_scalar(value: Any, name: str) -> float:
     """The number that a result is.
 
     Args:

@@ -11,17 +11,17 @@ from types import MappingProxyType
 from typing import Any
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
-from neural_mp.core.enums import Objective, is_speed_alone
+from neural_mp.core.enums import Objective, is_latency_only
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Trial
 from neural_mp.errors import ConfigurationError
 from neural_mp.profiling import interleaved_rounds, ratio, undisturbed
-from neural_mp.space import ResolvedPlan, live_bytes
+from neural_mp.space import ResolvedPlan, peak_activation_bytes
 from neural_mp.tuning.criterion import MIN_SPEEDUP
-from neural_mp.util.pytree import count_samples
+from neural_mp.util.pytree import batch_size_of
 
 #: Figures closer than this are the same: latencies are noisy.
-_SAME = 1.005
+_TIE_RATIO = 1.005
 #: Seconds for which models are measured beside each other at least: short runs need more rounds.
 _LEAST_SECONDS = 0.2
 #: Runs shorter than this are timed several in a row, so that what ran before counts for little.
@@ -33,7 +33,7 @@ _FEW_ROUNDS = 20
 #: A spread narrower than this, as a share, is not worth more rounds, whatever lies within it.
 _RESOLUTION = 0.005
 #: Trials within this of the best are measured again, side by side.
-_DOUBTFUL = 1.25
+_FINALIST_RATIO = 1.25
 
 
 def parse_objectives(value: str | Mapping[str, float]) -> Mapping[Objective, float]:
@@ -51,7 +51,7 @@ def parse_objectives(value: str | Mapping[str, float]) -> Mapping[Objective, flo
             f"objective must be a name, or a mapping of names to weights, got {value!r}"
         )
     for name, weight in given.items():
-        Objective.read(name, "objective")
+        Objective.parse(name, "objective")
         number = isinstance(weight, Real) and not isinstance(weight, bool)
         if not number or not math.isfinite(weight) or weight <= 0:
             raise ConfigurationError(
@@ -96,7 +96,7 @@ class Measurement:
     @property
     def batch_size(self) -> int:
         """Samples in the batch that is measured."""
-        return count_samples(self.inputs)
+        return batch_size_of(self.inputs)
 
     def side_by_side(self, models: Sequence[AnyModel], longer: int = 1) -> list[float]:
         """Seconds a batch of each of several models, measured in turn.
@@ -122,7 +122,7 @@ class Measurement:
             models: what to measure, all of one framework, the FP32 model first.
             longer: how many times as long as usual.
         """
-        judged = is_speed_alone(self.objectives) and len(models) > 1
+        judged = is_latency_only(self.objectives) and len(models) > 1
         return self._timed(models, longer, self._decides if judged else None)
 
     def _timed(
@@ -180,15 +180,21 @@ def is_slow(
     has to exceed 1, and to reach `min_speedup`.
     """
     share = figures.get("relative_latency_high", figures.get("relative_latency", 0.0))
-    return is_speed_alone(objectives) and (share >= 1 or share * min_speedup > 1)
+    return is_latency_only(objectives) and (share >= 1 or share * min_speedup > 1)
 
 
 def finalists(
     trials: Sequence[Trial], objectives: Mapping[Objective, float], most: int
 ) -> list[Trial]:
     """The best of those that met the target, best first: those that noise may have misordered."""
-    met = sorted((t for t in trials if t.met), key=lambda t: (t.cost(objectives), t.number))
-    return [t for t in met if t.cost(objectives) <= met[0].cost(objectives) * _DOUBTFUL][:most]
+    met = sorted(
+        (t for t in trials if t.met), key=lambda t: (t.relative_cost(objectives), t.number)
+    )
+    return [
+        t
+        for t in met
+        if t.relative_cost(objectives) <= met[0].relative_cost(objectives) * _FINALIST_RATIO
+    ][:most]
 
 
 def best_trial(trials: Sequence[Trial], objectives: Mapping[Objective, float]) -> Trial | None:
@@ -200,8 +206,8 @@ def best_trial(trials: Sequence[Trial], objectives: Mapping[Objective, float]) -
     met = [trial for trial in trials if trial.met]
     if not met:
         return None
-    best = min(trial.cost(objectives) for trial in met)
-    close = [trial for trial in met if trial.cost(objectives) <= best * _SAME]
+    best = min(trial.relative_cost(objectives) for trial in met)
+    close = [trial for trial in met if trial.relative_cost(objectives) <= best * _TIE_RATIO]
     return min(close, key=lambda trial: (_bits(trial), trial.number))
 
 
@@ -228,7 +234,7 @@ class Footprints:
             candidate: the model.
             plan: what it runs in.
         """
-        return candidate.size + live_bytes(self.model.space, plan, self.values)
+        return candidate.size + peak_activation_bytes(self.model.space, plan, self.values)
 
     @cached_property
     def baseline(self) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from neural_mp.adaptors.loaded_model import AnyModel, OpValue
-from neural_mp.util.pytree import count_samples
+from neural_mp.adaptors.loaded_model import AnyModel, OpOutput
+from neural_mp.util.pytree import batch_size_of
 
 #: Bytes of results of one model that are held at once.
 HELD_BYTES = 256 << 20
@@ -15,10 +15,10 @@ KEPT_BYTES = 2 << 30
 #: How many ops are run together while it is not known how large their results are.
 _AT_FIRST = 8
 
-_Values = Callable[[Any], Mapping[str, OpValue]]
+_Values = Callable[[Any], Mapping[str, OpOutput]]
 
 
-class OpGroups:
+class ChunkedOutputs:
     """Ops that are run together, in the order of the graph.
 
     A model is run once for every group; on most batches there is one. The first batch tells how
@@ -38,9 +38,9 @@ class OpGroups:
         self._groups: list[tuple[str, ...]] = []
         self._made: dict[tuple[str, ...], tuple[_Values, _Values]] = {}
 
-    def values(self, inputs: object) -> Iterator[tuple[str, OpValue, OpValue]]:
+    def values(self, inputs: object) -> Iterator[tuple[str, OpOutput, OpOutput]]:
         """The results of the ops in both models, for one batch."""
-        samples = count_samples(inputs)
+        samples = batch_size_of(inputs)
         if not self._samples:
             yield from self._measured(inputs)
         else:
@@ -50,7 +50,7 @@ class OpGroups:
                 yield from self._run(group, inputs)
         self._samples = max(self._samples, samples)
 
-    def _measured(self, inputs: object) -> Iterator[tuple[str, OpValue, OpValue]]:
+    def _measured(self, inputs: object) -> Iterator[tuple[str, OpOutput, OpOutput]]:
         """The same, with no more ops together than fit if all are as large as the largest yet."""
         start, count = 0, _AT_FIRST
         while start < len(self._ops):
@@ -81,7 +81,7 @@ class OpGroups:
 
     def _run(
         self, group: tuple[str, ...], inputs: object
-    ) -> Iterator[tuple[str, OpValue, OpValue]]:
+    ) -> Iterator[tuple[str, OpOutput, OpOutput]]:
         one, other = self._functions(group)
         values = dict(one(inputs))
         others = dict(other(inputs))

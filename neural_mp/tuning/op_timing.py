@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from neural_mp.adaptors.loaded_model import AnyModel
-from neural_mp.core.observations import Times
+from neural_mp.core.observations import OpTimings
 from neural_mp.core.precision import Precision
 from neural_mp.space import ResolvedPlan, TuningSpace
 
@@ -74,7 +74,7 @@ def times_of(
     lowered: Sequence[Timed],
     value: float,
     in_place: bool = False,
-) -> Times:
+) -> OpTimings:
     """Bring together what was timed of FP32 and of plans that lower ops.
 
     Args:
@@ -98,7 +98,7 @@ def times_of(
         between += _conversion_seconds(space, before, found)
         between += _seconds_beside(before, found) if in_place else 0.0
     average = between / conversions if conversions else None
-    return Times(ops, average, value, before.whole)
+    return OpTimings(ops, average, value, before.whole)
 
 
 def seconds_by_op(space: TuningSpace, found: Timed) -> dict[str, float]:
@@ -117,7 +117,7 @@ def seconds_by_op(space: TuningSpace, found: Timed) -> dict[str, float]:
 
 def kernels(space: TuningSpace) -> dict[str, list[str]]:
     """Decided op → itself and what runs along in its kernel."""
-    found = {op: [op] for op in space.decided}
+    found = {op: [op] for op in space.tunable_ops}
     for op in space.graph:
         if op.fusion_group in found:
             found[op.fusion_group].append(op.name)
@@ -143,10 +143,10 @@ def _seconds_beside(before: Timed, found: Timed) -> float:
     return max(0.0, sum(more))
 
 
-def updated(times: Times, within: Times) -> Times:
+def updated(times: OpTimings, within: OpTimings) -> OpTimings:
     """Times with what was timed within a plan in place of what was timed before."""
     ops = {op: dict(by) for op, by in times.ops.items()}
     for op, by in within.ops.items():
         ops.setdefault(op, {}).update(by)
     conversion = times.conversion if within.conversion is None else within.conversion
-    return Times(ops, conversion, within.value, within.whole)
+    return OpTimings(ops, conversion, within.per_element, within.whole)

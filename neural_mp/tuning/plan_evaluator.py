@@ -17,23 +17,23 @@ from neural_mp.core.trial import Outcome
 from neural_mp.errors import DataError, MetricError, message_of
 from neural_mp.space import ResolvedPlan
 from neural_mp.tuning.criterion import AccuracyCriterion
-from neural_mp.tuning.early_stopping import RunningValues, is_lost
+from neural_mp.tuning.early_stopping import RunningValues, will_miss_target
 from neural_mp.tuning.evaluator import (
     Deadline,
+    DeadlineExceededError,
     Evaluator,
-    LostError,
     NotSharedError,
-    TimeUpError,
+    TargetOutOfReachError,
 )
 from neural_mp.tuning.metric_values import is_usable
-from neural_mp.tuning.sharding import Share, Tally
+from neural_mp.tuning.sharding import Shard, ShardResult
 from neural_mp.util.user_calls import UserCodeError
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Assessment:
+class PlanEvaluation:
     """What evaluating a plan gave.
 
     Attributes:
@@ -54,7 +54,7 @@ class Assessment:
 
 
 @dataclass(frozen=True)
-class Assessor:
+class PlanEvaluator:
     """Evaluates plans against the FP32 baseline.
 
     Attributes:
@@ -75,7 +75,7 @@ class Assessor:
 
     def __call__(
         self, plan: ResolvedPlan, deadline: Deadline
-    ) -> tuple[Assessment, AnyModel | None]:
+    ) -> tuple[PlanEvaluation, AnyModel | None]:
         """Evaluate a plan; the model comes with it where it could be converted.
 
         Raises:
@@ -87,17 +87,17 @@ class Assessor:
         started = time.perf_counter()
         model: AnyModel | None = None
 
-        def assessed(outcome: Outcome, accuracy: float | None, error: str | None) -> Assessment:
+        def assessed(outcome: Outcome, accuracy: float | None, error: str | None) -> PlanEvaluation:
             values = {} if outcome is Outcome.FAILED else self.evaluator.values
             seconds = time.perf_counter() - started
-            return Assessment(outcome, accuracy, error, seconds, values)
+            return PlanEvaluation(outcome, accuracy, error, seconds, values)
 
         try:
             model = self.model.converted(plan)
             accuracy = self.evaluator(model, deadline, self._stops_when(), self.model)
-        except LostError as lost:
+        except TargetOutOfReachError as lost:
             return assessed(Outcome.PRUNED, lost.accuracy, self._origin_of_nan(model)), model
-        except (TimeUpError, UserCodeError, MetricError, DataError):
+        except (DeadlineExceededError, UserCodeError, MetricError, DataError):
             raise
         except Exception as error:
             # Whatever a framework raises: one plan that fails must not end the search.
@@ -106,7 +106,7 @@ class Assessor:
             return assessed(Outcome.FAILED, None, words), model
         return assessed(*self._judged(accuracy, lambda: self._origin_of_nan(model))), model
 
-    def of_share(self, share: Share, deadline: Deadline) -> Assessment | Tally:
+    def of_share(self, share: Shard, deadline: Deadline) -> PlanEvaluation | ShardResult:
         """What comes of a share; an assessment where the plan failed.
 
         Raises:
@@ -120,15 +120,17 @@ class Assessor:
             model = self.model.converted(share.plan)
             states = self.evaluator.states(model, deadline, share.batches, self.model)
             origin = self._origin_of_nan(model) if share.is_first else None
-        except (TimeUpError, UserCodeError, NotSharedError, DataError):
+        except (DeadlineExceededError, UserCodeError, NotSharedError, DataError):
             raise
         except Exception as error:
             # Whatever a framework raises, as for a whole evaluation.
             logger.debug("a plan failed", exc_info=True)
-            return Assessment(Outcome.FAILED, None, f"{type(error).__name__}: {message_of(error)}")
-        return Tally(states, origin, time.perf_counter() - started)
+            return PlanEvaluation(
+                Outcome.FAILED, None, f"{type(error).__name__}: {message_of(error)}"
+            )
+        return ShardResult(states, origin, time.perf_counter() - started)
 
-    def merged(self, found: Sequence[Assessment | Tally]) -> Assessment:
+    def merged(self, found: Sequence[PlanEvaluation | ShardResult]) -> PlanEvaluation:
         """The assessment of a plan whose evaluation was shared.
 
         Args:
@@ -140,14 +142,14 @@ class Assessor:
         """
         tallies = []
         for one in found:
-            if isinstance(one, Assessment):
+            if isinstance(one, PlanEvaluation):
                 return one
             tallies.append(one)
-        accuracy = self.evaluator.merged([tally.states for tally in tallies])
+        accuracy = self.evaluator.merge_shards([tally.states for tally in tallies])
         nodes = ", ".join(dict.fromkeys(tally.node for tally in tallies))
         seconds = max(tally.seconds for tally in tallies)
         judged = self._judged(accuracy, lambda: tallies[0].origin)
-        return Assessment(*judged, seconds, self.evaluator.values, nodes)
+        return PlanEvaluation(*judged, seconds, self.evaluator.values, nodes)
 
     def _judged(
         self, accuracy: float, origin_of_nan: Callable[[], str | None]
@@ -165,7 +167,7 @@ class Assessor:
         if not self.running.values:
             return None
         best = self.evaluator.best_value
-        return partial(is_lost, self.running, criterion=self.criterion, best=best)
+        return partial(will_miss_target, self.running, criterion=self.criterion, best=best)
 
     def _origin_of_nan(self, model: AnyModel | None) -> str | None:
         """Where NaN or Inf in what a candidate gives begins, if FP32 gives none, as a clause.

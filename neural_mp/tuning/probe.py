@@ -16,18 +16,18 @@ import numpy as np
 
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.enums import Objective
-from neural_mp.core.observations import Observations, Times
+from neural_mp.core.observations import Observations, OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
-from neural_mp.errors import in_one_line
+from neural_mp.errors import one_line
 from neural_mp.io.measurement_cache import NO_CACHE, MeasurementCache
 from neural_mp.profiling import interleaved_medians
-from neural_mp.runs.record import ARRIVING, TIMES, repairs_in
+from neural_mp.runs.record import OUTPUT_NSR, TIMES, repairs_in
 from neural_mp.space import ResolvedPlan
 from neural_mp.strategies.base import Probe
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.op_timing import timed, times_of, updated
-from neural_mp.tuning.sqnr import USELESS, relative_noise
+from neural_mp.tuning.sqnr import MAX_NSR, relative_noise
 from neural_mp.util.digest import digest_of
 from neural_mp.util.validators import (
     Validator,
@@ -96,7 +96,7 @@ class MeasuringProbe(Probe):
         key = f"noise {_digest([resolved])}"
         found = self._kept(key, optional(number), lambda: self._noise(resolved))
         if alone is not None and found is not None:
-            self.run_cache.put(f"{ARRIVING}{repairs_in(resolved.plan)}: {alone}", found)
+            self.run_cache.put(f"{OUTPUT_NSR}{repairs_in(resolved.plan)}: {alone}", found)
         return found
 
     def _noise(self, plan: ResolvedPlan) -> float:
@@ -106,27 +106,27 @@ class MeasuringProbe(Probe):
             self._reference = self.model.float_outputs(inputs)
         model = self._converted_or_none(plan)
         if model is None:
-            return USELESS
+            return MAX_NSR
         return relative_noise(self._reference, model.float_outputs(inputs))
 
-    def times(self) -> Times:
+    def times(self) -> OpTimings:
         """See the contract."""
         if Objective.PERFORMANCE not in self.job.objectives:
-            return Times()
-        stored = self._kept(TIMES, optional(checked(Times.from_dict)), self._times)
+            return OpTimings()
+        stored = self._kept(TIMES, optional(checked(OpTimings.from_dict)), self._times)
         known, words = self.run_cache.get(_UNTIMED, string)
         if not known or words is None:
             words = self.untimed or ("" if stored else "no time is left for it")
             self.run_cache.put(_UNTIMED, words)
         self.untimed = words
-        return Times() if stored is None else Times.from_dict(stored)
+        return OpTimings() if stored is None else OpTimings.from_dict(stored)
 
-    def times_within(self, plan: PrecisionPlan) -> Times | None:
+    def times_within(self, plan: PrecisionPlan) -> OpTimings | None:
         """See the contract."""
         before, resolved = self.times(), self.job.space.resolve(plan)
         if not before.ops:
             return None
-        kind, untimed = optional(checked(Times.from_dict)), self.untimed
+        kind, untimed = optional(checked(OpTimings.from_dict)), self.untimed
 
         def measure() -> dict[str, Any] | None:
             found = self._timed_in(lambda: {resolved: self.model.converted(resolved)}, True)
@@ -134,7 +134,7 @@ class MeasuringProbe(Probe):
 
         found = self._kept(f"times within {_digest([resolved])}", kind, measure)
         self.untimed = untimed  # that is said of the times at first
-        return None if found is None else Times.from_dict(found)
+        return None if found is None else OpTimings.from_dict(found)
 
     def _times(self) -> dict[str, Any] | None:
         found = self._timed_in(self._lowered_models)
@@ -155,7 +155,7 @@ class MeasuringProbe(Probe):
 
     def _timed_in(
         self, lowered: Callable[[], Mapping[ResolvedPlan, AnyModel]], in_place: bool = False
-    ) -> Times | None:
+    ) -> OpTimings | None:
         """Return the times of ops in FP32 and in some models; None where they cannot be timed."""
         job, inputs = self.job, self.job.measurement.inputs
         started = time.process_time()
@@ -180,7 +180,7 @@ class MeasuringProbe(Probe):
         except Exception as error:
             # Whatever a framework raises: times are then estimated.
             logger.debug("ops could not be timed", exc_info=True)
-            self.untimed = in_one_line(error)
+            self.untimed = one_line(error)
             return None
         value = _seconds_a_value() * job.measurement.batch_size
         return times_of(job.space, before, after, value, in_place)
@@ -188,7 +188,7 @@ class MeasuringProbe(Probe):
     def _all_in(self, precision: Precision) -> ResolvedPlan:
         """Every op in a precision that can run in it, the rest in FP32."""
         space = self.job.space
-        chosen = {op: space.choice(op, precision) or FP32 for op in space.decided}
+        chosen = {op: space.choice(op, precision) or FP32 for op in space.tunable_ops}
         return space.resolve(PrecisionPlan(chosen))
 
     def latencies(self, plans: Sequence[PrecisionPlan]) -> list[float] | None:

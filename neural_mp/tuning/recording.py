@@ -13,15 +13,15 @@ import numpy as np
 from neural_mp.adaptors.loaded_model import AnyModel, AnyTunableModel
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.hardware import NATIVE_FLAGS, Hardware
-from neural_mp.core.observations import Times
+from neural_mp.core.observations import OpTimings
 from neural_mp.core.precision import OpConfig, Precision
 from neural_mp.core.quantization_flow import QuantizationFlow
 from neural_mp.core.trial import Trial
-from neural_mp.runs.record import Conversion, Ending, Machine, Setup
+from neural_mp.runs.record import Conversion, Machine, RunEnd, RunStart
 from neural_mp.runs.report import Report
-from neural_mp.search.corrections import best_repairs, noise_after_repairs
+from neural_mp.search.corrections import best_corrections, corrected_nsr
 from neural_mp.space import Capability
-from neural_mp.tuning.final_selection import Choice
+from neural_mp.tuning.final_selection import Selection
 from neural_mp.tuning.job import TuningJob
 from neural_mp.util.environment import versions_of
 
@@ -38,16 +38,16 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def setup_of(job: TuningJob) -> Setup:
+def setup_of(job: TuningJob) -> RunStart:
     """A run as it starts."""
     space = job.space
-    return Setup(
+    return RunStart(
         started=now(),
         model=job.described.model,
         framework=job.model.adaptor.framework,
         graph=space.graph,
         capabilities={op: _bare(found) for op, found in space.capabilities.items()},
-        decided=space.decided,
+        decided=space.tunable_ops,
         tensors=space.tensors,
         fan_in=_fan_in(job.model),
         settings=job.described.settings,
@@ -99,13 +99,13 @@ def _versions(packages: Sequence[str]) -> dict[str, str]:
 
 def ending_of(
     job: TuningJob,
-    choice: Choice,
+    choice: Selection,
     met: bool | None,
     report: Report,
     seconds_allowed: float,
-    times: Times | None = None,
+    times: OpTimings | None = None,
     trials: Sequence[Trial] = (),
-) -> Ending:
+) -> RunEnd:
     """A run as it ends.
 
     Args:
@@ -125,14 +125,14 @@ def ending_of(
     if seconds * _TIMED_RUNS <= seconds_allowed:
         before = _profiled(job, job.model)
         after = before if choice.model is job.model else _profiled(job, choice.model)
-    return Ending(
+    return RunEnd(
         now(),
         met,
         choice.plan.plan,
         report,
         None if choice.trial is None else choice.trial.number,
-        choice.measured,
-        _predicted(job, trials, times or Times()),
+        choice.remeasured,
+        _predicted(job, trials, times or OpTimings()),
         before,
         after,
         conversions_of(job.space.graph, choice.plan.flow, after),
@@ -150,17 +150,17 @@ def _profiled(job: TuningJob, model: AnyModel) -> dict[str, float]:
         return {}
 
 
-def _predicted(job: TuningJob, trials: Sequence[Trial], times: Times) -> dict[int, float]:
+def _predicted(job: TuningJob, trials: Sequence[Trial], times: OpTimings) -> dict[int, float]:
     """Trial → its time as a share of FP32's, by the times of single ops; none without those."""
     if not times.ops or not trials:
         return {}
     # Not sooner, since it brings in SciPy.
-    from neural_mp.search.cost_model import Figures, predicted_share
+    from neural_mp.search.cost_model import CostInputs, predicted_share
 
     observations = job.model.observations
-    noise = noise_after_repairs(observations, best_repairs(observations))
+    noise = corrected_nsr(observations, best_corrections(observations))
     weights = {op.name: op.weights for op in job.space.graph}
-    figures = Figures(noise, times=times, weights=weights, values=observations.values)
+    figures = CostInputs(noise, times=times, weights=weights, values=observations.elements)
     shares = {t.number: predicted_share(job.space, figures, t.plan) for t in trials}
     return {number: share for number, share in shares.items() if share is not None}
 

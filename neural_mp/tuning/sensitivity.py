@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, fields
 from math import inf
 from typing import Any
 
-from neural_mp.core.observations import Times
+from neural_mp.core.observations import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.core.quantization_flow import QuantizationFlow, QuantizedTensor
 from neural_mp.io.measurement_cache import RunCache
-from neural_mp.runs.record import NO_REPAIR, Measured, RunRecord, Setup, arriving_in
-from neural_mp.search.corrections import best_repairs, with_repairs
+from neural_mp.runs.record import NO_REPAIR, ProbeMeasurements, RunRecord, RunStart, output_nsr_in
+from neural_mp.search.corrections import best_corrections, with_corrections
 from neural_mp.space import TuningSpace, why_int8
 from neural_mp.tuning.baseline import calibrated
 from neural_mp.tuning.evaluator import Deadline
@@ -129,19 +129,19 @@ def sensitivities(record: RunRecord, plan: PrecisionPlan | None = None) -> Sensi
 def _tensors(
     record: RunRecord, plan: PrecisionPlan, flow: QuantizationFlow
 ) -> Iterator[Sensitivity]:
-    seen, repairs = record.observations, best_repairs(record.observations)
-    stored = {flow.root[source] for reads in flow.int8_reads.values() for source in reads}
+    seen, repairs = record.observations, best_corrections(record.observations)
+    stored = {flow.scale_owner[source] for reads in flow.int8_reads.values() for source in reads}
     for tensor in record.setup.tensors:
         name, repair = tensor.name, repairs.get(tensor.name)
-        arriving = record.measured.arriving.get(name, {})
+        arriving = record.measured.output_nsr.get(name, {})
         readers = tensor.consumers
         yield Sensitivity(
             name,
             "tensor",
-            tensor.keepers or readers,
-            seen.noise.get(name),
+            tensor.quantizing_ops or readers,
+            seen.nsr.get(name),
             repair,
-            seen.repaired[name][repair] if repair else None,
+            seen.corrected_nsr[name][repair] if repair else None,
             arriving.get(NO_REPAIR),
             arriving.get(repair) if repair else None,
             _gained(record.measured.times, readers, (Precision.INT8,)),
@@ -157,10 +157,14 @@ def _others(flow: QuantizationFlow, ops: Sequence[str]) -> str:
 
 
 def _why_tensor(
-    setup: Setup, plan: PrecisionPlan, flow: QuantizationFlow, tensor: QuantizedTensor, stored: bool
+    setup: RunStart,
+    plan: PrecisionPlan,
+    flow: QuantizationFlow,
+    tensor: QuantizedTensor,
+    stored: bool,
 ) -> str:
     repairs = dict.fromkeys(
-        repair for op in tensor.consumers if op in plan for repair in plan[op].repairs
+        repair for op in tensor.consumers if op in plan for repair in plan[op].corrections
     )
     if stored:
         return f"repaired: {', '.join(repairs)}" if repairs else "the plan says so"
@@ -189,14 +193,14 @@ def _ops(record: RunRecord, plan: PrecisionPlan, flow: QuantizationFlow) -> Iter
             op,
             "op",
             (op,),
-            output_noise=record.measured.arriving.get(op, {}).get(NO_REPAIR),
+            output_noise=record.measured.output_nsr.get(op, {}).get(NO_REPAIR),
             seconds_gained=_gained(record.measured.times, (op,), low),
             runs_in=runs.value,
             reason=reason,
         )
 
 
-def _gained(times: Times, ops: Sequence[str], low: Sequence[Precision]) -> float | None:
+def _gained(times: OpTimings, ops: Sequence[str], low: Sequence[Precision]) -> float | None:
     """Seconds that ops take less in the first of these precisions that they were timed in."""
     found = []
     for op in ops:
@@ -233,23 +237,23 @@ def _measured(job: TuningJob, log: RunLog, most: int | None) -> SensitivityRepor
     probe = MeasuringProbe(job, model, cache, inf)
     with log.phase("times", "Timing single ops"):
         times = probe.times()
-    repairs = best_repairs(model.observations)
+    repairs = best_corrections(model.observations)
     fastest = space.fastest_plan()
-    units = _units(space, model.observations.noise)[:most]
+    units = _units(space, model.observations.nsr)[:most]
     with log.phase("noise", "Measuring noise at the outputs", len(units)):
         for name, ops in units:
             alone = PrecisionPlan({op: fastest[op] if op in ops else FP32 for op in fastest})
-            for plan in dict.fromkeys((alone, with_repairs(alone, space, repairs))):
+            for plan in dict.fromkeys((alone, with_corrections(alone, space, repairs))):
                 probe.output_noise(plan, name)
             log.step()
-    measured = Measured(times, arriving_in(cache.entries))
+    measured = ProbeMeasurements(times, output_nsr_in(cache.entries))
     record = RunRecord(setup_of(job), observations=model.observations, measured=measured)
-    return sensitivities(record, space.resolve(with_repairs(fastest, space, repairs)).plan)
+    return sensitivities(record, space.resolve(with_corrections(fastest, space, repairs)).plan)
 
 
 def _units(space: TuningSpace, noise: Mapping[str, float]) -> list[tuple[str, frozenset[str]]]:
     """What is measured alone, with its ops; that with most noise first."""
     tensors = sorted(space.tensors, key=lambda tensor: -noise.get(tensor.name, 0.0))
     read = {op for tensor in tensors for op in tensor.consumers}
-    units = [(tensor.name, frozenset(tensor.keepers)) for tensor in tensors]
-    return [*units, *((op, frozenset({op})) for op in space.decided if op not in read)]
+    units = [(tensor.name, frozenset(tensor.quantizing_ops)) for tensor in tensors]
+    return [*units, *((op, frozenset({op})) for op in space.tunable_ops if op not in read)]

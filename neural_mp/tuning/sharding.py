@@ -26,7 +26,7 @@ SENDING = 2.0
 
 
 @dataclass(frozen=True)
-class Share:
+class Shard:
     """A part of the evaluation of a plan.
 
     Attributes:
@@ -44,7 +44,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Tally:
+class ShardResult:
     """What came of a share.
 
     Attributes:
@@ -61,7 +61,7 @@ class Tally:
 
 
 @dataclass
-class Sharing:
+class ShardingPolicy:
     """Whether the evaluations of a run are shared among its workers.
 
     Attributes:
@@ -106,7 +106,7 @@ class Sharing:
         self._given_up = True
         self.warn(f"the batches of an evaluation are not shared among the workers: {why}")
 
-    def shares(self, plan: ResolvedPlan, width: int, threads: int, cost: float) -> list[Share]:
+    def shares(self, plan: ResolvedPlan, width: int, threads: int, cost: float) -> list[Shard]:
         """A share of a plan's evaluation for each worker; none where that would not be worth it.
 
         Args:
@@ -129,7 +129,7 @@ class Sharing:
             return []
         starts = [count * place // width for place in range(width)]
         stops = [*starts[1:], None]
-        return [Share(plan, slice(start, stop)) for start, stop in zip(starts, stops, strict=True)]
+        return [Shard(plan, slice(start, stop)) for start, stop in zip(starts, stops, strict=True)]
 
 
 def shared_seconds(seconds: float, cpu_seconds: float, width: int, threads: int) -> float:

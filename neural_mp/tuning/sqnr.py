@@ -11,7 +11,7 @@ import numpy as np
 from neural_mp.adaptors.loaded_model import AnyModel
 
 #: The noise of outputs that are no numbers, as a share of the signal; files have no infinity.
-USELESS = 1e9
+MAX_NSR = 1e9
 #: Decibels below which outputs may well mean something else: noise of a tenth of the amplitude.
 LEAST_DECIBELS = 20.0
 
@@ -26,10 +26,10 @@ def relative_noise(reference: list[Any], found: list[Any]) -> float:
         power = float(np.mean(np.square(expected, dtype=np.float64)))
         error = np.mean(np.square(np.subtract(got, expected, dtype=np.float64)))
         if not np.isfinite(error):
-            return USELESS
+            return MAX_NSR
         if power > 0:
             shares.append(float(error) / power)
-    return min(float(np.mean(shares)), USELESS) if shares else 0.0
+    return min(float(np.mean(shares)), MAX_NSR) if shares else 0.0
 
 
 def signal_to_noise(

@@ -12,12 +12,12 @@ from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import NeuralMPError, TuningError, message_of
 from neural_mp.runs.history import History
 from neural_mp.space import ResolvedPlan
-from neural_mp.tuning.evaluator import Deadline, NotSharedError, TimeUpError
-from neural_mp.tuning.executors import Executor, Work, executor_named
+from neural_mp.tuning.evaluator import Deadline, DeadlineExceededError, NotSharedError
+from neural_mp.tuning.executors import Executor, WorkerPayload, executor_named
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
-from neural_mp.tuning.plan_evaluator import Assessment, Assessor
-from neural_mp.tuning.sharding import SENDING, STARTING, Share, Sharing
+from neural_mp.tuning.plan_evaluator import PlanEvaluation, PlanEvaluator
+from neural_mp.tuning.sharding import SENDING, STARTING, Shard, ShardingPolicy
 from neural_mp.util.user_calls import UserCodeError
 
 #: Different plans that may fail with the same error before the run gives up with it.
@@ -30,7 +30,7 @@ class _Found:
 
     plan: ResolvedPlan
     number: int
-    assessment: Assessment
+    assessment: PlanEvaluation
     trial: Trial | None = None
 
 
@@ -47,8 +47,8 @@ class TrialRunner:
     history: History
     log: RunLog
     deadline: Deadline
-    assessor: Assessor
-    sharing: Sharing
+    assessor: PlanEvaluator
+    sharing: ShardingPolicy
     undisturbed: set[int] = field(default_factory=set)
     _failures: dict[str, set[PrecisionPlan]] = field(default_factory=dict)
     _executor: Executor | None = None
@@ -89,7 +89,7 @@ class TrialRunner:
         self.undisturbed.add(number)
         return self._recorded(replace(trial, seconds=time.perf_counter() - started))
 
-    def _assessed(self, plan: ResolvedPlan, ordinal: int) -> tuple[Assessment, AnyModel | None]:
+    def _assessed(self, plan: ResolvedPlan, ordinal: int) -> tuple[PlanEvaluation, AnyModel | None]:
         """A plan evaluated with no other beside it, here or by all workers together."""
         shares = self._shares(plan)
         if shares:
@@ -102,7 +102,7 @@ class TrialRunner:
         self.log.listener.phase(f"Trial {ordinal}", self.job.evaluator.batch_count)
         return self.assessor(plan, self.deadline)
 
-    def _shares(self, plan: ResolvedPlan) -> list[Share]:
+    def _shares(self, plan: ResolvedPlan) -> list[Shard]:
         """What each worker gets of a plan's evaluation; none where it is evaluated here."""
         cost = SENDING if self._at_work else STARTING
         if not self.job.settings.workers.several or not self.sharing.may_be_worth(cost):
@@ -113,9 +113,9 @@ class TrialRunner:
             # Without workers, a plan that is tried alone is evaluated here.
             self.sharing.give_up(str(error))
             return []
-        return self.sharing.shares(plan, executor.width, executor.threads, cost)
+        return self.sharing.shares(plan, executor.capacity, executor.threads, cost)
 
-    def _shared(self, shares: Sequence[Share]) -> Assessment:
+    def _shared(self, shares: Sequence[Shard]) -> PlanEvaluation:
         """The assessment of a plan, each worker having evaluated its share."""
         executor, self._at_work = self._started(), True
         found = []
@@ -162,7 +162,7 @@ class TrialRunner:
         numbers = {plan: self.history.start() for plan in plans}
         arrived: dict[ResolvedPlan, _Found] = {}
 
-        def keep(plan: ResolvedPlan, assessment: Assessment) -> None:
+        def keep(plan: ResolvedPlan, assessment: PlanEvaluation) -> None:
             if plan not in arrived:
                 arrived[plan] = _Found(plan, numbers[plan], assessment)
                 self._keep(arrived[plan])
@@ -174,13 +174,18 @@ class TrialRunner:
         for (plan, number), ticket in zip(numbers.items(), tickets, strict=True):
             try:
                 # When the time is up, what others have found by then is not thrown away.
-                if stopped is None or isinstance(stopped, TimeUpError):
+                if stopped is None or isinstance(stopped, DeadlineExceededError):
                     assessment = executor.assessment(ticket)
-                    assert isinstance(assessment, Assessment)  # of a plan, not of a share
+                    assert isinstance(assessment, PlanEvaluation)  # of a plan, not of a share
                     keep(plan, assessment)
                     self.log.step()
                     self._give_up_on_repeated_failure(arrived[plan].trial)
-            except (TimeUpError, KeyboardInterrupt, UserCodeError, NeuralMPError) as error:
+            except (
+                DeadlineExceededError,
+                KeyboardInterrupt,
+                UserCodeError,
+                NeuralMPError,
+            ) as error:
                 stopped = error
             if stopped is not None and plan not in arrived:
                 self._abandon(number, plan, stopped)
@@ -210,12 +215,12 @@ class TrialRunner:
         """The executor of the run."""
         if self._executor is None:
             workers = self.job.settings.workers
-            work = Work.of(self.job.load, self.assessor, workers)
+            work = WorkerPayload.of(self.job.load, self.assessor, workers)
             self._executor = executor_named(workers.engine)(work, workers, self.log.warn)
         return self._executor
 
     def _measured(
-        self, plan: ResolvedPlan, assessment: Assessment, model: AnyModel | None, number: int
+        self, plan: ResolvedPlan, assessment: PlanEvaluation, model: AnyModel | None, number: int
     ) -> Trial:
         """The trial of a plan; of one that met the target, with what it takes."""
         job, figures = self.job, {}
@@ -228,7 +233,7 @@ class TrialRunner:
     def _trial(
         self,
         plan: ResolvedPlan,
-        assessment: Assessment,
+        assessment: PlanEvaluation,
         number: int,
         figures: Mapping[str, float],
     ) -> Trial:

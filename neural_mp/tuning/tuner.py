@@ -14,34 +14,34 @@ from neural_mp.core.trial import Trial
 from neural_mp.errors import NeuralMPError, TuningError
 from neural_mp.profiling import Ratio
 from neural_mp.runs.history import History
-from neural_mp.runs.record import VALUES, Measured, RunRecord, Setup
+from neural_mp.runs.record import ELEMENTS, ProbeMeasurements, RunRecord, RunStart
 from neural_mp.runs.report import Report, count_ops, emulated_precisions
-from neural_mp.search.corrections import best_repairs, with_repairs
+from neural_mp.search.corrections import best_corrections, with_corrections
 from neural_mp.space import ResolvedPlan, counted_reasons
 from neural_mp.strategies.base import Search, TuningProblem
 from neural_mp.tuning.baseline import Baseline, calibrated, measured_baseline
 from neural_mp.tuning.early_stopping import RunningValues
-from neural_mp.tuning.evaluator import Deadline, TimeUpError
+from neural_mp.tuning.evaluator import Deadline, DeadlineExceededError
 from neural_mp.tuning.final_selection import (
-    Choice,
-    choose,
+    Selection,
     closest,
-    compared,
+    compare_latency,
     fastest_slow,
     fp32_choice,
+    select,
     unmeasured,
     why_fp32,
 )
 from neural_mp.tuning.job import TuningJob
 from neural_mp.tuning.listener import RunLog
 from neural_mp.tuning.objectives import best_trial
-from neural_mp.tuning.plan_evaluator import Assessor
+from neural_mp.tuning.plan_evaluator import PlanEvaluator
 from neural_mp.tuning.probe import LEAST_ALLOWANCE, MeasuringProbe, cache_of_probes
 from neural_mp.tuning.recording import ending_of, setup_of
-from neural_mp.tuning.sharding import Sharing
+from neural_mp.tuning.sharding import ShardingPolicy
 from neural_mp.tuning.sqnr import LEAST_DECIBELS, signal_to_noise
 from neural_mp.tuning.trial_runner import TrialRunner
-from neural_mp.util.user_calls import UsersErrorsUnchanged
+from neural_mp.util.user_calls import ReraiseUserErrors
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def tune(job: TuningJob, log: RunLog | None = None) -> TuningResult:
     """
     log = log or RunLog()
     try:
-        with UsersErrorsUnchanged():
+        with ReraiseUserErrors():
             return _tuned(job, log) if job.evaluates else _converted_unchecked(job, log)
     finally:
         log.listener.close()
@@ -96,32 +96,32 @@ def _converted_unchecked(job: TuningJob, log: RunLog) -> TuningResult:
     setup = setup_of(job)
     try:
         model = calibrated(job, log, Deadline(job.settings.exit_policy.timeout))
-    except TimeUpError:
+    except DeadlineExceededError:
         log.warn("the time limit passed during calibration; the model stays FP32")
         with log.phase("measure"):
             choice = fp32_choice(job)
         return _unchecked(job, setup, choice, _report(job, choice, log), Observations())
     job = job.in_space(model.space)
-    repairs = best_repairs(model.observations)
-    plan = job.space.resolve(with_repairs(job.space.fastest_plan(), job.space, repairs))
+    repairs = best_corrections(model.observations)
+    plan = job.space.resolve(with_corrections(job.space.fastest_plan(), job.space, repairs))
     with log.phase("convert", "Converting"):
         converted = model.converted(plan)
     decibels = _compared_with_fp32(job, converted, log)
     with log.phase("measure", "Measuring latency"):
         before, after = job.measurement.rounds([job.model, converted])
-    choice = Choice(converted, plan, compared(before, after))
-    report = replace(_report(job, choice, log), decibels=decibels)
+    choice = Selection(converted, plan, compare_latency(before, after))
+    report = replace(_report(job, choice, log), output_sqnr_db=decibels)
     return _unchecked(job, setup, choice, report, model.observations)
 
 
 def _unchecked(
-    job: TuningJob, setup: Setup, choice: Choice, report: Report, observations: Observations
+    job: TuningJob, setup: RunStart, choice: Selection, report: Report, observations: Observations
 ) -> TuningResult:
     """A result whose accuracy nobody checked; no history holds it."""
     record = RunRecord(
         setup,
         observations=observations,
-        measured=Measured(values=dict(job.footprints.values)),
+        measured=ProbeMeasurements(elements=dict(job.footprints.values)),
         ending=ending_of(job, choice, None, report, LEAST_ALLOWANCE),
     )
     return TuningResult(choice.model, choice.plan, None, (), observations, report, record)
@@ -157,13 +157,13 @@ def _recorded_search(job: TuningJob, log: RunLog, history: History) -> TuningRes
     try:
         baseline = measured_baseline(job, history, log, deadline)
         model = calibrated(job, log, deadline, history)
-    except TimeUpError:
+    except DeadlineExceededError:
         log.warn("the time limit passed before the search; the model stays FP32")
         with log.phase("measure"):
             choice = fp32_choice(job)
         return _judged_result(job, log, history, choice, baseline, kept)
     job = job.in_space(model.space)
-    history.cache.put(VALUES, dict(job.footprints.values))
+    history.cache.put(ELEMENTS, dict(job.footprints.values))
     cache = cache_of_probes(job, model.observations)
     probe = MeasuringProbe(job, model, history.cache, allowance(job, baseline), cache=cache)
     search = _TrialSearch(job, model, history, baseline, log, deadline, kept)
@@ -222,7 +222,7 @@ class _TrialSearch:
         trials: Sequence[Trial],
     ) -> None:
         settings = job.settings
-        assessor = Assessor(
+        assessor = PlanEvaluator(
             model,
             job.evaluator,
             settings.criterion,
@@ -231,7 +231,7 @@ class _TrialSearch:
             job.measurement.inputs,
         )
         self.job, self.log, self.trials = job, log, list(trials)
-        sharing = Sharing(job.evaluator, baseline.seconds, baseline.cpu_seconds, log.warn)
+        sharing = ShardingPolicy(job.evaluator, baseline.seconds, baseline.cpu_seconds, log.warn)
         self._runner = TrialRunner(job, history, log, deadline, assessor, sharing)
 
     @property
@@ -246,7 +246,7 @@ class _TrialSearch:
             self._feed(search, exits.max_trials)
         except StopIteration:
             return
-        except TimeUpError:
+        except DeadlineExceededError:
             self.log.warn(f"the search stopped at the time limit of {exits.timeout:g} s")
         except TuningError as error:
             if not any(trial.met for trial in self.trials):
@@ -281,25 +281,25 @@ def _chosen(
     trials: Sequence[Trial],
     undisturbed: Collection[int],
     log: RunLog,
-) -> tuple[Choice, list[Trial]]:
+) -> tuple[Selection, list[Trial]]:
     """What the run comes down to, and the trials with the latest figures."""
     measured = [_with_figures(job, model, trial) for trial in trials]
     try:
         with log.phase("measure", "Measuring the best plans"):
-            choice = choose(job, measured, model, undisturbed)
+            choice = select(job, measured, model, undisturbed)
     except KeyboardInterrupt:
         log.warn("measuring the best plans again was interrupted")
         best = best_trial(measured, job.objectives)
         if best is None:
             return fp32_choice(job), measured
         return unmeasured(best, job.space.resolve(best.plan), model), measured
-    latest = {trial.number: trial for trial in choice.turned_out}
+    latest = {trial.number: trial for trial in choice.slower_than_fp32}
     return choice, [latest.get(trial.number, trial) for trial in measured]
 
 
 def _with_figures(job: TuningJob, model: AnyTunableModel, trial: Trial) -> Trial:
     """A trial of a run that is resumed for something else, with what is wanted now."""
-    if not trial.accurate or math.isfinite(trial.cost(job.objectives)):
+    if not trial.meets_accuracy or math.isfinite(trial.relative_cost(job.objectives)):
         return trial
     plan = job.space.resolve(trial.plan)
     figures = job.figures(model.converted(plan), plan)
@@ -310,7 +310,7 @@ def _judged_result(
     job: TuningJob,
     log: RunLog,
     history: History,
-    choice: Choice,
+    choice: Selection,
     baseline: Baseline | None,
     trials: Sequence[Trial],
 ) -> TuningResult:
@@ -337,7 +337,7 @@ def _judged_result(
     )
 
 
-def _report(job: TuningJob, choice: Choice, log: RunLog) -> Report:
+def _report(job: TuningJob, choice: Selection, log: RunLog) -> Report:
     """The figures of a result but those of its accuracy; the log of the run ends with it."""
     speed, effective = choice.speed.ratio, choice.plan.effective
     if speed is not None and speed.high < 1:
@@ -356,10 +356,10 @@ def _report(job: TuningJob, choice: Choice, log: RunLog) -> Report:
         op_counts=count_ops(job.space.graph, effective),
         emulated=emulated_precisions(job.space, effective),
         conversions=choice.model.conversions,
-        barred=counted_reasons(job.space, job.space.products, job.settings.precisions),
+        ineligible=counted_reasons(job.space, job.space.contractions, job.settings.precisions),
         amp=job.amp,
         warnings=tuple(log.warnings),
-        reused=tuple(log.reused),
+        cache_hits=tuple(log.reused),
     )
 
 

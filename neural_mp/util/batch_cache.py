@@ -11,14 +11,14 @@ import numpy as np
 
 from neural_mp.errors import DataError
 from neural_mp.util.memory import free_memory
-from neural_mp.util.pytree import leaves
+from neural_mp.util.pytree import tree_leaves
 
 #: The share of the free memory that may be taken.
-_SHARE = 0.5
+_MAX_MEMORY_FRACTION = 0.5
 _END = object()
 
 
-class KeptBatches:
+class BatchCache:
     """The batches of an iterator, read when they are first asked for.
 
     Args:
@@ -31,7 +31,7 @@ class KeptBatches:
         self.name = name
         self._iterator: Iterator[Any] | None = itertools.islice(iterator, most)
         self._kept: list[Any] = []
-        self._room = _Room(
+        self._room = _MemoryBudget(
             name,
             "Give a loader that can be read again, such as a function that makes the generator, or "
             "set max_batches (evaluation.accuracy.max_batches in YAML) if it does not end",
@@ -90,7 +90,7 @@ class KeptBatches:
         return batch
 
 
-def kept_items(items: Iterator[Any], name: str, mend: str) -> list[Any]:
+def cache_items(items: Iterator[Any], name: str, mend: str) -> list[Any]:
     """All items of an iterator, if there is room for them.
 
     Args:
@@ -101,19 +101,19 @@ def kept_items(items: Iterator[Any], name: str, mend: str) -> list[Any]:
     Raises:
         DataError: they take more than half of what is free.
     """
-    room, found = _Room(name, mend), []
+    room, found = _MemoryBudget(name, mend), []
     for item in items:
         room.take(item)
         found.append(item)
     return found
 
 
-class _Room:
+class _MemoryBudget:
     """The memory that what is kept may take."""
 
     def __init__(self, name: str, mend: str) -> None:
         self.name, self.mend = name, mend
-        self._limit, self._taken, self._count = free_memory() * _SHARE, 0, 0
+        self._limit, self._taken, self._count = free_memory() * _MAX_MEMORY_FRACTION, 0, 0
 
     def take(self, value: object) -> None:
         self._taken += _size(value)
@@ -128,7 +128,9 @@ class _Room:
 
 def _size(value: object) -> int:
     """Bytes that a batch takes."""
-    return sum(int(getattr(leaf, "nbytes", 0) or sys.getsizeof(leaf)) for leaf in leaves(value))
+    return sum(
+        int(getattr(leaf, "nbytes", 0) or sys.getsizeof(leaf)) for leaf in tree_leaves(value)
+    )
 
 
 def _copy(value: Any) -> Any:

@@ -28,12 +28,12 @@ def free_memory() -> int:
 #: Seconds between two looks.
 _LOOK_AGAIN = 1.0
 #: A pass ends when no more than this share is left of what was free when it began, …
-_LEFT = 0.1
+_MIN_FREE_FRACTION = 0.1
 #: … if this share was taken by this process, and not by others.
-_OURS = 0.5
+_MIN_OWN_FRACTION = 0.5
 
 
-class MemoryWatch:
+class MemoryGuard:
     """Looks at the memory every second of a pass.
 
     Args:
@@ -58,7 +58,10 @@ class MemoryWatch:
             return
         self._looked = time.monotonic()
         taken = _held() - self._held
-        if free_memory() < self._free * _LEFT and taken > self._free * _OURS:
+        if (
+            free_memory() < self._free * _MIN_FREE_FRACTION
+            and taken > self._free * _MIN_OWN_FRACTION
+        ):
             raise DataError(
                 f"{self.name} has given {batches} batches, and what is kept of them takes "
                 f"{taken >> 20} MiB, nearly all memory that was free; set max_batches "

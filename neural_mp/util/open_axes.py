@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from neural_mp.util.labels import without_labels
-from neural_mp.util.pytree import leaves
+from neural_mp.util.pytree import tree_leaves
 
 Shape = tuple[int | None, ...]
 #: A shape for every input, by position or by name; None stands for a free axis.
@@ -73,7 +73,7 @@ def differing(batches: Iterable[Any]) -> tuple[Shapes, Any] | None:
 def _shapes_of(batch: object) -> Shapes:
     if isinstance(batch, Mapping):
         return {str(name): _sizes(value) for name, value in without_labels(batch, ()).items()}
-    return list(map(_sizes, leaves(batch)))
+    return list(map(_sizes, tree_leaves(batch)))
 
 
 def _sizes(value: object) -> Shape:

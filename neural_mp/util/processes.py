@@ -103,19 +103,18 @@ class ProcessIdentity:
 
     Attributes:
         host: the machine, as people call it.
-        place: within which numbers of processes mean the same: one boot of a machine, and there one
-            container.
+        namespace: the scope of process numbers: one boot of a machine, and one container.
         pid: its number.
-        began: when it began, in seconds since 1970; numbers are given out again.
+        started: when it began, in seconds since 1970; numbers are given out again.
     """
 
     host: str
-    place: str
+    namespace: str
     pid: int
-    began: float
+    started: float
 
     @classmethod
-    def here(cls) -> ProcessIdentity:
+    def current(cls) -> ProcessIdentity:
         """This process."""
         import psutil
 
@@ -138,20 +137,20 @@ class ProcessIdentity:
     @property
     def is_this_one(self) -> bool:
         """Whether it is the process that asks."""
-        return self.pid == os.getpid() and self.lives is True
+        return self.pid == os.getpid() and self.is_alive is True
 
     @property
-    def lives(self) -> bool | None:
+    def is_alive(self) -> bool | None:
         """Whether it is still there; None where that cannot be seen from here."""
         import psutil
 
-        if self.place != _place():
+        if self.namespace != _place():
             return None
         try:
             found = psutil.Process(self.pid)
             if found.status() == psutil.STATUS_ZOMBIE:
                 return False
-            return bool(abs(found.create_time() - self.began) <= _SPREAD)
+            return bool(abs(found.create_time() - self.started) <= _SPREAD)
         except (psutil.NoSuchProcess, ValueError):  # the latter of a number below 0
             return False
         except psutil.Error:

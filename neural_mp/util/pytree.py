@@ -30,7 +30,7 @@ class NamedList(list[Any]):
         return found
 
 
-def described(results: object) -> tuple[Structure, list[str]]:
+def structure_of(results: object) -> tuple[Structure, list[str]]:
     """The structure of what a function returns, and a name for every output, in their order.
 
     What lies under keys is named after them, as in a signature; the rest by its position.
@@ -52,25 +52,25 @@ def described(results: object) -> tuple[Structure, list[str]]:
     return structure, names
 
 
-def packed(structure: Structure, values: Sequence[Any]) -> Any:
+def unflatten(structure: Structure, values: Sequence[Any]) -> Any:
     """Values in the places that a structure gives them."""
     if isinstance(structure, dict):
-        return {key: packed(item, values) for key, item in structure.items()}
+        return {key: unflatten(item, values) for key, item in structure.items()}
     if isinstance(structure, list):
-        return [packed(item, values) for item in structure]
+        return [unflatten(item, values) for item in structure]
     return None if structure is None else values[structure]
 
 
-def leaves(value: object) -> list[Any]:
+def tree_leaves(value: object) -> list[Any]:
     """The leaves of nested tuples, lists and mappings, in the order they were put in."""
     if isinstance(value, Mapping):
-        return leaves(list(value.values()))
+        return tree_leaves(list(value.values()))
     if isinstance(value, tuple | list):
-        return [leaf for item in value for leaf in leaves(item)]
+        return [leaf for item in value for leaf in tree_leaves(item)]
     return [value]
 
 
-def count_samples(inputs: object) -> int:
+def batch_size_of(inputs: object) -> int:
     """The length of the first axis of the first array in a batch's inputs; 1 without one."""
     if isinstance(inputs, Mapping):
         inputs = next(iter(inputs.values()), None)
@@ -99,7 +99,7 @@ def as_numpy(values: object) -> np.ndarray:
 
 def float_arrays(value: object) -> list[np.ndarray]:
     """The arrays of floating-point numbers among the leaves."""
-    arrays = (as_numpy(leaf) for leaf in leaves(value) if hasattr(leaf, "shape"))
+    arrays = (as_numpy(leaf) for leaf in tree_leaves(value) if hasattr(leaf, "shape"))
     return [array for array in arrays if array.dtype.kind == "f"]
 
 
@@ -124,13 +124,13 @@ def named_float_arrays(value: object) -> dict[str, np.ndarray]:
     return found
 
 
-def flattened(inputs: object) -> list[Any]:
+def flatten(inputs: object) -> list[Any]:
     """The leaves of nested tuples, lists and dicts, the latter in the order of their keys.
 
     That is the order in which TensorFlow flattens what a model takes.
     """
     if isinstance(inputs, Mapping):
-        return [leaf for key in sorted(inputs) for leaf in flattened(inputs[key])]
+        return [leaf for key in sorted(inputs) for leaf in flatten(inputs[key])]
     if isinstance(inputs, tuple | list):
-        return [leaf for item in inputs for leaf in flattened(item)]
+        return [leaf for item in inputs for leaf in flatten(item)]
     return [inputs]

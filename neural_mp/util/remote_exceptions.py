@@ -19,7 +19,7 @@ Frame = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
-class _Part:
+class _ExceptionNode:
     """One exception of those that belong together, which are told by their places in a list.
 
     Attributes:
@@ -42,7 +42,7 @@ class _Part:
     context: int | None
     suppressed: bool
 
-    def error(self, members: Sequence[BaseException]) -> BaseException:
+    def load(self, members: Sequence[BaseException]) -> BaseException:
         """The exception, without those that led to it."""
         found = _readable(self.forms, members)
         error = RuntimeError(self.words) if found is None else found
@@ -52,7 +52,7 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class CarriedError:
+class RemoteException:
     """An exception as another process can read it, with those that led to it.
 
     Each is there once: many share a cause, and a chain of them may be long.
@@ -61,16 +61,16 @@ class CarriedError:
         parts: the exceptions, the one that was raised first.
     """
 
-    parts: tuple[_Part, ...]
+    parts: tuple[_ExceptionNode, ...]
 
-    def error(self) -> BaseException:
+    def load(self) -> BaseException:
         """The exception; a `RuntimeError` with its words where it cannot be made again."""
         made: dict[int, BaseException] = {}
 
         def make(place: int) -> BaseException:
             if place not in made:
                 part = self.parts[place]
-                made[place] = part.error([make(member) for member in part.members])
+                made[place] = part.load([make(member) for member in part.members])
             return made[place]
 
         for place, part in enumerate(self.parts):
@@ -81,7 +81,7 @@ class CarriedError:
         return made[0]
 
 
-def carried(error: BaseException) -> CarriedError:
+def dump_exception(error: BaseException) -> RemoteException:
     """An exception as another process can read it."""
     errors, places = [error], {id(error): 0}
 
@@ -97,7 +97,7 @@ def carried(error: BaseException) -> CarriedError:
     for one in errors:  # which grows on the way
         members = [place_of(member) for member in _members(one)]
         parts.append(
-            _Part(
+            _ExceptionNode(
                 tuple(_forms(one)),
                 f"{type(one).__name__}: {message_of(one)}",
                 tuple(str(note) for note in getattr(one, "__notes__", ())),
@@ -108,7 +108,7 @@ def carried(error: BaseException) -> CarriedError:
                 one.__suppress_context__,
             )
         )
-    return CarriedError(tuple(parts))
+    return RemoteException(tuple(parts))
 
 
 def _members(error: BaseException) -> tuple[BaseException, ...]:
@@ -126,10 +126,10 @@ def _forms(error: BaseException) -> list[bytes]:
     args = error.args[:1] if members else error.args
     kept = {name: value for name, value in vars(error).items() if name != "__notes__"}
     ways: tuple[Callable[[], Any], ...] = (
-        lambda: _Parts(type(error), args, kept) if members else error,
-        lambda: _Parts(type(error), args, kept),
-        lambda: _Parts(type(error), args, {}),
-        lambda: _Parts(type(error), (message_of(error),), {}),
+        lambda: _Rebuilder(type(error), args, kept) if members else error,
+        lambda: _Rebuilder(type(error), args, kept),
+        lambda: _Rebuilder(type(error), args, {}),
+        lambda: _Rebuilder(type(error), (message_of(error),), {}),
     )
     found: list[bytes] = []
     for way in ways:
@@ -146,14 +146,14 @@ def _forms(error: BaseException) -> list[bytes]:
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _Rebuilder:
     """An exception whose class cannot be called with the arguments that it keeps."""
 
     kind: type[BaseException]
     args: tuple[Any, ...]
     attributes: dict[str, Any]
 
-    def error(self, members: Sequence[BaseException]) -> BaseException:
+    def load(self, members: Sequence[BaseException]) -> BaseException:
         built_in = next(kind for kind in self.kind.__mro__ if kind.__module__ == "builtins")
         args = (*self.args, list(members)) if members else self.args
         made: BaseException = built_in.__new__(self.kind, *args)
@@ -168,7 +168,7 @@ def _readable(forms: Sequence[bytes], members: Sequence[BaseException]) -> BaseE
     for form in forms:
         try:
             found = cloudpickle.loads(form)
-            error = found.error(members) if isinstance(found, _Parts) else found
+            error = found.load(members) if isinstance(found, _Rebuilder) else found
         except Exception:
             # Whatever the user's own class raises when it is called with what it keeps.
             logger.debug("an exception cannot be read", exc_info=True)

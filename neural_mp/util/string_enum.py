@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 from neural_mp.errors import ConfigurationError, NeuralMPError, did_you_mean
 
-W = TypeVar("W", bound="Word")
+W = TypeVar("W", bound="StringEnum")
 
 
-class Word(str, Enum):
+class StringEnum(str, Enum):
     """One of a few words; equal to its text, found under it in dicts, and printed as it."""
 
     __hash__ = str.__hash__
@@ -20,7 +20,7 @@ class Word(str, Enum):
         return str(self.value)
 
     @classmethod
-    def read(
+    def parse(
         cls: type[W],
         value: Any,
         what: str,

@@ -30,7 +30,7 @@ def with_article(noun: str) -> str:
 
 
 #: Parts of a tuple or dict that are told one by one.
-_MOST = 4
+_MAX_LISTED = 4
 
 
 def shape_words(value: object) -> str:
@@ -57,4 +57,4 @@ def shape_words(value: object) -> str:
 
 
 def _first(items: Iterable[object]) -> list[Any]:
-    return list(items)[:_MOST]
+    return list(items)[:_MAX_LISTED]

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from neural_mp.errors import NeuralMPError, message_of, users_own
+from neural_mp.errors import NeuralMPError, mark_user_error, message_of
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -33,7 +33,7 @@ class UserCodeError(Exception):
         self.__cause__ = self.error
 
 
-class UsersErrorsUnchanged(ContextDecorator):
+class ReraiseUserErrors(ContextDecorator):
     """Let what the user's own code raised come out as that very object."""
 
     def __enter__(self) -> None:
@@ -52,7 +52,7 @@ class UsersErrorsUnchanged(ContextDecorator):
         """
         if not isinstance(failure, UserCodeError):
             return False
-        error = users_own(failure.error)
+        error = mark_user_error(failure.error)
         context = error.__context__
         try:
             raise error
@@ -60,7 +60,7 @@ class UsersErrorsUnchanged(ContextDecorator):
             error.__context__ = context  # it was raised before there was a failure of ours
 
 
-def called(
+def call_user(
     call: Callable[..., Any],
     *arguments: object,
     form: str = "",
@@ -85,12 +85,14 @@ def called(
     except (UserCodeError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        if form and is_misfit(error, call, *arguments):
+        if form and is_signature_mismatch(error, call, *arguments):
             raise kind(misfit_words(error, call, form)) from error
         raise UserCodeError(error) from error
 
 
-def is_misfit(error: BaseException, call: Callable[..., Any], *arguments: object) -> bool:
+def is_signature_mismatch(
+    error: BaseException, call: Callable[..., Any], *arguments: object
+) -> bool:
     """Whether an error says that a function does not take what it was given.
 
     Args:

@@ -26,10 +26,10 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from neural_mp.errors import ConfigurationError, NeuralMPError, did_you_mean
-from neural_mp.util.string_enum import Word
+from neural_mp.util.string_enum import StringEnum
 
 T = TypeVar("T")
-W = TypeVar("W", bound=Word)
+W = TypeVar("W", bound=StringEnum)
 Validator = Callable[[Any], T]
 
 #: The largest seed of random numbers: numpy's old generators, which Optuna uses, take 32 bits.
@@ -39,13 +39,13 @@ MOST = (1 << 31) - 1
 #: The most seconds of a limit of time, 31 years: waiting functions refuse more than centuries.
 MOST_SECONDS = 10**9
 #: Whole numbers beyond are none that anything of ours was counted with.
-_MOST = 1 << 63
+_MAX_INTEGER = 1 << 63
 #: The most bytes of an array that an option gives the sizes of.
 _MOST_BYTES = 1 << 32
 #: Bytes of a path, and of a name in it, of common file systems.
 _LONGEST_PATH, _LONGEST_NAME = 4096, 255
 #: Characters of a found value or key that an error shows.
-_SHOWN = 80
+_MAX_PREVIEW_CHARS = 80
 #: Characters of a message together with the keys before it.
 _LONGEST_MESSAGE = 2000
 #: Characters of a text that is a word or a few.
@@ -87,7 +87,7 @@ _PREVIEW = _Preview()
 def preview(value: Any) -> str:
     """A value in words, cut short, however large it is, or deeply nested."""
     if isinstance(value, str | bytes):
-        return _cut(repr(value[: _SHOWN + 1]))
+        return _cut(repr(value[: _MAX_PREVIEW_CHARS + 1]))
     known = isinstance(value, dict | list | tuple | int) and not isinstance(value, bool)
     return _cut(_PREVIEW.repr(value) if known else repr(value))
 
@@ -98,7 +98,7 @@ def key_words(key: object) -> str:
 
 
 def _cut(words: str) -> str:
-    return words if len(words) <= _SHOWN else f"{words[: _SHOWN - 1]}…"
+    return words if len(words) <= _MAX_PREVIEW_CHARS else f"{words[: _MAX_PREVIEW_CHARS - 1]}…"
 
 
 def located(error: Exception) -> str:
@@ -223,7 +223,7 @@ def is_finite(value: Any) -> bool:
 
 
 def _is_counted(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MOST
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MAX_INTEGER
 
 
 def integer_between(least: int, most: int = MOST) -> Validator[int]:
@@ -362,7 +362,7 @@ def record(
                 raise invalid(f"the key {key!r}", value)
         for key in value if strict else ():
             if key not in known:
-                near = did_you_mean(str(key)[:_SHOWN], known)
+                near = did_you_mean(str(key)[:_MAX_PREVIEW_CHARS], known)
                 raise InvalidValueError(f"unknown key {preview(key)}{near}")
         return {key: validate_at(key, known[key], value[key]) for key in known if key in value}
 

@@ -21,14 +21,14 @@ import neural_mp
 from neural_mp.adaptors.loaded_model import LoadedModel
 from neural_mp.adaptors.registry import adaptor_for
 from neural_mp.api.optimized_model import OptimizedModel
-from neural_mp.core.kernel_trace import Executed
+from neural_mp.core.kernel_trace import OpTrace
 from neural_mp.core.observations import Observations
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.errors import PlanError
 from neural_mp.profiling.audit import Audit, AuditedOp, Verdict, audited, judged
 from neural_mp.runs.report import Report
-from neural_mp.space import PlannedOp, TuningSpace, planned_ops
+from neural_mp.space import EffectiveOp, TuningSpace, planned_ops
 from neural_mp.testing import uniform
 
 INT8, BF16 = Precision.INT8, Precision.BF16
@@ -64,7 +64,7 @@ class Case:
     @property
     def dense(self) -> str:
         """The dense layer at the end."""
-        return self.space.decided[-1]
+        return self.space.tunable_ops[-1]
 
 
 @cache
@@ -162,7 +162,7 @@ def test_a_result_that_was_converted_as_its_plan_says_holds(case):
     assert found.complete
     assert not found.findings
     assert [op.name for op in found.ops] == [op.name for op in case.space.graph]
-    assert found.counts()[Verdict.AS_PLANNED] >= len(case.space.decided) - 2
+    assert found.counts()[Verdict.AS_PLANNED] >= len(case.space.tunable_ops) - 2
 
 
 def test_a_kernel_that_was_swapped_for_a_float_one_is_found(case):
@@ -195,37 +195,37 @@ def test_what_computes_lower_than_planned_is_found_and_contradicts_the_plan(case
 
 @pytest.mark.parametrize("planned", [FP32.precision, BF16])
 def test_what_only_moves_values_and_passes_int8_on_is_found_and_contradicts_nothing(planned):
-    moved = {"move": PlannedOp("reshape", planned, moves=True)}
-    in_bytes, in_reals = Executed(("k",), None, True), Executed(("k",), planned, False)
+    moved = {"move": EffectiveOp("reshape", planned, moves_data=True)}
+    in_bytes, in_reals = OpTrace(("k",), None, True), OpTrace(("k",), planned, False)
     found = judged(moved, {"move": in_bytes}, lambda _: True)
     assert [op.verdict for op in found.findings] == [Verdict.PASSED_ON]
     assert found.holds
     assert found.counts() == {Verdict.PASSED_ON: 1}
     assert not judged(moved, {"move": in_reals}, lambda _: True).findings
-    stored = {"move": PlannedOp("reshape", INT8, moves=True)}
+    stored = {"move": EffectiveOp("reshape", INT8, moves_data=True)}
     assert not judged(stored, {"move": in_bytes}, lambda _: True).findings
 
 
 def test_an_integer_op_of_the_models_own_runs_as_planned():
-    planned = {"op": PlannedOp("ConvInteger", FP32.precision)}
-    own = Executed(("ConvInteger",), INT8, True)
+    planned = {"op": EffectiveOp("ConvInteger", FP32.precision)}
+    own = OpTrace(("ConvInteger",), INT8, True)
     assert judged(planned, {"op": own}, lambda _: True).holds
-    lowered = {"op": PlannedOp("Conv", FP32.precision)}
-    other = Executed(("QLinearConv",), INT8, True)
+    lowered = {"op": EffectiveOp("Conv", FP32.precision)}
+    other = OpTrace(("QLinearConv",), INT8, True)
     assert not judged(lowered, {"op": other}, lambda _: True).holds
 
 
 def test_an_op_that_the_model_itself_has_in_16_bits_runs_as_planned():
-    ran = {"op": Executed(("kernel",), BF16)}
-    assert judged({"op": PlannedOp("softmax", FP32.precision, source=BF16)}, ran, bool).holds
-    assert not judged({"op": PlannedOp("softmax", FP32.precision)}, ran, bool).holds
-    other = PlannedOp("softmax", FP32.precision, source=Precision.FP16)
+    ran = {"op": OpTrace(("kernel",), BF16)}
+    assert judged({"op": EffectiveOp("softmax", FP32.precision, source=BF16)}, ran, bool).holds
+    assert not judged({"op": EffectiveOp("softmax", FP32.precision)}, ran, bool).holds
+    other = EffectiveOp("softmax", FP32.precision, source=Precision.FP16)
     assert not judged({"op": other}, ran, bool).holds
 
 
 @pytest.mark.parametrize("verdict", Verdict)
 def test_a_plan_holds_unless_a_finding_contradicts_it(verdict):
-    op = AuditedOp("op", PlannedOp("conv", INT8), None, verdict)
+    op = AuditedOp("op", EffectiveOp("conv", INT8), None, verdict)
     contradicts = verdict in (Verdict.HIGHER, Verdict.LOWER, Verdict.UNSEEN)
     assert Audit((op,)).holds is not contradicts
     if contradicts:
@@ -287,7 +287,7 @@ def test_a_saved_result_is_audited_by_the_command(case, run, tmp_path):
     assert "ran higher than planned" in next(
         line for line in out.splitlines() if case.dense in line
     )
-    assert case.space.decided[0] not in out  # only what differs has a row
+    assert case.space.tunable_ops[0] not in out  # only what differs has a row
 
 
 def test_a_saved_result_is_audited_in_a_process_of_its_own(torch_case, tmp_path):

@@ -13,7 +13,7 @@ from neural_mp import MixedPrecision
 from neural_mp.api.loading import load_source
 from neural_mp.errors import DataError
 from neural_mp.tuning.batches import Batches
-from neural_mp.util.pytree import leaves
+from neural_mp.util.pytree import tree_leaves
 
 WIDTHS = (16, 8, 12)
 SIZE = 4
@@ -123,7 +123,7 @@ def test_the_inputs_of_a_batch_are_those_that_the_model_takes(framework, form, l
     values = arrays(count)
     batches, model = read(framework, count, batch_of(form, labelled, values))
     for inputs in batches.inputs():
-        given = leaves(inputs)
+        given = tree_leaves(inputs)
         assert len(given) == count
         for found, wanted in zip(given, values, strict=True):
             np.testing.assert_array_equal(found, wanted)

@@ -24,7 +24,7 @@ PLANS = {
 @pytest.mark.parametrize("command", ["convert", "explain"])
 def test_a_plan_file(command, name, run):
     content, message = PLANS[name]
-    Path("plan.yaml").write_text(f"neural_mp_plan: 1\n{content}\n")
+    Path("plan.yaml").write_text(f"neural_mp_plan: 2\n{content}\n")
     op = ("head",) if command == "explain" else ("--output", "out")
     code, out, err = run(command, NET[0], *op, *NET[1:], "--plan", "plan.yaml", "--quiet")
     assert (code, out) == (2, "")

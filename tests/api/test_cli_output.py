@@ -109,7 +109,7 @@ class TestJson:
         assert PrecisionPlan.from_dict(found["plan"]) == PrecisionPlan.load("tuned/plan.yaml")
 
     def test_convert_gives_the_report_and_the_plan(self, run, workplace):
-        Path("plan.yaml").write_text("neural_mp_plan: 1\nops: {stem: bf16}\n")
+        Path("plan.yaml").write_text("neural_mp_plan: 2\nops: {stem: bf16}\n")
         code, out, _ = run("convert", *NET, "--plan", "plan.yaml", "-o", "replayed", "--json")
         assert code == 0
         found = json.loads(out)

@@ -6,7 +6,7 @@ import pytest
 
 from neural_mp.errors import TuningError
 from neural_mp.jobs import worker_pool
-from neural_mp.jobs.worker_pool import PlaceLostError, Team
+from neural_mp.jobs.worker_pool import WorkerLostError, WorkerPool
 from neural_mp.reporting.jobs import JobsListener
 from neural_mp.tuning.executors.options import RUNS_AGAIN
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus, read_outcome
@@ -48,7 +48,7 @@ def work(tmp_path, monkeypatch):
         for name in names:
             (tmp_path / name).mkdir(exist_ok=True)
         try:
-            Team(jobs, tmp_path, heard, places).work()
+            WorkerPool(jobs, tmp_path, heard, places).work()
         finally:
             assert all(place.stopped for place in places)
         return heard
@@ -57,7 +57,7 @@ def work(tmp_path, monkeypatch):
 
 
 def lost(_):
-    raise PlaceLostError("node n was lost")
+    raise WorkerLostError("node n was lost")
 
 
 def test_what_a_job_tells_comes_before_its_end(work):

@@ -182,13 +182,13 @@ def test_the_space_sees_that_the_two_convolutions_belong_together(hostile_net, d
     adaptor = adaptor_for(hostile_net)
     model = adaptor.load(hostile_net, example=digits[1].images[:8])
     space = adaptor.space(model, all_machine)
-    assert frozenset({"2", "4"}) in space.bound_together
+    assert frozenset({"2", "4"}) in space.tied_ops
     observed = adaptor.observe(model, [digits[0].images[:100]], space)
     tensor = next(t for t in space.tensors if t.ops == {"2", "4"})
-    assert observed.noise[tensor.name] > 0.5
+    assert observed.nsr[tensor.name] > 0.5
     # How noisy the others are depends on how training went, and that on the processor.
     others = [t.name for t in space.tensors if t is not tensor]
-    assert all(observed.noise[name] < observed.noise[tensor.name] / 10 for name in others)
+    assert all(observed.nsr[name] < observed.nsr[tensor.name] / 10 for name in others)
 
 
 def test_a_target_no_plan_meets_returns_fp32_and_the_closest(net, digits, accuracy):

@@ -37,7 +37,7 @@ def test_the_smallest_model_that_is_good_enough(converter, net, digits):
 def test_which_layers_hurt(converter, hostile_net):
     """One channel between the second and the third convolution is 1024 times as large."""
     converter.model = hostile_net
-    noise = converter().observations.noise
+    noise = converter().observations.nsr
     first, second = sorted(noise.values(), reverse=True)[:2]
     worst = max(noise, key=noise.get)
     convolutions = [n for n, m in hostile_net.named_modules() if isinstance(m, torch.nn.Conv2d)]

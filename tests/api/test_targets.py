@@ -9,19 +9,19 @@ from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.api.portability import hardware_for
 from neural_mp.config import parse_settings
 from neural_mp.core.hardware import TARGETS, Hardware, detect
-from neural_mp.core.int8_accumulation import ByteProducts, KernelKind
+from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
 from neural_mp.core.precision import OpConfig, Precision, QuantSpec
 from neural_mp.errors import ConfigurationError, PlanError
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
-EXACT, SATURATING = ByteProducts.EXACT, ByteProducts.SATURATING
+EXACT, SATURATING = Int8Accumulation.EXACT, Int8Accumulation.SATURATING
 
 
 class Saturating(PyTorchAdaptor):
     """On a processor without VNNI, whatever this one has."""
 
-    def kernel_products(self, hardware):
+    def int8_accumulation(self, hardware):
         products = hardware.byte_products if hardware.target != "this" else SATURATING
         return dict.fromkeys(KernelKind, products)
 
@@ -38,10 +38,10 @@ class Saturating(PyTorchAdaptor):
     ],
 )
 def test_what_a_target_stands_for(target, products):
-    there = detect({}).converting_for(target)
+    there = detect({}).for_target(target)
     assert there.byte_products is products
     assert there.support(Precision.BF16).native == (target == "amx")
-    assert there.converting_for("this") is there
+    assert there.for_target("this") is there
 
 
 def test_every_target_is_told_apart():

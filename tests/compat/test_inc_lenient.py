@@ -273,7 +273,7 @@ def test_a_limit_on_their_op_types_holds(net, digits, all_machine):
     limited, told = constrained(space, theirs(text)[0])
     convolutions = {op.name for op in space.graph if op.type == "conv2d"}
     assert convolutions
-    for op in space.decided:
+    for op in space.tunable_ops:
         held_back = limited.capabilities[op].precisions == (Precision.FP32,)
         assert held_back == (op in convolutions)
     assert told == ("optype_wise limits LSTM; the model has no such op",)

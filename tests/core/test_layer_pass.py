@@ -3,28 +3,28 @@
 import numpy as np
 import pytest
 
-from neural_mp.core.numerics_trace import Extent, LayerPass, ModelPass, first_trouble
+from neural_mp.core.numerics_trace import LayerTrace, ModelTrace, ValueStats, first_non_finite
 
-FINE = Extent(1.0)
-BAD = Extent(2.0, inf=True)
-NAN = Extent(2.0, nan=True, inf=True)
+FINE = ValueStats(1.0)
+BAD = ValueStats(2.0, inf=True)
+NAN = ValueStats(2.0, nan=True, inf=True)
 
 
 def layer(name, inputs=FINE, outputs=FINE, **more):
-    return LayerPass(name, "Dense", more.pop("dtype", "float16"), inputs, outputs, **more)
+    return LayerTrace(name, "Dense", more.pop("dtype", "float16"), inputs, outputs, **more)
 
 
 def trouble(*layers, batch=FINE, outputs=None, loss=None):
     outputs = layers[-1].outputs if outputs is None else outputs
-    return first_trouble(ModelPass(batch, outputs, layers, loss))
+    return first_non_finite(ModelTrace(batch, outputs, layers, loss))
 
 
 def test_the_extent_of_nested_arrays():
     arrays = {"a": np.array([1.0, -3.0]), "b": [np.array([2], np.int64), np.zeros((0,))]}
-    assert Extent.of(arrays) == Extent(3.0)
-    assert Extent.of([]) == Extent()
-    assert Extent.of(np.array([np.inf, 5.0])) == Extent(5.0, inf=True)
-    assert Extent.of(np.array([np.nan, -np.inf])) == Extent(0.0, nan=True, inf=True)
+    assert ValueStats.of(arrays) == ValueStats(3.0)
+    assert ValueStats.of([]) == ValueStats()
+    assert ValueStats.of(np.array([np.inf, 5.0])) == ValueStats(5.0, inf=True)
+    assert ValueStats.of(np.array([np.nan, -np.inf])) == ValueStats(0.0, nan=True, inf=True)
 
 
 def test_all_is_well():
@@ -48,7 +48,7 @@ def test_a_layer_in_float32_is_not_kept_there_once_more(dtype):
 
 
 def test_numbers_that_do_not_fit_where_they_are_read():
-    found = trouble(layer("a", outputs=Extent(1e6), dtype="float32"), layer("b", BAD, BAD))
+    found = trouble(layer("a", outputs=ValueStats(1e6), dtype="float32"), layer("b", BAD, BAD))
     assert found.layer == "b"
     assert "reads numbers of up to 1e+06, which float16 cannot hold" in found.words
 

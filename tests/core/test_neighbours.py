@@ -1,16 +1,16 @@
 import pytest
 
 from neural_mp.errors import ModelLoadError
-from neural_mp.io.files import beside
+from neural_mp.io.files import resolve_sibling
 
 
 def test_files_beside_and_below_a_model_are_its_own(tmp_path):
     model = tmp_path / "net.onnx"
     model.touch()
     (tmp_path / "parts").mkdir()
-    assert beside(model, "net.data") == tmp_path / "net.data"
-    assert beside(model, "parts/0.data") == tmp_path / "parts" / "0.data"
-    assert beside(model, "words.txt", "assets") == tmp_path / "assets" / "words.txt"
+    assert resolve_sibling(model, "net.data") == tmp_path / "net.data"
+    assert resolve_sibling(model, "parts/0.data") == tmp_path / "parts" / "0.data"
+    assert resolve_sibling(model, "words.txt", "assets") == tmp_path / "assets" / "words.txt"
 
 
 def test_in_a_cache_of_links_they_lie_beside_what_the_model_leads_to(tmp_path):
@@ -20,7 +20,7 @@ def test_in_a_cache_of_links_they_lie_beside_what_the_model_leads_to(tmp_path):
     for name, blob in (("net.onnx", "a1"), ("net.data", "b2")):
         (blobs / blob).touch()
         (snapshot / name).symlink_to(f"../../blobs/{blob}")
-    assert beside(snapshot / "net.onnx", "net.data") == snapshot / "net.data"
+    assert resolve_sibling(snapshot / "net.onnx", "net.data") == snapshot / "net.data"
 
 
 @pytest.mark.parametrize(
@@ -34,4 +34,4 @@ def test_all_others_are_refused(tmp_path, name):
     (folder / "out").symlink_to("../x")
     (folder / "ring").symlink_to("ring")
     with pytest.raises(ModelLoadError, match="outside of the model's folder"):
-        beside(folder / "net.onnx", name)
+        resolve_sibling(folder / "net.onnx", name)

@@ -10,7 +10,7 @@ from neural_mp.config import load_settings
 from neural_mp.core.plan import load_plan_file
 from neural_mp.data import build_dataset
 from neural_mp.errors import ModelLoadError, NeuralMPError
-from neural_mp.io.files import check_ends, read_plain
+from neural_mp.io.files import read_bounded, require_regular_file
 from neural_mp.jobs.fingerprint import job_digest
 from neural_mp.profiling.kernel_log import read_kernel_log
 from neural_mp.runs.record_schema import read_record_file
@@ -64,7 +64,7 @@ def test_a_pipe_that_is_open_already_is_read():
     try:
         os.write(writing, b"model: {}")
         os.close(writing)
-        assert read_plain(f"/dev/fd/{reading}", 100) == b"model: {}"
+        assert read_bounded(f"/dev/fd/{reading}", 100) == b"model: {}"
     finally:
         os.close(reading)
 
@@ -73,10 +73,10 @@ def test_a_file_that_is_too_large_is_not_read_to_its_end(tmp_path):
     with (tmp_path / "file").open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(OSError, match="larger than 1 MiB"):
-        read_plain(tmp_path / "file", 1 << 20)
+        read_bounded(tmp_path / "file", 1 << 20)
 
 
 @pytest.mark.parametrize("name", [".", "nothing", "loop"])
 def test_who_opens_it_says_what_else_is_wrong(name, tmp_path):
     (tmp_path / "loop").symlink_to("loop")
-    check_ends(tmp_path / name)
+    require_regular_file(tmp_path / name)

@@ -67,14 +67,14 @@ def test_a_person_can_edit_a_plan():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ops: {conv: fp33}\nneural_mp_plan: 1", "ops.conv: .*'fp33'"),
-        ("ops: {conv: [fp32]}\nneural_mp_plan: 1", r"ops.conv: expected a precision.*\['fp32'\]"),
-        ("ops: {conv: {precision: int8, wieght: x}}\nneural_mp_plan: 1", "unknown key 'wieght'"),
+        ("ops: {conv: fp33}\nneural_mp_plan: 2", "ops.conv: .*'fp33'"),
+        ("ops: {conv: [fp32]}\nneural_mp_plan: 2", r"ops.conv: expected a precision.*\['fp32'\]"),
+        ("ops: {conv: {precision: int8, wieght: x}}\nneural_mp_plan: 2", "unknown key 'wieght'"),
         (
-            "ops: {conv: {precision: int8, weight: int8 big}}\nneural_mp_plan: 1",
+            "ops: {conv: {precision: int8, weight: int8 big}}\nneural_mp_plan: 2",
             "ops.conv.weight: 'big'",
         ),
-        ("ops: {conv: 'int8,bf16'}\nneural_mp_plan: 1", "ops.conv: expected one precision"),
+        ("ops: {conv: 'int8,bf16'}\nneural_mp_plan: 2", "ops.conv: expected one precision"),
         ("ops: {conv: fp32}\nneural_mp_plan: 99", "neural_mp_plan: 99"),
         ("conv: fp32", "no plan: expected a mapping with the key 'ops'"),
         ("ops: [", "line 1: not readable YAML"),

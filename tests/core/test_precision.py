@@ -80,11 +80,11 @@ def test_a_quant_spec_takes_known_words_only():
 
 
 def test_repairs_are_known_words_of_int8_in_one_order():
-    config = OpConfig(Precision.INT8, repairs=("bias_correction", "smooth"))
-    assert config.repairs == ("smooth", "bias_correction")
+    config = OpConfig(Precision.INT8, corrections=("bias_correction", "smooth"))
+    assert config.corrections == ("smooth", "bias_correction")
     with pytest.raises(PlanError, match=r"no repair 'smoth'; did you mean 'smooth'"):
-        OpConfig(Precision.INT8, repairs=("smoth",))
+        OpConfig(Precision.INT8, corrections=("smoth",))
     with pytest.raises(PlanError, match="'smooth' repairs INT8; bf16 needs none"):
-        OpConfig(Precision.BF16, repairs=("smooth",))
+        OpConfig(Precision.BF16, corrections=("smooth",))
     with pytest.raises(PlanError, match="scale the same channels; choose one"):
-        OpConfig(Precision.INT8, repairs=("smooth", "equalize"))
+        OpConfig(Precision.INT8, corrections=("smooth", "equalize"))

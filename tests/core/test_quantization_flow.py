@@ -6,8 +6,8 @@ from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import (
     observable_tensors,
+    propagate_quantization,
     quantized_tensors,
-    trace_quantization,
 )
 
 INT8, BF16, FP16, FP32 = Precision.INT8, Precision.BF16, Precision.FP16, Precision.FP32
@@ -54,7 +54,7 @@ JOINED = OpGraph(
 
 
 def test_all_int8_passes_integers_from_kernel_to_kernel():
-    flow = trace_quantization(CHAIN, {"conv1": INT8, "conv2": INT8, "fc": INT8})
+    flow = propagate_quantization(CHAIN, {"conv1": INT8, "conv2": INT8, "fc": INT8})
     assert flow.effective == {
         **dict.fromkeys(["conv1", "relu1", "pool", "conv2", "relu2", "fc"], INT8),
         "mean": FP32,
@@ -62,39 +62,39 @@ def test_all_int8_passes_integers_from_kernel_to_kernel():
     # relu2 is read by a float op only, so its kernel writes floats.
     assert flow.int8_outputs == {"relu1", "pool"}
     # Pooling selects values: what comes out carries the scale of what went in.
-    assert flow.root == {"x": "x", "relu1": "relu1", "pool": "relu1", "mean": "mean"}
+    assert flow.scale_owner == {"x": "x", "relu1": "relu1", "pool": "relu1", "mean": "mean"}
 
 
 def test_putting_the_only_reader_back_to_float_takes_the_quantization_away():
-    flow = trace_quantization(CHAIN, {"conv1": INT8, "conv2": FP32, "fc": FP32})
+    flow = propagate_quantization(CHAIN, {"conv1": INT8, "conv2": FP32, "fc": FP32})
     assert flow.int8_outputs == frozenset()
-    assert set(flow.root) == {"x"}
+    assert set(flow.scale_owner) == {"x"}
     assert flow.effective["relu1"] is INT8  # still part of the kernel
     assert flow.effective["pool"] is FP32
 
 
 def test_a_float_writer_is_quantized_behind_the_pooling():
-    flow = trace_quantization(CHAIN, {"conv1": FP32, "conv2": INT8, "fc": FP32})
-    assert flow.root == {"pool": "pool"}
+    flow = propagate_quantization(CHAIN, {"conv1": FP32, "conv2": INT8, "fc": FP32})
+    assert flow.scale_owner == {"pool": "pool"}
     assert flow.effective["pool"] is FP32
 
 
 def test_a_cluster_can_be_split_by_naming_its_activation():
-    flow = trace_quantization(CHAIN, {"conv1": INT8, "relu1": FP32, "conv2": INT8, "fc": FP32})
+    flow = propagate_quantization(CHAIN, {"conv1": INT8, "relu1": FP32, "conv2": INT8, "fc": FP32})
     assert flow.effective["relu1"] is FP32
     assert "conv1" not in flow.int8_outputs
 
 
 def test_int8_on_an_op_that_nothing_runs_in_int8_is_float():
-    assert trace_quantization(CHAIN, {"mean": INT8, "pool": INT8}).effective["pool"] is FP32
+    assert propagate_quantization(CHAIN, {"mean": INT8, "pool": INT8}).effective["pool"] is FP32
 
 
 def test_a_residual_sum_is_quantized_only_if_its_result_is():
     everything = {name: INT8 for name in ("stem", "a", "b", "c")}
-    flow = trace_quantization(RESIDUAL, everything)
+    flow = propagate_quantization(RESIDUAL, everything)
     assert flow.int8_reads["add"] == {"stem"}
     assert flow.int8_outputs == {"stem", "a", "relu"}
-    float_behind = trace_quantization(RESIDUAL, {**everything, "c": FP32})
+    float_behind = propagate_quantization(RESIDUAL, {**everything, "c": FP32})
     assert "add" not in float_behind.int8_reads
     assert float_behind.int8_outputs == {"stem", "a"}
 
@@ -123,10 +123,10 @@ def writing_int8_only(graph: OpGraph) -> OpGraph:
 
 
 def test_kernels_that_write_int8_only_quantize_what_nobody_reads_so():
-    flow = trace_quantization(writing_int8_only(RESIDUAL), {"b": INT8})
+    flow = propagate_quantization(writing_int8_only(RESIDUAL), {"b": INT8})
     assert flow.int8_outputs == {"relu"}
     assert flow.int8_reads == {"b": {"a"}, "add": {"stem"}}
-    assert set(flow.root) == {"a", "stem", "relu"}
+    assert set(flow.scale_owner) == {"a", "stem", "relu"}
 
 
 def test_their_results_are_observed_and_belong_to_their_writers():
@@ -143,34 +143,34 @@ def all_joined(**other: Precision) -> dict[str, Precision]:
 
 
 def test_an_addition_between_integers_reads_and_writes_them_each_with_a_scale_of_its_own():
-    flow = trace_quantization(JOINED, all_joined())
+    flow = propagate_quantization(JOINED, all_joined())
     assert flow.int8_reads["add"] == {"a", "stem"}
     assert "relu" in flow.int8_outputs
     assert "add" not in flow.int8_outputs  # inside of the kernel
-    assert {name for name, root in flow.root.items() if name == root} == {
+    assert {name for name, root in flow.scale_owner.items() if name == root} == {
         *("x", "stem", "a", "relu", "b", "sum"),
     }
 
 
 def test_an_addition_that_nothing_reads_in_integers_runs_in_float():
     free = OpGraph([replace(op, writes_int8=False) for op in JOINED], ["x"], ["mean"])
-    flow = trace_quantization(free, all_joined())
+    flow = propagate_quantization(free, all_joined())
     assert flow.effective["sum"] is FP32
     assert "sum" not in flow.int8_reads
-    without = trace_quantization(free, all_joined(b=FP32))
+    without = propagate_quantization(free, all_joined(b=FP32))
     assert without.effective["add"] is without.effective["relu"] is FP32
 
 
 def test_an_addition_of_what_can_only_be_written_in_integers_stays_there():
-    flow = trace_quantization(JOINED, all_joined())
+    flow = propagate_quantization(JOINED, all_joined())
     assert flow.effective["sum"] is INT8
     assert "sum" in flow.int8_outputs  # one tensor is dequantized for the mean, not two
 
 
 def test_an_addition_of_floats_runs_in_float_and_is_quantized_behind():
-    flow = trace_quantization(JOINED, all_joined(stem=FP32, a=FP32))
+    flow = propagate_quantization(JOINED, all_joined(stem=FP32, a=FP32))
     assert flow.effective["add"] is FP32
-    assert set(flow.root) == {"relu", "b"}
+    assert set(flow.scale_owner) == {"relu", "b"}
 
 
 def test_an_addition_shares_the_tensors_it_reads_and_writes():

@@ -12,7 +12,7 @@ from neural_mp.core.plan import PrecisionPlan, load_plan_file
 from neural_mp.core.precision import Precision
 from neural_mp.errors import HistoryError, NeuralMPError, PlanError
 from neural_mp.io.limits import MAX_FILE_BYTES
-from neural_mp.io.readers import decompress_bounded, of_json, packed, read_json
+from neural_mp.io.readers import compress_text, decompress_bounded, parse_json, read_json
 from neural_mp.io.yaml_reader import YamlError, load_yaml, load_yaml_with_lines
 from neural_mp.util.validators import (
     enum_of,
@@ -35,19 +35,19 @@ _BOMB = "\n".join(
 )
 
 HOSTILE = {
-    "aliases that multiply": f"neural_mp_plan: 1\n{_BOMB}\nops: {{conv: *a11}}",
-    "an alias of itself": "neural_mp_plan: 1\nops: &ops {conv: *ops}",
-    "deep lists": f"neural_mp_plan: 1\nops: {'[' * 200_000}",
-    "deep mappings": f"neural_mp_plan: 1\nops: {'{a: ' * 200_000}",
+    "aliases that multiply": f"neural_mp_plan: 2\n{_BOMB}\nops: {{conv: *a11}}",
+    "an alias of itself": "neural_mp_plan: 2\nops: &ops {conv: *ops}",
+    "deep lists": f"neural_mp_plan: 2\nops: {'[' * 200_000}",
+    "deep mappings": f"neural_mp_plan: 2\nops: {'{a: ' * 200_000}",
     "deep lines": f"{'- ' * 200_000}a",
-    "merged words": "neural_mp_plan: 1\nops: {<<: [fp32]}",
-    "base 60": f"neural_mp_plan: 1\nops: {{}}\nobservations: {{samples: 1{':59' * 300_000}}}",
-    "many digits": f"neural_mp_plan: 1\nops: {{}}\nobservations: {{samples: {'9' * 100_000}}}",
-    "a tag": "neural_mp_plan: 1\nops: !!python/object/apply:os.system [echo]",
-    "a long word": f"neural_mp_plan: 1\nops: {{conv: {'fp33' * 500_000}}}",
-    "a long key": f"neural_mp_plan: 1\nops:\n  ? {'conv' * 500_000}\n  : 5",
-    "two documents": "neural_mp_plan: 1\nops: {}\n---\nneural_mp_plan: 1",
-    "NUL": "neural_mp_plan: 1\nops: {conv: \0}",
+    "merged words": "neural_mp_plan: 2\nops: {<<: [fp32]}",
+    "base 60": f"neural_mp_plan: 2\nops: {{}}\nobservations: {{samples: 1{':59' * 300_000}}}",
+    "many digits": f"neural_mp_plan: 2\nops: {{}}\nobservations: {{samples: {'9' * 100_000}}}",
+    "a tag": "neural_mp_plan: 2\nops: !!python/object/apply:os.system [echo]",
+    "a long word": f"neural_mp_plan: 2\nops: {{conv: {'fp33' * 500_000}}}",
+    "a long key": f"neural_mp_plan: 2\nops:\n  ? {'conv' * 500_000}\n  : 5",
+    "two documents": "neural_mp_plan: 2\nops: {}\n---\nneural_mp_plan: 1",
+    "NUL": "neural_mp_plan: 2\nops: {conv: \0}",
     "nothing": "",
     "a list": "[]",
 }
@@ -95,7 +95,7 @@ def test_a_range_goes_from_low_to_high():
 
 def test_aliases_that_do_not_multiply_are_read():
     plan = PrecisionPlan.from_yaml(
-        "neural_mp_plan: 1\n"
+        "neural_mp_plan: 2\n"
         "ops:\n"
         "  a: &int8 {precision: int8, weight: int8 symmetric per_channel}\n"
         "  b: *int8\n"
@@ -189,12 +189,14 @@ def test_what_is_packed_is_unpacked_no_further_than_a_limit(pack, tmp_path):
 
 def test_packed_text_is_bounded_too():
     with pytest.raises(HistoryError, match="trial 3.*more than 256 MiB"):
-        of_json(packed(b" " * (MAX_FILE_BYTES + 1)), string, "trial 3", HistoryError)
-    assert of_json(packed(b"[1]"), list_of(non_negative_integer), "trial 3", HistoryError) == (1,)
+        parse_json(compress_text(b" " * (MAX_FILE_BYTES + 1)), string, "trial 3", HistoryError)
+    assert parse_json(
+        compress_text(b"[1]"), list_of(non_negative_integer), "trial 3", HistoryError
+    ) == (1,)
     with pytest.raises(HistoryError, match="trial 3: it is damaged"):
-        of_json("no such text", string, "trial 3", HistoryError)
+        parse_json("no such text", string, "trial 3", HistoryError)
     with pytest.raises(HistoryError, match=r"trial 3: expected a text, found \[1\]"):
-        of_json([1], string, "trial 3", HistoryError)
+        parse_json([1], string, "trial 3", HistoryError)
 
 
 @pytest.mark.parametrize(

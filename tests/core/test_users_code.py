@@ -10,8 +10,8 @@ import cloudpickle
 import pytest
 
 from neural_mp.errors import DataError, MetricError, is_users_own
-from neural_mp.util.remote_exceptions import carried
-from neural_mp.util.user_calls import UserCodeError, UsersErrorsUnchanged, called
+from neural_mp.util.remote_exceptions import dump_exception
+from neural_mp.util.user_calls import ReraiseUserErrors, UserCodeError, call_user
 
 
 class OwnError(Exception):
@@ -40,8 +40,8 @@ def raising(error):
 def test_what_users_raise_comes_out_as_that_object(kind):
     error = kind("mine")
     error.__cause__ = cause = KeyError("why")
-    with pytest.raises(kind) as caught, UsersErrorsUnchanged():
-        called(raising(error), form="act()", kind=MetricError)
+    with pytest.raises(kind) as caught, ReraiseUserErrors():
+        call_user(raising(error), form="act()", kind=MetricError)
     assert caught.value is error
     assert error.__cause__ is cause
     assert error.__context__ is None
@@ -50,8 +50,8 @@ def test_what_users_raise_comes_out_as_that_object(kind):
 
 def test_an_error_of_a_class_of_ours_is_ours_and_one_derived_from_it_is_not():
     for kind, own in ((DataError, False), (DeepError, True), (OwnError, True)):
-        with pytest.raises(kind) as caught, UsersErrorsUnchanged():
-            called(raising(kind("mine")))
+        with pytest.raises(kind) as caught, ReraiseUserErrors():
+            call_user(raising(kind("mine")))
         assert is_users_own(caught.value) is own
 
 
@@ -67,7 +67,7 @@ def test_an_error_of_a_class_of_ours_is_ours_and_one_derived_from_it_is_not():
 )
 def test_a_call_of_ours_that_does_not_fit_is_said_with_both_forms(function, takes):
     with pytest.raises(MetricError, match=rf"called as f\(x\).*{takes}"):
-        called(function, object(), form="f(x)", kind=MetricError)
+        call_user(function, object(), form="f(x)", kind=MetricError)
 
 
 def test_a_call_of_theirs_that_does_not_fit_is_theirs():
@@ -75,16 +75,16 @@ def test_a_call_of_theirs_that_does_not_fit_is_theirs():
         pass
 
     with pytest.raises(UserCodeError):
-        called(lambda x: inner(x), 1, form="f(x)", kind=MetricError)
+        call_user(lambda x: inner(x), 1, form="f(x)", kind=MetricError)
 
 
 def test_an_interrupt_is_nobodys_error():
     with pytest.raises(KeyboardInterrupt):
-        called(raising(KeyboardInterrupt()))
+        call_user(raising(KeyboardInterrupt()))
 
 
 def sent(error):
-    return pickle.loads(pickle.dumps(carried(error))).error()
+    return pickle.loads(pickle.dumps(dump_exception(error))).load()
 
 
 def test_an_exception_is_sent_with_its_cause_its_notes_and_its_places():
@@ -129,7 +129,7 @@ def test_an_exception_that_names_itself_as_its_cause_is_sent():
     error = OwnError("mine")
     error.__context__ = KeyError("why")
     error.__context__.__context__ = error
-    copy = cloudpickle.loads(cloudpickle.dumps(carried(error))).error()
+    copy = cloudpickle.loads(cloudpickle.dumps(dump_exception(error))).load()
     assert str(copy) == "mine"
     assert isinstance(copy.__context__, KeyError)
     assert copy.__context__.__context__ is copy
@@ -173,7 +173,7 @@ class WordlessError(Exception):
 
 def test_an_exception_that_raises_as_it_is_shown_comes_out_as_that_object():
     error = WordlessError()
-    with pytest.raises(WordlessError) as caught, UsersErrorsUnchanged():
-        called(raising(error))
+    with pytest.raises(WordlessError) as caught, ReraiseUserErrors():
+        call_user(raising(error))
     assert caught.value is error
     assert type(sent(error)) is WordlessError

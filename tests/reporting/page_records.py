@@ -8,19 +8,19 @@ from dataclasses import replace
 
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.core.graph import Op, OpGraph
-from neural_mp.core.observations import Observations, Times
+from neural_mp.core.observations import Observations, OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.quantization_flow import quantized_tensors
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.runs.record import (
     Conversion,
-    Ending,
     Machine,
-    Measured,
+    ProbeMeasurements,
+    RunEnd,
     RunRecord,
+    RunStart,
     Setting,
-    Setup,
 )
 from neural_mp.runs.report import Report, count_ops
 from neural_mp.space import Capability
@@ -66,7 +66,7 @@ def transformer(count: int) -> OpGraph:
     return OpGraph(ops, ["tokens"], [before])
 
 
-def setup(graph: OpGraph, model: str = "Net", reason: str = "no integer kernel") -> Setup:
+def setup(graph: OpGraph, model: str = "Net", reason: str = "no integer kernel") -> RunStart:
     """A run of a model whose convolutions and products can run in INT8."""
     decided = [op.name for op in graph if op.type in ("conv2d", "linear")]
     capabilities = {
@@ -75,7 +75,7 @@ def setup(graph: OpGraph, model: str = "Net", reason: str = "no integer kernel")
         else Capability((BF16, FP32), {Precision.INT8: reason})
         for op in graph
     }
-    return Setup(
+    return RunStart(
         "2026-11-23T12:00:00+00:00",
         model,
         "pytorch",
@@ -164,14 +164,16 @@ def record(graph: OpGraph, **changes: str) -> RunRecord:
         begun,
         "tuning-0001",
         {"accuracy": 0.96, "seconds": 0.5},
-        Observations(noise=noise, samples=100, repaired={first: {"smooth": noise[first] / 9}}),
+        Observations(nsr=noise, samples=100, corrected_nsr={first: {"smooth": noise[first] / 9}}),
         tried,
-        Measured(
-            Times({op: {Precision.FP32: 2e-3, Precision.INT8: 5e-4} for op in begun.decided}),
+        ProbeMeasurements(
+            OpTimings(
+                {op: {Precision.FP32: 2e-3, Precision.INT8: 5e-4} for op in begun.tunable_ops}
+            ),
             {first: {"none": 0.01}},
             dict.fromkeys(seconds, 1000.0),
         ),
-        Ending(
+        RunEnd(
             "2026-11-23T12:01:00+00:00",
             True,
             best.plan,
@@ -196,7 +198,7 @@ def unchecked(graph: OpGraph) -> RunRecord:
     made = record(graph)
     assert made.ending is not None
     report = replace(
-        made.ending.report, baseline_accuracy=None, accuracy=None, target=None, decibels=41.5
+        made.ending.report, baseline_accuracy=None, accuracy=None, target=None, output_sqnr_db=41.5
     )
     ending = replace(made.ending, met=None, chosen=None, report=report, finalists=(), predicted={})
     return replace(made, baseline=None, trials=(), ending=ending)

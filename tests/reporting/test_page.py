@@ -278,7 +278,7 @@ def test_a_run_that_missed_its_target_says_that_the_result_is_the_fp32_model(gra
 def test_numbers_that_are_none_do_not_stop_a_page(graph):
     made = page_records.record(graph)
     nothing = float("nan")
-    noise = dict.fromkeys(made.observations.noise, nothing)
+    noise = dict.fromkeys(made.observations.nsr, nothing)
     first, *others = made.trials
     made = replace(
         made,

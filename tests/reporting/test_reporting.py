@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from neural_mp.core.int8_accumulation import ByteProducts, KernelKind
+from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.core.trial import Outcome, Trial
@@ -103,7 +103,7 @@ def test_trials_are_shown_with_their_outcome_and_error():
 
 
 def test_the_hardware_table_tells_native_from_emulated(all_machine):
-    exact, saturating = ByteProducts.EXACT, ByteProducts.SATURATING
+    exact, saturating = Int8Accumulation.EXACT, Int8Accumulation.SATURATING
     products = {**dict.fromkeys(KernelKind, saturating), KernelKind.DEPTHWISE: exact}
     text = shown(hardware_table(all_machine, {"pytorch": products}))
     for words_ in ("natively", "emulated", "FORCE_BF16=1", "pytorch", "saturating", "exact"):

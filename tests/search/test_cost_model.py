@@ -10,57 +10,57 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "strategies"))
 from made_up import chain
 
-from neural_mp.core.observations import Times
+from neural_mp.core.observations import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision, QuantSpec
-from neural_mp.search.cost_model import Figures, cost_model, predicted_share
-from neural_mp.search.min_cut import Cut
+from neural_mp.search.cost_model import CostInputs, cost_model, predicted_share
+from neural_mp.search.min_cut import CutSolver
 from neural_mp.space import Capability
 
 INT8, BF16, FP32 = Precision.INT8, Precision.BF16, Precision.FP32
 
 
-def fastest(figures: Figures, length: int = 3) -> set[str]:
+def fastest(figures: CostInputs, length: int = 3) -> set[str]:
     model = cost_model(chain(length), figures)
-    plan = model.plan(Cut(model.assignment).best(0.0))
+    plan = model.plan(CutSolver(model.assignment).best(0.0))
     return {op for op, config in plan.items() if config.precision is INT8}
 
 
-def times(*pairs: tuple[float, float], **more: float) -> Times:
+def times(*pairs: tuple[float, float], **more: float) -> OpTimings:
     ops = {f"op{i}": {FP32: fp32, INT8: int8} for i, (fp32, int8) in enumerate(pairs)}
-    return Times(ops, **more)
+    return OpTimings(ops, **more)
 
 
 def test_with_nothing_measured_all_are_fastest_in_int8():
-    assert fastest(Figures({})) == {"op0", "op1", "op2"}
+    assert fastest(CostInputs({})) == {"op0", "op1", "op2"}
 
 
 def test_an_op_that_is_clearly_slower_in_int8_stays_out():
     measured = times((4.0, 1.0), (1.0, 3.0), (4.0, 1.0), conversion=0.1)
-    assert fastest(Figures({}, times=measured)) == {"op0", "op2"}
+    assert fastest(CostInputs({}, times=measured)) == {"op0", "op2"}
 
 
 def test_not_if_leaving_it_out_costs_more_in_conversions():
     """Two conversions around it, at 1.1 each, against the 2 that it loses."""
     measured = times((4.0, 1.0), (1.0, 3.0), (4.0, 1.0), conversion=1.1)
-    assert fastest(Figures({}, times=measured)) == {"op0", "op1", "op2"}
+    assert fastest(CostInputs({}, times=measured)) == {"op0", "op1", "op2"}
 
 
 def test_larger_tensors_take_longer_to_convert():
     measured = times((4.0, 1.0), (1.0, 3.0), (4.0, 1.0), conversion=0.1, value=0.01)
     small, large = {"op0": 1, "op1": 1}, {"op0": 100, "op1": 100}
-    assert fastest(Figures({}, times=measured, values=small)) == {"op0", "op2"}
-    assert fastest(Figures({}, times=measured, values=large)) == {"op0", "op1", "op2"}
+    assert fastest(CostInputs({}, times=measured, values=small)) == {"op0", "op2"}
+    assert fastest(CostInputs({}, times=measured, values=large)) == {"op0", "op1", "op2"}
 
 
 def test_a_difference_within_what_timing_single_ops_can_tell_is_none():
     measured = times((4.0, 1.0), (1.0, 1.1), (4.0, 1.0), conversion=0.0)
-    assert fastest(Figures({}, times=measured)) == {"op0", "op1", "op2"}
+    assert fastest(CostInputs({}, times=measured)) == {"op0", "op1", "op2"}
 
 
 def test_where_size_is_wanted_times_do_not_count_and_weights_do():
     measured = times((4.0, 1.0), (1.0, 30.0), (4.0, 1.0), conversion=0.1)
-    figures = Figures({}, {"modelsize": 1.0}, measured, {"op0": 10, "op1": 80, "op2": 10})
+    figures = CostInputs({}, {"modelsize": 1.0}, measured, {"op0": 10, "op1": 80, "op2": 10})
     assert fastest(figures) == {"op0", "op1", "op2"}
     model = cost_model(chain(3), figures)
     time = {op: costs[0][0] for op, costs in model.assignment.costs.items()}
@@ -70,7 +70,7 @@ def test_where_size_is_wanted_times_do_not_count_and_weights_do():
 def test_two_objectives_are_weighed():
     """All of the time is op0's, all of the weights op1's."""
     measured = times((1.0, 0.5), (1e-9, 5e-10), (1e-9, 5e-10), conversion=0.0)
-    figures = Figures(
+    figures = CostInputs(
         {}, {"performance": 0.75, "modelsize": 0.25}, measured, {"op0": 1, "op1": 10**9, "op2": 1}
     )
     costs = cost_model(chain(3), figures).assignment.costs
@@ -80,18 +80,18 @@ def test_two_objectives_are_weighed():
 
 
 def test_a_tensors_harm_is_paid_once_however_large_the_weight_of_harm():
-    model = cost_model(chain(3), Figures({"op0": 0.5, "op1": 1e-7}))
-    plan = model.plan(Cut(model.assignment).best(inf))
+    model = cost_model(chain(3), CostInputs({"op0": 0.5, "op1": 1e-7}))
+    plan = model.plan(CutSolver(model.assignment).best(inf))
     assert plan["op1"].precision is FP32
 
 
 @pytest.mark.parametrize(("bf16", "taken"), [(0.9, True), (1.1, False)])
 def test_16_bits_are_worth_what_they_were_measured_to_be(bf16, taken):
-    measured = Times({f"op{i}": {FP32: 1.0, BF16: bf16} for i in range(2)}, conversion=0.0)
+    measured = OpTimings({f"op{i}": {FP32: 1.0, BF16: bf16} for i in range(2)}, conversion=0.0)
     space = chain(2)
-    both = dict.fromkeys(space.decided, Capability((OpConfig(BF16), OpConfig(FP32))))
-    model = cost_model(replace(space, capabilities=both), Figures({}, times=measured))
-    plan = model.plan(Cut(model.assignment).best(0.0))
+    both = dict.fromkeys(space.tunable_ops, Capability((OpConfig(BF16), OpConfig(FP32))))
+    model = cost_model(replace(space, capabilities=both), CostInputs({}, times=measured))
+    plan = model.plan(CutSolver(model.assignment).best(0.0))
     assert (plan["op0"].precision is BF16) == taken
 
 
@@ -103,9 +103,9 @@ def test_of_two_plans_that_are_as_fast_it_is_the_smaller_one(harm):
     tables = {**space.capabilities, "op0": Capability((alone, OpConfig(FP32)))}
     measured = times((0.001, 0.001), (0.5, 0.1), (0.5, 0.1), conversion=0.0)
     sizes = {"op0": 900, "op1": 50, "op2": 50}
-    figures = Figures({"op1": harm}, times=measured, weights=sizes)
+    figures = CostInputs({"op1": harm}, times=measured, weights=sizes)
     model = cost_model(replace(space, capabilities=tables), figures)
-    plan = model.plan(Cut(model.assignment).best(100.0))
+    plan = model.plan(CutSolver(model.assignment).best(100.0))
     assert plan["op0"].precision is INT8
 
 
@@ -116,8 +116,8 @@ def test_a_table_in_bytes_is_taken_for_its_size_where_it_costs_next_to_nothing(s
     space = chain(3)
     tables = {**space.capabilities, "op0": Capability((alone, OpConfig(FP32)))}
     measured = times((share, 2 * share), (0.5, 0.1), (0.5, 0.1), conversion=0.0)
-    model = cost_model(replace(space, capabilities=tables), Figures({}, times=measured))
-    plan = model.plan(Cut(model.assignment).best(0.0))
+    model = cost_model(replace(space, capabilities=tables), CostInputs({}, times=measured))
+    plan = model.plan(CutSolver(model.assignment).best(0.0))
     assert (plan["op0"].precision is INT8) == taken
 
 
@@ -127,12 +127,12 @@ def test_what_a_plan_is_said_to_take_counts_what_is_not_decided_as_in_fp32():
     space = chain(3)
     low = space.choice("op0", INT8)
     plan = space.resolve(PrecisionPlan({"op0": low, "op1": low, "op2": OpConfig(FP32)})).plan
-    figures = Figures({}, times=measured)
+    figures = CostInputs({}, times=measured)
     assert predicted_share(space, figures, plan) == pytest.approx((12 - 3 - 1 + 2) / 12)
-    assert predicted_share(space, Figures({}, times=times((4.0, 1.0))), plan) is None
+    assert predicted_share(space, CostInputs({}, times=times((4.0, 1.0))), plan) is None
 
 
 @pytest.mark.parametrize(("in_place", "taken"), [(False, True), (True, False)])
 def test_small_losses_count_once_ops_were_timed_in_place(in_place, taken):
     measured = times((4.0, 1.0), (1.0, 1.1), (4.0, 1.0), conversion=0.0)
-    assert ("op1" in fastest(Figures({}, times=measured, in_place=in_place))) is taken
+    assert ("op1" in fastest(CostInputs({}, times=measured, in_place=in_place))) is taken

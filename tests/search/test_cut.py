@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neural_mp.search.min_cut import Assignment, Cut, SharedCost, front
+from neural_mp.search.min_cut import Assignment, CutSolver, SharedCost, pareto_front
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ def every(problem: Assignment) -> list[tuple[float, float]]:
 
 
 def cheapest(problem: Assignment, weight: float = 0.0) -> dict:
-    return Cut(problem).best(weight)
+    return CutSolver(problem).best(weight)
 
 
 @st.composite
@@ -68,7 +68,7 @@ def test_no_assignment_is_better(count, data):
 @given(data=st.data())
 def test_the_front_is_the_lower_hull_of_all_assignments(count, data):
     problem = data.draw(assignments(count))
-    found = [(point.time, point.harm) for point in front(problem)]
+    found = [(point.time, point.degradation) for point in pareto_front(problem)]
     known = every(problem)
     assert found[-1] == min(known, key=lambda cost: cost[::-1])
     assert found[0] == min(known)
@@ -115,11 +115,11 @@ def test_small_costs_count_beside_large_ones():
 def test_no_nodes_and_no_choice():
     assert cheapest(Assignment({})) == {}
     assert cheapest(Assignment({"a": ((3.0, 0.0),)})) == {"a": 0}
-    assert len(front(Assignment({"a": ((3.0, 1.0),)}))) == 1
+    assert len(pareto_front(Assignment({"a": ((3.0, 1.0),)}))) == 1
 
 
 def test_a_node_without_a_level_is_refused():
     with pytest.raises(ValueError, match="node 'a'"):
-        Cut(Assignment({"a": ((inf, 0.0), (inf, 0.0))}))
+        CutSolver(Assignment({"a": ((inf, 0.0), (inf, 0.0))}))
     with pytest.raises(ValueError, match="node 'b'"):
-        Cut(Assignment({"a": ((1.0, 0.0),) * 2, "b": ((1.0, 0.0),) * 3}))
+        CutSolver(Assignment({"a": ((1.0, 0.0),) * 2, "b": ((1.0, 0.0),) * 3}))

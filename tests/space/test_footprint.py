@@ -3,7 +3,7 @@
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
-from neural_mp.space import Capability, TuningSpace, live_bytes
+from neural_mp.space import Capability, TuningSpace, peak_activation_bytes
 
 INT8 = OpConfig(
     Precision.INT8,
@@ -33,7 +33,7 @@ def space(emulated=frozenset()):
 
 def bytes_of(plan, emulated=frozenset()):
     found = space(emulated)
-    return live_bytes(found, found.resolve(PrecisionPlan(plan)), VALUES)
+    return peak_activation_bytes(found, found.resolve(PrecisionPlan(plan)), VALUES)
 
 
 def test_the_two_largest_neighbours_are_the_most_in_fp32():

@@ -62,7 +62,7 @@ def effective(space: TuningSpace, **said: OpConfig) -> dict[str, str]:
 
 
 def test_only_products_are_decided(net):
-    assert net.decided == ("conv", "fc")
+    assert net.tunable_ops == ("conv", "fc")
     assert net.fastest_plan() == PrecisionPlan({"conv": INT8, "fc": INT8})
     bf16 = net.restricted_to([Precision.BF16])
     assert bf16.fastest_plan() == PrecisionPlan({"conv": BF16, "fc": BF16})

@@ -48,7 +48,7 @@ def space():
 
 
 def test_only_ops_with_a_choice_are_decided(space):
-    assert space.decided == ("conv", "fc")
+    assert space.tunable_ops == ("conv", "fc")
 
 
 def test_resolving_fills_in_what_is_not_said(space):
@@ -82,7 +82,7 @@ def test_an_unknown_int8_form_is_refused_with_the_nearest(space):
 def test_restricting_leaves_fp32(space):
     only = space.restricted_to([Precision.BF16])
     assert only.capabilities["conv"].configs == (BF16, FP32)
-    assert space.restricted_to([]).decided == ()
+    assert space.restricted_to([]).tunable_ops == ()
 
 
 def test_users_limits_hold_by_model_type_and_op(space):
@@ -136,8 +136,8 @@ def test_emulated_16_bits_leave_the_space_with_a_reason(space):
     }
     left = replace(space, capabilities=emulated).without_emulated(())
     assert left.usable_precisions == (Precision.INT8, Precision.FP32)
-    assert "emulated" in left.capabilities["conv"].why_not(Precision.BF16)
-    assert "follow" in left.capabilities["relu"].why_not(Precision.BF16)
+    assert "emulated" in left.capabilities["conv"].refusal(Precision.BF16)
+    assert "follow" in left.capabilities["relu"].refusal(Precision.BF16)
 
 
 def test_native_16_bits_stay_beside_emulated_ones(space):
@@ -162,7 +162,7 @@ def test_native_16_bits_stay_beside_emulated_ones(space):
 def test_emulated_16_bits_stay_where_they_are_asked_for_in_place_of_int8(space, limits, stays):
     emulated = {n: replace(found, emulated=EMULATED) for n, found in space.capabilities.items()}
     left = replace(space, capabilities=emulated).constrained(limits).without_emulated(())
-    assert {op for op in left.decided if left.choice(op, Precision.BF16)} == stays
+    assert {op for op in left.tunable_ops if left.choice(op, Precision.BF16)} == stays
 
 
 def test_emulated_16_bits_that_are_to_be_kept_stay(space):
@@ -176,7 +176,7 @@ def test_ops_that_calibration_never_came_to_lose_the_int8_that_needs_ranges(spac
     left = space.reached_by({"x"})
     assert left.capabilities["conv"] == LAYER
     assert left.capabilities["fc"].configs == (BF16, FP32)
-    assert "never came" in left.capabilities["fc"].why_not(Precision.INT8)
+    assert "never came" in left.capabilities["fc"].refusal(Precision.INT8)
 
 
 def test_int8_without_ranges_from_calibration_stays_where_calibration_never_came(space):

@@ -86,7 +86,7 @@ def run(
     """
     problem = TuningProblem(
         space,
-        Observations(noise=noise or {}, repaired=repaired or {}),
+        Observations(nsr=noise or {}, corrected_nsr=repaired or {}),
         precisions,
         seed,
         objectives or {"performance": 1.0},

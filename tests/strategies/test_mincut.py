@@ -6,7 +6,7 @@ import pytest
 from made_up import BF16, INT8, WEIGHT, MadeUpProbe, chain, hostile_tensor, int8_ops, run
 
 from neural_mp.core.graph import OpGraph
-from neural_mp.core.observations import Times
+from neural_mp.core.observations import OpTimings
 from neural_mp.core.precision import FP32, OpConfig, Precision
 from neural_mp.space import Capability, TuningSpace
 
@@ -92,14 +92,14 @@ def test_without_int8_it_is_basic():
 
 def unrepaired(plan):
     """Bad where op2 reads the hostile tensor in INT8 as it is."""
-    return 0.9 if "op2" in int8_ops(plan) and not plan["op2"].repairs else 0.0
+    return 0.9 if "op2" in int8_ops(plan) and not plan["op2"].corrections else 0.0
 
 
 def test_a_tensor_that_can_be_repaired_costs_no_op_and_no_trial():
     (trial,) = tried(chain(9), unrepaired, {"op1": 0.9}, repaired={"op1": {"smooth": 1e-3}})
     assert len(int8_ops(trial.plan)) == 9
-    assert trial.plan["op2"].repairs == ("smooth",)
-    assert all(not trial.plan[op].repairs for op in trial.plan if op != "op2")
+    assert trial.plan["op2"].corrections == ("smooth",)
+    assert all(not trial.plan[op].corrections for op in trial.plan if op != "op2")
 
 
 def test_a_repair_that_does_not_help_is_given_up_with_the_tensor():
@@ -154,7 +154,7 @@ class Timed(MadeUpProbe):
 
     def times(self):
         ops = {f"op{i}": {Precision.FP32: 4.0, Precision.INT8: 1.0} for i in range(6)}
-        return Times({**ops, "op3": {Precision.FP32: 4.0, Precision.INT8: 12.0}}, 0.1)
+        return OpTimings({**ops, "op3": {Precision.FP32: 4.0, Precision.INT8: 12.0}}, 0.1)
 
     def latencies(self, plans):
         if self.without_op3 is None:
@@ -185,7 +185,7 @@ class Reading(MadeUpProbe):
 
     def times(self):
         ops = {f"op{i}": {Precision.FP32: 4.0, Precision.INT8: 1.0} for i in range(6)}
-        return Times({**ops, "op0": {Precision.FP32: 0.02, Precision.INT8: 0.02}}, 0.0)
+        return OpTimings({**ops, "op0": {Precision.FP32: 0.02, Precision.INT8: 0.02}}, 0.0)
 
 
 def with_a_table(space: TuningSpace) -> TuningSpace:
@@ -231,7 +231,7 @@ def test_of_plans_that_keep_less_in_int8_the_fastest_measured_one_is_tried():
     class Measured(Timed):
         def times(self):
             gains = {f"op{i}": {Precision.FP32: 4.0, Precision.INT8: 3.9 - i / 2} for i in range(6)}
-            return Times(gains, 0.1)
+            return OpTimings(gains, 0.1)
 
         def latencies(self, plans):
             return [seconds(plan) for plan in plans]
@@ -257,12 +257,14 @@ class Mistimed(MadeUpProbe):
 
     def times(self):
         ops = {f"op{i}": {Precision.FP32: 4.0, Precision.INT8: 1.0} for i in range(6)}
-        return Times(ops, 0.0, whole=24.0)
+        return OpTimings(ops, 0.0, whole=24.0)
 
     def times_within(self, plan):
         self.asked.append(plan)
         ops = dict(self.times().ops)
-        return Times({**ops, "op3": {Precision.FP32: 4.0, Precision.INT8: self.true}}, 0.0, 0, 24.0)
+        return OpTimings(
+            {**ops, "op3": {Precision.FP32: 4.0, Precision.INT8: self.true}}, 0.0, 0, 24.0
+        )
 
     def whole(self, plan):
         low = int8_ops(plan)

@@ -25,7 +25,7 @@ from neural_mp.errors import ConfigurationError
 from neural_mp.space import Capability, TuningSpace
 from neural_mp.strategies import strategy_named
 from neural_mp.strategies.decisions import combinations
-from neural_mp.strategies.optuna_search import squashed, told
+from neural_mp.strategies.optuna_search import objective_value, squashed
 
 pytestmark = pytest.mark.slow
 
@@ -100,14 +100,14 @@ def test_a_model_without_any_choice_ends_at_once(strategy):
 @pytest.mark.parametrize("strategy", CLASSICS)
 def test_what_reads_one_quantized_tensor_moves_together(strategy):
     space = branches()
-    assert ("branch0", "branch1", "branch2") in space.decisions
+    assert ("branch0", "branch1", "branch2") in space.decision_groups
 
     def harm(plan):
         return 0.3 * ("branch1" in int8_ops(plan)) + 0.3 * ("end2" in int8_ops(plan))
 
     probe = MadeUpProbe({"branch1": 0.9, "end2": 0.5, "op0": 0.1}, {"branch1": 9.0, "end2": 5.0})
     for trial in run(space, harm, strategy=strategy, probe=probe):
-        for ops in space.decisions:
+        for ops in space.decision_groups:
             assert len({trial.plan[op].precision for op in ops}) == 1
 
 
@@ -235,7 +235,7 @@ def scored(harm, figures, objectives, tolerance=0.01) -> dict[int, float]:
     space = chain(4)
     trials = run(space, harm, strategy="exhaustive", figures=figures, tolerance=tolerance)
     problem = TuningProblem(space, Observations(), INT8_ONLY, objectives=objectives)
-    return {len(int8_ops(trial.plan)): told(problem, trial) for trial in trials}
+    return {len(int8_ops(trial.plan)): objective_value(problem, trial) for trial in trials}
 
 
 def test_any_accurate_plan_is_better_than_any_that_is_not():

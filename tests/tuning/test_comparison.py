@@ -87,9 +87,9 @@ def test_all_batches_count_as_one_whole(chain, halved):
 
 def test_noise_is_told_to_arise_where_it_was_not_in_the_inputs(chain, halved):
     found = {layer.name: layer for layer in compare_models(chain[1], halved, [IMAGES]).layers}
-    assert found["two"].arising == pytest.approx(0.25, abs=1e-4)  # half of the amplitude
+    assert found["two"].introduced_nsr == pytest.approx(0.25, abs=1e-4)  # half of the amplitude
     assert found["two"].fall == pytest.approx(120 - found["two"].sqnr)
-    assert found["one"].arising == 0
+    assert found["one"].introduced_nsr == 0
     behind = found["three"]
     assert behind.inputs == ("tanh_2",) == tuple(set(found) & {"tanh_2"})
     assert behind.fall == pytest.approx(found["tanh_2"].sqnr - behind.sqnr)
@@ -202,7 +202,7 @@ def test_what_a_repair_rescales_is_not_compared():
     space = adaptor.space(held, machine()).restricted_to([INT8])
     tunable = model.in_space(space).calibrated([IMAGES])
     plan = uniform(space, INT8)
-    plan = plan.replacing({"dense": replace(plan["dense"], repairs=("smooth",))})
+    plan = plan.replacing({"dense": replace(plan["dense"], corrections=("smooth",))})
     result = OptimizedModel(tunable.converted(space.resolve(plan)), plan, Report())
     found = neural_mp.compare(net, result, IMAGES)
     assert found.left_out["have other scales by a repair"] == ("norm",)

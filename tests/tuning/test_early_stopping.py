@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neural_mp.tuning.criterion import AccuracyCriterion
-from neural_mp.tuning.early_stopping import RunningValues, is_lost, looks_shuffled
+from neural_mp.tuning.early_stopping import RunningValues, looks_shuffled, will_miss_target
 
 ABSOLUTE = AccuracyCriterion(0.01, relative=False)
 #: Batches of ten that score 0.9 and 0.7 in turn: a mean of 0.8.
@@ -29,7 +29,7 @@ def until(whole, batches):
 
 def stopped_after(baseline, candidate, criterion, **options):
     for seen in range(1, len(baseline.values) + 1):
-        if is_lost(baseline, until(candidate, seen), criterion, **options):
+        if will_miss_target(baseline, until(candidate, seen), criterion, **options):
             return seen
     return None
 
@@ -47,14 +47,14 @@ def stopped_after(baseline, candidate, criterion, **options):
     ],
 )
 def test_lost_if_a_perfect_rest_would_still_miss(first, lost):
-    assert is_lost(passed(BASELINE), passed(first), ABSOLUTE, best=1.0) is lost
+    assert will_miss_target(passed(BASELINE), passed(first), ABSOLUTE, best=1.0) is lost
 
 
 @pytest.mark.parametrize(("first", "lost"), [(21.0, False), (21.1, True)])
 def test_a_lowest_value_is_out_of_reach_in_the_same_way(first, lost):
     criterion = AccuracyCriterion(0.1, relative=False, higher_is_better=False)
     # Ten batches at 2.0 and nothing but zeros from here on: 2.1 is met, 2.11 is not.
-    assert is_lost(passed([2.0] * 10), passed([first]), criterion, best=0.0) is lost
+    assert will_miss_target(passed([2.0] * 10), passed([first]), criterion, best=0.0) is lost
 
 
 @given(st.data())
@@ -78,33 +78,33 @@ def test_the_bet_worked_by_hand():
     # other 60 would have to win 19/60 each. The baseline's batches differ by 0.2; a quarter of it
     # is at risk, 0.05, so the bet is 0.75/0.05 = 15. The fifth batch loses 0.5 again: the wealth is
     # 1 + 15 · (0.5 + 19/60) = 13.25.
-    assert is_lost(baseline, candidate, ABSOLUTE, rate=1 / 13.2)
-    assert not is_lost(baseline, candidate, ABSOLUTE, rate=1 / 13.3)
+    assert will_miss_target(baseline, candidate, ABSOLUTE, rate=1 / 13.2)
+    assert not will_miss_target(baseline, candidate, ABSOLUTE, rate=1 / 13.3)
 
 
 def test_nothing_is_bet_on_the_first_batches():
     baseline = passed(BASELINE)
     for seen in range(1, 5):
-        assert not is_lost(baseline, passed([-100.0] * seen), ABSOLUTE, rate=0.999)
+        assert not will_miss_target(baseline, passed([-100.0] * seen), ABSOLUTE, rate=0.999)
 
 
 def test_nor_on_few_samples():
     baseline, harm = passed((0.9, 0.7) * 20, 2), -100.0
-    assert not is_lost(baseline, passed([harm, harm - 1] * 7, 2), ABSOLUTE)
-    assert is_lost(baseline, passed([harm, harm - 1] * 7 + [harm], 2), ABSOLUTE)
+    assert not will_miss_target(baseline, passed([harm, harm - 1] * 7, 2), ABSOLUTE)
+    assert will_miss_target(baseline, passed([harm, harm - 1] * 7 + [harm], 2), ABSOLUTE)
 
 
 def test_one_bad_batch_after_none_that_differs_is_little_evidence():
     scores = np.array((0.9, 0.7) * 20)
     harmed = scores.copy()
     harmed[12] -= 0.5  # five of 400 samples: beyond the tolerance of four
-    assert not is_lost(passed(scores), passed(harmed[:13]), ABSOLUTE)
+    assert not will_miss_target(passed(scores), passed(harmed[:13]), ABSOLUTE)
 
 
 def test_what_would_be_accepted_without_a_further_difference_goes_on():
     scores = np.array((0.9, 0.7) * 50)
-    assert not is_lost(passed(scores), passed(scores[:8] - 0.12), ABSOLUTE, rate=0.999)
-    assert is_lost(passed(scores), passed(scores[:9] - 0.12), ABSOLUTE, rate=0.999)
+    assert not will_miss_target(passed(scores), passed(scores[:8] - 0.12), ABSOLUTE, rate=0.999)
+    assert will_miss_target(passed(scores), passed(scores[:9] - 0.12), ABSOLUTE, rate=0.999)
 
 
 def test_a_broken_model_is_seen_soon():
@@ -170,13 +170,13 @@ def test_a_share_of_a_baseline_of_zero_is_an_amount():
     ],
 )
 def test_what_cannot_be_judged_is_not_lost(candidate):
-    assert not is_lost(passed(BASELINE), candidate, ABSOLUTE, rate=0.9, best=1.0)
+    assert not will_miss_target(passed(BASELINE), candidate, ABSOLUTE, rate=0.9, best=1.0)
 
 
 def test_a_baseline_that_ends_undefined_judges_nobody():
     whole = passed(BASELINE)
     for broken in (RunningValues((*whole.values[:-1], math.nan), whole.samples), RunningValues()):
-        assert not is_lost(broken, passed([0.0] * 6), ABSOLUTE, rate=0.9, best=1.0)
+        assert not will_miss_target(broken, passed([0.0] * 6), ABSOLUTE, rate=0.9, best=1.0)
 
 
 def test_values_that_come_late_count_with_the_next():
@@ -190,7 +190,7 @@ def test_values_that_come_late_count_with_the_next():
 @pytest.mark.parametrize("rate", [0.0, 1.0, -1.0, math.nan])
 def test_a_rate_that_is_none_is_refused(rate):
     with pytest.raises(ValueError, match="rate"):
-        is_lost(passed(BASELINE), passed([0.1]), ABSOLUTE, rate)
+        will_miss_target(passed(BASELINE), passed([0.1]), ABSOLUTE, rate)
 
 
 # --- order ---------------------------------------------------------------------------------------

@@ -18,12 +18,12 @@ from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.core.hardware import detect
 from neural_mp.core.trial import Outcome
 from neural_mp.errors import ConfigurationError, MissingFrameworkError
-from neural_mp.tuning.evaluator import TimeUpError
-from neural_mp.tuning.executors import Work, read_workers
+from neural_mp.tuning.evaluator import DeadlineExceededError
+from neural_mp.tuning.executors import WorkerPayload, read_workers
 from neural_mp.tuning.executors.contract import DIED, _Package
 from neural_mp.tuning.executors.local import LocalExecutor, room
 from neural_mp.tuning.executors.options import Workers
-from neural_mp.tuning.plan_evaluator import Assessment
+from neural_mp.tuning.plan_evaluator import PlanEvaluation
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Obedient:
         return SimpleNamespace(adaptor=PyTorchAdaptor())
 
     def __call__(self, plan, deadline):
-        return Assessment(Outcome.MISSED, float(plan())), None
+        return PlanEvaluation(Outcome.MISSED, float(plan())), None
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def started():
     made = []
 
     def start(**setting):
-        work = Work(PyTorchAdaptor, cloudpickle.dumps(_Package(None, Obedient())))
+        work = WorkerPayload(PyTorchAdaptor, cloudpickle.dumps(_Package(None, Obedient())))
         warnings = []
         made.append(LocalExecutor(work, Workers(**setting), warnings.append))
         return made[-1], warnings
@@ -94,7 +94,7 @@ def test_what_waits_longer_than_its_time_is_not_begun(started):
     executor, _ = started(count=1)
     first, second = executor.submit(late, 0.0), executor.submit(late, 0.5)
     executor.assessment(first)
-    with pytest.raises(TimeUpError):
+    with pytest.raises(DeadlineExceededError):
         executor.assessment(second)
 
 

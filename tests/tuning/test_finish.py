@@ -11,7 +11,7 @@ from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.profiling import ratio
 from neural_mp.space import Capability, TuningSpace
-from neural_mp.tuning.final_selection import choose, why_fp32
+from neural_mp.tuning.final_selection import select, why_fp32
 from neural_mp.tuning.job import SearchSettings, TuningJob
 from neural_mp.tuning.objectives import is_slow, latency_figures
 
@@ -66,7 +66,7 @@ def job(shares, objectives=SPEED, emulated=frozenset(), for_numbers=frozenset(),
 
 
 def chosen(run, trials):
-    return choose(run, trials, run.model)
+    return select(run, trials, run.model)
 
 
 def trial(op, share, number, precision=Precision.INT8):
@@ -89,14 +89,14 @@ def test_a_plan_that_turns_out_slower_than_fp32_gives_way_to_the_next_best():
     run = job({"a": 1.1, "b": 0.9})
     choice = chosen(run, trials)
     assert choice.model == "b"
-    assert [t.number for t in choice.turned_out] == [0]
-    assert choice.turned_out[0].outcome is Outcome.SLOW
+    assert [t.number for t in choice.slower_than_fp32] == [0]
+    assert choice.slower_than_fp32[0].outcome is Outcome.SLOW
 
 
 def test_one_that_is_surely_the_best_is_not_measured_a_second_time():
     trials = [trial("a", 0.4, 0), trial("b", 0.8, 1)]
     run = job({"a": 0.9, "b": 0.9})
-    choice = choose(run, trials, run.model, undisturbed={0, 1})
+    choice = select(run, trials, run.model, undisturbed={0, 1})
     assert not run.measurement.asked
     assert choice.model == "a"
     assert choice.speed.ratio.value == pytest.approx(2.5)
@@ -114,7 +114,7 @@ def test_one_that_is_surely_the_best_is_not_measured_a_second_time():
 def test_a_best_plan_in_doubt_is_measured_again(shares, undisturbed):
     trials = [trial(op, share, n) for n, (op, share) in enumerate(zip("ab", shares, strict=True))]
     run = job({"a": 0.7, "b": 0.9})
-    choice = choose(run, trials, run.model, undisturbed)
+    choice = select(run, trials, run.model, undisturbed)
     assert len(run.measurement.asked) == 1
     assert choice.speed.result == pytest.approx(0.7)
 
@@ -123,7 +123,7 @@ def test_a_plan_that_may_be_slower_than_fp32_is_measured_again():
     run = job({"a": 1.2})
     slow = trial("a", 0.99, 0)
     figures = {**slow.objectives, "relative_latency_high": 1.05}
-    choice = choose(run, [replace(slow, objectives=figures)], run.model, undisturbed={0})
+    choice = select(run, [replace(slow, objectives=figures)], run.model, undisturbed={0})
     assert choice.model is run.model
 
 
@@ -133,7 +133,7 @@ def test_where_all_turn_out_slower_the_result_is_fp32_and_says_so():
     choice = chosen(run, trials)
     assert (choice.model, choice.trial) == (run.model, None)
     assert choice.speed.ratio is None
-    words = why_fp32(run, choice.turned_out, 0.9)
+    words = why_fp32(run, choice.slower_than_fp32, 0.9)
     assert "faster than FP32" in words
     assert "0.80×" in words
 
@@ -153,7 +153,7 @@ def test_a_model_that_may_be_slower_is_no_result_however_fast_it_looks():
     run.measurement.rounds = lambda models, longer=1: [before, after][: len(models)]
     choice = chosen(run, [trial("a", 0.9, 0)])
     assert choice.model is run.model
-    words = why_fp32(run, choice.turned_out, 0.9)
+    words = why_fp32(run, choice.slower_than_fp32, 0.9)
     assert "factor of 1.03" in words
     assert f"at {found.inverse} the speed" in words
 

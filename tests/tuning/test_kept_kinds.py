@@ -2,7 +2,7 @@
 
 import pytest
 
-from neural_mp.core.observations import Times
+from neural_mp.core.observations import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.trial import Outcome, Trial
 from neural_mp.errors import NeuralMPError
@@ -12,7 +12,7 @@ from neural_mp.profiling.kernel_log_parsers import read_profile
 @pytest.mark.parametrize("seconds", [0, -1.0, float("inf"), float("nan"), "1", None])
 def test_an_op_takes_time(seconds):
     with pytest.raises(NeuralMPError, match="expected"):
-        Times.from_dict({"ops": {"conv": {"int8": seconds}}, "conversion": None, "value": 0.0})
+        OpTimings.from_dict({"ops": {"conv": {"int8": seconds}}, "conversion": None, "value": 0.0})
 
 
 @pytest.mark.parametrize("share", [float("nan"), float("inf"), -1, "1"])

@@ -13,7 +13,7 @@ from neural_mp.common import DataLoader
 from neural_mp.errors import ConfigurationError, DataError
 from neural_mp.tuning.batches import Batches
 from neural_mp.util import batch_cache, memory
-from neural_mp.util.batch_cache import KeptBatches
+from neural_mp.util.batch_cache import BatchCache
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
@@ -131,13 +131,13 @@ def test_a_generator_that_raised_is_not_taken_for_one_that_ended():
 
 
 def test_a_copy_for_another_process_has_all_batches():
-    kept = KeptBatches(endless(), "it", 4)
+    kept = BatchCache(endless(), "it", 4)
     next(iter(kept))
     assert len(list(pickle.loads(pickle.dumps(kept)))) == 4
 
 
 def test_two_passes_at_the_same_time_see_the_same():
-    kept = KeptBatches(endless(), "it", 4)
+    kept = BatchCache(endless(), "it", 4)
     pairs = zip(kept, kept, strict=True)
     assert [int(a[1][0]) for a, b in pairs if a[1][0] == b[1][0]] == [0, 1, 2, 3]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from neural_mp import MixedPrecision
-from neural_mp.core.observations import Observations, Times
+from neural_mp.core.observations import Observations, OpTimings
 from neural_mp.core.precision import Precision
 from neural_mp.strategies.base import Search, Strategy, TuningProblem
 from neural_mp.tuning.probe import MeasuringProbe, relative_noise
@@ -60,7 +60,7 @@ def test_the_noise_of_a_plan_is_what_its_model_shows(converter, net, digits):
 def test_every_layer_is_timed_in_both_precisions_and_plans_side_by_side(converter):
     converter()
     times = SEEN["times"]
-    layers = set(SEEN["problem"].space.decided)
+    layers = set(SEEN["problem"].space.tunable_ops)
     assert set(times.ops) == layers
     assert all(set(by) == {Precision.FP32, Precision.INT8} for by in times.ops.values())
     assert all(seconds > 0 for by in times.ops.values() for seconds in by.values())
@@ -71,8 +71,8 @@ def test_every_layer_is_timed_in_both_precisions_and_plans_side_by_side(converte
 
 def test_every_weight_has_a_score(converter):
     converter()
-    assert set(SEEN["sensitivity"]) == set(SEEN["problem"].space.decided)
-    assert min(SEEN["sensitivity"].values()) > 0
+    assert set(SEEN["sensitivity"]) == set(SEEN["problem"].space.tunable_ops)
+    assert min(SEEN["sensitivity"].elements()) > 0
 
 
 def test_what_was_measured_is_kept_with_the_run(converter, monkeypatch):
@@ -129,7 +129,7 @@ def test_a_busy_machine_takes_nothing_away_from_what_is_measured(converter, monk
 
     monkeypatch.setattr("neural_mp.tuning.tuner.allowance", lambda *_: 1.4)
     monkeypatch.setattr(MeasuringProbe, "_converted_or_none", waiting)
-    monkeypatch.setattr(MeasuringProbe, "times", lambda self: Times())
+    monkeypatch.setattr(MeasuringProbe, "times", lambda self: OpTimings())
     converter()
     assert SEEN["noise"] is not None
     assert SEEN["latencies"] is not None
@@ -168,5 +168,5 @@ def test_relative_noise_counts_every_output_alike_and_nan_as_useless():
 def test_observations_survive_being_sent_to_another_process():
     import pickle
 
-    seen = Observations({"x": {"minmax": (0.0, 1.0)}}, {"x": 0.5}, 3, values={"x": 64.0})
+    seen = Observations({"x": {"minmax": (0.0, 1.0)}}, {"x": 0.5}, 3, elements={"x": 64.0})
     assert pickle.loads(pickle.dumps(seen)) == seen

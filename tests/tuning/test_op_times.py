@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "strategies"))
 from made_up import chain
 
-from neural_mp.core.observations import Times
+from neural_mp.core.observations import OpTimings
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import FP32, Precision
 from neural_mp.tuning.op_timing import scaled, timed, times_of
@@ -23,7 +23,7 @@ COUNTS = SimpleNamespace(casts=0, quantize=1, dequantize=1)
 
 def plan_in(precision):
     return SPACE.resolve(
-        PrecisionPlan({op: SPACE.choice(op, precision) or FP32 for op in SPACE.decided})
+        PrecisionPlan({op: SPACE.choice(op, precision) or FP32 for op in SPACE.tunable_ops})
     )
 
 
@@ -86,5 +86,5 @@ def test_a_profile_of_nothing_stays_as_it_is():
 
 def test_times_are_read_back_as_they_were_written():
     times = found(Profiled(FLOAT, [1.0, 1.0]), Profiled(LOW, [1.0, 1.0]), [8.0, 4.0])
-    assert Times.from_dict(times.to_dict()) == times
-    assert Times.from_dict(Times().to_dict()) == Times()
+    assert OpTimings.from_dict(times.to_dict()) == times
+    assert OpTimings.from_dict(OpTimings().to_dict()) == OpTimings()

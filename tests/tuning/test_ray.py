@@ -159,13 +159,13 @@ def test_a_process_that_dies_makes_its_plan_a_failed_one(converter, cluster, tmp
 
 
 def test_a_node_that_computes_in_another_way_gets_no_work(converter, cluster, monkeypatch):
-    here = ray_nodes.Traits.here
+    here = ray_nodes.NumericalTraits.here
 
     def other_version(kind):
-        return ray_nodes.Traits({**here(kind).values, "torch": "1.0"})
+        return ray_nodes.NumericalTraits({**here(kind).values, "torch": "1.0"})
 
     # Only this process is changed, not those of the nodes.
-    monkeypatch.setattr(ray_nodes.Traits, "here", other_version)
+    monkeypatch.setattr(ray_nodes.NumericalTraits, "here", other_version)
     converter.workers = {"engine": "ray", "address": cluster.address}
     with pytest.raises(TuningError, match=r"node .* gets no work: its torch is .*, here 1\.0"):
         converter()

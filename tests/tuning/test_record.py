@@ -72,7 +72,7 @@ def test_it_says_what_the_run_was(converter, net):
         "Python",
     )
     assert setup.settings["strategy"].origin == "default"
-    assert {"stem", "head"} <= set(setup.decided)
+    assert {"stem", "head"} <= set(setup.tunable_ops)
     assert "no integer kernel" in setup.capabilities["mean"].reasons[Precision.INT8]
     assert setup.machine.supports["fp32"] == ("natively", "always")
 
@@ -143,7 +143,7 @@ def test_a_run_that_did_not_end_has_its_trials_and_no_ending(converter, stored, 
     baseline = record.baseline["accuracy"]
     assert baseline > 0.9
     assert record.baseline["target"] == pytest.approx(0.98 * baseline)
-    assert record.observations.noise
+    assert record.observations.nsr
 
 
 def test_a_run_whose_accuracy_nobody_checks_has_a_record_too(converter):
@@ -176,7 +176,7 @@ def test_a_disk_that_is_full_does_not_cost_the_result(converter, stored, monkeyp
     assert result.record.ending.met
     assert [trial.plan for trial in result.trials] == [trial.plan for trial in expected.trials]
     assert len(result.record.trials) == len(result.trials)
-    assert result.observations.noise
+    assert result.observations.nsr
     said = [words for words in result.report.warnings if "is no longer written down" in words]
     assert bool(said) == (since != "the end")
     monkeypatch.undo()
@@ -218,6 +218,6 @@ def test_barred_products_are_counted_by_reason(net, digits, tmp_path):
         exit_policy=ExitPolicy(performance_only=True),
         workspace=tmp_path,
     )()
-    barred = {reason.words: dict(reason.types) for reason in result.report.barred}
+    barred = {reason.words: dict(reason.types) for reason in result.report.ineligible}
     assert barred["your constraints exclude it"] == {"linear": 1}
     assert {"matmul": 1} in barred.values() or {"mm": 1} in barred.values()

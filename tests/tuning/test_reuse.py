@@ -70,8 +70,8 @@ def tuned(net, batches):
 def test_with_another_tolerance_only_plans_are_tried(tuned):
     first = tuned()
     second = tuned(accuracy_criterion=0.02)
-    assert first.report.reused == ()
-    assert second.report.reused == (BASELINE, CALIBRATION, OPS)
+    assert first.report.cache_hits == ()
+    assert second.report.cache_hits == (BASELINE, CALIBRATION, OPS)
     assert second.report.evaluations == first.report.evaluations - 1
     assert second.report.baseline_accuracy == first.report.baseline_accuracy
     assert second.observations == first.observations
@@ -83,7 +83,7 @@ def test_what_is_taken_over_is_what_would_be_measured(tuned):
     tuned(accuracy_criterion=0.02)
     again = tuned()
     anew = tuned(cache=False)
-    assert anew.report.reused == ()
+    assert anew.report.cache_hits == ()
     assert again.report.baseline_accuracy == anew.report.baseline_accuracy
     assert again.observations == anew.observations
 
@@ -91,7 +91,7 @@ def test_what_is_taken_over_is_what_would_be_measured(tuned):
 def test_with_the_cache_off_nothing_is_kept(tuned, tmp_path):
     tuned(cache=False)
     assert not list(tmp_path.rglob("cache"))
-    assert tuned().report.reused == ()
+    assert tuned().report.cache_hits == ()
 
 
 def test_data_that_changed_in_their_last_batch_are_evaluated_again(tuned, batches):
@@ -99,8 +99,8 @@ def test_data_that_changed_in_their_last_batch_are_evaluated_again(tuned, batche
     images, labels = batches[-1]
     changed = [*batches[:-1], (images, (np.asarray(labels) + 1) % 10)]
     again = tuned(eval_dataloader=changed)
-    assert BASELINE not in again.report.reused
-    assert CALIBRATION in again.report.reused  # these samples are the first ones
+    assert BASELINE not in again.report.cache_hits
+    assert CALIBRATION in again.report.cache_hits  # these samples are the first ones
     assert again.report.baseline_accuracy < 1
 
 
@@ -108,18 +108,18 @@ def test_calibration_data_that_changed_are_looked_at_again(tuned, batches):
     tuned(calib_dataloader=batches[:5])
     changed = [(images * 2, labels) for images, labels in batches[:5]]
     again = tuned(calib_dataloader=changed)
-    assert again.report.reused == (BASELINE,)
+    assert again.report.cache_hits == (BASELINE,)
 
 
 def test_data_that_come_in_another_order_are_evaluated_again(tuned, batches):
     tuned()
-    assert BASELINE not in tuned(eval_dataloader=batches[::-1]).report.reused
+    assert BASELINE not in tuned(eval_dataloader=batches[::-1]).report.cache_hits
 
 
 def test_a_metric_that_counts_otherwise_is_evaluated_again(tuned):
     tuned()
     again = tuned(metric=Right(share=0.5))
-    assert again.report.reused == (CALIBRATION, OPS)
+    assert again.report.cache_hits == (CALIBRATION, OPS)
 
 
 def test_the_data_of_an_eval_func_are_not_known(tuned, batches):
@@ -133,7 +133,7 @@ def test_the_data_of_an_eval_func_are_not_known(tuned, batches):
 
     given = {"metric": None, "eval_func": share_right, "calib_dataloader": batches}
     tuned(**given)
-    assert BASELINE not in tuned(**given).report.reused
+    assert BASELINE not in tuned(**given).report.cache_hits
 
 
 @pytest.mark.parametrize("changed", ["cpu", "version", "variable", "weight"])
@@ -153,7 +153,7 @@ def test_nothing_is_taken_from_elsewhere(tuned, net, monkeypatch, changed):
         options["model"] = copy.deepcopy(net)
         with torch.no_grad():
             next(options["model"].parameters()).view(-1)[0] += 1e-3
-    assert tuned(**options).report.reused == ()
+    assert tuned(**options).report.cache_hits == ()
 
 
 def test_all_data_are_read_once_more_only_where_something_is_known(tuned, batches):

@@ -145,7 +145,7 @@ def _away(values):
 
 
 def test_who_cannot_be_seen_is_dead_once_he_gives_no_sign_of_life(begin, url, monkeypatch):
-    monkeypatch.setattr(lease, "_SILENCE", 1.0)
+    monkeypatch.setattr(lease, "_LEASE_TIMEOUT_SECONDS", 1.0)
     history = begin()
     history._claim._beating._ended.set()
     row(url, history.name, _away)
@@ -168,14 +168,14 @@ def test_who_gives_signs_of_life_cannot_be_taken_for_dead(begin, url):
 
 
 def test_signs_of_life_are_given(begin, url, monkeypatch):
-    monkeypatch.setattr(lease, "_BEAT", 0.05)
+    monkeypatch.setattr(lease, "_HEARTBEAT_SECONDS", 0.05)
     with begin() as history:
         time.sleep(1)
         assert row(url, history.name, lambda values: None)["beats"] > 1
 
 
 def test_who_was_taken_for_dead_writes_no_more(begin, url, monkeypatch):
-    monkeypatch.setattr(lease, "_BEAT", 0.05)
+    monkeypatch.setattr(lease, "_HEARTBEAT_SECONDS", 0.05)
     history = begin()
     number = history.start()
     row(url, history.name, _away)
@@ -272,7 +272,7 @@ def test_a_lease_that_cannot_be_replaced_is_one_error(url, monkeypatch):
     [("DELETE FROM", "is gone from"), ("DROP TABLE", "cannot be read from")],
 )
 def test_a_storage_that_breaks_while_a_run_goes_on_is_one_error(url, accident, words, monkeypatch):
-    monkeypatch.setattr(lease, "_BEAT", 0.05)
+    monkeypatch.setattr(lease, "_HEARTBEAT_SECONDS", 0.05)
     with History(url, ABOUT, True) as history:
         executed(url, f"{accident} neural_mp_runs")
         history._claim._beating._lost = True

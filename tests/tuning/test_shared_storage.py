@@ -115,7 +115,7 @@ def test_a_record_is_chosen_by_number_and_model(begin, url):
 
 
 def test_what_calibration_saw_is_kept_small(begin, url):
-    seen = Observations(samples=3, noise={f"layer{n}.conv": n / 7 for n in range(2000)})
+    seen = Observations(samples=3, nsr={f"layer{n}.conv": n / 7 for n in range(2000)})
     history = begin(FIRST)
     history.observations = seen
     history.close()

@@ -24,15 +24,15 @@ from neural_mp.tuning import executors, sharding, trial_runner
 from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.evaluator import (
     Deadline,
+    DeadlineExceededError,
     Evaluator,
     NotSharedError,
-    TimeUpError,
     UserCodeError,
 )
-from neural_mp.tuning.executors import Executor, Work, Worker, taken
-from neural_mp.tuning.executors.contract import _Package, died
+from neural_mp.tuning.executors import Executor, Worker, WorkerPayload, taken
+from neural_mp.tuning.executors.contract import _Package, crashed
 from neural_mp.tuning.listener import Listener
-from neural_mp.tuning.sharding import Share, shared_seconds
+from neural_mp.tuning.sharding import Shard, shared_seconds
 
 WIDTH = 3
 #: Of twelve batches.
@@ -77,7 +77,7 @@ def here(monkeypatch):
     monkeypatch.setattr(Here, "made", [])
     monkeypatch.setattr(Here, "tasks", [])
     monkeypatch.setattr(executors, "executor_classes", lambda: {"here": Here})
-    monkeypatch.setattr(Work, "of", lambda load, assessor, workers: assessor)
+    monkeypatch.setattr(WorkerPayload, "of", lambda load, assessor, workers: assessor)
     return Here
 
 
@@ -256,7 +256,7 @@ def test_what_cannot_be_shared_runs_whole_and_it_is_said_once(
 
 
 def test_a_plan_fails_with_the_share_whose_process_died(converter, here, always, monkeypatch):
-    answers = {4: died("node 1")}
+    answers = {4: crashed("node 1")}
     monkeypatch.setattr(here, "answer", staticmethod(answers.get))
     first, second = converter().trials
     assert (second.outcome, second.node) == (Outcome.FAILED, "node 1")
@@ -319,7 +319,7 @@ class Failing:
 def test_a_worker_sends_back_what_the_users_own_code_raised():
     worker = Worker(PyTorchAdaptor, cloudpickle.dumps(_Package(None, Failing())))
     with pytest.raises(UserCodeError) as failure:
-        taken(worker(Share(None, slice(0, 4)), 0.0))
+        taken(worker(Shard(None, slice(0, 4)), 0.0))
     assert repr(failure.value.error) == repr(KeyError("no such class"))
 
 
@@ -333,7 +333,7 @@ def raising(error):
 
 
 def test_the_time_limit_holds_for_shares(converter, here, always, monkeypatch):
-    monkeypatch.setattr(here, "answer", raising(TimeUpError()))
+    monkeypatch.setattr(here, "answer", raising(DeadlineExceededError()))
     result = converter()
     assert len(result.trials) == 1
     assert any("time limit" in words for words in result.report.warnings)
@@ -357,7 +357,7 @@ def test_what_cannot_be_sent_to_workers_is_evaluated_whole(converter, always, mo
     def refuse(load, assessor, workers):
         raise ConfigurationError("it cannot be copied")
 
-    monkeypatch.setattr(Work, "of", refuse)
+    monkeypatch.setattr(WorkerPayload, "of", refuse)
     result = converter()
     assert told(result) == told(alone)
     (warning,) = said(result)

@@ -12,7 +12,7 @@ from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision
 from neural_mp.errors import ConfigurationError, MetricError
 from neural_mp.reporting import result_tables
 from neural_mp.runs.report import Report
-from neural_mp.tuning.metric_values import Together
+from neural_mp.tuning.metric_values import MetricAggregation
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ BOTH = {"share": True, "error": False}
 
 
 def together(baseline, **criterion):
-    found = Together(tuple(BOTH), True, AccuracyCriterion(**criterion), BOTH)
+    found = MetricAggregation(tuple(BOTH), True, AccuracyCriterion(**criterion), BOTH)
     return found.with_baseline(baseline, True)
 
 

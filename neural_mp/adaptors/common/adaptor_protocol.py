@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from neural_mp.adaptors.common.calibration import TensorSummary
+from neural_mp.adaptors.common.calibration import BatchStats
 from neural_mp.adaptors.common.optional import Corrections, Hessian
 from neural_mp.core.observations import Range
 from neural_mp.space import ResolvedPlan
@@ -17,14 +17,14 @@ class Framework(Protocol[M]):
     """The members are those of `neural_mp.adaptors.contract.Adaptor`, which describes them."""
 
     framework: ClassVar[str]
-    kinds: ClassVar[Mapping[str, Collection[str]]]
+    op_kinds: ClassVar[Mapping[str, Collection[str]]]
     corrections: Corrections[M] | None
     hessian: Hessian[M] | None
 
-    def watch(
+    def observe_tensors(
         self, model: M, batches: Iterable[Any], tensors: Collection[str]
-    ) -> Iterator[tuple[str, TensorSummary]]:
+    ) -> Iterator[tuple[str, BatchStats]]:
         """What tensors hold while the model runs."""
 
-    def write(self, model: M, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> M:
+    def convert_graph(self, model: M, plan: ResolvedPlan, ranges: Mapping[str, Range]) -> M:
         """A new model in the precisions of a plan."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neural_mp.core.observations import Channels, Observations, Range
+from neural_mp.core.observations import ChannelStats, Observations, Range
 from neural_mp.core.precision import RANGE_ALGORITHMS
 from neural_mp.errors import ConversionError
 
@@ -24,11 +24,11 @@ SAMPLES_PER_BATCH = 4096
 #: Steps of an 8-bit scale.
 LEVELS = 255
 #: A range narrower than this counts as empty: float32 cannot divide by its steps.
-LEAST_SPAN = 1e-30
+MIN_RANGE_WIDTH = 1e-30
 #: Shares of the largest magnitude tried by the algorithms that clip.
-_SHARES = np.linspace(1.0, 0.05, 96)
+_CLIP_FRACTIONS = np.linspace(1.0, 0.05, 96)
 #: Of those, every how many-th is tried first where all would take too long.
-_COARSE = 8
+_COARSE_STEP = 8
 _KL_BINS = 2048
 #: Of tensors with more noise than this, but of so many at most, the channels are kept: numbers by
 #: the thousand, in every file that holds observations.
@@ -59,12 +59,12 @@ def affine_parameters(low: float, high: float) -> tuple[float, int]:
     """
     low, high = min(low, 0.0), max(high, 0.0)
     # Of a tensor that is zero everywhere the scale is anyone's guess.
-    scale = (high - low) / LEVELS if high - low > LEAST_SPAN else 1.0
+    scale = (high - low) / LEVELS if high - low > MIN_RANGE_WIDTH else 1.0
     return scale, int(np.clip(round(-low / scale), 0, LEVELS))
 
 
 @dataclass(frozen=True)
-class TensorSummary:
+class BatchStats:
     """What a part of a batch held in one tensor.
 
     Attributes:
@@ -85,7 +85,7 @@ class TensorSummary:
     mean: Floats | None = None
 
 
-def summarized(values: Floats, channels: int = -1) -> TensorSummary | None:
+def summarized(values: Floats, channels: int = -1) -> BatchStats | None:
     """What numpy finds in a tensor; None for an empty one.
 
     Args:
@@ -114,11 +114,11 @@ def summarized(values: Floats, channels: int = -1) -> TensorSummary | None:
         power, rest = np.einsum("bcx,bcx->c", shaped, shaped), (0, 2)
     count = values.size // len(power)
     low, high, mean = shaped.min(rest), shaped.max(rest), shaped.mean(rest)
-    return TensorSummary(low, high, power / count, count, sample, mean)
+    return BatchStats(low, high, power / count, count, sample, mean)
 
 
 @dataclass
-class TensorStatistics:
+class Observer:
     """Running statistics of one tensor over calibration batches; `values` is how many it held."""
 
     low: float = np.inf
@@ -132,7 +132,7 @@ class TensorStatistics:
     _stride: int = 1
     _batches: int = 0
 
-    def take(self, seen: TensorSummary) -> None:
+    def take(self, seen: BatchStats) -> None:
         """Take in what a part of a batch held."""
         low, high, channel_power, mean = seen.low, seen.high, seen.power, seen.mean
         count, sample = seen.count, seen.sample
@@ -171,10 +171,10 @@ class TensorStatistics:
         smaller than a step is lost whole, which counts as 1. Averaging ratios, not energies,
         keeps one large channel from hiding the many it drowns.
         """
-        return 0.0 if self._power is None else channel_noise(self.low, self.high, self._power)
+        return 0.0 if self._power is None else channel_nsr(self.low, self.high, self._power)
 
     @property
-    def channels(self) -> Channels | None:
+    def channels(self) -> ChannelStats | None:
         """What every channel held; None where it was not looked at."""
         if self._power is None or self._extremes is None or self._mean is None:
             return None
@@ -182,7 +182,7 @@ class TensorStatistics:
         # Values beyond 1e19 have a power beyond float32: of those no channel can be repaired.
         if not all(np.isfinite(array).all() for array in values):
             return None
-        return Channels(*(tuple(map(_rounded, array.tolist())) for array in values))
+        return ChannelStats(*(tuple(map(_rounded, array.tolist())) for array in values))
 
     def ranges(self) -> dict[str, Range]:
         """The range every calibration algorithm chooses."""
@@ -196,7 +196,7 @@ class TensorStatistics:
         return {name: choosers[name]() for name in RANGE_ALGORITHMS}
 
 
-def channel_noise(low: float, high: float, power: Floats) -> float:
+def channel_nsr(low: float, high: float, power: Floats) -> float:
     """Noise-to-signal ratio of 8-bit quantization over [low, high], averaged over channels.
 
     Args:
@@ -216,7 +216,7 @@ def _rounded(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def summarize(statistics: dict[str, TensorStatistics], samples: int) -> Observations:
+def summarize(statistics: dict[str, Observer], samples: int) -> Observations:
     """What strategies and conversions need of the statistics of all tensors.
 
     Raises:
@@ -236,7 +236,7 @@ def summarize(statistics: dict[str, TensorStatistics], samples: int) -> Observat
         noise,
         samples,
         {name: found for name, found in channels.items() if found is not None},
-        values={name: found.values / max(samples, 1) for name, found in statistics.items()},
+        elements={name: found.values / max(samples, 1) for name, found in statistics.items()},
     )
 
 
@@ -255,7 +255,7 @@ def _mse(sample: Floats, full: Range) -> Range:
     """The clipping of the full range whose quantization error is least on the sample."""
 
     def error(index: int) -> float:
-        scale, zero = affine_parameters(*_clipped(full, _SHARES[index]))
+        scale, zero = affine_parameters(*_clipped(full, _CLIP_FRACTIONS[index]))
         stored = sample * np.float32(1 / scale)
         np.rint(stored, out=stored)
         np.clip(stored, -zero, LEVELS - zero, out=stored)
@@ -264,9 +264,11 @@ def _mse(sample: Floats, full: Range) -> Range:
         return float(np.dot(stored, stored))
 
     # The error falls as rounding gets finer, then rises as more is cut off: it has one bottom.
-    coarse = min(range(0, len(_SHARES), _COARSE), key=error)
-    around = range(max(coarse - _COARSE + 1, 0), min(coarse + _COARSE, len(_SHARES)))
-    return _clipped(full, float(_SHARES[min(around, key=error)]))
+    coarse = min(range(0, len(_CLIP_FRACTIONS), _COARSE_STEP), key=error)
+    around = range(
+        max(coarse - _COARSE_STEP + 1, 0), min(coarse + _COARSE_STEP, len(_CLIP_FRACTIONS))
+    )
+    return _clipped(full, float(_CLIP_FRACTIONS[min(around, key=error)]))
 
 
 def _kl(sample: Floats, full: Range) -> Range:
@@ -280,14 +282,14 @@ def _kl(sample: Floats, full: Range) -> Range:
     sample = sample[sample != 0]
     counts, edges = np.histogram(sample, bins=_KL_BINS, range=full if full[0] < full[1] else None)
     centres = (edges[:-1] + edges[1:]) / 2
-    limits = np.array([_clipped(full, share) for share in _SHARES])
+    limits = np.array([_clipped(full, share) for share in _CLIP_FRACTIONS])
     start = np.searchsorted(centres, limits[:, 0], "left")
     stop = np.searchsorted(centres, limits[:, 1], "right")
     enough = stop - start > LEVELS
     if not enough.any():
         return full
     divergences = _divergences(counts, start[enough], stop[enough])
-    return _clipped(full, float(_SHARES[enough][np.argmin(divergences)]))
+    return _clipped(full, float(_CLIP_FRACTIONS[enough][np.argmin(divergences)]))
 
 
 def _divergences(counts: Floats, start: NDArray[np.integer], stop: NDArray[np.integer]) -> Floats:

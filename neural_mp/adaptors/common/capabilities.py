@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from neural_mp.core.enums import Algorithm, Granularity, Scheme, StoredType
+from neural_mp.core.enums import CalibrationAlgorithm, Granularity, QuantDType, Scheme
 from neural_mp.core.hardware import Hardware, Support
-from neural_mp.core.int8_accumulation import ByteProducts, weight_spec
+from neural_mp.core.int8_accumulation import Int8Accumulation, weight_quant_spec
 from neural_mp.core.precision import FP32, OpConfig, Precision, QuantSpec
 from neural_mp.space import Capability
 from neural_mp.util.pytree import Array
@@ -32,7 +32,7 @@ SIXTEEN_BITS = tuple(precision for precision in Precision if precision.is_16_bit
 
 
 #: A row of fewer numbers than these takes about as much in bytes, with a scale of its own.
-_SHORT = 8
+_MIN_ROW_LENGTH = 8
 
 
 def is_usable(weight: Array) -> bool:
@@ -44,12 +44,12 @@ def table_obstacle(table: Array) -> str | None:
     """Why the rows of a table are not stored in bytes; None if they can be."""
     if not is_usable(table):
         return UNUSABLE_WEIGHT
-    return "its rows are so short that it would grow" if table.shape[1] < _SHORT else None
+    return "its rows are so short that it would grow" if table.shape[1] < _MIN_ROW_LENGTH else None
 
 
-def activation_spec(algorithm: Algorithm) -> QuantSpec:
+def activation_spec(algorithm: CalibrationAlgorithm) -> QuantSpec:
     """How the integer kernels of all frameworks read a tensor; its range is found so."""
-    return QuantSpec(StoredType.UINT8, Scheme.ASYMMETRIC, Granularity.PER_TENSOR, algorithm)
+    return QuantSpec(QuantDType.UINT8, Scheme.ASYMMETRIC, Granularity.PER_TENSOR, algorithm)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class IntegerKernel:
     """
 
     weight: QuantSpec | None = None
-    algorithms: tuple[Algorithm, ...] = ()
+    algorithms: tuple[CalibrationAlgorithm, ...] = ()
     weight_alone: QuantSpec | None = None
     other_weights: tuple[QuantSpec, ...] = ()
 
@@ -81,7 +81,7 @@ class IntegerKernel:
 
 def table_in_bytes() -> IntegerKernel:
     """The INT8 form of a table whose rows are read; of no products of bytes, so in full range."""
-    return IntegerKernel(weight_alone=weight_spec(ByteProducts.EXACT))
+    return IntegerKernel(weight_alone=weight_quant_spec(Int8Accumulation.EXACT))
 
 
 @dataclass(frozen=True)

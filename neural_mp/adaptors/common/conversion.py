@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from neural_mp.adaptors.common.adaptor_protocol import Framework
-from neural_mp.adaptors.common.calibration import TensorStatistics, summarize
-from neural_mp.adaptors.common.corrections import repaired
+from neural_mp.adaptors.common.calibration import Observer, summarize
+from neural_mp.adaptors.common.corrections import apply_corrections
 from neural_mp.adaptors.common.optional import OpTiming
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.observations import Observations, Range
@@ -20,7 +20,7 @@ from neural_mp.core.precision import OpConfig
 from neural_mp.core.quantization_flow import QuantizationFlow, observable_tensors
 from neural_mp.errors import ConversionError, PlanError
 from neural_mp.space import ResolvedPlan, TuningSpace
-from neural_mp.util.pytree import count_samples
+from neural_mp.util.pytree import batch_size_of
 
 
 def first_readers(flow: QuantizationFlow, plan: PrecisionPlan) -> dict[str, OpConfig]:
@@ -33,7 +33,7 @@ def first_readers(flow: QuantizationFlow, plan: PrecisionPlan) -> dict[str, OpCo
         config = plan.get(op)
         if config is not None and config.activation is not None:
             for source in sources:
-                found.setdefault(flow.root[source], config)
+                found.setdefault(flow.scale_owner[source], config)
     return found
 
 
@@ -50,11 +50,11 @@ def quantized_ranges(
     """
     flow, readers = plan.flow, first_readers(plan.flow, plan.plan)
     found = {}
-    for root in dict.fromkeys(flow.root.values()):
+    for root in dict.fromkeys(flow.scale_owner.values()):
         _refuse_split(graph, root, plan.plan)
         config = readers.get(root) or _writer(graph, root, plan.plan)
         asked = config.activation.algorithm if config and config.activation else "minmax"
-        ranges = [_observed(tensor, asked, observations) for tensor in flow.covers[root]]
+        ranges = [_observed(tensor, asked, observations) for tensor in flow.scale_members[root]]
         found[root] = (min(low for low, _ in ranges), max(high for _, high in ranges))
     return found
 
@@ -107,11 +107,11 @@ def convert(
         ConversionError: a quantized tensor was never observed, or the framework refuses.
         PlanError: an op cannot be repaired as the plan says.
     """
-    if not plan.lowers:
+    if not plan.has_low_precision:
         return model
-    mended, seen = repaired(adaptor, model, plan.plan, observations, space)
+    mended, seen = apply_corrections(adaptor, model, plan.plan, observations, space)
     ranges = quantized_ranges(space.graph, plan, seen)
-    return adaptor.write(mended, plan, ranges)
+    return adaptor.convert_graph(mended, plan, ranges)
 
 
 def observe(
@@ -127,12 +127,12 @@ def observe(
     def counted() -> Iterator[Any]:
         nonlocal samples
         for batch in batches:
-            samples += count_samples(batch)
+            samples += batch_size_of(batch)
             yield batch
 
     tensors = observable_tensors(space.graph, space.int8_ops)
-    found: defaultdict[str, TensorStatistics] = defaultdict(TensorStatistics)
-    for name, summary in adaptor.watch(model, counted(), tensors):
+    found: defaultdict[str, Observer] = defaultdict(Observer)
+    for name, summary in adaptor.observe_tensors(model, counted(), tensors):
         found[name].take(summary)
     return summarize(found, samples)
 

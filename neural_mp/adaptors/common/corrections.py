@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from neural_mp.adaptors.common.adaptor_protocol import Framework
-from neural_mp.adaptors.common.calibration import channel_noise
+from neural_mp.adaptors.common.calibration import channel_nsr
 from neural_mp.adaptors.common.cross_layer_scaling import (
     Array,
-    Layer,
-    LayerChange,
-    Link,
+    LayerParams,
+    LayerRescale,
+    ScalingGroup,
     find_links,
     is_homogeneous,
     rounded_weight,
@@ -26,17 +26,17 @@ from neural_mp.adaptors.common.cross_layer_scaling import (
 from neural_mp.adaptors.common.optional import Corrections
 from neural_mp.adaptors.common.quant_params import weight_limit_of
 from neural_mp.core.graph import OpGraph
-from neural_mp.core.int8_accumulation import weight_limit
-from neural_mp.core.observations import Channels, Observations
+from neural_mp.core.int8_accumulation import weight_qmax
+from neural_mp.core.observations import ChannelStats, Observations
 from neural_mp.core.plan import PrecisionPlan
-from neural_mp.core.precision import RANGE_ALGORITHMS, REPAIRS, OpConfig
+from neural_mp.core.precision import CORRECTIONS, RANGE_ALGORITHMS, OpConfig
 from neural_mp.errors import PlanError
 from neural_mp.space import TuningSpace
 
 M = TypeVar("M")
 
 #: How much of the difficulty is moved from values to weights: SmoothQuant's alpha.
-_SMOOTHNESS = 0.5
+_SMOOTHQUANT_ALPHA = 0.5
 #: A channel's scale beyond these limits would take it out of the range of float32.
 _LEAST, _MOST = 1e-12, 1e12
 #: The repairs that scale channels.
@@ -55,29 +55,31 @@ class _Network:
         passing: the ops that leave every channel where it is.
     """
 
-    layers: Mapping[str, Layer]
-    links: Mapping[str, Link]
+    layers: Mapping[str, LayerParams]
+    links: Mapping[str, ScalingGroup]
     passing: frozenset[str]
 
     @classmethod
     def of(cls, adaptor: Framework[Any], model: Any, graph: OpGraph) -> _Network:
-        kinds = {name: kind for kind, names in adaptor.kinds.items() for name in names}
+        kinds = {name: kind for kind, names in adaptor.op_kinds.items() for name in names}
         offered = adaptor.corrections or _NONE
         layers, keepers = offered.layers(model), frozenset(offered.channel_keepers(model))
         found = find_links(graph, kinds, layers, keepers)
         passing = (op.name for op in graph if is_homogeneous(op, kinds.get(op.type), True))
-        links = {reader: link for link in found for reader in link.readers}
+        links = {reader: link for link in found for reader in link.consumers}
         return cls(layers, links, keepers.union(passing))
 
-    def factors(self, link: Link, repair: str, channels: Channels | None) -> Array | None:
+    def factors(
+        self, link: ScalingGroup, repair: str, channels: ChannelStats | None
+    ) -> Array | None:
         """What the readers' input channels are multiplied by; None where that cannot be told.
 
         `equalize`: Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias
         Correction", 2019, equation 11. `smooth`: Xiao et al., "SmoothQuant", 2023, equation 4.
         Where every output reads one channel, and has steps of its own, weights take all.
         """
-        writer = self.layers[link.writer]
-        read = [self.layers[name].input_limits() for name in link.readers]
+        writer = self.layers[link.producer]
+        read = [self.layers[name].input_limits() for name in link.consumers]
         written = writer.output_limits()
         if any(limits.shape != written.shape for limits in read):
             return None
@@ -90,7 +92,11 @@ class _Network:
             if channels is None or len(channels.low) != len(weights):
                 return None
             sizes = np.maximum(np.abs(channels.low), np.abs(channels.high))
-        moved = 1.0 if all(self.layers[name].depthwise for name in link.readers) else _SMOOTHNESS
+        moved = (
+            1.0
+            if all(self.layers[name].depthwise for name in link.consumers)
+            else _SMOOTHQUANT_ALPHA
+        )
         found = sizes**moved / np.maximum(weights, _LEAST) ** (1 - moved)
         dead = (written == 0) | (weights == 0) | (found == 0) | ~np.isfinite(found)
         if dead.all():
@@ -100,7 +106,7 @@ class _Network:
         return np.clip(found, _LEAST, _MOST)
 
 
-def scored_repairs(
+def score_corrections(
     adaptor: Framework[M], model: M, space: TuningSpace, observations: Observations
 ) -> Observations:
     """Observations that say of every noisy tensor what repairs would make of its noise."""
@@ -111,19 +117,19 @@ def scored_repairs(
     for tensor in space.tensors:
         channels = observations.channels.get(tensor.name)
         link = next((network.links[op] for op in tensor.consumers if op in network.links), None)
-        if channels is None or link is None or not set(tensor.consumers) <= set(link.readers):
+        if channels is None or link is None or not set(tensor.consumers) <= set(link.consumers):
             continue
         for repair in _RESCALING:
             factors = network.factors(link, repair, _seen(link, observations))
             if factors is not None and len(factors) == len(channels.low):
-                readers = {name: weight_limit_of(space, name) for name in link.readers}
+                readers = {name: weight_limit_of(space, name) for name in link.consumers}
                 found = _noise(network, readers, factors, channels)
                 repaired.setdefault(tensor.name, {})[repair] = found
-    return replace(observations, repaired=repaired)
+    return replace(observations, corrected_nsr=repaired)
 
 
 def _noise(
-    network: _Network, readers: Mapping[str, int], factors: Array, channels: Channels
+    network: _Network, readers: Mapping[str, int], factors: Array, channels: ChannelStats
 ) -> float:
     """The noise of a rescaled tensor, and of the weights that have to make up for it.
 
@@ -136,19 +142,19 @@ def _noise(
     low, high, power = (
         np.asarray(values) for values in (channels.low, channels.high, channels.power)
     )
-    own = channel_noise((low / factors).min(), (high / factors).max(), power / factors**2)
+    own = channel_nsr((low / factors).min(), (high / factors).max(), power / factors**2)
     return own + max(
         _weight_noise(network.layers[name], factors, power, limit)
         for name, limit in readers.items()
     )
 
 
-def _weight_noise(layer: Layer, factors: Array, power: Array, limit: int) -> float:
+def _weight_noise(layer: LayerParams, factors: Array, power: Array, limit: int) -> float:
     """Noise-to-signal ratio of what a layer computes from rounded weights, averaged over outputs.
 
     Errors and values of different channels are taken to have nothing to do with each other.
     """
-    matrix = LayerChange(inputs=factors).weight(layer)
+    matrix = LayerRescale(inputs=factors).weight(layer)
     scaled = replace(layer, weight=lambda: matrix).matrix().astype(np.float64)
     energy = (power / factors**2).reshape(scaled.shape[0], 1, scaled.shape[2], 1)
     steps = np.abs(scaled).max(axis=(2, 3)) / limit
@@ -158,7 +164,7 @@ def _weight_noise(layer: Layer, factors: Array, power: Array, limit: int) -> flo
     return float(np.minimum(1.0, noise[live] / signal[live]).mean()) if live.any() else 0.0
 
 
-def repaired(
+def apply_corrections(
     adaptor: Framework[M],
     model: M,
     plan: PrecisionPlan,
@@ -170,30 +176,30 @@ def repaired(
     Raises:
         PlanError: an op cannot be repaired as the plan says.
     """
-    asked = {op: config for op, config in plan.items() if config.repairs}
+    asked = {op: config for op, config in plan.items() if config.corrections}
     if not asked:
         return model, observations
     network = _Network.of(adaptor, model, space.graph)
-    changes: dict[str, LayerChange] = {}
+    changes: dict[str, LayerRescale] = {}
     for link, repair in _rescaled(network, asked).items():
         channels = _seen(link, observations)
         factors = network.factors(link, repair, channels)
         if factors is None or channels is None or len(factors) != len(channels.low):
             raise PlanError(
-                f"{link.readers[0]!r} cannot be repaired by {repair!r}: its channels are not known "
-                f"from calibration, or are not those of {link.writer!r}"
+                f"correction {repair!r} cannot be applied to {link.consumers[0]!r}: its channels "
+                f"are unknown from calibration, or differ from those of {link.producer!r}"
             )
-        _change(changes, link.writer, outputs=1 / factors)
-        for reader in link.readers:
+        _change(changes, link.producer, outputs=1 / factors)
+        for reader in link.consumers:
             _change(changes, reader, inputs=factors)
         observations = _rescaled_observations(observations, link, factors, channels)
     for op, config in asked.items():
-        if "bias_correction" in config.repairs:
+        if "bias_correction" in config.corrections:
             layer = network.layers.get(op)
             mean = _mean_read(network, space.graph, op, observations)
             shift = None
             if layer is not None and layer.inputs is not None and mean is not None:
-                shift = _correction(layer, changes.get(op), mean, weight_limit(config.weight))
+                shift = _correction(layer, changes.get(op), mean, weight_qmax(config.weight))
             if shift is None:
                 raise PlanError(
                     f"the bias of {op!r} cannot be corrected: the channels of what it reads are "
@@ -214,31 +220,31 @@ def rescaled_ops(
         plan: a plan of it.
         graph: the graph of it.
     """
-    asked = {op: config for op, config in plan.items() if config.repairs}
+    asked = {op: config for op, config in plan.items() if config.corrections}
     if not asked:
         return frozenset()
     network = _Network.of(adaptor, model, graph)
     links = _rescaled(network, {op: asked[op] for op in asked if op in network.links})
-    return frozenset(name for link in links for name in (link.writer, *link.tensors))
+    return frozenset(name for link in links for name in (link.producer, *link.tensors))
 
 
-def _rescaled(network: _Network, asked: Mapping[str, OpConfig]) -> dict[Link, str]:
+def _rescaled(network: _Network, asked: Mapping[str, OpConfig]) -> dict[ScalingGroup, str]:
     """Link → how it is rescaled: as the first of its readers says that says anything."""
-    found: dict[Link, str] = {}
+    found: dict[ScalingGroup, str] = {}
     for op, config in asked.items():
-        repair = next((name for name in config.repairs if name in _RESCALING), None)
+        repair = next((name for name in config.corrections if name in _RESCALING), None)
         if repair is None:
             continue
         if op not in network.links:
             raise PlanError(
-                f"{op!r} cannot be repaired by {repair!r} ({REPAIRS[repair]}): what it reads is "
-                f"not written by a layer whose channels nothing else reads"
+                f"correction {repair!r} ({CORRECTIONS[repair]}) cannot be applied to {op!r}: its "
+                f"input is not written by a layer whose channels only {op!r} reads"
             )
         found.setdefault(network.links[op], repair)
     return found
 
 
-def _seen(link: Link, observations: Observations) -> Channels | None:
+def _seen(link: ScalingGroup, observations: Observations) -> ChannelStats | None:
     """The channels of what the readers read: all that its tensors hold, where these were kept."""
     kept = [observations.channels[name] for name in link.tensors if name in observations.channels]
     if not kept or len({len(channels.low) for channels in kept}) > 1:
@@ -248,15 +254,15 @@ def _seen(link: Link, observations: Observations) -> Channels | None:
         for name in ("low", "high", "power")
     )
     seen = low.min(axis=0), high.max(axis=0), power.max(axis=0), kept[-1].mean
-    return Channels(*(tuple(values) for values in seen))
+    return ChannelStats(*(tuple(values) for values in seen))
 
 
-def _change(changes: dict[str, LayerChange], op: str, **parts: Array) -> None:
-    changes[op] = replace(changes.get(op, LayerChange()), **parts)
+def _change(changes: dict[str, LayerRescale], op: str, **parts: Array) -> None:
+    changes[op] = replace(changes.get(op, LayerRescale()), **parts)
 
 
 def _rescaled_observations(
-    observations: Observations, link: Link, factors: Array, seen: Channels
+    observations: Observations, link: ScalingGroup, factors: Array, seen: ChannelStats
 ) -> Observations:
     """What calibration would have seen: exactly, but that clipping has to be learnt anew.
 
@@ -270,7 +276,7 @@ def _rescaled_observations(
         low, high = np.asarray(known.low) / factors, np.asarray(known.high) / factors
         power, mean = np.asarray(known.power) / factors**2, np.asarray(known.mean) / factors
         if name in channels:
-            channels[name] = Channels(tuple(low), tuple(high), tuple(power), tuple(mean))
+            channels[name] = ChannelStats(tuple(low), tuple(high), tuple(power), tuple(mean))
             full = (min(0.0, float(low.min())), max(0.0, float(high.max())))
         else:
             least, most = ranges[name]["minmax"]
@@ -291,12 +297,14 @@ def _mean_read(
     return np.asarray(observations.channels[name].mean)
 
 
-def _correction(layer: Layer, change: LayerChange | None, mean: Array, limit: int) -> Array | None:
+def _correction(
+    layer: LayerParams, change: LayerRescale | None, mean: Array, limit: int
+) -> Array | None:
     """The mean of what rounding the weight takes off the result (Nagel et al., section 4.2).
 
     None where the mean is that of other channels.
     """
-    weight = (change or LayerChange()).weight(layer)
+    weight = (change or LayerRescale()).weight(layer)
     matrix = replace(layer, weight=lambda: weight).matrix().astype(np.float64)
     if mean.size != matrix.shape[0] * matrix.shape[2]:
         return None

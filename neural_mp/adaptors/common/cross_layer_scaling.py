@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neural_mp.adaptors.common.quant_params import rounded_to_int8, weight_scales
+from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.util.pytree import Array
 
@@ -26,7 +26,7 @@ _THRESHOLDS = ("threshold", "ThresholdedRelu")
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerParams:
     """The constants of a layer, or of a normalization that scales its channels.
 
     Attributes:
@@ -78,7 +78,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class LayerChange:
+class LayerRescale:
     """What is done to the constants of a layer.
 
     Attributes:
@@ -91,7 +91,7 @@ class LayerChange:
     inputs: Array | None = None
     shift: Array | None = None
 
-    def weight(self, layer: Layer) -> Array:
+    def weight(self, layer: LayerParams) -> Array:
         """The weight with it, in its own shape."""
         weight = np.asarray(layer.weight())
         changed = weight.astype(np.float64)
@@ -132,30 +132,30 @@ def rounded_weight(matrix: Array, limit: int) -> Array:
         limit: the largest integer, 127 or 63.
     """
     scales = weight_scales(matrix, (2, 3), limit)
-    return np.asarray(rounded_to_int8(matrix, scales, limit) * scales.astype(np.float64))
+    return np.asarray(round_to_int8(matrix, scales, limit) * scales.astype(np.float64))
 
 
 @dataclass(frozen=True)
-class Link:
+class ScalingGroup:
     """A writer and its readers, with nothing between them that minds the scale of a channel.
 
     Attributes:
-        writer: the layer or normalization.
-        readers: the layers that read it.
+        producer: the layer or normalization.
+        consumers: the layers that read it.
         tensors: the ops between them whose results are scaled along, the writer's first.
     """
 
-    writer: str
-    readers: tuple[str, ...]
+    producer: str
+    consumers: tuple[str, ...]
     tensors: tuple[str, ...]
 
 
 def find_links(
     graph: OpGraph,
     kinds: Mapping[str, str],
-    layers: Mapping[str, Layer],
+    layers: Mapping[str, LayerParams],
     keepers: Collection[str] = (),
-) -> Iterator[Link]:
+) -> Iterator[ScalingGroup]:
     """Everything in a graph whose channels can be scaled.
 
     Args:
@@ -184,15 +184,15 @@ def find_links(
                 else:
                     fits = False
         if fits and readers:
-            yield Link(writer, tuple(readers), tuple(tensors))
+            yield ScalingGroup(writer, tuple(readers), tuple(tensors))
 
 
-def _leads_to(graph: OpGraph, writer: str, layer: Layer) -> bool:
+def _leads_to(graph: OpGraph, writer: str, layer: LayerParams) -> bool:
     """Whether nothing but its bias reads a layer."""
     return [op.name for op in graph.consumers(writer)] == [layer.result]
 
 
-def _undoes(reader: Layer, writer: Layer) -> bool:
+def _undoes(reader: LayerParams, writer: LayerParams) -> bool:
     """Whether the input channels of one layer are the output channels of another."""
     return reader.inputs is not None and reader.axis == writer.axis
 

@@ -38,7 +38,7 @@ def weight_sensitivity(
     without = "gradients, which hawq_v2 needs; choose another strategy"
     hessian = needed(adaptor.hessian, adaptor.framework, without)
     layers = needed(adaptor.corrections, adaptor.framework, "weights of layers").layers(model)
-    wanted = [op for op in space.decided if op in layers and op in space.int8_ops]
+    wanted = [op for op in space.tunable_ops if op in layers and op in space.int8_ops]
     found = {}
     for op, trace in hessian.hessian_traces(model, batches, wanted).items():
         matrix = layers[op].matrix().astype(np.float64)

@@ -10,11 +10,11 @@ from neural_mp.adaptors.common.signature import Array, Signature, example_for
 from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError
 from neural_mp.util.open_axes import Shapes, given_shapes
-from neural_mp.util.pytree import leaves
+from neural_mp.util.pytree import tree_leaves
 
 
 @dataclass(frozen=True)
-class GivenInputs:
+class InputSpec:
     """What is known of the inputs and outputs that a user wants.
 
     Attributes:
@@ -31,7 +31,7 @@ class GivenInputs:
     shapes: Shapes | None = None
 
     @classmethod
-    def read(cls, inputs: object, outputs: object, example: object) -> GivenInputs:
+    def read(cls, inputs: object, outputs: object, example: object) -> InputSpec:
         """What the arguments of `Adaptor.load` say.
 
         Raises:
@@ -42,7 +42,7 @@ class GivenInputs:
         outputs = _names_in(outputs, "outputs")
         return cls(names, outputs, example if shown is None else shown, shapes)
 
-    def without_shapes(self, what: str) -> GivenInputs:
+    def without_shapes(self, what: str) -> InputSpec:
         """Return the same, where shapes are of no use.
 
         Args:
@@ -99,7 +99,7 @@ def _names_or_example(inputs: object) -> tuple[tuple[str, ...], Any]:
     """Whether a user's `inputs` are names or example tensors: one of the two, the other empty."""
     if isinstance(inputs, str):
         return _names_in(inputs, "inputs"), None
-    found = [] if inputs is None else leaves(inputs)
+    found = [] if inputs is None else tree_leaves(inputs)
     if not found:
         return (), None
     if all(isinstance(leaf, str) for leaf in found):

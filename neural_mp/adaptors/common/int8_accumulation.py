@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from neural_mp.adaptors.common.quant_params import Array
-from neural_mp.adaptors.common.runtime_probe import facts, try_each
-from neural_mp.core.hardware import PORTABLE, THIS, Hardware
-from neural_mp.core.int8_accumulation import EXACT_EVERYWHERE, ByteProducts, KernelKind
+from neural_mp.adaptors.common.runtime_probe import probe_results, try_each
+from neural_mp.core.hardware import HOST_TARGET, PORTABLE, Hardware
+from neural_mp.core.int8_accumulation import EXACT_EVERYWHERE, Int8Accumulation, KernelKind
 
 logger = logging.getLogger(__name__)
 
-Products = Mapping[KernelKind, ByteProducts]
+Products = Mapping[KernelKind, Int8Accumulation]
 Shape = tuple[int, ...]
 #: The types of inputs and weights, and the largest numbers in them.
 _BYTES, _LARGEST = (np.uint8, np.int8), (255, 127)
@@ -31,7 +31,7 @@ _FLOAT32 = 2.0**-22
 #: What is converted for → the limits that oneDNN is asked under: none, or those of the processors
 #: that the result has to be right on.
 ASKED_UNDER: Mapping[str, tuple[str | None, ...]] = {
-    THIS: (None,),
+    HOST_TARGET: (None,),
     "avx2": ("AVX2",),
     "avx512": ("AVX512_CORE",),
     PORTABLE: ("AVX2", "AVX512_CORE"),
@@ -51,10 +51,10 @@ def products_for(hardware: Hardware, ask: Callable[[str | None], Products]) -> P
     answers = [ask(limit) for limit in ASKED_UNDER.get(hardware.target, ())]
     found = {}
     for kernel in KernelKind:
-        exact = all(answer[kernel] is ByteProducts.EXACT for answer in answers)
+        exact = all(answer[kernel] is Int8Accumulation.EXACT for answer in answers)
         if kernel not in EXACT_EVERYWHERE or not answers:
-            exact = exact and hardware.byte_products is ByteProducts.EXACT
-        found[kernel] = ByteProducts.EXACT if exact else ByteProducts.SATURATING
+            exact = exact and hardware.byte_products is Int8Accumulation.EXACT
+        found[kernel] = Int8Accumulation.EXACT if exact else Int8Accumulation.SATURATING
     return found
 
 
@@ -72,7 +72,9 @@ def tried_products(
     """
 
     def asked_under(onednn_limit: str | None) -> Products:
-        return from_facts(facts(module, version, onednn_limit if minds_onednn else None), cases)
+        return from_facts(
+            probe_results(module, version, onednn_limit if minds_onednn else None), cases
+        )
 
     return products_for(hardware, asked_under)
 
@@ -90,7 +92,7 @@ def from_facts(found: Iterable[str], cases: Iterable[str]) -> Products:
         kind = KernelKind(case.split()[0])
         kinds[kind] = kinds[kind] and case in exact
     return {
-        kind: ByteProducts.EXACT if right else ByteProducts.SATURATING
+        kind: Int8Accumulation.EXACT if right else Int8Accumulation.SATURATING
         for kind, right in kinds.items()
     }
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from neural_mp.adaptors.common.op_outputs import OpResult
+from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.errors import ModelLoadError
 from neural_mp.io.readers import read_json
@@ -21,7 +21,7 @@ CONVERTED: Mapping[str, Validator[Any]] = {
     "ops": mapping_of(string),
 }
 #: What earlier versions did not write.
-LATER: Mapping[str, Validator[Any]] = {"results": mapping_of(OpResult.from_list)}
+LATER: Mapping[str, Validator[Any]] = {"results": mapping_of(OutputLocation.from_list)}
 
 
 def write_details(file: Path, details: Mapping[str, Any]) -> None:

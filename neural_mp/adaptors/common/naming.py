@@ -15,7 +15,7 @@ def in_camel_case(kinds: str) -> dict[str, tuple[str, ...]]:
     return {kind: ("".join(map(str.capitalize, kind.split("_"))),) for kind in kinds.split()}
 
 
-def unused(name: str, taken: Container[str], first: int = 1) -> str:
+def unique_name(name: str, taken: Container[str], first: int = 1) -> str:
     """The name, or the first of its numbered forms, from `first` on, that is not taken."""
     forms = chain([name], (f"{name}_{number}" for number in count(first)))
     return next(form for form in forms if form not in taken)

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.common.quant_params import Encoding
+from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.core.graph import Op, OpGraph
 from neural_mp.util.pytree import Array
 from neural_mp.util.validators import integer, non_negative_float, string, tuple_of
 
 
 @dataclass(frozen=True)
-class OpValue:
+class OpOutput:
     """The result of an op in one run.
 
     Attributes:
@@ -33,7 +33,7 @@ class OpValue:
 
 
 @dataclass(frozen=True)
-class OpResult:
+class OutputLocation:
     """Where a converted model has the result of an op.
 
     Attributes:
@@ -44,7 +44,7 @@ class OpResult:
 
     tensor: str
     type: str
-    encoding: Encoding | None = None
+    encoding: QuantParams | None = None
 
     def to_list(self) -> list[Any]:
         """Plain strings and numbers, as written to JSON."""
@@ -52,7 +52,7 @@ class OpResult:
         return [self.tensor, self.type, *([stored.scale, stored.zero_point] if stored else ())]
 
     @classmethod
-    def from_list(cls, data: object) -> OpResult:
+    def from_list(cls, data: object) -> OutputLocation:
         """Read back what `to_list` wrote.
 
         Raises:
@@ -62,13 +62,13 @@ class OpResult:
         tensor, kind, *stored = tuple_of(*_BARE, *(() if bare else (non_negative_float, integer)))(
             data
         )
-        return cls(tensor, kind, Encoding(*stored) if stored else None)
+        return cls(tensor, kind, QuantParams(*stored) if stored else None)
 
 
 _BARE = (string, string)
 
 
-def op_value(found: Array, encoding: Encoding | None) -> OpValue | None:
+def op_value(found: Array, encoding: QuantParams | None) -> OpOutput | None:
     """The value that was found in a tensor; None where it holds no real numbers, or nothing.
 
     Args:
@@ -80,14 +80,14 @@ def op_value(found: Array, encoding: Encoding | None) -> OpValue | None:
         return None
     if encoding is not None:
         real = (found.astype(np.float32) - encoding.zero_point) * np.float32(encoding.scale)
-        return OpValue(real, name)
+        return OpOutput(real, name)
     if found.dtype.kind != "f" and name != "bfloat16":
         return None
-    return OpValue(found.astype(np.float32, copy=False), name)
+    return OpOutput(found.astype(np.float32, copy=False), name)
 
 
 def results_graph(
-    written: OpGraph, results: Mapping[str, OpResult], op_of: Mapping[str, str]
+    written: OpGraph, results: Mapping[str, OutputLocation], op_of: Mapping[str, str]
 ) -> OpGraph:
     """The ops of which a converted model has the results, as the untouched model calls them.
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from neural_mp.adaptors.common.cross_layer_scaling import Layer, LayerChange
-from neural_mp.adaptors.common.op_outputs import OpValue
+from neural_mp.adaptors.common.cross_layer_scaling import LayerParams, LayerRescale
+from neural_mp.adaptors.common.op_outputs import OpOutput
 from neural_mp.core.graph import OpGraph
 from neural_mp.core.int8_accumulation import KernelKind
-from neural_mp.core.kernel_trace import Executed
+from neural_mp.core.kernel_trace import OpTrace
 from neural_mp.errors import ConversionError
 
 M = TypeVar("M")
@@ -56,7 +56,7 @@ class KernelTrace(Generic[M]):
             the run did not come to has no kernels.
     """
 
-    trace: Callable[[M, Any], Mapping[str, Executed]]
+    trace: Callable[[M, Any], Mapping[str, OpTrace]]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class OpOutputs(Generic[M]):
     """
 
     results: Callable[[M], OpGraph]
-    values: Callable[[M, Collection[str]], Callable[[Any], Mapping[str, OpValue]]]
+    values: Callable[[M, Collection[str]], Callable[[Any], Mapping[str, OpOutput]]]
     first_non_finite: Callable[[M, Any], str | None]
 
 
@@ -95,8 +95,8 @@ class Corrections(Generic[M]):
         channel_keepers: model → the ops that only move values, and leave every channel where it is.
     """
 
-    layers: Callable[[M], Mapping[str, Layer]]
-    with_layers: Callable[[M, Mapping[str, LayerChange]], M]
+    layers: Callable[[M], Mapping[str, LayerParams]]
+    with_layers: Callable[[M, Mapping[str, LayerRescale]], M]
     channel_keepers: Callable[[M], Collection[str]] = _no_ops
 
 

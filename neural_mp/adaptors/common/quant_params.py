@@ -9,13 +9,13 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.common.calibration import LEAST_SPAN, LEVELS, affine_parameters
+from neural_mp.adaptors.common.calibration import LEVELS, MIN_RANGE_WIDTH, affine_parameters
 from neural_mp.core.int8_accumulation import (
     EXACT_EVERYWHERE,
     REDUCED_RANGE,
     WEIGHT_LIMITS,
     KernelKind,
-    weight_limit,
+    weight_qmax,
 )
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import Precision
@@ -24,14 +24,14 @@ from neural_mp.util.pytree import Array
 
 
 @dataclass(frozen=True)
-class Encoding:
+class QuantParams:
     """How a tensor is stored in uint8: real = scale · (stored - zero_point)."""
 
     scale: float
     zero_point: int
 
     @classmethod
-    def of(cls, span: Range) -> Encoding:
+    def of(cls, span: Range) -> QuantParams:
         """The encoding that holds a range, and zero exactly."""
         return cls(*affine_parameters(*span))
 
@@ -51,7 +51,7 @@ class Encoding:
         return self.low >= low - slack and self.high <= high + slack
 
 
-def is_wide(integers: Array) -> bool:
+def exceeds_reduced_range(integers: Array) -> bool:
     """Whether a weight in int8 goes beyond ±63, so that saturating products make it wrong."""
     return bool((np.abs(integers.astype(np.int16)) > WEIGHT_LIMITS[REDUCED_RANGE]).any())
 
@@ -71,16 +71,16 @@ def weight_scales(weight: Array, axes: tuple[int, ...], limit: int) -> Array:
     # Without a copy of all magnitudes, for weights of hundreds of megabytes.
     highest = weight.max(axis=axes, keepdims=True, initial=0)
     largest = np.maximum(highest, -weight.min(axis=axes, keepdims=True, initial=0))
-    return np.where(largest > LEAST_SPAN, largest / limit, 1).astype(np.float32)
+    return np.where(largest > MIN_RANGE_WIDTH, largest / limit, 1).astype(np.float32)
 
 
 def weight_limit_of(space: TuningSpace, op: str) -> int:
     """The largest integer that the weight of an op is stored with, unless a plan says otherwise."""
     config = space.capabilities[op].config(Precision.INT8)
-    return weight_limit(config.weight if config is not None else None)
+    return weight_qmax(config.weight if config is not None else None)
 
 
-def rounded_to_int8(weight: Array, scales: Array, limit: int) -> NDArray[np.int8]:
+def round_to_int8(weight: Array, scales: Array, limit: int) -> NDArray[np.int8]:
     """A weight in steps of `scales`, cut off at ±`limit`."""
     steps = weight / scales
     np.rint(steps, out=steps)
@@ -107,10 +107,10 @@ class IntegerWeight(Generic[L]):
 
 def wide_kinds(weights: Iterable[IntegerWeight[L]]) -> frozenset[KernelKind]:
     """The kinds of kernel that have a weight beyond ±63."""
-    return frozenset(weight.kernel for weight in weights if is_wide(weight.integers))
+    return frozenset(weight.kernel for weight in weights if exceeds_reduced_range(weight.integers))
 
 
 def saturating(weights: Iterable[IntegerWeight[L]]) -> list[L]:
     """The layers with such a weight, of the kinds that are not exact on every processor."""
     found = (weight for weight in weights if weight.kernel not in EXACT_EVERYWHERE)
-    return [weight.layer for weight in found if is_wide(weight.integers)]
+    return [weight.layer for weight in found if exceeds_reduced_range(weight.integers)]

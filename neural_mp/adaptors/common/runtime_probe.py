@@ -70,7 +70,7 @@ def version_of(*distributions: str) -> str:
 
 
 @lru_cache(maxsize=32)
-def facts(module: str, version: str, onednn_limit: str | None = None) -> frozenset[str]:
+def probe_results(module: str, version: str, onednn_limit: str | None = None) -> frozenset[str]:
     """What a module finds when it is run as a child process.
 
     Args:

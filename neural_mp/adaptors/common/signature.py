@@ -13,7 +13,7 @@ import numpy as np
 from neural_mp.errors import ConfigurationError, DataError, did_you_mean
 from neural_mp.io.limits import MAX_ELEMENT_BYTES, MAX_EXAMPLE_ELEMENTS
 from neural_mp.util.labels import without_labels
-from neural_mp.util.pytree import Array, NamedList, Structure, flattened, leaves, packed
+from neural_mp.util.pytree import Array, NamedList, Structure, flatten, tree_leaves, unflatten
 from neural_mp.util.text import counted
 from neural_mp.util.validators import (
     InvalidValueError,
@@ -33,7 +33,7 @@ _S = TypeVar("_S", bound="Signature")
 
 
 @dataclass(frozen=True)
-class Port:
+class TensorSpec:
     """An input or output.
 
     Attributes:
@@ -57,7 +57,7 @@ class Port:
         return {**vars(self), "dtype": dtype, "shape": shape}
 
     @classmethod
-    def from_dict(cls, data: object) -> Port:
+    def from_dict(cls, data: object) -> TensorSpec:
         """Read back what `to_dict` wrote.
 
         Raises:
@@ -96,8 +96,8 @@ class Signature:
         returns: where each of them stands in what the model returns.
     """
 
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
     returns: Structure = 0
 
     @cached_property
@@ -126,7 +126,7 @@ class Signature:
             NeuralMPError: it was not written so.
         """
         said = _SIGNATURE(data)
-        for position in leaves(said["returns"]):
+        for position in tree_leaves(said["returns"]):
             if position is not None and position >= len(said["outputs"]):
                 raise invalid(f"the places of {len(said['outputs'])} outputs", position)
         return cls(**said)
@@ -163,7 +163,7 @@ class Signature:
             for item in (inputs.values() if isinstance(inputs, Mapping) else inputs)
         )
         if nested:
-            values = flattened(inputs)
+            values = flatten(inputs)
         elif isinstance(inputs, Mapping):
             values = self._by_name(inputs)
         elif isinstance(inputs, tuple | list) and (_holds_arrays(inputs) or not self.inputs):
@@ -217,7 +217,7 @@ class Signature:
         if isinstance(self.returns, list) and all(isinstance(i, int) for i in self.returns):
             names = [self.outputs[i].name for i in self.returns]
             return NamedList.of([values[i] for i in self.returns], names)
-        return packed(self.returns, values)
+        return unflatten(self.returns, values)
 
     def choosing(self: _S, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> _S:
         """With these inputs, in this order, and these outputs only; all of them for no names.
@@ -285,7 +285,7 @@ _PORT = record(
         "alias": optional(string),
     }
 )
-_PORTS = list_of(Port.from_dict)
+_PORTS = list_of(TensorSpec.from_dict)
 _SIGNATURE = record({"inputs": _PORTS, "outputs": _PORTS, "returns": _structure})
 
 
@@ -294,7 +294,7 @@ def example_for(signature: Signature) -> dict[str, Array]:
     return {port.tensor: _made_up(port) for port in signature.inputs}
 
 
-def _made_up(port: Port) -> Array:
+def _made_up(port: TensorSpec) -> Array:
     shape = [1 if size is None else size for size in port.shape or ()]
     if port.dtype is None:
         return np.zeros(shape)
@@ -330,7 +330,9 @@ def in_parts(feeds: dict[str, Array], samples: int, most: int) -> Iterator[dict[
         yield {tensor: array[start : start + most] for tensor, array in feeds.items()}
 
 
-def _chosen(ports: tuple[Port, ...], names: tuple[str, ...], option: str) -> tuple[Port, ...]:
+def _chosen(
+    ports: tuple[TensorSpec, ...], names: tuple[str, ...], option: str
+) -> tuple[TensorSpec, ...]:
     found = []
     for name in names:
         port = next((port for port in ports if port.answers_to(name)), None)
@@ -345,10 +347,10 @@ def _chosen(ports: tuple[Port, ...], names: tuple[str, ...], option: str) -> tup
 
 def _holds_arrays(inputs: Sequence[Any]) -> bool:
     """Whether a list is one of inputs, not one of numbers that are an input."""
-    return any(hasattr(leaf, "__array__") for leaf in leaves(inputs))
+    return any(hasattr(leaf, "__array__") for leaf in tree_leaves(inputs))
 
 
-def _fits_at_once(port: Port, value: object) -> bool:
+def _fits_at_once(port: TensorSpec, value: object) -> bool:
     """Whether a value is already the array that an input takes."""
     return (
         type(value) is np.ndarray
@@ -358,11 +360,11 @@ def _fits_at_once(port: Port, value: object) -> bool:
     )
 
 
-def _fitting(port: Port, value: Any) -> Array:
+def _fitting(port: TensorSpec, value: Any) -> Array:
     """An array of the element type and rank that an input has."""
     if port.dtype is None:
         return value  # sequences and the like, for which only the runtime knows what fits
-    if any(leaf is None for leaf in leaves(value)):
+    if any(leaf is None for leaf in tree_leaves(value)):
         raise DataError(f"a batch's inputs hold None; expected {port}")
     try:
         array = np.asarray(value)

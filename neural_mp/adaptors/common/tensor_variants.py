@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import ml_dtypes
 import numpy as np
 
-from neural_mp.adaptors.common.quant_params import Encoding
+from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.core.observations import Range
@@ -22,7 +22,7 @@ from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizationFlow
 
 
-def narrowed(values: Array, dtype: np.dtype[Any]) -> Array:
+def cast_saturating(values: Array, dtype: np.dtype[Any]) -> Array:
     """Values in a 16-bit dtype, those beyond its range as the largest that it has.
 
     The lowest float32 stands for minus infinity in many a mask, but must not become it.
@@ -45,7 +45,7 @@ _NARROW = {BF16: ml_dtypes.bfloat16, FP16: np.float16}
 T = TypeVar("T")
 
 
-class TensorForms(ABC, Generic[T]):
+class TensorVariants(ABC, Generic[T]):
     """Where every tensor of the untouched graph is to be found in the graph being written.
 
     A tensor that was not `put` here is there in FP32, as in the untouched graph. A framework says
@@ -60,7 +60,9 @@ class TensorForms(ABC, Generic[T]):
     dequantized_to: ClassVar[tuple[str, ...]] = (FP32,)
 
     def __init__(self, flow: QuantizationFlow, ranges: Mapping[str, Range]) -> None:
-        self._encodings = {tensor: Encoding.of(ranges[root]) for tensor, root in flow.root.items()}
+        self._encodings = {
+            tensor: QuantParams.of(ranges[root]) for tensor, root in flow.scale_owner.items()
+        }
         self._found: dict[T, dict[str, T]] = {}
         self._counted: Counter[str] = Counter()
 
@@ -73,7 +75,7 @@ class TensorForms(ABC, Generic[T]):
         """Say that one of `ConversionCounts` was put in."""
         self._counted[conversion] += 1
 
-    def encoding_of(self, tensor: T) -> Encoding:
+    def encoding_of(self, tensor: T) -> QuantParams:
         """How a tensor is stored in uint8."""
         return self._encodings[self.name_of(tensor)]
 
@@ -85,7 +87,7 @@ class TensorForms(ABC, Generic[T]):
         """Say that a tensor is there in a form, and in no other yet."""
         self._found[tensor] = {form: value}
 
-    def result_of(self, tensor: T) -> tuple[T, Encoding | None]:
+    def result_of(self, tensor: T) -> tuple[T, QuantParams | None]:
         """Where a tensor is as it was computed, and how it is stored if that is in uint8."""
         form, value = next(iter(self.found(tensor).items()))
         return value, self.encoding_of(tensor) if form == UINT8 else None
@@ -111,7 +113,7 @@ class TensorForms(ABC, Generic[T]):
     def _made(self, tensor: T, form: str, found: Mapping[str, T]) -> T:
         array = self.value_of(tensor)
         if array is not None:
-            return self.constant_in(tensor, form, narrowed(array, _NARROW[form]))
+            return self.constant_in(tensor, form, cast_saturating(array, _NARROW[form]))
         source = next((known for known in (FP32, BF16, FP16) if known in found), None)
         if source is None and form in self.dequantized_to:
             return self.dequantized(tensor, form)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from neural_mp.adaptors.common.capabilities import OpKernels
-from neural_mp.adaptors.common.input_spec import GivenInputs, unused_capture
+from neural_mp.adaptors.common.input_spec import InputSpec, unused_capture
 from neural_mp.adaptors.common.optional import (
     Corrections,
     Drawing,
@@ -33,14 +33,14 @@ from neural_mp.adaptors.onnxrt.capabilities import kernels
 from neural_mp.adaptors.onnxrt.convert import write
 from neural_mp.adaptors.onnxrt.graph import build_graph
 from neural_mp.adaptors.onnxrt.graph_edit import tensor_bytes, tensors_in
-from neural_mp.adaptors.onnxrt.int8_accumulation import kernel_products
+from neural_mp.adaptors.onnxrt.int8_accumulation import int8_accumulation
 from neural_mp.adaptors.onnxrt.kernel_registry import every_op_type
 from neural_mp.adaptors.onnxrt.model import OnnxModel
 from neural_mp.adaptors.onnxrt.op_types import TYPES
 from neural_mp.adaptors.onnxrt.sessions import CPU, limited_threads
 from neural_mp.core.enums import Capture
 from neural_mp.core.hardware import Hardware
-from neural_mp.core.int8_accumulation import ByteProducts, KernelKind
+from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
 
 #: Where a user names the execution provider that the model will run on.
 PROVIDER_VARIABLE = "NEURAL_MP_ONNX_PROVIDER"
@@ -56,7 +56,7 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
 
     framework = "onnxrt"
     packages = ("onnxruntime", "onnx")
-    kinds = TYPES
+    op_kinds = TYPES
     op_timing = OpTiming(profiler.time_ops)
     kernel_trace = KernelTrace(profiler.trace)
     op_outputs = OpOutputs(observe.results, observe.values, observe.first_non_finite)
@@ -67,9 +67,9 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
     drawing = Drawing(storage.draw)
 
     graph = staticmethod(build_graph)
-    kernel_products = staticmethod(kernel_products)
-    watch = staticmethod(observe.watch)
-    write = staticmethod(write)
+    int8_accumulation = staticmethod(int8_accumulation)
+    observe_tensors = staticmethod(observe.watch)
+    convert_graph = staticmethod(write)
     native = staticmethod(storage.whole)
     save = staticmethod(storage.save)
     threads = staticmethod(limited_threads)
@@ -87,15 +87,15 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
         capture: Capture = Capture.WHOLE,
     ) -> OnnxModel:
         """Read and prepare a model. `inputs` are names, or example arrays."""
-        wanted = GivenInputs.read(inputs, outputs, example).without_shapes("ONNX")
+        wanted = InputSpec.read(inputs, outputs, example).without_shapes("ONNX")
         model = loading.load(source, wanted, self.provider)
         return replace(model, warnings=(*model.warnings, *unused_capture("ONNX", capture)))
 
     def kernels(self, model: OnnxModel, hardware: Hardware) -> Mapping[str, OpKernels]:
         """From the kernel registry of the execution provider, and from ONNX's schemas."""
         if model.provider != CPU:  # what is tried are the CPU's kernels
-            return kernels(model, dict.fromkeys(KernelKind, ByteProducts.EXACT))
-        return kernels(model, self.kernel_products(hardware))
+            return kernels(model, dict.fromkeys(KernelKind, Int8Accumulation.EXACT))
+        return kernels(model, self.int8_accumulation(hardware))
 
     def op_types(self) -> Collection[str]:
         """Those of ONNX, and of ONNX Runtime's own."""
@@ -110,7 +110,7 @@ class OnnxRuntimeAdaptor(Adaptor[OnnxModel]):
         """A tuple in the order of the inputs: the example of the data, else made up."""
         return model.signature.in_order(model.example, batch_size)
 
-    def size(self, model: OnnxModel) -> int:
+    def weight_bytes(self, model: OnnxModel) -> int:
         """Bytes of the constants."""
         return sum(map(tensor_bytes, tensors_in(model.runs)))
 

@@ -46,11 +46,11 @@ from neural_mp.adaptors.onnxrt.opset import is_function, takes, typed_inputs
 from neural_mp.adaptors.onnxrt.reduce_range import kernel_of
 from neural_mp.adaptors.onnxrt.sessions import CPU
 from neural_mp.adaptors.onnxrt.subgraphs import bodies_of
-from neural_mp.core.enums import Algorithm, Granularity, Scheme, StoredType
-from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, KernelKind, weight_spec
+from neural_mp.core.enums import CalibrationAlgorithm, Granularity, QuantDType, Scheme
+from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, KernelKind, weight_quant_spec
 from neural_mp.core.precision import RANGE_ALGORITHMS, Precision, QuantSpec
 
-_UNSIGNED = QuantSpec(StoredType.UINT8, Scheme.SYMMETRIC, Granularity.PER_CHANNEL)
+_UNSIGNED = QuantSpec(QuantDType.UINT8, Scheme.SYMMETRIC, Granularity.PER_CHANNEL)
 _SCATTERS = ("ScatterElements", "ScatterND")
 _SIXTEEN = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 _RUNS_GRAPHS = "it runs a graph of its own, whose ops are decided one by one"
@@ -97,17 +97,19 @@ class _Judge:
         of 16-bit numbers, exact everywhere, at two thirds of the speed of signed weights of ±63
         with AVX2, and at less than half with VNNI.
         """
-        ways: tuple[Algorithm, ...] = RANGE_ALGORITHMS
+        ways: tuple[CalibrationAlgorithm, ...] = RANGE_ALGORITHMS
         if is_table(node):
             return table_in_bytes()
         if is_recurrent(node):
-            weight = weight_spec(self.products[KernelKind.DENSE])
-            return IntegerKernel(weight, (Algorithm.DYNAMIC,), other_weights=(REDUCED_WEIGHT,))
+            weight = weight_quant_spec(self.products[KernelKind.DENSE])
+            return IntegerKernel(
+                weight, (CalibrationAlgorithm.DYNAMIC,), other_weights=(REDUCED_WEIGHT,)
+            )
         if node.op_type not in LAYERS:
             return IntegerKernel(algorithms=ways)
         if node.op_type != "Conv" and self.model.provider == CPU:
-            ways = (*ways, Algorithm.DYNAMIC)
-        weight = weight_spec(self.products[kernel_of(node, node.inputs[1])])
+            ways = (*ways, CalibrationAlgorithm.DYNAMIC)
+        weight = weight_quant_spec(self.products[kernel_of(node, node.inputs[1])])
         return IntegerKernel(weight, ways, other_weights=(REDUCED_WEIGHT, _UNSIGNED))
 
     def obstacle_16_bit(self, node: ir.Node, precision: Precision) -> str | None:

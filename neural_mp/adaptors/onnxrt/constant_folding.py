@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 #: Bytes of a computed constant that are no matter.
 _SMALL = 1 << 16
 #: What gives another result every time it runs, and what a model that is quantized already holds.
-_LEFT = (
+_NON_FOLDABLE_OPS = (
     *("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial"),
     *("Bernoulli", "Dropout", "QuantizeLinear", "DequantizeLinear"),
 )
@@ -119,7 +119,7 @@ def _computable(graph: ir.Graph) -> list[ir.Node]:
         if (
             inputs
             and known.issuperset(inputs)
-            and node.op_type not in _LEFT
+            and node.op_type not in _NON_FOLDABLE_OPS
             and all(_is_number(value) for value in (*inputs, *node.outputs))
             and not list(bodies_of(node))
         ):

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from neural_mp.adaptors.common.op_outputs import OpResult
+from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.tensor_variants import BF16, FORM_OF, FP32, UINT8
 from neural_mp.adaptors.onnxrt.convert_gru import write_gru
 from neural_mp.adaptors.onnxrt.convert_int8 import write_kernel, write_mover, write_product
@@ -252,7 +252,7 @@ class _Writer:
         # the two: a BERT-base in INT8 at 2.2 times the speed of FP32 instead of 2.8.
         forget_types(graph)
 
-    def results(self) -> dict[str, OpResult]:
+    def results(self) -> dict[str, OutputLocation]:
         """Op of the untouched graph → where its result is now."""
         untouched, graph = self.model.structure, self.program.graph
         there = {id(value) for node in in_order(graph) for value in node.outputs}
@@ -263,7 +263,7 @@ class _Writer:
                 continue
             place, encoding = self.forms.result_of(value)
             if id(place) in there:
-                found[name] = OpResult(str(place.name), untouched.nodes[op].op_type, encoding)
+                found[name] = OutputLocation(str(place.name), untouched.nodes[op].op_type, encoding)
         return found
 
     def _renamed(self, value: ir.Value, found: ir.Value) -> ir.Value:

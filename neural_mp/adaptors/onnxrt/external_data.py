@@ -20,7 +20,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 #: Initializers of fewer bytes are read with the rest.
-_LARGE = 1024
+_EXTERNAL_MIN_BYTES = 1024
 _MODEL_GRAPH, _GRAPH_INITIALIZER = 7, 5
 _TENSOR_RAW_DATA = 9
 _VARINT, _EIGHT_BYTES, _DELIMITED, _FOUR_BYTES = 0, 1, 2, 5
@@ -108,7 +108,7 @@ def raw_bytes(tensor: ir.TensorProtocol) -> bytes:
 def _graph(file: BinaryIO, graph: _Field, name: str) -> bytes:
     parts = []
     for field in _fields(file, graph.value, graph.end):
-        if field.number == _GRAPH_INITIALIZER and field.end - field.value >= _LARGE:
+        if field.number == _GRAPH_INITIALIZER and field.end - field.value >= _EXTERNAL_MIN_BYTES:
             parts.append(_delimited(_GRAPH_INITIALIZER, _initializer(file, field, name)))
         else:
             parts.append(_bytes(file, field.start, field.end))

@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from neural_mp.errors import ModelLoadError
-from neural_mp.io.files import beside
+from neural_mp.io.files import resolve_sibling
 from neural_mp.io.limits import MAX_DEPTH, MAX_ONNX_NODES
 
 #: Ops that read files of their own, or call Python.
@@ -136,7 +136,7 @@ def _fault_of_external(tensor: onnx.TensorProto, path: Path, sizes: dict[str, in
         return f"lies at no place in its file: {place}"
     location = place.get("location", "")
     if location not in sizes:
-        file = beside(path, location)
+        file = resolve_sibling(path, location)
         # One that is missing is reported by what reads it.
         sizes[location] = file.stat().st_size if file.is_file() else -1
     size = sizes[location]

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from neural_mp.adaptors.common.naming import unused
+from neural_mp.adaptors.common.naming import unique_name
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.onnxrt.external_data import raw_bytes
 from neural_mp.adaptors.onnxrt.subgraphs import bodies_of, in_order, name_within_bodies
@@ -144,7 +144,7 @@ class GraphNames:
 
     def new(self, wanted: str) -> str:
         """A name that nothing has yet; from now on it is taken."""
-        name = unused(wanted, self._taken)
+        name = unique_name(wanted, self._taken)
         self._taken.add(name)
         return name
 
@@ -171,6 +171,6 @@ def name_nodes(program: ir.Model) -> None:
     names = {str(node.name) for node in program.graph} | taken
     for node in program.graph:
         if node.name in taken:
-            node.name = unused(f"{node.name}_{node.op_type}", names)
+            node.name = unique_name(f"{node.name}_{node.op_type}", names)
             names.add(node.name)
     name_within_bodies(program)

@@ -24,7 +24,7 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def kernel_products(hardware: Hardware) -> Products:
+def int8_accumulation(hardware: Hardware) -> Products:
     """How each kind of kernel multiplies on the machine that is converted for."""
     module = "neural_mp.adaptors.onnxrt.int8_accumulation_probe"
     version = version_of("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.cross_layer_scaling import Layer, LayerChange
+from neural_mp.adaptors.common.cross_layer_scaling import LayerParams, LayerRescale
 from neural_mp.adaptors.onnxrt.fusion import LAYERS, GraphStructure, structure
 from neural_mp.adaptors.onnxrt.graph_edit import (
     GraphNames,
@@ -23,17 +23,17 @@ from neural_mp.adaptors.onnxrt.model import OnnxModel
 _NORM = "LayerNormalization"
 
 
-def layers(model: OnnxModel) -> dict[str, Layer]:
+def layers(model: OnnxModel) -> dict[str, LayerParams]:
     """Op → its constants."""
     return _layers(model.structure)
 
 
-def _layers(found: GraphStructure) -> dict[str, Layer]:
+def _layers(found: GraphStructure) -> dict[str, LayerParams]:
     made = {name: _layer(found, name, node) for name, node in found.nodes.items()}
     return {name: layer for name, layer in made.items() if layer is not None}
 
 
-def _layer(found: GraphStructure, name: str, node: ir.Node) -> Layer | None:
+def _layer(found: GraphStructure, name: str, node: ir.Node) -> LayerParams | None:
     value, numbers = input_of(node, 1), node.attributes
     if node.domain or node.op_type not in (*LAYERS, _NORM) or value is None:
         return None
@@ -44,20 +44,20 @@ def _layer(found: GraphStructure, name: str, node: ir.Node) -> Layer | None:
     if node.op_type != "MatMul" and not _has_plain_bias(node, value.shape[0 if across else -1]):
         return None
     if node.op_type == _NORM:
-        return Layer(name, weight) if axes == 1 else None
+        return LayerParams(name, weight) if axes == 1 else None
     if node.op_type == "Conv":
         groups = numbers.get_int("group", 1)
-        return Layer(name, weight, 0, 1, groups, axis=1 - axes, pooled=True)
+        return LayerParams(name, weight, 0, 1, groups, axis=1 - axes, pooled=True)
     if node.op_type == "Gemm":
         factors = numbers.get_float("alpha", 1.0), numbers.get_float("beta", 1.0)
         if numbers.get_int("transA", 0) or factors != (1, 1):
             return None
-        return Layer(name, weight, outputs=0 if across else 1, inputs=1 if across else 0)
+        return LayerParams(name, weight, outputs=0 if across else 1, inputs=1 if across else 0)
     group = found.fusion_groups.get(name)
     if axes != 2 or group is None:
         return None
     result = str(group.tail.name) if group.bias is not None else name
-    return Layer(result, weight, outputs=1, inputs=0)
+    return LayerParams(result, weight, outputs=1, inputs=0)
 
 
 def _has_plain_bias(node: ir.Node, channels: object) -> bool:
@@ -69,7 +69,7 @@ def _has_plain_bias(node: ir.Node, channels: object) -> bool:
     return bias.size == 1 or bias.size == bias.shape[-1] == channels
 
 
-def with_layers(model: OnnxModel, changes: Mapping[str, LayerChange]) -> OnnxModel:
+def with_layers(model: OnnxModel, changes: Mapping[str, LayerRescale]) -> OnnxModel:
     """The model with other constants in some of its layers."""
     program = model.program.clone()
     found, names = structure(program), GraphNames(program.graph)
@@ -80,7 +80,7 @@ def with_layers(model: OnnxModel, changes: Mapping[str, LayerChange]) -> OnnxMod
 
 
 def _change(
-    found: GraphStructure, name: str, layer: Layer, change: LayerChange, names: GraphNames
+    found: GraphStructure, name: str, layer: LayerParams, change: LayerRescale, names: GraphNames
 ) -> None:
     node, weight = found.nodes[name], change.weight(layer)
     put_input(node, 1, names.constant(f"{name}/repaired/weight", weight))

@@ -16,8 +16,8 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from neural_mp.adaptors.common.capabilities import stays_in_fp32
-from neural_mp.adaptors.common.input_spec import GivenInputs
-from neural_mp.adaptors.common.signature import Array, Port, Signature
+from neural_mp.adaptors.common.input_spec import InputSpec
+from neural_mp.adaptors.common.signature import Array, Signature, TensorSpec
 from neural_mp.adaptors.onnxrt.canonicalize import prepare
 from neural_mp.adaptors.onnxrt.external_data import read_without_weights
 from neural_mp.adaptors.onnxrt.file_checks import check_model
@@ -29,7 +29,7 @@ from neural_mp.adaptors.onnxrt.runtime_types import note_runtime_types
 from neural_mp.adaptors.onnxrt.sessions import PLAIN, Runner
 from neural_mp.adaptors.onnxrt.sparse import without_sparse
 from neural_mp.adaptors.onnxrt.subgraphs import in_order
-from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
+from neural_mp.errors import ConversionError, ModelLoadError, one_line
 from neural_mp.util.text import with_article
 
 _RECURRENT = ("LSTM", "GRU", "RNN")
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 #: What the runtime says of a model whose version it does not know.
 _NEWEST_VERSION = re.compile(r"max supported IR version: (\d+)")
 #: Weights of this many bytes, given in memory, are put aside in a file.
-_LARGE = 50_000_000
+_SPILL_MIN_BYTES = 50_000_000
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class _Read:
     held: Any = None
 
 
-def load(source: object, wanted: GivenInputs, provider: str) -> OnnxModel:
+def load(source: object, wanted: InputSpec, provider: str) -> OnnxModel:
     """Take in a model.
 
     Args:
@@ -153,9 +153,7 @@ def _prepared(
     except Exception as error:
         # What the passes of onnx-ir raise depends on what they meet.
         logger.debug("a graph cannot be prepared", exc_info=True)
-        raise ConversionError(
-            f"its graph cannot be prepared for it: {in_one_line(error)}"
-        ) from error
+        raise ConversionError(f"its graph cannot be prepared for it: {one_line(error)}") from error
     try:
         prepared = Runner(program, folder, provider, level=PLAIN)
     except ConversionError as error:
@@ -207,7 +205,7 @@ def _read(source: object) -> _Read:
             "the model given keeps weights in files, but not where those are; give its path, or "
             "load them with onnx.external_data_helper.load_external_data_for_model"
         )
-    if proto.ByteSize() < _LARGE:
+    if proto.ByteSize() < _SPILL_MIN_BYTES:
         return _Read(proto, Path())
     return _put_aside(ir.from_proto(proto))
 
@@ -232,7 +230,7 @@ def read_file(path: Path) -> _Read:
         proto = read_without_weights(path)
     except (DecodeError, OSError, UnicodeDecodeError) as error:
         raise ModelLoadError(
-            f"{str(path)!r} is no ONNX model, or is damaged: {in_one_line(error)}"
+            f"{str(path)!r} is no ONNX model, or is damaged: {one_line(error)}"
         ) from error
     _require_graph(proto, repr(str(path)))
     check_model(proto, path)
@@ -257,7 +255,7 @@ def program_of(read: _Read) -> ir.Model:
     except Exception as error:
         # What it raises depends on what is broken.
         logger.debug("no graph", exc_info=True)
-        raise ModelLoadError(f"the model's graph is broken: {in_one_line(error)}") from error
+        raise ModelLoadError(f"the model's graph is broken: {one_line(error)}") from error
     for tensor in tensors_in(program):
         if isinstance(tensor, ir.ExternalTensor):
             tensor.base_dir = read.folder
@@ -272,16 +270,16 @@ def _signature(program: ir.Model) -> Signature:
     return Signature(tuple(map(_port, fed)), outputs, returns)
 
 
-def _port(value: ir.Value) -> Port:
+def _port(value: ir.Value) -> TensorSpec:
     """How an input or output is called and what it takes."""
     name = str(value.name)
     if not isinstance(value.type, ir.TensorType) or value.dtype is None:
-        return Port(name, name, None, None)
+        return TensorSpec(name, name, None, None)
     dtype = np.dtype(object) if value.dtype is ir.DataType.STRING else value.dtype.numpy()
     shape = None
     if value.shape is not None:
         shape = tuple(size if isinstance(size, int) else None for size in value.shape)
-    return Port(name, name, np.dtype(dtype), shape)
+    return TensorSpec(name, name, np.dtype(dtype), shape)
 
 
 def _keep_outputs(program: ir.Model, signature: Signature) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.op_outputs import OpResult
+from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.signature import Array, Signature
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.onnxrt.fusion import GraphStructure, structure
@@ -104,7 +104,7 @@ class OnnxModel:
     given: ir.Model | None
     origin: Origin | None = None
     ops: Mapping[str, str] = field(default_factory=dict)
-    results: Mapping[str, OpResult] = field(default_factory=dict)
+    results: Mapping[str, OutputLocation] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     counts: ConversionCounts = ConversionCounts()
     opset: int = 0

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.calibration import TensorSummary, summarized
-from neural_mp.adaptors.common.op_outputs import OpResult, OpValue, op_value, results_graph
+from neural_mp.adaptors.common.calibration import BatchStats, summarized
+from neural_mp.adaptors.common.op_outputs import OpOutput, OutputLocation, op_value, results_graph
 from neural_mp.adaptors.common.signature import Array, in_parts
 from neural_mp.adaptors.onnxrt.graph import build_graph
 from neural_mp.adaptors.onnxrt.graph_edit import is_tensor
@@ -40,7 +40,7 @@ _LOOKED_AT = 64
 
 def watch(
     model: OnnxModel, batches: Iterable[Any], tensors: Collection[str]
-) -> Iterator[tuple[str, TensorSummary]]:
+) -> Iterator[tuple[str, BatchStats]]:
     """Run batches, and say what every part of them held in the named tensors.
 
     Tensors of other numbers than floats, of strings, and lists of tensors are left out.
@@ -154,7 +154,7 @@ def results(model: OnnxModel) -> OpGraph:
     return results_graph(written, model.results, op_of)
 
 
-def values(model: OnnxModel, ops: Collection[str]) -> Callable[[Any], dict[str, OpValue]]:
+def values(model: OnnxModel, ops: Collection[str]) -> Callable[[Any], dict[str, OpOutput]]:
     """A function that runs one batch and gives the results of some ops."""
     program = typed(model.program)
     can_be_had = visible(program, values_in(program))
@@ -164,7 +164,7 @@ def values(model: OnnxModel, ops: Collection[str]) -> Callable[[Any], dict[str, 
     fetched = list(dict.fromkeys(r.tensor for r in places.values() if r.tensor not in fed))
     runner = model.session(with_outputs(program, fetched), lean=True)
 
-    def called(inputs: Any) -> dict[str, OpValue]:
+    def called(inputs: Any) -> dict[str, OpOutput]:
         feeds = model.signature.bind(inputs)
         found = dict(zip(fetched, runner(feeds, fetched), strict=True))
         arrays = {op: arrays_in(found.get(place.tensor, [])) for op, place in places.items()}
@@ -184,6 +184,6 @@ def _as_stored(found: Array, value: ir.Value) -> Array:
     return found.astype(kind, copy=False)
 
 
-def _place(model: OnnxModel, op: str) -> OpResult:
+def _place(model: OnnxModel, op: str) -> OutputLocation:
     found = model.results.get(op)
-    return found or OpResult(str(model.structure.values[op].name), "")
+    return found or OutputLocation(str(model.structure.values[op].name), "")

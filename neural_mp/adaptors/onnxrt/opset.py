@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 from onnxscript import version_converter
 
-from neural_mp.errors import ConversionError, in_one_line
+from neural_mp.errors import ConversionError, one_line
 
 
 @lru_cache(maxsize=1024)
@@ -152,7 +152,7 @@ def raise_opset(program: ir.Model) -> None:
     except Exception as error:
         # The converter asserts, and raises whatever its C++ half throws.
         logger.debug("the opset cannot be raised", exc_info=True)
-        raise ConversionError(f"{refused}: {in_one_line(error)}") from error
+        raise ConversionError(f"{refused}: {one_line(error)}") from error
     if opset_of(program) != LEAST_OPSET:
         raise ConversionError(f"{refused}: the model uses what changed")
     program.ir_version = max(program.ir_version, _LEAST_IR_VERSION)

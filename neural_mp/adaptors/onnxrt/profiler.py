@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from neural_mp.adaptors.onnxrt.graph_edit import SIXTEEN_BITS
 from neural_mp.adaptors.onnxrt.model import OnnxModel
-from neural_mp.core.kernel_trace import NOT_REACHED, Executed, Kernel, executed
+from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, op_trace
 from neural_mp.core.precision import Precision
 
 #: How the profiler calls the time of a kernel, behind the name of its node.
@@ -117,13 +117,13 @@ _PRECISIONS = {
 _BYTES = ("uint8", "int8")
 
 
-def trace(model: OnnxModel, inputs: Any) -> dict[str, Executed]:
+def trace(model: OnnxModel, inputs: Any) -> dict[str, OpTrace]:
     """Op → what ran for it; conversions that were put in, and rearrangements, are left out.
 
     A run may not come to a body at all, such as a branch that is not taken.
     """
     owners = _owners(model)
-    found: dict[str, list[Kernel]] = {}
+    found: dict[str, list[TracedKernel]] = {}
     for event in filter(is_kernel, events(model, inputs, 1)):
         op = op_of(event, owners)
         if op is not None:
@@ -132,7 +132,7 @@ def trace(model: OnnxModel, inputs: Any) -> dict[str, Executed]:
     graphs = {model.ops.get(name, name): node.graph for name, node in model.structure.nodes.items()}
     reached = {model.program.graph, *(graphs.get(op) for op in found)}
     passed_by = (op for op, graph in graphs.items() if graph not in reached)
-    ran = {op: executed(kernels, told.get(op)) for op, kernels in found.items()}
+    ran = {op: op_trace(kernels, told.get(op)) for op, kernels in found.items()}
     return {**dict.fromkeys(passed_by, NOT_REACHED), **ran}
 
 
@@ -152,16 +152,16 @@ def _owners(model: OnnxModel) -> dict[str, str]:
     return found
 
 
-def _kernel(said: Mapping[str, Any]) -> Kernel:
+def _kernel(said: Mapping[str, Any]) -> TracedKernel:
     name = str(said["op_name"])
     types = [kind for tensor in said["input_type_shape"] for kind in tensor]
     reads_bytes = any(kind in _BYTES for kind in types)
     if name.startswith(_INTEGER):
-        return Kernel(name, Precision.INT8, True)
+        return TracedKernel(name, Precision.INT8, True)
     if types and types[0] in _BYTES:
-        return Kernel(name, None, True)
+        return TracedKernel(name, None, True)
     read = next((_PRECISIONS[kind] for kind in types if kind in _PRECISIONS), None)
-    return Kernel(name, read, reads_bytes)
+    return TracedKernel(name, read, reads_bytes)
 
 
 def _told_to_run_in(model: OnnxModel) -> dict[str, Precision]:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neural_mp.adaptors.common.quant_params import rounded_to_int8, weight_scales
+from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
 from neural_mp.adaptors.common.signature import Array
-from neural_mp.core.int8_accumulation import weight_limit
+from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.precision import QuantSpec
 
 #: What zero is stored as where weights are unsigned.
@@ -46,13 +46,13 @@ def store_weight(
             channels with so small a weight that it would not fit, the scale is made larger.
         input_scale: the scale of the input.
     """
-    limit = weight_limit(spec)
+    limit = weight_qmax(spec)
     others = tuple(i for i in range(weight.ndim) if i != axis)
     scales = weight_scales(weight, others, limit)
     if bias is not None:
         least = np.abs(bias).astype(np.float64) / (0.5 * _INT32.max * input_scale)
         scales = np.maximum(scales, least.astype(np.float32).reshape(scales.shape))
-    integers: Array = rounded_to_int8(weight, scales, limit)
+    integers: Array = round_to_int8(weight, scales, limit)
     zeros: Array = np.zeros(scales.size, np.int8)
     if spec.dtype == "uint8":
         integers, zeros = unsigned(integers), unsigned(zeros)

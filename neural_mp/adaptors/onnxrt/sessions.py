@@ -17,7 +17,7 @@ import onnxruntime as ort
 
 from neural_mp.adaptors.common.signature import Array
 from neural_mp.adaptors.onnxrt.graph_edit import tensor_bytes, tensors_in
-from neural_mp.errors import ConversionError, in_one_line
+from neural_mp.errors import ConversionError, one_line
 
 #: The version, its first two numbers.
 VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
@@ -41,7 +41,13 @@ _FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
 _FORMAT = "session.load_model_format"
 _FATAL = 4
 #: Types of tensors that do not come as arrays by themselves.
-_STRANGE = ("tensor(bfloat16", "tensor(float8", "tensor(float4", "tensor(int4", "tensor(uint4")
+_NON_NUMPY_TYPES = (
+    "tensor(bfloat16",
+    "tensor(float8",
+    "tensor(float4",
+    "tensor(int4",
+    "tensor(uint4",
+)
 #: A message of Protocol Buffers cannot be larger than 2 GiB: beyond, weights go to another file.
 MESSAGE_LIMIT = 1_900_000_000
 
@@ -101,15 +107,13 @@ class Runner:
         except Exception as error:
             # The bindings raise types of their own, and so does the writing of a broken graph.
             logger.debug("no session", exc_info=True)
-            raise ConversionError(
-                f"ONNX Runtime refuses the model: {in_one_line(error)}"
-            ) from error
+            raise ConversionError(f"ONNX Runtime refuses the model: {one_line(error)}") from error
 
         # numpy has no such types as bfloat16, and ONNX Runtime does not know those of ml_dtypes.
         self._plain = {
             output.name
             for output in self.session.get_outputs()
-            if not output.type.startswith(_STRANGE)
+            if not output.type.startswith(_NON_NUMPY_TYPES)
         }
         self._sequences = {
             output.name
@@ -140,7 +144,7 @@ class Runner:
             # The bindings raise types of their own, and RuntimeError, for whatever is wrong.
             logger.debug("a run failed", exc_info=True)
             raise ConversionError(
-                f"ONNX Runtime fails to run the model: {in_one_line(error)}"
+                f"ONNX Runtime fails to run the model: {one_line(error)}"
             ) from error
 
 

@@ -19,7 +19,7 @@ from neural_mp.adaptors.onnxrt.graph_edit import parts_of
 from neural_mp.adaptors.onnxrt.loading import program_of, read_file
 from neural_mp.adaptors.onnxrt.model import OnnxModel, Origin
 from neural_mp.adaptors.onnxrt.sessions import MESSAGE_LIMIT, PLAIN, Runner, bytes_of
-from neural_mp.errors import ConversionError, ModelLoadError, in_one_line
+from neural_mp.errors import ConversionError, ModelLoadError, one_line
 from neural_mp.util.validators import boolean, non_negative_integer, record
 
 MODEL_FILE, DETAILS_FILE = "model.onnx", "neural_mp_onnx.json"
@@ -120,7 +120,7 @@ def _write(program: ir.Model, path: Path) -> None:
     try:
         onnx.checker.check_model(str(path))
     except onnx.checker.ValidationError as error:
-        raise ConversionError(f"ONNX's checker refuses the model: {in_one_line(error)}") from error
+        raise ConversionError(f"ONNX's checker refuses the model: {one_line(error)}") from error
 
 
 def whole(model: OnnxModel) -> onnx.ModelProto:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from neural_mp.adaptors.common.naming import unused
+from neural_mp.adaptors.common.naming import unique_name
 
 
 def bodies_of(node: ir.Node) -> Iterator[ir.Graph]:
@@ -113,6 +113,6 @@ def _within(runner: ir.Node, name: str | None) -> str:
 
 
 def _free(wanted: str, taken: set[str]) -> str:
-    name = unused(wanted, taken)
+    name = unique_name(wanted, taken)
     taken.add(name)
     return name

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import numpy as np
 import onnx_ir as ir
 
-from neural_mp.adaptors.common.quant_params import Array, Encoding
-from neural_mp.adaptors.common.tensor_variants import BF16, FP16, FP32, UINT8, TensorForms
+from neural_mp.adaptors.common.quant_params import Array, QuantParams
+from neural_mp.adaptors.common.tensor_variants import BF16, FP16, FP32, UINT8, TensorVariants
 from neural_mp.adaptors.onnxrt.fusion import GraphStructure
 from neural_mp.adaptors.onnxrt.graph_edit import GraphNames, array_of
 from neural_mp.adaptors.onnxrt.kernel_registry import CONTRIB
@@ -30,7 +30,7 @@ _WIDENED = "widened"
 _DEQUANTIZED = "dequantized"
 
 
-class Forms(TensorForms[ir.Value]):
+class Forms(TensorVariants[ir.Value]):
     """Where the tensors are, and what is put in for them.
 
     Args:
@@ -62,7 +62,7 @@ class Forms(TensorForms[ir.Value]):
         self.names = GraphNames(graph)
         self._runners = runners(graph)
         self._dynamic: dict[ir.Value, tuple[ir.Value, ...]] = {}
-        self._parameters: dict[Encoding, tuple[ir.Value, ir.Value]] = {}
+        self._parameters: dict[QuantParams, tuple[ir.Value, ir.Value]] = {}
         self._moved_from: dict[ir.Value, ir.Value] = {}
 
     def name_of(self, tensor: ir.Value) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from neural_mp.adaptors.common.capabilities import OpKernels
-from neural_mp.adaptors.common.input_spec import GivenInputs
+from neural_mp.adaptors.common.input_spec import InputSpec
 from neural_mp.adaptors.common.optional import (
     Compiler,
     Corrections,
@@ -39,7 +39,7 @@ from neural_mp.adaptors.pytorch.convert import write
 from neural_mp.adaptors.pytorch.converted_module import as_module, compiled
 from neural_mp.adaptors.pytorch.direct_calls import DirectCalls
 from neural_mp.adaptors.pytorch.graph import build_graph
-from neural_mp.adaptors.pytorch.int8_accumulation import kernel_products
+from neural_mp.adaptors.pytorch.int8_accumulation import int8_accumulation
 from neural_mp.adaptors.pytorch.model import TorchModel, fingerprint
 from neural_mp.adaptors.pytorch.op_types import TYPES, every_op_type
 from neural_mp.core.enums import Capture
@@ -51,7 +51,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
 
     framework = "pytorch"
     packages = ("torch",)
-    kinds = TYPES
+    op_kinds = TYPES
     op_timing = OpTiming(profiler.time_ops)
     kernel_trace = KernelTrace(profiler.trace)
     op_outputs = OpOutputs(observe.results, observe.values, observe.first_non_finite)
@@ -63,10 +63,10 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
     drawing = Drawing(storage.draw)
 
     graph = staticmethod(build_graph)
-    kernel_products = staticmethod(kernel_products)
+    int8_accumulation = staticmethod(int8_accumulation)
     op_types = staticmethod(every_op_type)
-    watch = staticmethod(observe.watch)
-    write = staticmethod(write)
+    observe_tensors = staticmethod(observe.watch)
+    convert_graph = staticmethod(write)
     fingerprint = staticmethod(fingerprint)
     save = staticmethod(storage.save)
     restore = staticmethod(storage.restore)
@@ -81,7 +81,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         capture: Capture = Capture.WHOLE,
     ) -> TorchModel:
         """Capture a module, or take in an exported program. `inputs` may hold example tensors."""
-        given = GivenInputs.read(inputs, None, example).without_shapes("PyTorch")
+        given = InputSpec.read(inputs, None, example).without_shapes("PyTorch")
         with torch.no_grad():
             model = loading.load(source, given, capture)
         if outputs is None:
@@ -91,7 +91,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
 
     def kernels(self, model: TorchModel, hardware: Hardware) -> Mapping[str, OpKernels]:
         """In 16 bits found by running every kind of call once."""
-        return capabilities.kernels(model, hardware, self.kernel_products(hardware))
+        return capabilities.kernels(model, hardware, self.int8_accumulation(hardware))
 
     def predict(self, model: TorchModel, inputs: Any) -> Any:
         """Outputs as tensors, or as arrays where the inputs were arrays."""
@@ -106,7 +106,7 @@ class PyTorchAdaptor(Adaptor[TorchModel]):
         """The user's own module for an untouched model, else a `ConvertedModule`."""
         return model.original if model.original is not None else model.once(as_module)
 
-    def size(self, model: TorchModel) -> int:
+    def weight_bytes(self, model: TorchModel) -> int:
         """Bytes of parameters and buffers in the portable form."""
         tensors = {id(tensor): tensor for tensor in model.weights.values()}
         return sum(tensor.nbytes for tensor in tensors.values())

@@ -19,18 +19,18 @@ from neural_mp.util.text import counted
 
 
 @dataclass(frozen=True)
-class Call:
+class CallArgs:
     """The inputs of one call, as tensors: positional and keyword arguments."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
-    def map(self, change: Callable[[Any], Any]) -> Call:
+    def map(self, change: Callable[[Any], Any]) -> CallArgs:
         """The call with every leaf changed."""
         args, kwargs = pytree.tree_map(change, (self.args, dict(self.kwargs)))
-        return Call(args, kwargs)
+        return CallArgs(args, kwargs)
 
-    def copied(self) -> Call:
+    def copied(self) -> CallArgs:
         """The same values in memory of their own, for code that may write to them."""
         return self.map(
             lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
@@ -56,7 +56,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Convention:
+class CallSignature:
     """What is known of how a model is called.
 
     Attributes:
@@ -75,7 +75,7 @@ class Convention:
     needed: tuple[str, ...] = ()
     owner: str = "the model"
 
-    def call(self, inputs: object, like: Call | None = None) -> Call:
+    def call(self, inputs: object, like: CallArgs | None = None) -> CallArgs:
         """How the model is called with the inputs of one batch.
 
         A dict whose keys are parameters is passed by keyword, without labels that the model need
@@ -94,31 +94,31 @@ class Convention:
         call = self._as_given(inputs)
         return call if like is None or self.open else self._arranged(call, like)
 
-    def _arranged(self, call: Call, like: Call) -> Call:
+    def _arranged(self, call: CallArgs, like: CallArgs) -> CallArgs:
         if len(call.args) > len(self.parameters):
             return call
         given = {**dict(zip(self.parameters, call.args, strict=False)), **call.kwargs}
         positional = self.parameters[: len(like.args)]
         if set(given) != {*positional, *like.kwargs}:
             return call
-        return Call(tuple(given[n] for n in positional), {n: given[n] for n in like.kwargs})
+        return CallArgs(tuple(given[n] for n in positional), {n: given[n] for n in like.kwargs})
 
-    def _as_given(self, inputs: object) -> Call:
+    def _as_given(self, inputs: object) -> CallArgs:
         if isinstance(inputs, Mapping):
             named = self._named(inputs)
             if named is not None:
-                return Call((), pytree.tree_map(self.tensor_of, named))
+                return CallArgs((), pytree.tree_map(self.tensor_of, named))
             inputs = dict(inputs)  # of a class of its own, such as a tokenizer returns
         tensors = pytree.tree_map(self.tensor_of, inputs)
         values = tuple(tensors) if isinstance(tensors, tuple | list) else (tensors,)
         if not self.names:
-            return Call(values)
+            return CallArgs(values)
         if len(values) != len(self.names):
             raise DataError(
                 f"a batch holds {counted(len(values), 'input')}, but inputs names "
                 f"{len(self.names)}: {', '.join(self.names)}"
             )
-        return Call((), dict(zip(self.names, values, strict=True)))
+        return CallArgs((), dict(zip(self.names, values, strict=True)))
 
     def _named(self, inputs: Mapping[Any, Any]) -> dict[str, Any] | None:
         """What goes to which parameter; None for a dict that is an argument by itself."""
@@ -135,7 +135,7 @@ class Convention:
             )
         return None
 
-    def check(self, call: Call, like: Call) -> None:
+    def check(self, call: CallArgs, like: CallArgs) -> None:
         """Refuse inputs other than those that the model was captured with.
 
         Raises:
@@ -150,7 +150,7 @@ class Convention:
         for name in (name for name in known if name not in given):
             raise DataError(f"a batch lacks the input {name!r}; the model takes {', '.join(known)}")
 
-    def _names_of(self, call: Call) -> list[str]:
+    def _names_of(self, call: CallArgs) -> list[str]:
         positions = range(len(self.parameters), len(call.args))
         names = [*self.parameters[: len(call.args)], *(f"input {i}" for i in positions)]
         return [*names, *call.kwargs]
@@ -173,7 +173,7 @@ class Convention:
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
 
-def convention_of(module: nn.Module, names: tuple[str, ...] = ()) -> Convention:
+def call_signature(module: nn.Module, names: tuple[str, ...] = ()) -> CallSignature:
     """The convention of a module's forward."""
     taken = inspect.signature(module.forward).parameters
     kinds = {parameter.kind for parameter in taken.values()}
@@ -184,7 +184,7 @@ def convention_of(module: nn.Module, names: tuple[str, ...] = ()) -> Convention:
         for name, parameter in taken.items()
         if parameter.default is inspect.Parameter.empty and parameter.kind not in variable
     )
-    return Convention(
+    return CallSignature(
         tuple(taken),
         names,
         float_dtype(module),
@@ -210,7 +210,7 @@ def has_axes(leaf: object) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.ndim > 0
 
 
-def resized(call: Call, batch_size: int) -> Call:
+def resized(call: CallArgs, batch_size: int) -> CallArgs:
     """The same inputs, repeated or cut to a batch of another size."""
 
     def resize(leaf: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.common.affine import Affine
-from neural_mp.adaptors.common.naming import unused
+from neural_mp.adaptors.common.naming import unique_name
 from neural_mp.adaptors.pytorch.capture import ENCLOSED, Enclosed
 from neural_mp.adaptors.pytorch.model import (
     INPUT_NAME,
@@ -164,7 +164,7 @@ def name_ops(module: GraphModule, path: str = WHOLE) -> None:
 
 def _free(name: str, taken: set[str]) -> str:
     """The name, with a number behind it where it is taken; taken from now on."""
-    found = unused(name, taken, first=2)
+    found = unique_name(name, taken, first=2)
     taken.add(found)
     return found
 

@@ -39,9 +39,9 @@ from neural_mp.adaptors.pytorch.quantizable_ops import (
 )
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, RECURRENT_TYPES, recurrent_obstacle
 from neural_mp.adaptors.pytorch.versions import integer_convolution
-from neural_mp.core.enums import Algorithm
+from neural_mp.core.enums import CalibrationAlgorithm
 from neural_mp.core.hardware import Hardware
-from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, ByteProducts, weight_spec
+from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, Int8Accumulation, weight_quant_spec
 from neural_mp.core.precision import RANGE_ALGORITHMS, Precision
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ _KERNELS = {
     LINEAR: "onednn::qlinear_pointwise",
 }
 #: Whole numbers beyond this may be too large for FP16; others are sizes and axes.
-_LARGE = 60_000
+_MAX_FP16_SAFE_INTEGER = 60_000
 _BEYOND_16_BITS = "it works on numbers that float32 only has room for, as in a mask"
 
 
@@ -127,7 +127,8 @@ def _kind_of_call(node: Node) -> Any:
     return node.target, *(
         leaf
         for leaf in leaves
-        if isinstance(leaf, float | torch.dtype) or (isinstance(leaf, int) and abs(leaf) > _LARGE)
+        if isinstance(leaf, float | torch.dtype)
+        or (isinstance(leaf, int) and abs(leaf) > _MAX_FP16_SAFE_INTEGER)
     )
 
 
@@ -173,14 +174,16 @@ def _near_the_end(value: object) -> bool:
 def _integer_kernel(module: GraphModule, node: Node, products: Products) -> IntegerKernel:
     """The integer kernel of a layer, and how the layer may be quantized for it, fastest first."""
     if node.target in RECURRENT_INT8:
-        return IntegerKernel(weight_spec(ByteProducts.EXACT), (Algorithm.DYNAMIC,))
-    own = weight_spec(products[kernel_kind(node)])
+        return IntegerKernel(
+            weight_quant_spec(Int8Accumulation.EXACT), (CalibrationAlgorithm.DYNAMIC,)
+        )
+    own = weight_quant_spec(products[kernel_kind(node)])
     if node.target in CONVOLUTIONS:
         return IntegerKernel(own, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,))
     # Of a weight alone no products of bytes are made; but one that is tied to that of another
     # layer is stored once, as that one needs it.
-    alone = own if _is_tied(module, node) else weight_spec(ByteProducts.EXACT)
-    algorithms = (*RANGE_ALGORITHMS, Algorithm.DYNAMIC) if node.target is LINEAR else ()
+    alone = own if _is_tied(module, node) else weight_quant_spec(Int8Accumulation.EXACT)
+    algorithms = (*RANGE_ALGORITHMS, CalibrationAlgorithm.DYNAMIC) if node.target is LINEAR else ()
     return IntegerKernel(own, algorithms, alone, (REDUCED_WEIGHT,))
 
 

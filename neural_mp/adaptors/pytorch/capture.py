@@ -16,7 +16,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.call_signature import Call, float_dtype, has_axes, resized
+from neural_mp.adaptors.pytorch.call_signature import CallArgs, float_dtype, has_axes, resized
 from neural_mp.adaptors.pytorch.dynamic_shapes import sizes_of, watch_sizes
 from neural_mp.adaptors.pytorch.functionalize import make_functional
 from neural_mp.adaptors.pytorch.recurrent import free_lengths
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _IMAGE_SIZES = (32, 64, 224, 28, 8, 16, 48, 96, 112, 128, 160, 192, 256, 299, 384, 512)
 
 #: Samples to try a module out with.
-_FEW = 2
+_PROBE_BATCH_SIZE = 2
 #: Where a module stands in the one that encloses it.
 ENCLOSED = "neural_mp_enclosed"
 
@@ -38,7 +38,7 @@ ENCLOSED = "neural_mp_enclosed"
 _ATTEMPTS = (("all", False), ("first", False), ("first", True), ("none", False))
 
 
-def capture(module: nn.Module, call: Call) -> GraphModule:
+def capture(module: nn.Module, call: CallArgs) -> GraphModule:
     """Export a module, in inference mode, with axes as free as it allows.
 
     Returns:
@@ -81,7 +81,7 @@ def _hides_graph(module: nn.Module) -> bool:
     return any(hasattr(GraphModule, name) for name in names)
 
 
-def run_once(module: nn.Module, call: Call) -> Any:
+def run_once(module: nn.Module, call: CallArgs) -> Any:
     """Run a module and leave all as it was: its state, and the inputs, which it may change.
 
     Raises:
@@ -104,7 +104,7 @@ def run_once(module: nn.Module, call: Call) -> Any:
                 value.copy_(before)
 
 
-def _try_out(module: nn.Module, call: Call) -> None:
+def _try_out(module: nn.Module, call: CallArgs) -> None:
     """Run a module once, on as few samples as will do: a batch may be large.
 
     What it sets up as it first runs is set up with real tensors then, not with those of a trace.
@@ -112,17 +112,17 @@ def _try_out(module: nn.Module, call: Call) -> None:
     Raises:
         DataError: it does not run on the whole batch either.
     """
-    if call.batch_size is not None and call.batch_size > _FEW:
+    if call.batch_size is not None and call.batch_size > _PROBE_BATCH_SIZE:
         try:
-            run_once(module, resized(call, _FEW))
+            run_once(module, resized(call, _PROBE_BATCH_SIZE))
         except DataError:
-            logger.debug("%d samples are too few", _FEW, exc_info=True)
+            logger.debug("%d samples are too few", _PROBE_BATCH_SIZE, exc_info=True)
         else:
             return
     run_once(module, call)
 
 
-def _given_whole(module: nn.Module, call: Call) -> str:
+def _given_whole(module: nn.Module, call: CallArgs) -> str:
     """What to say where a dict went to one parameter, which may not be meant."""
     if call.kwargs or len(call.args) != 1 or not isinstance(call.args[0], dict):
         return ""
@@ -141,7 +141,7 @@ def _state(module: nn.Module) -> Iterator[torch.Tensor]:
             yield part.weight
 
 
-def guess_call(module: nn.Module) -> Call:
+def guess_call(module: nn.Module) -> CallArgs:
     """Example inputs for a module that came without data, tried out on fake tensors.
 
     Raises:
@@ -162,7 +162,7 @@ def guess_call(module: nn.Module) -> Call:
                 # Whatever a model says of a size it cannot take.
                 logger.debug("shape %s does not fit", shape, exc_info=True)
                 continue
-        return Call((torch.zeros(shape, dtype=dtype),))
+        return CallArgs((torch.zeros(shape, dtype=dtype),))
     raise DataError(
         f"{type(module).__name__} was given without data, and no example input for its parameters "
         f"({', '.join(inspect.signature(module.forward).parameters)}) could be inferred; set "
@@ -188,7 +188,7 @@ def _candidate_inputs(module: nn.Module) -> Iterator[tuple[tuple[int, ...], torc
             yield (2, 16), torch.int64
 
 
-def export(module: nn.Module, call: Call, axes: str, strict: bool = False) -> ExportedProgram:
+def export(module: nn.Module, call: CallArgs, axes: str, strict: bool = False) -> ExportedProgram:
     """Export with `all` axes of the inputs free, the `first`, or `none`; ops stay as they are."""
 
     def free(leaf: Any) -> Any:
@@ -254,9 +254,9 @@ def inference_mode(module: nn.Module) -> Iterator[None]:
             m.training = training
 
 
-def at_least_two(call: Call) -> Call:
+def at_least_two(call: CallArgs) -> CallArgs:
     """A call to capture with: a batch of one would be taken for a constant, so show it twice."""
-    return resized(call, _FEW) if call.batch_size == 1 else call
+    return resized(call, _PROBE_BATCH_SIZE) if call.batch_size == 1 else call
 
 
 def _capture_error(module: nn.Module, error: Exception) -> CaptureError:
@@ -273,7 +273,7 @@ def _capture_error(module: nn.Module, error: Exception) -> CaptureError:
     )
 
 
-def other_ways(original: nn.Module, single: Call, got: list[Any] | None) -> list[str]:
+def other_ways(original: nn.Module, single: CallArgs, got: list[Any] | None) -> list[str]:
     """A warning if a batch of one is another case for the user's code than the graph's larger one.
 
     No bound says so: torch.export takes sizes of 0 and 1 for special without asking.
@@ -292,7 +292,7 @@ def other_ways(original: nn.Module, single: Call, got: list[Any] | None) -> list
     ]
 
 
-def result_of(module: nn.Module, call: Call) -> list[Any] | None:
+def result_of(module: nn.Module, call: CallArgs) -> list[Any] | None:
     """All that a graph computes; None if it does not run."""
     try:
         with torch.no_grad():
@@ -303,7 +303,7 @@ def result_of(module: nn.Module, call: Call) -> list[Any] | None:
         return None
 
 
-def _expected(original: nn.Module, call: Call) -> list[Any] | None:
+def _expected(original: nn.Module, call: CallArgs) -> list[Any] | None:
     with inference_mode(original):
         try:
             return list(pytree.tree_leaves(run_once(original, call)))

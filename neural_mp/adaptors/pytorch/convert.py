@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.common.quant_params import Encoding
+from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.casts import cast_dtype, insert_casts
 from neural_mp.adaptors.pytorch.lowering import rewritten
@@ -27,7 +27,7 @@ from neural_mp.adaptors.pytorch.model import (
 from neural_mp.adaptors.pytorch.quantizable_ops import WEIGHTED
 from neural_mp.adaptors.pytorch.recurrent import RECURRENT_INT8, weights_of
 from neural_mp.core.enums import Approach
-from neural_mp.core.int8_accumulation import weight_limit
+from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import Range
 from neural_mp.core.quantization_flow import QuantizationFlow
 from neural_mp.space import ResolvedPlan
@@ -41,25 +41,27 @@ def insert_quantization(
     nodes = {
         tensor_name(n): n for n in module.graph.nodes if n.op in ("placeholder", "call_function")
     }
-    for tensor, root in flow.root.items():
+    for tensor, root in flow.scale_owner.items():
         if tensor in nodes:  # others are of another part of the model
-            _quantize(module, nodes[tensor], Encoding.of(ranges[root]), flow)
+            _quantize(module, nodes[tensor], QuantParams.of(ranges[root]), flow)
     weights = IntegerWeights(module)
     for name, node in op_nodes(module).items():
         # A plan may also name what runs along with a layer; only layers have weights.
         approach = plan[name].approach if name in plan else None
         if approach is not None and node.target in RECURRENT_INT8:
             for weight in tuple(weights_of(module, node)):
-                limit = weight_limit(plan[name].weight)
+                limit = weight_qmax(plan[name].weight)
                 node.replace_input_with(weight, weights.dequantized(node, weight, limit))
         if approach is None or node.target not in WEIGHTED:
             continue
-        weights.store(node, weight_limit(plan[name].weight))
+        weights.store(node, weight_qmax(plan[name].weight))
         if approach is Approach.DYNAMIC:
             _quantize_dynamically(node)
 
 
-def _quantize(module: GraphModule, node: Node, encoding: Encoding, flow: QuantizationFlow) -> None:
+def _quantize(
+    module: GraphModule, node: Node, encoding: QuantParams, flow: QuantizationFlow
+) -> None:
     name, graph = tensor_name(node), module.graph
     scale, zero_point = encoding.scale, encoding.zero_point
     readers = [

@@ -15,7 +15,7 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.call_signature import Call, is_array, to_arrays
+from neural_mp.adaptors.pytorch.call_signature import CallArgs, is_array, to_arrays
 from neural_mp.adaptors.pytorch.dynamic_shapes import keywords
 from neural_mp.adaptors.pytorch.model import TorchModel, attribute
 from neural_mp.adaptors.pytorch.module_capture import private, run_call
@@ -194,7 +194,7 @@ class DirectCalls:
         arrays = any(is_array(leaf) for leaf in pytree.tree_leaves(plain))
         return to_arrays(result) if arrays else result
 
-    def _run(self, call: Call) -> Any:
+    def _run(self, call: CallArgs) -> Any:
         """The outputs of one call; inputs of a new form are run through the graph, which checks.
 
         The user's own module has the last word even then: folded batch norms of the graph change
@@ -257,7 +257,7 @@ def _own_module(model: TorchModel) -> nn.Module | None:
     assert model.original is not None
     try:
         module = private(model.original)
-        call: Call = model.example.copied()
+        call: CallArgs = model.example.copied()
         before = [*_marks(module), *_versions(call)]
         with torch.no_grad():
             module(*call.args, **call.kwargs)
@@ -268,7 +268,7 @@ def _own_module(model: TorchModel) -> nn.Module | None:
     return module if [*_marks(module), *_versions(call)] == before else None
 
 
-def _versions(call: Call) -> Iterator[int]:
+def _versions(call: CallArgs) -> Iterator[int]:
     """Return a description of the inputs that a run has written to."""
     return (leaf._version for leaf in call.leaves() if isinstance(leaf, torch.Tensor))
 

@@ -30,7 +30,7 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def kernel_products(hardware: Hardware) -> Products:
+def int8_accumulation(hardware: Hardware) -> Products:
     """How each kind of kernel multiplies on the machine that is converted for."""
     module, version = "neural_mp.adaptors.pytorch.int8_accumulation_probe", version_of("torch")
     return tried_products(hardware, module, f"{_VERSION} {version}", CASES)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.fx import GraphModule, Node
 
-from neural_mp.adaptors.common.cross_layer_scaling import Array, Layer, LayerChange
+from neural_mp.adaptors.common.cross_layer_scaling import Array, LayerParams, LayerRescale
 from neural_mp.adaptors.pytorch.lowering import rewritten
 from neural_mp.adaptors.pytorch.model import TorchModel, arguments, constant, op_nodes, put_constant
 from neural_mp.adaptors.pytorch.quantizable_ops import CONVOLUTIONS, geometry, has_integer_kernel
@@ -17,7 +17,7 @@ from neural_mp.util.pytree import as_numpy
 _LAYER_NORM = torch.ops.aten.layer_norm.default
 
 
-def layers(model: TorchModel) -> dict[str, Layer]:
+def layers(model: TorchModel) -> dict[str, LayerParams]:
     """Op → its constants."""
     return {
         name: layer
@@ -27,7 +27,7 @@ def layers(model: TorchModel) -> dict[str, Layer]:
     }
 
 
-def _layer(module: GraphModule, name: str, node: Node) -> Layer | None:
+def _layer(module: GraphModule, name: str, node: Node) -> LayerParams | None:
     known = has_integer_kernel(module, node)
     if not known and node.target is not _LAYER_NORM:
         return None
@@ -43,11 +43,11 @@ def _layer(module: GraphModule, name: str, node: Node) -> Layer | None:
         axes = CONVOLUTIONS.get(node.target, 0)
         groups = geometry(node)[3] if axes else 1
         # Pooling is over two axes here, of which a convolution over one leaves the first.
-        return Layer(name, read, 0, 1, groups, axis=-1 - axes, pooled=axes > 1)
-    return Layer(name, read) if len(said["normalized_shape"]) == 1 else None
+        return LayerParams(name, read, 0, 1, groups, axis=-1 - axes, pooled=axes > 1)
+    return LayerParams(name, read) if len(said["normalized_shape"]) == 1 else None
 
 
-def with_layers(model: TorchModel, changes: Mapping[str, LayerChange]) -> TorchModel:
+def with_layers(model: TorchModel, changes: Mapping[str, LayerRescale]) -> TorchModel:
     """The model with other constants in some of its layers."""
 
     def change(module: GraphModule) -> None:
@@ -58,7 +58,7 @@ def with_layers(model: TorchModel, changes: Mapping[str, LayerChange]) -> TorchM
     return rewritten(model, change)
 
 
-def _change(module: GraphModule, name: str, node: Node, change: LayerChange) -> None:
+def _change(module: GraphModule, name: str, node: Node, change: LayerRescale) -> None:
     layer, bias = _layer(module, name, node), constant(module, arguments(node)["bias"])
     assert layer is not None
     put_constant(module, node, "weight", change.weight(layer))

@@ -12,9 +12,14 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.common.capabilities import stays_in_fp32
-from neural_mp.adaptors.common.input_spec import GivenInputs
+from neural_mp.adaptors.common.input_spec import InputSpec
 from neural_mp.adaptors.pytorch import capture, sources, storage
-from neural_mp.adaptors.pytorch.call_signature import Call, Convention, convention_of, resized
+from neural_mp.adaptors.pytorch.call_signature import (
+    CallArgs,
+    CallSignature,
+    call_signature,
+    resized,
+)
 from neural_mp.adaptors.pytorch.canonicalize import drop_updates, prepare
 from neural_mp.adaptors.pytorch.capture import other_ways, result_of
 from neural_mp.adaptors.pytorch.converted_module import ConvertedModule
@@ -77,7 +82,7 @@ def _inner(module: GraphModule, node: Node) -> Iterator[Node]:
                     yield from _inner(body, inner)
 
 
-def load(source: object, wanted: GivenInputs, how: Capture) -> TorchModel:
+def load(source: object, wanted: InputSpec, how: Capture) -> TorchModel:
     """Capture a module, or take in an exported program or its file.
 
     Args:
@@ -93,7 +98,7 @@ def load(source: object, wanted: GivenInputs, how: Capture) -> TorchModel:
     if isinstance(source, ExportedProgram):
         return _from_program(source, wanted.example)
     _refuse_unsuitable(source)
-    convention = convention_of(source, wanted.names)
+    convention = call_signature(source, wanted.names)
     unknown = [name for name in wanted.names if name not in convention.parameters]
     if unknown:
         raise ConfigurationError(
@@ -109,8 +114,8 @@ def load(source: object, wanted: GivenInputs, how: Capture) -> TorchModel:
 
 
 def _example_call(
-    source: nn.Module, convention: Convention, example: object
-) -> tuple[Call, tuple[str, ...]]:
+    source: nn.Module, convention: CallSignature, example: object
+) -> tuple[CallArgs, tuple[str, ...]]:
     """What the model is captured with, and a warning where that had to be inferred."""
     if example is not None:
         return convention.call(example), ()
@@ -129,7 +134,7 @@ def _refuse_unsuitable(source: object) -> None:
         raise ModelLoadError("this model was already converted; give the original one")
 
 
-def _in_modules(source: nn.Module, call: Call, convention: Convention) -> TorchModel:
+def _in_modules(source: nn.Module, call: CallArgs, convention: CallSignature) -> TorchModel:
     call = capture.at_least_two(call)
     shell, parts, warnings = private(source), {}, []
     for path, (graph, example) in capture_modules(shell, call).items():
@@ -162,8 +167,8 @@ def _prepared(module: GraphModule, path: str = WHOLE) -> tuple[GraphModule, list
 
 def _assemble(
     module: GraphModule,
-    call: Call,
-    convention: Convention,
+    call: CallArgs,
+    convention: CallSignature,
     original: nn.Module | None,
 ) -> TorchModel:
     module, warnings = _prepared(module)
@@ -195,7 +200,7 @@ def _assemble(
 def _from_program(program: ExportedProgram, example: object) -> TorchModel:
     call = storage.example_of(program)
     module = capture.graph_of(program)
-    convention = convention_of(module)
+    convention = call_signature(module)
     if example is not None:
         convention.check(convention.call(example, like=call), call)
     return _assemble(module, call, convention, None)

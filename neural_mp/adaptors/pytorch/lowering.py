@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.common.fusion import Step
-from neural_mp.adaptors.common.quant_params import Encoding
+from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.pytorch import kernel_ops as kernels
 from neural_mp.adaptors.pytorch import qdq_ops as ops
 from neural_mp.adaptors.pytorch.casts import cast_dtype
@@ -129,7 +129,7 @@ def _replace(module: GraphModule, group: Group) -> None:
     before = (*layer.args[0].args[:3], *_weights(module, layer, replaced))
     with module.graph.inserting_before(replaced):
         result = module.graph.call_function(*_call(group, before, behind))
-    encoding = Encoding(*behind[:2]) if behind[2] is torch.uint8 else None
+    encoding = QuantParams(*behind[:2]) if behind[2] is torch.uint8 else None
     result.meta = {
         "val": replaced.meta["val"],
         OP_NAME: layer.meta.get(OP_NAME, layer.name),
@@ -244,7 +244,7 @@ def _run_on_integers(module: GraphModule, node: Node) -> None:
     with module.graph.inserting_before(behind):
         moved = module.graph.call_function(target, (integers, *rest), node.kwargs)
     name = node.meta.get(OP_NAME, node.name)
-    encoding = Encoding(scale, zero_point)
+    encoding = QuantParams(scale, zero_point)
     moved.meta = {"val": behind.meta["val"], OP_NAME: name, RESULT: (name, encoding)}
     behind.replace_all_uses_with(moved)
 

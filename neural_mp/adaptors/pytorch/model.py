@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.pytorch import kernel_ops, qdq_ops
-from neural_mp.adaptors.pytorch.call_signature import Call, Convention
+from neural_mp.adaptors.pytorch.call_signature import CallArgs, CallSignature
 from neural_mp.adaptors.pytorch.dynamic_shapes import SIZES, watch_sizes
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class Part:
 
     portable: GraphModule
     runnable: GraphModule
-    example: Call
+    example: CallArgs
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class TorchModel:
     """
 
     parts: Mapping[str, Part]
-    example: Call
-    convention: Convention
+    example: CallArgs
+    convention: CallSignature
     shell: nn.Module | None = None
     original: nn.Module | None = None
     warnings: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class TorchModel:
         """The graph of the whole model that is run."""
         return self.parts[WHOLE].runnable
 
-    def call(self, inputs: object) -> Call:
+    def call(self, inputs: object) -> CallArgs:
         """How the model is called with the inputs of one batch: as it was captured.
 
         Raises:

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.pytorch import capture
-from neural_mp.adaptors.pytorch.call_signature import Call
+from neural_mp.adaptors.pytorch.call_signature import CallArgs
 from neural_mp.adaptors.pytorch.dynamic_shapes import check_inputs, flat_inputs
 from neural_mp.adaptors.pytorch.model import Part, TorchModel, assembled
 from neural_mp.errors import CaptureError, DataError, NeuralMPError
@@ -68,7 +68,7 @@ class _Interpreted(nn.Module):
         return module.graph.process_outputs(flat)
 
 
-def visited(model: TorchModel, visit: Visit, portable: bool = False) -> Callable[[Call], Any]:
+def visited(model: TorchModel, visit: Visit, portable: bool = False) -> Callable[[CallArgs], Any]:
     """A model as a function of its call, run node by node.
 
     Args:
@@ -84,7 +84,7 @@ def visited(model: TorchModel, visit: Visit, portable: bool = False) -> Callable
     return lambda call: run_call(model, module, call)
 
 
-def run_call(model: TorchModel, module: nn.Module, call: Call) -> Any:
+def run_call(model: TorchModel, module: nn.Module, call: CallArgs) -> Any:
     """Run one of a model's forms.
 
     Raises:
@@ -104,7 +104,7 @@ def run_call(model: TorchModel, module: nn.Module, call: Call) -> Any:
             ) from None
 
 
-def _said_by_original(model: TorchModel, call: Call) -> str:
+def _said_by_original(model: TorchModel, call: CallArgs) -> str:
     """Whether the user's own module runs on inputs that its graph refuses, in words."""
     if model.original is None:
         return ""
@@ -120,7 +120,7 @@ def _said_by_original(model: TorchModel, call: Call) -> str:
 class _Seen:
     """How a module was called while its model ran once."""
 
-    call: Call
+    call: CallArgs
     alike: bool = True
 
 
@@ -129,7 +129,7 @@ def private(module: nn.Module) -> nn.Module:
     return assembled(module, {}).eval()
 
 
-def capture_modules(shell: nn.Module, call: Call) -> dict[str, tuple[GraphModule, Call]]:
+def capture_modules(shell: nn.Module, call: CallArgs) -> dict[str, tuple[GraphModule, CallArgs]]:
     """The largest modules of a model whose graphs can be captured, by path.
 
     Modules that do not run on this call are left as they are.
@@ -150,11 +150,11 @@ def capture_modules(shell: nn.Module, call: Call) -> dict[str, tuple[GraphModule
     return taker.found
 
 
-def _watch(module: nn.Module, call: Call) -> dict[nn.Module, _Seen]:
+def _watch(module: nn.Module, call: CallArgs) -> dict[nn.Module, _Seen]:
     seen: dict[nn.Module, _Seen] = {}
 
     def note(part: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        given = Call(args, kwargs)
+        given = CallArgs(args, kwargs)
         if part not in seen:
             seen[part] = _Seen(given.copied())
         elif _form(given) != _form(seen[part].call):
@@ -173,14 +173,14 @@ def _watch(module: nn.Module, call: Call) -> dict[nn.Module, _Seen]:
     return seen
 
 
-def _form(call: Call) -> Any:
+def _form(call: CallArgs) -> Any:
     """What must not change from call to call of one graph: all but the sizes of tensors."""
     leaves, structure = pytree.tree_flatten((call.args, dict(call.kwargs)))
     kinds = [(x.dtype, x.ndim) if isinstance(x, torch.Tensor) else x for x in leaves]
     return kinds, structure
 
 
-def _is_packed(call: Call) -> bool:
+def _is_packed(call: CallArgs) -> bool:
     """Whether a call holds sequences packed by length: torch.export would fix all lengths."""
     given = (call.args, dict(call.kwargs))
     leaves = pytree.tree_leaves(given, is_leaf=lambda value: isinstance(value, PackedSequence))
@@ -192,9 +192,9 @@ class _Taker:
     """Takes a model apart."""
 
     shell: nn.Module
-    call: Call
+    call: CallArgs
     seen: Mapping[nn.Module, _Seen]
-    found: dict[str, tuple[GraphModule, Call]] = field(default_factory=dict)
+    found: dict[str, tuple[GraphModule, CallArgs]] = field(default_factory=dict)
     known: set[nn.Module] = field(default_factory=set)
 
     def descend(self, module: nn.Module, path: str) -> None:
@@ -210,7 +210,7 @@ class _Taker:
             else:
                 self.found[place] = captured
 
-    def capture_alone(self, child: nn.Module, path: str) -> tuple[GraphModule, Call] | None:
+    def capture_alone(self, child: nn.Module, path: str) -> tuple[GraphModule, CallArgs] | None:
         """The graph of one module, if it has one and the model runs with it in its place."""
         seen = self.seen.get(child)
         if seen is None or not seen.alike or _is_packed(seen.call):

@@ -10,9 +10,9 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.common.calibration import TensorSummary, summarized
-from neural_mp.adaptors.common.op_outputs import OpValue, op_value
-from neural_mp.adaptors.common.quant_params import Encoding
+from neural_mp.adaptors.common.calibration import BatchStats, summarized
+from neural_mp.adaptors.common.op_outputs import OpOutput, op_value
+from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.pytorch.functionalize import OUT_OF_PLACE
 from neural_mp.adaptors.pytorch.graph import build_graph
 from neural_mp.adaptors.pytorch.model import (
@@ -52,12 +52,12 @@ def results(model: TorchModel) -> OpGraph:
     return graph.with_only({op.name: op for op in graph if op.name in found})
 
 
-def values(model: TorchModel, ops: Collection[str]) -> Callable[[Any], dict[str, OpValue]]:
+def values(model: TorchModel, ops: Collection[str]) -> Callable[[Any], dict[str, OpOutput]]:
     """A function that runs one batch and gives the results of some ops.
 
     An op that runs several times in one run gives the first of its results.
     """
-    wanted, found = frozenset(ops), dict[str, OpValue]()
+    wanted, found = frozenset(ops), dict[str, OpOutput]()
 
     def visit(node: Node, run: Callable[[], Any]) -> Any:
         result, place = run(), _place(node)
@@ -70,7 +70,7 @@ def values(model: TorchModel, ops: Collection[str]) -> Callable[[Any], dict[str,
 
     run = visited(model, visit)
 
-    def called(inputs: Any) -> dict[str, OpValue]:
+    def called(inputs: Any) -> dict[str, OpOutput]:
         found.clear()
         run(model.call(inputs))
         return dict(found)
@@ -78,7 +78,7 @@ def values(model: TorchModel, ops: Collection[str]) -> Callable[[Any], dict[str,
     return called
 
 
-def _place(node: Node) -> tuple[str, Encoding | None] | None:
+def _place(node: Node) -> tuple[str, QuantParams | None] | None:
     """The op whose result a node has, and how that is stored in uint8, if it is."""
     if node.op != "call_function":
         return None
@@ -88,14 +88,14 @@ def _place(node: Node) -> tuple[str, Encoding | None] | None:
     return (node.meta[OP_NAME], None) if OP_NAME in node.meta else None
 
 
-def _value(result: torch.Tensor, encoding: Encoding | None) -> OpValue | None:
+def _value(result: torch.Tensor, encoding: QuantParams | None) -> OpOutput | None:
     if encoding is not None:
         return op_value(result.numpy(), encoding)
     if not result.is_floating_point() or not result.numel():
         return None
     # A copy: a kernel that runs later may write over it.
     real = result.detach().to(torch.float32, copy=True)
-    return OpValue(real.numpy(), str(result.dtype).removeprefix("torch."))
+    return OpOutput(real.numpy(), str(result.dtype).removeprefix("torch."))
 
 
 #: A convolution whose weight is packed; None where torch is built without oneDNN.
@@ -110,7 +110,7 @@ _IN_PLACE = {op: in_place for in_place, op in OUT_OF_PLACE.items()}
 _FRESH = INTEGER_LAYERS.union((_PACKED,), _IN_PLACE, OUT_OF_PLACE)
 
 
-def calibration_form(model: TorchModel) -> TorchModel:
+def calibration_graph(model: TorchModel) -> TorchModel:
     """A model for one run at a time, whose portable graphs take less time and memory.
 
     Weights of convolutions are packed once, not in every run, and a result is written over an
@@ -170,9 +170,9 @@ def _may_overwrite(operand: object, node: Node) -> bool:
 
 def watch(
     model: TorchModel, batches: Iterable[Any], tensors: Collection[str]
-) -> Iterator[tuple[str, TensorSummary]]:
+) -> Iterator[tuple[str, BatchStats]]:
     """Tensor name and a summary of its values, for the named tensors in every batch."""
-    found: list[tuple[str, TensorSummary]] = []
+    found: list[tuple[str, BatchStats]] = []
     nodes = (node for part in model.parts.values() for node in part.portable.graph.nodes)
     computed = (node for node in nodes if node.op in ("placeholder", "call_function"))
     wanted = {tensor_name(node): node for node in computed if tensor_name(node) in tensors}
@@ -185,7 +185,7 @@ def watch(
             found.extend([(name, seen)] if seen is not None else [])
         return result
 
-    run = visited(calibration_form(model), visit, portable=True)
+    run = visited(calibration_graph(model), visit, portable=True)
     for inputs in batches:
         run(model.call(inputs))
         yield from found

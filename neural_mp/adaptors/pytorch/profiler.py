@@ -19,7 +19,7 @@ from torch.fx import Node
 from neural_mp.adaptors.pytorch.model import CONVERSIONS, OP_NAME, TorchModel, op_nodes
 from neural_mp.adaptors.pytorch.module_capture import visited
 from neural_mp.adaptors.pytorch.recurrent import KERNELS as RECURRENT_KERNELS
-from neural_mp.core.kernel_trace import NOT_REACHED, Executed, Kernel, executed
+from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, op_trace
 from neural_mp.core.precision import Precision
 from neural_mp.errors import KernelLogError
 
@@ -79,7 +79,7 @@ class _Event:
         return found
 
 
-def trace(model: TorchModel, inputs: Any) -> dict[str, Executed]:
+def trace(model: TorchModel, inputs: Any) -> dict[str, OpTrace]:
     """Op → what ran for it; conversions that were put in are left out."""
 
     def marked(node: Node, run: Callable[[], Any]) -> Any:
@@ -97,7 +97,7 @@ def trace(model: TorchModel, inputs: Any) -> dict[str, Executed]:
         file = Path(place) / "trace.json"
         profiler.export_chrome_trace(str(file))
         events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
-    found: dict[str, list[Kernel]] = {}
+    found: dict[str, list[TracedKernel]] = {}
     bytes_read: set[str] = set()
     for root in _nested(events):
         op = root.name.removeprefix(_MARK)
@@ -105,7 +105,7 @@ def trace(model: TorchModel, inputs: Any) -> dict[str, Executed]:
         if any(map(_bytes, root.everything())):
             bytes_read.add(op)
     ran = {
-        op: replace(executed(kernels), reads_bytes=op in bytes_read)
+        op: replace(op_trace(kernels), reads_int8=op in bytes_read)
         for op, kernels in found.items()
         if kernels
     }
@@ -142,10 +142,10 @@ def _is_integer(name: str) -> bool:
     return name.startswith(_INTEGER) or name in RECURRENT_KERNELS
 
 
-def _kernel(event: _Event) -> Kernel:
+def _kernel(event: _Event) -> TracedKernel:
     if _is_integer(event.name):
-        return Kernel(event.name, Precision.INT8)
-    return Kernel(event.name, next(filter(None, map(_PRECISIONS.get, event.types)), None))
+        return TracedKernel(event.name, Precision.INT8)
+    return TracedKernel(event.name, next(filter(None, map(_PRECISIONS.get, event.types)), None))
 
 
 def _bytes(event: _Event) -> bool:

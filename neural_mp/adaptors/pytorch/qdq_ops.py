@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from neural_mp.adaptors.common.calibration import affine_parameters
-from neural_mp.adaptors.common.quant_params import rounded_to_int8, weight_scales
+from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
 
 #: The name of our library of ops.
 LIBRARY = "neural_mp"
@@ -96,5 +96,5 @@ def quantize_weight(weight: torch.Tensor, limit: int) -> tuple[torch.Tensor, tor
     """Symmetric per-channel int8: one scale for each index of the first axis, range ±`limit`."""
     values = weight.float().numpy()
     scales = weight_scales(values, tuple(range(1, values.ndim)), limit)
-    integers = np.ascontiguousarray(rounded_to_int8(values, scales, limit))
+    integers = np.ascontiguousarray(round_to_int8(values, scales, limit))
     return torch.from_numpy(integers), torch.from_numpy(scales.reshape(-1))

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 
 from neural_mp.adaptors.pytorch import storage
 from neural_mp.adaptors.pytorch.pt2.safe_unpickler import read_plain
-from neural_mp.errors import MissingFrameworkError, ModelLoadError, in_one_line
+from neural_mp.errors import MissingFrameworkError, ModelLoadError, one_line
 from neural_mp.io.limits import MAX_DEPTH
 from neural_mp.io.readers import read_json
 from neural_mp.util.validators import anything, preview
@@ -56,7 +56,7 @@ def read_folder(folder: Path) -> nn.Module:
     except Exception as error:
         # What it raises depends on what is wrong with the folder.
         raise ModelLoadError(
-            f"transformers cannot load the folder {str(folder)!r}: {in_one_line(error)}"
+            f"transformers cannot load the folder {str(folder)!r}: {one_line(error)}"
         ) from error
     return loaded.eval()
 

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from neural_mp.adaptors.common.model_metadata import read_details, write_details
 from neural_mp.adaptors.pytorch import qdq_ops as ops
-from neural_mp.adaptors.pytorch.call_signature import Call, convention_of
+from neural_mp.adaptors.pytorch.call_signature import CallArgs, call_signature
 from neural_mp.adaptors.pytorch.canonicalize import views_to_reshapes
 from neural_mp.adaptors.pytorch.capture import export, quiet_export
 from neural_mp.adaptors.pytorch.dynamic_shapes import SIZES, from_plain, to_plain, watch_sizes
@@ -26,7 +26,7 @@ from neural_mp.adaptors.pytorch.model import OP_NAME, WHOLE, Part, TorchModel, h
 from neural_mp.adaptors.pytorch.named_outputs import with_named_outputs, with_plain_outputs
 from neural_mp.adaptors.pytorch.pt2.archive import read_program
 from neural_mp.adaptors.pytorch.versions import unguarded_module
-from neural_mp.errors import ConversionError, ModelLoadError, NeuralMPError, in_one_line
+from neural_mp.errors import ConversionError, ModelLoadError, NeuralMPError, one_line
 from neural_mp.util.validators import boolean, invalid, list_of, mapping_of, record, string
 
 logger = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ def restore(folder: Path) -> TorchModel:
         portable.recompile()
         if details.get("named_outputs"):
             portable = with_named_outputs(portable)
-        known = convention_of(portable, details["inputs"])
+        known = call_signature(portable, details["inputs"])
         parameters = details.get("parameters") or known.parameters
         convention = replace(known, dtype=details["dtype"], parameters=parameters)
         example = example_of(program)
@@ -147,7 +147,7 @@ _DETAILS = record(
 )
 
 
-def example_of(program: ExportedProgram) -> Call:
+def example_of(program: ExportedProgram) -> CallArgs:
     """The inputs a program was exported with.
 
     Raises:
@@ -156,7 +156,7 @@ def example_of(program: ExportedProgram) -> Call:
     if program.example_inputs is None:
         raise ModelLoadError("the exported program holds no example inputs; export it with them")
     args, kwargs = program.example_inputs
-    return Call(tuple(args), dict(kwargs))
+    return CallArgs(tuple(args), dict(kwargs))
 
 
 def load_program(path: Path) -> ExportedProgram:
@@ -188,5 +188,5 @@ def taken_from(path: Path) -> Iterator[None]:
         logger.debug("reading %s failed", path, exc_info=True)
         raise ModelLoadError(
             f"{str(path)!r} is no program that torch.export.save wrote, or is damaged: "
-            f"{in_one_line(error)}"
+            f"{one_line(error)}"
         ) from error

@@ -1,5 +1,5 @@
 """All that knows TensorFlow."""
 
-from neural_mp.adaptors.tensorflow.log_suppression import hush
+from neural_mp.adaptors.tensorflow.log_suppression import suppress_startup_logs
 
-hush()
+suppress_startup_logs()

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.capabilities import OpKernels
-from neural_mp.adaptors.common.input_spec import GivenInputs, unused_capture
+from neural_mp.adaptors.common.input_spec import InputSpec, unused_capture
 from neural_mp.adaptors.common.optional import (
     Corrections,
     Drawing,
@@ -40,7 +40,7 @@ from neural_mp.adaptors.tensorflow.convert import write
 from neural_mp.adaptors.tensorflow.converted_module import ConvertedModel
 from neural_mp.adaptors.tensorflow.graph import build_graph
 from neural_mp.adaptors.tensorflow.graph_files import SUFFIXES
-from neural_mp.adaptors.tensorflow.int8_accumulation import kernel_products
+from neural_mp.adaptors.tensorflow.int8_accumulation import int8_accumulation
 from neural_mp.adaptors.tensorflow.kernel_registry import every_op_type
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.op_types import TYPES
@@ -49,7 +49,7 @@ from neural_mp.amp import FourLists
 from neural_mp.core.enums import Capture
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.precision import Precision
-from neural_mp.util.pytree import leaves
+from neural_mp.util.pytree import tree_leaves
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     framework = "tensorflow"
     packages = ("tensorflow", "keras")
     frees_axes = True
-    kinds = TYPES
+    op_kinds = TYPES
     op_timing = OpTiming(profiler.time_ops)
     kernel_trace = KernelTrace(profiler.trace)
     op_outputs = OpOutputs(observe.results, observe.values, observe.first_non_finite)
@@ -73,10 +73,10 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
     drawing = Drawing(storage.draw)
 
     graph = staticmethod(build_graph)
-    kernel_products = staticmethod(kernel_products)
+    int8_accumulation = staticmethod(int8_accumulation)
     op_types = staticmethod(every_op_type)
-    watch = staticmethod(observe.watch)
-    write = staticmethod(write)
+    observe_tensors = staticmethod(observe.watch)
+    convert_graph = staticmethod(write)
     save = staticmethod(storage.save)
     restore = staticmethod(storage.restore)
 
@@ -90,7 +90,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
         capture: Capture = Capture.WHOLE,
     ) -> TensorFlowModel:
         """Freeze and prepare a model. `inputs` are names, example arrays, or shapes."""
-        model = loading.load(source, GivenInputs.read(inputs, outputs, example))
+        model = loading.load(source, InputSpec.read(inputs, outputs, example))
         return replace(model, warnings=(*model.warnings, *unused_capture("TensorFlow", capture)))
 
     def copied(self, model: TensorFlowModel) -> TensorFlowModel:
@@ -99,7 +99,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
 
     def kernels(self, model: TensorFlowModel, hardware: Hardware) -> Mapping[str, OpKernels]:
         """From the runtime's kernel registry and mixed precision lists, and from trying kernels."""
-        return capabilities.kernels(model, self.kernel_products(hardware))
+        return capabilities.kernels(model, self.int8_accumulation(hardware))
 
     def amp_lists(self, precision: Precision) -> FourLists:
         """The lists of the TensorFlow that is installed; those of all frameworks by default."""
@@ -109,7 +109,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
         """Outputs as arrays, or as tensors where the inputs were tensors."""
         results = model.run(model.signature.bind(inputs))
         # To ask TensorFlow of an array takes as long as to run a small graph.
-        if any(type(leaf) is not np.ndarray and tf.is_tensor(leaf) for leaf in leaves(inputs)):
+        if any(type(leaf) is not np.ndarray and tf.is_tensor(leaf) for leaf in tree_leaves(inputs)):
             results = [tf.convert_to_tensor(result) for result in results]
         return model.signature.packed(results)
 
@@ -121,7 +121,7 @@ class TensorFlowAdaptor(Adaptor[TensorFlowModel]):
         """The user's own Keras model for an untouched one, else a `ConvertedModel`."""
         return model.original if model.original is not None else ConvertedModel(model)
 
-    def size(self, model: TensorFlowModel) -> int:
+    def weight_bytes(self, model: TensorFlowModel) -> int:
         """Bytes of the constants."""
         return sum(map(constant_bytes, model.graph.nodes.values()))
 

@@ -31,7 +31,7 @@ from neural_mp.amp import (
 )
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError
-from neural_mp.io.files import prepared_folder
+from neural_mp.io.files import writable_folder
 from neural_mp.util.environment import restore_users, set_own
 
 logger = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ def _variables(precision: Precision, amp: AmpSettings) -> dict[str, str]:
         found[LEVEL] = FORCE_ALL
     elif amp.infer_as_deny:
         found[LEVEL] = INFER_AS_DENY
-    folder = prepared_folder(amp.log_path)
+    folder = writable_folder(amp.log_path)
     if folder is not None:
         found[f"{PREFIX}LOG_PATH"] = str(folder)
     return {key: value for key, value in found.items() if value}

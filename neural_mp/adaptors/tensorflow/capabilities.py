@@ -31,7 +31,7 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     text_attribute,
 )
 from neural_mp.adaptors.tensorflow.tensor_variants import DTYPES
-from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, KernelKind, weight_spec
+from neural_mp.core.int8_accumulation import REDUCED_WEIGHT, KernelKind, weight_quant_spec
 from neural_mp.core.precision import RANGE_ALGORITHMS, Precision
 
 _NO_FLOAT32 = "it does not compute in float32"
@@ -75,7 +75,7 @@ class _Kernels:
         kind = KINDS[node.op]
         if kind is KernelKind.DEPTHWISE and constant_shape(self.model.graph[node.input[1]])[3] > 1:
             kind = KernelKind.CONVOLUTION
-        spec = weight_spec(self.products[kind])
+        spec = weight_quant_spec(self.products[kind])
         return IntegerKernel(spec, RANGE_ALGORITHMS, other_weights=(REDUCED_WEIGHT,))
 
     def missing_16_bit(self, node: NodeDef, precision: Precision) -> str | None:
@@ -158,7 +158,7 @@ class _Kernels:
 
 
 def forms_needed(node: NodeDef, group: FusionGroup) -> frozenset[str]:
-    """The forms of integer kernel that a layer may be written in, as `kernel_products` has them."""
+    """Return the forms of integer kernel that a layer may use, as in `int8_accumulation`."""
     forms = ["plain"]
     if set(integers_attribute(node, "dilations")) - {1}:
         forms.append("dilated")

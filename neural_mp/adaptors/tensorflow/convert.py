@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from neural_mp.adaptors.common.op_outputs import OpResult
-from neural_mp.adaptors.common.quant_params import Encoding, rounded_to_int8, weight_scales
+from neural_mp.adaptors.common.op_outputs import OutputLocation
+from neural_mp.adaptors.common.quant_params import QuantParams, round_to_int8, weight_scales
 from neural_mp.adaptors.common.tensor_variants import FORM_OF, FP32, UINT8
 from neural_mp.adaptors.tensorflow.aliasing import protect_summands
 from neural_mp.adaptors.tensorflow.convert_int8 import Layer, kernel_limits, write_layer
@@ -35,7 +35,7 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     typed_inputs,
 )
 from neural_mp.adaptors.tensorflow.tensor_variants import DTYPES, Forms
-from neural_mp.core.int8_accumulation import weight_limit
+from neural_mp.core.int8_accumulation import weight_qmax
 from neural_mp.core.observations import Range
 from neural_mp.core.precision import Precision
 from neural_mp.space import ResolvedPlan
@@ -49,7 +49,7 @@ def write_table(forms: Forms, node: NodeDef, weight_limit: int) -> str:
     """
     name, table = node.name, forms.source.value(node.input[0])
     scales = weight_scales(table, (1,), weight_limit)
-    integers = rounded_to_int8(table, scales, weight_limit)
+    integers = round_to_int8(table, scales, weight_limit)
 
     def read(constant: str, kind: tf.DType, word: str) -> str:
         inputs = [constant, *(forms.real(tensor) for tensor in node.input[1:])]
@@ -71,7 +71,11 @@ _POOLING = {"MaxPool": "QuantizedMaxPool", "AvgPool": "QuantizedAvgPool"}
 
 
 def write_agnostic(
-    forms: Forms, model: TensorFlowModel, node: NodeDef, moved: tuple[str, ...], encoding: Encoding
+    forms: Forms,
+    model: TensorFlowModel,
+    node: NodeDef,
+    moved: tuple[str, ...],
+    encoding: QuantParams,
 ) -> str:
     """Write an op that passes INT8 on; returns the name of its node."""
     stored = [forms.stored(tensor) for tensor in moved]
@@ -155,7 +159,7 @@ class _Writer:
         precision = self.plan.effective.get(name, Precision.FP32)
         if name in self.layers:
             layer = self.layers[name]
-            limit = weight_limit(self.plan.plan[layer.head].weight)
+            limit = weight_qmax(self.plan.plan[layer.head].weight)
             written = write_layer(self.forms, self.model, layer, self.plan.flow, limit)
         elif name in self.inner:
             return
@@ -164,7 +168,7 @@ class _Writer:
             encoding = self.forms.encoding_of(name)
             written = write_agnostic(self.forms, self.model, node, moved, encoding)
         elif name in self.model.structure.tables and precision is Precision.INT8:
-            written = write_table(self.forms, node, weight_limit(self.plan.plan[name].weight))
+            written = write_table(self.forms, node, weight_qmax(self.plan.plan[name].weight))
         elif precision.is_16_bit:
             written = self._write_16_bit(node, FORM_OF[precision])
         else:
@@ -205,7 +209,7 @@ class _Writer:
             graph, ops=ops, counts=counts, results=self._results(graph), written=written
         )
 
-    def _results(self, graph: TensorGraph) -> dict[str, OpResult]:
+    def _results(self, graph: TensorGraph) -> dict[str, OutputLocation]:
         """Op of the untouched graph → where its result is now."""
         found = {}
         for node in self.model.op_nodes:
@@ -213,7 +217,7 @@ class _Writer:
                 continue  # it runs within a layer's kernel
             tensor, encoding = self.forms.result_of(node.name)
             if node_of(tensor) in graph:
-                found[node.name] = OpResult(tensor, node.op, encoding)
+                found[node.name] = OutputLocation(tensor, node.op, encoding)
         return found
 
     def _counted_for(self, graph: TensorGraph) -> dict[str, str]:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.calibration import LEVELS
-from neural_mp.adaptors.common.quant_params import Encoding
+from neural_mp.adaptors.common.quant_params import QuantParams
 from neural_mp.adaptors.common.signature import Shape
 from neural_mp.adaptors.common.tensor_variants import BF16, FP32, UINT8
 from neural_mp.adaptors.tensorflow.fusion import FusionGroup
@@ -161,7 +161,7 @@ class _Call:
         return node
 
 
-def kernel_limits(forms: Forms, tensor: str, encoding: Encoding) -> list[str]:
+def kernel_limits(forms: Forms, tensor: str, encoding: QuantParams) -> list[str]:
     """The range a kernel that knows no zero point takes a stored tensor to have."""
     return [
         forms.scalar(0.0, f"{tensor}/least"),
@@ -212,7 +212,7 @@ def _write_convolution(call: _Call, geometry: NodeDef) -> str:
     return name
 
 
-def _clipped(forms: Forms, layer: Layer, name: str, result: Encoding) -> str:
+def _clipped(forms: Forms, layer: Layer, name: str, result: QuantParams) -> str:
     """What the activation cuts off and the range of the stored numbers does not.
 
     That happens where a tensor shares its scale with others (concatenation), so that its own

@@ -30,7 +30,7 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     plain,
     without_places,
 )
-from neural_mp.errors import ModelLoadError, in_one_line
+from neural_mp.errors import ModelLoadError, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def frozen_graph(
         # The conversion raises whatever the variables' reading and its own rewriting raise.
         logger.debug("freezing failed", exc_info=True)
         raise ModelLoadError(
-            f"the model's variables cannot be turned into constants: {in_one_line(error)}"
+            f"the model's variables cannot be turned into constants: {one_line(error)}"
         ) from error
     if len(frozen.inputs) != len(inputs):
         extra = [t.name for t in frozen.inputs if t.dtype in (tf.resource, tf.variant)]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from neural_mp.adaptors.common.int8_accumulation import Products, from_facts, products_for
-from neural_mp.adaptors.common.runtime_probe import ONEDNN_LIMIT, facts, version_of
+from neural_mp.adaptors.common.runtime_probe import ONEDNN_LIMIT, probe_results, version_of
 from neural_mp.core.hardware import Hardware
 from neural_mp.core.int8_accumulation import KernelKind
 
@@ -40,7 +40,7 @@ KINDS: Mapping[str, KernelKind] = {
 def _facts(onednn_limit: str | None) -> frozenset[str]:
     module = "neural_mp.adaptors.tensorflow.int8_accumulation_probe"
     version = version_of("tensorflow", "tensorflow-cpu", "intel-tensorflow", "tf-nightly")
-    return facts(module, f"{_VERSION} {version}", onednn_limit)
+    return probe_results(module, f"{_VERSION} {version}", onednn_limit)
 
 
 @lru_cache(maxsize=1)
@@ -62,7 +62,7 @@ def bf16_obstacle() -> str | None:
     )
 
 
-def kernel_products(hardware: Hardware) -> Products:
+def int8_accumulation(hardware: Hardware) -> Products:
     """How each kind of kernel multiplies on the machine that is converted for."""
 
     def asked_under(onednn_limit: str | None) -> Products:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.runtime_probe import try_each
-from neural_mp.adaptors.common.signature import Port
+from neural_mp.adaptors.common.signature import TensorSpec
 from neural_mp.adaptors.tensorflow.convert import write
 from neural_mp.adaptors.tensorflow.graph import build_graph
 from neural_mp.adaptors.tensorflow.int8_accumulation import BF16_CASES, EXACT, FORMS, WORKS
@@ -25,7 +25,7 @@ from neural_mp.core.int8_accumulation import (
 )
 from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import OpConfig, Precision
-from neural_mp.core.quantization_flow import trace_quantization
+from neural_mp.core.quantization_flow import propagate_quantization
 from neural_mp.space import ResolvedPlan
 
 _CHANNELS = 16
@@ -34,7 +34,7 @@ _F32 = tf.float32
 #: where activations bend.
 _INPUT_STEP, _WEIGHT_STEP = 1 / 255, 1 / 127
 #: What float32 and the approximation of an activation may add to a step.
-_SLACK = 0.05
+_STEP_TOLERANCE = 0.05
 
 
 def _numbers_of(form: str) -> Iterator[str]:
@@ -65,7 +65,9 @@ def _run_in_bf16(case: str) -> Iterator[str]:
 
 def _is_right(form: str, weight_range: WeightRange) -> bool:
     """Whether a form is within a step of the float op, on inputs with and without negative ones."""
-    return all(_steps_off(form, weight_range, signed) <= 1 + _SLACK for signed in (True, False))
+    return all(
+        _steps_off(form, weight_range, signed) <= 1 + _STEP_TOLERANCE for signed in (True, False)
+    )
 
 
 def _steps_off(form: str, weight_range: WeightRange, signed: bool) -> float:
@@ -74,8 +76,8 @@ def _steps_off(form: str, weight_range: WeightRange, signed: bool) -> float:
     model, feeds = _small_model(form, limit, signed)
     ops = build_graph(model)
     layers = [op.name for op in ops if op.fusion_group is None and op.type == form.split()[0]]
-    flow = trace_quantization(ops, dict.fromkeys(layers, Precision.INT8))
-    names = list(flow.root)
+    flow = propagate_quantization(ops, dict.fromkeys(layers, Precision.INT8))
+    names = list(flow.scale_owner)
     values = dict(zip(names, model.runner(feeds, names), strict=True))
     ranges = {root: (float(values[root].min()), float(values[root].max())) for root in names}
     weight = replace(REDUCED_WEIGHT, range=weight_range)
@@ -108,9 +110,9 @@ def _small_model(form: str, limit: int, signed: bool) -> tuple[TensorFlowModel, 
         last = _layer(graph, op, last, "plain", np.eye(_CHANNELS, dtype=np.float32), "again")
     graph.add(make_node("Identity", "y", [last], T=_F32))
     ports = tuple(
-        Port(name, name, np.dtype(np.float32), value.shape) for name, value in feeds.items()
+        TensorSpec(name, name, np.dtype(np.float32), value.shape) for name, value in feeds.items()
     )
-    signature = ServedSignature(ports, (Port("y", "y", np.dtype(np.float32), None),))
+    signature = ServedSignature(ports, (TensorSpec("y", "y", np.dtype(np.float32), None),))
     return TensorFlowModel(graph.pruned(["y"], feeds), signature, feeds, {}), feeds
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from neural_mp.adaptors.common.quant_params import rounded_to_int8, weight_scales
+from neural_mp.adaptors.common.quant_params import round_to_int8, weight_scales
 from neural_mp.adaptors.tensorflow.tensor_graph import Array, NodeDef, make_node
 from neural_mp.core.int8_accumulation import FULL_RANGE, WEIGHT_LIMITS
 
@@ -55,7 +55,7 @@ def quantize_weight(weight: Array, depthwise: bool, limit: int) -> Weight:
     """
     axes = (0, 1) if depthwise else tuple(range(weight.ndim - 1))
     scales = weight_scales(weight, axes, limit)
-    integers = rounded_to_int8(weight, scales, limit)
+    integers = round_to_int8(weight, scales, limit)
     limits = scales.reshape(-1) * np.float32(FULL)
     return Weight(integers, limits, real_sums(integers, limits, depthwise))
 

@@ -24,7 +24,7 @@ from neural_mp.errors import (
     ConfigurationError,
     ModelLoadError,
     did_you_mean,
-    in_one_line,
+    one_line,
 )
 from neural_mp.io.limits import KERAS_EXTRA_WEIGHT_BYTES, MAX_KERAS_WEIGHT_RATIO
 from neural_mp.util.labels import without_labels
@@ -129,7 +129,7 @@ def load(path: Path, *, compiled: bool = False) -> Any:
         # The loader raises whatever its parsers and the layers' constructors raise.
         logger.debug("reading %s failed", path, exc_info=True)
         raise ModelLoadError(
-            f"{str(path)!r} cannot be read as a Keras model: {in_one_line(error)}; give a model "
+            f"{str(path)!r} cannot be read as a Keras model: {one_line(error)}; give a model "
             f"with layers of your own as an object"
         ) from error
 
@@ -152,7 +152,7 @@ def traced(
     """
     structure = _taken(model, example)
     if shapes is not None:
-        structure = opened(structure, shapes)
+        structure = open_trainable(structure, shapes)
     names = input_names(structure)
     specs = [
         tf.TensorSpec(spec.shape, spec.dtype, name=name)
@@ -172,7 +172,7 @@ def traced(
         logger.debug("tracing failed", exc_info=True)
         free = "" if shapes is None else f" with inputs of the shapes {shapes}"
         raise CaptureError(
-            f"{type(model).__name__} cannot be traced to a graph{free}: {in_one_line(error)}"
+            f"{type(model).__name__} cannot be traced to a graph{free}: {one_line(error)}"
         ) from error
 
 
@@ -232,7 +232,7 @@ def open_spec(value: object) -> tf.TensorSpec:
     return tf.TensorSpec([None, *array.shape[1:]] if array.ndim else [], dtype)
 
 
-def opened(structure: object, shapes: Shapes) -> Any:
+def open_trainable(structure: object, shapes: Shapes) -> Any:
     """Return specifications of inputs with other shapes, by position or by name.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from neural_mp.adaptors.common.cross_layer_scaling import Array, Layer, LayerChange
+from neural_mp.adaptors.common.cross_layer_scaling import Array, LayerParams, LayerRescale
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     Consumers,
@@ -35,13 +35,13 @@ class _Norm:
     shifts: tuple[str, ...]
 
 
-def layers(model: TensorFlowModel) -> dict[str, Layer]:
+def layers(model: TensorFlowModel) -> dict[str, LayerParams]:
     """Op → its constants."""
     graph = model.graph
     found = {name: _layer(model, name) for name in model.structure.fusion_groups}
     for name, norm in _norms(model).items():
         _, scale = _vector(graph, norm.gamma)
-        found[name] = Layer(name, lambda scale=scale: scale.reshape(-1), pooled=True)  # type: ignore[misc]
+        found[name] = LayerParams(name, lambda scale=scale: scale.reshape(-1), pooled=True)  # type: ignore[misc]
     return found
 
 
@@ -57,7 +57,7 @@ def channel_keepers(model: TensorFlowModel) -> frozenset[str]:
     return frozenset(kept)
 
 
-def _layer(model: TensorFlowModel, name: str) -> Layer:
+def _layer(model: TensorFlowModel, name: str) -> LayerParams:
     graph, node = model.graph, model.graph.nodes[name]
 
     def weight() -> Array:
@@ -70,9 +70,9 @@ def _layer(model: TensorFlowModel, name: str) -> Layer:
     result = bias.ops[-1] if bias else name
     if node.op == "MatMul":
         across = node.attr["transpose_b"].b
-        return Layer(result, weight, *((0, 1) if across else (1, 0)), pooled=True)
+        return LayerParams(result, weight, *((0, 1) if across else (1, 0)), pooled=True)
     groups = constant_shape(graph[node.input[1]])[2] if depthwise else 1
-    return Layer(result, weight, outputs=3, inputs=2, groups=groups, pooled=True)
+    return LayerParams(result, weight, outputs=3, inputs=2, groups=groups, pooled=True)
 
 
 def _vector_input(graph: TensorGraph, node: NodeDef) -> int | None:
@@ -148,7 +148,7 @@ def _is_sum(graph: TensorGraph, name: str, terms: set[str]) -> bool:
     )
 
 
-def with_layers(model: TensorFlowModel, changes: Mapping[str, LayerChange]) -> TensorFlowModel:
+def with_layers(model: TensorFlowModel, changes: Mapping[str, LayerRescale]) -> TensorFlowModel:
     """The model with other constants in some of its layers."""
     graph, known, norms = model.graph.copy(), layers(model), _norms(model)
     for name, change in changes.items():

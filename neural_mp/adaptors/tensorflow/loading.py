@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.capabilities import stays_in_fp32
-from neural_mp.adaptors.common.input_spec import GivenInputs
-from neural_mp.adaptors.common.signature import Port
+from neural_mp.adaptors.common.input_spec import InputSpec
+from neural_mp.adaptors.common.signature import TensorSpec
 from neural_mp.adaptors.tensorflow import graph_files, keras_models, v1_saved_models
 from neural_mp.adaptors.tensorflow.canonicalize import prepare
 from neural_mp.adaptors.tensorflow.freeze import ConcreteFunction, frozen_graph, no_constant
@@ -31,8 +31,8 @@ from neural_mp.adaptors.tensorflow.unknown_rank import (
     with_told_ranks,
     with_told_shapes,
 )
-from neural_mp.errors import CaptureError, ModelLoadError, did_you_mean, in_one_line
-from neural_mp.util.pytree import Structure, described
+from neural_mp.errors import CaptureError, ModelLoadError, did_you_mean, one_line
+from neural_mp.util.pytree import Structure, structure_of
 from neural_mp.util.text import with_article
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Taken:
     scopes: keras_models.Scopes = field(default_factory=dict)
 
 
-def read(source: object, wanted: GivenInputs) -> Taken:
+def read(source: object, wanted: InputSpec) -> Taken:
     """Bring a model to a frozen graph.
 
     Args:
@@ -87,7 +87,7 @@ def read(source: object, wanted: GivenInputs) -> Taken:
     )
 
 
-def _read_path(path: Path, wanted: GivenInputs) -> Taken:
+def _read_path(path: Path, wanted: InputSpec) -> Taken:
     if not path.exists():
         raise ModelLoadError(f"there is no model file or folder {str(path)!r}")
     if path.name in _SAVED_MODEL:
@@ -135,7 +135,7 @@ def _lacks_what_a_session_has(taken: Taken) -> bool:
     )
 
 
-def _from_keras(model: tf.keras.Layer, wanted: GivenInputs) -> Taken:
+def _from_keras(model: tf.keras.Layer, wanted: InputSpec) -> Taken:
     with keras_models.watched(model) as scopes:
         function, names = keras_models.traced(model, wanted.example, wanted.shapes)
     return replace(_frozen(function, names), original=model, scopes=scopes)
@@ -181,7 +181,7 @@ def _same_as(signatures: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return (key, *(n for n in signatures if n != key and described(n) == described(key)))
 
 
-def _concrete(function: tf.types.experimental.GenericFunction, wanted: GivenInputs) -> Any:
+def _concrete(function: tf.types.experimental.GenericFunction, wanted: InputSpec) -> Any:
     """The one function of a `tf.function`, traced for the example if it says nothing itself."""
     example = wanted.example
     try:
@@ -196,14 +196,14 @@ def _concrete(function: tf.types.experimental.GenericFunction, wanted: GivenInpu
     values = list(shown) if isinstance(shown, tuple | list) else [shown]
     specs = tf.nest.map_structure(keras_models.open_spec, values)
     if wanted.shapes is not None:
-        specs = keras_models.opened(specs, wanted.shapes)
+        specs = keras_models.open_trainable(specs, wanted.shapes)
     try:
         return function.get_concrete_function(*specs)
     except Exception as error:
         # The user's own code is run with symbols for its inputs, and may raise anything.
         logger.debug("tracing failed", exc_info=True)
         raise CaptureError(
-            f"the tf.function cannot be traced with inputs like the data: {in_one_line(error)}"
+            f"the tf.function cannot be traced with inputs like the data: {one_line(error)}"
         ) from error
 
 
@@ -214,7 +214,7 @@ def _from_concrete(function: ConcreteFunction) -> Taken:
 def _frozen(function: ConcreteFunction, names: keras_models.InputNames) -> Taken:
     """A concrete function, its variables turned into constants."""
     graph, fed, results = frozen_graph(function)
-    returns, output_names = described(function.structured_outputs)
+    returns, output_names = structure_of(function.structured_outputs)
     if len(names) != len(fed) or len(output_names) != len(results):
         raise CaptureError(
             "the model takes or returns ragged or sparse tensors, which are several tensors each; "
@@ -225,12 +225,12 @@ def _frozen(function: ConcreteFunction, names: keras_models.InputNames) -> Taken
     return Taken(graph, ServedSignature(tuple(inputs), tuple(outputs), returns))
 
 
-def _port(tensor: tf.Tensor, name: str, alias: str | None = None) -> Port:
+def _port(tensor: tf.Tensor, name: str, alias: str | None = None) -> TensorSpec:
     shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
-    return Port(name, plain(tensor.name), np.dtype(tensor.dtype.as_numpy_dtype), shape, alias)
+    return TensorSpec(name, plain(tensor.name), np.dtype(tensor.dtype.as_numpy_dtype), shape, alias)
 
 
-def _from_graph_def(graph: GraphDef, wanted: GivenInputs, what: str = "the graph") -> Taken:
+def _from_graph_def(graph: GraphDef, wanted: InputSpec, what: str = "the graph") -> Taken:
     checked, nodes = graph_files.checked(graph, what), TensorGraph.from_graph_def(graph)
     outputs = wanted.outputs or graph_files.loose_ends(nodes, checked)
     if not outputs:
@@ -265,7 +265,7 @@ def left_alone(graph: TensorGraph) -> tuple[str, ...]:
     )
 
 
-def load(source: object, wanted: GivenInputs) -> TensorFlowModel:
+def load(source: object, wanted: InputSpec) -> TensorFlowModel:
     """Take in a model.
 
     Args:

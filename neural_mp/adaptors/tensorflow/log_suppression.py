@@ -29,7 +29,7 @@ _REST = re.compile(rb"^To enable the following instructions: [^\n]*\n", re.MULTI
 _STANDARD_ERROR = 2
 
 
-def hush() -> None:
+def suppress_startup_logs() -> None:
     """Keep TensorFlow's log off standard error, once it is imported, by whomever.
 
     Nothing is done where it is imported already, or where the user has set the level of its log.

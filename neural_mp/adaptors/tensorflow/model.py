@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from neural_mp.adaptors.common.op_outputs import OpResult
+from neural_mp.adaptors.common.op_outputs import OutputLocation
 from neural_mp.adaptors.common.signature import Signature
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.adaptors.tensorflow.function_constants import tie_constants
@@ -89,7 +89,7 @@ class TensorFlowModel:
     counts: ConversionCounts = ConversionCounts()
     layers: Mapping[str, tuple[Layer, ...]] = field(default_factory=dict)
     written: Mapping[str, str] = field(default_factory=dict)
-    results: Mapping[str, OpResult] = field(default_factory=dict)
+    results: Mapping[str, OutputLocation] = field(default_factory=dict)
 
     @cached_property
     def runner(self) -> Runner:

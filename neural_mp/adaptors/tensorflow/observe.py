@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from neural_mp.adaptors.common.calibration import SAMPLES_PER_BATCH, TensorSummary, sample_shares
-from neural_mp.adaptors.common.op_outputs import OpResult, OpValue, op_value, results_graph
+from neural_mp.adaptors.common.calibration import SAMPLES_PER_BATCH, BatchStats, sample_shares
+from neural_mp.adaptors.common.op_outputs import OpOutput, OutputLocation, op_value, results_graph
 from neural_mp.adaptors.common.signature import in_parts
 from neural_mp.adaptors.tensorflow.aliasing import protect_summands
 from neural_mp.adaptors.tensorflow.graph import build_graph
@@ -27,7 +27,7 @@ _INPUT_BYTES = 8 << 20
 
 def watch(
     model: TensorFlowModel, batches: Iterable[Any], tensors: Collection[str]
-) -> Iterator[tuple[str, TensorSummary]]:
+) -> Iterator[tuple[str, BatchStats]]:
     """Run batches, and say what those of the named tensors held that are float.
 
     A tensor in a loop is summed up once an iteration.
@@ -49,7 +49,7 @@ def watch(
                 if not size.size or not size:  # it lies in a branch not taken, or is empty
                     continue
                 low, high, power, mean = map(np.atleast_1d, rest)
-                yield name, TensorSummary(low, high, power, int(size) // len(power), sample, mean)
+                yield name, BatchStats(low, high, power, int(size) // len(power), sample, mean)
             for name in recorded:
                 for summary in _iterations(next(found)):
                     yield name, summary
@@ -72,7 +72,7 @@ def _recorded(
     return found
 
 
-def _iterations(records: Array) -> Iterator[TensorSummary]:
+def _iterations(records: Array) -> Iterator[BatchStats]:
     """The summary of every iteration in which a tensor held anything."""
     while records.size:
         length, size = int(records[0]), int(records[1])
@@ -80,7 +80,7 @@ def _iterations(records: Array) -> Iterator[TensorSummary]:
         if size:
             sample, rest = numbers[:SAMPLES_PER_BATCH], numbers[SAMPLES_PER_BATCH:]
             low, high, power, mean = rest.reshape(4, -1)
-            yield TensorSummary(low, high, power, size // len(power), sample, mean)
+            yield BatchStats(low, high, power, size // len(power), sample, mean)
 
 
 def _reduced(tensor: tf.Tensor, drawn: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -139,12 +139,12 @@ def results(model: TensorFlowModel) -> OpGraph:
     return results_graph(written, model.results, {op.name: op.name for op in written})
 
 
-def values(model: TensorFlowModel, ops: Collection[str]) -> Callable[[Any], dict[str, OpValue]]:
+def values(model: TensorFlowModel, ops: Collection[str]) -> Callable[[Any], dict[str, OpOutput]]:
     """A function that runs one batch and gives the results of some ops.
 
     Ops run as they stand in the graph: the runtime does not fuse those of float first.
     """
-    places = {op: model.results.get(op, OpResult(op, "")) for op in ops}
+    places = {op: model.results.get(op, OutputLocation(op, "")) for op in ops}
     fetched = frozenset(node_of(place.tensor) for place in places.values())
     # What is fetched must not be written over by a kernel that adds in place.
     copied = model.graph.copy()
@@ -159,7 +159,7 @@ def values(model: TensorFlowModel, ops: Collection[str]) -> Callable[[Any], dict
     fetches = list(dict.fromkeys(place.tensor for place in real.values()))
     runner = Runner(graph, weights, optimized=False)
 
-    def called(inputs: Any) -> dict[str, OpValue]:
+    def called(inputs: Any) -> dict[str, OpOutput]:
         feeds = model.signature.bind(inputs)
         found = dict(zip(fetches, runner(feeds, fetches), strict=True))
         given = {

@@ -12,7 +12,7 @@ from tensorflow.core.framework.step_stats_pb2 import NodeExecStats, StepStats
 
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
 from neural_mp.adaptors.tensorflow.tensor_graph import CONSTANT, node_of
-from neural_mp.core.kernel_trace import NOT_REACHED, Executed, Kernel, executed
+from neural_mp.core.kernel_trace import NOT_REACHED, OpTrace, TracedKernel, op_trace
 from neural_mp.core.precision import Precision
 
 #: What the statistics say of a kernel: `name = Type(input, other:1)`.
@@ -29,7 +29,7 @@ _BYTES = (tf.quint8, tf.qint8, tf.uint8, tf.int8)
 _INTEGER = "Quantized"
 
 
-def trace(model: TensorFlowModel, inputs: Any) -> dict[str, Executed]:
+def trace(model: TensorFlowModel, inputs: Any) -> dict[str, OpTrace]:
     """Op → what ran for it; conversions that were put in are left out.
 
     Of ops that the runtime fuses as it starts, what ran bears the name of the last of them.
@@ -39,7 +39,7 @@ def trace(model: TensorFlowModel, inputs: Any) -> dict[str, Executed]:
     (run,) = model.runner.traced(feeds, fetches, 1)
     stats = list(_statistics(run))
     dtypes = {node.node_name: _dtypes(node) for node in stats}
-    found: dict[str, list[Kernel]] = {}
+    found: dict[str, list[TracedKernel]] = {}
     for node in stats:
         op = model.written.get(node.node_name, node.node_name)
         label = _LABEL.search(node.timeline_label)
@@ -55,7 +55,7 @@ def trace(model: TensorFlowModel, inputs: Any) -> dict[str, Executed]:
         found.setdefault(op, []).append(_kernel(label["type"], [*_dtypes(node)[:1], *read]))
     # The runtime fuses or leaves out much of a graph, and of that no integer kernel.
     integers = (name for name, node in model.graph.nodes.items() if _INTEGER in node.op)
-    reached = {op: executed(kernels) for op, kernels in found.items()}
+    reached = {op: op_trace(kernels) for op, kernels in found.items()}
     return {**dict.fromkeys((model.written.get(n, n) for n in integers), NOT_REACHED), **reached}
 
 
@@ -69,15 +69,15 @@ def _dtypes(node: NodeExecStats) -> list[tf.DType]:
     return [tf.as_dtype(output.tensor_description.dtype) for output in node.output]
 
 
-def _kernel(name: str, dtypes: list[tf.DType]) -> Kernel:
+def _kernel(name: str, dtypes: list[tf.DType]) -> TracedKernel:
     """A kernel, by the types of what it writes and reads, the former first."""
     if _INTEGER in name:
-        return Kernel(name, Precision.INT8, True)
+        return TracedKernel(name, Precision.INT8, True)
     reads_bytes = any(dtype in _BYTES for dtype in dtypes)
     if dtypes and dtypes[0] in _BYTES:
-        return Kernel(name, None, reads_bytes)
+        return TracedKernel(name, None, reads_bytes)
     known = (PRECISIONS[dtype] for dtype in dtypes if dtype in PRECISIONS)
-    return Kernel(name, next(known, None), reads_bytes)
+    return TracedKernel(name, next(known, None), reads_bytes)
 
 
 def time_ops(model: TensorFlowModel, inputs: Any, runs: int) -> dict[str, list[float]]:

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, EncodeError
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from neural_mp.adaptors.common.model_metadata import CONVERTED, LATER, read_details, write_details
-from neural_mp.adaptors.common.signature import Port, Shape, example_for, shape_of
+from neural_mp.adaptors.common.signature import Shape, TensorSpec, example_for, shape_of
 from neural_mp.adaptors.tensorflow import graph_files
 from neural_mp.adaptors.tensorflow.checks.graphs import check_graph
 from neural_mp.adaptors.tensorflow.model import ServedSignature, TensorFlowModel
@@ -134,7 +134,7 @@ _DETAILS = record(
 )
 
 
-def _described(port: Port) -> meta_graph_pb2.TensorInfo:
+def _described(port: TensorSpec) -> meta_graph_pb2.TensorInfo:
     return meta_graph_pb2.TensorInfo(
         name=indexed(port.tensor),
         dtype=tf.as_dtype(port.dtype).as_datatype_enum,

@@ -18,7 +18,7 @@ from tensorflow.core.framework.tensor_pb2 import TensorProto
 from tensorflow.core.framework.versions_pb2 import VersionDef
 from tensorflow.python.framework import op_def_registry, tensor_util
 
-from neural_mp.adaptors.common.naming import unused
+from neural_mp.adaptors.common.naming import unique_name
 
 Array = NDArray[Any]
 
@@ -227,7 +227,7 @@ class TensorGraph:
 
     def unused(self, name: str) -> str:
         """`name`, or with a number behind it where it is taken."""
-        return unused(name, self.nodes)
+        return unique_name(name, self.nodes)
 
     def is_constant(self, tensor: str) -> bool:
         """Whether a tensor is a constant; reads no value."""

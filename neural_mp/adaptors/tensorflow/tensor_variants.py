@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from neural_mp.adaptors.common.quant_params import Array
-from neural_mp.adaptors.common.tensor_variants import BF16, FP16, FP32, UINT8, TensorForms
+from neural_mp.adaptors.common.tensor_variants import BF16, FP16, FP32, UINT8, TensorVariants
 from neural_mp.adaptors.tensorflow.integer_kernels import U8, dequantize_node, quantize_node
 from neural_mp.adaptors.tensorflow.tensor_graph import (
     TensorGraph,
@@ -23,7 +23,7 @@ from neural_mp.core.quantization_flow import QuantizationFlow
 DTYPES = {FP32: tf.float32, BF16: tf.bfloat16, FP16: tf.float16}
 
 
-class Forms(TensorForms[str]):
+class Forms(TensorVariants[str]):
     """Where the tensors are, and what is put in for them.
 
     Attributes:

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
-from neural_mp.adaptors.common.signature import Port
+from neural_mp.adaptors.common.signature import TensorSpec
 from neural_mp.adaptors.tensorflow.checks.graphs import check_saved_model
 from neural_mp.adaptors.tensorflow.graph_files import UNREADABLE, parse
 from neural_mp.adaptors.tensorflow.model import DEFAULT_KEY, ServedSignature
@@ -26,7 +26,7 @@ from neural_mp.adaptors.tensorflow.tensor_graph import (
     output_of,
     plain,
 )
-from neural_mp.errors import ModelLoadError, in_one_line
+from neural_mp.errors import ModelLoadError, one_line
 from neural_mp.util.pytree import Structure
 
 #: The tag of what is meant for inference.
@@ -52,7 +52,7 @@ def read(path: Path) -> tuple[TensorGraph, ServedSignature]:
         except Exception as error:
             # Parsers, restore ops and initialisers of tables raise types of their own.
             raise ModelLoadError(
-                f"the SavedModel {str(path)!r} cannot be read: {in_one_line(error)}; freeze it "
+                f"the SavedModel {str(path)!r} cannot be read: {one_line(error)}; freeze it "
                 f"where it was made (tf.compat.v1.graph_util.convert_variables_to_constants) and "
                 f"give the .pb file, its inputs and outputs"
             ) from error
@@ -82,7 +82,7 @@ def checked(path: Path, *, session: bool) -> saved_model_pb2.SavedModel:
         parse(file, found)
     except UNREADABLE as error:
         raise ModelLoadError(
-            f"the SavedModel {str(path)!r} cannot be read: {in_one_line(error)}"
+            f"the SavedModel {str(path)!r} cannot be read: {one_line(error)}"
         ) from error
     check_saved_model(found, file, session=session)
     return found
@@ -162,10 +162,10 @@ def _sorted(ports: Mapping[str, meta_graph_pb2.TensorInfo]) -> list[tuple[str, A
     return sorted(ports.items())
 
 
-def _port(graph: tf.Graph, name: str, info: meta_graph_pb2.TensorInfo) -> Port:
+def _port(graph: tf.Graph, name: str, info: meta_graph_pb2.TensorInfo) -> TensorSpec:
     dtype = tf.as_dtype(info.dtype).base_dtype
     shape = tf.TensorShape(info.tensor_shape)
     if not info.HasField("tensor_shape"):
         shape = graph.get_tensor_by_name(info.name).shape
     sizes = None if shape.rank is None else tuple(shape.as_list())
-    return Port(name, plain(info.name), np.dtype(dtype.as_numpy_dtype), sizes)
+    return TensorSpec(name, plain(info.name), np.dtype(dtype.as_numpy_dtype), sizes)

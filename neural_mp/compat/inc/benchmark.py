@@ -30,7 +30,7 @@ from neural_mp.errors import ConfigurationError, DataError, TuningError
 from neural_mp.tuning.batches import Batches
 from neural_mp.tuning.evaluator import Deadline, Evaluator
 from neural_mp.util.processes import restore_environment, worker_environment
-from neural_mp.util.pytree import count_samples
+from neural_mp.util.pytree import batch_size_of
 
 logger = logging.getLogger(__name__)
 
@@ -263,7 +263,7 @@ def loaded_model(
 
 def run_here(job: Job) -> Performance:
     """One instance, in this process, on all its cores."""
-    return Performance(count_samples(job.batches[0]), (_timed(job),))
+    return Performance(batch_size_of(job.batches[0]), (_timed(job),))
 
 
 def run_instances(job: Job, shares: Sequence[Sequence[int]]) -> Performance:
@@ -290,7 +290,7 @@ def run_instances(job: Job, shares: Sequence[Sequence[int]]) -> Performance:
             ]
             found = [run.result() for run in runs]
     return Performance(
-        count_samples(job.batches[0]), tuple(found), tuple(tuple(cores) for cores in shares)
+        batch_size_of(job.batches[0]), tuple(found), tuple(tuple(cores) for cores in shares)
     )
 
 

@@ -18,7 +18,7 @@ from neural_mp.compat.inc.import_aliases import looked_up
 from neural_mp.compat.inc.model import Model, own_object
 from neural_mp.compat.inc.user_objects import Dotted
 from neural_mp.core.hardware import detect
-from neural_mp.core.int8_accumulation import ByteProducts
+from neural_mp.core.int8_accumulation import Int8Accumulation
 from neural_mp.core.precision import Precision
 
 logger = logging.getLogger("neural_compressor")
@@ -132,7 +132,7 @@ class CpuInfo:
     @property
     def vnni(self) -> bool:
         """Whether sums of products of bytes are exact."""
-        return detect().byte_products is ByteProducts.EXACT
+        return detect().byte_products is Int8Accumulation.EXACT
 
 
 class Performance:

@@ -101,7 +101,7 @@ def _op(view: View, op: Op, types: dict[str, int], reasons: dict[str, int]) -> l
         visible(op.name),
         types.setdefault(op.type, len(types)),
         {LETTERS[p]: reasons.setdefault(reason, len(reasons)) for p, reason in why.items()},
-        _rounded(record.observations.noise.get(op.name)),
+        _rounded(record.observations.nsr.get(op.name)),
         _rounded(view.arriving.get(op.name)),
         {LETTERS[p]: _microseconds(value) for p, value in times.items()},
         _microseconds(ending.baseline_times.get(op.name)) if ending else None,
@@ -129,14 +129,14 @@ def _config(view: View, op: Op) -> str | int:
     words = [] if config.approach is Approach.STATIC else [config.approach.value.replace("_", " ")]
     if config.activation is not None and config.approach is Approach.STATIC:
         words.append(f"range by {config.activation.algorithm.value}")
-    words.extend(repair.replace("_", " ") for repair in config.repairs)
+    words.extend(repair.replace("_", " ") for repair in config.corrections)
     return ", ".join(words) or decided
 
 
 def _plans(view: View) -> dict[str, str]:
     """Trial → what its ops run in; of a run with very many, of its best trials."""
     room = max(_MOST_PLANS // max(len(view.graph), 1), 1)
-    chosen = sorted(view.trials, key=lambda trial: (not trial.met, trial.harm))[:room]
+    chosen = sorted(view.trials, key=lambda trial: (not trial.met, trial.ranking_loss))[:room]
     followed: dict[int, str] = {}
     found: dict[str, str] = {}
     for trial in chosen:

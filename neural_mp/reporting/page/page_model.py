@@ -13,7 +13,7 @@ from neural_mp.core.plan import PrecisionPlan
 from neural_mp.core.precision import Precision
 from neural_mp.core.quantization_flow import QuantizationFlow
 from neural_mp.core.trial import Trial
-from neural_mp.runs.record import Ending, RunRecord
+from neural_mp.runs.record import RunEnd, RunRecord
 from neural_mp.runs.report import Report
 from neural_mp.tuning.sensitivity import Sensitivity, sensitivities
 
@@ -34,7 +34,7 @@ class View:
         return self.record.setup.graph
 
     @property
-    def ending(self) -> Ending | None:
+    def ending(self) -> RunEnd | None:
         """How the run ended; None for one that was killed, or goes on."""
         return self.record.ending
 

@@ -100,8 +100,12 @@ def _accuracy(report: Report) -> tuple[str, str, Child]:
     ]
     title = "Metrics" if each else _titled(report.metric or "accuracy")
     if report.accuracy is None:
-        found = "not checked" if report.decibels is None else f"{report.decibels:.1f} dB"
-        said = "" if report.decibels is None else "signal to noise of the outputs, beside FP32’s"
+        found = (
+            "not checked" if report.output_sqnr_db is None else f"{report.output_sqnr_db:.1f} dB"
+        )
+        said = (
+            "" if report.output_sqnr_db is None else "signal to noise of the outputs, beside FP32’s"
+        )
         return title, found, said
     said = f"FP32 {formatting.number(report.baseline_accuracy)}{_goal(report.target)}"
     return title, formatting.number(report.accuracy), each or said

@@ -49,7 +49,7 @@ def time_section(view: View) -> Element:
 
 def _barred(view: View) -> Element | None:
     """Convolutions and products that may not run in what was asked for, and why."""
-    reasons = view.report.barred if view.report else ()
+    reasons = view.report.ineligible if view.report else ()
     if not reasons:
         return None
     said = [

@@ -161,7 +161,7 @@ def _reach(view: View, timed: Sequence[Trial], aside: Sequence[Trial]) -> tuple[
     seen = [sign * value for value in (base, target) if value is not None]
     seen += [sign * t.accuracy for t in timed if t.accuracy is not None]
     limit = (sign * target if target is not None else min(seen, default=0.0)) - _REACH * step
-    if not any(trial.accurate for trial in (*timed, *aside)):
+    if not any(trial.meets_accuracy for trial in (*timed, *aside)):
         limit = -inf  # nothing else is worth the room
     seen += [
         sign * t.accuracy for t in aside if t.accuracy is not None and sign * t.accuracy >= limit

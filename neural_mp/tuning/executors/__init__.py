@@ -7,8 +7,16 @@ from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
-from neural_mp.errors import ConfigurationError, did_you_mean, inside
-from neural_mp.tuning.executors.contract import Executor, Finding, Raised, Task, Work, Worker, taken
+from neural_mp.errors import ConfigurationError, did_you_mean, error_path
+from neural_mp.tuning.executors.contract import (
+    Executor,
+    Task,
+    TaskResult,
+    Worker,
+    WorkerException,
+    WorkerPayload,
+    taken,
+)
 from neural_mp.tuning.executors.options import LOCAL, Workers
 
 #: Where third parties announce executors of their own.
@@ -64,11 +72,11 @@ def read_workers(value: int | str | Mapping[str, Any]) -> Workers:
     if not isinstance(value, Mapping):
         return Workers(count=_whole("workers", value))
     engine = value.get("engine", LOCAL)
-    with inside("engine"):
+    with error_path("engine"):
         known = (*_OWN_KEYS, *executor_named(engine).options)
     for key in value:
         if key not in known:
-            with inside(key):
+            with error_path(key):
                 raise ConfigurationError(
                     f"workers of engine {engine!r} have no key {key!r}{did_you_mean(key, known)}"
                 )
@@ -102,11 +110,11 @@ def _whole(option: str, value: Any) -> int:
 
 __all__ = [
     "Executor",
-    "Finding",
-    "Raised",
     "Task",
-    "Work",
+    "TaskResult",
     "Worker",
+    "WorkerException",
+    "WorkerPayload",
     "executor_classes",
     "executor_named",
     "read_workers",

@@ -20,11 +20,11 @@ from neural_mp.errors import (
     message_of,
 )
 from neural_mp.space import ResolvedPlan
-from neural_mp.tuning.evaluator import Deadline, TimeUpError
+from neural_mp.tuning.evaluator import Deadline, DeadlineExceededError
 from neural_mp.tuning.executors.options import Workers
-from neural_mp.tuning.plan_evaluator import Assessment, Assessor
-from neural_mp.tuning.sharding import Share, Tally
-from neural_mp.util.remote_exceptions import CarriedError, carried
+from neural_mp.tuning.plan_evaluator import PlanEvaluation, PlanEvaluator
+from neural_mp.tuning.sharding import Shard, ShardResult
+from neural_mp.util.remote_exceptions import RemoteException, dump_exception
 from neural_mp.util.user_calls import UserCodeError
 
 #: What a failed trial says of a process that died with its plan.
@@ -35,7 +35,7 @@ DIED = (
 
 
 @dataclass(frozen=True)
-class Raised:
+class WorkerException:
     """What was raised in a worker.
 
     Attributes:
@@ -46,18 +46,18 @@ class Raised:
     error: BaseException
     by_user: bool = False
 
-    def __reduce__(self) -> tuple[Callable[..., Raised], tuple[CarriedError, bool]]:
-        return _raised, (carried(self.error), self.by_user)
+    def __reduce__(self) -> tuple[Callable[..., WorkerException], tuple[RemoteException, bool]]:
+        return _raised, (dump_exception(self.error), self.by_user)
 
 
-def _raised(error: CarriedError, by_user: bool) -> Raised:
-    return Raised(error.error(), by_user)
+def _raised(error: RemoteException, by_user: bool) -> WorkerException:
+    return WorkerException(error.load(), by_user)
 
 
 #: What executors take, and what comes of it. They need not tell plans from shares of one.
-Task = ResolvedPlan | Share
-Finding = Assessment | Tally
-Answer = Finding | Raised
+Task = ResolvedPlan | Shard
+TaskResult = PlanEvaluation | ShardResult
+Answer = TaskResult | WorkerException
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class _Package:
     """
 
     load: Callable[[], AnyModel] | None
-    assessor: Assessor
+    assessor: PlanEvaluator
 
-    def made(self) -> Assessor:
+    def made(self) -> PlanEvaluator:
         if self.load is None:
             return self.assessor
         loaded = self.load()
@@ -81,7 +81,7 @@ class _Package:
 
 
 @dataclass(frozen=True)
-class Work:
+class WorkerPayload:
     """What is sent to the processes.
 
     Attributes:
@@ -93,7 +93,9 @@ class Work:
     sent: bytes
 
     @classmethod
-    def of(cls, load: Callable[[], AnyModel], assessor: Assessor, workers: Workers) -> Work:
+    def of(
+        cls, load: Callable[[], AnyModel], assessor: PlanEvaluator, workers: Workers
+    ) -> WorkerPayload:
         """The work of a run.
 
         Args:
@@ -134,7 +136,7 @@ class Worker:
 
     def __init__(self, kind: type[Adaptor[Any]], sent: Any, threads: int | None = None) -> None:
         self._kind, self._sent, self._threads = kind, sent, threads
-        self._assessor: Assessor | None = None
+        self._assessor: PlanEvaluator | None = None
 
     def __call__(self, task: Task, seconds: float) -> Answer:
         """Evaluate a plan, or a share of one, within so many seconds; 0 sets no limit.
@@ -145,15 +147,15 @@ class Worker:
         try:
             assessor = self._made()
             with assessor.model.adaptor.threads(self._threads):
-                if isinstance(task, Share):
+                if isinstance(task, Shard):
                     return assessor.of_share(task, deadline)
                 return assessor(task, deadline)[0]
         except UserCodeError as failure:
-            return Raised(failure.error, by_user=True)
-        except (TimeUpError, NeuralMPError, KeyboardInterrupt) as error:
-            return Raised(error)
+            return WorkerException(failure.error, by_user=True)
+        except (DeadlineExceededError, NeuralMPError, KeyboardInterrupt) as error:
+            return WorkerException(error)
 
-    def _made(self) -> Assessor:
+    def _made(self) -> PlanEvaluator:
         if self._assessor is None:
             import cloudpickle
 
@@ -164,7 +166,7 @@ class Worker:
         return self._assessor
 
 
-def taken(answer: Answer) -> Finding:
+def taken(answer: Answer) -> TaskResult:
     """What a worker found: an assessment, or the tally of a share.
 
     Raises:
@@ -173,12 +175,12 @@ def taken(answer: Answer) -> Finding:
         NeuralMPError: what the worker raised on purpose.
         TuningError: anything else that it raised.
     """
-    if not isinstance(answer, Raised):
+    if not isinstance(answer, WorkerException):
         return answer
     error = answer.error
     if answer.by_user:
         raise UserCodeError(error)
-    if isinstance(error, TimeUpError | NeuralMPError | KeyboardInterrupt):
+    if isinstance(error, DeadlineExceededError | NeuralMPError | KeyboardInterrupt):
         raise error
     raise no_result(error) from error
 
@@ -191,9 +193,9 @@ def no_result(error: BaseException) -> TuningError:
     )
 
 
-def died(node: str) -> Assessment:
+def crashed(node: str) -> PlanEvaluation:
     """The assessment of a plan whose process died."""
-    return Assessment(Outcome.FAILED, None, DIED, node=node)
+    return PlanEvaluation(Outcome.FAILED, None, DIED, node=node)
 
 
 class Executor(ABC):
@@ -225,13 +227,13 @@ class Executor(ABC):
     #: The packages that it is built on → the line that installs them.
     needs: ClassVar[Mapping[str, str]] = {}
 
-    def __init__(self, work: Work, workers: Workers, warn: Callable[[str], None]) -> None:
+    def __init__(self, work: WorkerPayload, workers: Workers, warn: Callable[[str], None]) -> None:
         self.work, self.workers, self.warn = work, workers, warn
         self.threads = workers.threads or 1
-        self.arrived: Callable[[ResolvedPlan, Assessment], None] = _keep_nothing
+        self.arrived: Callable[[ResolvedPlan, PlanEvaluation], None] = _keep_nothing
 
     @property
-    def width(self) -> int:
+    def capacity(self) -> int:
         """How many evaluations go on at the same time; with 1 none is shared."""
         return 1
 
@@ -259,7 +261,7 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def assessment(self, ticket: Any) -> Finding:
+    def assessment(self, ticket: Any) -> TaskResult:
         """What came of a plan or a share, once it is there; see `taken`.
 
         A process that dies makes its plan a failed one: an assessment with the words `DIED`.
@@ -279,5 +281,5 @@ def _do_nothing() -> None:
     """In a worker nobody looks at progress."""
 
 
-def _keep_nothing(_plan: ResolvedPlan, _assessment: Assessment) -> None:
+def _keep_nothing(_plan: ResolvedPlan, _assessment: PlanEvaluation) -> None:
     """What arrives is kept only where there is a history."""

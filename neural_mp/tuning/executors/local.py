@@ -19,9 +19,16 @@ import psutil
 
 from neural_mp.core import hardware
 from neural_mp.errors import ConfigurationError
-from neural_mp.tuning.executors.contract import Answer, Raised, Task, Work, Worker, died
+from neural_mp.tuning.executors.contract import (
+    Answer,
+    Task,
+    Worker,
+    WorkerException,
+    WorkerPayload,
+    crashed,
+)
 from neural_mp.tuning.executors.options import LOCAL, Workers
-from neural_mp.tuning.executors.queued import QueuedExecutor, Ticket
+from neural_mp.tuning.executors.queued import PendingTask, QueuedExecutor
 from neural_mp.util.environment import THREAD_VARIABLES
 from neural_mp.util.memory import free_memory
 from neural_mp.util.processes import restore_environment, worker_environment
@@ -33,7 +40,7 @@ _LOOK_AGAIN = 1.0
 _PARENT_DEATH_SIGNAL = 1
 
 
-def end_with(owner: int) -> None:
+def exit_with_parent(owner: int) -> None:
     """End this process, and those that it forks, with the one that owns it.
 
     The kernel sees to that, where it can: code that never gives back the interpreter would keep a
@@ -88,7 +95,7 @@ _worker: Worker | None = None
 def _begin(kind: type, sent: bytes, threads: int, owner: int) -> None:
     global _worker
     restore_environment()
-    end_with(owner)
+    exit_with_parent(owner)
     _worker = Worker(kind, sent, threads)
 
 
@@ -148,7 +155,7 @@ class LocalExecutor(QueuedExecutor):
                 f"workers = 1"
             ) from error
 
-    def __init__(self, work: Work, workers: Workers, warn: Callable[[str], None]) -> None:
+    def __init__(self, work: WorkerPayload, workers: Workers, warn: Callable[[str], None]) -> None:
         super().__init__(work, workers, warn)
         cores = hardware.detect().cores
         # A worker holds what this process holds: the framework, the model and its data.
@@ -187,7 +194,7 @@ class LocalExecutor(QueuedExecutor):
         """Kill a process, with all that it started."""
         self._end(place, at_once=True)
 
-    def answer(self, place: int, handle: futures.Future[Answer], ticket: Ticket) -> Answer:
+    def answer(self, place: int, handle: futures.Future[Answer], ticket: PendingTask) -> Answer:
         """What a process answered, or that it died."""
         from loky.process_executor import BrokenProcessPool, TerminatedWorkerError
 
@@ -196,11 +203,11 @@ class LocalExecutor(QueuedExecutor):
         except BrokenProcessPool as error:
             self._end(place, at_once=True)
             killed = isinstance(error, TerminatedWorkerError)
-            return died(platform.node()) if killed else Raised(error)
+            return crashed(platform.node()) if killed else WorkerException(error)
         except Exception as error:
             # Whatever keeps a process from reading what it was sent, or from loading the model.
             logger.debug("a process raised", exc_info=True)
-            return Raised(error)
+            return WorkerException(error)
 
     def close(self) -> None:
         """End the processes, at once if they are still at work."""

@@ -10,11 +10,19 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from neural_mp.errors import TuningError
-from neural_mp.tuning.evaluator import TimeUpError
-from neural_mp.tuning.executors.contract import Answer, Executor, Finding, Raised, Task, Work, taken
+from neural_mp.tuning.evaluator import DeadlineExceededError
+from neural_mp.tuning.executors.contract import (
+    Answer,
+    Executor,
+    Task,
+    TaskResult,
+    WorkerException,
+    WorkerPayload,
+    taken,
+)
 from neural_mp.tuning.executors.options import Workers
-from neural_mp.tuning.plan_evaluator import Assessment
-from neural_mp.tuning.sharding import Share
+from neural_mp.tuning.plan_evaluator import PlanEvaluation
+from neural_mp.tuning.sharding import Shard
 
 TaskT = TypeVar("TaskT")
 AnswerT = TypeVar("AnswerT")
@@ -23,7 +31,7 @@ _GRACE = 2.0
 
 
 @dataclass(eq=False)
-class Ticket(Generic[TaskT, AnswerT]):
+class PendingTask(Generic[TaskT, AnswerT]):
     """A task that was submitted.
 
     Attributes:
@@ -47,15 +55,15 @@ class TaskQueue(ABC, Generic[TaskT, AnswerT]):
     """
 
     def __init__(self) -> None:
-        self._queue: deque[Ticket[TaskT, AnswerT]] = deque()
-        self._open: dict[Any, tuple[Any, Ticket[TaskT, AnswerT]]] = {}
+        self._queue: deque[PendingTask[TaskT, AnswerT]] = deque()
+        self._open: dict[Any, tuple[Any, PendingTask[TaskT, AnswerT]]] = {}
 
     @abstractmethod
     def places(self) -> Iterable[Any]:
         """All places there are now, those first that are to be filled first."""
 
     @abstractmethod
-    def begin(self, place: Any, ticket: Ticket[TaskT, AnswerT]) -> Any:
+    def begin(self, place: Any, ticket: PendingTask[TaskT, AnswerT]) -> Any:
         """Begin with a task at a place that is free; the handle, or None if it is too late."""
 
     @abstractmethod
@@ -76,7 +84,7 @@ class TaskQueue(ABC, Generic[TaskT, AnswerT]):
         """The handles of what goes on."""
         return list(self._open)
 
-    def _collected(self, seconds: float | None) -> Iterator[Ticket[TaskT, AnswerT]]:
+    def _collected(self, seconds: float | None) -> Iterator[PendingTask[TaskT, AnswerT]]:
         """Wait for one of the handles at least; the tickets that have an answer now."""
         for handle in self.wait(self.busy, seconds):
             place, ticket = self._open.pop(handle)
@@ -86,7 +94,7 @@ class TaskQueue(ABC, Generic[TaskT, AnswerT]):
             else:
                 yield ticket
 
-    def _run_again(self, ticket: Ticket[TaskT, AnswerT]) -> None:
+    def _run_again(self, ticket: PendingTask[TaskT, AnswerT]) -> None:
         self._queue.appendleft(ticket)
 
     def _hand_out(self) -> None:
@@ -105,7 +113,7 @@ class QueuedExecutor(TaskQueue[Task, Answer], Executor):
     Clocks of other machines do not matter: a place is told the seconds left when it gets a plan.
     """
 
-    def __init__(self, work: Work, workers: Workers, warn: Callable[[str], None]) -> None:
+    def __init__(self, work: WorkerPayload, workers: Workers, warn: Callable[[str], None]) -> None:
         TaskQueue.__init__(self)
         Executor.__init__(self, work, workers, warn)
 
@@ -118,32 +126,34 @@ class QueuedExecutor(TaskQueue[Task, Answer], Executor):
         """End what goes on at a place, whatever it does; the place is free then."""
 
     @property
-    def width(self) -> int:
+    def capacity(self) -> int:
         """How many places there are."""
         return len(list(self.places()))
 
-    def begin(self, place: Any, ticket: Ticket[Task, Answer]) -> Any:
+    def begin(self, place: Any, ticket: PendingTask[Task, Answer]) -> Any:
         """Start a plan with the seconds that it has left."""
         left = ticket.until - time.monotonic() if ticket.until else 0.0
         if left < 0:
-            ticket.answer = Raised(TimeUpError())
+            ticket.answer = WorkerException(DeadlineExceededError())
             return None
         return self.start(place, ticket.task, left)
 
-    def submit(self, task: Task, seconds: float) -> Ticket[Task, Answer]:
+    def submit(self, task: Task, seconds: float) -> PendingTask[Task, Answer]:
         """Put a plan, or a share of one, into the queue."""
-        ticket: Ticket[Task, Answer] = Ticket(task, time.monotonic() + seconds if seconds else 0.0)
+        ticket: PendingTask[Task, Answer] = PendingTask(
+            task, time.monotonic() + seconds if seconds else 0.0
+        )
         self._queue.append(ticket)
         self._hand_out()
         return ticket
 
-    def assessment(self, ticket: Ticket[Task, Answer]) -> Finding:
+    def assessment(self, ticket: PendingTask[Task, Answer]) -> TaskResult:
         """What came of a ticket; while it is awaited, the others go on as well."""
         while ticket.answer is None:
             if not self._open:
                 raise TuningError("there is no worker left that could evaluate plans")
             for found in self._collected(self._patience()):
-                if isinstance(found.answer, Assessment) and not isinstance(found.task, Share):
+                if isinstance(found.answer, PlanEvaluation) and not isinstance(found.task, Shard):
                     self.arrived(found.task, found.answer)
             self._stop_the_late()
             self._hand_out()
@@ -160,5 +170,5 @@ class QueuedExecutor(TaskQueue[Task, Answer], Executor):
         for handle, (place, ticket) in list(self._open.items()):
             if ticket.until and now >= ticket.until + _GRACE:
                 del self._open[handle]
-                ticket.answer = Raised(TimeUpError())
+                ticket.answer = WorkerException(DeadlineExceededError())
                 self.stop(place, handle)

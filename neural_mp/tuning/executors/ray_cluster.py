@@ -10,9 +10,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neural_mp.tuning.executors.contract import Answer, Raised, Task, Work, Worker, died
+from neural_mp.tuning.executors.contract import (
+    Answer,
+    Task,
+    Worker,
+    WorkerException,
+    WorkerPayload,
+    crashed,
+)
 from neural_mp.tuning.executors.options import RAY, RUNS_AGAIN, Workers
-from neural_mp.tuning.executors.queued import QueuedExecutor, Ticket
+from neural_mp.tuning.executors.queued import PendingTask, QueuedExecutor
 from neural_mp.tuning.executors.ray_nodes import (
     ClusterNodes,
     Slot,
@@ -66,7 +73,7 @@ class RayExecutor(QueuedExecutor):
         super().check(workers)
         check_answer(address)
 
-    def __init__(self, work: Work, workers: Workers, warn: Callable[[str], None]) -> None:
+    def __init__(self, work: WorkerPayload, workers: Workers, warn: Callable[[str], None]) -> None:
         super().__init__(work, workers, warn)
         self.check(workers)
         self._nodes = ClusterNodes(workers, partial(traits_of, work.kind), warn)
@@ -101,7 +108,7 @@ class RayExecutor(QueuedExecutor):
 
         ray.cancel(handle, force=True)
 
-    def answer(self, place: Slot, handle: Any, ticket: Ticket) -> Answer | None:
+    def answer(self, place: Slot, handle: Any, ticket: PendingTask) -> Answer | None:
         """What a node answered; a plan whose node is lost is to be run again, three times."""
         import ray
 
@@ -109,16 +116,16 @@ class RayExecutor(QueuedExecutor):
         try:
             answer: Answer = ray.get(handle)
         except ray.exceptions.RayTaskError as error:
-            return Raised(getattr(error, "cause", None) or error)
+            return WorkerException(getattr(error, "cause", None) or error)
         except ray.exceptions.RayError as error:
             logger.debug("a task was lost", exc_info=True)
             process_died = isinstance(
                 error, ray.exceptions.WorkerCrashedError | ray.exceptions.OutOfMemoryError
             )
             if process_died and self._lives(node):
-                return died(self._nodes.name(node))
+                return crashed(self._nodes.name(node))
             return self._lost(node, ticket)
-        if isinstance(answer, Raised):
+        if isinstance(answer, WorkerException):
             return answer
         return replace(answer, node=self._nodes.name(node))
 
@@ -132,14 +139,14 @@ class RayExecutor(QueuedExecutor):
             return False
         return True
 
-    def _lost(self, node: str, ticket: Ticket) -> Answer | None:
+    def _lost(self, node: str, ticket: PendingTask) -> Answer | None:
         """A plan whose node is gone: to be run again, unless that was too often."""
         ticket.losses += 1
         name = self._nodes.name(node)
         if any(node == found for found, _ in self._places):
             self.warn(f"node {name} of the Ray cluster was lost; its plans run again elsewhere")
         self._places = [place for place in self._nodes.slots() if place[0] != node]
-        return died(name) if ticket.losses > RUNS_AGAIN else None
+        return crashed(name) if ticket.losses > RUNS_AGAIN else None
 
     def close(self) -> None:
         """Give up what goes on; leave the cluster if it was joined here."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from neural_mp.adaptors.contract import Adaptor
 from neural_mp.core import hardware
-from neural_mp.core.int8_accumulation import ByteProducts
+from neural_mp.core.int8_accumulation import Int8Accumulation
 from neural_mp.errors import ConfigurationError, TuningError
 from neural_mp.tuning.executors.options import Workers
 from neural_mp.util.environment import versions_of
@@ -42,7 +42,7 @@ Slot = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Traits:
+class NumericalTraits:
     """What decides on the numbers that a machine computes.
 
     Attributes:
@@ -52,13 +52,15 @@ class Traits:
     values: Mapping[str, str]
 
     @classmethod
-    def here(cls, kind: type[Adaptor[Any]]) -> Traits:
+    def here(cls, kind: type[Adaptor[Any]]) -> NumericalTraits:
         """Those of this machine, for the models of an adaptor."""
         adaptor = kind()
-        return cls.of(adaptor.kernel_products(hardware.detect()), adaptor.packages)
+        return cls.of(adaptor.int8_accumulation(hardware.detect()), adaptor.packages)
 
     @classmethod
-    def of(cls, products: Mapping[Any, ByteProducts], packages: Iterable[str]) -> Traits:
+    def of(
+        cls, products: Mapping[Any, Int8Accumulation], packages: Iterable[str]
+    ) -> NumericalTraits:
         """Those of this machine.
 
         Args:
@@ -69,7 +71,7 @@ class Traits:
         values = {"processor": platform.machine(), "byte products": words}
         return cls({**values, **versions_of(("neural-mp", *packages))})
 
-    def differences(self, other: Traits) -> list[str]:
+    def differences(self, other: NumericalTraits) -> list[str]:
         """Where another machine is different, in words."""
         names = [*self.values, *(name for name in other.values if name not in self.values)]
         return [
@@ -79,12 +81,12 @@ class Traits:
         ]
 
 
-def traits_of(kind: type[Adaptor[Any]]) -> Traits:
+def traits_of(kind: type[Adaptor[Any]]) -> NumericalTraits:
     """Those of the machine that calls this, for the models of an adaptor."""
-    return Traits.here(kind)
+    return NumericalTraits.here(kind)
 
 
-def _introduce(traits: Callable[[], Traits]) -> tuple[str, Traits]:
+def _introduce(traits: Callable[[], NumericalTraits]) -> tuple[str, NumericalTraits]:
     return platform.node(), traits()
 
 
@@ -138,7 +140,7 @@ class ClusterNodes:
     def __init__(
         self,
         workers: Workers,
-        traits: Callable[[], Traits],
+        traits: Callable[[], NumericalTraits],
         warn: Callable[[str], None],
     ) -> None:
         self.threads = workers.threads or 1

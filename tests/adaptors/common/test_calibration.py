@@ -10,7 +10,7 @@ from scipy.stats import entropy
 
 from neural_mp.adaptors.common.calibration import (
     SAMPLE_LIMIT,
-    TensorStatistics,
+    Observer,
     affine_parameters,
     summarize,
     summarized,
@@ -18,9 +18,9 @@ from neural_mp.adaptors.common.calibration import (
 from neural_mp.errors import ConversionError
 
 
-def observed(*batches: np.ndarray) -> TensorStatistics:
+def observed(*batches: np.ndarray) -> Observer:
     """Statistics of batches shaped [samples, channels]."""
-    statistics = TensorStatistics()
+    statistics = Observer()
     for batch in batches:
         seen = summarized(batch)
         assert seen is not None
@@ -129,8 +129,8 @@ def test_one_channel_that_drowns_the_others_is_seen():
     even = random.normal(size=(1000, 16))
     drowned = even.copy()
     drowned[:, 3] *= 1024
-    assert observed(even).noise < 1e-3
-    assert observed(drowned).noise > 0.9
+    assert observed(even).nsr < 1e-3
+    assert observed(drowned).nsr > 0.9
 
 
 def test_the_noise_score_is_the_noise_that_quantizing_makes():

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from neural_mp.adaptors.common.cross_layer_scaling import (
-    Layer,
-    LayerChange,
+    LayerParams,
+    LayerRescale,
     find_links,
     rounded_weight,
 )
@@ -45,12 +45,12 @@ class SharedCases:
     }
 
     @pytest.fixture(params=WEIGHTS, ids=lambda name: name.replace(" ", "_"))
-    def layer(self, request) -> Layer:
+    def layer(self, request) -> LayerParams:
         shape, outputs, inputs, groups = self.WEIGHTS[request.param]
         weight = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-        return Layer("layer", lambda: weight, outputs, inputs, groups)
+        return LayerParams("layer", lambda: weight, outputs, inputs, groups)
 
-    def places(self, layer: Layer) -> list[tuple[tuple[int, ...], int, int]]:
+    def places(self, layer: LayerParams) -> list[tuple[tuple[int, ...], int, int]]:
         """Every place in the weight, with its output channel and its input channel."""
         assert layer.inputs is not None
         shape = layer.weight().shape
@@ -61,7 +61,7 @@ class SharedCases:
             found.append((place, output, group * shape[layer.inputs] + place[layer.inputs]))
         return found
 
-    def channels(self, layer: Layer) -> tuple[int, int]:
+    def channels(self, layer: LayerParams) -> tuple[int, int]:
         """How many outputs and inputs it has."""
         places = self.places(layer)
         return max(output for _, output, _ in places) + 1, max(i for *_, i in places) + 1
@@ -71,7 +71,7 @@ class TestChange(SharedCases):
     def test_every_weight_is_multiplied_by_its_output_and_its_input(self, layer):
         drawn = np.random.default_rng(1)
         outputs, inputs = (drawn.uniform(0.1, 9, count) for count in self.channels(layer))
-        changed = LayerChange(outputs=outputs, inputs=inputs).weight(layer)
+        changed = LayerRescale(outputs=outputs, inputs=inputs).weight(layer)
         expected = np.array(layer.weight())
         for place, output, read in self.places(layer):
             expected[place] *= outputs[output] * inputs[read]
@@ -90,7 +90,7 @@ class TestChange(SharedCases):
 
     def test_how_large_an_output_is_says_nothing_about_what_is_read(self, layer):
         scales = np.random.default_rng(1).uniform(0.001, 1000, self.channels(layer)[0])
-        scaled = LayerChange(outputs=scales).weight(layer)
+        scaled = LayerRescale(outputs=scales).weight(layer)
         changed = replace(layer, weight=lambda: scaled)
         np.testing.assert_allclose(changed.input_limits(), layer.input_limits(), rtol=1e-5)
 
@@ -108,24 +108,24 @@ class TestChange(SharedCases):
             np.testing.assert_array_equal(np.sort(row), np.sort(values))
 
     def test_nothing_asked_changes_nothing(self, layer):
-        np.testing.assert_array_equal(LayerChange().weight(layer), layer.weight())
+        np.testing.assert_array_equal(LayerRescale().weight(layer), layer.weight())
 
 
 def test_a_bias_is_multiplied_and_then_shifted():
     bias = np.array([1.0, 2, 3], np.float32)
-    change = LayerChange(outputs=np.array([2.0, 4, 8]), shift=np.array([0.5, 0, -1]))
+    change = LayerRescale(outputs=np.array([2.0, 4, 8]), shift=np.array([0.5, 0, -1]))
     np.testing.assert_array_equal(change.bias(bias, 3), [2.5, 8, 23])
     assert change.bias(bias, 3).dtype == np.float32
 
 
 def test_in_the_place_of_no_bias_there_is_the_shift():
-    np.testing.assert_array_equal(LayerChange(shift=np.array([1.0, 2])).bias(None, 2), [1, 2])
+    np.testing.assert_array_equal(LayerRescale(shift=np.array([1.0, 2])).bias(None, 2), [1, 2])
 
 
 def test_a_normalization_has_one_weight_a_channel():
-    norm = Layer("norm", lambda: np.array([3.0, -4, 0], np.float32))
+    norm = LayerParams("norm", lambda: np.array([3.0, -4, 0], np.float32))
     np.testing.assert_array_equal(norm.output_limits(), [3, 4, 0])
-    scaled = LayerChange(outputs=np.array([2.0, 0.5, 7])).weight(norm)
+    scaled = LayerRescale(outputs=np.array([2.0, 0.5, 7])).weight(norm)
     np.testing.assert_array_equal(scaled, [6, -2, 0])
 
 
@@ -141,11 +141,11 @@ def test_a_rounded_weight_has_steps_of_its_own_for_every_output(limit):
         np.testing.assert_allclose(rounded[group, row], np.array(steps) * step, rtol=1e-12)
 
 
-def dense(result: str, inputs: int | None = 1, axis: int = -1, pooled: bool = False) -> Layer:
-    return Layer(result, lambda: np.ones((2, 2), np.float32), 0, inputs, 1, axis, pooled)
+def dense(result: str, inputs: int | None = 1, axis: int = -1, pooled: bool = False) -> LayerParams:
+    return LayerParams(result, lambda: np.ones((2, 2), np.float32), 0, inputs, 1, axis, pooled)
 
 
-def links(text: str, outputs: str, layers: Mapping[str, Layer], keepers: Any = ()) -> list:
+def links(text: str, outputs: str, layers: Mapping[str, LayerParams], keepers: Any = ()) -> list:
     """The links of a graph written as `name: type of inputs`, one op after another."""
     ops = []
     for line in text.split(","):
@@ -232,4 +232,4 @@ def test_channels_have_to_be_on_one_axis():
 def test_reshaping_is_passed_where_it_keeps_the_channels():
     graph = "a: dense of x, s: reshape of a, b: dense of s"
     assert not links(graph, "b", A_AND_B)
-    assert links(graph, "b", A_AND_B, keepers={"s"}) == [("a", {"b"}, {"a", "s"})]
+    assert links(graph, "b", A_AND_B, quantizing_ops={"s"}) == [("a", {"b"}, {"a", "s"})]

@@ -44,7 +44,7 @@ def test_one_trial_resolves_its_plan_once_and_follows_it_through_the_graph_once(
         return check(resolver, plan)
 
     monkeypatch.setattr(resolution, "trace_quantization", following)
-    monkeypatch.setattr(quantization_flow, "trace_quantization", None)
+    monkeypatch.setattr(quantization_flow, "propagate_quantization", None)
     monkeypatch.setattr(resolution.Resolver, "_checked", checking)
     monkeypatch.setattr("neural_mp.api.config_objects.strategy_named", lambda name: Once())
     converter = MixedPrecision()

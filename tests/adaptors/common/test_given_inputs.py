@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from neural_mp.adaptors.common.input_spec import GivenInputs, unused_capture
+from neural_mp.adaptors.common.input_spec import InputSpec, unused_capture
 from neural_mp.adaptors.common.model_metadata import read_details, write_details
-from neural_mp.adaptors.common.naming import unused
-from neural_mp.adaptors.common.signature import Port, Signature, in_parts
+from neural_mp.adaptors.common.naming import unique_name
+from neural_mp.adaptors.common.signature import Signature, TensorSpec, in_parts
 from neural_mp.core.enums import Capture
 from neural_mp.errors import ConfigurationError, DataError, ModelLoadError, NeuralMPError
 from neural_mp.util.validators import mapping_of, record, string
@@ -15,7 +15,7 @@ FLOAT = np.dtype(np.float32)
 
 
 def port(name, *shape):
-    return Port(name, name, FLOAT, shape)
+    return TensorSpec(name, name, FLOAT, shape)
 
 
 PAIR = Signature((port("a", None, 3), port("b", None, None)), (port("y", None, 2),))
@@ -26,36 +26,36 @@ A, B = np.zeros((5, 3), np.float32), np.arange(10, dtype=np.float32).reshape(5, 
     ("inputs", "names"), [("a, b", ("a", "b")), (["a", "b"], ("a", "b")), (None, ()), ([], ())]
 )
 def test_names_are_read_from_a_text_or_a_list(inputs, names):
-    given = GivenInputs.read(inputs, "y", None)
+    given = InputSpec.read(inputs, "y", None)
     assert (given.names, given.outputs, given.example) == (names, ("y",), None)
 
 
 def test_inputs_that_are_arrays_are_the_example_before_that_of_the_data():
-    assert GivenInputs.read((A, B), None, "of the data").example == (A, B)
-    assert GivenInputs.read("a", None, "of the data").example == "of the data"
+    assert InputSpec.read((A, B), None, "of the data").example == (A, B)
+    assert InputSpec.read("a", None, "of the data").example == "of the data"
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(3, None), (["a", A], None), (None, 3)])
 def test_anything_else_is_refused(inputs, outputs):
     with pytest.raises(ConfigurationError, match="must be names"):
-        GivenInputs.read(inputs, outputs, None)
+        InputSpec.read(inputs, outputs, None)
 
 
 def test_an_example_is_bound_and_nothing_is_said():
-    feeds, warnings = GivenInputs(example=(A, B)).feeds(PAIR)
+    feeds, warnings = InputSpec(example=(A, B)).feeds(PAIR)
     assert feeds["b"] is B
     assert warnings == []
     with pytest.raises(DataError):
-        GivenInputs(example=(A,)).feeds(PAIR)
+        InputSpec(example=(A,)).feeds(PAIR)
 
 
 def test_made_up_inputs_come_with_the_first_size_that_is_not_known():
-    feeds, warnings = GivenInputs().feeds(PAIR)
+    feeds, warnings = InputSpec().feeds(PAIR)
     assert {name: array.shape for name, array in feeds.items()} == {"a": (1, 3), "b": (1, 1)}
     (warning,) = warnings
     assert "unknown sizes of the input b: float32[?, ?] were taken to be 1" in warning
     known = Signature((port("a", None, 3),), ())
-    assert GivenInputs().feeds(known)[1] == []
+    assert InputSpec().feeds(known)[1] == []
 
 
 def test_asking_for_modules_of_a_graph_is_said_to_be_in_vain():
@@ -90,9 +90,9 @@ def test_parts_hold_all_samples_in_order():
 
 
 def test_free_names_are_numbered():
-    assert unused("a", {"b"}) == "a"
-    assert unused("a", {"a", "a_1"}) == "a_2"
-    assert unused("a", {"a"}, first=2) == "a_2"
+    assert unique_name("a", {"b"}) == "a"
+    assert unique_name("a", {"a", "a_1"}) == "a_2"
+    assert unique_name("a", {"a"}, first=2) == "a_2"
 
 
 def test_details_are_read_as_they_were_written(tmp_path):

@@ -45,7 +45,7 @@ def test_a_part_that_is_offered_is_given():
 def test_a_run_does_without_what_is_not_offered(converter, digits, tmp_path):
     result = converter()
     assert result.met
-    assert result.right_on == "every CPU"
+    assert result.exact_on == "every CPU"
     result.save(tmp_path / "net.onnx")  # no file of its own: a folder
     assert (tmp_path / "net.onnx").is_dir()
     images, model = digits[1].images[:8], result.loaded
@@ -70,6 +70,6 @@ def test_repairs_of_a_plan_are_refused(bare, net, digits, plain_machine):
     seen = adaptor.observe(model, [images], space)
     plan = space.fastest_plan()
     op = next(op for op in plan if plan[op].activation is not None)
-    asked = plan.replacing({op: replace(plan[op], repairs=("equalize",))})
+    asked = plan.replacing({op: replace(plan[op], corrections=("equalize",))})
     with pytest.raises(PlanError, match="cannot be repaired"):
         adaptor.convert(model, space.resolve(asked), seen, space)

@@ -5,9 +5,9 @@ import pytest
 from neural_mp.adaptors.common import runtime_probe
 from neural_mp.adaptors.common.int8_accumulation import from_facts, products_for
 from neural_mp.core.hardware import Hardware
-from neural_mp.core.int8_accumulation import ByteProducts, KernelKind
+from neural_mp.core.int8_accumulation import Int8Accumulation, KernelKind
 
-EXACT, SATURATING = ByteProducts.EXACT, ByteProducts.SATURATING
+EXACT, SATURATING = Int8Accumulation.EXACT, Int8Accumulation.SATURATING
 CRASHING = """
 import os
 from neural_mp.adaptors.common.runtime_probe import try_each
@@ -29,25 +29,25 @@ def module(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    runtime_probe.facts.cache_clear()
+    runtime_probe.probe_results.cache_clear()
     yield "crashing"
-    runtime_probe.facts.cache_clear()
+    runtime_probe.probe_results.cache_clear()
 
 
 def test_what_ends_a_process_or_is_refused_is_left_out_and_the_rest_is_tried(module, tmp_path):
-    assert runtime_probe.facts(module, "1") == {"first works", "last works"}
+    assert runtime_probe.probe_results(module, "1") == {"first works", "last works"}
     assert (tmp_path / "runs.txt").read_text() == "- - "
 
 
 def test_answers_are_kept_by_version_and_limit(module, tmp_path):
     for version, limit in (("1", None), ("1", None), ("2", None), ("2", "AVX2"), ("1", None)):
-        runtime_probe.facts(module, version, limit)
-        runtime_probe.facts.cache_clear()  # as in another process
+        runtime_probe.probe_results(module, version, limit)
+        runtime_probe.probe_results.cache_clear()  # as in another process
     assert (tmp_path / "runs.txt").read_text() == "- - - - AVX2 AVX2 "
 
 
 def test_a_child_that_cannot_be_run_says_nothing_and_is_asked_again(module, tmp_path):
-    assert runtime_probe.facts("no_such_module", "1") == frozenset()
+    assert runtime_probe.probe_results("no_such_module", "1") == frozenset()
     assert not (tmp_path / "cache").exists()
 
 
@@ -77,10 +77,10 @@ def test_a_runtime_is_believed_where_it_saturates_and_the_flags_where_they_do_no
     assert products_for(here, says(SATURATING))[KernelKind.DEPTHWISE] is EXACT
     assert products_for(Hardware(), says(EXACT))[KernelKind.CONVOLUTION] is SATURATING
     asked.clear()
-    portable = products_for(here.converting_for("portable"), says(EXACT))
+    portable = products_for(here.for_target("portable"), says(EXACT))
     assert asked == ["AVX2", "AVX512_CORE"]
     assert portable[KernelKind.CONVOLUTION] is SATURATING
     assert portable[KernelKind.DEPTHWISE] is EXACT
     asked.clear()
-    assert set(products_for(here.converting_for("amx"), says(EXACT)).values()) == {EXACT}
+    assert set(products_for(here.for_target("amx"), says(EXACT)).values()) == {EXACT}
     assert asked == []

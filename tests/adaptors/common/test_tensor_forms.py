@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from neural_mp.adaptors.common.tensor_variants import BF16, FP16, FP32, UINT8, TensorForms
+from neural_mp.adaptors.common.tensor_variants import BF16, FP16, FP32, UINT8, TensorVariants
 from neural_mp.adaptors.contract import ConversionCounts
 from neural_mp.core.quantization_flow import QuantizationFlow
 
@@ -12,7 +12,7 @@ FLOW = QuantizationFlow({}, {}, frozenset(), {"x": "x", "moved": "x"}, {"x": ("x
 RANGES = {"x": (-1.0, 1.55)}
 
 
-class Written(TensorForms[str]):
+class Written(TensorVariants[str]):
     """A graph of words: what was put in, in order."""
 
     def __init__(self, constants=(), dequantized_to=(FP32,)):

@@ -104,7 +104,7 @@ def test_an_lstm_is_right_wherever_it_is_loaded():
     model = recurrent()
     adaptor = OnnxRuntimeAdaptor()
     exact = replace(MACHINE, flags=frozenset({"avx2", "avx512f", "avx512_vnni"}))
-    converted = Converted(model, STEPS, machine=exact.converting_for("vnni"), weight=weight)
+    converted = Converted(model, STEPS, machine=exact.for_target("vnni"), weight=weight)
     assert adaptor.portability.wide_kernels(converted.model) == {KernelKind.DENSE}
     right = adaptor.portability.right_everywhere(converted.model)
     assert not adaptor.portability.wide_kernels(right)

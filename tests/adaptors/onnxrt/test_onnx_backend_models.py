@@ -95,7 +95,7 @@ def _checked(adaptor: OnnxRuntimeAdaptor, name: str, model: onnx.ModelProto, val
         plan = PrecisionPlan(
             {
                 op: space.capabilities[op].config(precision) or FP32
-                for op in space.decided
+                for op in space.tunable_ops
                 if precision is Precision.INT8
             }
             or {

@@ -377,7 +377,7 @@ def test_the_first_result_that_is_no_number_may_lie_in_a_body():
 def test_weights_of_bodies_are_made_right_everywhere():
     adaptor = OnnxRuntimeAdaptor()
     held = adaptor.load(scan())
-    space = adaptor.space(held, MACHINE.converting_for("vnni"))
+    space = adaptor.space(held, MACHINE.for_target("vnni"))
     config = space.capabilities["scan/b"].config(INT8)
     wide = replace(config, weight=QuantSpec("int8", "symmetric", "per_channel"))
     seen = adaptor.observe(held, [{"steps": X}], space)

@@ -12,7 +12,7 @@ from onnx_nets import Converted, graph, op, run
 
 from neural_mp.adaptors.onnxrt.kernel_registry import moves_bytes
 from neural_mp.core.hardware import Hardware
-from neural_mp.core.int8_accumulation import ByteProducts
+from neural_mp.core.int8_accumulation import Int8Accumulation
 from neural_mp.core.precision import Precision, QuantSpec
 from neural_mp.testing import signal_to_noise
 
@@ -284,7 +284,7 @@ def test_unsigned_weights_have_the_full_range_and_are_exact_everywhere():
     assert {int(w.min()) for w in weights} | {int(w.max()) for w in weights} == {1, 255}
     assert signal_to_noise(unsigned.reference, unsigned.result) > 35
     assert not unsigned.adaptor.portability.wide_kernels(unsigned.model)
-    if products_here("onnxrt", CONVOLUTION) is ByteProducts.EXACT:
+    if products_here("onnxrt", CONVOLUTION) is Int8Accumulation.EXACT:
         np.testing.assert_allclose(unsigned.result, Converted(model, data).result, atol=1e-5)
 
 

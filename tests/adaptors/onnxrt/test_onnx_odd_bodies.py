@@ -23,7 +23,7 @@ def test_odd_models_run_as_planned_near_fp32_and_come_back(odd, precision, tmp_p
     space = adaptor.space(held, MACHINE)
     seen = adaptor.observe(held, batches, space)
     space = space.reached_by(seen.ranges)
-    chosen = {op: space.capabilities[op].config(precision) for op in space.decided}
+    chosen = {op: space.capabilities[op].config(precision) for op in space.tunable_ops}
     plan = space.resolve(PrecisionPlan({op: c or FP32 for op, c in chosen.items()}))
     converted = adaptor.convert(held, plan, seen, space)
     adaptor.save(converted, tmp_path)

@@ -116,7 +116,7 @@ def test_products_of_every_form_are_scaled(case):
 )
 def test_what_would_change_the_function_is_not_repaired(case):
     case = case()
-    assert not case.observed.repaired
+    assert not case.observed.corrected_nsr
     with pytest.raises(PlanError, match="'y'"):
         case.convert(case.asking("y", "smooth"))
 

@@ -372,7 +372,7 @@ def test_a_model_in_fp16_or_double_is_left_alone_with_a_reason():
         value.type.tensor_type.elem_type = TensorProto.FLOAT16
     adaptor = OnnxRuntimeAdaptor()
     space = adaptor.space(adaptor.load(model), MACHINE)
-    assert not space.decided
+    assert not space.tunable_ops
     reasons = space.capabilities["a"].reasons
     assert "float32" in reasons[INT8]
     assert "float32" in reasons[Precision.BF16]

@@ -53,7 +53,7 @@ def test_what_only_the_newest_opset_has_keeps_the_model_in_fp32_with_a_reason():
     held = OnnxRuntimeAdaptor().load(with_space_to_depth(mode="CRD"))
     capabilities = OnnxRuntimeAdaptor().space(held, MACHINE).capabilities
     assert {found.configs for found in capabilities.values()} == {(FP32,)}
-    assert "SpaceToDepth is another op" in capabilities["a"].why_not(Precision.INT8)
+    assert "SpaceToDepth is another op" in capabilities["a"].refusal(Precision.INT8)
 
 
 @pytest.mark.parametrize(
@@ -216,11 +216,7 @@ def test_a_branch_that_a_run_does_not_take_is_no_broken_promise():
     plan = space.resolve(uniform(space, Precision.INT8))
     converted = adaptor.convert(held, plan, adaptor.observe(held, ways, space), space)
     reached = [
-        {
-            op
-            for op, found in adaptor.kernel_trace.trace(converted, way).items()
-            if found.was_reached
-        }
+        {op for op, found in adaptor.kernel_trace.trace(converted, way).items() if found.executed}
         for way in ways
     ]
     assert reached[0] != reached[1]

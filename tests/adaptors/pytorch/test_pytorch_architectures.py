@@ -67,7 +67,7 @@ def test_any_plan_runs_near_fp32(name, data):
     plan = PrecisionPlan(
         {
             op: data.draw(st.sampled_from(known.space.capabilities[op].configs), label=op)
-            for op in known.space.decided
+            for op in known.space.tunable_ops
         }
     )
     converted = known.adaptor.convert(
@@ -105,7 +105,7 @@ def test_other_sequence_lengths_run(name):
         {
             op: known.space.capabilities[op].config(Precision.INT8)
             or known.space.capabilities[op].configs[-1]
-            for op in known.space.decided
+            for op in known.space.tunable_ops
         }
     )
     converted = known.adaptor.convert(
@@ -139,7 +139,7 @@ def test_module_by_module_the_users_code_still_decides():
         {
             op: known.space.capabilities[op].config(Precision.INT8) or config.configs[-1]
             for op, config in known.space.capabilities.items()
-            if op in known.space.decided
+            if op in known.space.tunable_ops
         }
     )
     user, sure = known.model.original, known.inputs * 200
@@ -152,7 +152,7 @@ def test_module_by_module_the_users_code_still_decides():
     assert signal_to_noise(expected.numpy(), got.numpy()) > BOUND
     assert list(converted.parts) == ["stem", "early", "late", "rest"]
     ran = known.adaptor.kernel_trace.trace(converted, sure)
-    reached = {op for op, found in ran.items() if found.was_reached}
+    reached = {op for op, found in ran.items() if found.executed}
     assert reached == {"stem.0", "early"}
     found = judged(planned_ops(known.space, known.space.resolve(plan)), ran, lambda _: False)
     assert found.holds

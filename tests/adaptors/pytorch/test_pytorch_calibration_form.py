@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
-from neural_mp.adaptors.pytorch.observe import calibration_form
+from neural_mp.adaptors.pytorch.observe import calibration_graph
 from neural_mp.core.hardware import detect
 
 aten = torch.ops.aten
@@ -86,7 +86,7 @@ def test_the_form_computes_what_the_users_code_does(kind, size):
     model = captured(net)
     x = random(size, 3, 16, 12)
     given = x.clone()
-    torch.testing.assert_close(calibration_form(model).portable(x), net(x))
+    torch.testing.assert_close(calibration_graph(model).portable(x), net(x))
     assert torch.equal(x, given)
 
 
@@ -94,12 +94,14 @@ def test_the_form_computes_what_the_users_code_does(kind, size):
 def test_convolutions_are_packed_once_and_what_nobody_reads_is_written_over():
     model = captured(Residual())
     before = [node.target for node in model.portable.graph.nodes]
-    targets = [node.target for node in calibration_form(model).portable.graph.nodes]
+    targets = [node.target for node in calibration_graph(model).portable.graph.nodes]
     assert targets.count(PACKED) == 3
     quick = {aten.relu_.default, aten.hardtanh_.default, aten.add_.Tensor, aten.silu_.default}
     assert quick <= set(targets)
     assert [node.target for node in model.portable.graph.nodes] == before
-    targets = [node.target for node in calibration_form(captured(ReadTwice())).portable.graph.nodes]
+    targets = [
+        node.target for node in calibration_graph(captured(ReadTwice())).portable.graph.nodes
+    ]
     assert aten.relu.default in targets
     assert aten.relu_.default not in targets
 

@@ -29,7 +29,7 @@ class TestPyTorch(AdaptorContract):
         converted = convert(uniform(space, INT8))
         targets = [str(n.target) for n in converted.runnable.graph.nodes if n.op == "call_function"]
         kernels = [t for t in targets if t.startswith("onednn.q")]
-        assert len(kernels) == len(space.decided) == 7
+        assert len(kernels) == len(space.tunable_ops) == 7
         assert not [t for t in targets if "conv2d.default" in t or "linear.default" in t]
 
     def test_the_portable_form_computes_the_same(self, adaptor, space, convert, images):

@@ -251,7 +251,7 @@ def test_joined_tensors_fall_back_together():
     adaptor = PyTorchAdaptor()
     model = adaptor.load(Padded().eval(), example=torch.randn(2, 3, 6, 6).numpy())
     space = adaptor.space(model, MACHINE)
-    assert frozenset({"a", "b", "reader"}) in space.bound_together
+    assert frozenset({"a", "b", "reader"}) in space.tied_ops
 
 
 @pytest.mark.parametrize("rows", [(1,), (5,), (2, 3), (40,)])

@@ -175,7 +175,7 @@ def test_a_residual_sum_never_overwrites_what_is_read_later():
     adaptor = PyTorchAdaptor()
     for got, again in zip(result, adaptor.predict(converted, x), strict=True):
         np.testing.assert_array_equal(got, again)
-    assert len(space.decided) == 7
+    assert len(space.tunable_ops) == 7
 
 
 @settings(max_examples=examples(60))

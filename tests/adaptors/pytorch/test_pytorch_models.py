@@ -121,7 +121,7 @@ def test_every_mix_is_near_fp32_and_survives_saving(kind, all_machine, tmp_path)
     plans = [uniform(space, p) for p in (INT8, BF16, FP16)]
     for seed in range(4):
         random = np.random.default_rng(seed)
-        choices = {op: space.capabilities[op].configs for op in space.decided}
+        choices = {op: space.capabilities[op].configs for op in space.tunable_ops}
         plans.append(
             PrecisionPlan({op: own[random.integers(len(own))] for op, own in choices.items()})
         )

@@ -5,7 +5,7 @@ from contract_nets import Normed, Outliers, Residual, TwoOutputs, seeded
 from torch import nn
 from torch.nn import functional as F
 
-from neural_mp.adaptors.common.cross_layer_scaling import LayerChange
+from neural_mp.adaptors.common.cross_layer_scaling import LayerRescale
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.errors import PlanError
 from neural_mp.testing import FACTOR, RepairContract, signal_to_noise
@@ -97,7 +97,7 @@ class ComputedBias(Between):
 )
 def test_what_would_change_the_function_is_not_repaired(kind):
     case = Case(seeded(kind), np.random.default_rng(0).random((128, 8, 8), np.float32))
-    assert not case.observed.repaired
+    assert not case.observed.corrected_nsr
     with pytest.raises(PlanError, match="'b'"):
         case.convert(case.asking("b", "smooth"))
 
@@ -165,7 +165,7 @@ def test_weights_in_bf16_are_scaled_in_bf16():
     model = adaptor.load(net, example=data)
     limits = adaptor.corrections.layers(model)["a"].output_limits()
     assert limits[3] > 100 * np.median(limits)
-    twice, half = LayerChange(outputs=np.full(8, 2.0)), LayerChange(inputs=np.full(8, 0.5))
+    twice, half = LayerRescale(outputs=np.full(8, 2.0)), LayerRescale(inputs=np.full(8, 0.5))
     changed = adaptor.corrections.with_layers(model, {"a": twice, "b": half})
     before, after = (adaptor.predict(held, data) for held in (model, changed))
     torch.testing.assert_close(after, before, rtol=0, atol=0)

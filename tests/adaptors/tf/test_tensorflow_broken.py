@@ -166,7 +166,7 @@ def test_control_flow_is_converted_in_either_form(adaptor, all_machine, lowered)
     expected = whole(data).numpy()
     np.testing.assert_allclose(adaptor.predict(model, data), expected, atol=1e-5)
     space = adaptor.space(model, all_machine)
-    assert sum(space.graph[op].type == "MatMul" for op in space.decided) == 3
+    assert sum(space.graph[op].type == "MatMul" for op in space.tunable_ops) == 3
     observations = adaptor.observe(model, [data, -data], space)
     for precision in (INT8, BF16):
         converted = adaptor.convert(
@@ -202,7 +202,7 @@ def test_sizes_that_are_known_late(adaptor, all_machine):
 def test_a_model_of_one_op_that_nothing_can_be_done_with(adaptor, all_machine):
     model = adaptor.load(tf.function(tf.exp, input_signature=[tf.TensorSpec([None], name="x")]))
     space = adaptor.space(model, all_machine)
-    assert not space.decided
+    assert not space.tunable_ops
     values = np.array([0.0, 1.0], np.float32)
     np.testing.assert_allclose(adaptor.predict(model, values), np.exp(values), rtol=1e-6)
 
@@ -222,7 +222,7 @@ def test_integer_and_double_models_keep_their_types(adaptor, all_machine):
         lambda x: tf.matmul(x, weight), input_signature=[tf.TensorSpec([None, 4], tf.float64)]
     )
     model = adaptor.load(run)
-    assert not adaptor.space(model, all_machine).decided
+    assert not adaptor.space(model, all_machine).tunable_ops
     values = np.random.default_rng(0).random((2, 4))
     np.testing.assert_array_equal(adaptor.predict(model, values), run(values).numpy())
 

@@ -27,7 +27,7 @@ class TestTensorFlow(ChannelsLast, AdaptorContract):
         converted = convert(uniform(space, INT8))
         ops = [node.op for node in converted.graph.nodes.values()]
         kernels = [op for op in ops if op.startswith(("_FusedQuantized", "_QuantizedMatMul"))]
-        assert len(kernels) == len(space.decided) == 7
+        assert len(kernels) == len(space.tunable_ops) == 7
         assert not {"Conv2D", "MatMul", "BiasAdd", "Relu", "AddV2", "MaxPool"} & set(ops)
 
     def test_batch_norms_are_folded(self, space):

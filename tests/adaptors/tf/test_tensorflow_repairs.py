@@ -112,7 +112,7 @@ def normed_over(axes, **settings) -> keras.Model:
 @pytest.mark.parametrize("axes", [1, (1, 2)])
 def test_a_norm_over_other_axes_is_left_alone(axes):
     case = RepairCase(seeded(lambda: normed_over(axes)), IMAGES)
-    (product,) = case.space.decided
+    (product,) = case.space.tunable_ops
     with pytest.raises(PlanError, match=product):
         case.convert(case.asking(product, "smooth"))
 
@@ -123,8 +123,8 @@ def test_activations_that_are_not_in_proportion_are_not_passed():
         return keras.Model(image, convolution(6)(layers.ReLU(6)(convolution(8)(image))))
 
     case = RepairCase(seeded(build), IMAGES)
-    with pytest.raises(PlanError, match=case.space.decided[1]):
-        case.convert(case.asking(case.space.decided[1], "equalize"))
+    with pytest.raises(PlanError, match=case.space.tunable_ops[1]):
+        case.convert(case.asking(case.space.tunable_ops[1], "equalize"))
 
 
 def test_a_layer_used_twice_is_changed_where_it_has_to_be():

@@ -86,9 +86,9 @@ def test_three_precisions_in_one_graph(held, space, images):
     """INT8 up to the third stage, BF16 behind it, FP32 at the end; conversions only between."""
     adaptor = TensorFlowAdaptor()
     plan = uniform(space, INT8)
-    late = [op for op in space.decided if "conv4" in op or "conv5" in op]
+    late = [op for op in space.tunable_ops if "conv4" in op or "conv5" in op]
     plan = plan.replacing({op: space.capabilities[op].config(BF16) for op in late})
-    dense = next(op for op in space.decided if space.graph[op].type == "MatMul")
+    dense = next(op for op in space.tunable_ops if space.graph[op].type == "MatMul")
     plan = plan.replacing({dense: FP32})
     observations = adaptor.observe(held[1], [images], space)
     converted = adaptor.convert(held[1], space.resolve(plan), observations, space)

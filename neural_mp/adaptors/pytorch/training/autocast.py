@@ -36,7 +36,7 @@ from neural_mp.amp import (
 )
 from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError
-from neural_mp.io.files import prepared_folder
+from neural_mp.io.files import writable_folder
 from neural_mp.util.environment import users_environment
 
 _Result = TypeVar("_Result")
@@ -127,7 +127,7 @@ class autocast(ContextDecorator):  # noqa: N801  # the word that torch users kno
         self.precision = chosen
         self._given = (precision, amp)
         self.lists, rules = _edited(chosen, settings.edits, settings.force_all)
-        folder = prepared_folder(settings.log_path)
+        folder = writable_folder(settings.log_path)
         self._log = None if folder is None else folder.resolve() / f"autocast_{chosen}.tsv"
         with _lock:
             counts = None if self._log is None else _logs.setdefault(self._log, Counter())

@@ -23,13 +23,13 @@ from neural_mp.adaptors.pytorch.training.module_dtypes import (
     unit_modules,
 )
 from neural_mp.adaptors.trainable import Gradients, TrainedLayer
-from neural_mp.core.numerics_trace import ModelPass
+from neural_mp.core.numerics_trace import ModelTrace
 from neural_mp.core.precision import Precision
-from neural_mp.errors import ConfigurationError, DataError, in_one_line
+from neural_mp.errors import ConfigurationError, DataError, one_line
 
 
 @contextmanager
-def opened(
+def open_trainable(
     model: nn.Module, batch: object, loss: object, precision: Precision, optimizer: object
 ) -> Iterator[ModuleTrainee]:
     """A model to be advised on, in training mode; afterwards it is as it was.
@@ -70,7 +70,7 @@ def opened(
 
 
 class ModuleTrainee:
-    """See `neural_mp.adaptors.trainable.Trainee`."""
+    """See `neural_mp.adaptors.trainable.TrainableModel`."""
 
     def __init__(
         self, model: nn.Module, batch: object, loss: object, precision: Precision, optimizer: object
@@ -104,7 +104,7 @@ class ModuleTrainee:
                     raise
                 return Gradients(math.nan, [])  # some code takes no 16 bits
 
-    def seen(self, batch: object, low: Collection[str], scale: float) -> ModelPass:
+    def seen(self, batch: object, low: Collection[str], scale: float) -> ModelTrace:
         """The same pass, as it went through the modules."""
         with self._in_16_bits(low, True), _WithoutChance(), _without_chance(self._model):
             return numerics_trace.model_pass(self._model, batch, self._loss, scale)
@@ -122,7 +122,7 @@ class ModuleTrainee:
         except TypeError as error:
             raise ConfigurationError(
                 f"optimizer {type(self._optimizer).__name__} makes no step without arguments "
-                f"({in_one_line(error)}); give another one, such as torch.optim.SGD"
+                f"({one_line(error)}); give another one, such as torch.optim.SGD"
             ) from error
         finally:
             for parameter, grad in mine.items():

@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from neural_mp.adaptors.pytorch.call_signature import Call, convention_of, is_array
+from neural_mp.adaptors.pytorch.call_signature import CallArgs, call_signature, is_array
 from neural_mp.adaptors.pytorch.training.module_dtypes import planned_dtype, tree_leaves
-from neural_mp.core.numerics_trace import Extent, LayerPass, ModelPass
-from neural_mp.errors import ConfigurationError, DataError, in_one_line
+from neural_mp.core.numerics_trace import LayerTrace, ModelTrace, ValueStats
+from neural_mp.errors import ConfigurationError, DataError, one_line
 
 
 @dataclass
@@ -25,9 +25,9 @@ class _ModuleCall:
 
     name: str
     module: nn.Module
-    inputs: Extent
+    inputs: ValueStats
     dtype: torch.dtype
-    outputs: Extent = field(default_factory=Extent)
+    outputs: ValueStats = field(default_factory=ValueStats)
     #: Gradients for the outputs, and for the inputs, as they come.
     above: list[torch.Tensor] = field(default_factory=list)
     below: list[torch.Tensor] = field(default_factory=list)
@@ -35,7 +35,7 @@ class _ModuleCall:
 
 def model_pass(
     model: nn.Module, batch: object, loss: object = None, loss_scale: float = 1.0
-) -> ModelPass:
+) -> ModelTrace:
     """Run a batch through a model as in training, and note what went through each module.
 
     Under `torch.autocast`, the pass is what autocast makes of it.
@@ -60,7 +60,9 @@ def model_pass(
         grads = {} if value is None else gradients(model, value * loss_scale)
     passes = [_as_pass(call, grads, value is not None) for call in calls]
     number = None if value is None else float(value.detach())
-    return ModelPass(Extent.of(call.leaves()), Extent.of(tree_leaves(outputs)), passes, number)
+    return ModelTrace(
+        ValueStats.of(call.leaves()), ValueStats.of(tree_leaves(outputs)), passes, number
+    )
 
 
 def check_module(model: object) -> None:
@@ -76,7 +78,7 @@ def check_module(model: object) -> None:
         raise ConfigurationError(f"{lazy!r} has no shape yet; run a batch through the model before")
 
 
-def call_of(model: nn.Module, batch: Any) -> tuple[Call, Any]:
+def call_of(model: nn.Module, batch: Any) -> tuple[CallArgs, Any]:
     """How a model is called with a batch, and the targets; None where the batch has none.
 
     Raises:
@@ -85,7 +87,7 @@ def call_of(model: nn.Module, batch: Any) -> tuple[Call, Any]:
     pair = isinstance(batch, tuple | list) and len(batch) == 2
     inputs, targets = batch if pair else (batch, None)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    call = convention_of(model).call(inputs)
+    call = call_signature(model).call(inputs)
 
     def placed(leaf: object) -> Any:
         if is_array(leaf):
@@ -96,7 +98,7 @@ def call_of(model: nn.Module, batch: Any) -> tuple[Call, Any]:
     return call.map(placed), pytree.tree_map(placed, targets)
 
 
-def run(model: nn.Module, call: Call) -> Any:
+def run(model: nn.Module, call: CallArgs) -> Any:
     """What the model gives.
 
     Raises:
@@ -106,7 +108,7 @@ def run(model: nn.Module, call: Call) -> Any:
         return model(*call.args, **call.kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
         raise DataError(
-            f"the model does not take the inputs of the batch ({call}): {in_one_line(error)}"
+            f"the model does not take the inputs of the batch ({call}): {one_line(error)}"
         ) from error
 
 
@@ -124,7 +126,7 @@ def loss_value(loss: object, outputs: object, targets: object) -> torch.Tensor:
     try:
         found = loss(outputs, targets)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise ConfigurationError(f"the loss {loss!r} fails: {in_one_line(error)}") from error
+        raise ConfigurationError(f"the loss {loss!r} fails: {one_line(error)}") from error
     if not isinstance(found, torch.Tensor) or found.numel() != 1:
         shape = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
         raise ConfigurationError(
@@ -186,7 +188,7 @@ def _noting(model: nn.Module, calls: list[_ModuleCall]) -> Iterator[None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             tensors = floating((args, dict(kwargs)))
             dtype = tensors[0].dtype if tensors else torch.float32
-            call = _ModuleCall(name, module, Extent.of(tensors), dtype)
+            call = _ModuleCall(name, module, ValueStats.of(tensors), dtype)
             _listen(tensors, call.below)
             started.append(call)
 
@@ -197,7 +199,7 @@ def _noting(model: nn.Module, calls: list[_ModuleCall]) -> Iterator[None]:
     ) -> None:
         call = started.pop()
         tensors = floating(outputs)
-        call.outputs = Extent.of(tensors)
+        call.outputs = ValueStats.of(tensors)
         found = tensors[0].dtype if tensors else call.dtype
         call.dtype = planned_dtype(module) or found
         if call.inputs.peak > torch.finfo(call.dtype).max:  # autocast casts them in the module
@@ -235,17 +237,17 @@ def floating(values: object) -> list[torch.Tensor]:
 
 def _as_pass(
     call: _ModuleCall, grads: Mapping[nn.Parameter, torch.Tensor], backwards: bool
-) -> LayerPass:
+) -> LayerTrace:
     parameters = list(call.module.parameters())
     below = [*call.below, *(grads[p] for p in parameters if p in grads)]
-    return LayerPass(
+    return LayerTrace(
         name=call.name,
         kind=type(call.module).__name__,
         dtype=str(call.dtype).removeprefix("torch."),
         inputs=call.inputs,
         outputs=call.outputs,
-        weights=Extent.of([*parameters, *call.module.buffers()]),
-        gradients_above=Extent.of(call.above) if backwards else None,
-        gradients_below=Extent.of(below) if backwards else None,
+        weights=ValueStats.of([*parameters, *call.module.buffers()]),
+        gradients_above=ValueStats.of(call.above) if backwards else None,
+        gradients_below=ValueStats.of(below) if backwards else None,
         holds_layers=any(True for _ in call.module.children()),
     )

@@ -19,7 +19,7 @@ from tensorflow.python.framework import op_def_registry
 from neural_mp.adaptors.tensorflow.control_flow import called, reached
 from neural_mp.adaptors.tensorflow.tensor_graph import GraphDef, NodeDef, node_of
 from neural_mp.errors import ModelLoadError
-from neural_mp.io.files import beside
+from neural_mp.io.files import resolve_sibling
 from neural_mp.io.trust import is_trusted
 
 #: Ops that TensorFlow takes for stateless, and that read or write files, reach other machines, call
@@ -188,7 +188,7 @@ def check_saved_model(saved: saved_model_pb2.SavedModel, file: Path, *, session:
     """
     for meta in saved.meta_graphs:
         for asset in meta.asset_file_def:
-            beside(file, asset.filename, _ASSETS)
+            resolve_sibling(file, asset.filename, _ASSETS)
         found = list(suspicious(meta.graph_def))
         if found:
             _check(meta, found, f"the SavedModel {str(file.parent)!r}", session)

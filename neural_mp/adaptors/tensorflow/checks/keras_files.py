@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from neural_mp.errors import ModelLoadError, in_one_line
+from neural_mp.errors import ModelLoadError, one_line
 from neural_mp.io.limits import (
     MAX_COMPRESSION_RATIO,
     MAX_FILE_BYTES,
@@ -151,7 +151,7 @@ def check_keras_file(path: Path) -> int:
         except (ValueError, RecursionError) as error:
             raise ModelLoadError(
                 f"{shown} cannot be read as a Keras model: its configuration is damaged: "
-                f"{in_one_line(error)}"
+                f"{one_line(error)}"
             ) from error
     return nbytes
 

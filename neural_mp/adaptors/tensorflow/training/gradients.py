@@ -22,9 +22,9 @@ from neural_mp.adaptors.tensorflow.training.numerics_trace import (
 )
 from neural_mp.adaptors.tensorflow.training.policies import FLOAT32, policies_of, unit_layers
 from neural_mp.adaptors.trainable import Gradients, TrainedLayer
-from neural_mp.core.numerics_trace import ModelPass
+from neural_mp.core.numerics_trace import ModelTrace
 from neural_mp.core.precision import Precision
-from neural_mp.errors import ConfigurationError, DataError, in_one_line
+from neural_mp.errors import ConfigurationError, DataError, one_line
 
 #: What Keras's layers call how much of a signal they drop, or how much noise they add.
 _RANDOM = ("rate", "stddev", "dropout", "recurrent_dropout")
@@ -33,7 +33,7 @@ _TYPE_ERRORS = (tf.errors.InvalidArgumentError, TypeError, ValueError, Configura
 
 
 @contextmanager
-def opened(
+def open_trainable(
     model: keras.Model, batch: object, loss: object, precision: Precision, optimizer: object
 ) -> Iterator[KerasTrainee]:
     """A model to be advised on, in float32; afterwards it is as it was.
@@ -72,7 +72,7 @@ def opened(
 
 
 class KerasTrainee:
-    """See `neural_mp.adaptors.trainable.Trainee`.
+    """See `neural_mp.adaptors.trainable.TrainableModel`.
 
     Attributes:
         refused: what TensorFlow said of two types in the last pass; empty where it took them.
@@ -118,13 +118,13 @@ class KerasTrainee:
             except _TYPE_ERRORS as error:
                 if not low:
                     raise
-                self.refused = in_one_line(error)
+                self.refused = one_line(error)
             # The model's own code adds numbers of two types: those of 16 bits are cast back.
             layers = [layer for name in low for layer in self._units[name]]
             with calls_wrapped(layers, _cast_back):
                 return self._taken(inputs, targets, weights, scale)
 
-    def seen(self, batch: object, low: Collection[str], scale: float) -> ModelPass:
+    def seen(self, batch: object, low: Collection[str], scale: float) -> ModelTrace:
         """The same pass, as it went through the layers."""
         with self._in_16_bits(low), _without_chance(self._model):
             return model_pass(self._model, batch, self._loss, scale)
@@ -196,7 +196,7 @@ def _optimizer(model: keras.Model, given: object) -> Any:
         return _anew(found)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ConfigurationError(
-            f"{type(found).__name__} cannot be made anew from its config ({in_one_line(error)}); "
+            f"{type(found).__name__} cannot be made anew from its config ({one_line(error)}); "
             f"give an optimizer of Keras's, as in optimizer='adam'"
         ) from error
 

@@ -11,9 +11,9 @@ import keras
 import tensorflow as tf
 
 from neural_mp.adaptors.tensorflow.training.policies import layers_of, name_in
-from neural_mp.core.numerics_trace import Extent, LayerPass, ModelPass
-from neural_mp.errors import ConfigurationError, DataError, did_you_mean, in_one_line
-from neural_mp.util.pytree import leaves
+from neural_mp.core.numerics_trace import LayerTrace, ModelTrace, ValueStats
+from neural_mp.errors import ConfigurationError, DataError, did_you_mean, one_line
+from neural_mp.util.pytree import tree_leaves
 
 #: What is called in place of a layer: gets the layer, its own `call`, and the arguments.
 Around = Callable[[Any, Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
@@ -30,7 +30,7 @@ class _Call:
 
 def model_pass(
     model: keras.Model, batch: object, loss: object = None, loss_scale: float = 1.0
-) -> ModelPass:
+) -> ModelTrace:
     """Run a batch through a model as in training, and note what went through each layer.
 
     Args:
@@ -61,7 +61,7 @@ def model_pass(
         for index, call in enumerate(calls)
     ]
     number = None if value is None else float(value)
-    return ModelPass(Extent.of(inputs), Extent.of(outputs), passes, number)
+    return ModelTrace(ValueStats.of(inputs), ValueStats.of(outputs), passes, number)
 
 
 def unpacked(batch: object) -> tuple[Any, Any, Any]:
@@ -92,7 +92,7 @@ def ensure_built(model: keras.Model, inputs: object) -> None:
             model(inputs, training=False)
     except (ValueError, TypeError, NotImplementedError, tf.errors.OpError) as error:
         raise DataError(
-            f"model {model.name!r} does not take the inputs of the batch: {in_one_line(error)}"
+            f"model {model.name!r} does not take the inputs of the batch: {one_line(error)}"
         ) from error
 
 
@@ -122,7 +122,7 @@ def loss_value(
         except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
             raise ConfigurationError(
                 f"model {model.name!r}, as it is compiled, gives no loss for the batch "
-                f"({in_one_line(error)}); mend the targets, or give a loss, such as loss='mse'"
+                f"({one_line(error)}); mend the targets, or give a loss, such as loss='mse'"
             ) from error
         return tf.cast(found, tf.float32)
     function = loss_function(loss)
@@ -131,7 +131,7 @@ def loss_value(
     try:
         found = tf.convert_to_tensor(function(targets, outputs, **options))
     except (ValueError, TypeError, tf.errors.OpError) as error:
-        raise ConfigurationError(f"the loss {loss!r} fails: {in_one_line(error)}") from error
+        raise ConfigurationError(f"the loss {loss!r} fails: {one_line(error)}") from error
     if found.shape.rank != 0:
         raise ConfigurationError(
             f"the loss must give one number, and gives an array of shape {tuple(found.shape)}; "
@@ -216,7 +216,7 @@ def _wrap(layer: keras.Layer, around: Around, undo: ExitStack) -> None:
 
 def floating(values: object) -> list[tf.Tensor]:
     """The tensors of floats in nested values, those of ragged ones and Keras's variables, too."""
-    found = [leaf for leaf in leaves(values) if tf.is_tensor(leaf)]
+    found = [leaf for leaf in tree_leaves(values) if tf.is_tensor(leaf)]
     tensors = map(tf.convert_to_tensor, tf.nest.flatten(found, expand_composites=True))
     return [tensor for tensor in tensors if tensor.dtype.is_floating]
 
@@ -232,7 +232,7 @@ def _noting(calls: list[_Call]) -> Around:
 
 def _gradients(
     tape: tf.GradientTape, loss: tf.Tensor, calls: Sequence[_Call]
-) -> list[tuple[Extent, Extent]]:
+) -> list[tuple[ValueStats, ValueStats]]:
     """For every call, the gradients for its outputs, and those for its inputs and weights."""
     above = [call.outputs for call in calls]
     below = [
@@ -243,22 +243,22 @@ def _gradients(
     return [(_extent(outer), _extent(inner)) for outer, inner in zip(*found, strict=True)]
 
 
-def _extent(gradients: Sequence[Any]) -> Extent:
+def _extent(gradients: Sequence[Any]) -> ValueStats:
     dense = [tf.convert_to_tensor(grad) for grad in gradients if grad is not None]
-    return Extent.of(dense)
+    return ValueStats.of(dense)
 
 
 def _as_pass(
-    model: keras.Model, call: _Call, above: Extent | None, below: Extent | None
-) -> LayerPass:
+    model: keras.Model, call: _Call, above: ValueStats | None, below: ValueStats | None
+) -> LayerTrace:
     layer = call.layer
-    return LayerPass(
+    return LayerTrace(
         name=name_in(model, layer),
         kind=type(layer).__name__,
         dtype=layer.compute_dtype,
-        inputs=Extent.of(call.inputs),
-        outputs=Extent.of(call.outputs),
-        weights=Extent.of([variable.value for variable in layer.variables]),
+        inputs=ValueStats.of(call.inputs),
+        outputs=ValueStats.of(call.outputs),
+        weights=ValueStats.of([variable.value for variable in layer.variables]),
         gradients_above=above,
         gradients_below=below,
         holds_layers=bool(layer._flatten_layers(include_self=False)),

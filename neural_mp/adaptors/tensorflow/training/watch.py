@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from neural_mp.adaptors.tensorflow.training.loss_scale_optimizer import LossScaleOptimizer
 from neural_mp.adaptors.tensorflow.training.numerics_trace import model_pass, unpacked
-from neural_mp.core.numerics_trace import ModelPass, NonFinite, first_trouble
+from neural_mp.core.numerics_trace import ModelTrace, NonFinite, first_non_finite
 from neural_mp.errors import ConfigurationError, NeuralMPError, TrainingError
 
 #: What Keras says of a batch or an epoch: value → number.
@@ -147,13 +147,13 @@ class Watch(keras.callbacks.Callback):
             ruined = self.model.get_weights()
             self.model.set_weights(self._weights)
         try:
-            self.finding = first_trouble(self._pass(batch, scale))
+            self.finding = first_non_finite(self._pass(batch, scale))
         finally:
             if self._weights:
                 self.model.set_weights(ruined)
         return self.finding
 
-    def _pass(self, batch: object, scale: float) -> ModelPass:
+    def _pass(self, batch: object, scale: float) -> ModelTrace:
         try:
             return model_pass(self.model, batch, loss_scale=scale)
         except ConfigurationError:  # a train step of its own knows the loss, and it alone

@@ -19,7 +19,7 @@ from neural_mp.data.option_checks import (
     true_or_false,
     whole_number,
 )
-from neural_mp.errors import ConfigurationError, DataError, did_you_mean, in_one_line
+from neural_mp.errors import ConfigurationError, DataError, did_you_mean, one_line
 
 MODEL_TYPES = ("distilbert", "bert", "mobilebert", "roberta")
 
@@ -169,7 +169,7 @@ def _tokenizer(name: object, do_lower_case: bool) -> Any:
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
         # What is said of a name that is not in the cache tells of connections that nobody wanted.
-        why = f" ({in_one_line(error)})" if path.is_dir() else ""
+        why = f" ({one_line(error)})" if path.is_dir() else ""
         raise DataError(
             f"GLUE: model_name_or_path: no tokenizer can be read from {source!r}{why}; nothing is "
             f"downloaded, so give a folder with its files, such as vocab.txt and config.json"

@@ -16,7 +16,7 @@ from neural_mp.data.numpy_files import plain_arrays
 from neural_mp.data.option_checks import existing_folder, true_or_false
 from neural_mp.errors import DataError, did_you_mean
 from neural_mp.io.limits import MAX_DATA_BYTES, RATIO_EXEMPT_ARRAY_BYTES
-from neural_mp.io.readers import bytes_of, decompress_bounded, reading
+from neural_mp.io.readers import bytes_of, decompress_bounded, file_context
 
 MNIST_ARCHIVES = {
     "MNIST": ("mnist.npz",),
@@ -119,7 +119,7 @@ def _plain_or_packed(path: Path) -> Path | None:
 
 
 def _read_bytes(path: Path) -> bytes:
-    with reading(str(path), DataError):
+    with file_context(str(path), DataError):
         data = bytes_of(path, MAX_DATA_BYTES)
         packed = path.suffix == ".gz"
         return decompress_bounded(data, RATIO_EXEMPT_ARRAY_BYTES) if packed else data

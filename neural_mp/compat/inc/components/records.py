@@ -18,7 +18,7 @@ from neural_mp.common import stack
 from neural_mp.compat.inc.components.registries import DATASETS, TRANSFORMS, registered, say_ignored
 from neural_mp.compat.inc.components.transforms.image_transform import TensorImage, as_tensor_image
 from neural_mp.data.option_checks import existing_file, existing_folder, package
-from neural_mp.errors import ConfigurationError, DataError, in_one_line
+from neural_mp.errors import ConfigurationError, DataError, one_line
 
 #: Bytes before and behind a record: its length and checksums.
 _HEAD, _TAIL = 12, 4
@@ -83,7 +83,7 @@ class Record:
             return as_tensor_image(decode(content).numpy())
         except _tensorflow().errors.OpError as error:
             raise ValueError(
-                f"what it has under {name!r} cannot be read as an image: {in_one_line(error)}"
+                f"what it has under {name!r} cannot be read as an image: {one_line(error)}"
             ) from error
 
 
@@ -138,7 +138,7 @@ class RecordDataset:
         except (tensorflow.errors.OpError, ValueError) as error:
             raise DataError(
                 f"{self.name}: record {read + 1} of {self._where()} cannot be read: "
-                f"{in_one_line(error)}"
+                f"{one_line(error)}"
             ) from error
 
     def _where(self) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from neural_mp.data.option_checks import finite_numbers, height_and_width, package
 from neural_mp.data.transforms import InputTransform
-from neural_mp.errors import ConfigurationError, in_one_line
+from neural_mp.errors import ConfigurationError, one_line
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
 #: Method → OpenCV's name of it, in the order of its numbers.
@@ -123,7 +123,7 @@ def computed(function: Callable[[Any], Any]) -> np.ndarray:
         with tf.Graph().as_default(), tf.device("CPU"), tf.compat.v1.Session() as session:
             return np.asarray(session.run(function(tf)))
     except (tf.errors.OpError, TypeError) as error:
-        raise ValueError(in_one_line(error)) from error
+        raise ValueError(one_line(error)) from error
 
 
 def tensorflow_resize(image: np.ndarray, height: int, width: int, method: str) -> np.ndarray:
@@ -144,7 +144,7 @@ def opencv() -> Iterator[Any]:
     try:
         yield cv2
     except cv2.error as error:
-        raise ValueError(f"{in_one_line(error)}; Cast to uint8 or float32 before") from error
+        raise ValueError(f"{one_line(error)}; Cast to uint8 or float32 before") from error
 
 
 def opencv_resize(image: np.ndarray, width: int, height: int, method: str) -> np.ndarray:
