@@ -250,7 +250,7 @@ class OptimizedModel:
     def _metadata(self) -> dict[str, str]:
         return {
             "neural_mp.plan": self.plan.to_yaml(framework=self.framework),
-            "neural_mp.right_on": self.exact_on,
+            "neural_mp.exact_on": self.exact_on,
         }
 
     def _write(self, folder: Path) -> None:
@@ -263,7 +263,7 @@ class OptimizedModel:
             "neural_mp": FORMAT_VERSION,
             "framework": self.framework,
             "met": self.met,
-            "right_on": self.exact_on,
+            "exact_on": self.exact_on,
             "report": self.report.to_dict(),
             "ops": {name: op.to_dict() for name, op in self.planned.items()},
             "files": {

@@ -107,7 +107,7 @@ def _inspect_saved(
         out.show(plan_table(plan, saved.exact_on))
         document = {"plan": plan.to_dict()}
     if out.as_json:
-        out.document({**document, "right_on": saved.exact_on})
+        out.document({**document, "exact_on": saved.exact_on})
 
 
 def _compiled(match: str | None) -> re.Pattern[str] | None:

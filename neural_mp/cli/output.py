@@ -242,7 +242,7 @@ def _document(result: OptimizedModel, folder: Path | None) -> dict[str, Any]:
     return {
         "met": result.met,
         "framework": result.framework,
-        "right_on": result.exact_on,
+        "exact_on": result.exact_on,
         "saved_to": folder,
         "report": result.report.to_dict(),
         "trials": [_trial(trial) for trial in result.trials],

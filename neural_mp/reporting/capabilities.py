@@ -88,7 +88,7 @@ class _Capabilities:
         table = Table(title=self.title, title_justify="left")
         table.add_column("op", overflow="fold")
         table.add_column("type", overflow="fold", max_width=None if marks is None else _NARROW)
-        for heading in ("can run in", "because")[: 2 if marks is None else 1]:
+        for heading in ("supported", "reason")[: 2 if marks is None else 1]:
             table.add_column(heading, overflow="fold")
         for row in self.rows:
             cells = [", ".join(row.names), ", ".join(row.types), row.runs_in, row.because]
@@ -197,7 +197,7 @@ class CapabilitySummary:
 def summary_table(summary: CapabilitySummary) -> RenderableType:
     """How many ops of every type can run in what, and why others cannot."""
     total = sum(summary.types.values())
-    table = Table(title=f"What {counted(total, 'op')} can run in", title_justify="left")
+    table = Table(title=f"Supported precisions of {counted(total, 'op')}", title_justify="left")
     table.add_column("op type", overflow="fold")
     for heading in ("ops", *(p.value for p in Precision)):
         table.add_column(heading, justify="right")
@@ -208,7 +208,7 @@ def summary_table(summary: CapabilitySummary) -> RenderableType:
     table.add_row("all", str(total), *(str(count or "") for count in able))
     if not summary.reasons:
         return table
-    return Group(table, reasons_table("Why not", summary.reasons))
+    return Group(table, reasons_table("Reasons for ineligible precisions", summary.reasons))
 
 
 def reasons_table(title: str, reasons: Sequence[Reason]) -> Table:
@@ -216,7 +216,7 @@ def reasons_table(title: str, reasons: Sequence[Reason]) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("no")
     table.add_column("ops", justify="right")
-    for heading in ("of type", "because"):
+    for heading in ("op types", "reason"):
         table.add_column(heading, overflow="fold")
     for reason in reasons:
         types = list(reason.types)

@@ -32,9 +32,9 @@ def comparison_table(comparison: Comparison, worst: int | None = None) -> Render
     marked = {layer.name for layer in chosen}
     shown = comparison.layers if worst is None else chosen
     batches = counted(comparison.batches, "batch", "batches")
-    title = f"Outputs, over {counted(comparison.samples, 'sample')} in {batches}"
+    title = f"Outputs: {counted(comparison.samples, 'sample')} in {batches}"
     outputs = Table(title=title, title_justify="left")
-    for heading in ("output", "SQNR", "cosine", "largest difference"):
+    for heading in ("output", "SQNR", "cosine", "max. abs. error"):
         outputs.add_column(heading, justify="left" if heading == "output" else "right")
     for output in comparison.outputs:
         outputs.add_row(
@@ -43,9 +43,9 @@ def comparison_table(comparison: Comparison, worst: int | None = None) -> Render
             _cosine(output.cosine),
             f"{output.max_abs_error:.3g}",
         )
-    of_all = "" if worst is None else f"; {len(shown)} in which most noise arises"
+    of_all = "" if worst is None else f"; {len(shown)} that introduce the most quantization noise"
     layers = Table(title=f"{counted(len(comparison.layers), 'op')}{of_all}", title_justify="left")
-    figures = ("SQNR", "below inputs", "cosine", "largest difference")
+    figures = ("SQNR", "SQNR drop", "cosine", "max. abs. error")
     for heading in ("op", "type", "A → B", *figures, ""):
         left = heading not in figures
         layers.add_column(heading, justify="left" if left else "right", overflow="fold")
@@ -101,12 +101,12 @@ def _mark(layer: LayerDifference, comparison: Comparison, marked: Collection[str
 def _verdict(comparison: Comparison) -> str:
     first = comparison.first
     if first is None:
-        return "They part nowhere: at no op does the ratio fall clearly below that of its inputs"
+        return "No divergence: no op has an SQNR clearly below the SQNR of its inputs"
     low = first.sqnr < LEAST_DECIBELS
-    why = f"the first fall below {LEAST_DECIBELS:.0f} dB" if low else "the largest fall"
-    below = "its inputs are equal" if _from_equal(first) else f"{_fall(first)} below its inputs"
+    why = f"first op below {LEAST_DECIBELS:.0f} dB" if low else "largest SQNR drop"
+    below = "inputs equal" if _from_equal(first) else f"{_fall(first)} below its inputs"
     place = f"{first.name} ({first.type})"
-    return f"They part first at {place}: {_decibels(first.sqnr)}, {below}; {why}"
+    return f"First divergence at {place}: {_decibels(first.sqnr)}, {below}; {why}"
 
 
 def _fall(layer: LayerDifference) -> str:

@@ -31,7 +31,7 @@ cell.register(Report, report_cell)
 def _plan(plan: PrecisionPlan) -> str:
     rows = [(op, str(config), str(config.weight or "")) for op, config in plan.items()]
     caption = f"{counted(len(plan), 'op')} of the plan"
-    return notebook_table(("op", "runs in", "weight"), rows, caption)
+    return notebook_table(("op", "configuration", "weight"), rows, caption)
 
 
 @cell.register
@@ -43,7 +43,7 @@ def _machine(machine: Hardware) -> str:
         for found in [machine.support(precision, device)]
     ]
     caption = f"{machine.name}, {counted(machine.cores, 'core')}"
-    return notebook_table(("precision", "runs", "because"), rows, caption)
+    return notebook_table(("precision", "support", "reason"), rows, caption)
 
 
 def save_page(report: Report, path: str | Path) -> None:

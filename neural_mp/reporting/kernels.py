@@ -50,7 +50,7 @@ def kernel_pairs_table(pairs: Sequence[RowPair], key: str, logs: Sequence[Kernel
         key: what it was put together by.
         logs: the two logs.
     """
-    table = Table(title="Before and after", title_justify="left")
+    table = Table(title="Comparison of both logs", title_justify="left")
     table.add_column(_HEADINGS[KernelKey(key)], overflow="fold")
     for heading in ("calls", "calls after", "time", "time after", "speed"):
         table.add_column(heading, justify="right")
@@ -72,8 +72,8 @@ def kernel_pairs_table(pairs: Sequence[RowPair], key: str, logs: Sequence[Kernel
 def kernel_changes_table(changes: Sequence[KernelChange]) -> RenderableType:
     """Which work other kernels do in the second log."""
     if not changes:
-        return Text("the same kernels do the same work in both logs")
-    table = Table(title="What other kernels do", title_justify="left")
+        return Text("no changed kernels: in both logs, the same kernels do the same work")
+    table = Table(title="Changed kernels", title_justify="left")
     for heading in ("work", "kernels → kernels after"):
         table.add_column(heading, overflow="fold")
     for heading in ("sizes", "time", "time after", "speed"):
@@ -95,7 +95,7 @@ def kernel_changes_table(changes: Sequence[KernelChange]) -> RenderableType:
 
 def summary(log: KernelLog) -> str:
     """A log in one line: calls, time, library, instructions."""
-    calls = f"{counted(len(log.calls), 'call')} of kernels, {_time(log.total)}"
+    calls = f"{counted(len(log.calls), 'kernel call')}, {_time(log.total)}"
     return "; ".join(part for part in (calls, log.library.split(" (")[0], log.isa) if part)
 
 

@@ -41,7 +41,7 @@ def hardware_table(
         products: framework → kind of kernel → how it multiplies bytes here.
     """
     table = Table(title=f"{hardware.name}, {counted(hardware.cores, 'core')}", title_justify="left")
-    for heading in ("device", "precision", "runs", "because"):
+    for heading in ("device", "precision", "support", "reason"):
         table.add_column(heading)
     for device in ("cpu", "gpu") if hardware.gpus else ("cpu",):
         for precision in Precision:
@@ -49,9 +49,9 @@ def hardware_table(
             style = {"natively": "green", "emulated": "yellow", "no": "red"}[support.runs]
             table.add_row(device, precision.value, Text(support.runs, style), support.reason)
     flags = [flag for group in NATIVE_FLAGS.values() for flag in group if flag in hardware.flags]
-    notes = [f"CPU flags that count: {', '.join(flags) or 'none'}"]
+    notes = [f"Relevant CPU flags: {', '.join(flags) or 'none'}"]
     limits = (f"{name}={os.environ[name]}" for name in _LIMITS if name in os.environ)
-    notes.extend(f"{limit} is set, which oneDNN goes by" for limit in limits)
+    notes.extend(f"{limit} limits the instruction sets of oneDNN" for limit in limits)
     parts: list[RenderableType] = [table]
     if products:
         parts.append(_products_table(products))
@@ -59,8 +59,7 @@ def hardware_table(
 
 
 def _products_table(products: Mapping[str, Mapping[KernelKind, Int8Accumulation]]) -> Table:
-    title = "INT8 kernels: what becomes of products of bytes at their limits"
-    table = Table(title=title, title_justify="left")
+    table = Table(title="INT8 accumulation by kernel type", title_justify="left")
     table.add_column("framework")
     for kernel in KernelKind:
         table.add_column(kernel.value)
@@ -74,14 +73,14 @@ def _products_table(products: Mapping[str, Mapping[KernelKind, Int8Accumulation]
     return table
 
 
-def plan_table(plan: PrecisionPlan, right_on: str) -> RenderableType:
+def plan_table(plan: PrecisionPlan, exact_on: str) -> RenderableType:
     """What every op of a converted model runs in, and where that is right."""
     table = Table(title=f"{counted(len(plan), 'op')} of the plan", title_justify="left")
-    for heading in ("op", "runs in", "weight"):
+    for heading in ("op", "configuration", "weight"):
         table.add_column(heading, overflow="fold")
     for op, config in plan.items():
         table.add_row(op, str(config), str(config.weight or ""))
-    return Group(table, Text(f"right on {right_on}"))
+    return Group(table, Text(f"right on {exact_on}"))
 
 
 def explanation_table(
@@ -94,7 +93,7 @@ def explanation_table(
         rows: precision → the list of its type, what it runs in, and why.
     """
     table = Table(title=f"{op.name} ({op.type})", title_justify="left")
-    for heading in ("precision", "list", "decision", "because"):
+    for heading in ("precision", "list", "decision", "reason"):
         table.add_column(heading, overflow="fold")
     for precision, (stands_on, runs_in, reason) in rows.items():
         word = "–" if not precision.is_16_bit else stands_on.name if stands_on else "none"
@@ -104,12 +103,12 @@ def explanation_table(
 
 def sensitivity_table(rows: Iterable[Sensitivity]) -> Table:
     """The decisions of a model, those that do most harm first."""
-    table = Table(title="What INT8 and 16 bits cost, and gain", title_justify="left")
+    table = Table(title="Sensitivity of decisions", title_justify="left")
     table.add_column("tensor or op", overflow="fold")
-    for heading in ("noise in it", "repaired", "noise at outputs", "repaired", "gains"):
+    for heading in ("quantization noise", "corrected", "output noise", "corrected", "time saved"):
         table.add_column(heading, justify="right")
-    table.add_column("runs in")
-    table.add_column("because", overflow="fold")
+    table.add_column("precision")
+    table.add_column("reason", overflow="fold")
     for row in rows:
         table.add_row(
             row.name,
@@ -153,21 +152,21 @@ def result_tables(report: Report, met: bool | None) -> RenderableType:
         op_counts_table(report.op_counts),
     ]
     if report.ineligible:
-        parts.append(reasons_table("Convolutions and products that were barred", report.ineligible))
+        parts.append(reasons_table("Ineligible contractions", report.ineligible))
     parts.extend(Text(line) for line in report.converted)
     parts.extend(Text(f"auto mixed precision, {line}", style="dim") for line in report.amp)
     conversions = report.conversions
     parts.append(
         Text(
             f"{counted(conversions.casts, 'cast')}, {conversions.quantize} quantize and "
-            f"{counted(conversions.dequantize, 'dequantize op')} on every run; "
+            f"{counted(conversions.dequantize, 'dequantize op')} per inference; "
             f"{counted(report.evaluations, 'evaluation')}; "
             + ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in report.seconds.items()),
             style="dim",
         )
     )
     if report.cache_hits:
-        words_of = f"as in an earlier run, and not measured again: {', '.join(report.cache_hits)}"
+        words_of = f"from the measurement cache: {', '.join(report.cache_hits)}"
         parts.append(Text(words_of, style="dim"))
     parts.extend(Text(f"warning: {warning}", style="yellow") for warning in report.warnings)
     return Group(*parts)
@@ -177,14 +176,14 @@ def verdict(report: Report, met: bool | None) -> str:
     """What came of a run, in a line."""
     titles = {
         True: "The accuracy target is met",
-        False: "The accuracy target is NOT met; this is the FP32 model",
+        False: "The accuracy target is NOT met; the result is the FP32 model",
         None: "Accuracy was not checked",
     }
     rejected = report.best_rejected
     slow = rejected is not None and rejected.outcome is Outcome.SLOW
-    return (
-        "Nothing that meets the target is faster; this is the FP32 model" if slow else titles[met]
-    )
+    if slow:
+        return "No plan that meets the target is faster; the result is the FP32 model"
+    return titles[met]
 
 
 def _before_and_after(report: Report, met: bool | None) -> Table:
@@ -203,11 +202,10 @@ def before_and_after(report: Report) -> list[tuple[str, str, str, str]]:
     taken = formatting.seconds(report.baseline_latency), formatting.seconds(report.latency)
     rows = [*_accuracy_rows(report), (latency, *taken, formatting.speed(report))]
     if report.output_sqnr_db is not None:
-        noise = f"{report.output_sqnr_db:.1f} dB signal to noise"
-        rows.append(("outputs, beside those of FP32", "", "", noise))
+        rows.append(("output SQNR, compared with FP32", "", "", f"{report.output_sqnr_db:.1f} dB"))
     for name, before, after in (
         ("size of weights", report.baseline_size, report.size),
-        ("memory of a run", report.baseline_footprint, report.footprint),
+        ("memory footprint", report.baseline_footprint, report.footprint),
     ):
         if after is not None:
             share = f"{after / before:.0%}" if before else "–"
@@ -283,8 +281,8 @@ class BenchmarkRow:
 
 def benchmark_table(rows: Sequence[BenchmarkRow]) -> Table:
     """Models side by side; the first is what the others are compared with."""
-    table = Table(title="Interleaved runs, undisturbed", title_justify="left")
-    for heading in ("model", "latency, a batch", "samples/s", "size of weights", "speed"):
+    table = Table(title="Latency in interleaved rounds (lower decile)", title_justify="left")
+    for heading in ("model", "latency per batch", "samples/s", "size of weights", "speed"):
         table.add_column(heading, justify="left" if heading == "model" else "right")
     for row in rows:
         table.add_row(
@@ -303,8 +301,8 @@ _STYLES = {**dict.fromkeys(_YELLOW, "yellow"), **dict.fromkeys(BROKEN, "red")}
 
 def audit_table(ops: Iterable[AuditedOp]) -> Table:
     """Ops with what was planned, and what ran."""
-    table = Table(title="What ran, beside the plan", title_justify="left")
-    for heading in ("op", "type", "planned", "ran in", "verdict", "kernels"):
+    table = Table(title="Planned and executed precisions", title_justify="left")
+    for heading in ("op", "type", "planned", "executed", "verdict", "kernels"):
         table.add_column(heading, overflow="fold")
     for op in ops:
         along = f" ({op.planned.fused_into})" if op.ran is None and op.planned.fused_into else ""
@@ -325,8 +323,8 @@ def audit_words(audit: Audit) -> str:
     words = f"{audit.lowered} of {counted(len(audit.ops), 'op')} planned below fp32"
     words += f": {each}" if each else ""
     if not audit.complete:
-        words += "\nan earlier version saved this model: only the ops that the plan names are known"
+        words += "\nsaved by an earlier version: only the ops that the plan names are listed"
     broken = sum(op.verdict in BROKEN for op in audit.ops)
     if not broken:
         return f"{words}\nthe plan holds"
-    return f"{words}\nthe plan does NOT hold: {counted(broken, 'op')} ran otherwise"
+    return f"{words}\nthe plan does NOT hold: {counted(broken, 'op')} not as planned"

@@ -11,7 +11,7 @@ from neural_mp.core.observations import Observations, OpTimings
 from neural_mp.core.trial import Trial
 from neural_mp.errors import HistoryError, one_line
 from neural_mp.io.readers import file_context, parse_json
-from neural_mp.runs.record import TIMES, ELEMENTS, ProbeMeasurements, RunRecord, output_nsr_in
+from neural_mp.runs.record import ELEMENTS, TIMES, ProbeMeasurements, RunRecord, output_nsr_in
 from neural_mp.runs.record_schema import BASELINE_FIGURES, ending_from_dict, setup_from_dict
 from neural_mp.util.optuna_logging import quiet_optuna
 from neural_mp.util.validators import Validator, mapping_of, non_negative_float, validate_at

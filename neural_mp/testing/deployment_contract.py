@@ -102,8 +102,8 @@ class DeploymentContract(OnDigits):
         self, made_for, tmp_path, limit
     ):
         made = made_for("vnni")
-        assert "VNNI" in made.result.right_on
-        assert "portable" in made.result.right_on
+        assert "VNNI" in made.result.exact_on
+        assert "portable" in made.result.exact_on
         made.result.save(tmp_path / "saved")
         outputs, warnings = loaded_under(limit, tmp_path / "saved", made.images)
         assert signal_to_noise(made.reference, outputs) > LEAST
@@ -114,7 +114,7 @@ class DeploymentContract(OnDigits):
     @pytest.mark.parametrize("limit", ["AVX2", "AVX512_CORE", None])
     def test_a_portable_model_is_right_everywhere_as_it_is(self, made_for, tmp_path, limit):
         made = made_for("portable")
-        assert made.result.right_on == "every CPU"
+        assert made.result.exact_on == "every CPU"
         made.result.save(tmp_path / "saved")
         outputs, warnings = loaded_under(limit, tmp_path / "saved", made.images)
         assert signal_to_noise(made.reference, outputs) > LEAST

@@ -75,7 +75,7 @@ def test_a_finished_run_and_one_that_did_not_end_have_pages(
     code, out, _ = run("report", str(kept))
     assert code == 0
     assert "tuning-0002 did not end" in out
-    assert "Did not end" in Path("report.html").read_text(encoding="utf-8")
+    assert "Unfinished" in Path("report.html").read_text(encoding="utf-8")
 
 
 def test_the_document_has_what_the_page_is_of(run, tmp_path, kept, tuned):

@@ -69,9 +69,9 @@ def test_the_table_shows_every_op_and_where_the_models_part(run, compared):
     code, out, err = run("compare", "net.pt2", "tuned", "--data", "images.npy")
     assert code == 0
     assert err == ""
-    assert "Outputs, over 100 samples in 50 batches" in out
+    assert "Outputs: 100 samples in 50 batches" in out
     assert "block1.conv1, block1.act" in out
-    assert "dB, its inputs are equal; the largest fall" in out
+    assert "dB, inputs equal; largest SQNR drop" in out
     assert "ops not compared: they run within the kernel of another op in B" in out
 
 

@@ -96,7 +96,7 @@ def test_the_command_says_where_a_result_is_right(run_command, saved_portable):
     assert "right on every CPU" in out
     assert "reduced_range" in out
     code, out, _ = run_command("inspect", str(saved_portable), "--json")
-    assert json.loads(out)["right_on"] == "every CPU"
+    assert json.loads(out)["exact_on"] == "every CPU"
 
 
 def test_the_command_shows_how_each_framework_multiplies(run_command):

@@ -65,7 +65,7 @@ def test_a_crash_stops_nothing_and_what_is_finished_is_not_done_again(folder, ru
     links = re.findall(r'href="([^"]+)"', page)
     assert all((Path("out") / link).is_file() for link in links)
     assert sum(link.endswith("result/report.html") for link in links) == 1
-    assert "2 without result" in page
+    assert "2 without a result" in page
     assert neural_mp.load(Path("out", jobs["first"]["name"], "result")).met
 
     # Another name, other words for the same, another place for the runs: the same job.

@@ -111,8 +111,8 @@ def test_a_page_has_the_verdict_and_four_figures(page):
 def test_a_page_shows_every_part_of_a_run(page):
     headings = Reader(page).texts["h2"]
     expected = (
-        *("Trials", "Where the time goes", "Map", "Sensitivity", "Time of single ops", "Finalists"),
-        *("Predicted and measured", "Conversions", "Ops", "The run", "Machine and versions"),
+        *("Trials", "Time by op", "Map", "Sensitivity", "Time of single ops", "Finalists"),
+        *("Predicted and measured time", "Conversions", "Ops", "Run", "Machine and versions"),
     )
     assert set(expected) <= set(headings)
 
@@ -242,10 +242,10 @@ def test_the_plan_is_there_to_download_and_replays(page, graph):
 
 def test_a_killed_run_has_a_page_that_says_so(graph):
     words = Reader(page_of(page_records.killed(graph))).words()
-    assert "Did not end" in words
-    assert "it was killed, or it goes on" in words
+    assert "Unfinished" in words
+    assert "killed, or still in progress when this page" in words
     assert "best so far" in words
-    assert "Trials: accuracy against the time of a batch" in words
+    assert "Trials: accuracy against time per batch" in words
     assert "Conversions" not in words
 
 
@@ -272,7 +272,7 @@ def test_a_run_that_missed_its_target_says_that_the_result_is_the_fp32_model(gra
     slow = replace(made.trials[0], outcome=Outcome.SLOW)
     report = replace(made.ending.report, best_rejected=slow)
     made = replace(made, ending=replace(made.ending, report=report))
-    assert "Nothing is faster" in Reader(page_of(made)).words()
+    assert "No faster plan" in Reader(page_of(made)).words()
 
 
 def test_numbers_that_are_none_do_not_stop_a_page(graph):

@@ -219,7 +219,7 @@ def test_the_table_has_a_row_for_every_op_and_csv_a_line(chain, halved):
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(found)
     shown = console.export_text()
-    assert "They part first at two (linear): 6.0 dB" in shown
+    assert "First divergence at two (linear): 6.0 dB" in shown
     assert all(layer.name in shown for layer in found.layers)
     lines = comparison_csv(found).splitlines()
     assert lines[0].startswith("name,type,stored_a,stored_b,sqnr")

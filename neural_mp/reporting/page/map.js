@@ -67,8 +67,8 @@ class ModelMap {
       const count = [...this.state.runs].filter(run => run === letter).length;
       return count ? [[this.colours[CLASSES[letter]], `${NAMES[letter]}: ${count} op${count > 1 ? "s" : ""}`]] : [];
     });
-    if (colour === "time") return [[between(card, int8, .1), "little time"], [int8, micros(this.most)], [faint, "not measured, or with its kernel"]];
-    if (colour === "gain") return [[bad, "slower than FP32"], [card, "alike"], [int8, "8 times as fast"], [faint, "not measured"]];
+    if (colour === "time") return [[between(card, int8, .1), "little time"], [int8, micros(this.most)], [faint, "not measured, or fused into another kernel"]];
+    if (colour === "gain") return [[bad, "slower than FP32"], [card, "equal"], [int8, "8 times as fast"], [faint, "not measured"]];
     return [[between(card, bad, .1), "0.003 %"], [between(card, bad, .55), "0.6 %"], [bad, "100 %"], [faint, "not measured"]];
   }
 

@@ -76,7 +76,7 @@ class Page {
   }
   choose(box, show) {
     this.state.chosen = box;
-    byId("detail").replaceChildren(...(box < 0 ? [built("p", "Choose a box to see why its ops run in what they do.")] : this.data.boxes[box][2].map(op => this.described(op))));
+    byId("detail").replaceChildren(...(box < 0 ? [built("p", "Select a box to show the precisions of its ops and the reasons.")] : this.data.boxes[box][2].map(op => this.described(op))));
     this.table.mark(box);
     if (show && box >= 0) this.map.reveal(box);
     this.map.draw();
@@ -88,9 +88,9 @@ class Page {
     made.append(built("h3", op[OP.name]), first);
     if (op[OP.before] || op[OP.after]) say(`FP32 model ${micros(op[OP.before])}, result ${micros(op[OP.after])}`);
     const alone = Object.entries(op[OP.times]).map(([letter, value]) => `${NAMES[letter]} ${micros(value)}`).join(", ");
-    if (alone) say("by itself: " + alone);
-    if (op[OP.noise] != null) say(`what it writes has ${share(op[OP.noise])} of noise in INT8`);
-    if (op[OP.arriving] != null) say(`${share(op[OP.arriving])} of noise at the outputs`);
+    if (alone) say("measured alone: " + alone);
+    if (op[OP.noise] != null) say(`quantization noise of the output: ${share(op[OP.noise])}`);
+    if (op[OP.arriving] != null) say(`output noise: ${share(op[OP.arriving])}`);
     if (op[OP.weights]) say(`${whole(op[OP.weights])} weights` + (op[OP.adds] ? `, ${whole(op[OP.adds])} multiply-adds` : ""));
     if (this.state.runs === this.data.result) say(this.data.why[op[OP.because]]);
     for (const [letter, why] of Object.entries(op[OP.why])) say(`no ${NAMES[letter]}: ${this.data.why[why]}`);

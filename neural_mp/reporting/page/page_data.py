@@ -128,7 +128,7 @@ def _config(view: View, op: Op) -> str | int:
         return decided
     words = [] if config.approach is Approach.STATIC else [config.approach.value.replace("_", " ")]
     if config.activation is not None and config.approach is Approach.STATIC:
-        words.append(f"range by {config.activation.algorithm.value}")
+        words.append(f"calibration {config.activation.algorithm.value}")
     words.extend(repair.replace("_", " ") for repair in config.corrections)
     return ", ".join(words) or decided
 

@@ -27,11 +27,11 @@ from neural_mp.util.html import Element, element, table
 from neural_mp.util.text import counted
 
 _PHASES = {
-    "load": "load and capture",
-    "baseline": "evaluate FP32",
-    "calibrate": "calibrate",
+    "load": "loading and capture",
+    "baseline": "FP32 evaluation",
+    "calibrate": "calibration",
     "search": "search",
-    "measure": "measure the result",
+    "measure": "final measurement",
 }
 #: A part of the search, told beside it.
 _PROBE = "probe"
@@ -41,15 +41,15 @@ def run_section(view: View) -> Element:
     """How long everything took, and what was asked for."""
     record = view.record
     pairs = [
-        ("run", record.name or "not in a history"),
+        ("run", record.name or "not stored"),
         ("started", record.setup.started),
-        ("ended", view.ending.ended if view.ending else "no end was kept"),
+        ("ended", view.ending.ended if view.ending else "not recorded"),
         ("calibration", f"{record.observations.samples} samples"),
     ]
     rows = [[option, s.value, s.origin] for option, s in record.setup.settings.items()]
-    settings = table(["setting", "what held", "set by"], rows, class_="left")
+    settings = table(["setting", "value", "origin"], rows, class_="left")
     return card(
-        "The run",
+        "Run",
         None,
         _phases(view),
         facts(pairs),
@@ -62,7 +62,7 @@ def _phases(view: View) -> list[Element]:
         tried = sum(trial.seconds for trial in view.trials)
         return [
             none(
-                f"The phases are kept when a run ends; its trials took {formatting.seconds(tried)}."
+                f"Phases are recorded when a run ends. The trials took {formatting.seconds(tried)}."
             )
         ]
     seconds = view.report.seconds
@@ -75,11 +75,9 @@ def _phases(view: View) -> list[Element]:
         for index, (name, taken) in enumerate(spent)
     ]
     keys = [(part.kind, part.said) for part in parts]
-    whole = f"{formatting.seconds(sum(taken for _, taken in spent))} in all"
+    whole = f"{formatting.seconds(sum(taken for _, taken in spent))} in total"
     if seconds.get(_PROBE):
-        whole += (
-            f"; of the search, {formatting.seconds(seconds[_PROBE])} measured ops beside trials"
-        )
+        whole += f"; the search includes {formatting.seconds(seconds[_PROBE])} of op measurements"
     return [
         element("p", f"{whole}.", class_="lead"),
         *both(lambda narrow: stacked(parts, narrow)),
@@ -99,11 +97,11 @@ def machine_section(view: View) -> Element:
     cores = f"{machine.cores} core{'' if machine.cores == 1 else 's'}"
     return card(
         "Machine and versions",
-        "Figures hold for this machine and these versions.",
+        "The figures hold for this machine and these versions.",
         facts(
             [
                 ("CPU", f"{machine.name}, {cores}"),
-                ("flags that count", " ".join(machine.flags) or "none"),
+                ("relevant CPU flags", " ".join(machine.flags) or "none"),
                 *supports,
                 *([("system", machine.system)] if machine.system else []),
                 *versions.items(),
@@ -114,9 +112,9 @@ def machine_section(view: View) -> Element:
 
 def map_section(view: View) -> Element:
     """The model, one box a kernel, coloured by what is asked."""
-    colours = {"precision": "precision", "noise": "noise in INT8"}
+    colours = {"precision": "precision", "noise": "quantization noise"}
     if view.arriving:
-        colours["arriving"] = "noise at the outputs"
+        colours["arriving"] = "output noise"
     if _times(view):
         colours |= {"time": "time", "gain": "gain over FP32"}
     select = element(
@@ -128,7 +126,7 @@ def map_section(view: View) -> Element:
         tabindex=0,
         role="application",
         aria_label=f"Map of {counted(len(view.graph), 'op')}; arrow keys follow the edges, plus "
-        "and minus zoom. The table of ops below says the same in words.",
+        "and minus zoom. The table of ops below contains the same data as text.",
     )
     buttons = [
         element("button", sign, aria_label=said, data_zoom=by)
@@ -147,7 +145,7 @@ def map_section(view: View) -> Element:
                 element("h2", "Map"),
                 element(
                     "p",
-                    "One box a kernel; read down, then the next column. ",
+                    "One box per kernel, from top to bottom, then the next column. ",
                     element("span", id="showing", class_="showing"),
                     class_="lead",
                 ),
@@ -170,7 +168,7 @@ def map_section(view: View) -> Element:
         ),
         element("ul", id="maplegend", class_="legend"),
         element("div", id="detail", aria_live="polite"),
-        element("noscript", element("p", "The map and the table of ops need scripts.")),
+        element("noscript", element("p", "The map and the table of ops require scripts.")),
         class_="card one",
     )
 
@@ -214,20 +212,22 @@ def noise_section(view: View, wide: bool) -> Element:
     """
     rows = [row for row in map(_row, view.sensitivities) if row.parts]
     if not rows:
-        return card("Sensitivity", None, none("No noise was measured: nothing could run in INT8."))
+        return card(
+            "Sensitivity", None, none("No quantization noise was measured: no op can run in INT8.")
+        )
     shown = rows[:_MOST]
     kinds = {part.kind for row in shown for part in row.parts}
     keys = (
-        ("int8", f"in INT8 in {view.subject}"),
+        ("int8", f"INT8 in {view.subject}"),
         ("fp32", "not in INT8"),
-        ("was", "before repair"),
-        ("arriving", "at the outputs, this one alone"),
+        ("was", "before correction"),
+        ("arriving", "output noise of this tensor or op alone"),
     )
-    more = f"The {len(shown)} of most harm; the table of ops has all {len(rows)}."
+    more = f"The {len(shown)} most sensitive decisions; the table of ops lists all {len(rows)}."
     return card(
         "Sensitivity",
-        "Noise that storing a tensor in INT8 adds to it, as a share of its power; logarithmic "
-        f"scale. Above {percent(NOISY)} the search takes it out of INT8 first.",
+        "Quantization noise of a tensor in INT8, as a fraction of its signal power (logarithmic "
+        f"scale). In the search, tensors above {percent(NOISY)} fall back first.",
         both(lambda narrow: points(shown, narrow, wide, NOISY)),
         legend([(kind, said) for kind, said in keys if kind in kinds]),
         element("p", more, class_="lead after") if len(rows) > len(shown) else None,
@@ -238,20 +238,20 @@ def _row(row: Sensitivity) -> Row:
     """A decision: before repair, as it is, and what arrives at the outputs."""
     kind = "int8" if row.runs_in == Precision.INT8.value else "fp32"
     repair = f" after {row.repair.replace('_', ' ')}" if row.repair else ""
-    gain = f", {formatting.seconds(row.seconds_gained)} gained" if row.seconds_gained else ""
+    gain = f", {formatting.seconds(row.seconds_gained)} saved" if row.seconds_gained else ""
     behind = f"in {row.runs_in}: {row.reason}{gain}"
     parts, notes = [], []
     if _is_shown(row.noise) and row.repair:
-        parts.append(Part(row.noise, "was", f"{row.name}: {percent(row.noise)} before repair"))
+        parts.append(Part(row.noise, "was", f"{row.name}: {percent(row.noise)} before correction"))
         notes.append(f"{percent(row.noise)} →")
     now = row.repaired_noise if row.repair else row.noise
     if _is_shown(now):
-        said = f"{row.name}: {percent(now)} of noise{repair}; {behind}"
+        said = f"{row.name}: quantization noise {percent(now)}{repair}; {behind}"
         parts.append(Part(now, kind, said))
         notes.append(percent(now))
     linked, out = len(parts), arriving(row)
     if _is_shown(out):
-        said = f"{row.name}: {percent(out)} of noise at the outputs{repair}; {behind}"
+        said = f"{row.name}: output noise {percent(out)}{repair}; {behind}"
         parts.append(Part(out, "arriving", said, shape="diamond"))
         notes = notes or [percent(out)]
     return Row(row.name, parts, " ".join(notes), linked)

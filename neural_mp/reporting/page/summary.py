@@ -35,15 +35,15 @@ def verdict(view: View) -> tuple[str, str, str]:
     """The verdict in a word or two, what it means, and the class of its tile."""
     ending = view.ending
     if ending is None:
-        return "Did not end", "killed, or still going on", "open"
+        return "Unfinished", "killed or still in progress", "open"
     if ending.met is None:
         return "Accuracy not checked", formatting.speed(ending.report), "open"
     if ending.met:
         return "Target met", formatting.speed(ending.report), "good"
     rejected = ending.report.best_rejected
     if rejected is not None and rejected.outcome is Outcome.SLOW:
-        return "Nothing is faster", "the result is the FP32 model", "bad"
-    closest = f"; trial {rejected.number + 1} came closest" if rejected is not None else ""
+        return "No faster plan", "the result is the FP32 model", "bad"
+    closest = f"; closest: trial {rejected.number + 1}" if rejected is not None else ""
     return "Target not met", f"the result is the FP32 model{closest}", "bad"
 
 
@@ -82,7 +82,7 @@ def _figures(report: Report) -> list[tuple[str, str, Child]]:
         _accuracy(report),
         ("Weights", formatting.size(report.size), _beside(report.baseline_size, report.size)),
         (
-            "Memory of a run",
+            "Memory footprint",
             formatting.size(report.footprint),
             _beside(report.baseline_footprint, report.footprint),
         ),
@@ -103,9 +103,7 @@ def _accuracy(report: Report) -> tuple[str, str, Child]:
         found = (
             "not checked" if report.output_sqnr_db is None else f"{report.output_sqnr_db:.1f} dB"
         )
-        said = (
-            "" if report.output_sqnr_db is None else "signal to noise of the outputs, beside FP32’s"
-        )
+        said = "" if report.output_sqnr_db is None else "SQNR of the outputs, compared with FP32"
         return title, found, said
     said = f"FP32 {formatting.number(report.baseline_accuracy)}{_goal(report.target)}"
     return title, formatting.number(report.accuracy), each or said
@@ -143,7 +141,7 @@ def _figures_so_far(view: View) -> list[tuple[str, str, Child]]:
             _share(found.get("relative_modelsize")),
         ),
         (
-            f"Memory, {so_far}",
+            f"Memory footprint, {so_far}",
             formatting.size(found.get("footprint")),
             _share(found.get("relative_footprint")),
         ),
@@ -155,7 +153,7 @@ def _titled(words: str) -> str:
 
 
 def _share(value: float | None) -> str:
-    return f"{value:.0%} of FP32’s" if value else ""
+    return f"{value:.0%} of FP32" if value else ""
 
 
 def precision_bar(view: View, small: bool = False) -> Element:
@@ -193,10 +191,10 @@ def notices(view: View) -> list[Child]:
         return [
             element(
                 "p",
-                "This run has no end: it was killed, or it goes on while this page was made. The "
-                "page shows what had been kept by then; ",
+                "This run is unfinished: killed, or still in progress when this page was "
+                "generated. The page shows the data stored until then; ",
                 element("code", "resume"),
-                " goes on from there.",
+                " continues the run.",
                 class_="card warn",
             )
         ]

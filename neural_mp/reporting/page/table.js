@@ -13,10 +13,10 @@ class OpTable {
     const columns = [
       ["op", op(OP.name)],
       ["type", index => data.types[data.ops[index][OP.type]], "l"],
-      ["runs in", index => state.runs[index], "l"],
-      ["because", index => this.reason(index), "why"],
-      ["noise in INT8", op(OP.noise), "", share],
-      ["at the outputs", op(OP.arriving), "", share],
+      ["precision", index => state.runs[index], "l"],
+      ["reason", index => this.reason(index), "why"],
+      ["quantization noise", op(OP.noise), "", share],
+      ["output noise", op(OP.arriving), "", share],
       ["FP32 model", op(OP.before), "", micros],
       ["result", op(OP.after), "", micros],
       ["alone in FP32", single("."), "", micros],
@@ -43,7 +43,7 @@ class OpTable {
     if (runs === "8") return "";
     const why = op[OP.why]["8"];
     if (why != null) return this.data.why[why];
-    return op[OP.config] ? "could; the plan keeps it" : "follows the ops around it";
+    return op[OP.config] ? "supported; kept by the plan" : "follows the ops around it";
   }
   listed() {
     const asked = byId("filter").value.trim().toLowerCase();

@@ -33,10 +33,10 @@ _MOST_OPS, _MOST_CONVERSIONS = 14, 100
 
 def time_section(view: View) -> Element:
     """FP32 beside the result, by type; and what the ops run in."""
-    what = "What ops run in." if view.ending else "What ops run in, in the best trial so far."
+    what = "Precisions of ops." if view.ending else "Precisions of ops in the best trial so far."
     return element(
         "section",
-        element("h2", "Where the time goes"),
+        element("h2", "Time by op"),
         _spent(view),
         element("h2", low_words(view), class_="second"),
         element("p", what, class_="lead"),
@@ -58,7 +58,7 @@ def _barred(view: View) -> Element | None:
     ]
     return element(
         "details",
-        element("summary", "Convolutions and products that were barred"),
+        element("summary", "Ineligible contractions"),
         element("ul", [element("li", words) for words in said]),
         class_="barred",
     )
@@ -79,13 +79,13 @@ def time_by_type(view: View, times: Mapping[str, float]) -> dict[str, float]:
 def _spent(view: View) -> list[Child]:
     ending = view.ending
     if ending is None or not ending.baseline_times:
-        why = "This run had no end." if ending is None else "It would have taken too long."
-        return [none(f"The ops of the result were not timed. {why}")]
+        why = "the run is unfinished" if ending is None else "timing would take too long"
+        return [none(f"The ops of the result were not timed: {why}.")]
     timed = {"FP32": ending.baseline_times, "result": ending.result_times}
     sums = {title: time_by_type(view, times) for title, times in timed.items() if times}
     colours = _colours(sums)
     longest = max(sum(by.values()) for by in sums.values())
-    drawn: list[Child] = [element("p", "Both bars on one scale.", class_="lead")]
+    drawn: list[Child] = [element("p", "Both bars have the same scale.", class_="lead")]
     drawn += [_bar(title, by, colours, longest) for title, by in sums.items()]
     rest = any(kind not in colours and kind != CONVERSIONS for by in sums.values() for kind in by)
     keys = [(colour, kind) for kind, colour in colours.items()]
@@ -96,9 +96,9 @@ def _spent(view: View) -> list[Child]:
     drawn.append(
         element(
             "p",
-            f"On every run: {found.quantize} quantize, {found.dequantize} dequantize, "
-            f"{counted(found.casts, 'cast')}. Sums of single ops, timed one by one; the whole "
-            f"takes {formatting.seconds(ending.report.latency)}.",
+            f"Per inference: {found.quantize} quantize, {found.dequantize} dequantize, "
+            f"{counted(found.casts, 'cast')}. The bars are sums of ops timed one by one; the "
+            f"latency of the whole model is {formatting.seconds(ending.report.latency)}.",
             class_="lead after",
         )
     )
@@ -159,10 +159,11 @@ def single_ops_section(view: View) -> Element | None:
     slowest = sorted(times, key=lambda op: -max(times[op].values(), default=0.0))[:_MOST_OPS]
     rows = [_op_row(view, op, times[op]) for op in slowest if times[op]]
     seen = [p for p in reversed(Precision) if any(p in by for by in times.values())]
-    more = f"The slowest {len(rows)} of {len(times)} timed." if len(times) > len(rows) else None
+    more = f"The slowest {len(rows)} of {len(times)} timed ops." if len(times) > len(rows) else None
     return card(
         "Time of single ops",
-        "Each with what runs along in its kernel; the figure is the gain of what was chosen.",
+        "Each op with the ops fused into its kernel; the number is the speed-up of the chosen "
+        "precision over FP32.",
         both(lambda narrow: bars(rows, narrow)),
         legend([*((p.value, NAMES[p]) for p in seen), ("fp32 weak", "pale: not chosen")]),
         element("p", more, class_="lead after") if more else None,
@@ -203,9 +204,11 @@ def conversions_section(view: View) -> Element | None:
     left = len(found) - len(rows)
     return card(
         "Conversions",
-        f"{counted(len(found), 'place')} where values change their type on every run.",
+        f"{counted(len(found), 'data type conversion')} per inference.",
         scrolling(
-            table(["of", "does", "for", "takes"], rows, class_="left"), "Conversions", "middle"
+            table(["tensor", "conversion", "consumers", "time"], rows, class_="left"),
+            "Conversions",
+            "middle",
         ),
         element("p", f"… and {left} more.", class_="lead after") if left > 0 else None,
     )

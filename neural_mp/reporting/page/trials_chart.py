@@ -22,8 +22,8 @@ SHAPES = {
 _SAID = {
     Outcome.MET: "met the target",
     Outcome.MISSED: "missed the target",
-    Outcome.PRUNED: "stopped early, as it was lost",
-    Outcome.SLOW: "met the target, gains too little",
+    Outcome.PRUNED: "stopped early, target out of reach",
+    Outcome.SLOW: "met the accuracy target, speed-up too small",
     Outcome.FAILED: "failed",
 }
 #: Trials further below the target than this many times the tolerated loss lie at the foot.
@@ -50,7 +50,7 @@ def trials_chart(view: View, narrow: bool, chosen: bool = True) -> Element:
     last = sorted(view.drawn, key=lambda trial: trial is view.best)
     parts.extend(_point(view, trial, frame, chosen) for trial in last)
     parts.append(_baseline(view, frame))
-    said = f"Trials: {view.metric} against the time of a batch"
+    said = f"Trials: {view.metric} against time per batch"
     return picture(frame.width, frame.height, said, parts)
 
 
@@ -117,7 +117,7 @@ class _Frame:
             y = self.accuracy(value)
             parts.append(line(self.time.start, y, self.right, y, "grid"))
             parts.append(text(f"{value:.4g}", self.time.start - 8, y + 4, "tick", "end"))
-        what = "time, share of FP32’s" if self.narrow else "time of a batch, as a share of FP32’s"
+        what = "time, fraction of FP32" if self.narrow else "time per batch, as a fraction of FP32"
         parts.append(text(what, middle, self.height - 8, "axis", "middle"))
         if not self.narrow:
             better = "" if self.view.higher_is_better else " (lower is better)"
@@ -198,7 +198,7 @@ def _baseline(view: View, frame: _Frame) -> Element | None:
     x, y = frame.time(1.0), frame.accuracy(base)
     taken = view.report.baseline_latency if view.report else None
     said = f"FP32: {view.metric} {formatting.number(base)}"
-    said += f", {formatting.seconds(taken)} a batch" if taken else ""
+    said += f", {formatting.seconds(taken)} per batch" if taken else ""
     return element(
         "g",
         mark("diamond", x, y, "fp32"),

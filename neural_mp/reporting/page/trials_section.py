@@ -25,7 +25,7 @@ from neural_mp.util.text import counted
 
 _MARKS = (
     ("circle", "trial met", "met the target", {Outcome.MET}),
-    ("triangle", "trial slow", "gains too little", {Outcome.SLOW}),
+    ("triangle", "trial slow", "speed-up too small", {Outcome.SLOW}),
     ("cross", "trial missed", "missed, stopped early or failed", set(Outcome)),
 )
 #: Fewer stand in the table of finalists only.
@@ -37,18 +37,19 @@ _MOST = 12
 def trials_section(view: View) -> Element:
     """What was tried."""
     if not view.trials:
-        why = "No accuracy was checked." if view.baseline_accuracy is None else ""
+        why = "Accuracy was not checked." if view.baseline_accuracy is None else ""
         return card("Trials", None, none(f"No plan was evaluated. {why}"))
     drawn = view.drawn
     failed = [trial for trial in view.trials if trial not in drawn]
     better = "accurate" if view.higher_is_better else "accurate (a lower value)"
     return card(
         "Trials",
-        f"Up is more {better}, left is faster. Choose one to see its plan on the map.",
+        f"Higher is more {better}, further left is faster. Select a trial to show its plan on "
+        "the map.",
         both(lambda narrow: trials_chart(view, narrow)) if drawn else None,
         _legend(view) if drawn else None,
         [element("p", described(trial), class_="lead after") for trial in failed[:_MOST]],
-        none(f"… and {len(failed) - _MOST} more that failed.") if len(failed) > _MOST else None,
+        none(f"… and {len(failed) - _MOST} more failed trials.") if len(failed) > _MOST else None,
     )
 
 
@@ -96,11 +97,11 @@ def finalists_section(view: View) -> Element | None:
         ]
         for t in timed
     ]
-    headings = ["", "accuracy", "first measured", "side by side", "a batch", "predicted"]
+    headings = ["trial", "accuracy", "first measured", "interleaved", "time per batch", "predicted"]
     return card(
         "Finalists",
-        f"{counted(len(timed), 'trial')} measured again, side by side, since single measurements "
-        "drift. Time as a share of FP32’s, with what it lies between at a confidence of 99 %.",
+        f"{counted(len(timed), 'trial')} measured again in interleaved rounds, because single "
+        "measurements drift. Time as a fraction of FP32, with its 99 % confidence interval.",
         both(lambda narrow: ranges(rows, narrow, 1.0)),
         scrolling(table(headings, changed), "Finalists", "middle after"),
     )
@@ -120,7 +121,7 @@ def _finalist(view: View, trial: Trial) -> Row:
     high = trial.objectives.get("relative_latency_high", share)
     chosen = view.ending is not None and trial.number == view.ending.chosen
     kind = "trial met chosen" if chosen else "trial met"
-    said = f"trial {trial.number + 1}: {share:.1%} of FP32’s time ({low:.1%} to {high:.1%})"
+    said = f"trial {trial.number + 1}: {share:.1%} of the FP32 time ({low:.1%} to {high:.1%})"
     shape = "star" if chosen else "circle"
     middle = Part(share, kind, said, shape=shape)
     parts = (middle, Part(low, "", ""), Part(high, "", ""))
@@ -139,10 +140,10 @@ def predicted_section(view: View) -> Element | None:
         return None
     off = sorted(abs(foretold - share) / share for _, foretold, share in pairs)
     return card(
-        "Predicted and measured",
-        "Time as a share of FP32’s: as the times of single ops and of conversions foretell it, "
-        "and as measured. On the line both are alike; the middle trial is "
-        f"{off[len(off) // 2]:.0%} off.",
+        "Predicted and measured time",
+        "Time as a fraction of FP32: predicted from the times of single ops and conversions, and "
+        "measured. On the diagonal, both are equal; the median error is "
+        f"{off[len(off) // 2]:.0%}.",
         both(lambda narrow: _predicted_chart(view, pairs, narrow)),
     )
 

@@ -22,7 +22,7 @@ class TestOnnxDeployment(DeploymentContract):
             made_for(target).result.save(tmp_path / f"{target}.onnx")
             properties = onnx.load(tmp_path / f"{target}.onnx").metadata_props
             said = {item.key: item.value for item in properties}
-            assert words in said["neural_mp.right_on"]
+            assert words in said["neural_mp.exact_on"]
 
     def test_unsigned_weights_are_the_same_numbers(self, made_for, tmp_path):
         made = made_for("vnni")
