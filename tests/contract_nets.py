@@ -10,7 +10,7 @@ from neural_mp.testing import FACTOR
 
 
 class Outliers(nn.Module):
-    """`RepairContract.net`."""
+    """`CorrectionContract.net`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Outliers(nn.Module):
 
 
 class Residual(nn.Module):
-    """`RepairContract.residual`."""
+    """`CorrectionContract.residual`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Residual(nn.Module):
 
 
 class TwoOutputs(Residual):
-    """`RepairContract.two_outputs`."""
+    """`CorrectionContract.two_outputs`."""
 
     def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         found = torch.relu(self.first(image))
@@ -57,7 +57,7 @@ class TwoOutputs(Residual):
 
 
 class Normed(nn.Module):
-    """`RepairContract.normed`."""
+    """`CorrectionContract.normed`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -71,7 +71,7 @@ class RunStart:
         framework: the model's framework.
         graph: its ops.
         capabilities: op → what it may run in here, with bare configs, and why not in the rest.
-        decided: the ops that a plan decides on.
+        tunable_ops: the ops that a plan decides on.
         tensors: what may be stored in INT8.
         fan_in: op → how many products every number that it writes is the sum of, of ops with a
             weight.
@@ -86,7 +86,7 @@ class RunStart:
     framework: str
     graph: OpGraph
     capabilities: Mapping[str, Capability]
-    decided: tuple[str, ...] = ()
+    tunable_ops: tuple[str, ...] = ()
     tensors: tuple[QuantizedTensor, ...] = ()
     fan_in: Mapping[str, int] = field(default_factory=dict)
     settings: Mapping[str, Setting] = field(default_factory=dict)

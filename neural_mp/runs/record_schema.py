@@ -72,7 +72,7 @@ def setup_to_dict(setup: RunStart) -> dict[str, Any]:
         "outputs": list(graph.outputs),
         "ops": ops,
         "reasons": list(reasons),
-        "decided": list(setup.decided),
+        "tunable_ops": list(setup.tunable_ops),
         "tensors": [asdict(tensor) for tensor in setup.tensors],
         "fan_in": dict(setup.fan_in),
         "settings": {name: asdict(setting) for name, setting in setup.settings.items()},
@@ -114,7 +114,7 @@ def _consistent(setup: RunStart) -> RunStart:
     named = {
         "outputs": (setup.graph.outputs, sources),
         "ops.fusion_group": ([op.fusion_group for op in setup.graph if op.fusion_group], known),
-        "decided": (setup.decided, known),
+        "tunable_ops": (setup.tunable_ops, known),
         "fan_in": (setup.fan_in, known),
         "tensors.name": ([tensor.name for tensor in tensors], sources),
         "tensors.producers": ([op for tensor in tensors for op in tensor.producers], known),
@@ -186,7 +186,7 @@ _SETUP = record(
     {
         **dict.fromkeys(("started", "model", "framework"), string),
         "batch_size": non_negative_integer,
-        **dict.fromkeys(("inputs", "outputs", "reasons", "decided"), _NAMES),
+        **dict.fromkeys(("inputs", "outputs", "reasons", "tunable_ops"), _NAMES),
         "ops": list_of(_OP),
         "tensors": list_of(_tensor),
         "fan_in": mapping_of(non_negative_integer),

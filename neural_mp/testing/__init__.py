@@ -5,24 +5,24 @@ They need pytest, which the extra `testing` installs.
 
 from neural_mp.testing.adaptor_contract import AdaptorContract
 from neural_mp.testing.amp_contract import AmpContract
-from neural_mp.testing.api_contract import FaceContract
+from neural_mp.testing.api_contract import ApiContract
 from neural_mp.testing.comparison_contract import ComparisonContract
-from neural_mp.testing.correction_contract import FACTOR, RepairCase, RepairContract
+from neural_mp.testing.correction_contract import FACTOR, CorrectionContract, RepairCase
 from neural_mp.testing.deployment_contract import DeploymentContract
 from neural_mp.testing.fixtures import Accuracy, Split, digits, machine, signal_to_noise, uniform
-from neural_mp.testing.products_contract import ProductsContract
+from neural_mp.testing.products_contract import AccumulationContract
 
 __all__ = [
     "FACTOR",
+    "AccumulationContract",
     "Accuracy",
     "AdaptorContract",
     "AmpContract",
+    "ApiContract",
     "ComparisonContract",
+    "CorrectionContract",
     "DeploymentContract",
-    "FaceContract",
-    "ProductsContract",
     "RepairCase",
-    "RepairContract",
     "Split",
     "digits",
     "machine",

@@ -29,7 +29,7 @@ tuning:
 """
 
 
-class FaceContract(OnDigits):
+class ApiContract(OnDigits):
     """What users do first; subclasses give `model`, `reference` and `hostile_net` as fixtures."""
 
     framework: str

@@ -55,7 +55,7 @@ class RepairCase:
         return self.plain.replacing({op: replace(self.plain[op], corrections=repairs)})
 
 
-class RepairContract(OnDigits):
+class CorrectionContract(OnDigits):
     """Subclasses give nets over [batch, 1, 8, 8], or with channels last, as fixtures.
 
     `net`: convolution, ReLU, grouped convolution, ReLU, max pooling, convolution, ReLU, a layer

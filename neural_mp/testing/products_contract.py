@@ -105,7 +105,7 @@ def product(case: Case, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return np.concatenate(parts, axis=1)
 
 
-class ProductsContract:
+class AccumulationContract:
     """What must hold for integer kernels; subclasses build models of the cases they have."""
 
     framework: str

@@ -47,7 +47,7 @@ def setup_of(job: TuningJob) -> RunStart:
         framework=job.model.adaptor.framework,
         graph=space.graph,
         capabilities={op: _bare(found) for op, found in space.capabilities.items()},
-        decided=space.tunable_ops,
+        tunable_ops=space.tunable_ops,
         tensors=space.tensors,
         fan_in=_fan_in(job.model),
         settings=job.described.settings,

@@ -180,7 +180,7 @@ def _ops(record: RunRecord, plan: PrecisionPlan, flow: QuantizationFlow) -> Iter
     """The decided ops that read no tensor that may be stored in INT8."""
     setup = record.setup
     read = {op for tensor in setup.tensors for op in tensor.consumers}
-    for op in setup.decided:
+    for op in setup.tunable_ops:
         if op in read:
             continue
         able = setup.capabilities[op].precisions

@@ -12,7 +12,7 @@ from torch import nn
 import neural_mp
 from neural_mp import AccuracyCriterion, ExitPolicy, MixedPrecision, common
 from neural_mp.errors import DataError
-from neural_mp.testing import FaceContract
+from neural_mp.testing import ApiContract
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_runs")]
 
@@ -33,7 +33,7 @@ def outputs(model, images):
         return model(torch.from_numpy(images)).numpy()
 
 
-class TestFace(FaceContract):
+class TestFace(ApiContract):
     framework = "pytorch"
     native = nn.Module
     convolution = "conv2d"

@@ -69,10 +69,10 @@ def test_a_hostile_plan_file_is_one_short_error_at_once(name, tmp_path):
     ("key", "around"),
     [
         ("ranges.relu.kl.0", lambda wrong: {"ranges": {"relu": {"kl": [wrong, 1.0]}}}),
-        ("noise.relu", lambda wrong: {"noise": {"relu": wrong}}),
-        ("values.relu", lambda wrong: {"values": {"relu": wrong}}),
+        ("nsr.relu", lambda wrong: {"nsr": {"relu": wrong}}),
+        ("elements.relu", lambda wrong: {"elements": {"relu": wrong}}),
         ("samples", lambda wrong: {"samples": wrong}),
-        ("repaired.relu.smooth", lambda wrong: {"repaired": {"relu": {"smooth": wrong}}}),
+        ("corrected_nsr.relu.smooth", lambda wrong: {"corrected_nsr": {"relu": {"smooth": wrong}}}),
         (
             "channels.relu.high.1",
             lambda wrong: {

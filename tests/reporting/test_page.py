@@ -282,7 +282,7 @@ def test_numbers_that_are_none_do_not_stop_a_page(graph):
     first, *others = made.trials
     made = replace(
         made,
-        observations=replace(made.observations, noise=noise),
+        observations=replace(made.observations, nsr=noise),
         trials=(*others, replace(first, accuracy=nothing, number=9)),
     )
     assert "NaN" not in re.sub(r"<script.*?</script>", "", page_of(made), flags=re.S)

@@ -47,7 +47,7 @@ def test_not_if_leaving_it_out_costs_more_in_conversions():
 
 
 def test_larger_tensors_take_longer_to_convert():
-    measured = times((4.0, 1.0), (1.0, 3.0), (4.0, 1.0), conversion=0.1, value=0.01)
+    measured = times((4.0, 1.0), (1.0, 3.0), (4.0, 1.0), conversion=0.1, per_element=0.01)
     small, large = {"op0": 1, "op1": 1}, {"op0": 100, "op1": 100}
     assert fastest(CostInputs({}, times=measured, values=small)) == {"op0", "op2"}
     assert fastest(CostInputs({}, times=measured, values=large)) == {"op0", "op1", "op2"}

@@ -91,7 +91,7 @@ class View:
     @cached_property
     def decided(self) -> frozenset[str]:
         """The ops that a plan decides on."""
-        return frozenset(self.record.setup.decided)
+        return frozenset(self.record.setup.tunable_ops)
 
     @cached_property
     def plan(self) -> PrecisionPlan:

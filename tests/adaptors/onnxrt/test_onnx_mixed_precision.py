@@ -12,13 +12,13 @@ import neural_mp
 from neural_mp import MixedPrecision, PrecisionPlan
 from neural_mp.amp import AutoMixedPrecisionOptions
 from neural_mp.core.hardware import Hardware
-from neural_mp.testing import FaceContract
+from neural_mp.testing import ApiContract
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.usefixtures("quick_runs")
-class TestFace(FaceContract):
+class TestFace(ApiContract):
     framework = "onnxrt"
     native = onnx.ModelProto
     convolution = "Conv"

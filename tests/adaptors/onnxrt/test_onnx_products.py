@@ -1,11 +1,11 @@
-"""See `ProductsContract`."""
+"""See `AccumulationContract`."""
 
 from onnx_nets import graph, op
 
-from neural_mp.testing.products_contract import SIDE, ProductsContract
+from neural_mp.testing.products_contract import SIDE, AccumulationContract
 
 
-class TestOnnxProducts(ProductsContract):
+class TestOnnxProducts(AccumulationContract):
     framework = "onnxrt"
     approaches = ("static", "dynamic")
 

@@ -4,10 +4,10 @@ from contract_nets import Normed, Outliers, Residual, TwoOutputs, seeded
 from onnx_nets import as_onnx, graph, op
 
 from neural_mp.errors import PlanError
-from neural_mp.testing import FACTOR, RepairCase, RepairContract
+from neural_mp.testing import FACTOR, CorrectionContract, RepairCase
 
 
-class TestRepairs(RepairContract):
+class TestRepairs(CorrectionContract):
     @pytest.fixture(scope="class")
     @classmethod
     def net(cls):

@@ -1,10 +1,10 @@
-"""See `ProductsContract`."""
+"""See `AccumulationContract`."""
 
 import pytest
 import torch
 from torch import nn
 
-from neural_mp.testing.products_contract import ProductsContract
+from neural_mp.testing.products_contract import AccumulationContract
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ class Net(nn.Module):
         return torch.relu(y) if self.case.relu else y
 
 
-class TestPyTorchProducts(ProductsContract):
+class TestPyTorchProducts(AccumulationContract):
     framework = "pytorch"
     approaches = ("static", "dynamic", "weight_only")
 

@@ -8,11 +8,11 @@ from torch.nn import functional as F
 from neural_mp.adaptors.common.cross_layer_scaling import LayerRescale
 from neural_mp.adaptors.pytorch.adaptor import PyTorchAdaptor
 from neural_mp.errors import PlanError
-from neural_mp.testing import FACTOR, RepairContract, signal_to_noise
+from neural_mp.testing import FACTOR, CorrectionContract, signal_to_noise
 from neural_mp.testing import RepairCase as Case
 
 
-class TestRepairs(RepairContract):
+class TestRepairs(CorrectionContract):
     @pytest.fixture(scope="class")
     @classmethod
     def net(cls):

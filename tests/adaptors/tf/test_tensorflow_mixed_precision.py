@@ -8,7 +8,7 @@ from keras_nets import ChannelsLast, hostile
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from neural_mp import MixedPrecision
-from neural_mp.testing import FaceContract
+from neural_mp.testing import ApiContract
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ def as_saved_model(net, folder):
 
 
 @pytest.mark.usefixtures("quick_runs")
-class TestFace(ChannelsLast, FaceContract):
+class TestFace(ChannelsLast, ApiContract):
     framework = "tensorflow"
     native = tf.Module
     convolution = "Conv2D"

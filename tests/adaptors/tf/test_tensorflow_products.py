@@ -1,11 +1,11 @@
-"""See `ProductsContract`."""
+"""See `AccumulationContract`."""
 
 import tensorflow as tf
 
-from neural_mp.testing.products_contract import CASES, SIDE, ProductsContract
+from neural_mp.testing.products_contract import CASES, SIDE, AccumulationContract
 
 
-class TestTensorFlowProducts(ProductsContract):
+class TestTensorFlowProducts(AccumulationContract):
     framework = "tensorflow"
     cases = tuple(name for name in CASES if name != "grouped")
 

@@ -5,7 +5,7 @@ from keras import layers, ops
 from keras_nets import ChannelsLast
 
 from neural_mp.errors import PlanError
-from neural_mp.testing import FACTOR, RepairCase, RepairContract
+from neural_mp.testing import FACTOR, CorrectionContract, RepairCase
 
 
 def convolution(channels, **settings):
@@ -78,7 +78,7 @@ def seeded(build) -> keras.Model:
     return build()
 
 
-class TestRepairs(ChannelsLast, RepairContract):
+class TestRepairs(ChannelsLast, CorrectionContract):
     @pytest.fixture(scope="class")
     @classmethod
     def net(cls):
