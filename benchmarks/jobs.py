@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from neural_mp import tune_many
-from neural_mp.jobs.fingerprint import job_digest
+from neural_mp.jobs.driver import job_digest
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus
 
 JOB = "model: {name: %s}\ntuning: {random_seed: %d}\n"

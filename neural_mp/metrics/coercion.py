@@ -13,15 +13,15 @@ from neural_mp.errors import ConfigurationError, MetricError, did_you_mean, erro
 from neural_mp.metrics.base import METRICS
 from neural_mp.metrics.function_metric import OverAllData, takes_data
 from neural_mp.metrics.predictions import OfOutput
-from neural_mp.metrics.sklearn_metrics import (
+from neural_mp.metrics.third_party import (
     Scorer,
+    foreign,
     is_scorer,
     is_sklearn_function,
     named_scorer,
     scorer_names,
     sklearn_function,
 )
-from neural_mp.metrics.third_party import foreign
 from neural_mp.util.text import with_article
 
 #: What can be said beside the options of any metric: which output and which labels it is given, and

@@ -20,7 +20,7 @@ from tune_many_jobs import METRICS, evaluations, write_jobs_into
 
 import neural_mp
 from neural_mp.errors import ConfigurationError, TuningError
-from neural_mp.jobs.fingerprint import job_digest
+from neural_mp.jobs.driver import job_digest
 from neural_mp.reporting.jobs import JobsListener, LiveJobs, jobs_table
 from neural_mp.reporting.page.jobs import jobs_page
 from neural_mp.tuning.job_outcome import JobOutcome, JobStatus, read_outcome

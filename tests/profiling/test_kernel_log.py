@@ -10,7 +10,7 @@ import pytest
 
 from neural_mp.errors import ConfigurationError, KernelLogError
 from neural_mp.profiling import changed_kernels, read_kernel_log, side_by_side
-from neural_mp.profiling.stdout_filter import Sieve
+from neural_mp.profiling.kernel_log import Sieve
 
 #: Version → lines that it wrote, with the kernel, type, sizes and milliseconds of the last.
 VERSIONS = {
@@ -352,7 +352,7 @@ def test_what_cannot_be_of_the_log_passes_a_sieve_at_once():
 
 def test_without_standard_output_there_is_nothing_to_catch():
     code = (
-        "from neural_mp.profiling.stdout_filter import sieved_output\n"
+        "from neural_mp.profiling.kernel_log import sieved_output\n"
         "with sieved_output(None):\n"
         "    pass"
     )

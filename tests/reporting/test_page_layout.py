@@ -7,8 +7,15 @@ import random
 import pytest
 
 from neural_mp.core.graph import Op, OpGraph
-from neural_mp.reporting.page.layer_ordering import BOX_WIDTH, apart
-from neural_mp.reporting.page.map_layout import BOX_HEIGHT, Kernels, folded, laid_out, ranked
+from neural_mp.reporting.page.map_layout import (
+    BOX_HEIGHT,
+    BOX_WIDTH,
+    Kernels,
+    apart,
+    folded,
+    laid_out,
+    ranked,
+)
 
 
 def random_edges(count: int, seed: int) -> list[tuple[int, int]]:

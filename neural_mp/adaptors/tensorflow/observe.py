@@ -13,13 +13,121 @@ from neural_mp.adaptors.common.calibration import SAMPLES_PER_BATCH, BatchStats,
 from neural_mp.adaptors.common.op_outputs import OpOutput, OutputLocation, op_value, results_graph
 from neural_mp.adaptors.common.signature import in_parts
 from neural_mp.adaptors.tensorflow.aliasing import protect_summands
+from neural_mp.adaptors.tensorflow.control_flow import ENTERS, EXITS, frames, in_bodies, in_loops
 from neural_mp.adaptors.tensorflow.graph import build_graph
-from neural_mp.adaptors.tensorflow.loop_outputs import LoopRecords
 from neural_mp.adaptors.tensorflow.model import TensorFlowModel
-from neural_mp.adaptors.tensorflow.op_results import float_results, loop_results
 from neural_mp.adaptors.tensorflow.runtime import Runner
-from neural_mp.adaptors.tensorflow.tensor_graph import Array, TensorGraph, node_of
+from neural_mp.adaptors.tensorflow.tensor_graph import Array, TensorGraph, node_of, output_of
 from neural_mp.core.graph import OpGraph
+
+
+def float_results(
+    imported: tf.Graph, graph: TensorGraph, tensors: Iterable[str]
+) -> dict[str, tf.Tensor]:
+    """Return those of the named tensors that hold floating-point numbers and can be fetched.
+
+    Left out are results of other types (integers, strings, lists of tensors, resources), ops
+    without results (assertions), and tensors of loops, which differ in every iteration: the runtime
+    fetches nothing from within a loop.
+
+    Args:
+        imported: graph as TensorFlow took it in.
+        graph: nodes of the same graph.
+        tensors: names of tensors.
+    """
+    within = in_loops(graph)
+    outside = (n for n in tensors if node_of(n) not in within or graph[n].op in EXITS)
+    return _floats(imported, outside)
+
+
+def loop_results(
+    imported: tf.Graph, graph: TensorGraph, tensors: Iterable[str]
+) -> dict[str, tf.Tensor]:
+    """Return those of the named tensors that every iteration of a loop's body computes in floats.
+
+    Args:
+        imported: graph as TensorFlow took it in.
+        graph: nodes of the same graph.
+        tensors: names of tensors.
+    """
+    inside = in_bodies(graph)
+    return _floats(imported, (name for name in tensors if node_of(name) in inside))
+
+
+def _floats(imported: tf.Graph, tensors: Iterable[str]) -> dict[str, tf.Tensor]:
+    found = {}
+    for name in tensors:
+        results = imported.get_operation_by_name(node_of(name)).outputs
+        if len(results) > output_of(name) and results[output_of(name)].dtype.is_floating:
+            found[name] = results[output_of(name)]
+    return found
+
+
+class LoopRecords:
+    """Puts lists into the loops of a graph.
+
+    Args:
+        imported: graph as TensorFlow took it in, to which ops are added.
+        graph: nodes of the same graph.
+    """
+
+    def __init__(self, imported: tf.Graph, graph: TensorGraph) -> None:
+        self._imported = imported
+        self._loops = frames(graph)
+        self._conditions: dict[str, str] = {}
+        self._around: dict[str, str] = {}
+        self._parallel: dict[str, int] = {}
+        for name, loop in self._loops.items():
+            node = graph.nodes[name]
+            if node.op == "LoopCond":
+                self._conditions[loop] = name
+            elif node.op in ENTERS:
+                self._around[loop] = self._loops.get(node_of(node.input[0]), "")
+                self._parallel[loop] = node.attr["parallel_iterations"].i
+
+    def collected(self, tensor: str, record: tf.Tensor) -> tf.Tensor:
+        """The records of all iterations, one behind the other, outside of all loops.
+
+        Args:
+            tensor: name of the tensor in a loop that the record is of.
+            record: vector of float32, computed in the same loop.
+        """
+        ops = tf.raw_ops
+        nest = self._nest(self._loops[node_of(tensor)])
+        taken = ops.EmptyTensorList(
+            element_shape=tf.constant(-1),
+            max_num_elements=tf.constant(-1),
+            element_dtype=tf.float32,
+        )
+        variables = []
+        for loop in nest:
+            entered = ops.Enter(
+                data=taken, frame_name=loop, parallel_iterations=self._parallel[loop] or 10
+            )
+            merged = ops.Merge(inputs=[entered, entered]).output
+            condition = self._imported.get_tensor_by_name(f"{self._conditions[loop]}:0")
+            left, stays = ops.Switch(data=merged, pred=condition)
+            variables.append((merged, left))
+            taken = ops.Identity(input=stays)
+        taken = ops.TensorListPushBack(input_handle=taken, tensor=record)
+        for merged, left in reversed(variables):
+            merged.op._update_input(1, ops.NextIteration(data=taken))
+            taken = ops.Exit(data=left)
+        return ops.TensorListConcatV2(
+            input_handle=taken,
+            element_shape=tf.constant([-1]),
+            leading_dims=tf.constant([], tf.int64),
+            element_dtype=tf.float32,
+        ).tensor
+
+    def _nest(self, loop: str) -> list[str]:
+        """A loop with those around it, the outermost first."""
+        found = []
+        while loop:
+            found.append(loop)
+            loop = self._around[loop]
+        return found[::-1]
+
 
 #: Bytes of input run at once: what a batch needs on its way grows with it.
 _INPUT_BYTES = 8 << 20
