@@ -206,7 +206,7 @@ def compare(name: str, batches: list[int], iterations: int, console: Console) ->
     for label, one in (("INT8", int8), ("BF16", bf16)):
         if one is not None:
             counts = one.held.counts
-            console.print(f"{label}: {one.adaptor.size(one.held) / 1e6:.0f} MB, {counts}")
+            console.print(f"{label}: {one.adaptor.weight_bytes(one.held) / 1e6:.0f} MB, {counts}")
 
 
 def main() -> None:

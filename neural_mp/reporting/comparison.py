@@ -18,7 +18,10 @@ from neural_mp.util.text import counted
 #: How many of the worst ops are marked where the user does not say how many.
 MARKED = 5
 _STYLES = {"first": "red", "worst": "yellow"}
-_COLUMNS = ("name", "type", "stored_a", "stored_b", "sqnr", "fall", "arising", "cosine", "largest")
+_COLUMNS = (
+    *("name", "type", "dtype_a", "dtype_b"),
+    *("sqnr", "sqnr_drop", "introduced_nsr", "cosine", "max_abs_error"),
+)
 
 
 def comparison_table(comparison: Comparison, worst: int | None = None) -> RenderableType:

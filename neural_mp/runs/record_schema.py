@@ -119,7 +119,10 @@ def _consistent(setup: RunStart) -> RunStart:
         "tensors.name": ([tensor.name for tensor in tensors], sources),
         "tensors.producers": ([op for tensor in tensors for op in tensor.producers], known),
         "tensors.consumers": ([op for tensor in tensors for op in tensor.consumers], known),
-        "tensors.keepers": ([op for tensor in tensors for op in tensor.quantizing_ops], known),
+        "tensors.quantizing_ops": (
+            [op for tensor in tensors for op in tensor.quantizing_ops],
+            known,
+        ),
     }
     for key, (names, expected) in named.items():
         for name in names:
@@ -171,7 +174,9 @@ _OP = record(
         "why not": mapping_of(non_negative_integer),
     },
 )
-_TENSOR = record({"name": string, "producers": _NAMES, "consumers": _NAMES}, {"keepers": _NAMES})
+_TENSOR = record(
+    {"name": string, "producers": _NAMES, "consumers": _NAMES}, {"quantizing_ops": _NAMES}
+)
 _SETTING = record({"value": string}, {"origin": string})
 _MACHINE = record(
     {

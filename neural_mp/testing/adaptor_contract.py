@@ -195,14 +195,14 @@ class AdaptorContract(OnDigits):
         assert LoadedModel(adaptor, converted).conversions.casts == casts
 
     def test_weights_shrink(self, adaptor, model, space, convert):
-        full = adaptor.size(model)
+        full = adaptor.weight_bytes(model)
         if BF16 in self.least_decibels:
-            assert adaptor.size(convert(uniform(space, BF16))) < 0.55 * full
-        assert adaptor.size(convert(uniform(space, INT8))) < 0.35 * full
+            assert adaptor.weight_bytes(convert(uniform(space, BF16))) < 0.55 * full
+        assert adaptor.weight_bytes(convert(uniform(space, INT8))) < 0.35 * full
 
     def test_ops_say_how_many_weights_they_read(self, adaptor, model, space):
         told = 4 * sum(op.weights for op in space.graph)  # bytes in float32
-        assert told == 0 or told == pytest.approx(adaptor.size(model), rel=0.05)
+        assert told == 0 or told == pytest.approx(adaptor.weight_bytes(model), rel=0.05)
 
     def test_int8_without_observations_names_the_tensor(self, adaptor, model, space):
         with pytest.raises(ConversionError, match="tensor '.*' must be quantized"):
@@ -256,7 +256,7 @@ class AdaptorContract(OnDigits):
         if adaptor.op_timing is None:
             pytest.skip(f"{self.framework} does not time single ops")
         seconds = LoadedModel(adaptor, model).profile(images)
-        assert set(space.decided) <= set(seconds)
+        assert set(space.tunable_ops) <= set(seconds)
         assert all(value >= 0 for value in seconds.values())
 
     def test_nan_is_traced_to_where_it_begins(self, adaptor, model, images):

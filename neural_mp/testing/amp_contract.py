@@ -104,7 +104,7 @@ class AmpContract(OnDigits):
             for op, paint in paints.items()
             if Precision.BF16 in space.capabilities[op].precisions  # shapes are computed apart
         }
-        colours = self.by_kind(able, space.graph, adaptor.kinds)
+        colours = self.by_kind(able, space.graph, adaptor.op_kinds)
         assert colours == COLOURS | dict.fromkeys(self.outputs, "allowed")
 
     def test_the_frameworks_own_lists_agree_with_them(self, net, images):

@@ -82,7 +82,7 @@ class ComparisonContract(OnDigits):
         result = next(x for x in found.layers[names.index(first.name) :] if x.name in made.biased)
         assert result.sqnr == pytest.approx(20, abs=1e-3)  # a tenth of the amplitude
         assert result.cosine == pytest.approx(1, abs=1e-7)
-        assert result.largest == pytest.approx(0.1 * np.abs(exact).max(), rel=1e-3)
+        assert result.max_abs_error == pytest.approx(0.1 * np.abs(exact).max(), rel=1e-3)
         assert (found.samples, found.batches) == (64, 2)
 
     def test_outputs_have_the_figures_of_numpy(self, made, images):
@@ -90,7 +90,7 @@ class ComparisonContract(OnDigits):
         reference, given = (np.asarray(model(images)) for model in (made.float, made.int8))
         (output,) = found.outputs
         assert output.sqnr == pytest.approx(signal_to_noise(reference, given), abs=1e-3)
-        assert output.largest == pytest.approx(np.abs(reference - given).max(), rel=1e-4)
+        assert output.max_abs_error == pytest.approx(np.abs(reference - given).max(), rel=1e-4)
         dot = (reference * given).sum() / np.linalg.norm(reference) / np.linalg.norm(given)
         assert output.cosine == pytest.approx(dot, abs=1e-6)
         assert found.layers[-1].sqnr == pytest.approx(output.sqnr, abs=0.01)
@@ -110,8 +110,8 @@ class ComparisonContract(OnDigits):
         exact = np.maximum(convolved(given, weight) + bias[:, None, None], 0)
         expected = signal_to_noise(exact, real)
         row = made.compared(made.float, made.int8, [images]).layers[0]
-        assert row.stored == ("float32", row.stored[1])
-        assert "uint8" in row.stored[1]
+        assert row.dtypes == ("float32", row.dtypes[1])
+        assert "uint8" in row.dtypes[1]
         assert row.sqnr == pytest.approx(expected, abs=0.1)
 
     @staticmethod
@@ -127,10 +127,10 @@ class ComparisonContract(OnDigits):
         assert set(made.convolutions) <= set(within)
         compared = {layer.name: layer for layer in found.layers}
         assert not set(within) & set(compared)
-        along = {name for layer in found.layers for name, _ in layer.along}
+        along = {name for layer in found.layers for name, _ in layer.fused_ops}
         assert along == set(within)
         relu = compared[made.relus[1]]
-        assert made.convolutions[1] in dict(relu.along)
+        assert made.convolutions[1] in dict(relu.fused_ops)
         assert relu.inputs == (made.relus[0],)
 
     def test_a_wrong_integer_layer_is_found_among_right_ones(self, made, images):

@@ -154,7 +154,7 @@ class CorrectionContract(OnDigits):
 
     @pytest.mark.parametrize("repair", ["equalize", "smooth", "bias_correction"])
     def test_a_repair_that_an_op_cannot_have_is_refused_by_name(self, case, repair):
-        first = case.space.decided[0]  # reads the images, which nothing writes
+        first = case.space.tunable_ops[0]  # reads the images, which nothing writes
         with pytest.raises(PlanError, match=first):
             case.convert(case.asking(first, repair))
 

@@ -127,8 +127,8 @@ class ProcessIdentity:
         Raises:
             KeyError, TypeError, ValueError: these are no such values.
         """
-        pid, began = int(values["pid"]), float(values["began"])
-        return cls(str(values["host"]), str(values["place"]), pid, began)
+        pid, started = int(values["pid"]), float(values["started"])
+        return cls(str(values["host"]), str(values["namespace"]), pid, started)
 
     def to_dict(self) -> dict[str, Any]:
         """All that tells the process, as JSON takes it."""

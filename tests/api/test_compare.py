@@ -169,7 +169,7 @@ def test_a_saved_result_is_compared_with_its_model_in_a_fresh_process(
     )
     document = json.loads(done.stdout)
     assert document["outputs"][0]["sqnr"] > 25
-    stored = [row["stored"][1] for row in document["layers"]]
+    stored = [row["dtypes"][1] for row in document["layers"]]
     assert sum("uint8" in kind for kind in stored) >= 5
     assert all(row["sqnr"] > 25 for row in document["layers"])
     assert set(document["left_out"]) == {"run within the kernel of another op in B"}

@@ -80,7 +80,7 @@ def test_all_batches_count_as_one_whole(chain, halved):
     parts = compare_models(chain[1], halved, [IMAGES[:3], IMAGES[3:12], IMAGES[12:]])
     for one, other in zip(whole.layers, parts.layers, strict=True):
         assert one.sqnr == pytest.approx(other.sqnr, abs=1e-4)
-        assert one.largest == pytest.approx(other.largest, rel=1e-5)
+        assert one.max_abs_error == pytest.approx(other.max_abs_error, rel=1e-5)
     assert whole.first.name == parts.first.name == "two"
     assert whole.first.sqnr == pytest.approx(20 * math.log10(2), abs=1e-3)
 
@@ -88,11 +88,11 @@ def test_all_batches_count_as_one_whole(chain, halved):
 def test_noise_is_told_to_arise_where_it_was_not_in_the_inputs(chain, halved):
     found = {layer.name: layer for layer in compare_models(chain[1], halved, [IMAGES]).layers}
     assert found["two"].introduced_nsr == pytest.approx(0.25, abs=1e-4)  # half of the amplitude
-    assert found["two"].fall == pytest.approx(120 - found["two"].sqnr)
+    assert found["two"].sqnr_drop == pytest.approx(120 - found["two"].sqnr)
     assert found["one"].introduced_nsr == 0
     behind = found["three"]
     assert behind.inputs == ("tanh_2",) == tuple(set(found) & {"tanh_2"})
-    assert behind.fall == pytest.approx(found["tanh_2"].sqnr - behind.sqnr)
+    assert behind.sqnr_drop == pytest.approx(found["tanh_2"].sqnr - behind.sqnr)
 
 
 def test_without_an_op_below_20_decibels_they_part_where_the_fall_is_largest(chain):
@@ -115,7 +115,7 @@ def test_what_is_no_number_is_as_bad_as_can_be(chain):
     assert found.first.sqnr == pytest.approx(-90)
     document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     rows = {row["name"]: row for row in document["layers"]}
-    assert rows["two"]["largest"] is None
+    assert rows["two"]["max_abs_error"] is None
     assert rows["one"]["sqnr"] is None
     assert document["first"] == "two"
 

@@ -101,7 +101,7 @@ def test_one_that_is_surely_the_best_is_not_measured_a_second_time():
     assert choice.model == "a"
     assert choice.speed.ratio.value == pytest.approx(2.5)
     assert choice.speed.baseline == pytest.approx(1.0)
-    assert choice.measured == (trials[0],)
+    assert choice.remeasured == (trials[0],)
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ def test_who_was_taken_for_dead_writes_no_more(begin, url, monkeypatch):
 
 
 def damaged(pid):
-    process = {**ProcessIdentity.here().to_dict(), "pid": pid}
+    process = {**ProcessIdentity.current().to_dict(), "pid": pid}
     return json.dumps({"process": process, "since": "", "token": "a", "beats": 0})
 
 
@@ -241,7 +241,7 @@ def test_a_run_whose_study_was_deleted_is_passed_over(begin, url):
 
 
 def test_this_process_knows_itself():
-    here = ProcessIdentity.here()
+    here = ProcessIdentity.current()
     assert here.is_this_one
     assert ProcessIdentity.from_dict(json.loads(json.dumps(here.to_dict()))) == here
     assert str(here).startswith("process ")

@@ -45,8 +45,8 @@ def test_a_table_takes_a_quarter_and_four_bytes_a_row():
     table = draw(ROWS, WIDTH)
     converted = Converted(embedding(table, op("Relu", "rows", "y")), NUMBERS)
     adaptor = OnnxRuntimeAdaptor()
-    assert adaptor.size(converted.float) == table.nbytes
-    assert adaptor.size(converted.model) == ROWS * (WIDTH + 4)
+    assert adaptor.weight_bytes(converted.float) == table.nbytes
+    assert adaptor.weight_bytes(converted.model) == ROWS * (WIDTH + 4)
 
 
 def test_what_is_behind_a_table_reads_it_in_its_own_precision():
@@ -95,7 +95,9 @@ def test_an_lstm_runs_in_the_kernel_that_finds_its_ranges(directions):
     expected = run(model, **STEPS)
     for wanted, given in zip(expected, converted.result, strict=True):
         assert signal_to_noise(wanted, given) > 30
-    assert converted.adaptor.size(converted.model) < 0.4 * converted.adaptor.size(converted.float)
+    assert converted.adaptor.weight_bytes(converted.model) < 0.4 * converted.adaptor.weight_bytes(
+        converted.float
+    )
 
 
 def test_an_lstm_is_right_wherever_it_is_loaded():
@@ -193,8 +195,8 @@ def test_a_gru_is_timed_and_comes_back_as_one_op(tmp_path):
     assert adaptor.kernel_trace.trace(again, feeds) == adaptor.kernel_trace.trace(
         converted.model, feeds
     )
-    weights = adaptor.size(converted.float)
-    assert adaptor.size(converted.model) < 0.5 * weights
+    weights = adaptor.weight_bytes(converted.float)
+    assert adaptor.weight_bytes(converted.model) < 0.5 * weights
 
 
 @pytest.mark.parametrize(

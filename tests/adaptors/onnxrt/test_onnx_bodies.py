@@ -350,7 +350,7 @@ def test_a_model_with_bodies_comes_back_from_its_folder(tmp_path):
 
 def test_a_converted_body_takes_less_room():
     converted = Converted(scan(), {"steps": X})
-    size = converted.adaptor.size
+    size = converted.adaptor.weight_bytes
     weights = W.nbytes + U.nbytes
     assert size(converted.float) - size(converted.model) > 0.6 * weights
 

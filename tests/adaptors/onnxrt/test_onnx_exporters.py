@@ -37,8 +37,8 @@ def test_weights_in_nodes_count_as_weights():
     model.graph.node.insert(0, stored)
     converted = Converted(model, {"x": draw(2, 3, 8, 8)})
     adaptor = OnnxRuntimeAdaptor()
-    assert adaptor.size(converted.float) == weight.nbytes
-    assert adaptor.size(converted.model) < 0.5 * weight.nbytes
+    assert adaptor.weight_bytes(converted.float) == weight.nbytes
+    assert adaptor.weight_bytes(converted.model) < 0.5 * weight.nbytes
 
 
 def in_branches(*bodies):

@@ -143,7 +143,7 @@ def test_strings_and_whole_numbers_are_no_part_of_what_is_observed():
     held = adaptor.load(model, example=given)
     graph = adaptor.graph(held)
     names = [*graph.inputs, *(node.name for node in graph)]
-    seen = {name for name, _ in adaptor.watch(held, [given], names)}
+    seen = {name for name, _ in adaptor.observe_tensors(held, [given], names)}
     assert seen == {"x", "a", "b", "y"}
     assert adaptor.op_outputs.first_non_finite(held, given) is None
 
@@ -233,7 +233,7 @@ def test_bodies_of_an_opset_without_sequences_are_not_looked_into():
     adaptor = OnnxRuntimeAdaptor()
     held = adaptor.load(test.model, example=feeds)
     graph = adaptor.graph(held)
-    dict(adaptor.watch(held, [feeds], [op.name for op in graph]))
+    dict(adaptor.observe_tensors(held, [feeds], [op.name for op in graph]))
     results = adaptor.predict(held, feeds)
     for ours, theirs in zip(results, run(test.model, **feeds), strict=True):
         np.testing.assert_array_equal(ours, theirs)

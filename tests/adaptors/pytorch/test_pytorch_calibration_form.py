@@ -124,7 +124,7 @@ def test_every_value_is_seen_before_it_is_written_over():
         getattr(net, name).register_forward_hook(note(name))
     x = random(4, 3, 12, 12)
     net(x)
-    for name, seen in adaptor.watch(model, [x], names):
+    for name, seen in adaptor.observe_tensors(model, [x], names):
         assert (seen.low.min(), seen.high.max()) == pytest.approx(expected.pop(name), rel=1e-5)
     assert not expected
 

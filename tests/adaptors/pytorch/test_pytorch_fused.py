@@ -336,8 +336,8 @@ def test_tied_weights_are_stored_once():
     converted = adaptor.convert(
         model, space.resolve(uniform(space, INT8)), adaptor.observe(model, [words], space), space
     )
-    assert adaptor.size(model) == 40 * 32 * 4
-    assert adaptor.size(converted) == 40 * 32 + 40 * 4
+    assert adaptor.weight_bytes(model) == 40 * 32 * 4
+    assert adaptor.weight_bytes(converted) == 40 * 32 + 40 * 4
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

@@ -109,7 +109,7 @@ def test_all_in_bf16_takes_two_casts_and_every_layer(resnet):
     ran = adaptor.kernel_trace.trace(converted, images)
     layers = Counter((op.type, ran[op.name].precision) for op in space.graph if op.weights)
     assert layers == {("conv2d", BF16): 53, ("linear", BF16): 1}
-    assert adaptor.size(converted) < 0.51 * adaptor.size(model)
+    assert adaptor.weight_bytes(converted) < 0.51 * adaptor.weight_bytes(model)
 
 
 def test_the_saved_int8_model_takes_under_30_percent_of_the_float_weights(resnet, tmp_path):
@@ -117,7 +117,7 @@ def test_the_saved_int8_model_takes_under_30_percent_of_the_float_weights(resnet
     converted = adaptor.convert(model, space.resolve(uniform(space, INT8)), observed, space)
     adaptor.save(converted, tmp_path)
     saved = sum(file.stat().st_size for file in tmp_path.iterdir())
-    assert saved < 0.3 * adaptor.size(model)
+    assert saved < 0.3 * adaptor.weight_bytes(model)
     restored = adaptor.restore(tmp_path)
     np.testing.assert_array_equal(
         adaptor.predict(restored, images), adaptor.predict(converted, images)

@@ -57,7 +57,7 @@ def test_rows_of_a_table_are_exact_to_half_a_step_of_their_own(kind):
 
 def test_a_table_takes_a_quarter_and_four_bytes_a_row():
     looked = Looked(draw(ROWS, WIDTH))
-    before, after = (looked.adaptor.size(m) for m in (looked.float, looked.model))
+    before, after = (looked.adaptor.weight_bytes(m) for m in (looked.float, looked.model))
     assert before - after == ROWS * WIDTH * 4 - ROWS * (WIDTH + 4)
 
 

@@ -35,10 +35,10 @@ def test_the_lists_of_all_frameworks_say_nothing_else_than_tensorflow_itself(pre
     """Where TensorFlow has a word on an op, it is that of our own table."""
     adaptor = TensorFlowAdaptor()
     own = adaptor.amp_lists(precision)
-    ours = canonical_lists(precision).translated(adaptor.kinds)
+    ours = canonical_lists(precision).translated(adaptor.op_kinds)
     compared = 0
     for name in AmpList:
-        for op_type in own.types(name) & {t for types in adaptor.kinds.values() for t in types}:
+        for op_type in own.types(name) & {t for types in adaptor.op_kinds.values() for t in types}:
             assert ours.of(op_type) is name, op_type
             compared += 1
     assert compared > 80
