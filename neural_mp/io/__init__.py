@@ -1,1 +1,1 @@
-"""Files from outside: bounded readers, atomic writes, archives, trust."""
+"""Access to untrusted files: bounded readers, atomic writes, archives, trust."""
