@@ -15,11 +15,10 @@ from neural_mp.errors import ConfigurationError, ModelLoadError
 def resolve_sibling(model: Path, name: str, folder: str = "") -> Path:
     """Return the path of a file referenced by a model, inside the model's folder.
 
-    If the model is a symbolic link, as in download caches, the folder of the link's target is
-    accepted, too.
+    If the model is a link, as in download caches, the folder of the link's target is accepted, too.
 
     Args:
-        model: path of the model file.
+        model: the model's file.
         name: referenced name, relative to `folder`.
         folder: subfolder of the model's folder.
 
@@ -41,7 +40,7 @@ def resolve_sibling(model: Path, name: str, folder: str = "") -> Path:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file atomically, creating parent folders; readers see the old or the new content.
+    """Write a file atomically, creating folders; readers see the old or the new content.
 
     Raises:
         OSError: the file cannot be written; the old content stays.
@@ -83,11 +82,11 @@ def read_bounded(path: str | Path, most: int) -> bytes:
     """Return the content of a file.
 
     Args:
-        path: file to read.
-        most: maximum number of bytes.
+        path: the file.
+        most: maximum size in bytes.
 
     Raises:
-        OSError: the file is unreadable, not a regular file, or larger than `most`.
+        OSError: unreadable, not a regular file, or larger than `most`.
         ValueError: the path contains a NUL.
     """
     require_regular_file(path)
@@ -102,7 +101,7 @@ def read_bounded(path: str | Path, most: int) -> bytes:
 
 
 def writable_folder(log_path: str | None) -> Path | None:
-    """Create the log folder and check that files can be written, before anything is computed.
+    """Create the log folder and check write access, before anything is computed.
 
     Raises:
         ConfigurationError: the folder is not writable.
