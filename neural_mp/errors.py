@@ -89,7 +89,7 @@ class HistoryError(NeuralMPError):
 
 
 class RunInUseError(HistoryError):
-    """A run cannot be resumed, because another process is running it."""
+    """A run cannot be resumed, because another process owns its lease."""
 
 
 class KernelLogError(NeuralMPError):

@@ -122,7 +122,7 @@ def paint(
 
 
 class _Painter:
-    """Growing sets of ops; each op maps to the op that it was reached from."""
+    """Growing sets of ops; maps each op to its predecessor on the path of spreading."""
 
     def __init__(
         self,

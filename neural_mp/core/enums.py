@@ -65,7 +65,7 @@ class Capture(StringEnum):
 
 
 class RuleSet(StringEnum):
-    """Rules of graph painting: those of this package, or of TensorFlow's own pass."""
+    """Rules of graph painting: of this package, or of TensorFlow's own pass."""
 
     ADVANCED = "advanced"
     STOCK = "stock"

@@ -1,4 +1,4 @@
-"""Framework-independent graph of a model: ops and the data edges between them."""
+"""Framework-independent graph of a model: ops and data edges."""
 
 from __future__ import annotations
 

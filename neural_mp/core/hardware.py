@@ -17,7 +17,7 @@ from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError, did_
 from neural_mp.util.display import Displayed
 
 #: CPU flags (Linux kernel spelling), any of which makes a precision native. INT8 has kernels on
-#: every CPU; with one of these flags, they accumulate exactly.
+#: every CPU; with any of these flags, accumulation is exact.
 NATIVE_FLAGS: Mapping[Precision, tuple[str, ...]] = {
     Precision.INT8: ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "asimd"),
     Precision.BF16: ("avx512_bf16", "amx_bf16", "bf16"),

@@ -37,7 +37,7 @@ class QuantizedTensor:
 
     @property
     def ops(self) -> frozenset[str]:
-        """Producers and consumers; fallback of one of them alone may have no effect."""
+        """Producers and consumers; fallback of a single op may have no effect."""
         return frozenset(self.consumers) | frozenset(self.producers)
 
 
@@ -225,7 +225,8 @@ def _wanted_in_int8(
 ) -> tuple[set[str], dict[str, str]]:
     """Return the tensors read in INT8 or writable in INT8 only, and the last op per fusion group.
 
-    Ops that join INT8 only between INT8 ops are removed from `members` if not wanted.
+    Ops that join INT8 only between INT8 ops are removed from `members` if their result is not among
+    these tensors.
     """
     tails: dict[str, str] = {}
     for name in (op.name for op in graph):

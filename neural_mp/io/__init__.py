@@ -1,1 +1,1 @@
-"""Access to untrusted files: bounded readers, atomic writes, archives, trust."""
+"""Untrusted files: bounded readers, atomic writes, archives, trust."""

@@ -64,7 +64,7 @@ class RemoteException:
     parts: tuple[_ExceptionNode, ...]
 
     def load(self) -> BaseException:
-        """Rebuild the exception; as `RuntimeError` with its message if the class cannot be rebuilt."""
+        """Rebuild the exception; a `RuntimeError` with its message if rebuilding fails."""
         made: dict[int, BaseException] = {}
 
         def make(place: int) -> BaseException:

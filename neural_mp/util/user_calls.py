@@ -75,7 +75,7 @@ def call_user(
         kind: class of the error on a mismatch.
 
     Raises:
-        UserCodeError: the user's code, or code of this package called by it, raised.
+        UserCodeError: `call` raised, or code of this package called by `call`.
         NeuralMPError: of class `kind`, if the signature does not match.
         KeyboardInterrupt: interrupted by the user.
     """

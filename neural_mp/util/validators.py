@@ -7,9 +7,9 @@ tuning file, `validate_option` the option.
 
 Libraries do not fit. msgspec, cattrs and pydantic convert data to classes by annotations: most data
 here have no class, numbers have bounds, and terms of other toolkits are aliases, so each would need
-a custom hook. They report the path of a mistake as text only, and suggest no close match for a
-misspelled word. The library schema takes predicates, as here, but needs a second for a plan's
-hundred thousand numbers, fifty times as long, and its messages need parsing to find the mistake.
+a custom hook. All three report the path of a mistake as text only, without a close match for a
+misspelled word. The library `schema` uses predicates, as here, but needs a second for a plan's
+hundred thousand numbers (50 times as long), and its messages must be parsed to find the mistake.
 """
 
 from __future__ import annotations
@@ -348,8 +348,8 @@ def record(
     Args:
         needed: required key → validator.
         others: optional key → validator; missing keys stay missing.
-        strict: whether unknown keys are errors; else they are dropped, since a later version may
-            have written them.
+        strict: whether unknown keys are errors; else unknown keys, e.g. of a later version, are
+            dropped.
     """
     known = {**needed, **others}
 
