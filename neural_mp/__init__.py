@@ -1,4 +1,4 @@
-"""Give it a trained model, your data and an accuracy target; get the fastest model that meets it.
+"""Tune a trained model's precisions: the fastest model that meets an accuracy target.
 
 >>> from neural_mp import MixedPrecision, common
 """
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: Public name → the module it lives in; imported when it is first asked for, so that importing
-#: the package stays a matter of milliseconds.
+#: Public name → its module, imported on first access to keep `import neural_mp` fast.
 _LAZY = {
     "AccuracyCriterion": "neural_mp.tuning.criterion",
     "AutoMixedPrecisionOptions": "neural_mp.amp.options",

@@ -1,4 +1,4 @@
-"""What a user of any framework implements or uses: datasets, loaders and metrics."""
+"""Framework-independent interfaces and classes: datasets, data loaders and metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Batch = tuple[Any, Any]
 
 @runtime_checkable
 class Dataset(Protocol):
-    """Indexable samples: `dataset[i]` is `(inputs, label)`, `len(dataset)` how many there are."""
+    """Indexable samples: `dataset[i]` is `(inputs, label)`, `len(dataset)` counts the samples."""
 
     def __getitem__(self, index: int) -> Any: ...
 
@@ -28,42 +28,43 @@ class Dataset(Protocol):
 
 @runtime_checkable
 class Metric(Protocol):
-    """Collects predictions batch by batch.
+    """Accumulates predictions batch by batch.
 
-    Predictions come in the kind the inputs had: numpy arrays for numpy inputs, the framework's
-    own tensors for its tensors. Labels come as the dataloader gave them.
+    Predictions have the type of the inputs: numpy arrays for numpy inputs, framework tensors for
+    framework tensors. Labels are passed on as the data loader yields them.
 
-    A metric that has the attribute `running = True` is asked for its result every now and then, so
-    that an evaluation that is lost can be stopped.
+    If the attribute `running` is True, `result` is also called during an evaluation, so that an
+    evaluation that will miss the target can be stopped.
 
-    A metric that has the attribute `compare_label = False` needs no labels: in their place it is
-    given what the FP32 model predicts, both before any postprocess.
+    If the attribute `compare_label` is False, the metric needs no labels: `labels` is the
+    prediction of the FP32 model, before any postprocessing (as is `preds`).
 
-    A metric that has a method `merge(other)` takes in with it all that another of its kind has
-    taken in, after what it has taken in itself; then workers can share an evaluation.
+    A method `merge(other)` adds the state of a second metric of the class after the metric's own;
+    workers can then share an evaluation.
     """
 
-    # Any: a metric of a user's says itself what it takes, and still is one.
+    # Any: a user's metric may narrow these types and still satisfies the protocol.
     def update(self, preds: Any, labels: Any) -> None:
-        """Take in one batch."""
+        """Add a batch."""
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Clear all state."""
 
     def result(self) -> float:
-        """The value over everything taken in since the last reset."""
+        """Return the value over all batches since the last reset."""
 
 
 def missing_methods(metric: object) -> list[str]:
-    """Those methods of a `Metric` that an object lacks."""
+    """Return the methods of `Metric` that an object lacks."""
     needed = ("update", "reset", "result")
     return [name for name in needed if not callable(getattr(metric, name, None))]
 
 
 def can_merge(metric: object) -> bool:
-    """Whether a metric has a method `merge` that knows of all that it collects.
+    """Whether a metric has a `merge` that covers all of its state.
 
-    A class that changes how one of ours collects has to say anew how it merges.
+    A subclass that overrides an accumulating method of a built-in metric must override `merge`,
+    too.
     """
     if not callable(getattr(metric, "merge", None)):
         return False
@@ -103,14 +104,14 @@ class DataLoader:
     """Batches of a dataset, for any framework.
 
     Args:
-        dataset: anything with `__getitem__` and `__len__`, or any iterable, whose items are
-            `(inputs, label)`. An iterator, which gives its items only once, is read into memory.
-        batch_size: samples a batch.
-        collate_fn: list of samples → batch; the default stacks with numpy.
-        shuffle: draw the samples in a random order, a new one each time, the same sequence of
-            orders for the same `seed`. Needs `__getitem__` and `__len__`.
-        last_batch: `"rollover"` gives a last batch that is smaller, `"discard"` drops it.
-        seed: of the shuffling.
+        dataset: anything with `__getitem__` and `__len__`, or any iterable of `(inputs, label)`. An
+            iterator, which can be read only once, is read into memory.
+        batch_size: samples per batch.
+        collate_fn: list of samples → batch; default: stack with numpy.
+        shuffle: shuffle the samples before every pass; equal seeds yield equal sequences of orders.
+            Requires `__getitem__` and `__len__`.
+        last_batch: for a smaller last batch, `"rollover"` keeps and `"discard"` drops the batch.
+        seed: random seed of `shuffle`.
 
     Raises:
         DataError: an argument is out of range or the dataset is not iterable.
@@ -160,11 +161,11 @@ class DataLoader:
         return self._batched(self._samples())
 
     def part(self, start: int, stop: int | None = None) -> Iterator[Any]:
-        """Some of the batches; samples of others are not read where there is a way around it.
+        """Iterate over a range of the batches, reading only their samples if possible.
 
         Args:
-            start: how many batches come before them.
-            stop: the number, from 0, of the first batch after them; None for all until the end.
+            start: number of batches to skip.
+            stop: index of the first batch after the range; None for no limit.
         """
         if not self._indexable or self.shuffle:
             return itertools.islice(iter(self), start, stop)

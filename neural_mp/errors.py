@@ -1,4 +1,4 @@
-"""Every error this project raises on purpose, derived from one `NeuralMPError`."""
+"""Exceptions of this package, all derived from `NeuralMPError`, and helpers for messages."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TypeVar
 
 
 class NeuralMPError(Exception):
-    """Base of every error raised on purpose: names the thing, what was expected, how to mend it.
+    """Base of all deliberate errors: the message names the subject, the rule and the fix.
 
     Attributes:
-        keys: where in the settings at hand the mistake is, the outermost key first.
+        keys: path of the mistake in the settings, outermost key first.
     """
 
     keys: tuple[str | int, ...] = ()
@@ -20,10 +20,10 @@ class NeuralMPError(Exception):
 
 @contextmanager
 def error_path(*keys: str | int) -> Iterator[None]:
-    """Note in every error of ours raised inside which settings it comes from.
+    """Prepend keys to the path of every `NeuralMPError` raised in this context.
 
     Raises:
-        NeuralMPError: the error raised inside, with these keys before those that it has.
+        NeuralMPError: the error raised inside, with the keys prepended.
     """
     try:
         yield
@@ -37,19 +37,19 @@ class ConfigurationError(NeuralMPError):
 
 
 class UnknownPrecisionError(ConfigurationError):
-    """A precision that does not exist was asked for."""
+    """A requested precision does not exist."""
 
 
 class UnsupportedPrecisionError(NeuralMPError):
-    """A precision this machine does not run was asked for alone."""
+    """No requested precision besides FP32 is supported on this machine."""
 
 
 class UnknownOperatorError(NeuralMPError):
-    """An op or op type that the model does not have was named."""
+    """An op or op type that does not exist in the model."""
 
 
 class UnknownFrameworkError(NeuralMPError):
-    """A model of no framework we have an adaptor for."""
+    """A model of a framework without an adaptor."""
 
 
 class MissingFrameworkError(NeuralMPError):
@@ -57,7 +57,7 @@ class MissingFrameworkError(NeuralMPError):
 
 
 class ModelLoadError(NeuralMPError):
-    """A model that cannot be read, or that we refuse to read because doing so would run code."""
+    """A model that cannot be read, or is refused because reading would execute code."""
 
 
 class CaptureError(ModelLoadError):
@@ -73,7 +73,7 @@ class ConversionError(NeuralMPError):
 
 
 class DataError(NeuralMPError):
-    """A dataset or dataloader that is missing, empty or of the wrong form."""
+    """A dataset or data loader that is missing, empty or malformed."""
 
 
 class MetricError(NeuralMPError):
@@ -81,7 +81,7 @@ class MetricError(NeuralMPError):
 
 
 class ComparisonError(NeuralMPError):
-    """Two models that cannot be compared op by op, such as those of different origin."""
+    """Two models that cannot be compared op by op, e.g. of different origin."""
 
 
 class HistoryError(NeuralMPError):
@@ -89,31 +89,30 @@ class HistoryError(NeuralMPError):
 
 
 class RunInUseError(HistoryError):
-    """A run cannot be gone on with, since another process does so now."""
+    """A run cannot be resumed, because another process owns its lease."""
 
 
 class KernelLogError(NeuralMPError):
-    """A log of kernels that cannot be read or kept, or that holds no kernel."""
+    """A kernel log that cannot be read or written, or that contains no kernel."""
 
 
 class TuningError(NeuralMPError):
-    """A tuning run that cannot go on, such as when every plan fails with the same error."""
+    """A tuning run that cannot continue, e.g. because every plan fails with one error."""
 
 
 class TrainingError(NeuralMPError):
-    """A training that cannot go on, such as when no step changes the weights any more."""
+    """A training run that cannot continue, e.g. because no step updates the weights."""
 
 
 E = TypeVar("E", bound=BaseException)
-#: Characters of an unknown word that are compared with the known ones.
+#: Maximum characters of an unknown word compared with the known words.
 _COMPARED = 200
 
 
 def mark_user_error(error: E) -> E:
-    """Mark an exception as one that the user's own code raised, whichever package it calls.
+    """Mark an exception as raised by the user's own code, whichever package the code calls.
 
-    One of our own classes is an error of ours, wherever it was raised; a class that is derived from
-    one of them is the user's.
+    Classes of this package are never marked; a user's subclass of such a class is.
 
     Returns:
         The exception.
@@ -124,37 +123,36 @@ def mark_user_error(error: E) -> E:
 
 
 def is_users_own(error: BaseException) -> bool:
-    """Whether `users_own` marked an exception."""
+    """Whether `mark_user_error` marked an exception."""
     return bool(error.__dict__.get("_neural_mp_users_own", False))
 
 
 def message_of(error: BaseException) -> str:
-    """What somebody else's error says; Python's own words where its class raises as it is asked."""
+    """Return the message of an exception, or a placeholder if `str()` raises."""
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 (whatever it raises, the error itself is what counts)
+    except Exception:  # noqa: BLE001 (a `__str__` of the user's may raise anything)
         return "<exception str() failed>"
 
 
 def one_line(error: BaseException) -> str:
-    """Somebody else's error by its class and the first line of its message."""
+    """Return the class of an exception and the first line of its message."""
     lines = message_of(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:
-    """A clause naming the nearest known word, or the known words where none is near.
+    """Return a clause with the closest known words, or with all if none is close.
 
     Args:
-        name: what was written.
-        known: what would have been understood.
+        name: the unknown word.
+        known: valid words.
 
     Returns:
-        A clause that starts with `; ` and ends without a full stop, or an empty string where
-        nothing is known.
+        A clause that starts with `; ` and ends without a full stop; empty if `known` is empty.
     """
     words = sorted({str(word) for word in known})
-    # Longer ones take the time of their length squared to compare.
+    # The comparison is quadratic in the length of the words.
     near = difflib.get_close_matches(str(name)[:_COMPARED], words, n=3, cutoff=0.6)
     if near:
         return "; did you mean " + " or ".join(repr(word) for word in near) + "?"

@@ -1,4 +1,4 @@
-"""Four-list auto mixed precision: which ops may leave FP32 by type, and how that spreads."""
+"""Four-list auto mixed precision: lists of op types, and graph painting by these lists."""
 
 from neural_mp.amp.canonical import KINDS, Kind, canonical_lists
 from neural_mp.amp.lists import (

@@ -1,7 +1,7 @@
-"""What 16 bits do to the kinds of op that every framework has, each with who says so.
+"""Framework-independent kinds of ops, with their lists and the sources.
 
-The frameworks call the same kind by different names: the adaptors say which of their op types are
-of which kind, and `FourLists.translated` makes their lists of these.
+Frameworks name a kind differently: adaptors map their op types to kinds, and `FourLists.translated`
+returns the lists of a framework.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Kind:
     """A kind of op.
 
     Attributes:
-        name: what it is called here.
-        bf16, fp16: the list it is on in these; None for none.
-        source: who says so; for what is composed, of what.
+        name: canonical name.
+        bf16, fp16: list for the precision; None for none.
+        source: reference of the assignment; for composites, the parts.
     """
 
     name: str
@@ -67,12 +67,12 @@ def _kinds() -> Iterator[Kind]:
             yield Kind(name, bf16, fp16, source)
 
 
-#: Every kind by its name.
+#: Name → kind.
 KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _kinds()}
 
 
 def canonical_lists(precision: Precision) -> FourLists:
-    """The four lists of a 16-bit precision, in the names of kinds."""
+    """Return the four lists of a 16-bit precision, by names of kinds."""
     stands_on = {
         kind.name: kind.fp16 if precision is Precision.FP16 else kind.bf16
         for kind in KINDS.values()

@@ -1,8 +1,8 @@
-"""Four lists of op types, and edits to them.
+"""Four lists of op types (ALLOW, DENY, INFER, CLEAR), and edits to the lists.
 
-The lists, their words and what they mean are those of TensorFlow's auto mixed precision pass
+Names and semantics are those of TensorFlow's auto mixed precision pass
 (`auto_mixed_precision_lists.h`) and of Intel Extension for TensorFlow's guide "Advanced Auto Mixed
-Precision", which calls them by the same names.
+Precision".
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from neural_mp.errors import ConfigurationError, UnknownOperatorError, did_you_m
 
 
 class AmpList(str, Enum):
-    """What 16 bits do to the ops of a type."""
+    """Effect of 16 bits on the ops of a type."""
 
-    #: Safe and worth it: always in 16 bits.
+    #: Safe and faster: always in 16 bits.
     ALLOW = "allow"
-    #: Dangerous, and makes what is downstream dangerous.
+    #: Numerically dangerous, and makes downstream ops dangerous.
     DENY = "deny"
-    #: Safe unless something dangerous is upstream.
+    #: Safe unless downstream of a dangerous op.
     INFER = "infer"
-    #: Without effect on the numbers: follows its neighbours.
+    #: No effect on the numerics: follows its neighbours.
     CLEAR = "clear"
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class AmpList(str, Enum):
 
 @dataclass(frozen=True)
 class FourLists:
-    """Op types by what 16 bits do to them."""
+    """Op types, grouped by the effect of 16 bits."""
 
     allow: frozenset[str] = frozenset()
     deny: frozenset[str] = frozenset()
@@ -40,16 +40,16 @@ class FourLists:
     clear: frozenset[str] = frozenset()
 
     def of(self, op_type: str) -> AmpList | None:
-        """The list an op type is on; None for none."""
+        """Return the list of an op type; None if on no list."""
         return next((name for name in AmpList if op_type in self.types(name)), None)
 
     def types(self, name: AmpList) -> frozenset[str]:
-        """The op types on a list."""
+        """Return the op types on a list."""
         found: frozenset[str] = getattr(self, name.value)
         return found
 
     def translated(self, names: Mapping[str, Iterable[str]]) -> FourLists:
-        """The lists in other words: name → what it is called there, more than one thing or none."""
+        """Return the lists with each name replaced by its names (zero or more) in a framework."""
         return FourLists(
             *(
                 frozenset(other for name in self.types(which) for other in names.get(name, ()))
@@ -58,22 +58,22 @@ class FourLists:
         )
 
     def allowing(self, op_types: Iterable[str]) -> FourLists:
-        """Every one of these types on the ALLOW list, dangerous or not."""
+        """Return the lists with these types moved to ALLOW, dangerous or not."""
         moved = frozenset(op_types)
         return FourLists(
             self.allow | moved, self.deny - moved, self.infer - moved, self.clear - moved
         )
 
     def denying_infer(self) -> FourLists:
-        """Every type on the INFER list moved to DENY."""
+        """Return the lists with all of INFER moved to DENY."""
         return FourLists(self.allow, self.deny | self.infer, frozenset(), self.clear)
 
     def edited(self, edits: Iterable[ListEdit]) -> FourLists:
-        """The lists with edits made: first everything that is removed, then what is added.
+        """Return the lists after edits: first all removals, then all additions.
 
         Raises:
-            ConfigurationError: a type is added that stands on another list, or removed from a
-                list that it is not on.
+            ConfigurationError: a type is added that is on another list, or removed from a list
+                without the type.
         """
         changed = self
         for edit in sorted(edits, key=lambda edit: edit.adds):
@@ -101,13 +101,13 @@ class FourLists:
 
 @dataclass(frozen=True)
 class ListEdit:
-    """One op type put on a list, or taken off.
+    """Addition of an op type to a list, or its removal.
 
     Attributes:
-        adds: which of the two.
+        adds: True for an addition.
         list: the list.
-        op_type: the framework's word for the type.
-        origin: where the user says so, in words for messages.
+        op_type: the framework's name of the type.
+        origin: source of the edit in the user's settings, for messages.
     """
 
     adds: bool
@@ -116,7 +116,7 @@ class ListEdit:
     origin: str
 
 
-#: The options, by what they are called everywhere: `allowlist_add`, …, `clearlist_remove`.
+#: Option name → list, whether adding: `allowlist_add`, …, `clearlist_remove`.
 EDIT_OPTIONS: Mapping[str, tuple[AmpList, bool]] = {
     f"{name}list_{action}": (name, action == "add")
     for name in AmpList
@@ -125,14 +125,14 @@ EDIT_OPTIONS: Mapping[str, tuple[AmpList, bool]] = {
 
 
 def check_known(edits: Iterable[ListEdit], known: Collection[str]) -> None:
-    """Make sure that the framework knows the op types of edits.
+    """Check that the op types of edits exist in the framework.
 
     Args:
         edits: the edits.
-        known: the op types that the framework has.
+        known: the framework's op types.
 
     Raises:
-        UnknownOperatorError: it does not know one of them.
+        UnknownOperatorError: an op type does not exist.
     """
     for edit in edits:
         if edit.op_type not in known:

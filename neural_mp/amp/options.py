@@ -1,4 +1,4 @@
-"""What a user wants of the four lists, said in Python, in YAML or in the environment."""
+"""User options for the four lists, from Python, YAML or the environment."""
 
 from __future__ import annotations
 
@@ -11,52 +11,51 @@ from neural_mp.amp.lists import EDIT_OPTIONS, ListEdit, check_known
 from neural_mp.core.precision import Precision, parse_precisions
 from neural_mp.errors import ConfigurationError, did_you_mean
 
-#: What environment variables begin with, the first that is set first.
+#: Prefixes of environment variables, highest priority first.
 PREFIXES = (
     "NEURAL_MP_AUTO_MIXED_PRECISION_",
     "ITEX_AUTO_MIXED_PRECISION_",
     "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_",
 )
-#: Those of them that are TensorFlow's and its extension's own.
+#: Prefixes defined by TensorFlow and its extension.
 TENSORFLOW_PREFIXES = PREFIXES[1:]
-#: The variable that switches the extension's mixed precision on as a whole.
+#: Variable that enables the extension's mixed precision.
 SWITCH = "ITEX_AUTO_MIXED_PRECISION"
-#: How far TensorFlow's pass goes: a variable of its own, and what it may be (in any case).
+#: Variable for the level of TensorFlow's pass, and its values (case-insensitive).
 LEVEL = f"{PREFIXES[2]}LEVEL"
 FORCE_ALL, INFER_AS_DENY = LEVELS = ("UNSAFE_FORCE_ALL", "TREAT_INFER_AS_DENY")
 
 
 class AmpDataType(str, Enum):
-    """The 16-bit type, in the words of Intel Extension for TensorFlow."""
+    """The 16-bit type, as named by Intel Extension for TensorFlow."""
 
-    #: What `precisions` says.
+    #: As set by `precisions`.
     DEFAULT_DATA_TYPE = "default"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
 
     @property
     def precision(self) -> Precision | None:
-        """The same in our words; None for the default."""
+        """The equivalent `Precision`; None for the default."""
         found = {self.FLOAT16: Precision.FP16, self.BFLOAT16: Precision.BF16}
         return found.get(self)
 
 
 @dataclass
 class AutoMixedPrecisionOptions:
-    """Which ops may run in 16 bits, as Intel Extension for TensorFlow's options of this name.
+    """Options of the four lists, as in Intel Extension for TensorFlow's class of this name.
 
-    What is not given is looked up in the environment: option `allowlist_add` as
+    An option without a value is read from the environment: `allowlist_add` from
     `NEURAL_MP_AUTO_MIXED_PRECISION_ALLOWLIST_ADD`, then with the prefixes
-    `ITEX_AUTO_MIXED_PRECISION_` and `TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_`. Two variables are
-    not called as an option: `ITEX_AUTO_MIXED_PRECISION`, and of TensorFlow's those with `LEVEL`.
+    `ITEX_AUTO_MIXED_PRECISION_` and `TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_`. Two variables have no
+    option: `ITEX_AUTO_MIXED_PRECISION`, and TensorFlow's prefix with `LEVEL`.
 
     Attributes:
         data_type: `FLOAT16`, `BFLOAT16` or `DEFAULT_DATA_TYPE`.
-        unsafe_force_all: put every op into 16 bits that has a kernel, dangerous or not.
-        allowlist_add, …, clearlist_remove: op types, as a list or separated by commas, to put on
-            a list or to take off it.
-        log_path: a folder that the graph before and after, and what was decided of every op, are
-            written to.
+        unsafe_force_all: run every op with a 16-bit kernel in 16 bits, dangerous or not.
+        allowlist_add, …, clearlist_remove: op types to add to a list or to remove, as a list or
+            separated by commas.
+        log_path: folder for the graph before and after, and the decision for every op.
     """
 
     data_type: AmpDataType | str | None = None
@@ -80,24 +79,24 @@ class AutoMixedPrecisionOptions:
         super().__setattr__(name, value)
 
 
-#: What is said of whole lists, not of single types.
+#: Options of whole lists, not of single types.
 _WHOLE_LISTS = ("unsafe_force_all", "treat_infer_as_deny")
-#: The options by name.
+#: Option names.
 OPTIONS = tuple(item.name for item in fields(AutoMixedPrecisionOptions))
 
 
 @dataclass(frozen=True)
 class AmpSettings:
-    """What counts, of all that was said.
+    """Effective settings, merged from all sources.
 
     Attributes:
-        data_type: the 16-bit precision; None where nothing was said of it.
-        force_all: whether every op is put into 16 bits.
-        edits: what is moved between lists.
-        log_path: where to write what was decided; None for nowhere.
-        infer_as_deny: whether types on INFER count as if they were on DENY.
-        switched_on: whether mixed precision was asked for as a whole, of whatever type.
-        origins: option → where it was said.
+        data_type: 16-bit precision; None if unset.
+        force_all: whether every op runs in 16 bits.
+        edits: edits of the lists.
+        log_path: folder for the decisions; None for none.
+        infer_as_deny: whether INFER types count as DENY.
+        switched_on: whether mixed precision was enabled as a whole, regardless of type.
+        origins: option → its source.
     """
 
     data_type: Precision | None = None
@@ -109,13 +108,13 @@ class AmpSettings:
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def list_words(self) -> tuple[str, ...]:
-        """What was said of the lists, wherever it was said."""
+        """The effective list options as text, without sources."""
         changed = [option for option in self.origins if option in EDIT_OPTIONS]
         whole = [option for option in _WHOLE_LISTS if _words_of(self, option) == "True"]
         return tuple(f"{option}: {_words_of(self, option)}" for option in (*changed, *whole))
 
     def words(self) -> tuple[str, ...]:
-        """One line for every option that was given: what it says, and where."""
+        """One line per given option: its value and source."""
         return tuple(
             f"{option}: {_words_of(self, option)} (from {origin})"
             for option, origin in self.origins.items()
@@ -140,15 +139,15 @@ def _words_of(settings: AmpSettings, option: str) -> str:
 def settle(
     sources: Mapping[str, AutoMixedPrecisionOptions | None], environment: Mapping[str, str]
 ) -> AmpSettings:
-    """What counts where several places say something: of each option, the first that says it.
+    """Merge the sources: the first value of each option takes precedence.
 
     Args:
-        sources: what the options are called in a place, such as `amp.{option}` → those given
-            there, the weightiest first.
-        environment: variable → value; it is looked at last.
+        sources: name of an option in the source, e.g. `amp.{option}` → its options, highest
+            priority first.
+        environment: variable → value; lowest priority.
 
     Raises:
-        ConfigurationError: a value cannot be understood; the message names the place.
+        ConfigurationError: a value is invalid; the message names its source.
     """
     for name, options in sources.items():
         if options is not None and not isinstance(options, AutoMixedPrecisionOptions):
@@ -188,7 +187,7 @@ def _first(
     sources: Mapping[str, AutoMixedPrecisionOptions | None],
     environment: Mapping[str, str],
 ) -> tuple[str, Any] | None:
-    """Where an option is first said, and what."""
+    """Return source and value of an option at its first occurrence."""
     for name, options in sources.items():
         value = getattr(options, option) if options is not None else None
         if value is not None:
@@ -201,7 +200,7 @@ def _first(
 
 
 def _in_own_words(environment: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
-    """What is said by the variables that are not called as an option: option → where, and what."""
+    """Return option → source and value, for the variables without an option."""
     found: dict[str, tuple[str, Any]] = {}
     if environment.get(SWITCH, "").strip():
         found["auto_mixed_precision"] = SWITCH, environment[SWITCH]
@@ -218,10 +217,10 @@ def _in_own_words(environment: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
 
 
 def op_types(origin: str, value: object) -> tuple[str, ...]:
-    """Read op types from a list, or from words separated by commas.
+    """Read op types from a list or a comma-separated string.
 
     Raises:
-        ConfigurationError: they are neither; the message names `origin`.
+        ConfigurationError: the value is neither; the message names `origin`.
     """
     words = value.split(",") if isinstance(value, str) else value
     if not isinstance(words, list | tuple | set | frozenset) or not all(
@@ -264,17 +263,17 @@ def requested(
     amp: AutoMixedPrecisionOptions | None,
     environment: Mapping[str, str],
 ) -> tuple[Precision, AmpSettings]:
-    """The precision that counts, and everything else that was said of mixed precision.
+    """Return the effective precision, and all other mixed-precision settings.
 
     Args:
-        asker: who takes the precision, in words for messages, such as `the rewrite`.
-        precision: what the user gave; None for what the settings say, else BF16.
-        amp: the options the user gave.
-        environment: variable → value; it counts for what is not given.
+        asker: name of the caller in messages, e.g. `the rewrite`.
+        precision: the user's choice; None for that of the settings, else BF16.
+        amp: the user's options.
+        environment: variable → value, for options without a value.
 
     Raises:
         ConfigurationError: more than one precision is given, `precision` and `amp.data_type`
-            contradict each other, or an option cannot be understood.
+            contradict each other, or an option is invalid.
     """
     settings = settle({"amp.{option}": amp}, environment)
     if precision is None:
@@ -292,21 +291,22 @@ def requested(
 def known_edits(
     edits: Iterable[ListEdit], framework: str, op_types: Callable[[], Collection[str]]
 ) -> tuple[tuple[ListEdit, ...], tuple[str, ...]]:
-    """The edits of types that the framework has, and a warning for every edit that is left.
+    """Return the edits of existing op types, and a warning for every skipped edit.
 
-    Variables that were made for TensorFlow may be set for it, and another framework be at work.
+    TensorFlow's variables may be set while another framework is in use: their edits of missing
+    types are skipped.
 
     Args:
-        edits: what the user wants moved.
-        framework: the one at work.
-        op_types: lists every op type that it has.
+        edits: edits requested by the user.
+        framework: framework in use.
+        op_types: returns all op types of the framework.
 
     Raises:
-        UnknownOperatorError: an edit names a type that the framework does not have.
+        UnknownOperatorError: any other edit names a type that does not exist.
     """
     edits = tuple(edits)
     if not edits:
-        return (), ()  # to list all op types takes a framework a while
+        return (), ()  # listing all op types is slow
     known = op_types()
     foreign = [
         edit

@@ -1,11 +1,11 @@
-"""Which ops of a graph run in 16 bits, from the list each is on and from what is around it.
+"""Graph painting: the ops that run in 16 bits, by list and neighbourhood.
 
-Two sets of rules. `advanced`, ours, is that of Intel Extension for TensorFlow's guide "Advanced
-Auto Mixed Precision": what is INFER joins 16 bits behind an op in 16 bits. `stock` is that of
-TensorFlow's own pass (`auto_mixed_precision.cc`): what is INFER or CLEAR joins only between two
-ALLOW ops or right behind what has joined, then 16 bits spread through CLEAR.
+There are two rule sets. `advanced`, the default, follows Intel Extension for TensorFlow's guide
+"Advanced Auto Mixed Precision": INFER ops downstream of a 16-bit op join. `stock` follows
+TensorFlow's own pass (`auto_mixed_precision.cc`): INFER or CLEAR ops join only between two ALLOW
+ops or directly downstream of ops that joined, then 16 bits spread through CLEAR ops.
 
-Every op joins a set once, and its edges are looked at once: linear in edges, loops included.
+Each op joins a set at most once, and its edges are visited once: linear in edges, loops included.
 """
 
 from __future__ import annotations
@@ -21,32 +21,31 @@ from neural_mp.core.graph import Op, OpGraph
 
 ALLOW, DENY, INFER, CLEAR = AmpList
 
-#: The sets of rules.
-#: What a reason calls an op, by its list.
+#: List → its name in reasons.
 _WORDS: Mapping[AmpList | None, str] = {None: "on no list", **{kind: kind.name for kind in AmpList}}
-#: How many ops a reason names on the way to where it began.
+#: Maximum ops that a reason names on the path.
 _NAMED = 3
 
 
 class Colour(str, Enum):
-    """What painting decides of an op."""
+    """Painting decision for an op."""
 
     #: Runs in 16 bits.
     ALLOWED = "allowed"
-    #: Stays in FP32, because 16 bits are dangerous there.
+    #: Stays in FP32: 16 bits are dangerous.
     DENIED = "denied"
-    #: Stays in FP32, because nothing draws it to 16 bits.
+    #: Stays in FP32: no neighbour draws the op to 16 bits.
     PLAIN = "plain"
 
 
 @dataclass(frozen=True)
 class Paint:
-    """What painting decided of one op.
+    """Painting decision for an op, with its reason.
 
     Attributes:
-        list: the list its type is on; None for none.
+        list: list of the op type; None for none.
         colour: the decision.
-        reason: why, in words.
+        reason: the reason as text.
     """
 
     list: AmpList | None
@@ -59,8 +58,8 @@ class Painting:
     """A painted graph.
 
     Attributes:
-        paints: op → what was decided of it, in the graph's order.
-        casts: the casts that it takes: one for every tensor that is needed in the other precision.
+        paints: op → decision, in graph order.
+        casts: number of casts: one for every tensor that is also needed in the other precision.
     """
 
     paints: Mapping[str, Paint]
@@ -73,14 +72,14 @@ class Painting:
 
     @property
     def denied(self) -> frozenset[str]:
-        """The ops where 16 bits are dangerous."""
+        """The ops in which 16 bits are dangerous."""
         return frozenset(op for op, p in self.paints.items() if p.colour is Colour.DENIED)
 
 
 def graph_of(ops: Iterable[tuple[str, str, Iterable[str]]]) -> OpGraph:
-    """A graph from plain triples: name, type, names of the ops and inputs that it reads.
+    """Return a graph from triples: name, type, names of the ops and inputs read.
 
-    A name that no op has is an input; ops that nothing reads are outputs.
+    Names without an op are inputs; ops without consumers are outputs.
     """
     made = [Op(name, kind, tuple(inputs)) for name, kind, inputs in ops]
     names = {op.name for op in made}
@@ -98,19 +97,19 @@ def paint(
     unable: Mapping[str, str] | None = None,
     chosen: Mapping[str, str] | None = None,
 ) -> Painting:
-    """Decide for every op of a graph whether it runs in 16 bits.
+    """Decide for every op of a graph whether to run in 16 bits.
 
     Args:
         graph: the ops; loops are allowed.
         lists: the op types.
         rules: `advanced` or `stock`.
-        boundaries: op → why nothing spreads through it: it runs in INT8, it is fetched.
-        unable: op → why it does not run in 16 bits, whatever its list: it has no kernel, it was
-            told to stay in FP32. What is dangerous in it, or before it, still is behind it.
-        chosen: op → why it runs in 16 bits, whatever its list.
+        boundaries: op → reason why nothing spreads through the op, e.g. INT8 or fetched.
+        unable: op → reason why the op stays out of 16 bits regardless of its list, e.g. no kernel
+            or set to FP32. Danger still spreads through the op.
+        chosen: op → reason why the op runs in 16 bits regardless of its list.
 
     Raises:
-        ConfigurationError: there are no such rules.
+        ConfigurationError: the rule set does not exist.
     """
     rules = RuleSet.parse(rules, "rules")
     painter = _Painter(graph, lists, boundaries or {}, unable or {}, chosen or {})
@@ -123,7 +122,7 @@ def paint(
 
 
 class _Painter:
-    """Sets that grow; for every op in them, the op it was reached from."""
+    """Growing sets of ops; maps each op to its predecessor on the path of spreading."""
 
     def __init__(
         self,
@@ -138,7 +137,7 @@ class _Painter:
         self.kind = {op.name: kinds[op.type] for op in graph}
         self.above = {op.name: [s for s in op.inputs if s in graph] for op in graph}
         self.below = {op.name: graph.consumer_names(op.name) for op in graph}
-        #: What spreading sees: nothing, at a boundary.
+        #: Op → list as seen by spreading; None at a boundary.
         self.seen = {op: None if op in boundaries else kind for op, kind in self.kind.items()}
         self.denied: dict[str, str | None] = {}
         self.allowed: dict[str, str | None] = {}
@@ -159,7 +158,7 @@ class _Painter:
         enters: Callable[[str], bool],
         found: dict[str, str | None] | None = None,
     ) -> dict[str, str | None]:
-        """What can be reached from `starts` through ops that `enters` lets in."""
+        """Return the ops reachable from `starts` through ops accepted by `enters`."""
         found = {} if found is None else found
         waiting = deque(start for start in starts)
         for start in waiting:
@@ -174,12 +173,12 @@ class _Painter:
         return found
 
     def seeds(self) -> list[str]:
-        """The ops that are in 16 bits whatever is around them."""
+        """Return the ops in 16 bits regardless of their neighbours."""
         names = (op.name for op in self.graph)
         return [name for name in names if name in self.chosen or self.joins(name, ALLOW)]
 
     def deny(self) -> None:
-        """DENY ops, INFER ops behind them, and the CLEAR ops between."""
+        """Deny DENY ops, INFER ops downstream, and the CLEAR ops between."""
 
         def spreads(name: str, *lists: AmpList) -> bool:
             return name not in self.chosen and self.on(name, *lists)
@@ -195,7 +194,7 @@ class _Painter:
         )
 
     def allow_advanced(self) -> None:
-        """ALLOW ops, INFER ops behind what is in 16 bits, CLEAR ops beside it."""
+        """Allow ALLOW ops, INFER ops downstream of 16-bit ops, and adjacent CLEAR ops."""
         self.allowed = dict.fromkeys(self.seeds())
         waiting = deque(self.allowed)
 
@@ -212,7 +211,7 @@ class _Painter:
                 join(other, name, CLEAR)
 
     def allow_stock(self) -> None:
-        """ALLOW ops, what is between two of them, INFER ops behind those, CLEAR ops beside them."""
+        """Allow ALLOW ops, ops between two of them, INFER ops downstream, adjacent CLEAR ops."""
         starts = self.seeds()
         behind = self.spread(starts, [self.below], lambda name: self.joins(name, INFER, CLEAR))
         self.allowed = self.spread(starts, [self.above], lambda name: name in behind)
@@ -228,7 +227,7 @@ class _Painter:
         )
 
     def painting(self) -> Painting:
-        """Everything that was decided, and the casts it takes."""
+        """Return the decisions and the number of casts."""
         self.begins = {**_beginnings(self.denied), **_beginnings(self.allowed)}
         return Painting({op.name: self._paint(op) for op in self.graph}, self._casts())
 
@@ -253,7 +252,7 @@ class _Painter:
         return _WORDS[self.kind[name]]
 
     def _way(self, name: str, found: Mapping[str, str | None]) -> str:
-        """From where its set began to an op."""
+        """Return the path to an op from the start of its set, as text."""
         before = found[name]
         if before is None:
             return ""
@@ -270,7 +269,7 @@ class _Painter:
         return f": {side} {self.graph[begin].type} {begin!r}{through}"
 
     def _casts(self) -> int:
-        """One for every tensor that somebody reads in the other precision."""
+        """Count the tensors with a consumer in the other precision."""
         count = 0
         outputs = set(self.graph.outputs)
         for source in (*self.graph.inputs, *(op.name for op in self.graph)):
@@ -282,7 +281,7 @@ class _Painter:
 
 
 def _beginnings(found: Mapping[str, str | None]) -> dict[str, str]:
-    """Op → the op its set began at; those it was reached from come before it."""
+    """Return op → start of its set; `found` lists an op after its predecessor."""
     begins: dict[str, str] = {}
     for name, before in found.items():
         begins[name] = name if before is None else begins[before]

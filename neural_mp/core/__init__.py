@@ -1,1 +1,1 @@
-"""The vocabulary: what everything else speaks of."""
+"""The domain: precisions, graphs, plans, trials."""

@@ -1,4 +1,4 @@
-"""Words that are choices: each a string, of which only a few are known."""
+"""Enumerations of string options."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from neural_mp.util.string_enum import StringEnum
 
 
 class QuantDType(StringEnum):
-    """The type that the numbers of a quantized tensor are stored in."""
+    """Storage type of a quantized tensor."""
 
     INT8 = "int8"
     UINT8 = "uint8"
 
 
 class Scheme(StringEnum):
-    """Whether zero is stored as 0, or as what suits the range."""
+    """Quantization scheme: zero point fixed at 0, or chosen to fit the range."""
 
     SYMMETRIC = "symmetric"
     ASYMMETRIC = "asymmetric"
 
 
 class Granularity(StringEnum):
-    """Whether every channel has a scale of its own."""
+    """Granularity of scales: one per channel or one per tensor."""
 
     PER_CHANNEL = "per_channel"
     PER_TENSOR = "per_tensor"
 
 
 class CalibrationAlgorithm(StringEnum):
-    """What chooses the range of a tensor.
+    """Algorithm that chooses the range of a tensor.
 
-    The first four choose it from what calibration saw, best known first; with `dynamic` it is the
-    range of the values at hand, found anew on every run.
+    The first four choose the range from calibration data, most common first; `dynamic` computes the
+    range of the current values on every run.
     """
 
     MINMAX = "minmax"
@@ -43,14 +43,14 @@ class CalibrationAlgorithm(StringEnum):
 
 
 class WeightRange(StringEnum):
-    """How much of int8 a weight uses: ±127, or ±63 (see `neural_mp.core.int8_accumulation`)."""
+    """int8 range of a weight: ±127, or ±63 (see `neural_mp.core.int8_accumulation`)."""
 
     FULL = "full_range"
     REDUCED = "reduced_range"
 
 
 class Approach(StringEnum):
-    """The ways of INT8: ranges fixed by calibration, found on every run, or of weights only."""
+    """INT8 approaches: calibrated ranges, ranges computed on every run, or weights only."""
 
     STATIC = "static"
     DYNAMIC = "dynamic"
@@ -58,21 +58,21 @@ class Approach(StringEnum):
 
 
 class Capture(StringEnum):
-    """How the graph of a model may be found: of the whole model, or module by module."""
+    """Graph capture: of the whole model, or module by module."""
 
     WHOLE = "whole"
     MODULES = "modules"
 
 
 class RuleSet(StringEnum):
-    """The rules by which the four lists decide: ours, or those of TensorFlow's own pass."""
+    """Rules of graph painting: of this package, or of TensorFlow's own pass."""
 
     ADVANCED = "advanced"
     STOCK = "stock"
 
 
 class Objective(StringEnum):
-    """What a run makes small: time, memory while it runs, or the size of weights."""
+    """Quantity to minimize: latency, memory footprint, or size of the weights."""
 
     PERFORMANCE = "performance"
     FOOTPRINT = "footprint"
@@ -80,12 +80,12 @@ class Objective(StringEnum):
 
 
 class Dialect(StringEnum):
-    """Whose words a tuning file is written in: ours, or those of Intel Neural Compressor."""
+    """Vocabulary of a tuning file: native, or that of Intel Neural Compressor."""
 
     OWN = "own"
     INC = "inc"
 
 
 def is_latency_only(objectives: Iterable[Objective]) -> bool:
-    """Whether nothing but time is to be made small."""
+    """Whether latency is the only objective."""
     return set(objectives) == {Objective.PERFORMANCE}

@@ -1,4 +1,4 @@
-"""A model's ops and the data edges between them, the same for every framework."""
+"""Framework-independent graph of a model: ops and data edges."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from neural_mp.errors import UnknownOperatorError, did_you_mean
 
 @dataclass(frozen=True)
 class Layer:
-    """A part of the user's own model, as its code says it.
+    """A layer (module) of the user's model.
 
     Attributes:
-        name: its name, such as `layer4.0.conv1` (PyTorch) or `dense_1` (Keras).
-        type: the name of its class, such as `Conv2d` or `Dense`.
+        name: such as `layer4.0.conv1` (PyTorch) or `dense_1` (Keras).
+        type: class name, such as `Conv2d` or `Dense`.
     """
 
     name: str
@@ -30,25 +30,25 @@ class Op:
     """One operation.
 
     Attributes:
-        name: unique in its graph; the name a user sees and writes in plans.
-        type: the framework's word for what it does, such as `conv2d` or `MatMul`.
-        inputs: names of the ops or graph inputs whose results it reads; constants are left out.
-        fusion_group: the op whose INT8 kernel can run this op along with it (bias, activation or
-            residual addition behind a convolution); None where no kernel can.
-        quantize_agnostic: whether the op only moves or selects values, so that it gives the same
-            result on quantized values as on real values (reshape, max pooling). An op of several
-            inputs (concatenation) does so where the inputs share one scale.
-        writes_int8: whether its INT8 kernel can write INT8 only, so that what it (or the last op
-            of its fusion group) computes is quantized even where nothing reads it so.
-        joins_int8: whether its INT8 kernel reads all its inputs quantized and is worth it between
-            integers only (addition, average pooling). The kernel runs where some input is written
-            in INT8 and the result (of the op, or of the last op of its fusion group) is read in
-            INT8; or where none of its inputs can be written in another precision.
-        weights: how many numbers the constants hold that it reads.
-        layers: the parts of the model that it belongs to, those around others first; of an op
-            that took in others (a batch norm), theirs too. Empty where a graph says nothing.
-        source_precision: precision of the op in the model as given: BF16 or FP16 if its own graph
-            has the op in 16 bits (autocast, half-precision weights). A plan's FP32 leaves it so.
+        name: unique in its graph; used in plans and messages.
+        type: the framework's op type, such as `conv2d` or `MatMul`.
+        inputs: names of the ops or graph inputs whose results the op reads, without constants.
+        fusion_group: op whose INT8 kernel can run this op fused into it (bias, activation or
+            residual addition after a convolution); None if no kernel can.
+        quantize_agnostic: whether the op only moves or selects values, with equal results on
+            quantized and float values (reshape, max pooling). With several inputs (concatenation),
+            the inputs must share one scale.
+        writes_int8: whether the op's INT8 kernel can write INT8 only, so that the result of the op
+            (or of the last op of its fusion group) is quantized even without an INT8 consumer.
+        joins_int8: whether the op's INT8 kernel reads all inputs quantized, and pays off between
+            INT8 ops only (addition, average pooling). The kernel runs if some input is written in
+            INT8 and the result (of the op, or of the last op of its fusion group) is read in INT8;
+            or if none of its inputs can be written in another precision.
+        weights: number of elements of all constants read.
+        layers: layers that contain the op, outermost first, including those of ops folded into the
+            op (batch norm). Empty if the graph has no layer names.
+        source_precision: precision in the original model: BF16 or FP16 if the model itself runs the
+            op in 16 bits (autocast, half-precision weights). A plan's FP32 keeps this precision.
     """
 
     name: str
@@ -64,22 +64,22 @@ class Op:
 
     @property
     def types(self) -> frozenset[str]:
-        """Its type, and the classes of the layers it belongs to."""
+        """The op type, and the classes of its layers."""
         return frozenset({self.type, *(layer.type for layer in self.layers)})
 
 
 class OpGraph:
     """Ops in topological order with their producers and consumers.
 
-    Graphs with cycles (loops) are allowed: the ops on a cycle follow the rest in the order given.
+    Graphs with cycles (loops) are allowed: ops on a cycle follow the others, in the order given.
 
     Args:
         ops: the operations, in any order; names must be unique.
-        inputs: names of the tensors fed from outside.
-        outputs: names of the ops whose results leave the graph.
+        inputs: names of the input tensors.
+        outputs: names of the ops whose results are outputs.
 
     Raises:
-        UnknownOperatorError: two ops share a name, or an op reads one that does not exist.
+        UnknownOperatorError: two ops share a name, or an op reads an undefined name.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class OpGraph:
         }
         ready = [index for index, op in enumerate(given) if not waiting[op.name]]
         done = set()
-        while ready:  # the lowest position first, so that a list already in order keeps it
+        while ready:  # lowest position first: a sorted list keeps its order
             op = given[heapq.heappop(ready)]
             done.add(op.name)
             yield op
@@ -141,24 +141,24 @@ class OpGraph:
             ) from None
 
     def producers(self, name: str) -> tuple[Op, ...]:
-        """The ops whose results op `name` reads, without graph inputs."""
+        """Return the ops whose results op `name` reads, without graph inputs."""
         return tuple(self._by_name[s] for s in self[name].inputs if s in self._by_name)
 
     def consumers(self, name: str) -> tuple[Op, ...]:
-        """The ops that read the result of op, or graph input, `name`."""
+        """Return the ops that read the result of op, or graph input, `name`."""
         return tuple(self._by_name[consumer] for consumer in self.consumer_names(name))
 
     def consumer_names(self, name: str) -> Sequence[str]:
-        """Their names alone."""
+        """Return the names of `consumers`."""
         if name not in self._consumers:
             self[name]
         return self._consumers[name]
 
     def with_only(self, kept: Mapping[str, Op]) -> OpGraph:
-        """Some of the ops; each reads the nearest of those that it depended on.
+        """Return the graph of some ops; each reads its nearest kept predecessors.
 
         Args:
-            kept: op → what takes its place, of which the inputs are left out.
+            kept: op → its replacement, whose inputs are ignored.
 
         Returns:
             The graph, without outputs.
@@ -176,10 +176,10 @@ class OpGraph:
 
     @cached_property
     def types(self) -> tuple[str, ...]:
-        """The op types that occur, sorted."""
+        """The op types of the graph, sorted."""
         return tuple(sorted({op.type for op in self}))
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """The parts of the model that some op belongs to, in the order they come up."""
+        """The layers of all ops, in order of first occurrence."""
         return tuple(dict.fromkeys(layer for op in self for layer in op.layers))

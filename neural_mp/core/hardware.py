@@ -1,4 +1,4 @@
-"""What this machine runs natively, asked of the operating system, and what the user forces on."""
+"""Native precisions of this machine, as detected and as forced by the user."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from neural_mp.core.precision import Precision
 from neural_mp.errors import ConfigurationError, UnsupportedPrecisionError, did_you_mean
 from neural_mp.util.display import Displayed
 
-#: The CPU flags, any one of which makes a precision native (Linux kernel spelling). INT8 has
-#: integer kernels everywhere; with one of these flags they add products up exactly.
+#: CPU flags (Linux kernel spelling), any of which makes a precision native. INT8 has kernels on
+#: every CPU; with any of these flags, accumulation is exact.
 NATIVE_FLAGS: Mapping[Precision, tuple[str, ...]] = {
     Precision.INT8: ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "asimd"),
     Precision.BF16: ("avx512_bf16", "amx_bf16", "bf16"),
     Precision.FP16: ("avx512_fp16", "amx_fp16", "asimdhp"),
 }
-#: Environment variables that switch a precision on where the hardware lacks it.
+#: Environment variables that enable a precision without native support.
 FORCE_VARIABLES: Mapping[Precision, str] = {
     Precision.BF16: "FORCE_BF16",
     Precision.FP16: "FORCE_FP16",
@@ -35,11 +35,11 @@ NATIVE_COMPUTE_CAPABILITY: Mapping[Precision, tuple[int, int]] = {
     Precision.BF16: (8, 0),
     Precision.FP16: (5, 3),
 }
-#: The machine that a run takes place on.
+#: Target: the current machine.
 HOST_TARGET = "this"
-#: A model that is right on every machine.
+#: Target: exact INT8 results on every machine.
 PORTABLE = "portable"
-#: What a model can be converted for → the CPU flags that such a machine is sure to have.
+#: Conversion target → the CPU flags guaranteed on the target.
 TARGETS: Mapping[str, frozenset[str]] = {
     HOST_TARGET: frozenset(),
     PORTABLE: frozenset(),
@@ -61,7 +61,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Support:
-    """Whether a precision may be used, whether it is fast here, and why."""
+    """Availability and speed of a precision on a device, with the reason."""
 
     available: bool
     native: bool
@@ -69,7 +69,7 @@ class Support:
 
     @property
     def runs(self) -> str:
-        """How it runs, in a word: `natively`, `emulated` or `no`."""
+        """Execution mode: `natively`, `emulated` or `no`."""
         return "natively" if self.native else "emulated" if self.available else "no"
 
 
@@ -78,13 +78,13 @@ class Hardware(Displayed):
     """A machine.
 
     Attributes:
-        name: the CPU's name, for people; nothing is decided from it.
+        name: CPU name, for display only.
         flags: CPU feature flags in the Linux kernel's spelling.
-        cores: logical cores this process may use.
+        cores: logical cores available to the process.
         gpus: CUDA devices.
         forced: precisions the user forces on (`FORCE_BF16=1`, `FORCE_FP16=1`).
-        target: the name in `TARGETS` of what is converted for; `this` for the machine at hand,
-            whose runtimes can be asked.
+        target: conversion target, a name in `TARGETS`; `this` for the current machine, whose
+            runtimes can be probed.
     """
 
     name: str = "unknown CPU"
@@ -96,12 +96,12 @@ class Hardware(Displayed):
 
     @property
     def byte_products(self) -> Int8Accumulation:
-        """How the CPU multiplies bytes, by its flags; saturating where they do not say."""
+        """INT8 accumulation of the CPU, by its flags; saturating if unknown."""
         exact = any(flag in self.flags for flag in NATIVE_FLAGS[Precision.INT8])
         return Int8Accumulation.EXACT if exact else Int8Accumulation.SATURATING
 
     def support(self, precision: Precision, device: str = "cpu") -> Support:
-        """Whether ops may run in `precision` on `device` (`"cpu"` or `"gpu"`)."""
+        """Return the support of `precision` on `device` (`"cpu"` or `"gpu"`)."""
         if precision is Precision.FP32:
             return Support(True, True, "always")
         native, reason = self._native(precision, device)
@@ -114,10 +114,10 @@ class Hardware(Displayed):
         return Support(precision is Precision.INT8, False, reason)
 
     def for_target(self, target: str) -> Hardware:
-        """The machine to convert for: this one, or any that has what a target stands for.
+        """Return the machine to convert for: the current one, or a generic one of a target.
 
         Raises:
-            ConfigurationError: there is no such target.
+            ConfigurationError: the target does not exist.
         """
         if target not in TARGETS:
             raise ConfigurationError(
@@ -151,13 +151,13 @@ class Hardware(Displayed):
 def require_any(
     hardware: Hardware, precisions: tuple[Precision, ...], device: str = "cpu"
 ) -> tuple[tuple[Precision, ...], list[str]]:
-    """Cut the wanted precisions down to what the machine supports.
+    """Reduce the requested precisions to those supported.
 
     Returns:
-        The precisions that can be used, and one warning for each that cannot.
+        The usable precisions, and one warning for each of the others.
 
     Raises:
-        UnsupportedPrecisionError: none of them can be used.
+        UnsupportedPrecisionError: some are unsupported, and none below FP32 is usable.
     """
     usable = tuple(p for p in precisions if hardware.support(p, device).available)
     problems = [
@@ -176,10 +176,10 @@ def require_any(
 
 
 def detect(environment: Mapping[str, str] | None = None) -> Hardware:
-    """This machine, with what the environment forces on.
+    """Detect this machine, including precisions forced by the environment.
 
     Args:
-        environment: where `FORCE_BF16` and `FORCE_FP16` are looked up; the process's by default.
+        environment: variables with `FORCE_BF16` and `FORCE_FP16`; default: those of the process.
     """
     variables = os.environ if environment is None else environment
     forced = {p for p, name in FORCE_VARIABLES.items() if variables.get(name, "0") not in ("", "0")}
@@ -245,12 +245,12 @@ def _dotted(version: tuple[int, int]) -> str:
 
 @dataclass(frozen=True)
 class Device:
-    """A device that a framework reaches.
+    """A device available to a framework.
 
     Attributes:
-        framework: the framework that reaches it, such as `pytorch`.
-        kind: what the framework calls its kind, in small letters: `cpu`, `gpu`, `cuda`, `xpu`.
-        name: what it is called there, such as `NVIDIA H100`.
+        framework: such as `pytorch`.
+        kind: the framework's device type, lower case: `cpu`, `gpu`, `cuda`, `xpu`.
+        name: the framework's device name, such as `NVIDIA H100`.
     """
 
     framework: str
@@ -259,7 +259,7 @@ class Device:
 
     @property
     def is_accelerator(self) -> bool:
-        """Whether it is something else than a CPU."""
+        """Whether the device is not a CPU."""
         return self.kind != "cpu"
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""How a processor multiplies bytes, and what range of weights that leaves."""
+"""INT8 accumulation modes of processors, and the weight ranges that keep results exact."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from neural_mp.util.string_enum import StringEnum
 
 
 class Int8Accumulation(StringEnum):
-    """What becomes of the sum of two products of an unsigned and a signed byte.
+    """Accumulation of the products of unsigned and signed 8-bit integers.
 
-    EXACT: it is added up in 32 bits (VNNI, AVX-VNNI, AMX, ARM, CUDA).
-    SATURATING: it is cut off at 16 bits. x86 without these instructions adds two products up with
+    EXACT: in 32 bits (VNNI, AVX-VNNI, AMX, ARM, CUDA).
+    SATURATING: pairs saturate at 16 bits. x86 without these instructions adds two products with
     `vpmaddubsw`, whose largest result is 32767 (Intel 64 and IA-32 Architectures Software
     Developer's Manual, "PMADDUBSW"); the sum may be 2 · 255 · 127 = 64770.
     """
@@ -23,7 +23,7 @@ class Int8Accumulation(StringEnum):
 
     @property
     def in_words(self) -> str:
-        """The fact, with what follows from it."""
+        """The mode as text, with its consequence."""
         if self is Int8Accumulation.EXACT:
             return "products of bytes are exact"
         return (
@@ -33,33 +33,33 @@ class Int8Accumulation(StringEnum):
 
 
 class KernelKind(StringEnum):
-    """The kinds of integer kernel that may multiply in different ways."""
+    """Kinds of integer kernels that may accumulate differently."""
 
-    CONVOLUTION = "convolution"  #: in one group or several
-    DEPTHWISE = "depthwise"  #: a convolution of one input and one output channel a group
+    CONVOLUTION = "convolution"  #: grouped or not
+    DEPTHWISE = "depthwise"  #: one input and one output channel per group
     DENSE = "dense"
 
 
-#: The kinds that add up in 32 bits on every processor.
+#: Kinds with exact accumulation on every processor.
 EXACT_EVERYWHERE = frozenset({KernelKind.DEPTHWISE})
 FULL_RANGE, REDUCED_RANGE = WeightRange.FULL, WeightRange.REDUCED
-#: Range of a weight → the largest magnitude that is stored. 2 · 255 · 63 is less than 2¹⁵, so that
-#: no sum of two products saturates.
+#: Weight range → largest quantized magnitude. 2 · 255 · 63 < 2¹⁵, so sums of two products never
+#: saturate.
 WEIGHT_LIMITS: Mapping[WeightRange, int] = {FULL_RANGE: 127, REDUCED_RANGE: 63}
 _RANGES = {Int8Accumulation.EXACT: FULL_RANGE, Int8Accumulation.SATURATING: REDUCED_RANGE}
 
 
 def weight_quant_spec(products: Int8Accumulation) -> QuantSpec:
-    """How the weights of a kernel are stored: in the widest range that its products leave right."""
+    """Return the quantization of a kernel's weights: the widest range with exact results."""
     return QuantSpec(
         QuantDType.INT8, Scheme.SYMMETRIC, Granularity.PER_CHANNEL, range=_RANGES[products]
     )
 
 
-#: What a plan may always say of a weight: a reduced range is right for every kernel.
+#: Valid for the weights of every kernel: a reduced range stays exact.
 REDUCED_WEIGHT = weight_quant_spec(Int8Accumulation.SATURATING)
 
 
 def weight_qmax(spec: QuantSpec | None) -> int:
-    """The largest magnitude of a weight that is stored so; without a spec, in the full range."""
+    """Return the largest quantized magnitude of a weight; without a spec, of the full range."""
     return WEIGHT_LIMITS[spec.range if spec is not None else FULL_RANGE]

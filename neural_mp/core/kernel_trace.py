@@ -1,4 +1,4 @@
-"""What ran for an op, by the account of the runtime itself."""
+"""Kernels that ran for an op, as reported by the runtime."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from neural_mp.core.precision import Precision
 
 @dataclass(frozen=True)
 class OpTrace:
-    """The kernels that ran for one op, conversions of what it reads and writes left out.
+    """Kernels executed for one op, excluding input and output conversions.
 
     Attributes:
-        kernels: what the runtime calls them, in the order in which they ran; none where the model
-            has kernels of the op, and did not come to them on these inputs.
-        precision: what they computed in: INT8 where one of them is an integer kernel, else the
-            floating-point type that was read first; None where they read no such numbers.
-        reads_int8: whether one of them read numbers of 8 bits.
-        rounded_to: the 16-bit precision that the op was told to run in where the runtime has no
-            such kernel of it: it computed in FP32, on numbers that are rounded.
+        kernels: the runtime's kernel names, in execution order; empty if the model's kernels of the
+            op were not reached on these inputs.
+        precision: compute precision: INT8 if any kernel is an integer kernel, else the first
+            floating-point type read; None if none was read.
+        reads_int8: whether any kernel read 8-bit values.
+        rounded_to: 16-bit precision set for the op if the runtime lacks such a kernel: the op was
+            computed in FP32 on rounded values.
     """
 
     kernels: tuple[str, ...]
@@ -29,30 +29,30 @@ class OpTrace:
 
     @property
     def executed(self) -> bool:
-        """Whether the run came to the op at all."""
+        """Whether any kernel of the op ran."""
         return bool(self.kernels)
 
     @property
     def effective_precision(self) -> Precision | None:
-        """What it ran in, in a word; INT8 also of what only moves numbers of 8 bits."""
+        """The compute precision; INT8 also for ops that only move 8-bit values."""
         if self.precision is None and self.reads_int8:
             return Precision.INT8
         return self.precision
 
 
-#: Of an op that the run did not come to.
+#: Trace of an op without executed kernels.
 NOT_REACHED = OpTrace(())
 
 
 @dataclass(frozen=True)
 class TracedKernel:
-    """One kernel that ran.
+    """One executed kernel.
 
     Attributes:
-        name: what the runtime calls it.
-        precision: INT8 for an integer kernel, else the floating-point type of what it read first;
-            None where it read none.
-        reads_int8: whether it read numbers of 8 bits.
+        name: the runtime's kernel name.
+        precision: INT8 for an integer kernel, else the first floating-point type read; None if none
+            was read.
+        reads_int8: whether the kernel read 8-bit values.
     """
 
     name: str
@@ -61,7 +61,7 @@ class TracedKernel:
 
 
 def op_trace(kernels: Sequence[TracedKernel], rounded_to: Precision | None = None) -> OpTrace:
-    """What ran for an op, from its kernels in order."""
+    """Return the trace of an op from its kernels in execution order."""
     found = [kernel.precision for kernel in kernels if kernel.precision is not None]
     return OpTrace(
         tuple(kernel.name for kernel in kernels),

@@ -1,4 +1,4 @@
-"""How a loss is scaled, so that small gradients do not vanish in 16 bits: one rule for all."""
+"""Loss scaling against underflow of 16-bit gradients, for all frameworks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ DYNAMIC = "dynamic"
 
 @dataclass(frozen=True)
 class LossScaleState:
-    """Where a training stands.
+    """State of loss scaling during training.
 
     Attributes:
-        scale: what the loss is multiplied by, and the gradients are divided by.
+        scale: factor of the loss and divisor of the gradients.
         good_steps: steps with finite gradients since the scale last changed.
-        steps: steps that changed the weights.
-        skipped_steps: steps whose gradients were not finite, which changed no weight.
-        skipped_in_a_row: how many of the last steps were skipped, one after the other.
+        steps: steps that updated the weights.
+        skipped_steps: steps skipped because of non-finite gradients.
+        skipped_in_a_row: consecutive skipped steps up to now.
     """
 
     scale: float
@@ -33,17 +33,18 @@ class LossScaleState:
 
 @dataclass(frozen=True)
 class LossScale:
-    """By what a loss is multiplied, and how that changes while a model is trained.
+    """Schedule of the loss scale.
 
-    The scale falls by `factor` with every step whose gradients hold NaN or Inf, and rises by it
-    after `growth_interval` finite steps. It never falls below `minimum`: a scale of 0, which
-    others reach after some 300 such steps, makes NaN of the next good gradients.
+    The scale is divided by `factor` after every step with NaN or Inf gradients, and multiplied by
+    `factor` after `growth_interval` finite steps. The scale never falls below `minimum`: a scale of
+    0, reached after about 300 such steps without a minimum, turns the next finite gradients into
+    NaN.
 
     Attributes:
-        initial: the scale to begin with.
-        growth_interval: finite steps after which the scale rises; None for a scale that stays.
-        factor: how much it rises and falls at a time.
-        minimum, maximum: between which it stays. Real trainings need scales of 0.01.
+        initial: initial scale.
+        growth_interval: finite steps before an increase; None for a fixed scale.
+        factor: factor of an increase or decrease.
+        minimum, maximum: bounds of the scale. Real training runs need scales of 0.01.
 
     Raises:
         ConfigurationError: a number is out of bounds.
@@ -79,15 +80,15 @@ class LossScale:
 
     @classmethod
     def fixed(cls, value: float) -> LossScale:
-        """A scale that stays; steps whose gradients are not finite are skipped all the same."""
+        """Return a fixed scale; steps with non-finite gradients are still skipped."""
         return cls(value, None, minimum=value, maximum=value)
 
     @classmethod
     def read(cls, given: Any) -> LossScale:
-        """What a user may give: `"dynamic"`, a number, which stays, or a `LossScale`.
+        """Parse a user's value: `"dynamic"`, a number (fixed scale), or a `LossScale`.
 
         Raises:
-            ConfigurationError: it is none of these.
+            ConfigurationError: the value is none of these.
         """
         if isinstance(given, cls):
             return given
@@ -101,18 +102,18 @@ class LossScale:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the scale stays as it is."""
+        """Whether the scale never changes."""
         return self.growth_interval is None
 
     def start(self) -> LossScaleState:
-        """The state before the first step."""
+        """Return the state before the first step."""
         return LossScaleState(self.initial)
 
     def after(self, state: LossScaleState, finite: bool) -> LossScaleState:
-        """The state after one more step.
+        """Return the state after another step.
 
         Args:
-            state: the state before it.
+            state: the state before the step.
             finite: whether all gradients were finite.
         """
         if not finite:

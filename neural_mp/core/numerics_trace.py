@@ -1,4 +1,4 @@
-"""What went through the layers of a model in one pass, and where numbers stopped being finite."""
+"""Numerics of a model's layers in one pass, and the origin of NaN or Inf."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from neural_mp.util.pytree import float_arrays
 
 @dataclass(frozen=True)
 class ValueStats:
-    """How large numbers are.
+    """Magnitude and finiteness of values.
 
     Attributes:
-        peak: the largest magnitude of those that are finite; 0 where there are none.
-        nan, inf: whether some are NaN, or infinite.
+        peak: largest finite magnitude; 0 if no value is finite.
+        nan, inf: whether any value is NaN, or infinite.
     """
 
     peak: float = 0.0
@@ -25,17 +25,17 @@ class ValueStats:
 
     @property
     def finite(self) -> bool:
-        """Whether all are finite."""
+        """Whether all values are finite."""
         return not (self.nan or self.inf)
 
     @property
     def trouble(self) -> str:
-        """The word for what is not finite: `NaN` or `Inf`."""
+        """Name of the non-finite value: `NaN` or `Inf`."""
         return "NaN" if self.nan else "Inf"
 
     @classmethod
     def of(cls, values: object) -> ValueStats:
-        """The extent of all arrays of floating-point numbers in nested values."""
+        """Return the statistics of all floating-point arrays in nested values."""
         extents = [cls._of_array(array) for array in float_arrays(values)]
         return cls(
             max((extent.peak for extent in extents), default=0.0),
@@ -57,12 +57,12 @@ class LayerTrace:
     """One layer in one pass.
 
     Attributes:
-        name, kind: what it is called, and its class.
-        dtype: what it computes in, such as `float16`.
-        inputs, outputs, weights: their numbers; the inputs as the layer reads them, in its dtype.
-        gradients_above: the gradients of the loss for its outputs; None where none were taken.
-        gradients_below: those for its inputs and weights.
-        holds_layers: whether it has layers in it.
+        name, kind: the layer's name and class.
+        dtype: compute type, such as `float16`.
+        inputs, outputs, weights: statistics of the values; inputs as cast to the layer's dtype.
+        gradients_above: gradients of the outputs; None if not computed.
+        gradients_below: gradients of the inputs and weights; None if not computed.
+        holds_layers: whether the layer contains layers.
     """
 
     name: str
@@ -77,7 +77,7 @@ class LayerTrace:
 
     @property
     def title(self) -> str:
-        """Name and class."""
+        """Name and class, for messages."""
         return f"{self.name!r} ({self.kind})"
 
 
@@ -86,10 +86,10 @@ class ModelTrace:
     """A model in one pass.
 
     Attributes:
-        batch: the numbers that it was given.
-        outputs: those that came out of it.
-        layers: its layers, in the order in which they came to an end.
-        loss: the loss; None where there is none.
+        batch: statistics of the inputs.
+        outputs: statistics of the outputs.
+        layers: the layers, in order of completion.
+        loss: the loss; None for none.
     """
 
     batch: ValueStats
@@ -99,18 +99,18 @@ class ModelTrace:
 
     @property
     def finite_forwards(self) -> bool:
-        """Whether what came out is finite; what is infinite within may be meant, as in a mask."""
+        """Whether outputs and loss are finite; Inf inside may be intended, as in a mask."""
         return self.outputs.finite and (self.loss is None or bool(np.isfinite(self.loss)))
 
 
 @dataclass(frozen=True)
 class NonFinite:
-    """Where the first number arose that is not finite.
+    """Origin of the first non-finite value.
 
     Attributes:
-        layer: the layer; None where it was none.
-        words: what happened, in a sentence without a full stop.
-        keep: whether the layer is better kept in float32.
+        layer: the layer; None if outside of all layers.
+        words: the event, as a sentence without a full stop.
+        keep: whether the layer should stay in float32.
     """
 
     layer: str | None
@@ -122,7 +122,7 @@ class NonFinite:
 
 
 def first_non_finite(seen: ModelTrace) -> NonFinite | None:
-    """Where a number first was not finite, forwards, then backwards; None where all are."""
+    """Return the first non-finite value, forwards, then backwards; None if all are finite."""
     if seen.finite_forwards:
         return _first_backwards(seen.layers)
     if not seen.batch.finite:
@@ -138,12 +138,12 @@ def first_non_finite(seen: ModelTrace) -> NonFinite | None:
 
 
 def _forwards(layer: LayerTrace, peak: float) -> NonFinite:
-    """Why the outputs of a layer are not finite, where all before it are, up to `peak`."""
+    """Return the cause of a layer's non-finite outputs; all before, up to `peak`, are finite."""
     if not layer.weights.finite:
         return NonFinite(layer.name, f"weights of {layer.title} hold {layer.weights.trouble}")
     if layer.inputs.finite:
         return NonFinite(layer.name, _turns(layer, layer.inputs, layer.outputs), _is_16(layer))
-    if not _is_16(layer):  # what it is given is what it reads
+    if not _is_16(layer):  # no cast between given and read values
         trouble = layer.inputs.trouble
         words = f"code outside of the layers turns numbers of up to {peak:.3g} into {trouble}"
         return NonFinite(None, f"{words}, which {layer.title} is given")
@@ -152,7 +152,7 @@ def _forwards(layer: LayerTrace, peak: float) -> NonFinite:
 
 
 def _first_backwards(layers: Sequence[LayerTrace]) -> NonFinite | None:
-    """The layer that turns finite gradients into others; an inner one rather than an outer."""
+    """Return the layer that turns finite gradients into non-finite ones, innermost first."""
     for layer in _backwards(layers):
         above, below = layer.gradients_above, layer.gradients_below
         if above is not None and below is not None and above.finite and not below.finite:

@@ -1,4 +1,4 @@
-"""What one pass over the calibration data saw."""
+"""Observations of one pass over the calibration data."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class ChannelStats:
-    """What the channels of one tensor held, one number a channel, in the tensor's own units.
+    """Statistics of a tensor, one number per channel, in the tensor's own units.
 
     Attributes:
-        low, high: the smallest and the largest value.
-        power: the mean square.
-        mean: the mean.
+        low, high: minimum and maximum.
+        power: mean square.
+        mean: mean.
     """
 
     low: tuple[float, ...]
@@ -43,13 +43,13 @@ class ChannelStats:
 
 @dataclass(frozen=True)
 class OpTimings:
-    """What was measured of the time that a model takes.
+    """Measured times of a model's ops and conversions.
 
     Attributes:
-        ops: op → precision → seconds of one run, with what runs along in one kernel.
-        conversion: seconds that a conversion of the smallest tensor takes; None if not known.
-        per_element: seconds more for every number that the tensor holds for one sample.
-        whole: seconds of one run of the whole FP32 model; None if not known.
+        ops: op → precision → seconds per run, including ops fused into the op's kernel.
+        conversion: seconds to convert the smallest tensor; None if unknown.
+        per_element: additional seconds per element of the tensor (for one sample).
+        whole: seconds per run of the FP32 model; None if unknown.
     """
 
     ops: Mapping[str, Mapping[Precision, float]] = field(default_factory=dict)
@@ -58,17 +58,17 @@ class OpTimings:
     whole: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts and numbers."""
+        """Return plain dicts and numbers."""
         ops = {op: {p.value: found for p, found in by.items()} for op, by in self.ops.items()}
         found = {"ops": ops, "conversion": self.conversion, "per_element": self.per_element}
         return found if self.whole is None else {**found, "whole": self.whole}
 
     @classmethod
     def from_dict(cls, data: object) -> OpTimings:
-        """Read back what `to_dict` wrote.
+        """Reverse `to_dict`.
 
         Raises:
-            NeuralMPError: it was not written so.
+            NeuralMPError: the data are invalid.
         """
         return cls(**_TIMES(data))
 
@@ -79,14 +79,14 @@ class Observations:
 
     Attributes:
         ranges: tensor name → calibration algorithm → (low, high), in the tensor's own units.
-        nsr: tensor name → noise-to-signal ratio of quantizing it to 8 bits with its full range,
-            per channel and averaged over channels: 0 is lossless, 1 means the quantized tensor
-            says nothing about a typical channel.
-        samples: how many samples were seen.
-        channels: tensor name → its channels, of those with so much noise that repairing them may
-            be worth it.
-        elements: tensor name → numbers it holds for one sample, on average.
-        corrected_nsr: tensor name → repair (see `core.precision.REPAIRS`) → what the noise becomes.
+        nsr: tensor name → noise-to-signal ratio of quantizing the tensor to 8 bits with its full
+            range, per channel and averaged over channels: 0 is lossless; at 1, noise and signal of
+            a typical channel have equal power.
+        samples: number of samples.
+        channels: tensor name → channel statistics, of tensors noisy enough that corrections may pay
+            off.
+        elements: tensor name → mean number of elements per sample.
+        corrected_nsr: tensor name → correction (`core.precision.CORRECTIONS`) → resulting NSR.
     """
 
     ranges: Mapping[str, Mapping[str, Range]] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Observations:
         return Observations.from_dict, (self.to_dict(),)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, dicts and numbers, as written to YAML or JSON."""
+        """Return plain lists, dicts and numbers, as written to YAML or JSON."""
         return {
             "samples": self.samples,
             "ranges": {
@@ -125,10 +125,10 @@ class Observations:
 
     @classmethod
     def from_dict(cls, data: object) -> Observations:
-        """Read back what `to_dict` wrote.
+        """Reverse `to_dict`.
 
         Raises:
-            NeuralMPError: it was not written so.
+            NeuralMPError: the data are invalid.
         """
         return cls(**_OBSERVATIONS({} if data is None else data))
 
@@ -151,7 +151,7 @@ def _channels(value: object) -> ChannelStats:
 
 
 def _or_empty(kind: Validator[dict[str, Any]]) -> Validator[dict[str, Any]]:
-    """A mapping of a kind; nothing stands for an empty one, as a person would write it."""
+    """Return a validator of a mapping, with None, as in hand-written YAML, read as empty."""
     return lambda value: {} if value is None else kind(value)
 
 

@@ -1,4 +1,4 @@
-"""What to run every op in: a value that people can read, edit and replay."""
+"""Precision plans: human-readable, editable and replayable."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ FILE_VERSION = 2
 
 @dataclass(frozen=True, eq=False)
 class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
-    """Op → `OpConfig`. Immutable, hashable; two plans are equal when they say the same.
+    """Immutable, hashable mapping op → `OpConfig`; plans with equal configs are equal.
 
-    Ops that a plan does not name follow the ops around them (see `core.quantization_flow`).
+    Ops not named follow their neighbours (see `core.quantization_flow`).
     """
 
     configs: Mapping[str, OpConfig] = field(default_factory=dict)
@@ -69,29 +69,29 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
 
     @property
     def precisions(self) -> dict[str, Precision]:
-        """Op → the precision alone."""
+        """Op → precision."""
         return {op: config.precision for op, config in self.configs.items()}
 
     def counts(self) -> dict[Precision, int]:
-        """How many named ops run in each precision, those that occur only."""
+        """Return the number of named ops per precision, without zeros."""
         found = [config.precision for config in self.configs.values()]
         return {precision: found.count(precision) for precision in Precision if precision in found}
 
     def replacing(self, changes: Mapping[str, OpConfig]) -> PrecisionPlan:
-        """This plan with some ops set otherwise."""
+        """Return a plan with the configs of some ops replaced."""
         return PrecisionPlan({**self.configs, **changes})
 
     def without(self, ops: Collection[str]) -> PrecisionPlan:
-        """This plan without some ops, which then follow those around them."""
+        """Return a plan without some ops, which then follow their neighbours."""
         return PrecisionPlan({op: item for op, item in self.configs.items() if op not in ops})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain strings and dicts, as written to YAML."""
+        """Return plain strings and dicts, as written to YAML."""
         return {op: _config_to_plain(config) for op, config in self.configs.items()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PrecisionPlan:
-        """Read back what `to_dict` wrote, `op: fp32` shorthand included.
+        """Reverse `to_dict`; `op: fp32` is accepted as shorthand.
 
         Raises:
             PlanError: an entry is malformed; the message names the op.
@@ -100,7 +100,7 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
             return parse_plan(data)
 
     def to_yaml(self, *, framework: str = "", observations: Observations | None = None) -> str:
-        """The plan as YAML that a person can edit; with `observations`, enough to replay it."""
+        """Return the plan as editable YAML; with `observations`, sufficient for a replay."""
         document: dict[str, Any] = {"neural_mp_plan": FILE_VERSION}
         if framework:
             document["framework"] = framework
@@ -114,7 +114,7 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
         """Read a plan from YAML.
 
         Raises:
-            PlanError: the text is no plan; the message names `origin` and what is wrong.
+            PlanError: the text is not a plan; the message names `origin` and the mistake.
         """
         with file_context(origin, PlanError):
             return _document(load_yaml(text))[0]
@@ -133,25 +133,25 @@ class PrecisionPlan(Displayed, Mapping[str, OpConfig]):
 
     @classmethod
     def load(cls, path: str | Path) -> PrecisionPlan:
-        """Read the plan of a file that `save` wrote."""
+        """Read the plan from a file written by `save`."""
         return load_plan_file(path)[0]
 
 
 def load_plan_file(path: str | Path) -> tuple[PrecisionPlan, Observations | None]:
-    """Read a plan file: the plan, and the observations it was made with if the file holds them.
+    """Read a plan file: the plan, and its observations if the file contains them.
 
     Raises:
-        PlanError: the file is missing or is no plan.
+        PlanError: the file is missing or not a plan.
     """
     return read_yaml(path, _document, PlanError)
 
 
-# Observations are numbers by the thousand; libyaml is ten times as fast, where PyYAML has it.
+# Observations are thousands of numbers; libyaml, if available, is ten times as fast.
 _SAFE_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 class _PlanDumper(_SAFE_DUMPER):
-    """Ranges on one line each, so that the file stays short."""
+    """YAML dumper that writes lists on one line, to keep files short."""
 
 
 def _represent_list(dumper: yaml.SafeDumper, data: list[Any]) -> yaml.Node:
@@ -177,10 +177,10 @@ def _document(value: object) -> tuple[PrecisionPlan, Observations | None]:
 
 
 def parse_plan(value: object) -> PrecisionPlan:
-    """The plan that `to_dict` wrote: a kind, for what holds plans.
+    """Validate and return the plan that `to_dict` wrote; usable as a validator.
 
     Raises:
-        NeuralMPError: it is none.
+        NeuralMPError: the value is not a plan.
     """
     return PrecisionPlan(mapping_of(_config)(value))
 

@@ -1,4 +1,4 @@
-"""What an op computes in, and how one of its tensors is quantized."""
+"""Precisions of ops, and quantization of tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from neural_mp.util.string_enum import StringEnum
 
 
 class Precision(StringEnum):
-    """What an op computes in. Compares equal to its name, so `plan[op].precision == "int8"`."""
+    """Compute precision of an op; equal to its name: `plan[op].precision == "int8"`."""
 
     INT8 = "int8"
     BF16 = "bf16"
@@ -28,17 +28,17 @@ class Precision(StringEnum):
 
     @property
     def bits(self) -> int:
-        """Bits one stored value takes."""
+        """Bits per value."""
         return {"int8": 8, "bf16": 16, "fp16": 16, "fp32": 32}[self.value]
 
     @property
     def is_16_bit(self) -> bool:
-        """Whether this is one of the two 16-bit floating-point formats."""
+        """Whether the precision is BF16 or FP16."""
         return self.bits == 16
 
 
 class Precisions(tuple[Precision, ...]):
-    """Several precisions; equal to a list of their names, too: `precisions == ["bf16", "fp32"]`."""
+    """Several precisions; also equal to a list of their names: `precisions == ["bf16", "fp32"]`."""
 
     __slots__ = ()
     __hash__ = tuple.__hash__
@@ -54,10 +54,10 @@ def parse_precisions(value: str | Precision | Iterable[str | Precision]) -> Prec
     """Read `"int8,bf16"`, `["int8", "bf16"]`, `"fp16"` or `Precision.BF16`.
 
     Returns:
-        The precisions without repetition, lowest number of bits first, BF16 before FP16.
+        The precisions without duplicates, fewest bits first, BF16 before FP16.
 
     Raises:
-        UnknownPrecisionError: a word names no precision, or none was given.
+        UnknownPrecisionError: a precision does not exist, or none was given.
     """
     if isinstance(value, Precision):
         return Precisions((value,))
@@ -81,7 +81,7 @@ def parse_precisions(value: str | Precision | Iterable[str | Precision]) -> Prec
     return Precisions(precision for precision in Precision if precision in found)
 
 
-#: What may choose the range of a tensor from what calibration saw of it, best known first.
+#: Algorithms that choose a range from calibration data, most common first.
 RANGE_ALGORITHMS = tuple(
     word for word in CalibrationAlgorithm if word is not CalibrationAlgorithm.DYNAMIC
 )
@@ -93,7 +93,7 @@ _WORDS: Mapping[str, type[StringEnum]] = {
     "algorithm": CalibrationAlgorithm,
     "range": WeightRange,
 }
-#: What the fields of a `QuantSpec` that users may limit can be, best known first.
+#: Values of the `QuantSpec` fields that users may constrain, most common first.
 QUANT_CHOICES: Mapping[str, tuple[str, ...]] = {
     name: tuple(words) for name, words in _WORDS.items() if words is not WeightRange
 }
@@ -101,16 +101,16 @@ QUANT_CHOICES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class QuantSpec:
-    """How one tensor is quantized.
+    """Quantization of one tensor.
 
     Attributes:
         dtype: `int8` or `uint8`.
         scheme: `symmetric` (zero point fixed) or `asymmetric`.
         granularity: `per_tensor` or `per_channel`.
-        algorithm: what chooses the range: `minmax`, `percentile`, `kl` or `mse` from what
-            calibration saw, `dynamic` from the values at hand on every run.
-        range: of a weight, `full_range` (±127) or `reduced_range` (±63), which is right also where
-            products of bytes saturate.
+        algorithm: range selection: `minmax`, `percentile`, `kl` or `mse` from calibration data,
+            `dynamic` from the current values on every run.
+        range: for a weight, `full_range` (±127) or `reduced_range` (±63), which stays exact with
+            saturating accumulation.
     """
 
     dtype: QuantDType
@@ -132,10 +132,10 @@ class QuantSpec:
 
     @classmethod
     def parse(cls, text: str) -> QuantSpec:
-        """Read back what `str()` wrote, words in any order: `"uint8 asymmetric per_tensor kl"`.
+        """Read back `str(spec)`, words in any order: `"uint8 asymmetric per_tensor kl"`.
 
         Raises:
-            PlanError: a word is unknown or says the same thing twice, or one is missing.
+            PlanError: a word is unknown, a field is given twice, or a required field is missing.
         """
         found: dict[str, Any] = {}
         for word in str(text).split():
@@ -158,8 +158,8 @@ class QuantSpec:
         return cls(**found)
 
 
-#: What can mend the numbers of an INT8 layer instead of giving up the precision; each changes
-#: weights before they are rounded, and nothing about what the model computes in FP32.
+#: Corrections of an INT8 layer, alternatives to its fallback; each changes weights before rounding
+#: and keeps the FP32 function.
 CORRECTIONS: Mapping[str, str] = {
     "equalize": "channels scaled between this layer and the one before, by their weights",
     "smooth": "channels scaled between this layer and what is before, by the values and weights",
@@ -169,14 +169,14 @@ CORRECTIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class OpConfig:
-    """What one op runs in.
+    """Precision and quantization of one op.
 
     Attributes:
-        precision: what it computes in.
-        weight: for INT8, how its weight is quantized.
-        activation: for INT8, how the tensors it reads are quantized; None with a `weight` leaves
-            them as they are. INT8 with neither stands for the best form that the op has.
-        corrections: for INT8, names of `REPAIRS`, in their order.
+        precision: compute precision.
+        weight: for INT8, quantization of the weight.
+        activation: for INT8, quantization of the inputs; None with a `weight` leaves the inputs in
+            float. INT8 with neither selects the op's best configuration.
+        corrections: for INT8, names in `CORRECTIONS`, in their order.
     """
 
     precision: Precision
@@ -200,7 +200,7 @@ class OpConfig:
 
     @property
     def approach(self) -> Approach | None:
-        """How INT8 ranges are found; None without INT8."""
+        """INT8 approach; None without INT8."""
         if self.precision is not Precision.INT8:
             return None
         if self.activation is not None:

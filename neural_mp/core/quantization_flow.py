@@ -1,9 +1,9 @@
-"""Where quantized values flow under a plan: the same reasoning for every framework.
+"""Propagation of quantization through a graph under a plan, for every framework.
 
-Quantization points belong to tensors, not to ops. A tensor is stored in INT8 when some INT8 op
-reads it; the op that writes it can write INT8 directly if it runs in INT8 itself; quantize-agnostic
-ops pass INT8 on. An adaptor reads from the flow what to insert where; a report reads from it what
-every op really runs in.
+Quantization points belong to tensors, not to ops. A tensor is quantized if an INT8 op reads the
+tensor; a producer that runs in INT8 itself can write INT8 directly; quantize-agnostic ops pass INT8
+on. Adaptors read from the flow the conversions to insert; reports read from the flow the effective
+precision of every op.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from neural_mp.core.precision import Precision
 
 @dataclass(frozen=True)
 class QuantizedTensor:
-    """A tensor stored in INT8 if any of the ops that read it runs in INT8.
+    """A tensor quantized if any of its consumers runs in INT8.
 
     Attributes:
-        name: the op or graph input that the tensor is the result of. Tensors that are concatenated
-            share their scale, and bear the name of the concatenation.
-        producers: the ops whose INT8 kernels write it; none where it comes from a float op or
-            input, several where it is concatenated.
-        consumers: the tunable ops that read the tensor in INT8.
-        quantizing_ops: the ops each of which, in INT8, has the tensor stored in INT8: the
-            consumers, and the producers that can write INT8 only. The noise is gone when all run
-            in a higher precision, and not before.
+        name: producing op or graph input. Concatenated tensors share a scale, and the name of the
+            concatenation.
+        producers: ops whose INT8 kernels write the tensor; empty for a float op or a graph input,
+            several for a concatenation.
+        consumers: tunable ops that read the tensor in INT8.
+        quantizing_ops: ops that, in INT8, each cause the tensor to be quantized: the consumers, and
+            producers that can write INT8 only. The quantization noise vanishes only when all of
+            them run in a higher precision.
     """
 
     name: str
@@ -37,22 +37,22 @@ class QuantizedTensor:
 
     @property
     def ops(self) -> frozenset[str]:
-        """The ops that share the tensor: putting one of them back to float may change nothing."""
+        """Producers and consumers; fallback of a single op may have no effect."""
         return frozenset(self.consumers) | frozenset(self.producers)
 
 
 @dataclass(frozen=True)
 class QuantizationFlow:
-    """The consequences of a plan.
+    """Consequences of a plan.
 
     Attributes:
-        effective: op → what it effectively runs in, ops the plan does not name included.
-        int8_reads: op → those of its inputs that it reads quantized.
+        effective: op → effective precision, including ops that the plan does not name.
+        int8_reads: op → its inputs that are read quantized.
         int8_outputs: ops whose kernel writes INT8.
-        scale_owner: tensor read quantized → the tensor whose scale it carries (itself, unless
-            quantize-agnostic ops lie between).
-        scale_members: root → the tensors whose ranges its scale must hold: itself, and what it was
-            concatenated from.
+        scale_owner: quantized tensor → tensor that owns its scale (itself, unless quantize-agnostic
+            ops lie between).
+        scale_members: scale owner → tensors whose ranges the scale must cover: the owner, and
+            concatenated tensors.
     """
 
     effective: Mapping[str, Precision]
@@ -63,20 +63,20 @@ class QuantizationFlow:
 
 
 class _ScaleUnionFind:
-    """The tensors that have one scale in common; it grows as the graph is followed."""
+    """Sets of tensors with a common scale, merged during graph traversal."""
 
     def __init__(self) -> None:
         self._above: dict[str, str] = {}
         self._covers: dict[str, dict[str, None]] = {}
 
     def add(self, tensor: str) -> None:
-        """Give a tensor a scale of its own, unless it has a scale already."""
+        """Add a tensor with its own scale, unless already present."""
         if tensor not in self._above:
             self._above[tensor] = tensor
             self._covers[tensor] = {tensor: None}
 
     def share(self, tensor: str, sources: tuple[str, ...]) -> None:
-        """Give a tensor the scale of its source; several sources get one scale with the tensor."""
+        """Give a tensor the scale of its source; merge several sources and the tensor into one."""
         if len(sources) == 1:
             self._above[tensor] = self.scale_owner(sources[0])
             return
@@ -104,13 +104,13 @@ def propagate_quantization(
     chosen: Mapping[str, Precision],
     alone: frozenset[str] = frozenset(),
 ) -> QuantizationFlow:
-    """Follow a plan through the graph.
+    """Propagate a plan through the graph.
 
     Args:
         graph: the model.
-        chosen: op → precision, for the ops a plan names. An op it does not name runs along with
-            its fusion group, or passes INT8 on; otherwise it runs in FP32.
-        alone: INT8 ops that read and write real numbers and quantize inside: dynamic ranges, or
+        chosen: op → precision, for the ops in a plan. Other ops are fused into their fusion group,
+            or pass INT8 on; otherwise they run in FP32.
+        alone: INT8 ops that read and write float values and quantize internally: dynamic ranges, or
             INT8 weights only.
     """
     return _followed(graph, chosen, alone)[0]
@@ -121,7 +121,7 @@ def _followed(
     chosen: Mapping[str, Precision],
     alone: frozenset[str] = frozenset(),
 ) -> tuple[QuantizationFlow, Mapping[str, str]]:
-    """The flow, and for every op that an INT8 kernel runs, the op whose kernel that is."""
+    """Return the flow, and op → head of its INT8 kernel, for ops in INT8 kernels."""
     members = _fusion_members(graph, chosen, alone)
     wanted, tails = _wanted_in_int8(graph, chosen, members)
     effective: dict[str, Precision] = {}
@@ -161,7 +161,7 @@ def _followed(
         else:
             effective[op.name] = chosen.get(op.name, Precision.FP32)
             if effective[op.name] is Precision.INT8 and op.name not in alone:
-                effective[op.name] = Precision.FP32  # named so, but nothing INT8 runs it
+                effective[op.name] = Precision.FP32  # INT8 in the plan, but without an INT8 kernel
     flow = QuantizationFlow(
         effective, int8_reads, frozenset(int8_outputs), scales.roots(), scales.scale_members()
     )
@@ -169,7 +169,7 @@ def _followed(
 
 
 def _read_by_head(op: Op) -> tuple[str, ...]:
-    """What the first op of an INT8 kernel reads quantized."""
+    """Return the inputs that the first op of an INT8 kernel reads quantized."""
     return op.inputs if op.joins_int8 else op.inputs[:1]
 
 
@@ -183,7 +183,7 @@ def _leave_int8(graph: OpGraph, members: dict[str, str], head: str) -> None:
 
 
 def quantized_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> tuple[QuantizedTensor, ...]:
-    """The tensors that would be stored in INT8 if all of `int8_ops` ran in INT8."""
+    """Return the tensors that are quantized if all of `int8_ops` run in INT8."""
     flow, members = _followed(graph, dict.fromkeys(int8_ops, Precision.INT8))
     readers: dict[str, list[str]] = {}
     for op in graph:
@@ -206,7 +206,7 @@ def quantized_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> tuple[Quantiz
 def _fusion_members(
     graph: OpGraph, chosen: Mapping[str, Precision], alone: frozenset[str] = frozenset()
 ) -> dict[str, str]:
-    """Op → the INT8 op that runs it: itself, or the head of its fusion group."""
+    """Return op → the INT8 op whose kernel runs the op: itself, or the head of its fusion group."""
     members: dict[str, str] = {}
     for op in graph:
         if op.fusion_group is None:
@@ -223,9 +223,10 @@ def _fusion_members(
 def _wanted_in_int8(
     graph: OpGraph, chosen: Mapping[str, Precision], members: dict[str, str]
 ) -> tuple[set[str], dict[str, str]]:
-    """The tensors that are read or can only be written in INT8; every fusion group's last op.
+    """Return the tensors read in INT8 or writable in INT8 only, and the last op per fusion group.
 
-    Taken out of `members` is what joins INT8 only where it is wanted, and is not.
+    Ops that join INT8 only between INT8 ops are removed from `members` if their result is not among
+    these tensors.
     """
     tails: dict[str, str] = {}
     for name in (op.name for op in graph):
@@ -234,7 +235,7 @@ def _wanted_in_int8(
     wanted = {tail for head, tail in tails.items() if graph[head].writes_int8}
     for op in graph:
         if op.joins_int8 and op.name in members and wanted.issuperset(op.inputs):
-            wanted.add(tails[op.name])  # one tensor to dequantize behind it instead of several
+            wanted.add(tails[op.name])  # dequantizes one tensor instead of several
     for op in reversed(list(graph)):
         head = members.get(op.name)
         if head == op.name and op.joins_int8 and tails[head] not in wanted:
@@ -254,10 +255,10 @@ def _passes_int8_on(op: Op, chosen: Mapping[str, Precision]) -> bool:
 
 
 def observable_tensors(graph: OpGraph, int8_ops: frozenset[str]) -> frozenset[str]:
-    """Every tensor that may be stored in INT8 under some plan that uses only these INT8 ops.
+    """Return every tensor that is quantized under some plan using only these INT8 ops.
 
-    Fusion groups are taken whole: what lies within a group is never stored. An op that joins INT8
-    nowhere when all of these ops run in INT8 does so under no plan.
+    Tensors within a fusion group are never quantized. An op that joins INT8 nowhere when all of
+    these ops run in INT8 joins under no plan.
     """
     found: set[str] = set()
     _, members = _followed(graph, dict.fromkeys(int8_ops, Precision.INT8))

@@ -1,4 +1,4 @@
-"""A plan that was tried, and its result."""
+"""Trials: plans with their measured results."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from neural_mp.util.validators import (
     string,
 )
 
-#: Objective → the figure of a trial that says how well it does, as a share of FP32's. Of latencies
-#: the share counts and not the seconds, since machines drift.
+#: Objective → key of its value as a fraction of FP32's. Relative latencies rank plans, since
+#: machine speed drifts.
 RELATIVE_FIGURES: Mapping[Objective, str] = {
     Objective.PERFORMANCE: "relative_latency",
     Objective.FOOTPRINT: "relative_footprint",
@@ -31,35 +31,35 @@ RELATIVE_FIGURES: Mapping[Objective, str] = {
 
 
 class Outcome(StringEnum):
-    """How a trial ended."""
+    """Outcome of a trial."""
 
     MET = "met"
     MISSED = "missed"
-    SLOW = "slow"  #: met the target, but gains too little over FP32, and speed is what is wanted
-    PRUNED = "pruned"  #: was lost already when its evaluation was stopped
+    SLOW = "slow"  #: accuracy target met, but too little speedup over FP32
+    PRUNED = "pruned"  #: evaluation stopped early: target out of reach
     FAILED = "failed"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A plan and what was measured of it.
+    """A plan with its measurements.
 
     Attributes:
-        plan: what was tried.
-        outcome: whether it met the accuracy target, missed it, or failed with an error.
-        accuracy: the user's metric; None if the trial failed or nothing could be evaluated; on the
-            data seen until then, if it was pruned.
-        loss: how much worse than the FP32 baseline, in the criterion's own terms (a share for a
-            relative criterion, an amount for an absolute one); negative is better than FP32.
-        objectives: objective name → value, smaller is better: `performance` in seconds a batch,
+        plan: the plan.
+        outcome: target met, target missed, or failed with an error.
+        accuracy: the user's metric; None if the trial failed or nothing could be evaluated; if
+            pruned, over the data seen.
+        loss: degradation from the FP32 baseline, in the criterion's unit (a fraction for a relative
+            criterion, an amount for an absolute one); negative if better than FP32.
+        objectives: objective → value, smaller is better: `performance` in seconds per batch,
             `footprint` and `modelsize` in bytes; `relative_latency`, `relative_footprint` and
-            `relative_modelsize` as shares of FP32's.
-        seconds: how long conversion and evaluation took.
-        error: for a failed trial, its error; for one that produced NaN or Inf, the op it began at.
-        number: its place in the run's history, from 0.
-        metrics: name → value, where several metrics were evaluated; `accuracy` is then their
-            weighted sum, or the score by which every one of them has to meet the target.
-        node: the machine that evaluated it; empty where that was not kept.
+            `relative_modelsize` as fractions of FP32's.
+        seconds: duration of conversion and evaluation.
+        error: error of a failed trial; if the model produced NaN or Inf, the op of origin.
+        number: index in the run's history, from 0.
+        metrics: name → value, if there are several metrics; `accuracy` is then their weighted sum,
+            or the score of a target that each must meet.
+        node: machine that evaluated the plan; empty if not recorded.
     """
 
     plan: PrecisionPlan
@@ -75,25 +75,25 @@ class Trial:
 
     @property
     def met(self) -> bool:
-        """Whether the plan meets the target, and gains enough where speed is wanted."""
+        """Whether the plan meets the accuracy target and, if required, the minimum speedup."""
         return self.outcome is Outcome.MET
 
     @property
     def meets_accuracy(self) -> bool:
-        """Whether the plan meets the accuracy target, however slow it is."""
+        """Whether the plan meets the accuracy target, regardless of speed."""
         return self.outcome in (Outcome.MET, Outcome.SLOW)
 
     @property
     def speedup(self) -> float | None:
-        """How many times faster than FP32; None where that was not measured."""
+        """Speedup over FP32; None if not measured."""
         share = self.objectives.get("relative_latency")
         return 1 / share if share else None
 
     def relative_cost(self, objectives: Mapping[Objective, float]) -> float:
-        """What the plan takes as a share of what FP32 takes; infinite where it was not measured.
+        """Return the weighted cost as a fraction of FP32's; infinite if not measured.
 
         Args:
-            objectives: objective → its weight.
+            objectives: objective → weight.
         """
         return sum(
             weight * self.objectives.get(RELATIVE_FIGURES[name], float("inf"))
@@ -102,11 +102,11 @@ class Trial:
 
     @property
     def ranking_loss(self) -> float:
-        """`loss` for ranking: infinite where there is none."""
+        """`loss` for ranking; infinite if None."""
         return float("inf") if self.loss is None else self.loss
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dicts."""
+        """Return plain numbers, strings, lists and dicts."""
         return {
             "plan": self.plan.to_dict(),
             "outcome": self.outcome.value,
@@ -122,10 +122,10 @@ class Trial:
 
     @classmethod
     def from_dict(cls, data: object) -> Trial:
-        """Read back what `to_dict` wrote; what is left out is as for a new trial.
+        """Reverse `to_dict`; missing keys take their defaults.
 
         Raises:
-            NeuralMPError: it was not written so.
+            NeuralMPError: the data are invalid.
         """
         return cls(**_TRIAL(data))
 

@@ -1,1 +1,1 @@
-"""Files from outside: bounded readers, atomic writes, archives, trust."""
+"""Untrusted files: bounded readers, atomic writes, archives, trust."""

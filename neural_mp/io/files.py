@@ -1,4 +1,4 @@
-"""Files that end: a named pipe or a device may keep whoever reads it waiting for ever."""
+"""Safe file access: regular files only, bounded reads, atomic writes."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from neural_mp.errors import ConfigurationError, ModelLoadError
 
 
 def resolve_sibling(model: Path, name: str, folder: str = "") -> Path:
-    """The file that a model names, which lies in the model's folder or below.
+    """Return the path of a file referenced by a model, inside the model's folder.
 
-    Where the model is a link, as in caches of downloaded models, it may lie beside what that leads
-    to.
+    If the model is a link, as in download caches, the folder of the link's target is accepted, too.
 
     Args:
         model: the model's file.
-        name: as the model gives it.
-        folder: the one beside the model that names begin in.
+        name: referenced name, relative to `folder`.
+        folder: subfolder of the model's folder.
 
     Raises:
-        ModelLoadError: it lies elsewhere, by its name or by a link.
+        ModelLoadError: the name or a link leads out of the folder.
     """
     file = model.parent / folder / name
     try:
         places = [model.parent.resolve(), model.resolve().parent]
         inside = any(file.resolve().is_relative_to(place) for place in places)
-    except (OSError, RuntimeError, ValueError):  # such as links in a ring, or a zero in the name
+    except (OSError, RuntimeError, ValueError):  # e.g. a cycle of links, or a NUL in the name
         inside = False
     if not name or "\0" in name or not inside:
         raise ModelLoadError(
@@ -41,10 +40,10 @@ def resolve_sibling(model: Path, name: str, folder: str = "") -> Path:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file; who reads it meanwhile sees what was there before. Folders are made.
+    """Write a file atomically, creating folders; readers see the old or the new content.
 
     Raises:
-        OSError: it cannot be written; what was there before stays.
+        OSError: the file cannot be written; the old content stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -60,35 +59,35 @@ _BLOCK = 1 << 20
 
 
 def require_regular_file(path: str | Path) -> None:
-    """Refuse to read what is neither a file nor a folder.
+    """Raise an error if a path is neither a file nor a folder: reading a pipe may block forever.
 
-    A pipe that is open already is read, such as `/dev/stdin`, or what a shell makes of
-    `<(command)`: its path leads to no file.
+    Open pipes are allowed, e.g. `/dev/stdin` or a shell's `<(command)`, because their path resolves
+    to no file.
 
     Args:
-        path: of what is to be read; nothing has to be there.
+        path: path to check; may be missing.
 
     Raises:
-        OSError: a named pipe, a socket or a device is there.
+        OSError: the path is a named pipe, a socket or a device.
     """
     try:
         mode = Path(os.path.realpath(path)).stat().st_mode
     except OSError:
-        return  # whoever opens it says why it cannot be read
+        return  # opening the file raises the error
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise OSError(errno.EINVAL, "it is no file, but a pipe, a socket or a device", str(path))
 
 
 def read_bounded(path: str | Path, most: int) -> bytes:
-    """The content of a file.
+    """Return the content of a file.
 
     Args:
-        path: of the file.
-        most: bytes that it may hold.
+        path: the file.
+        most: maximum size in bytes.
 
     Raises:
-        OSError: it cannot be read, is no file, or holds more.
-        ValueError: the path holds a NUL.
+        OSError: unreadable, not a regular file, or larger than `most`.
+        ValueError: the path contains a NUL.
     """
     require_regular_file(path)
     blocks, size = [], 0
@@ -102,10 +101,10 @@ def read_bounded(path: str | Path, most: int) -> bytes:
 
 
 def writable_folder(log_path: str | None) -> Path | None:
-    """The folder to log to, made and found to be writable before anything is computed.
+    """Create the log folder and check write access, before anything is computed.
 
     Raises:
-        ConfigurationError: it cannot be written to.
+        ConfigurationError: the folder is not writable.
     """
     if log_path is None:
         return None

@@ -1,4 +1,4 @@
-"""What was measured is not measured again: within a run, in a workspace, on a machine."""
+"""Measurement caches: within a run, in a workspace, on a machine."""
 
 from __future__ import annotations
 
@@ -29,49 +29,50 @@ from neural_mp.util.validators import (
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-#: The folder of a workspace that holds its cache.
+#: Cache folder within a workspace.
 CACHE_FOLDER = "cache"
-#: Of how many different data a file keeps what was measured on them.
+#: Maximum entries per file, one per data digest.
 _MAX_ENTRIES_PER_FILE = 8
-#: How many files a folder may hold; those used least recently go first.
+#: Maximum files per folder; the least recently used are evicted.
 _MAX_FILES = 1000
 
 _FILE_SCHEMA = record({"scope": mapping_of(string), "entries": list_of(tuple_of(string, anything))})
 
-#: A digest of data, or what tells it, since reading all data may take long; None if nothing can.
+#: A data digest, or a function that computes the digest (reading all data may be slow); None if the
+#: data have none.
 DataDigest = str | Callable[[], str | None] | None
 
 
 class MeasurementCache(Protocol):
-    """Keeps what was measured, for where all that it depends on is the same."""
+    """Cached measurements, valid under identical conditions."""
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is kept here."""
+        """Whether measurements are kept."""
 
     def scoped(self, *, data: DataDigest = "", **conditions: str | None) -> MeasurementCache:
-        """The cache of what depends on more: disabled where one of these could not be told.
+        """Return the cache under further conditions; disabled if any condition is unknown.
 
         Args:
-            data: what it is measured on; the same as before if empty. A function is called only
-                where something was kept under the other conditions.
-            conditions: word → what else everything depends on.
+            data: digest of the data measured on; if empty, unchanged. A function is called only if
+                the other conditions have entries.
+            conditions: name → value of further conditions; None if unknown.
         """
 
     def get(self, key: str, kind: Validator[T]) -> tuple[bool, T | None]:
-        """Whether something was kept under a key, and what, of a kind."""
+        """Return whether a key has a valid entry, and the entry."""
 
     def put(self, key: str, value: Any) -> None:
-        """Keep numbers, words, lists and dicts."""
+        """Store numbers, strings, lists and dicts under a key."""
 
 
 class RunCache:
-    """Keeps what one run measured, in which nothing changes that it depends on.
+    """Cache of a single run, whose conditions never change.
 
     Args:
-        entries: what was measured before the run was taken up again.
-        store: takes what is kept beyond this process.
-        origin: what messages call the run.
+        entries: measurements made before the run was resumed.
+        store: function that persists a new entry.
+        origin: name of the run in messages.
     """
 
     enabled = True
@@ -86,14 +87,14 @@ class RunCache:
         self._store, self._origin = store, origin
 
     def scoped(self, *, data: DataDigest = "", **conditions: str | None) -> RunCache:
-        """The same cache: all is the same within a run."""
+        """Return the cache itself: all conditions are constant within a run."""
         return self
 
     def get(self, key: str, kind: Validator[T]) -> tuple[bool, T | None]:
         """See `MeasurementCache`.
 
         Raises:
-            HistoryError: what was kept is not of that kind.
+            HistoryError: the entry is invalid.
         """
         if key not in self.entries:
             return False, None
@@ -108,15 +109,15 @@ class RunCache:
 
 @dataclass(frozen=True)
 class FileCache:
-    """Keeps what was measured in files of a folder: that of a workspace, or of this machine.
+    """Cache in files of a folder, of a workspace or of this machine.
 
-    Files that cannot be read or written cost time, and nothing else.
+    Unreadable or unwritable files cost time only: their entries are measured again.
 
     Attributes:
-        folder: where the files are; None to keep nothing.
-        scope: word → what everything here depends on.
-        data: what it is measured on; empty where no data matter.
-        complaint: the level at which it is logged that nothing can be written.
+        folder: location of the files; None to disable the cache.
+        scope: name → value of the conditions.
+        data: digest of the data measured on; empty if independent of data.
+        complaint: log level for write errors.
     """
 
     folder: Path | None = None
@@ -126,7 +127,7 @@ class FileCache:
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is kept here."""
+        """Whether measurements are kept."""
         return self.folder is not None
 
     def scoped(self, *, data: DataDigest = "", **conditions: str | None) -> FileCache:
@@ -137,7 +138,7 @@ class FileCache:
         return replace(self, data=data or self.data, scope={**self.scope, **told})
 
     def get(self, key: str, kind: Validator[T]) -> tuple[bool, T | None]:
-        """See `MeasurementCache`; what is not of that kind is as nothing."""
+        """See `MeasurementCache`; an invalid entry counts as missing."""
         entries = self._read(key)
         digest = self._digest() if entries else None
         for known, value in reversed(entries):
@@ -152,7 +153,7 @@ class FileCache:
         return False, None
 
     def put(self, key: str, value: Any) -> None:
-        """See `MeasurementCache`; nothing is kept of data that cannot be told."""
+        """See `MeasurementCache`; nothing is stored for data without a digest."""
         digest = self._digest() if self.enabled else None
         if digest is None:
             return
@@ -178,7 +179,7 @@ class FileCache:
         return self.folder / f"{hashlib.sha256(said.encode()).hexdigest()[:32]}.json.z"
 
     def _read(self, key: str) -> list[tuple[str, Any]]:
-        """Pairs of a digest and what was measured, oldest first."""
+        """Return pairs of data digest and measurement, oldest first."""
         if self.folder is None or not self._path(key).exists():
             return []
         try:
@@ -189,15 +190,15 @@ class FileCache:
         return list(kept["entries"]) if kept["scope"] == self._scope_of(key) else []
 
 
-#: Nothing is found, and nothing kept.
+#: A disabled cache.
 NO_CACHE = FileCache()
 
 
 def machine_cache(**conditions: str) -> FileCache:
-    """The cache of this machine, for what holds in every workspace.
+    """Return this machine's cache, valid in every workspace.
 
     Args:
-        conditions: word → what everything depends on.
+        conditions: name → value of the conditions.
     """
     home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     return FileCache(Path(home) / "neural_mp", conditions, complaint=logging.DEBUG)

@@ -1,8 +1,7 @@
-"""Files that we wrote, read back: bounded in size, checked against a kind, with one error.
+"""Bounded, validated readers of the files of this package: plans, saved models, run records.
 
-All that is read from a file of ours comes through here: plans, saved models, records of runs. Who
-wrote it last is not known, so nothing is taken on trust: not how large it is once it is unpacked,
-nor how deep it is nested, nor what stands in it.
+Files may come from an untrusted source: the decompressed size, the nesting and the content are
+checked. All mistakes raise one error class, chosen by the caller.
 """
 
 from __future__ import annotations
@@ -23,26 +22,26 @@ from neural_mp.util.validators import InvalidValueError, Validator, anything, lo
 
 T = TypeVar("T")
 
-#: Makes zlib find out by itself whether a file of gzip or of zlib comes.
+#: Detect gzip or zlib automatically.
 _EITHER = 32 + zlib.MAX_WBITS
-#: What files of gzip and of zlib begin with; no JSON does.
+#: First bytes of gzip and zlib files; no JSON starts with these.
 _PACKED = (b"\x1f\x8b", b"x")
 
 
 class JsonError(InvalidValueError, ValueError):
-    """Text that cannot be read as JSON."""
+    """Text that is not valid JSON."""
 
 
 def read_yaml(path: str | Path, kind: Validator[T], error: type[NeuralMPError]) -> T:
-    """What a YAML file holds.
+    """Return the validated content of a YAML file.
 
     Args:
         path: the file.
-        kind: of the document.
-        error: what is raised.
+        kind: validator of the document.
+        error: class of the error raised.
 
     Raises:
-        NeuralMPError: the file cannot be read, or is not of that kind; of the class `error`.
+        NeuralMPError: of class `error`, if the file is unreadable or invalid.
     """
     with file_context(repr(str(path)), error):
         return kind(load_yaml(_text(bytes_of(path))))
@@ -56,18 +55,18 @@ def read_json(
     max_bytes: int = MAX_FILE_BYTES,
     max_values: int = MAX_VALUES,
 ) -> T:
-    """What a JSON file holds; one that is packed with gzip or zlib is unpacked.
+    """Return the validated content of a JSON file, optionally compressed with gzip or zlib.
 
     Args:
         path: the file.
-        kind: of the document.
-        error: what is raised.
-        hint: what to do then.
-        max_bytes: how many it may hold.
-        max_values: how many it may hold.
+        kind: validator of the document.
+        error: class of the error raised.
+        hint: suggested fix for the message.
+        max_bytes: maximum size.
+        max_values: maximum number of values.
 
     Raises:
-        NeuralMPError: the file cannot be read, or is not of that kind; of the class `error`.
+        NeuralMPError: of class `error`, if the file is unreadable or invalid.
     """
     with file_context(repr(str(path)), error, hint):
         data = bytes_of(path, max_bytes)
@@ -77,10 +76,10 @@ def read_json(
 
 
 def read_data_json(path: Path) -> Any:
-    """What a JSON file of a data set holds, which may be as large as its owner made it.
+    """Return the content of a data set's JSON file, with the higher limits for data.
 
     Raises:
-        DataError: the file cannot be read, or is no JSON.
+        DataError: the file is unreadable or not JSON.
     """
     return read_json(
         path, anything, DataError, max_bytes=MAX_DATA_BYTES, max_values=MAX_DATA_VALUES
@@ -88,33 +87,33 @@ def read_data_json(path: Path) -> Any:
 
 
 def parse_json(data: object, kind: Validator[T], origin: str, error: type[NeuralMPError]) -> T:
-    """What JSON holds that was kept elsewhere than in a file; also packed by `packed`.
+    """Return the validated content of a JSON text, optionally compressed by `compress_text`.
 
     Args:
-        data: JSON as text, or what `packed` made of it.
-        kind: of the document.
-        origin: what the message calls it.
-        error: what is raised.
+        data: JSON as text, or the result of `compress_text`.
+        kind: validator of the document.
+        origin: name of the text in messages.
+        error: class of the error raised.
 
     Raises:
-        NeuralMPError: it is not of that kind; of the class `error`.
+        NeuralMPError: of class `error`, if the text is invalid.
     """
     with file_context(origin, error):
         words = string(data)
-        # What is packed starts with the header of zlib, which is a letter in this alphabet.
+        # Compressed text starts with the zlib header, a letter in base85.
         return kind(load_json(words if words[:1] in '{["' else decompress_text(words)))
 
 
 def compress_text(data: bytes) -> str:
-    """Bytes as text that is short: graphs repeat themselves."""
+    """Compress bytes to text; graphs are repetitive."""
     return base64.b85encode(zlib.compress(data)).decode()
 
 
 def decompress_text(words: str) -> bytes:
-    """Read back what `packed` wrote.
+    """Reverse `compress_text`.
 
     Raises:
-        InvalidValueError: it was not written so, or comes to too much.
+        InvalidValueError: the text is malformed or too large when decompressed.
     """
     try:
         return decompress_bounded(base64.b85decode(words))
@@ -124,15 +123,15 @@ def decompress_text(words: str) -> bytes:
 
 @contextmanager
 def file_context(origin: str, error: type[NeuralMPError], hint: str = "") -> Iterator[None]:
-    """Say in every error raised inside which file, and which key in it, it comes from.
+    """Prefix errors raised in this context with the file name and the key path.
 
     Args:
         origin: the file.
-        error: what is raised.
-        hint: what to do then.
+        error: class of the error raised.
+        hint: suggested fix for the message.
 
     Raises:
-        NeuralMPError: what was raised inside, of the class `error`.
+        NeuralMPError: the error raised inside, as class `error`.
     """
     try:
         yield
@@ -143,23 +142,23 @@ def file_context(origin: str, error: type[NeuralMPError], hint: str = "") -> Ite
 
 
 def bytes_of(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-    """The content of a file.
+    """Return the content of a file.
 
     Raises:
-        InvalidValueError: it cannot be read, or is too large.
+        InvalidValueError: the file is unreadable or too large.
     """
     try:
         return read_bounded(path, max_bytes)
-    except (OSError, ValueError) as error:  # the latter of names that hold a NUL
+    except (OSError, ValueError) as error:  # ValueError: the name contains a NUL
         words = getattr(error, "strerror", None) or error
         raise InvalidValueError(f"it cannot be read: {words}") from None
 
 
 def decompress_bounded(data: bytes, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-    """Unpack bytes of zlib, or all parts of those of gzip.
+    """Decompress zlib data, or all members of gzip data.
 
     Raises:
-        UnfitError: they are damaged or cut off, or come to too much.
+        InvalidValueError: the data are damaged, truncated or too large.
     """
     found = b""
     while data:
@@ -182,7 +181,7 @@ def load_json(data: bytes | str, max_values: int = MAX_VALUES) -> Any:
     """Parse JSON.
 
     Raises:
-        JsonError: it is no JSON, holds too much, or is nested too deeply.
+        JsonError: the text is not JSON, has too many values, or is nested too deeply.
     """
     words = _text(data) if isinstance(data, bytes) else data
     if sum(map(words.count, ",[{")) > max_values:

@@ -1,4 +1,4 @@
-"""What the user trusts by name, while something of a file is read."""
+"""Names that the user trusts while a file is read."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _names: ContextVar[tuple[str, ...]] = ContextVar("trusted", default=())
 
 @contextmanager
 def trusting(names: Iterable[str]) -> Iterator[None]:
-    """Trust these names inside, too.
+    """Trust further names in this context.
 
     Args:
-        names: modules that a tuning file may name code of, and ops that the file of a model may
-            hold although they do more than compute.
+        names: modules whose code a tuning file may reference, and ops with side effects that a
+            model file may contain.
     """
     before = _names.set((*_names.get(), *names))
     try:
@@ -25,5 +25,5 @@ def trusting(names: Iterable[str]) -> Iterator[None]:
 
 
 def is_trusted(name: str) -> bool:
-    """Whether a name is trusted, or what it is in: `sklearn.metrics` where `sklearn` is."""
+    """Whether a name or any of its parents is trusted: `sklearn.metrics` if `sklearn` is."""
     return any(name == word or name.startswith(f"{word}.") for word in _names.get())

@@ -1,8 +1,8 @@
-"""YAML as plain values, without what makes YAML dangerous, and at twice the speed of a loader.
+"""Safe YAML parser to plain values, twice as fast as PyYAML's loaders.
 
-A loader recurses: text that is nested a hundred thousand times ends the process. What an alias
-stands for is repeated by whoever walks over it: twenty lines can hold a billion values. Numbers may
-be written to any length in base 60. So the parser's events are read here, one by one.
+PyYAML's loaders recurse: text nested 100,000 levels deep crashes the process. Aliases can expand
+twenty lines to a billion values, and base-60 numbers have unbounded length. Therefore, the parser's
+events are processed one by one.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _CONSTANT_STARTS = frozenset("~nNtTyYoOfF")
 _TAG = "tag:yaml.org,2002:"
 _SCALAR_TAGS = frozenset(f"{_TAG}{name}" for name in ("float", "int", "bool", "null"))
 _TEXT_TAGS = (None, "!", f"{_TAG}str")
-#: Files of Intel Neural Compressor name these classes of Python, which mean no more here.
+#: Python tags in files of Intel Neural Compressor, read as plain values.
 _LIST_TAGS = (None, "!", f"{_TAG}seq", f"{_TAG}python/tuple")
 _MAPPING_TAGS = (None, "!", f"{_TAG}map", "!Pruner")
 
 
 class _Merge(str):
-    """The key `<<`, whose value is merged into its mapping; a quoted one is a key as others are."""
+    """The unquoted key `<<`, whose value is merged into its mapping."""
 
 
 _MERGE = _Merge("<<")
@@ -56,7 +56,7 @@ class YamlError(InvalidValueError):
     """Text that cannot be read as YAML.
 
     Attributes:
-        line: counted from 1.
+        line: line number, from 1.
         problem: the message without the line.
     """
 
@@ -72,13 +72,13 @@ def _error(line: int, problem: str, keys: tuple[str | int, ...] = ()) -> YamlErr
 
 @dataclass
 class YamlDocument:
-    """A document with the lines that its parts stand on, counted from 1.
+    """A document with the line numbers of its parts, from 1.
 
     Attributes:
-        value: its content; None where there is none.
-        line: where it begins.
-        lines: `id` of a mapping or list in it → key or index → line.
-        repeated: the same of keys that are given again: the line of the first one.
+        value: content; None if empty.
+        line: first line.
+        lines: `id` of a mapping or list → key or index → line.
+        repeated: `id` of a mapping → repeated key → line of its first occurrence.
     """
 
     value: Any = None
@@ -88,25 +88,25 @@ class YamlDocument:
 
 
 def load_yaml(text: str) -> Any:
-    """Parse the one document of a text: mappings, lists, texts, numbers, true, false and None.
+    """Parse a single document into dicts, lists, strings, numbers, booleans and None.
 
-    Keys are the text that they are written as.
+    Keys stay text.
 
     Raises:
-        YamlError: it is no YAML, or holds other things, or too many, or is nested too deeply.
+        YamlError: invalid YAML, unsupported tags, too many values, or nested too deeply.
     """
     return _read(text, _Reader(YamlDocument(), MAX_VALUES, with_lines=False))
 
 
 def load_yaml_with_lines(text: str, max_values: int) -> YamlDocument:
-    """Parse the one document of a text, and note the line of every key and item.
+    """Parse a single document, with the line of every key and item.
 
     Args:
         text: YAML.
-        max_values: how many values it may hold, where what aliases stand for counts every time.
+        max_values: maximum number of values, aliases counted as expanded.
 
     Raises:
-        YamlError: it is no YAML, or holds other things, or too many, or is nested too deeply.
+        YamlError: invalid YAML, unsupported tags, too many values, or nested too deeply.
     """
     document = YamlDocument()
     _read(text, _Reader(document, max_values, with_lines=True))
@@ -119,7 +119,7 @@ def _read(text: str, reader: _Reader) -> Any:
             reader.take(event)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        # An end that comes too early is marked on the line behind the last one.
+        # An unexpected end is marked on the line after the last.
         line = min(mark.line, text.count("\n")) + 1 if mark else 1
         if "nesting depth" in str(error.problem):  # libyaml scans ahead of the events
             raise _error(line, _TOO_DEEP) from None
@@ -134,14 +134,14 @@ def _read(text: str, reader: _Reader) -> Any:
 
 @dataclass(slots=True)
 class _Open:
-    """A mapping or list that has not ended yet.
+    """An unfinished mapping or list.
 
     Attributes:
-        value: it.
-        place: its key or index in what it is in.
-        anchor: the name by which aliases refer to it.
-        count: how many values were there when it began.
-        key: the key whose value comes next; None before a key.
+        value: the mapping or list.
+        place: its key or index in the parent.
+        anchor: name for aliases.
+        count: number of values before its start.
+        key: key of the next value; None before a key.
         merged: values of the key `<<`.
     """
 
@@ -154,7 +154,7 @@ class _Open:
 
 
 class _Reader:
-    """Puts values together from events, without recursion."""
+    """Builds values from parser events, without recursion."""
 
     def __init__(self, document: YamlDocument, max_values: int, with_lines: bool) -> None:
         self.document = document
@@ -173,7 +173,7 @@ class _Reader:
         }
 
     def take(self, event: Any) -> None:
-        """Take in the next event."""
+        """Process the next event."""
         take = self._take.get(type(event))
         if take is not None:
             take(event)
@@ -242,7 +242,7 @@ class _Reader:
             self._named[inner.anchor] = inner.value, self._count - inner.count + 1
 
     def _merge(self, event: Any, inner: _Open) -> None:
-        """Put the keys of merged mappings before the mapping's own, which win."""
+        """Add the keys of merged mappings before the mapping's own keys, which take precedence."""
         found: dict[str, Any] = {}
         lines: dict[str, int] = {}
         for value in inner.merged:
@@ -291,7 +291,7 @@ class _Reader:
             inner.key = None
 
     def _place(self) -> str | int:
-        """Return where the next value comes in the innermost mapping or list."""
+        """Return the key or index of the next value in the innermost mapping or list."""
         inner = self._open[-1]
         return len(inner.value) if inner.key is None else inner.key
 
@@ -303,7 +303,7 @@ class _Reader:
 
 
 def _plain(text: str) -> Any:
-    """Return what a scalar without quotes stands for."""
+    """Return the value of an unquoted scalar."""
     first = text[:1]
     if first in _NUMBER_STARTS:
         integer = _INTEGER_RE.fullmatch(text)

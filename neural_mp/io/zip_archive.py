@@ -1,4 +1,4 @@
-"""Zip archives from strangers: what is in them is checked before anything of it is read."""
+"""Untrusted zip archives: members are checked before any is read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from neural_mp.io.limits import MAX_ARCHIVE_MEMBERS, MAX_COMPRESSION_RATIO, RATI
 
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 0x1
-#: What `zipfile` raises about the bytes it reads.
+#: Exceptions of `zipfile` for damaged archives.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError)
 _UNSAFE_NAME = re.compile(r"[\x00-\x1f\x7f\\]|^/|^[A-Za-z]:|(^|/)\.\.?(/|$)|//")
 
@@ -25,19 +25,19 @@ _UNSAFE_NAME = re.compile(r"[\x00-\x1f\x7f\\]|^/|^[A-Za-z]:|(^|/)\.\.?(/|$)|//")
 def checked_archive(
     file: Path | BinaryIO, error: type[NeuralMPError] = ModelLoadError
 ) -> Iterator[zipfile.ZipFile]:
-    """A zip archive whose members have safe names, each once, and sizes that the file can hold.
+    """Open a zip archive whose members have unique, safe names and plausible sizes.
 
-    `ZipFile.read` gives at most the declared size of a member, so that what is checked here bounds
-    what reading takes. Other readers may see another archive in the same bytes: members are read
-    from this one, or written anew from it.
+    `ZipFile.read` returns at most a member's declared size, so the checks bound all reads. Other
+    readers may interpret the bytes differently: read members from the returned archive, or rewrite
+    them with it.
 
     Args:
-        file: a path, or a binary file that can be sought.
-        error: what is raised.
+        file: a path, or a seekable binary file.
+        error: class of the error raised.
 
     Raises:
-        NeuralMPError: of the class `error`; the file is no archive, is damaged (a member that
-            fails its checksum too), or holds a member that is never read.
+        NeuralMPError: of class `error`, if the file is not an archive, is damaged (including
+            checksum errors while reading), or has a refused member.
     """
     shown = str(file) if isinstance(file, Path) else str(getattr(file, "name", "the archive"))
     try:
@@ -52,12 +52,12 @@ def checked_archive(
 def _opened(file: Path | BinaryIO) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(file)
-    except ValueError as problem:  # of positions and names that make no sense
+    except ValueError as problem:  # invalid offsets or names
         raise zipfile.BadZipFile(str(problem)) from problem
 
 
 def _faults(archive: zipfile.ZipFile) -> Iterator[str]:
-    """What is wrong with the members of an archive, in words."""
+    """Yield the problems of an archive's members as text."""
     members = archive.infolist()
     if len(members) > MAX_ARCHIVE_MEMBERS:
         yield f"it holds {len(members)} members, more than {MAX_ARCHIVE_MEMBERS}"

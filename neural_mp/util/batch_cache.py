@@ -1,4 +1,4 @@
-"""Batches that can be read only once, kept in memory for the passes that come."""
+"""In-memory cache of batches that can be read only once."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from neural_mp.errors import DataError
 from neural_mp.util.memory import free_memory
 from neural_mp.util.pytree import tree_leaves
 
-#: The share of the free memory that may be taken.
+#: Maximum fraction of the free memory.
 _MAX_MEMORY_FRACTION = 0.5
 _END = object()
 
 
 class BatchCache:
-    """The batches of an iterator, read when they are first asked for.
+    """The batches of an iterator, read on first access.
 
     Args:
-        iterator: what can be walked only once.
-        name: the option it was given as.
-        most: how many are read; None for all.
+        iterator: batches.
+        name: name of the option with the iterator.
+        most: maximum number of batches; None for all.
     """
 
     def __init__(self, iterator: Iterator[Any], name: str, most: int | None = None) -> None:
@@ -46,22 +46,22 @@ class BatchCache:
         while (batch := self._read()) is not _END:
             yield batch
             place += 1
-            while place < len(self._kept):  # another pass was here meanwhile
+            while place < len(self._kept):  # read by a concurrent pass
                 yield self._kept[place]
                 place += 1
 
     def __len__(self) -> int:
-        """How many there are.
+        """Return the number of batches.
 
         Raises:
-            TypeError: that is not known before all were read.
+            TypeError: not all batches were read yet.
         """
         if self._iterator is not None:
             raise TypeError("the number of batches is not known before all were read")
         return len(self._kept)
 
     def __getstate__(self) -> dict[str, Any]:
-        """All that a copy in another process needs: what was not read yet is read for it."""
+        """Return the state for another process, after reading all batches."""
         for _ in self:
             pass
         return self.__dict__
@@ -74,7 +74,7 @@ class BatchCache:
         try:
             batch = next(self._iterator, _END)
         except BaseException as error:
-            # What comes after it is not known: no later pass may take what is kept for all.
+            # The rest is unknown: later passes must not take the cached part for all.
             self._raised = error
             raise
         if batch is _END:
@@ -91,15 +91,15 @@ class BatchCache:
 
 
 def cache_items(items: Iterator[Any], name: str, mend: str) -> list[Any]:
-    """All items of an iterator, if there is room for them.
+    """Return all items of an iterator, if the memory suffices.
 
     Args:
-        items: what can be walked only once.
-        name: what it is.
-        mend: what to give in its place where there is no room.
+        items: iterator.
+        name: name of the data.
+        mend: suggested fix for the message.
 
     Raises:
-        DataError: they take more than half of what is free.
+        DataError: the items exceed half of the free memory.
     """
     room, found = _MemoryBudget(name, mend), []
     for item in items:
@@ -109,7 +109,7 @@ def cache_items(items: Iterator[Any], name: str, mend: str) -> list[Any]:
 
 
 class _MemoryBudget:
-    """The memory that what is kept may take."""
+    """Memory budget of a cache."""
 
     def __init__(self, name: str, mend: str) -> None:
         self.name, self.mend = name, mend
@@ -127,14 +127,14 @@ class _MemoryBudget:
 
 
 def _size(value: object) -> int:
-    """Bytes that a batch takes."""
+    """Return the size of a batch in bytes."""
     return sum(
         int(getattr(leaf, "nbytes", 0) or sys.getsizeof(leaf)) for leaf in tree_leaves(value)
     )
 
 
 def _copy(value: Any) -> Any:
-    """A batch that does not change where the next one is put in the same place."""
+    """Copy a batch, since loaders may reuse its memory for the next."""
     if type(value) in (tuple, list):
         return type(value)(_copy(item) for item in value)
     if type(value) is dict:

@@ -1,4 +1,4 @@
-"""Facts about the code of functions, classes and objects, read without running it."""
+"""Static inspection of the code of functions, classes and objects."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
-#: What sets attributes as an object is made; what others set is what it has taken in.
+#: Methods whose attributes are options; attributes set by others are state.
 _CONSTRUCTOR_METHODS = frozenset(("__init__", "__new__", "__post_init__", "build"))
-#: Numbers beyond are times, sizes or numbers of processes rather than options.
+#: Larger numbers are times, sizes or process ids rather than options.
 _MAX_OPTION_VALUE = 1e6
 _MAX_OPTION_CHARS = 200
-#: Packages of which it is known that lists and dicts that are set once are options.
+#: Packages in which lists and dicts set only once are options.
 _METRIC_PACKAGES = ("neural_mp.metrics", "neural_mp.compat")
-#: Methods by which metrics take in batches.
+#: Methods that add batches to a metric.
 _UPDATE_METHODS = ("update", "update_state", "add_batch")
 SCALAR_TYPES = (bool, int, float, complex, str, bytes, type(None), type(...), Path)
-#: Attributes that a constructor sets to say what an object does, in any package and in ours.
+#: Types of options, in any package and in this one.
 _OPTION_TYPES = (
     *(*SCALAR_TYPES, enum.Enum, np.generic, tuple, frozenset),
     *(type, functools.partial, types.FunctionType, types.MethodType),
@@ -39,18 +39,18 @@ _LIBRARIES = (
 
 
 def is_library_module(module: str | None) -> bool:
-    """Whether a module came with Python, with a package that is installed, or with this one."""
+    """Whether a module belongs to Python, an installed package, or this package."""
     found = None if module is None else sys.modules.get(module)
     if found is None or module == "__main__":
         return False
     file = getattr(found, "__file__", None)
-    if file is None:  # built in, or a package of several folders
+    if file is None:  # built in, or a namespace package
         return module in sys.builtin_module_names
     return any(Path(file).is_relative_to(folder) for folder in _LIBRARIES)
 
 
 def is_stable(value: Any) -> bool:
-    """Whether a scalar is likely to be the same in the next process if nobody changed it."""
+    """Whether a scalar probably is equal in the next process if the user changes nothing."""
     if isinstance(value, bool | enum.Enum | type(None) | type(...)):
         return True
     if isinstance(value, int | float):
@@ -61,7 +61,7 @@ def is_stable(value: Any) -> bool:
 
 
 def is_metric(value: Any) -> bool:
-    """Whether an object is a metric, by its methods."""
+    """Whether an object is a metric, judged by its methods."""
 
     def has_any(*names: str) -> bool:
         return any(callable(getattr(type(value), name, None)) for name in names)
@@ -70,12 +70,12 @@ def is_metric(value: Any) -> bool:
 
 
 def is_own_metric(value: Any) -> bool:
-    """Whether an object is of a package whose lists and dicts are options."""
+    """Whether an object's package uses lists and dicts as options."""
     return type(value).__module__.startswith(_METRIC_PACKAGES)
 
 
 def options_of(value: Any) -> dict[str, Any]:
-    """The attributes of an object that only its constructor sets, sorted by name."""
+    """Return the attributes of an object that only its constructor sets, sorted by name."""
     kind = type(value)
     library, own = is_library_module(kind.__module__), is_own_metric(value)
     if library and callable(getattr(value, "get_config", None)):
@@ -92,13 +92,13 @@ def options_of(value: Any) -> dict[str, Any]:
         if name not in mutated
         and not name.startswith("__")
         and not (library and not own and name.startswith("_"))
-        # A method that was replaced in this object alone, such as by a test.
+        # A method replaced on the instance, e.g. by a test.
         and not callable(getattr(kind, name, None))
         and not isinstance(getattr(kind, name, None), functools.cached_property)
         and (
             isinstance(option, _OWN_OPTION_TYPES if own else _OPTION_TYPES)
             or is_metric(option)
-            # Of an object of the user's, the code is hashed.
+            # The code of user-defined objects is hashed.
             or not is_library_module(type(option).__module__)
         )
     }
@@ -111,7 +111,7 @@ def _without_names(config: Any) -> Any:
 
 
 def names_of(code: types.CodeType, *operations: str) -> set[str]:
-    """The names that a function, and the functions in it, use by operations of the bytecode."""
+    """Return names used by the given bytecode operations, including inner functions."""
     return {
         str(instruction.argval)
         for part in _parts(code)
@@ -121,7 +121,7 @@ def names_of(code: types.CodeType, *operations: str) -> set[str]:
 
 
 def all_names_of(code: types.CodeType) -> set[str]:
-    """The names of globals and attributes that a function, and the functions in it, use."""
+    """Return names of globals and attributes in a function, including inner functions."""
     return {name for part in _parts(code) for name in part.co_names}
 
 
@@ -133,7 +133,7 @@ def _parts(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def mutated_attributes(kind: type) -> set[str]:
-    """The attributes that methods of a class set after its objects were made."""
+    """Return the attributes that methods set after construction."""
     return {
         attribute
         for base in kind.__mro__

@@ -1,4 +1,4 @@
-"""Digests of data: equal for the same values, types and shapes."""
+"""Digests of data: equal for equal values, dtypes and shapes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 
 T = TypeVar("T")
 
-#: Tells batches apart that hold the same values in batches of other sizes.
+#: Distinguishes equal data split into different batch sizes.
 _END_OF_BATCH = "end of batch"
 
 
 class DataDigest:
-    """A digest of data that grows with every value.
+    """Incremental digest of data.
 
     Attributes:
-        complete: whether all that it was fed could be read as numbers, words or bytes; only then
-            are two data with the same digest the same.
+        complete: whether all data could be read as numbers, strings or bytes; only then do equal
+            digests mean equal data.
     """
 
     def __init__(self) -> None:
@@ -28,11 +28,11 @@ class DataDigest:
         self.complete = True
 
     def hexdigest(self) -> str:
-        """The digest so far, as 64 hexadecimal digits."""
+        """Return the current digest as 64 hexadecimal digits."""
         return self._digest.hexdigest()
 
     def feed(self, value: Any) -> None:
-        """Take in arrays, tensors, numbers, words, and mappings and sequences of these."""
+        """Hash arrays, tensors, numbers, strings, and mappings and sequences of these."""
         if isinstance(value, Mapping):
             for key in value:
                 self._digest.update(str(key).encode())
@@ -56,14 +56,14 @@ class DataDigest:
 
 
 class Witness:
-    """Watches data that are read for another purpose, and tells their digest afterwards."""
+    """Computes the digest of data that are iterated for another purpose."""
 
     def __init__(self) -> None:
         self._running = DataDigest()
         self._ended = False
 
     def watch(self, batches: Iterable[T]) -> Iterator[T]:
-        """The same batches; what was watched before counts no more."""
+        """Yield the batches unchanged and hash them, starting over."""
         self._running, self._ended = DataDigest(), False
         for batch in batches:
             self._running.feed(batch)
@@ -72,16 +72,16 @@ class Witness:
         self._ended = True
 
     def __reduce__(self) -> tuple[type[Witness], tuple[()]]:
-        return Witness, ()  # a copy begins anew
+        return Witness, ()  # copies start empty
 
     @property
     def digest(self) -> str | None:
-        """The digest of all batches; None where they were not read to their end, or not told."""
+        """The digest of all batches; None if not read to the end, or not all hashable."""
         return self._running.hexdigest() if self._ended and self._running.complete else None
 
 
 def digest_of(value: Any) -> str | None:
-    """The digest of data; None where something in it is neither numbers, words nor bytes."""
+    """Return the digest of data; None if any part is neither numbers, strings nor bytes."""
     found = DataDigest()
     found.feed(value)
     return found.hexdigest() if found.complete else None

@@ -1,4 +1,4 @@
-"""How values are shown to people: by a module that is named from above, never imported here."""
+"""Display of values by a module registered at run time, to avoid an import cycle."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ _module = ""
 
 
 class Displays(Protocol):
-    """The functions of such a module."""
+    """Functions of the display module."""
 
     def cell(self, value: Any, /) -> str:
-        """HTML for a notebook's cell."""
+        """Return HTML for a notebook cell."""
 
     def table(self, value: Any, /) -> Any:
-        """An object that rich prints."""
+        """Return an object that rich prints."""
 
     def save_page(self, value: Any, path: str | Path, /) -> None:
-        """Write a page of HTML into a file."""
+        """Write an HTML page to a file."""
 
 
 def show_by(module: str) -> None:
-    """Name the module; it is imported once something is shown."""
+    """Register the display module, imported on first use."""
     global _module
     _module = module
 
 
 def displays() -> Displays:
-    """The module that shows values."""
+    """Return the display module."""
     return cast(Displays, importlib.import_module(_module))
 
 
 class Displayed:
-    """A value that a notebook shows as HTML."""
+    """A value displayed as HTML in notebooks."""
 
     def _repr_html_(self) -> str:
         return displays().cell(self)

@@ -1,4 +1,4 @@
-"""Fingerprints of objects and of code: equal in another process for what is equal."""
+"""Fingerprints of objects and code, equal across processes for equal content."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from neural_mp.util.digest import digest_of
 
 logger = logging.getLogger(__name__)
 
-#: Kept with fingerprints; to be raised when they are computed in another way.
+#: Version stored with fingerprints; to be raised when their computation changes.
 FINGERPRINT_VERSION = 2
-#: Attributes of classes that Python adds, or that are written for people.
+#: Class attributes added by Python, and documentation.
 _NOT_CONTENT = frozenset(
     f"__{name}__"
     for name in (
@@ -42,17 +42,17 @@ _NOT_CONTENT = frozenset(
     )
 )
 _SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)
-#: Objects that are hashed before it is given up: of code, and of state, which takes less for each.
+#: Maximum objects hashed, of code and of state (cheaper per object).
 _MAX_OBJECTS, _MAX_STATE_OBJECTS = 5_000, 1_000_000
 
 
 @dataclass(frozen=True)
 class CodeFingerprint:
-    """The identity of what code does.
+    """Identity of code.
 
     Attributes:
-        digest: equal for what does the same, under one version of Python.
-        options: name → what was said as it was made, as text.
+        digest: equal for equal code, under one version of Python.
+        options: name → constructor argument as text.
     """
 
     digest: str
@@ -60,22 +60,22 @@ class CodeFingerprint:
 
 
 def object_fingerprint(value: Any) -> str | None:
-    """Hash all that an object is: its code, and its state with everything that it refers to.
+    """Hash an object: its code, and its state with all referenced objects.
 
     Returns:
-        64 hexadecimal digits; None if any part cannot be hashed, such as an open file.
+        64 hexadecimal digits; None if any part cannot be hashed, e.g. an open file.
     """
     hasher = _hashed(value, include_state=True)
     return None if hasher is None else hasher.digest.hexdigest()
 
 
 def code_fingerprint(value: Any) -> CodeFingerprint | None:
-    """Hash the code of a metric, a function or a list of them, and the options it was made with.
+    """Hash the code and constructor options of a metric, a function or a list of these.
 
-    Of functions and classes of the user's that is their bytecode, with constants, defaults, and the
-    functions, classes and plain values that they refer to; of an object its class, and the plain
-    values that only its constructor sets. What a library holds counts by its name. Arrays, files,
-    models, paths, and lists and dicts that may be filled on the way count for nothing.
+    Of user-defined functions and classes, the bytecode is hashed with constants, defaults, and the
+    functions, classes and scalars referenced; of an object, its class and the scalars set by the
+    constructor only. Library code is hashed by name. Arrays, files, models, paths, and lists and
+    dicts that may grow are ignored.
 
     Returns:
         None if any part cannot be hashed.
@@ -89,17 +89,17 @@ def _hashed(value: Any, include_state: bool) -> _ObjectHasher | None:
     try:
         hasher.update(value, opened=True)
     except Exception:
-        # Whatever the user's own objects raise when they are looked at.
+        # User-defined objects may raise anything on access.
         logger.debug("an object of %r has no fingerprint", type(value), exc_info=True)
         return None
     return hasher
 
 
 class _ObjectHasher:
-    """Feeds objects, and what they refer to, into a digest.
+    """Hashes objects, and the objects they refer to, into a digest.
 
-    Without state, the content of lists, dicts and objects that code refers to does not count, since
-    it changes as the code runs; that of objects that are `opened` does, as far as it is options.
+    Without state, the content of referenced lists, dicts and objects is ignored, since running code
+    changes the content; of `opened` objects, options are still hashed.
     """
 
     def __init__(self, include_state: bool) -> None:
@@ -107,7 +107,7 @@ class _ObjectHasher:
         self.options: dict[str, str] = {}
         self._include_state = include_state
         self._left = _MAX_STATE_OBJECTS if include_state else _MAX_OBJECTS
-        #: id → order and object, which is kept alive, or its id would become that of another.
+        #: id → order and object, kept alive because ids of freed objects are reused.
         self._seen: dict[int, tuple[int, Any]] = {}
 
     def update(self, value: Any, opened: bool = False) -> None:
@@ -132,7 +132,7 @@ class _ObjectHasher:
             self._left -= 1
             if self._left < 0:
                 raise ValueError("it refers to too many objects")
-            # Whether equal tuples are one object depends on how the code was compiled.
+            # The compiler decides whether equal tuples are one object.
             if not isinstance(value, tuple | frozenset):
                 self._seen[id(value)] = len(self._seen), value
             self._feed_new(value, opened)
@@ -157,7 +157,7 @@ class _ObjectHasher:
             self.update(value, opened)
 
     def _feed_set(self, values: Iterable[Any], opened: bool) -> None:
-        """Feed the items of a set in an order that is the same in every process."""
+        """Hash the items of a set in an order equal in every process."""
         outer, digests = (self.digest, self._seen), []
         for value in values:
             self.digest, self._seen = hashlib.sha256(), {}
@@ -256,7 +256,7 @@ class _ObjectHasher:
     def _feed_members(
         self, module: types.ModuleType, names: set[str], above: tuple[types.ModuleType, ...] = ()
     ) -> None:
-        """Feed what a function may refer to in a module of the user's, and in modules in it."""
+        """Hash members of a user module, and of its submodules, that a function may use."""
         if is_library_module(module.__name__) or module in above:
             return
         for name in sorted(names & vars(module).keys()):
@@ -268,7 +268,7 @@ class _ObjectHasher:
     def _feed_code(self, code: types.CodeType) -> None:
         self._feed("code", code.co_code.hex(), *code.co_names, *code.co_freevars)
         self._feed(str(code.co_argcount), str(code.co_kwonlyargcount), str(code.co_flags))
-        # What is written in code counts, also where a value from elsewhere would change in use.
+        # Constants in code are hashed even if such values are ignored elsewhere.
         include_state, self._include_state = self._include_state, True
         self._feed_sequence("constants", code.co_consts)
         self._include_state = include_state
@@ -290,7 +290,7 @@ class _ObjectHasher:
 
     def _feed_object(self, value: Any, opened: bool) -> None:
         self.update(type(value))
-        # An attribute of the object itself: not of every object that answers to any name.
+        # From `__dict__`, since some objects return a value for any attribute.
         inner = getattr(value, "__dict__", {}).get("__wrapped__")
         opened = opened or is_metric(value)
         if inner is not None:
@@ -307,10 +307,10 @@ class _ObjectHasher:
                     self.options.setdefault(name, repr(option))
 
     def _feed_state(self, value: Any) -> None:
-        """Feed what an object shows of itself as it is copied."""
+        """Hash the state that an object exposes for copying."""
         kind = type(value)
         if is_library_module(kind.__module__) and callable(getattr(value, "get_config", None)):
-            # Keras writes the time into copies.
+            # Keras adds a timestamp to copies.
             self.update(value.get_config())
             return
         parts: Any = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
@@ -322,7 +322,7 @@ class _ObjectHasher:
 
 
 def _closure(function: types.FunctionType) -> dict[str, Any]:
-    """Variables of outer functions, but those that are not set yet."""
+    """Return variables of outer functions, except unset ones."""
     found = {}
     cells = function.__closure__ or ()
     for name, cell in zip(function.__code__.co_freevars, cells, strict=True):

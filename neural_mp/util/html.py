@@ -1,4 +1,4 @@
-"""HTML and SVG built of elements, never of strings, so that no name of an op can break out."""
+"""HTML and SVG built from elements, never from strings, so that op names cannot inject markup."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 from xml.etree import ElementTree
 
 Element = ElementTree.Element
-#: What may stand in an element: elements, texts, numbers, lists of those; None is left out.
+#: Content of an element: elements, strings, numbers, lists of these; None is omitted.
 Child = Any
 
-#: Rows of a table in a notebook's cell.
+#: Maximum rows of a table in a notebook cell.
 _MOST_ROWS = 60
 
 
 def visible(text: str) -> str:
-    """A text whose control characters are written as their code.
+    """Return a text with control characters escaped.
 
-    Among them are those that turn the direction of what is around them (Unicode Standard Annex
-    #9), so that a name can neither hide nor reorder anything.
+    These include characters that change the text direction (Unicode Standard Annex #9), so that a
+    name can neither hide nor reorder text.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -33,13 +33,13 @@ def visible(text: str) -> str:
 
 
 def element(_tag: str, *children: Child, **attributes: object) -> Element:
-    """An element.
+    """Return an element.
 
     Args:
         _tag: such as `div`.
-        children: what stands in it.
-        attributes: `class_` stands for `class`, `stroke_width` for `stroke-width`; None is left
-            out, True is the bare attribute.
+        children: content.
+        attributes: `class_` stands for `class`, `stroke_width` for `stroke-width`; None is omitted,
+            True is a bare attribute.
     """
     given = {
         name.rstrip("_").replace("_", "-"): _attribute(value)
@@ -52,7 +52,7 @@ def element(_tag: str, *children: Child, **attributes: object) -> Element:
 
 
 def raw(tag: str, text: str, **attributes: object) -> Element:
-    """A script or a style of our own: its text is written as it is.
+    """Return a trusted script or style, whose text is not escaped.
 
     Raises:
         ValueError: the text would end the element.
@@ -65,7 +65,7 @@ def raw(tag: str, text: str, **attributes: object) -> Element:
 
 
 def markup(made: Element) -> str:
-    """An element as HTML."""
+    """Return an element as HTML."""
     return ElementTree.tostring(made, encoding="unicode", method="html")
 
 
@@ -75,7 +75,7 @@ def table(
     caption: str = "",
     **attributes: object,
 ) -> Element:
-    """A table; the first column is its rows' headings."""
+    """Return a table; the first column contains row headings."""
     return element(
         "table",
         element("caption", caption) if caption else None,
@@ -96,7 +96,7 @@ def table(
 
 
 def notebook_table(headings: Sequence[str], rows: Sequence[Sequence[Child]], caption: str) -> str:
-    """A small table for a notebook's cell, in the notebook's own style; long ones are cut."""
+    """Return a table for a notebook cell, in the notebook's style; long tables are truncated."""
     left_out = len(rows) - _MOST_ROWS
     note = element("p", f"… and {left_out} more") if left_out > 0 else None
     return markup(element("div", table(headings, rows[:_MOST_ROWS], caption), note))

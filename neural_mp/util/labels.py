@@ -1,7 +1,7 @@
-"""The labels that a batch holds beside its inputs, under names that are used for labels alone.
+"""Labels inside batches that are dicts, found by reserved names.
 
-A collator of Hugging Face gives one dict for a batch, with the labels in it. Most models of theirs
-take these as an input that may be left out, and return something else where they get them.
+Hugging Face collators return one dict per batch, labels included. Most models accept labels as an
+optional input, and then return a different output.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 from neural_mp.errors import DataError
 
-#: Names for the labels of a whole sample, of which a batch has one.
+#: Names of sample labels, mutually exclusive.
 _OF_SAMPLES = ("labels", "label", "label_ids")
-#: What datasets and models of the package `transformers` (5.23) call labels; where several are
-#: given, each is a label of its own kind.
+#: Label names in datasets and models of `transformers` (5.23); the others may be combined, each a
+#: separate label.
 NAMES = (
     *_OF_SAMPLES,
     "start_positions",
@@ -28,14 +28,14 @@ NAMES = (
 
 
 def labels_of(batch: Mapping[Any, Any], source: str) -> Any:
-    """The labels in a batch: the value itself where there is one, else a dict of them by name.
+    """Return the labels in a batch: the value if there is one, else a dict by name.
 
     Args:
         batch: inputs and labels by name.
-        source: what gave the batch, for the message.
+        source: origin of the batch, for messages.
 
     Raises:
-        DataError: there are none; or labels of samples stand under several names.
+        DataError: there are no labels, several names of sample labels, or no inputs.
     """
     found = {name: batch[name] for name in NAMES if name in batch}
     given = ", ".join(map(str, batch))
@@ -57,10 +57,10 @@ def labels_of(batch: Mapping[Any, Any], source: str) -> Any:
 
 
 def without_labels(batch: Mapping[Any, Any], kept: Collection[str]) -> dict[Any, Any]:
-    """A batch as a plain dict, without its labels.
+    """Return a batch as a plain dict, without its labels.
 
     Args:
-        batch: inputs by name, labels perhaps among them.
-        kept: names that the model cannot do without, whatever they are used for elsewhere.
+        batch: inputs by name, possibly with labels.
+        kept: names required by the model, even if reserved for labels.
     """
     return {key: batch[key] for key in batch if key not in NAMES or key in kept}

@@ -1,4 +1,4 @@
-"""A pass over data that nobody knows the end of ends before the memory does."""
+"""Memory limits for passes over data of unknown length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 def free_memory() -> int:
-    """Bytes that can still be used, by the machine's account and by that of the control group."""
+    """Return the usable memory in bytes, limited by machine and control group."""
     import psutil
 
     free = int(psutil.virtual_memory().available)
@@ -21,23 +21,23 @@ def free_memory() -> int:
         lines = (_CONTROL_GROUP / "memory.stat").read_text().splitlines()
         cached = sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
     except (OSError, ValueError):
-        return free  # no such group, or `max`: it sets no limit
+        return free  # no control group, or `max`: no limit
     return max(0, min(free, limit - used + cached))
 
 
-#: Seconds between two looks.
+#: Seconds between checks.
 _LOOK_AGAIN = 1.0
-#: A pass ends when no more than this share is left of what was free when it began, …
+#: A pass is stopped if less than this fraction of the initially free memory is left, …
 _MIN_FREE_FRACTION = 0.1
-#: … if this share was taken by this process, and not by others.
+#: … and this process allocated more than this fraction.
 _MIN_OWN_FRACTION = 0.5
 
 
 class MemoryGuard:
-    """Looks at the memory every second of a pass.
+    """Checks the memory once per second of a pass.
 
     Args:
-        name: of the data.
+        name: name of the data.
     """
 
     def __init__(self, name: str) -> None:
@@ -46,13 +46,13 @@ class MemoryGuard:
         self._looked = time.monotonic()
 
     def check(self, batches: int) -> None:
-        """Look, if it is time to.
+        """Check the memory if a check is due.
 
         Args:
-            batches: how many were read.
+            batches: number of batches read.
 
         Raises:
-            DataError: nearly all memory that was free is taken, most of it by this pass.
+            DataError: nearly all free memory is used, mostly by this pass.
         """
         if time.monotonic() - self._looked < _LOOK_AGAIN:
             return
@@ -70,7 +70,7 @@ class MemoryGuard:
 
 
 def _held() -> int:
-    """Bytes that this process takes."""
+    """Return the resident memory of this process in bytes."""
     import psutil
 
     return int(psutil.Process().memory_info().rss)

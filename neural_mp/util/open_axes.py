@@ -1,4 +1,4 @@
-"""Axes of inputs that a model is to leave free: given as shapes, or seen in batches that differ."""
+"""Free (dynamic) axes of model inputs: from given shapes, or from batches that differ."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from neural_mp.util.labels import without_labels
 from neural_mp.util.pytree import tree_leaves
 
 Shape = tuple[int | None, ...]
-#: A shape for every input, by position or by name; None stands for a free axis.
+#: Shape per input, by position or by name; None is a free axis.
 Shapes = list[Shape] | dict[str, Shape]
 
 
 def given_shapes(inputs: object) -> Shapes | None:
-    """Return the shapes that were given for inputs; None where no shapes were given.
+    """Return the shapes given for inputs; None if the inputs contain no shapes.
 
     Args:
         inputs: shape such as `(None, None, 32)`, specification with a shape (`tf.TensorSpec`,
@@ -41,19 +41,19 @@ def _shape(value: object) -> Shape | None:
         return None
     try:
         shape = tuple(value.shape)
-    except ValueError:  # the number of axes is unknown
+    except ValueError:  # unknown rank
         return None
     return shape if None in shape or not hasattr(value, "__array__") else None
 
 
 def differing(batches: Iterable[Any]) -> tuple[Shapes, Any] | None:
-    """Return shapes with the axes free in which batches differ, and a batch unlike the first.
+    """Return shapes with axes that differ between batches free, and a batch unlike the first.
 
     Args:
         batches: inputs of some batches. The first axis counts samples and is always free.
 
     Returns:
-        None where all are alike in the other axes, or hold different numbers of inputs or axes.
+        None if all other axes agree, or if the numbers of inputs or axes differ.
     """
     first: Shapes | None = None
     unlike = None
@@ -81,7 +81,7 @@ def _sizes(value: object) -> Shape:
 
 
 def _common(one: Shapes, other: Shapes) -> Shapes | None:
-    """Return the shapes with None where they differ; None where they are not comparable."""
+    """Return the shapes with differing axes as None; None if not comparable."""
     if isinstance(one, dict) and isinstance(other, dict):
         if set(one) != set(other):
             return None

@@ -1,4 +1,4 @@
-"""Optuna without its announcements on the terminal."""
+"""Control of Optuna's log output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_optuna() -> Iterator[None]:
-    """For a while, Optuna says what it warns of only."""
+    """Limit Optuna's log to warnings in this context."""
     import optuna
 
     before = optuna.logging.get_verbosity()

@@ -1,7 +1,7 @@
-"""Processes that run Python for us, and that find no module in the working directory first.
+"""Python subprocesses that never import modules from the working directory.
 
-Python looks there before everywhere else in a process that is started by `-m` or `-c`, so that a
-file `json.py` of whoever made the folder would be run.
+With `-m` or `-c`, Python searches the working directory first, so an untrusted file there, such as
+`json.py`, would be executed.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ _START = (
     "import sys; sys.path[:] = [place for place in sys.path if place]; import runpy; "
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
-#: Does the same for workers, whose command is not ours; Python 3.10 does not know it.
+#: Equivalent for workers, whose command line is fixed; requires Python 3.11.
 _SAFE_PATH = "PYTHONSAFEPATH"
 _SAFE_PATH_WORKS = hasattr(sys.flags, "safe_path")
-#: What was set by the user is handed to workers under this name.
+#: Variable that passes the user's value to workers.
 _USERS = "NEURAL_MP_PYTHONSAFEPATH"
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
-    """The command that runs one of our modules as a program, as `python -m` would."""
+    """Return the command that runs a module of this package like `python -m`."""
     return [sys.executable, "-c", _START, module, *arguments]
 
 
 def worker_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables for workers of loky, which are begun by `restore_environment`.
+    """Return the variables for loky workers, initialized by `restore_environment`.
 
     Args:
-        variables: what else they are given.
+        variables: further variables.
 
     Raises:
-        ConfigurationError: this is Python 3.10, and a file in the working directory would be taken
-            for a module of Python's own.
+        ConfigurationError: on Python 3.10, if a file in the working directory would shadow a module
+            of Python's.
     """
     if not _SAFE_PATH_WORKS:
         _check_working_directory()
@@ -49,7 +49,7 @@ def worker_environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def restore_environment() -> None:
-    """In a worker: let processes that the user's code starts find modules as ever."""
+    """Restore the user's value in a worker, for processes started by the user's code."""
     if _USERS in os.environ:
         before = os.environ.pop(_USERS)
         if before:
@@ -73,7 +73,7 @@ def _check_working_directory() -> None:
 
 
 def _start_trackers() -> None:
-    """Start the processes that clean up after workers, which are started but once."""
+    """Start the clean-up processes of workers, which start only once."""
     from multiprocessing import resource_tracker
 
     from loky.backend import resource_tracker as loky_tracker
@@ -92,20 +92,19 @@ def _start_trackers() -> None:
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NUMBERING = Path("/proc/self/ns/pid")
-#: Seconds by which the time at which a process began may differ when it is told again: the clock
-#: of the machine is set now and then.
+#: Tolerance in seconds of a process's start time: the system clock may be adjusted.
 _SPREAD = 2.0
 
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process among all that there ever were.
+    """Unique identity of a process, past or present.
 
     Attributes:
-        host: the machine, as people call it.
-        namespace: the scope of process numbers: one boot of a machine, and one container.
-        pid: its number.
-        started: when it began, in seconds since 1970; numbers are given out again.
+        host: host name.
+        namespace: scope of process ids: one boot of a machine, and one container.
+        pid: process id.
+        started: start time in seconds since 1970; ids are reused.
     """
 
     host: str
@@ -115,33 +114,33 @@ class ProcessIdentity:
 
     @classmethod
     def current(cls) -> ProcessIdentity:
-        """This process."""
+        """Return the current process."""
         import psutil
 
         return cls(platform.node(), _place(), os.getpid(), psutil.Process().create_time())
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ProcessIdentity:
-        """The process that `to_dict` wrote down.
+        """Read back a serialized process.
 
         Raises:
-            KeyError, TypeError, ValueError: these are no such values.
+            KeyError, TypeError, ValueError: the values are invalid.
         """
         pid, started = int(values["pid"]), float(values["started"])
         return cls(str(values["host"]), str(values["namespace"]), pid, started)
 
     def to_dict(self) -> dict[str, Any]:
-        """All that tells the process, as JSON takes it."""
+        """Return the attributes, serializable as JSON."""
         return asdict(self)
 
     @property
     def is_this_one(self) -> bool:
-        """Whether it is the process that asks."""
+        """Whether the process is the current one."""
         return self.pid == os.getpid() and self.is_alive is True
 
     @property
     def is_alive(self) -> bool | None:
-        """Whether it is still there; None where that cannot be seen from here."""
+        """Whether the process is running; None if not visible from here."""
         import psutil
 
         if self.namespace != _place():
@@ -151,7 +150,7 @@ class ProcessIdentity:
             if found.status() == psutil.STATUS_ZOMBIE:
                 return False
             return bool(abs(found.create_time() - self.started) <= _SPREAD)
-        except (psutil.NoSuchProcess, ValueError):  # the latter of a number below 0
+        except (psutil.NoSuchProcess, ValueError):  # ValueError: a negative id
             return False
         except psutil.Error:
             return None
@@ -163,5 +162,5 @@ class ProcessIdentity:
 def _place() -> str:
     try:
         return f"{_BOOT.read_text().strip()} {_NUMBERING.readlink()}"
-    except OSError:  # another system than Linux
+    except OSError:  # not Linux
         return platform.node()

@@ -1,4 +1,4 @@
-"""Nested tuples, lists and dicts: what models take and return, and how to write that down."""
+"""Nested tuples, lists and dicts of model inputs and outputs, and their structure."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-#: Positions of outputs in nested lists and dicts, None where a model returns None.
+#: Indices of outputs in nested lists and dicts, None for None.
 Structure = int | None | list[Any] | dict[str, Any]
 
 
 class NamedList(list[Any]):
-    """Outputs in their order, of which each has a name as well.
+    """Outputs in order, each with a name.
 
     Attributes:
-        names: one for each.
+        names: one per output.
     """
 
     names: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, outputs: Sequence[Any], names: Sequence[str]) -> NamedList:
-        """Outputs with their names."""
+        """Return outputs with names."""
         found = cls(outputs)
         found.names = tuple(names)
         return found
 
 
 def structure_of(results: object) -> tuple[Structure, list[str]]:
-    """The structure of what a function returns, and a name for every output, in their order.
+    """Return the structure of nested outputs, and a name for every output, in order.
 
-    What lies under keys is named after them, as in a signature; the rest by its position.
+    Outputs under keys are named after the keys, as in a signature; others by index.
     """
     names: list[str] = []
 
@@ -53,7 +53,7 @@ def structure_of(results: object) -> tuple[Structure, list[str]]:
 
 
 def unflatten(structure: Structure, values: Sequence[Any]) -> Any:
-    """Values in the places that a structure gives them."""
+    """Return the values arranged in a structure."""
     if isinstance(structure, dict):
         return {key: unflatten(item, values) for key, item in structure.items()}
     if isinstance(structure, list):
@@ -62,7 +62,7 @@ def unflatten(structure: Structure, values: Sequence[Any]) -> Any:
 
 
 def tree_leaves(value: object) -> list[Any]:
-    """The leaves of nested tuples, lists and mappings, in the order they were put in."""
+    """Return the leaves of nested tuples, lists and mappings, in insertion order."""
     if isinstance(value, Mapping):
         return tree_leaves(list(value.values()))
     if isinstance(value, tuple | list):
@@ -71,7 +71,7 @@ def tree_leaves(value: object) -> list[Any]:
 
 
 def batch_size_of(inputs: object) -> int:
-    """The length of the first axis of the first array in a batch's inputs; 1 without one."""
+    """Return the length of the first axis of the first array in a batch's inputs; 1 without one."""
     if isinstance(inputs, Mapping):
         inputs = next(iter(inputs.values()), None)
     while isinstance(inputs, tuple | list) and inputs:
@@ -81,10 +81,10 @@ def batch_size_of(inputs: object) -> int:
 
 
 def as_numpy(values: object) -> np.ndarray:
-    """An array, tensor or nested list of any framework as a numpy array, bfloat16 as float32.
+    """Convert an array, tensor or nested list of any framework to numpy, bfloat16 to float32.
 
     Raises:
-        ValueError: it does not form one array.
+        ValueError: the values do not form an array.
     """
     if hasattr(values, "detach"):
         values = values.detach().cpu()
@@ -93,18 +93,18 @@ def as_numpy(values: object) -> np.ndarray:
     except TypeError:
         if not hasattr(values, "float"):
             raise
-        array = np.asarray(values.float())  # numpy has no bfloat16, which tensors may have
+        array = np.asarray(values.float())  # numpy has no bfloat16
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
 def float_arrays(value: object) -> list[np.ndarray]:
-    """The arrays of floating-point numbers among the leaves."""
+    """Return the floating-point arrays among the leaves."""
     arrays = (as_numpy(leaf) for leaf in tree_leaves(value) if hasattr(leaf, "shape"))
     return [array for array in arrays if array.dtype.kind == "f"]
 
 
 def named_float_arrays(value: object) -> dict[str, np.ndarray]:
-    """The same arrays, under the keys or positions that lead to them; one alone as `output`."""
+    """Return path of keys or indices → floating-point array; a single array as `output`."""
 
     def visit(value: object, path: tuple[str, ...]) -> None:
         if isinstance(value, Mapping):
@@ -125,9 +125,9 @@ def named_float_arrays(value: object) -> dict[str, np.ndarray]:
 
 
 def flatten(inputs: object) -> list[Any]:
-    """The leaves of nested tuples, lists and dicts, the latter in the order of their keys.
+    """Return the leaves of nested tuples, lists and dicts, dicts sorted by key.
 
-    That is the order in which TensorFlow flattens what a model takes.
+    TensorFlow flattens model inputs in this order.
     """
     if isinstance(inputs, Mapping):
         return [leaf for key in sorted(inputs) for leaf in flatten(inputs[key])]

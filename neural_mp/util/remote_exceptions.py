@@ -1,4 +1,4 @@
-"""Exceptions on their way from one process to another: with what led to them."""
+"""Picklable exceptions, including their causes, for transfer between processes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Frame = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class _ExceptionNode:
-    """One exception of those that belong together, which are told by their places in a list.
+    """One exception of a chain; refers to others by index.
 
     Attributes:
-        forms: the exception as bytes, those first that tell most.
-        words: its class and message, for where none of them can be read.
-        notes: what was added to it.
-        frames: where it was raised, the outermost first.
-        members: those that it groups.
-        cause: what it was raised from.
-        context: what was being handled meanwhile.
-        suppressed: whether the context is not to be shown.
+        forms: pickled variants, most detailed first.
+        words: class and message, used if no variant can be unpickled.
+        notes: notes added to the exception.
+        frames: traceback, outermost frame first.
+        members: members of an exception group.
+        cause: explicit cause.
+        context: exception handled at the time of raising.
+        suppressed: whether the context is hidden.
     """
 
     forms: tuple[bytes, ...]
@@ -43,7 +43,7 @@ class _ExceptionNode:
     suppressed: bool
 
     def load(self, members: Sequence[BaseException]) -> BaseException:
-        """The exception, without those that led to it."""
+        """Rebuild the exception, without cause and context."""
         found = _readable(self.forms, members)
         error = RuntimeError(self.words) if found is None else found
         if self.notes:
@@ -53,18 +53,18 @@ class _ExceptionNode:
 
 @dataclass(frozen=True)
 class RemoteException:
-    """An exception as another process can read it, with those that led to it.
+    """A picklable exception with its causes and contexts.
 
-    Each is there once: many share a cause, and a chain of them may be long.
+    Each exception is stored once: causes may be shared, and chains may be long.
 
     Attributes:
-        parts: the exceptions, the one that was raised first.
+        parts: the exceptions; the raised one first.
     """
 
     parts: tuple[_ExceptionNode, ...]
 
     def load(self) -> BaseException:
-        """The exception; a `RuntimeError` with its words where it cannot be made again."""
+        """Rebuild the exception; a `RuntimeError` with its message if rebuilding fails."""
         made: dict[int, BaseException] = {}
 
         def make(place: int) -> BaseException:
@@ -82,7 +82,7 @@ class RemoteException:
 
 
 def dump_exception(error: BaseException) -> RemoteException:
-    """An exception as another process can read it."""
+    """Convert an exception to a picklable form."""
     errors, places = [error], {id(error): 0}
 
     def place_of(other: BaseException | None) -> int | None:
@@ -94,7 +94,7 @@ def dump_exception(error: BaseException) -> RemoteException:
         return places[id(other)]
 
     parts = []
-    for one in errors:  # which grows on the way
+    for one in errors:  # grows during iteration
         members = [place_of(member) for member in _members(one)]
         parts.append(
             _ExceptionNode(
@@ -112,14 +112,14 @@ def dump_exception(error: BaseException) -> RemoteException:
 
 
 def _members(error: BaseException) -> tuple[BaseException, ...]:
-    """The exceptions that a group holds."""
+    """Return the members of an exception group."""
     if sys.version_info >= (3, 11) and isinstance(error, builtins.BaseExceptionGroup):
         return error.exceptions
     return ()
 
 
 def _forms(error: BaseException) -> list[bytes]:
-    """The exception as bytes, in each of the ways in which it can be read again."""
+    """Return the first pickled variant that can be read back."""
     import cloudpickle
 
     members = _members(error)
@@ -136,7 +136,7 @@ def _forms(error: BaseException) -> list[bytes]:
         try:
             form: bytes = cloudpickle.dumps(way())
         except Exception:
-            # Whatever the user's own exception raises when it is to be copied.
+            # Pickling a user-defined exception may raise anything.
             logger.debug("an exception cannot be copied to another process", exc_info=True)
             continue
         copy = _readable([form], members)
@@ -147,7 +147,7 @@ def _forms(error: BaseException) -> list[bytes]:
 
 @dataclass(frozen=True)
 class _Rebuilder:
-    """An exception whose class cannot be called with the arguments that it keeps."""
+    """Exception whose class cannot be called with the stored arguments."""
 
     kind: type[BaseException]
     args: tuple[Any, ...]
@@ -162,7 +162,7 @@ class _Rebuilder:
 
 
 def _readable(forms: Sequence[bytes], members: Sequence[BaseException]) -> BaseException | None:
-    """The exception that is in the first of the forms that can be read."""
+    """Return the exception from the first readable variant."""
     import cloudpickle
 
     for form in forms:
@@ -170,7 +170,7 @@ def _readable(forms: Sequence[bytes], members: Sequence[BaseException]) -> BaseE
             found = cloudpickle.loads(form)
             error = found.load(members) if isinstance(found, _Rebuilder) else found
         except Exception:
-            # Whatever the user's own class raises when it is called with what it keeps.
+            # The constructor of a user-defined class may raise anything.
             logger.debug("an exception cannot be read", exc_info=True)
             continue
         if isinstance(error, BaseException):
@@ -188,13 +188,13 @@ def _frames(trace: TracebackType | None) -> list[Frame]:
 
 
 def _trace(frames: Sequence[Frame]) -> TracebackType | None:
-    """A traceback with these frames, which hold nothing but their places."""
+    """Return a traceback of frames that only have locations."""
     trace: TracebackType | None = None
     for filename, name, line in reversed(frames):
         code = _stand_in.__code__.replace(
             co_filename=filename, co_name=name, co_firstlineno=max(line, 1)
         )
-        if sys.version_info >= (3, 11):  # tracebacks of later ones show it
+        if sys.version_info >= (3, 11):  # shown in tracebacks since 3.11
             code = code.replace(co_qualname=name)
         frame: FrameType = FunctionType(code, {"sys": sys})()
         trace = TracebackType(trace, frame, -1, line)

@@ -1,4 +1,4 @@
-"""Enums of strings: a few words, equal to their text."""
+"""String enumerations with parsing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ W = TypeVar("W", bound="StringEnum")
 
 
 class StringEnum(str, Enum):
-    """One of a few words; equal to its text, found under it in dicts, and printed as it."""
+    """Enumeration whose members equal, hash like and print as their value."""
 
     __hash__ = str.__hash__
 
@@ -26,15 +26,15 @@ class StringEnum(str, Enum):
         what: str,
         error: Callable[[str], NeuralMPError] = ConfigurationError,
     ) -> W:
-        """The word that a text stands for.
+        """Return the member for a string.
 
         Args:
-            value: the text, or the word itself.
-            what: what the message calls it.
-            error: makes the error that is raised.
+            value: the string, or the member.
+            what: name of the value in messages.
+            error: class of the error raised.
 
         Raises:
-            NeuralMPError: it is none of the words.
+            NeuralMPError: no member has the value.
         """
         known = [word.value for word in cls]
         if not isinstance(value, str) or value not in known:

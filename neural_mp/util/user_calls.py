@@ -1,7 +1,7 @@
-"""The gate through which what users hand over is called.
+"""Calls of user-supplied code.
 
-It tells a call of ours that does not fit what was given from an exception that the user's own code
-raised. The former is an error of ours; the latter comes through as it is, whatever its class.
+Distinguishes calls that do not match the user's signature from exceptions raised by the user's
+code. The former become errors of this package; the latter pass unchanged.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 class UserCodeError(Exception):
-    """What users handed over raised; never seen by them.
+    """Wraps an exception of the user's code internally; never reaches the user.
 
-    No `except` for errors of ours, or for those of a framework, takes it for one of these.
+    The wrapper keeps `except` clauses for errors of this package or a framework from matching.
 
     Args:
-        error: what was raised.
+        error: the user's exception.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -34,10 +34,10 @@ class UserCodeError(Exception):
 
 
 class ReraiseUserErrors(ContextDecorator):
-    """Let what the user's own code raised come out as that very object."""
+    """Unwraps exceptions of the user's code and raises the original object."""
 
     def __enter__(self) -> None:
-        """Begin."""
+        """Enter the context."""
 
     def __exit__(
         self,
@@ -45,10 +45,10 @@ class ReraiseUserErrors(ContextDecorator):
         failure: BaseException | None,
         trace: TracebackType | None,
     ) -> Literal[False]:
-        """Raise what a `UserCodeError` carries.
+        """Raise the exception wrapped in a `UserCodeError`.
 
         Raises:
-            BaseException: what was carried.
+            BaseException: the wrapped exception.
         """
         if not isinstance(failure, UserCodeError):
             return False
@@ -57,7 +57,7 @@ class ReraiseUserErrors(ContextDecorator):
         try:
             raise error
         finally:
-            error.__context__ = context  # it was raised before there was a failure of ours
+            error.__context__ = context  # drop the wrapper from its context
 
 
 def call_user(
@@ -66,19 +66,18 @@ def call_user(
     form: str = "",
     kind: type[NeuralMPError] = NeuralMPError,
 ) -> Any:
-    """What the user's own code gives.
+    """Call the user's code and return its result.
 
     Args:
         call: the user's function or method.
-        arguments: what it is given.
-        form: how we call it, for the message where it takes something else; such as
-            `eval_func(model)`.
-        kind: of that error.
+        arguments: positional arguments.
+        form: the call as text, e.g. `eval_func(model)`, for the message on a signature mismatch.
+        kind: class of the error on a mismatch.
 
     Raises:
-        UserCodeError: it raised, or a part of ours that it goes through did.
-        NeuralMPError: it does not take what it is given; of the class `kind`.
-        KeyboardInterrupt: the user interrupted it.
+        UserCodeError: `call` raised, or code of this package called by `call`.
+        NeuralMPError: of class `kind`, if the signature does not match.
+        KeyboardInterrupt: interrupted by the user.
     """
     try:
         return call(*arguments)
@@ -93,28 +92,28 @@ def call_user(
 def is_signature_mismatch(
     error: BaseException, call: Callable[..., Any], *arguments: object
 ) -> bool:
-    """Whether an error says that a function does not take what it was given.
+    """Whether an error means that a function does not accept its arguments.
 
     Args:
-        error: what the call raised, caught where the call was made.
+        error: exception, caught at the call.
         call: the function.
-        arguments: what it was given.
+        arguments: the arguments.
     """
     if not isinstance(error, TypeError):
         return False
     if error.__traceback__ is None or error.__traceback__.tb_next is None:
-        return True  # it was raised before a line of the function ran
+        return True  # raised before the function's first line
     try:
         inspect.signature(call).bind(*arguments)
     except TypeError:
         return True
-    except ValueError:  # some written in C do not tell their signature
+    except ValueError:  # some C functions have no signature
         return False
     return False
 
 
 def misfit_words(error: BaseException, call: Callable[..., Any], form: str) -> str:
-    """What to say of a function that does not take what it was given."""
+    """Return the message for a signature mismatch."""
     try:
         found = inspect.signature(call)
         plain = [p.replace(annotation=p.empty) for p in found.parameters.values()]
@@ -125,9 +124,9 @@ def misfit_words(error: BaseException, call: Callable[..., Any], form: str) -> s
 
 
 def as_raised(error: BaseException) -> BaseException:
-    """An exception as it was before a generator of ours made another of it.
+    """Return the exception that a generator of this package converted.
 
-    `StopIteration` cannot leave a generator; Python raises a `RuntimeError` in its place.
+    Python converts a `StopIteration` that leaves a generator to `RuntimeError`.
     """
     while isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
         trace = error.__traceback__

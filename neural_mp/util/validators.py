@@ -1,16 +1,15 @@
-"""Composable validators: the one vocabulary for files that we wrote, files of users, and options.
+"""Composable validators for files of this package, files of users, and options.
 
-A validator is a function: it takes a value, and returns it in its one form, or raises
-`InvalidValueError`. Those of lists and mappings are made of others, and add to an error at which
-key it is. Who calls them says where the value comes from: `io.readers.reading` names the file,
-`config.schema` the line and the key of a tuning file, `validate_option` the option.
+A validator is a function that returns a value in its normal form, or raises `InvalidValueError`.
+Validators of lists and mappings are composed of others, and add the key to an error. The caller
+adds the source of the value: `io.readers.file_context` the file, `config.schema` line and key of a
+tuning file, `validate_option` the option.
 
-They are functions, and not those of a library. msgspec, cattrs and pydantic turn data into classes
-by their annotations: most of what is read here has no class, numbers have bounds, and a word of
-another toolkit stands for one of ours, so that each would take a hook of its own. They know the
-place of a mistake as text of theirs only, and name no likely word for a misspelled one. The
-library schema takes predicates, as here, but a second for the hundred thousand numbers of a plan,
-fifty times as long, and where a value is wrong has to be picked out of its messages.
+Libraries do not fit. msgspec, cattrs and pydantic convert data to classes by annotations: most data
+here have no class, numbers have bounds, and terms of other toolkits are aliases, so each would need
+a custom hook. All three report the path of a mistake as text only, without a close match for a
+misspelled word. The library `schema` uses predicates, as here, but needs a second for a plan's
+hundred thousand numbers (50 times as long), and its messages must be parsed to find the mistake.
 """
 
 from __future__ import annotations
@@ -32,38 +31,38 @@ T = TypeVar("T")
 W = TypeVar("W", bound=StringEnum)
 Validator = Callable[[Any], T]
 
-#: The largest seed of random numbers: numpy's old generators, which Optuna uses, take 32 bits.
+#: Largest random seed: numpy's legacy generators, used by Optuna, take 32 bits.
 MAX_SEED = (1 << 32) - 1
-#: The most of whatever is counted in an option.
+#: Upper bound of counts in options.
 MOST = (1 << 31) - 1
-#: The most seconds of a limit of time, 31 years: waiting functions refuse more than centuries.
+#: Upper bound of time limits, 31 years: waiting functions reject centuries.
 MOST_SECONDS = 10**9
-#: Whole numbers beyond are none that anything of ours was counted with.
+#: Bound of integers in files (64 bits, signed).
 _MAX_INTEGER = 1 << 63
-#: The most bytes of an array that an option gives the sizes of.
+#: Maximum bytes of an array with user-given sizes.
 _MOST_BYTES = 1 << 32
-#: Bytes of a path, and of a name in it, of common file systems.
+#: Maximum bytes of a path, and of a name in a path, in common file systems.
 _LONGEST_PATH, _LONGEST_NAME = 4096, 255
-#: Characters of a found value or key that an error shows.
+#: Characters of a value or key shown in an error.
 _MAX_PREVIEW_CHARS = 80
-#: Characters of a message together with the keys before it.
+#: Characters of a message including its keys.
 _LONGEST_MESSAGE = 2000
-#: Characters of a text that is a word or a few.
+#: Characters of a short string.
 _BRIEF = 200
 
 
 class InvalidValueError(NeuralMPError):
-    """A value is not what its place asks for.
+    """An invalid value.
 
     Attributes:
-        requirement: the message, to follow the name of an option; empty where it stands alone.
+        requirement: variant of the message to follow an option's name; empty if none.
     """
 
     requirement: str = ""
 
 
 def invalid(expected: str, found: Any, hint: str = "") -> InvalidValueError:
-    """The error for a value, which is shown cut short; with a hint that starts with `; `."""
+    """Return the error for a value, shown truncated; a hint starts with `; `."""
     shown = preview(found)
     error = InvalidValueError(f"expected {expected}, found {shown}{hint}")
     error.requirement = f"must be {expected}, got {shown}{hint}"
@@ -71,13 +70,13 @@ def invalid(expected: str, found: Any, hint: str = "") -> InvalidValueError:
 
 
 class _Preview(reprlib.Repr):
-    """Quick also where there is much, or where it is nested deeply."""
+    """Fast `repr` for large or deeply nested values."""
 
     def repr_int(self, x: int, level: int) -> str:
         return f"a number of {x.bit_length()} bits" if abs(x) >= 1 << 128 else repr(x)
 
     def repr_dict(self, x: dict[Any, Any], level: int) -> str:
-        few = dict(islice(x.items(), self.maxdict + 1))  # all of them would be sorted
+        few = dict(islice(x.items(), self.maxdict + 1))  # `super` sorts all items
         return super().repr_dict(few, level)
 
 
@@ -85,7 +84,7 @@ _PREVIEW = _Preview()
 
 
 def preview(value: Any) -> str:
-    """A value in words, cut short, however large it is, or deeply nested."""
+    """Return a value as truncated text, however large or deeply nested."""
     if isinstance(value, str | bytes):
         return _cut(repr(value[: _MAX_PREVIEW_CHARS + 1]))
     known = isinstance(value, dict | list | tuple | int) and not isinstance(value, bool)
@@ -93,7 +92,7 @@ def preview(value: Any) -> str:
 
 
 def key_words(key: object) -> str:
-    """A key in words, cut short, for the place that an error names."""
+    """Return a key as truncated text, for the key path of an error."""
     return _cut(str(key) if str(key).isprintable() else repr(key))
 
 
@@ -102,16 +101,16 @@ def _cut(words: str) -> str:
 
 
 def located(error: Exception) -> str:
-    """The message of an error, cut short, after the keys where its mistake is."""
+    """Return the truncated message of an error, after its key path."""
     where = ".".join(map(key_words, getattr(error, "keys", ())))
     return (f"{where}: {error}" if where else str(error))[:_LONGEST_MESSAGE]
 
 
 def validate_at(key: str | int, validator: Validator[T], value: Any) -> T:
-    """A checked value; an error says at which key it stands.
+    """Return a validated value; errors get the key prepended.
 
     Raises:
-        NeuralMPError: it is refused.
+        NeuralMPError: the value is invalid.
     """
     try:
         return validator(value)
@@ -126,16 +125,16 @@ def validate_option(
     value: Any,
     error: Callable[[str], NeuralMPError] = ConfigurationError,
 ) -> T:
-    """A checked value of an option, in Python or YAML.
+    """Return the validated value of an option, in Python or YAML.
 
     Args:
-        name: what the message calls it.
-        validator: of the value.
-        value: what was given.
-        error: makes the error that is raised.
+        name: name of the option in messages.
+        validator: validator of the value.
+        value: the value.
+        error: class of the error raised.
 
     Raises:
-        NeuralMPError: the value is refused.
+        NeuralMPError: the value is invalid.
     """
     try:
         return validator(value)
@@ -146,12 +145,12 @@ def validate_option(
 
 
 def anything(value: Any) -> Any:
-    """Whatever it is; what takes it looks at it."""
+    """Accept any value; its consumer validates."""
     return value
 
 
 def string(value: Any) -> str:
-    """A text that can be printed: half of a pair of surrogates cannot."""
+    """Validate a string; unpaired surrogates are refused."""
     if not isinstance(value, str):
         raise invalid("a text", value)
     if not value.isascii():
@@ -163,21 +162,21 @@ def string(value: Any) -> str:
 
 
 def short_string(value: Any) -> str:
-    """A text of a few words, which errors may show whole."""
+    """Validate a short string, which errors may show untruncated."""
     if len(string(value)) > _BRIEF:
         raise invalid("a few words", value)
     return str(value)
 
 
 def without_nul(value: T) -> T:
-    """Anything but a text or path that holds the character NUL, which no file or URL has."""
+    """Refuse strings and paths with NUL, which no file or URL contains."""
     if isinstance(value, str | Path) and "\0" in str(value):
         raise invalid("a text without the character NUL", str(value))
     return value
 
 
 def file_path(value: Any) -> Path:
-    """A path that a file can have."""
+    """Validate a path that can exist."""
     if not isinstance(value, str | Path):
         raise invalid("a path", value)
     try:
@@ -193,12 +192,12 @@ def file_path(value: Any) -> Path:
 def matching(
     expected: str, test: Callable[[Any], Any], convert: Callable[[Any], Any] = anything
 ) -> Validator[Any]:
-    """A value that passes a test, converted.
+    """Return a validator for values that pass a test, then converted.
 
     Args:
-        expected: what the test asks for, in words.
-        test: of the value.
-        convert: what makes the one form of it.
+        expected: the test as text.
+        test: predicate of the value.
+        convert: conversion to the normal form.
     """
 
     def read(value: Any) -> Any:
@@ -210,15 +209,15 @@ def matching(
 
 
 def is_integer(value: Any) -> bool:
-    """Whether a value is a whole number, also one of numpy's."""
+    """Whether a value is an integer, including numpy's."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_finite(value: Any) -> bool:
-    """Whether a value is a number that a float can hold, and neither infinite nor NaN."""
+    """Whether a value is a finite number that fits in a float."""
     try:
         return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # of a whole number that no float can hold
+    except OverflowError:  # an integer too large for a float
         return False
 
 
@@ -227,7 +226,7 @@ def _is_counted(value: Any) -> bool:
 
 
 def integer_between(least: int, most: int = MOST) -> Validator[int]:
-    """A whole number within bounds, as an int."""
+    """Return a validator for integers within bounds, converted to int."""
     return matching(
         f"a whole number from {least} to {most}",
         lambda value: is_integer(value) and least <= value <= most,
@@ -241,7 +240,7 @@ integer: Validator[int] = matching("a whole number", _is_counted)
 non_negative_integer: Validator[int] = matching(
     "a whole number from 0", lambda value: _is_counted(value) and value >= 0
 )
-#: Also an infinite one, or NaN.
+#: Includes infinity and NaN.
 number: Validator[float] = matching(
     "a number", lambda value: isinstance(value, float) or _is_counted(value)
 )
@@ -255,14 +254,14 @@ positive_float: Validator[float] = matching(
 
 
 def finite_numbers(value: Any) -> tuple[float, ...]:
-    """A list of finite numbers, as floats; quick also for many."""
+    """Validate a list of finite numbers, as floats; fast for long lists."""
     if is_list(value) and set(map(type, value)) <= {float} and all(map(math.isfinite, value)):
         return tuple(value)
     return list_of(finite, "a list of numbers")(value)
 
 
 def shape_of_array(itemsize: int) -> Validator[tuple[int, ...]]:
-    """The sizes of an array that does not fill the memory, `itemsize` bytes a value."""
+    """Return a validator for array shapes of bounded size, with `itemsize` bytes per element."""
     return matching(
         f"the sizes of an array of at most {_MOST_BYTES >> 30} GiB",
         lambda shape: math.prod(shape) * itemsize <= _MOST_BYTES,
@@ -270,7 +269,7 @@ def shape_of_array(itemsize: int) -> Validator[tuple[int, ...]]:
 
 
 def one_of(words: Iterable[str], expected: str = "") -> Validator[str]:
-    """One of these words; `expected` says so where a list of them does not."""
+    """Return a validator for some words; `expected` overrides their list in messages."""
     known = tuple(words)
     expected = expected or f"one of {', '.join(known)}"
 
@@ -278,32 +277,32 @@ def one_of(words: Iterable[str], expected: str = "") -> Validator[str]:
         if isinstance(value, str) and value in known:
             return str(value)
         near = did_you_mean(value, known) if isinstance(value, str) else ""
-        raise invalid(expected, value, near if near.endswith("?") else "")  # all are named before
+        raise invalid(expected, value, near if near.endswith("?") else "")  # the message lists all
 
     return read
 
 
 def enum_of(words: type[W]) -> Validator[W]:
-    """One of these words."""
+    """Return a validator for members of an enumeration."""
     known: Mapping[str, W] = {one.value: one for one in words}
     check = one_of(known)
     return lambda value: known[check(value)]
 
 
 def optional(validator: Validator[T]) -> Validator[T | None]:
-    """A value, or nothing."""
+    """Return a validator that also accepts None."""
     return lambda value: None if value is None else validator(value)
 
 
 def is_list(value: Any) -> bool:
-    """Whether a value is a list, a tuple or the like, and no text."""
+    """Whether a value is a sequence, but neither string nor bytes."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def list_of(
     validator: Validator[T], expected: str = "a list", most: float = math.inf
 ) -> Validator[tuple[T, ...]]:
-    """A list of values of one kind, at most so many, as a tuple."""
+    """Return a validator for lists of valid items, at most `most`, as a tuple."""
 
     def read(value: Any) -> tuple[T, ...]:
         if not is_list(value) or len(value) > most:
@@ -314,7 +313,7 @@ def list_of(
 
 
 def tuple_of(*validators: Validator[Any]) -> Validator[tuple[Any, ...]]:
-    """A list of so many values, each of its own kind."""
+    """Return a validator for lists with one validator per item."""
 
     def read(value: Any) -> tuple[Any, ...]:
         if not is_list(value) or len(value) != len(validators):
@@ -325,7 +324,7 @@ def tuple_of(*validators: Validator[Any]) -> Validator[tuple[Any, ...]]:
 
 
 def mapping_of(validator: Validator[T], key: Validator[str] = string) -> Validator[dict[str, T]]:
-    """A mapping of texts to values of one kind."""
+    """Return a validator for mappings of strings to valid values."""
 
     def read(value: Any) -> dict[str, T]:
         if not isinstance(value, Mapping):
@@ -344,13 +343,13 @@ def record(
     *,
     strict: bool = False,
 ) -> Validator[dict[str, Any]]:
-    """A mapping with these keys.
+    """Return a validator for mappings with fixed keys.
 
     Args:
-        needed: key → validator.
-        others: those of keys that may be left out, and then are left out of the result, too.
-        strict: whether more keys are a mistake; else they are left out, since a later version may
-            have written them.
+        needed: required key → validator.
+        others: optional key → validator; missing keys stay missing.
+        strict: whether unknown keys are errors; else unknown keys, e.g. of a later version, are
+            dropped.
     """
     known = {**needed, **others}
 
@@ -370,7 +369,7 @@ def record(
 
 
 def checked(validator: Validator[Any]) -> Validator[Any]:
-    """A value as it was read, which another validator takes."""
+    """Return a validator that returns the original value, not the converted one."""
 
     def read(value: Any) -> Any:
         validator(value)
