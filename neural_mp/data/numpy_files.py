@@ -137,7 +137,7 @@ def numpy_dataset(
         inputs_key: array of inputs in `path`, `[N, ...]`.
         labels_key: array of labels in `path`, `[N]` or `[N, ...]`; None for no labels.
         start: first sample, as in a Python slice.
-        stop: exclusive last sample, as in a Python slice.
+        stop: end of the samples, exclusive, as in a Python slice.
 
     Raises:
         ConfigurationError: options contradict each other or have the wrong type.

@@ -136,7 +136,7 @@ def _own_spec(
 
 
 def _elsewhere(top: str, folder: Path) -> str | None:
-    """Return the origin of a module with this name outside the folder."""
+    """Return the origin of a module with this name outside the folder, or None."""
     if _is_pythons(top):
         return "Python's standard library"
     others = [path for path in sys.path if path and Path(path).resolve() != folder]
