@@ -51,7 +51,7 @@ def load_arrays(path: Path, *, mapped: bool = False) -> Any:
 
 @contextmanager
 def plain_arrays(path: Path, *, option: str = "", mapped: bool = False) -> Iterator[Any]:
-    """Yield the result of `load_arrays`, with errors converted, also while arrays are read.
+    """Yield the result of `load_arrays`; convert errors raised while arrays are read.
 
     Args:
         path: an `.npy` or `.npz` file.

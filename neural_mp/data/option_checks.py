@@ -127,7 +127,7 @@ def package(name: str, needed_by: str, extra: str, called: str | None = None) ->
     Args:
         name: name of the module.
         needed_by: name of the caller, for the message.
-        extra: the extra of this package that installs the module.
+        extra: our extra that installs the module.
         called: display name in the message; default: `name`.
 
     Raises:

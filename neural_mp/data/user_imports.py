@@ -170,7 +170,7 @@ def _load_top(top: str, own: tuple[Path, importlib.machinery.ModuleSpec]) -> Non
     """Load a user module, in place of an installed module of the same name."""
     folder, spec = own
     if str(folder) not in sys.path:
-        # Last, so that its neighbours hide nothing; for good, for later imports of neighbours.
+        # Appended, so that it hides no module; kept, since neighbours may be imported later.
         sys.path.append(str(folder))
     if top in sys.modules or spec.origin is None or spec.loader is None:
         return
@@ -267,7 +267,7 @@ def _is_users_object(found: object, folders: tuple[Path, ...]) -> bool:
 
 
 def _home(found: object) -> str | None:
-    """Return the module that an object names as its origin."""
+    """Return the module that defined an object, according to its `__module__`."""
     home = getattr(found, "__module__", None)
     return home if isinstance(home, str) else None
 

@@ -1,6 +1,6 @@
 """Mean average precision (mAP) of boxes.
 
-Predictions and labels have one of these formats; N is the number of images of a batch, M of boxes.
+Predictions and labels have one of these formats; N counts images per batch, M counts boxes.
 
 * Per image: a list of N dicts with `boxes` `[M, 4]`, `labels` `[M]` and, for predictions,
   `scores` `[M]`, as returned by detection models of torchvision.

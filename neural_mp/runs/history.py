@@ -129,7 +129,7 @@ class History:
 
     @property
     def trouble(self) -> str:
-        """Reason why the storage holds only a part of the run; empty if the run is complete."""
+        """Reason why the storage lacks a part of the run; empty if complete."""
         return self._book.trouble
 
     @property

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from sqlalchemy.exc import DBAPIError
 
 _NAME = re.compile(r"(\w+)/tuning-(\d+)")
-#: Characters of a model's fingerprint in the name of a run.
+#: Characters of a model's fingerprint in a run name.
 _LETTERS = 12
-#: Seconds that a process waits for another one to finish writing into the same SQLite file.
+#: Seconds to wait for another process that is writing to the same SQLite file.
 _SQLITE_BUSY_SECONDS = 60
 #: Retries, and seconds between them, while another process creates the tables of a new storage.
 _OPENINGS, _OPENING = 20, 0.1
-#: Finds anything but plain tables in a SQLite file, without reading columns of views: it may hang.
+#: Finds anything but plain tables; columns of views are not read, since a view may never end.
 _COMPUTING = """
     SELECT name FROM sqlite_master
     WHERE type NOT IN ('table', 'index') OR (type = 'table' AND rootpage = 0)
@@ -71,7 +71,7 @@ def model_digest(fingerprint: Mapping[str, str]) -> str:
 
 
 def open_storage(url: str) -> RDBStorage:
-    """Open the storage at a URL; errors of the database pass through.
+    """Open the storage at a URL; database errors propagate.
 
     Raises:
         HistoryError: a SQLite file holds anything but plain tables.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A write may fail only for a moment, e.g. when a connection was cut.
+#: Attempts per write, since some failures are transient, e.g. a lost connection.
 _ATTEMPTS = 2
 
 
