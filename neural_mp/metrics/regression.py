@@ -66,7 +66,7 @@ class MAE(RunningMean):
 
 @METRICS.register("R2", "r2_score")
 class R2(Collection):
-    """The coefficient of determination, scikit-learn's `r2_score`: the mean over outputs."""
+    """The coefficient of determination, scikit-learn's `r2_score`, averaged over outputs."""
 
     higher_is_better: ClassVar[bool] = True
 

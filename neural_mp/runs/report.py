@@ -120,7 +120,7 @@ class Report(Displayed):
 
     @property
     def converted(self) -> tuple[str, ...]:
-        """`Converted 53/159 nodes to bfloat16 using 2 casts`, for every 16-bit type."""
+        """Messages like `Converted 53/159 nodes to bfloat16 using 2 casts`, one per 16-bit type."""
         counts = self.op_counts.values()
         nodes = sum(sum(by.values()) for by in counts)
         found = {p: sum(by.get(p.value, 0) for by in counts) for p in Precision if p.is_16_bit}
