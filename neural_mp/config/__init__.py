@@ -1,4 +1,4 @@
-"""Tuning files: YAML ⇄ `Settings`, checked, also those of Intel Neural Compressor 1.x."""
+"""Tuning files: validated YAML ⇄ `Settings`, including files of Intel Neural Compressor 1.x."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def load_settings(
 
     Args:
         path: the file.
-        dialect: whose words it is written in; by default found by what it holds.
-        trust: modules that it may name classes and functions of, beside those that lie in the
-            working directory or beside the file.
+        dialect: vocabulary of the file; default: detected from the content.
+        trust: further modules whose classes and functions the file may name, besides modules in
+            the working directory or next to the file.
 
     Warns:
-        IgnoredSettingWarning: a setting of Intel Neural Compressor has no effect here.
+        IgnoredSettingWarning: a setting of Intel Neural Compressor has no effect.
 
     Raises:
-        ConfigurationError: the file cannot be read, or its content is not as it should be; the
-            message names the file, the line and the key.
+        ConfigurationError: the file cannot be read, or its content is invalid; the message names
+            the file, the line and the key.
     """
     settings = build(read_file(validate_option("conf", file_path, path)), dialect)
     return replace(settings, folder=Path(path).parent, trust=trust_of(trust))
@@ -68,15 +68,15 @@ def parse_settings(text: str, origin: str = "<text>", dialect: Dialect | None = 
 
     Args:
         text: YAML.
-        origin: what to call it in messages.
-        dialect: whose words it is written in; by default found by what it holds.
+        origin: name of the text in messages.
+        dialect: vocabulary of the text; default: detected from the content.
 
     Warns:
-        IgnoredSettingWarning: a setting of Intel Neural Compressor has no effect here.
+        IgnoredSettingWarning: a setting of Intel Neural Compressor has no effect.
 
     Raises:
-        ConfigurationError: the content is not as it should be; the message names the origin, the
-            line and the key.
+        ConfigurationError: the content is invalid; the message names the origin, the line and
+            the key.
     """
     return build(read_text(text, origin), dialect)
 
@@ -84,27 +84,27 @@ def parse_settings(text: str, origin: str = "<text>", dialect: Dialect | None = 
 def settings_from(
     content: Mapping[str, Any], origin: str = "the configuration", dialect: Dialect | None = None
 ) -> Settings:
-    """Read what a tuning file would hold from a mapping.
+    """Read the content of a tuning file from a mapping.
 
     Args:
         content: sections such as `model` and `tuning`.
-        origin: what to call it in messages.
-        dialect: whose words it is written in; by default found by what it holds.
+        origin: name of the mapping in messages.
+        dialect: vocabulary of the mapping; default: detected from the content.
 
     Warns:
-        IgnoredSettingWarning: a setting of Intel Neural Compressor has no effect here.
+        IgnoredSettingWarning: a setting of Intel Neural Compressor has no effect.
 
     Raises:
-        ConfigurationError: the content is not as it should be; the message names the key.
+        ConfigurationError: the content is invalid; the message names the key.
     """
     return build(read_mapping(content, origin), dialect)
 
 
 def trust_of(names: str | Iterable[str]) -> tuple[str, ...]:
-    """The names that a user trusts, checked.
+    """Validate the module names that a user trusts.
 
     Raises:
-        ConfigurationError: one is no name of a module, or one of Python's own.
+        ConfigurationError: a name is not a module name, or is in the standard library.
     """
     if not isinstance(names, Iterable):
         raise ConfigurationError(

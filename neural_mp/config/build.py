@@ -1,4 +1,4 @@
-"""Checked plain data → `Settings`."""
+"""Validated plain data → `Settings`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _OP_WISE = ("quantization", "mixed_precision", "graph_optimization")
 
 
 def constraints(source: Source, data: Mapping[str, Any]) -> Constraints:
-    """The limits of all sections together.
+    """Merge the limits of all sections.
 
     Raises:
         ConfigurationError: limits contradict each other, or two sections limit the same op.
@@ -59,10 +59,10 @@ def constraints(source: Source, data: Mapping[str, Any]) -> Constraints:
 
 
 def precisions(source: Source, value: object, path: KeyPath) -> tuple[Precision, ...] | None:
-    """The precisions written at a key; None for `any`.
+    """Return the precisions at a key; None for `any`.
 
     Raises:
-        UnknownPrecisionError: one of them does not exist, or there is none.
+        UnknownPrecisionError: a precision does not exist, or none is given.
     """
     words = [part for word in split(value) for part in split(word)]
     if [word.lower() for word in words] == [ANY]:
@@ -104,7 +104,7 @@ def _limit(source: Source, limits: Mapping[str, Any], path: KeyPath) -> OpConstr
 def _tensor(
     source: Source, limits: Mapping[str, Any], path: KeyPath
 ) -> tuple[QuantConstraint, tuple[Precision, ...] | None]:
-    """How a tensor may be quantized, and the precisions that its dtypes leave to the op."""
+    """Return the limits on a tensor's quantization, and the precisions that its dtypes allow."""
     allowed = {
         kind: _words(source, words, (*path, kind))
         for kind, words in limits.items()
@@ -132,11 +132,11 @@ _CONVERSIONS = ("mixed_precision", "graph_optimization")
 
 
 def build(source: Source, dialect: Dialect | None = None) -> Settings:
-    """The settings that a file holds.
+    """Return the settings of a file.
 
     Args:
         source: the file as it was read.
-        dialect: whose words it is written in; by default found by what it holds.
+        dialect: vocabulary of the file; default: detected from the content.
 
     Raises:
         ConfigurationError: a key is unknown, a value is of the wrong type or out of range, or
@@ -219,7 +219,7 @@ def _amp(data: Mapping[str, Any]) -> AutoMixedPrecisionOptions | None:
 
 
 def _bf16_key(data: Mapping[str, Any]) -> KeyPath:
-    """The path of a `use_bf16: true`; empty where there is none."""
+    """Return the path of a `use_bf16: true`; empty if there is none."""
     if data.get("use_bf16"):
         return ("use_bf16",)
     return ("quantization", "use_bf16") if data.get("quantization", {}).get("use_bf16") else ()
@@ -284,7 +284,7 @@ def _criterion(source: Source, data: Mapping[str, Any], dialect: Dialect) -> Acc
 
 
 def _workspace(source: Source, data: Mapping[str, Any]) -> tuple[str | None, bool]:
-    """Where the history is, and whether to go on with it."""
+    """Return the folder of the history, and whether to resume its run."""
     path, resume = data.get("path"), data.get("resume", False)
     if isinstance(resume, bool):
         return path, resume

@@ -1,4 +1,4 @@
-"""The evaluation section → how accuracy and latency are measured."""
+"""The evaluation section → `EvaluationSettings`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from neural_mp.core.enums import Dialect
 
 _ACCURACY: KeyPath = ("evaluation", "accuracy")
 _PERFORMANCE: KeyPath = ("evaluation", "performance")
-#: What stands beside the metrics of `multi_metrics`.
+#: Keys of `multi_metrics` that are not metrics.
 _NO_METRICS = ("weight", "higher_is_better")
 
 
 def evaluation(source: Source, data: Mapping[str, Any], dialect: Dialect) -> EvaluationSettings:
-    """How accuracy and latency are measured.
+    """Return the settings of the accuracy and latency measurements.
 
     Raises:
-        ConfigurationError: metrics are given in two ways, or with the wrong options or weights.
+        ConfigurationError: metrics are given twice, or with invalid options or weights.
     """
     accuracy = data.get("accuracy", {})
     return EvaluationSettings(
@@ -95,7 +95,7 @@ def _metric(source: Source, name: str, options: object, path: KeyPath) -> Metric
 def _weights(
     source: Source, value: object, names: list[str], path: KeyPath, dialect: Dialect
 ) -> Sequence[float | None]:
-    """The weights; none where every metric has to meet the target, as in files of theirs."""
+    """Return one weight per metric; None for each if every metric has to meet the target."""
     if value == EACH or (value is None and dialect is Dialect.INC):
         return [None if len(names) > 1 else 1.0] * len(names)
     if value is None:

@@ -1,4 +1,4 @@
-"""What files written for Intel Neural Compressor 1.x say in other words, or to no effect here.
+"""Settings of Intel Neural Compressor 1.x with other names, or without effect, here.
 
 Source: the schema in `neural_compressor/conf/config.py` and the templates in
 `neural_compressor/template/` of Intel Neural Compressor 1.14 (Apache License 2.0).
@@ -32,7 +32,7 @@ _SEARCHED = "the strategy sets this itself"
 _TRAINING = "only trained models are tuned; nothing is trained from this file"
 _ONE_PROCESS = "measurements run in one process; only cores_per_instance sets its threads"
 
-#: Key path, `*` standing for any one key → what happens instead.
+#: Key path, with `*` for any single key → behavior instead of the setting.
 IGNORED: Mapping[str, str] = {
     "optimization_level": _FITTED,
     "reduce_range": "the range of INT8 follows from what this machine runs",
@@ -81,7 +81,7 @@ IGNORED: Mapping[str, str] = {
     **{f"{path}.activation.compute_dtype": _STATIC for path in _LIMITS},
 }
 
-#: Their name of a framework → ours; None asks the model itself.
+#: INC's name of a framework → ours; None detects it from the model.
 FRAMEWORKS: Mapping[str, str | None] = {
     "pytorch": "pytorch",
     "pytorch_fx": "pytorch",
@@ -101,7 +101,7 @@ FRAMEWORKS: Mapping[str, str | None] = {
     "na": None,
 }
 
-#: Their names of frameworks that we do not have ourselves: a file with one of these is theirs.
+#: Framework names that only INC has: they identify a file of INC.
 ONLY_THEIRS = frozenset(FRAMEWORKS) - {"pytorch", "tensorflow", "onnxrt"}
 
 _NAMES = """
@@ -113,21 +113,21 @@ _NAMES = """
     labelshift collect squadv1 squadv1modelzoo
     cocomap cocomapv2 vocmap squadf1 bleu
 """
-#: Datasets, transforms and metrics that we do not have ourselves, in small letters without `_`: a
-#: file with one of these is theirs.
+#: Datasets, transforms and metrics that only INC has, lower case without `_`: they identify a file
+#: of INC.
 ONLY_THEIR_NAMES = frozenset(_NAMES.split())
 
-#: Their names of strategies that are called otherwise here; None takes the default one.
+#: INC's name of a strategy → ours, if different; None uses the default.
 STRATEGIES: Mapping[str, str | None] = {
     "auto": None,
     "automixedprecision": "auto_mixed_precision",
     "sigopt": "bayesian",
 }
 
-#: Strategies that have no meaning here → what happens instead.
+#: Unsupported strategies → behavior instead.
 OTHER_STRATEGIES: Mapping[str, str] = {"sigopt": f"{_SIGOPT}; the strategy is bayesian"}
 
-#: Their word for the way of INT8 → ours; None leaves it open.
+#: INC's INT8 approach → ours; None allows all.
 INT8_APPROACHES: Mapping[str, str | None] = {
     "post_training_static_quant": "static",
     "post_training_dynamic_quant": "dynamic",
@@ -135,31 +135,31 @@ INT8_APPROACHES: Mapping[str, str | None] = {
     "post_training_auto_quant": None,
 }
 
-#: Ways of INT8 that have no meaning here → why.
+#: Unsupported INT8 approaches → reason.
 IGNORED_APPROACHES: Mapping[str, str] = {
     "quant_aware_training": "only trained models are quantized; all ways but this are open",
 }
 
-#: Their words for how a tensor is quantized → ours.
+#: INC's words for the quantization of a tensor → ours.
 QUANT_WORDS: Mapping[str, str] = {
     "sym": "symmetric",
     "asym": "asymmetric",
     "placeholder": "dynamic",
 }
 
-#: Words for how a tensor is quantized that have no meaning here → why.
+#: Unsupported words for the quantization of a tensor → reason.
 IGNORED_QUANT_WORDS: Mapping[str, Mapping[str, str]] = {
     "scheme": {"asym_float": "a zero point is a whole number here"},
 }
 
-#: Objectives that have no meaning here → why.
+#: Unsupported objectives → reason.
 IGNORED_OBJECTIVES: Mapping[str, str] = {
     "accuracy": "accuracy is the criterion; among plans that meet it the fastest is taken",
 }
 
 
 def why_ignored(path: Sequence[str | int]) -> str | None:
-    """What happens instead of a setting of theirs; None where it is none of theirs."""
+    """Return the behavior instead of a setting of INC; None if the setting is not ignored."""
     return next((why for keys, why in _PATTERNS if _matches(keys, path)), None)
 
 
@@ -180,7 +180,7 @@ _METRICS: tuple[KeyPath, ...] = (
     ("evaluation", "accuracy", "metric"),
     ("evaluation", "accuracy", "multi_metrics"),
 )
-#: Where a file names datasets, transforms and metrics.
+#: Paths in a file with names of datasets, transforms and metrics.
 _NAME_PATHS: tuple[KeyPath, ...] = (
     *((*path, key) for path in _LOADERS for key in ("dataset", "transform")),
     ("evaluation", "accuracy", "postprocess", "transform"),
@@ -189,13 +189,13 @@ _NAME_PATHS: tuple[KeyPath, ...] = (
 
 
 def dialect_of(data: Mapping[str, Any]) -> Dialect:
-    """Whose words a file is written in.
+    """Detect the dialect of a file.
 
-    It is theirs where it has a `version`, as their templates do, or anything else that only they
-    have: a framework, a way of INT8, a key, a dataset, a transform or a metric.
+    A file is INC's if it has a `version`, as INC's templates do, or anything else that only INC
+    has: a framework, an INT8 approach, a key, a dataset, a transform or a metric.
 
     Args:
-        data: the content of the file, as it was read.
+        data: content of the file, not validated.
     """
     theirs = (
         "version" in data
@@ -219,14 +219,14 @@ def _word(data: Mapping[str, Any], path: KeyPath) -> str:
 
 
 def _names(data: Mapping[str, Any], path: KeyPath) -> Iterator[str]:
-    """The names at a key, as registries compare them."""
+    """Yield the names at a key, normalized as in registries."""
     value = _at(data, path)
     names = value if isinstance(value, Mapping) else [value]
     yield from (plain_name(str(name)) for name in names)
 
 
 def _paths(data: object, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """The paths of all keys, those of a section before those in it."""
+    """Yield the paths of all keys, each section before its keys."""
     if isinstance(data, Mapping):
         for key, value in data.items():
             yield (*path, key)

@@ -1,4 +1,4 @@
-"""Which keys a tuning file may have, and what each of them may be."""
+"""Schema of tuning files: the allowed keys and a validator for each value."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from neural_mp.util.validators import (
     seed_number,
 )
 
-#: In place of precisions: no limit.
+#: Instead of precisions: no limit.
 ANY = "any"
 
 
-#: The key of what all keys may be, where they are names.
+#: Key of the schema shared by all names in a section.
 _NAMED = "*"
-#: Keys that may not be left out of a section that has them.
+#: Required keys of the sections that have them.
 _NEEDED = ("dataset",)
-#: Key → what it may be: a validator, or a section of further keys.
+#: Key → a validator, or a section of further keys.
 _Section = dict[str, Any]
 
 _TENSOR = {kind: values.quant_words(kind) for kind in QUANT_CHOICES}
@@ -108,7 +108,7 @@ def _sections(share: Any, seconds: Any, trials: Any, seed: Any) -> _Section:
     )
 
 
-#: What the files of whose words may hold: theirs may go below what has a meaning, as it does there.
+#: Schema per dialect; INC accepts numbers below the meaningful range.
 _SECTIONS: Mapping[Dialect, _Section] = {
     Dialect.OWN: _sections(values.SHARE, values.SECONDS, integer_between(1), seed_number),
     Dialect.INC: _sections(
@@ -116,17 +116,17 @@ _SECTIONS: Mapping[Dialect, _Section] = {
     ),
 }
 
-#: Sections that a single word may stand for → the key that the word then is.
+#: Sections that may be given as a single word → the key of this word.
 _SHORT = {("tuning", "strategy"): "name", ("tuning", "workspace"): "path"}
 
 _WHOLE_MODEL = [("mixed_precision", "op_wise"), ("graph_optimization", "op_wise")]
 
 
 def validated(source: Source, dialect: Dialect) -> dict[str, Any]:
-    """The content of a file with every value checked and in one form.
+    """Return the content of a file, validated and normalized.
 
-    Keys of Intel Neural Compressor without effect are taken out with a warning; a key without a
-    value counts as not given.
+    Keys of Intel Neural Compressor without effect are removed with a warning; a key without a
+    value counts as missing.
 
     Raises:
         ConfigurationError: a key is unknown, or a value is of the wrong type or out of range.
@@ -166,7 +166,7 @@ def _checked(source: Source, data: Any, level: Any, path: KeyPath) -> Any:
 
 
 def _is_limits(data: Any) -> bool:
-    """Whether this is one op's limits where a mapping of ops was due, as INC's schema has it."""
+    """Whether the limits of one op stand in place of a mapping of ops, as INC's schema allows."""
     if not isinstance(data, dict):
         return False
     tensors = [value for key, value in data.items() if key in ("weight", "activation")]

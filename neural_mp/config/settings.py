@@ -1,4 +1,4 @@
-"""What a tuning file says, as values."""
+"""Settings of a tuning file as dataclasses."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from neural_mp.tuning.criterion import MIN_SPEEDUP, AccuracyCriterion, ExitPolic
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Which model it is.
+    """Settings of the model.
 
     Attributes:
-        name: the model: a path or `module:attribute`; a mere label where Python sets the model.
-        framework: `pytorch`, `tensorflow` or `onnxrt`; None asks the model itself.
-        inputs, outputs: names of its tensors, where the framework does not know them.
+        name: a path or `module:attribute`; only a label if Python sets the model.
+        framework: `pytorch`, `tensorflow` or `onnxrt`; None detects it from the model.
+        inputs, outputs: names of the model's tensors, if the framework does not know them.
         capture: `whole`, or `modules` for a model whose graph cannot be captured as a whole.
     """
 
@@ -36,10 +36,10 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class CalibrationSettings:
-    """What the ranges of tensors are measured on.
+    """Settings of calibration.
 
     Attributes:
-        sampling_size: samples read.
+        sampling_size: number of samples.
         dataloader: the mapping as written: dataset, transform, batch_size,
             last_batch, shuffle, seed.
     """
@@ -50,23 +50,22 @@ class CalibrationSettings:
 
 @dataclass(frozen=True)
 class TuningSettings:
-    """How plans are searched.
+    """Settings of the search.
 
     Attributes:
-        strategy: its name; None takes the default one.
-        criterion: how much accuracy may be lost.
-        objective: what is made small: `performance` (latency), `footprint` or `modelsize`; or
-            several with their weights.
-        exit_policy: when to stop whether or not the target is met.
-        random_seed: of everything drawn at random.
-        workspace: folder of the history; None takes the default one.
-        resume: go on with the run found there.
-        storage: an Optuna storage URL in place of the file in the workspace.
-        early_stopping: whether an evaluation that is lost already is stopped.
-        cache: whether what earlier runs in the workspace measured is used, and kept for later ones.
-        workers: processes that try plans side by side; or what `read_workers` takes, as written.
-        min_speedup: how many times as fast as FP32 a plan must be for sure, where speed is all that
-            is wanted.
+        strategy: name of the strategy; None uses the default.
+        criterion: accepted loss of accuracy.
+        objective: quantity to minimize: `performance` (latency), `footprint` or `modelsize`; or
+            several with weights.
+        exit_policy: limits of the search, whether or not the target is met.
+        random_seed: seed of all random numbers.
+        workspace: folder of the history; None uses the default.
+        resume: whether to continue the run in the workspace.
+        storage: an Optuna storage URL instead of the file in the workspace.
+        early_stopping: whether to stop an evaluation that can no longer meet the target.
+        cache: whether to use and extend the measurement cache of the workspace.
+        workers: number of processes that run trials in parallel; or input of `read_workers`.
+        min_speedup: required speedup over FP32, with confidence, if only speed is tuned.
     """
 
     strategy: str | None = None
@@ -85,15 +84,14 @@ class TuningSettings:
 
 @dataclass(frozen=True)
 class MetricSettings:
-    """One metric.
+    """Settings of a metric.
 
     Attributes:
-        name: of the registry in lower case, or the dotted path of the user's own
+        name: lower-case name in the registry, or dotted path of a user-defined metric
             (`my_pkg.metrics:Mine`).
-        options: keyword arguments it is made with.
-        weight: its share where there are several; None where every one of them has to meet the
-            target.
-        higher_is_better: whether its larger value is the better one; None where it says itself.
+        options: keyword arguments of the metric.
+        weight: weight among several metrics; None if each has to meet the target.
+        higher_is_better: whether larger values are better; None leaves it to the metric.
     """
 
     name: str
@@ -104,13 +102,13 @@ class MetricSettings:
 
 @dataclass(frozen=True)
 class PerformanceSettings:
-    """How latency is measured.
+    """Settings of the latency measurement.
 
     Attributes:
-        warmup: runs before the clock starts.
-        iteration: runs timed.
-        cores_per_instance: threads to use; None leaves it to the framework.
-        dataloader: what to run on; None takes the one of the accuracy.
+        warmup: runs before the measurement.
+        iteration: measured runs.
+        cores_per_instance: number of threads; None leaves it to the framework.
+        dataloader: input data; None uses the data of the accuracy.
     """
 
     warmup: int = 5
@@ -121,15 +119,15 @@ class PerformanceSettings:
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """How accuracy and latency are measured.
+    """Settings of accuracy and latency measurements.
 
     Attributes:
-        metrics: one; or several whose weighted sum is the accuracy, or that each have to meet the
-            target.
-        dataloader: what accuracy is measured on.
+        metrics: one metric; or several whose weighted sum is the accuracy, or that each have to
+            meet the target.
+        dataloader: data of the accuracy.
         postprocess: transform name → options, applied to predictions and labels.
-        performance: how latency is measured.
-        max_batches: how many batches accuracy is measured on; None for all.
+        performance: settings of the latency measurement.
+        max_batches: number of batches for the accuracy; None for all.
     """
 
     metrics: tuple[MetricSettings, ...] = ()
@@ -144,20 +142,20 @@ class Settings:
     """A whole tuning file.
 
     Attributes:
-        model: which model.
+        model: the model.
         device: `cpu` or `gpu`.
-        target: what to convert for, a name in `neural_mp.core.hardware.TARGETS`.
-        precisions: what ops may run in; None where the file does not say.
+        target: hardware target, a name in `neural_mp.core.hardware.TARGETS`.
+        precisions: allowed precisions; None if not given.
         constraints: limits on the whole model, on op types and on single ops.
-        amp: which ops may run in 16 bits; None where the file does not say.
-        approach: how INT8 ranges are found: `static`, `dynamic`, `weight_only`; None for all.
-        calibration: the data that ranges are measured on.
-        tuning: the search.
-        evaluation: accuracy and latency.
-        dialect: whose names datasets, transforms and metrics go by.
-        source: the file, to say where in it a mistake is.
-        folder: where the file lies; None where its content was given.
-        trust: modules beside the user's own whose classes and functions it may name.
+        amp: ops allowed in 16 bits; None if not given.
+        approach: source of INT8 ranges: `static`, `dynamic`, `weight_only`; None for all.
+        calibration: settings of calibration.
+        tuning: settings of the search.
+        evaluation: settings of accuracy and latency measurements.
+        dialect: vocabulary of datasets, transforms and metrics.
+        source: the file, to locate errors.
+        folder: folder of the file; None if the content was passed directly.
+        trust: further modules whose classes and functions the file may name.
     """
 
     model: ModelSettings = ModelSettings()

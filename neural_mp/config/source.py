@@ -1,4 +1,4 @@
-"""YAML text → plain data, together with the line that every key stands on."""
+"""YAML text → plain data, with the line of every key."""
 
 from __future__ import annotations
 
@@ -20,24 +20,23 @@ from neural_mp.util.validators import key_words, preview
 
 KeyPath = tuple[str | int, ...]
 
-#: Characters of what an error says.
+#: Characters of an error message.
 _MAX_MESSAGE_CHARS = 2000
 
 
 class IgnoredSettingWarning(UserWarning):
-    """A setting of Intel Neural Compressor that is understood, but not acted on."""
+    """A setting of Intel Neural Compressor that is recognized but has no effect."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A tuning file as it was read.
+    """The parsed content of a tuning file.
 
     Attributes:
-        origin: its path, or what to call the text in messages.
-        data: its content.
+        origin: path of the file, or name of the text in messages.
+        data: the content.
         lines: key path → line, counted from 1.
-        repeated: key path → the line it stands on first, of keys that are given again; the last
-            value counts.
+        repeated: path of a repeated key → line of its first occurrence; the last value counts.
     """
 
     origin: str
@@ -46,24 +45,24 @@ class Source:
     repeated: Mapping[KeyPath, int] = field(default_factory=dict)
 
     def line(self, path: KeyPath) -> int:
-        """The line of a key, or of the nearest key above it that was written."""
+        """Return the line of a key, or of its nearest parent in the file."""
         while path and path not in self.lines:
             path = path[:-1]
         return self.lines.get(path, 1)
 
     def where(self, path: KeyPath) -> str:
-        """File, line and dotted path, to start a message with; no line where nothing was read."""
+        """Return file, line and dotted path as a message prefix; no line without a file."""
         dotted = ".".join(key_words(key) for key in path)
         line = f", line {self.line(path)}" if self.lines else ""
         return f"{self.origin}{line}: {dotted}" if path else f"{self.origin}{line}"
 
     def error(self, path: KeyPath, message: str) -> ConfigurationError:
-        """An error that says where in the file it comes from."""
+        """Return an error that starts with the location of the key."""
         return ConfigurationError(f"{self.where(path)}: {message[:_MAX_MESSAGE_CHARS]}")
 
     @contextmanager
     def at(self, path: KeyPath) -> Iterator[None]:
-        """Say in every error of ours raised inside where in the file it comes from.
+        """Prefix every NeuralMPError raised inside with the location in the file.
 
         Raises:
             NeuralMPError: the error raised inside, of the same class.
@@ -75,15 +74,15 @@ class Source:
             raise type(error)(f"{self.where((*path, *error.keys))}: {words}") from error
 
     def ignored(self, path: KeyPath, reason: str) -> None:
-        """Warn once that a setting has no effect."""
+        """Warn that a setting has no effect."""
         message = f"{self.where(path)} is ignored: {reason}"
         warnings.warn(message, IgnoredSettingWarning, stacklevel=2)
 
     def check_repeated(self, dialect: Dialect) -> None:
-        """Warn of keys that are given twice in a file of theirs; the last value counts, as there.
+        """Warn about repeated keys in a file of INC; the last value counts, as in INC.
 
         Raises:
-            ConfigurationError: a file of ours gives a key twice.
+            ConfigurationError: a file in our own dialect repeats a key.
         """
         for path, first in self.repeated.items():
             if dialect is Dialect.OWN:
@@ -97,7 +96,7 @@ def read_file(path: str | Path) -> Source:
     """Read a YAML file whose top level is a mapping.
 
     Raises:
-        ConfigurationError: it cannot be read, is no YAML, or holds anything but a mapping.
+        ConfigurationError: the file cannot be read, is not YAML, or is not a mapping.
     """
     try:
         text = read_bounded(path, MAX_FILE_BYTES).decode("utf-8-sig")
@@ -115,7 +114,7 @@ def read_text(text: str, origin: str) -> Source:
     """Read YAML text whose top level is a mapping.
 
     Raises:
-        ConfigurationError: it is no YAML, or holds anything but a mapping.
+        ConfigurationError: the text is not YAML, or is not a mapping.
     """
     try:
         document = load_yaml_with_lines(text, MAX_SETTINGS_VALUES)
@@ -135,10 +134,10 @@ def read_text(text: str, origin: str) -> Source:
 
 
 def read_mapping(data: Mapping[Any, Any], origin: str) -> Source:
-    """What a tuning file would hold, given as a mapping in Python; messages name no lines.
+    """Read the content of a tuning file from a Python mapping; messages have no lines.
 
     Raises:
-        ConfigurationError: it is nested without end.
+        ConfigurationError: the mapping is nested too deeply.
     """
     try:
         return _Reader(origin, YamlDocument()).read(data)
@@ -147,7 +146,7 @@ def read_mapping(data: Mapping[Any, Any], origin: str) -> Source:
 
 
 class _Reader:
-    """Copies values, and notes the line of each key under its path."""
+    """Copies values and records the line of each key path."""
 
     def __init__(self, origin: str, document: YamlDocument) -> None:
         self._document = document
@@ -160,7 +159,7 @@ class _Reader:
         return self._source
 
     def _plain(self, value: Any, path: KeyPath) -> Any:
-        """A value as a YAML file could hold it: words for enumerations and paths, lists."""
+        """Convert a value to YAML types: words for enums and paths, lists."""
         if isinstance(value, Mapping):
             self._note(value, path)
             names = ((str(self._plain(key, path)), item) for key, item in value.items())

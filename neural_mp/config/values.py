@@ -1,4 +1,4 @@
-"""What a single value in a tuning file may be: checked, and brought into one form."""
+"""Validators of single values in a tuning file; they return a normalized value."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from neural_mp.util.validators import (
     one_of,
 )
 
-#: In the place of weights: every metric has to meet the target.
+#: Instead of weights: every metric has to meet the target.
 EACH = "each"
 OBJECTIVES = tuple(word.value for word in Objective)
 _WEIGHTS = "numbers from 0, not all of them 0"
@@ -55,7 +55,7 @@ def _is_words(value: Any) -> bool:
 
 
 def split(value: Any) -> list[str]:
-    """The words of a list, or of a string that separates them with commas or else spaces."""
+    """Split a string at commas, or else at spaces; return the items of a list as strings."""
     if isinstance(value, list):
         return [str(word) for word in value]
     text = str(value)
@@ -102,10 +102,10 @@ def _is_objective(value: Any) -> bool:
 
 
 def numbers_of(option: str, value: Any, count: int) -> list[float]:
-    """So many weights, from a list or from words.
+    """Return `count` weights, from a list or from words.
 
     Raises:
-        ConfigurationError: they are no numbers from 0, all of them 0, or not as many.
+        ConfigurationError: a weight is not a number from 0, all are 0, or the count differs.
     """
     try:
         weights = [float(word) for word in (value if isinstance(value, list) else split(value))]
@@ -121,10 +121,10 @@ def numbers_of(option: str, value: Any, count: int) -> list[float]:
 
 
 def bools_of(option: str, value: Any, count: int) -> list[bool]:
-    """So many answers, true or false, from a list, from words, or from one for all.
+    """Return `count` booleans, from a list, from words, or from one value for all.
 
     Raises:
-        ConfigurationError: they are something else, or not as many.
+        ConfigurationError: a value is not a boolean, or the count differs.
     """
     words = [value] if isinstance(value, bool) else split(value)
     known = {"true": True, "false": False}
@@ -136,7 +136,7 @@ def bools_of(option: str, value: Any, count: int) -> list[bool]:
 
 
 def quant_words(kind: str) -> Validator[list[str]]:
-    """Words for one field of a `QuantSpec`, ours or theirs."""
+    """Return a validator of words, ours or INC's, for one field of a `QuantSpec`."""
     known = [*QUANT_CHOICES[kind]]
     if kind == "dtype":
         known += [p.value for p in Precision if p is not Precision.INT8]
@@ -158,7 +158,7 @@ def _is_workers(value: Any) -> bool:
 
 
 def raised_to(least: int, most: int = MOST) -> Validator[int]:
-    """A whole number up to a bound; `least` where it is lower."""
+    """Return a validator of integers up to `most`; values below `least` become `least`."""
     return matching(
         f"a whole number up to {most}",
         lambda value: is_integer(value) and value <= most,
@@ -178,7 +178,7 @@ SECONDS = matching(
     lambda value: is_finite(value) and 0 <= value <= MOST_SECONDS,
     float,
 )
-#: -1 sets no limit in files of Intel Neural Compressor, as 0 does here.
+#: -1 means no limit in files of Intel Neural Compressor, as 0 does here.
 ANY_SECONDS = matching(
     f"a number of seconds up to {MOST_SECONDS}",
     lambda value: is_finite(value) and value <= MOST_SECONDS,
@@ -198,7 +198,7 @@ METRIC = matching(
 METRICS = matching("a mapping of metric names to their options", _is_named)
 ITERATIONS = matching(
     "a whole number from 1",
-    # -1 stands for all of the data in files of Intel Neural Compressor.
+    # -1 means all data in files of Intel Neural Compressor.
     lambda value: is_integer(value) and (1 <= value <= MOST or value == -1),
 )
 RESUME = matching("true, false or a path", lambda value: isinstance(value, bool | str))

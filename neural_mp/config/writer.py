@@ -1,4 +1,4 @@
-"""`Settings` → YAML that reads back to the same."""
+"""`Settings` → YAML that reads back to equal settings."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from neural_mp.errors import ConfigurationError
 from neural_mp.space.capability import Constraints, OpConstraint, QuantConstraint
 from neural_mp.util.string_enum import StringEnum
 
-#: YAML 1.1, which PyYAML writes, takes `1e-3` for a word; our reader does not.
+#: `1e-3` is a string in YAML 1.1, which PyYAML writes, but a number for our reader.
 _FLOAT_RE = re.compile(r"^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$")
 _NO_METRICS = ("weight", "higher_is_better")
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts quotes around words that our reader would take for a number."""
+    """Quotes strings that our reader would parse as a number."""
 
     def ignore_aliases(self, data: object) -> bool:
-        """Write a value again rather than refer to where it stood first."""
+        """Return True: repeat a value instead of referring to its first occurrence."""
         return True
 
 
 def _text(dumper: _Dumper, text: str) -> yaml.Node:
-    # Without double quotes these are written as they are, and read back as a space.
+    # Unquoted, these characters read back as a space.
     style = '"' if any(mark in text for mark in "\x85\u2028\u2029\ufeff") else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -47,14 +47,14 @@ _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT_RE, list("-+0123
 
 
 def settings_to_yaml(settings: Settings) -> str:
-    """Every setting as YAML, those with default values too.
+    """Write all settings as YAML, including default values.
 
     Returns:
         Text that `parse_settings` reads back to equal settings.
 
     Raises:
-        ConfigurationError: an option holds an object that YAML has no form for, or the metrics
-            cannot be told apart by name.
+        ConfigurationError: an option holds an object that YAML cannot represent, or the metrics
+            cannot be distinguished by name.
     """
     data = {
         **({"version": 1.0} if settings.dialect is Dialect.INC else {}),
@@ -78,7 +78,7 @@ def settings_to_yaml(settings: Settings) -> str:
 
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What is not None or an empty tuple or section, tuples as lists."""
+    """Drop None, empty tuples and empty lists; return tuples as lists."""
     plain = {key: list(v) if isinstance(v, tuple) else v for key, v in fields.items()}
     return {key: v for key, v in plain.items() if v is not None and v != []}
 
@@ -106,7 +106,7 @@ def _constraints(constraints: Constraints) -> dict[str, Any]:
 def _limit(limit: OpConstraint) -> dict[str, Any]:
     weight, activation = _tensor(limit.weight), _tensor(limit.activation)
     data: dict[str, Any] = {}
-    # Without it the reader takes the precisions from the dtypes.
+    # Without this key, the reader derives the precisions from the dtypes.
     if limit.precisions is not None or "dtype" in {*weight, *activation}:
         data["precisions"] = _precisions(limit.precisions)
     if weight:

@@ -1,6 +1,6 @@
-"""What YAML can name under `dataloader:`: datasets, transforms, and the loader over them."""
+"""Datasets, transforms and the loader that YAML can name under `dataloader:`."""
 
-from neural_mp.data import images, numpy_files  # imported to be registered
+from neural_mp.data import images, numpy_files  # import registers their names
 from neural_mp.data.datasets import DATASETS, ArrayDataset, DummyDataset
 from neural_mp.data.loader import (
     OWN,

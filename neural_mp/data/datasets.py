@@ -1,4 +1,4 @@
-"""The registry of datasets, and three of them: arrays, random samples, and tables of text."""
+"""Registry of datasets; arrays, random samples, and CSV tables."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from neural_mp.util.validators import preview, shape_of_array, validate_option
 
 DATASETS = Registry("dataset")
 
-#: The largest number that the inputs of a table can hold.
+#: The largest finite input of a table.
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, eq=False)
 class ArrayDataset:
-    """Samples held in arrays.
+    """Samples in arrays.
 
     Attributes:
-        inputs: `[N, ...]`; a sample's inputs are `inputs[i]`.
-        labels: `[N]` or `[N, ...]`, or None where there are none: labels are then None.
-        source: where the arrays come from, for messages.
-        classes: the text that labels 0, 1, … stand for, where the labels were text.
+        inputs: `[N, ...]`; the inputs of sample i are `inputs[i]`.
+        labels: `[N]` or `[N, ...]`; None without labels.
+        source: origin of the arrays, for messages.
+        classes: class names of labels 0, 1, …, if the labels were text.
 
     Raises:
         DataError: there is no sample, or inputs and labels differ in length.
@@ -73,17 +73,17 @@ class ArrayDataset:
 @DATASETS.register("dummy")
 @dataclass(frozen=True)
 class DummyDataset:
-    """Random samples, the same for the same seed and index whatever the order of reading.
+    """Random samples, determined by seed and index, whatever the order of reading.
 
     Attributes:
-        shape: of one sample's inputs, without the batch.
-        size: how many samples.
+        shape: shape of one sample's inputs, without the batch.
+        size: number of samples.
         low: the smallest value.
-        high: values stay below it.
-        dtype: of the inputs; integers are drawn from `low` to `high` - 1.
-        label: `True` gives label 0 to all, a number n labels from 0 to n - 1, `[low, high]`
+        high: exclusive upper bound.
+        dtype: dtype of the inputs; integers are drawn from `low` to `high` - 1.
+        label: `True` sets label 0 for all, a number n labels from 0 to n - 1, `[low, high]`
             labels from low to high - 1, `False` no labels (None). Labels are int64.
-        seed: of the random numbers.
+        seed: seed of the random numbers.
 
     Raises:
         ConfigurationError: an option has the wrong type or is out of range.
@@ -165,18 +165,18 @@ def csv_dataset(
     delimiter: str = ",",
     header: bool = True,
 ) -> ArrayDataset:
-    """Rows of a text table: float32 vectors `[F]`, each with a label.
+    """Read a CSV table: float32 vectors `[F]`, each with a label.
 
-    Labels that are all whole numbers become int64, other numbers float32, and text becomes the
-    int64 index of the class in the sorted list of classes (`dataset.classes`).
+    If all labels are whole numbers, they become int64, other numbers float32, and text the int64
+    index of the class in the sorted list of classes (`dataset.classes`).
 
     Args:
         path: the file, in UTF-8.
         label: column of the label, by name or by index from 0 (from -1 at the end); None for
             no labels.
-        columns: columns of the inputs, by name or index; all but the label where left out.
+        columns: columns of the inputs, by name or index; default: all but the label.
         delimiter: one character between cells.
-        header: the first row names the columns.
+        header: whether the first row names the columns.
 
     Raises:
         ConfigurationError: an option has the wrong type.
@@ -211,7 +211,7 @@ def csv_dataset(
 
 
 def _rows(file: Path, delimiter: str) -> list[tuple[int, list[str]]]:
-    """Rows that are not blank, each with its line number from 1."""
+    """Return rows that are not blank, each with its line number from 1."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
             reader = csv.reader(lines, delimiter=delimiter)

@@ -1,4 +1,4 @@
-"""Images from folders and on arrays, through Pillow, which is imported only when needed."""
+"""Image folders and image transforms, based on Pillow, which is imported only when needed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from neural_mp.errors import DataError
 from neural_mp.io.files import require_regular_file
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-#: What the contents of such files may be: of all that Pillow knows, some start other programs.
+#: Allowed formats of these files: some other formats of Pillow start other programs.
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 
 
 def pillow(needed_by: str) -> ModuleType:
-    """Pillow's `PIL.Image`.
+    """Return Pillow's module `PIL.Image`.
 
     Raises:
         MissingFrameworkError: Pillow is not installed.
@@ -31,12 +31,12 @@ def pillow(needed_by: str) -> ModuleType:
 
 
 def read_pixels(path: Path, mode: str | None, needed_by: str) -> np.ndarray:
-    """The pixels of an image file.
+    """Read the pixels of an image file.
 
     Args:
         path: the file.
-        mode: Pillow's name of how to hold them, such as `RGB`; None for how the file holds them.
-        needed_by: what reads it, for a message.
+        mode: Pillow's color mode, e.g. `RGB`; None for the mode of the file.
+        needed_by: name of the caller, for messages.
 
     Returns:
         `[height, width, channels]`, or `[height, width]` for one channel; uint8 for `RGB` and `L`.
@@ -59,7 +59,7 @@ def read_pixels(path: Path, mode: str | None, needed_by: str) -> np.ndarray:
                 )
             return np.array(image if mode is None else image.convert(mode))
     except Exception as error:
-        # Pillow raises whatever its decoders meet, such as SyntaxError of a broken PNG.
+        # Pillow's decoders raise any type, e.g. SyntaxError for a broken PNG.
         raise DataError(f"{path} cannot be read as an image: {error}") from error
 
 
@@ -73,7 +73,7 @@ class ImageFolder:
 
     Attributes:
         root: the folder of class folders.
-        mode: `RGB` for three channels, `L` for one channel of grey.
+        mode: `RGB` for three channels, `L` for one grayscale channel.
         classes: names of the class folders, in the order of the labels.
         files: the images with their labels, in the order of the samples.
 
@@ -120,10 +120,10 @@ def _images_in(folder: Path) -> list[Path]:
 @TRANSFORMS.register("Resize")
 @dataclass(frozen=True)
 class Resize(InputTransform):
-    """Scale an image `[H, W]` or `[H, W, C]`, uint8 or float32, to another size.
+    """Resize an image `[H, W]` or `[H, W, C]`, uint8 or float32.
 
     Attributes:
-        size: `[height, width]` in pixels; one number stands for both.
+        size: `[height, width]` in pixels, or one number for both.
         interpolation: `nearest`, `bilinear` or `bicubic`.
 
     Raises:
@@ -141,7 +141,7 @@ class Resize(InputTransform):
         one_of("Resize: interpolation", self.interpolation, choices)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """One channel after the other, which is how Pillow treats them anyway."""
+        """Resize each channel separately, as Pillow does internally."""
         if inputs.dtype not in (np.uint8, np.float32):
             raise ValueError(f"it takes uint8 or float32, not {inputs.dtype}; Cast comes before it")
         if inputs.ndim not in (2, 3):
@@ -162,10 +162,10 @@ class Resize(InputTransform):
 @TRANSFORMS.register("CenterCrop")
 @dataclass(frozen=True)
 class CenterCrop(InputTransform):
-    """Cut the middle out of an image `[H, W]` or `[H, W, C]`.
+    """Crop the center of an image `[H, W]` or `[H, W, C]`.
 
     Attributes:
-        size: `[height, width]` in pixels; one number stands for both.
+        size: `[height, width]` in pixels, or one number for both.
 
     Raises:
         ConfigurationError: the size is wrong.
@@ -177,7 +177,7 @@ class CenterCrop(InputTransform):
         object.__setattr__(self, "size", height_and_width("CenterCrop: size", self.size))
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """Odd margins leave the larger part below and to the right."""
+        """Crop; odd margins leave the larger part below and to the right."""
         height, width = self.size
         if inputs.ndim not in (2, 3):
             raise ValueError("an image has the shape [H, W] or [H, W, C]")

@@ -1,4 +1,4 @@
-"""From what YAML holds under `dataloader:`, and what its names stand for, to a DataLoader."""
+"""Builds a DataLoader from the YAML under `dataloader:`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Vocabulary:
     """The datasets, transforms and metrics that a file can name.
 
     Attributes:
-        datasets, transforms: what builds them; our own by default.
-        metrics: the same; None for our own, which `neural_mp.metrics` keeps.
+        datasets, transforms: registries; our own by default.
+        metrics: registry; None for ours in `neural_mp.metrics`.
     """
 
     datasets: Registry = field(default=DATASETS)
@@ -31,13 +31,13 @@ class Vocabulary:
     metrics: Registry | None = None
 
 
-#: The names of our own files.
+#: Names in files of our own dialect.
 OWN = Vocabulary()
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Transforms applied to a sample one after the other."""
+    """A chain of transforms, applied to a sample in order."""
 
     transforms: tuple[Transform, ...]
 
@@ -49,7 +49,7 @@ class Pipeline:
 
     @property
     def reset(self) -> Callable[[], None] | None:
-        """Forgets what transforms hold back; None where none of them does."""
+        """Function that resets the state of all transforms; None if no transform has state."""
         found = [getattr(transform, "reset", None) for transform in self.transforms]
         resets = [reset for reset in found if callable(reset)]
         if not resets:
@@ -64,7 +64,7 @@ class Pipeline:
 
 @dataclass(frozen=True, eq=False)
 class TransformedDataset:
-    """A dataset whose samples are transformed each time they are read."""
+    """A dataset that transforms each sample when read."""
 
     dataset: Any
     transform: Transform
@@ -78,7 +78,7 @@ class TransformedDataset:
 
 @dataclass(frozen=True, eq=False)
 class TransformedIterable:
-    """The same, for a dataset that can only be walked."""
+    """An iterable dataset that transforms each sample when read."""
 
     dataset: Iterable[Any]
     transform: Transform
@@ -88,21 +88,21 @@ class TransformedIterable:
 
 
 def build_dataset(spec: Mapping[str, Any], names: Vocabulary = OWN) -> Any:
-    """Make the one dataset of `{NAME: {option: value}}`.
+    """Build the dataset in `{NAME: {option: value}}`.
 
     Args:
-        spec: NAME is a registered dataset or the user's own `module:attribute`, a class or
+        spec: NAME is a registered dataset or a user-defined `module:attribute`, a class or
             function that is called with the options as keyword arguments.
-        names: what names stand for.
+        names: registries of the names.
 
     Returns:
-        A dataset with `__getitem__` and `__len__`, or an iterable; its items are
-        `(inputs, label)`. One whose samples cannot simply be stacked also has the method
-        `collate_samples`: list of samples → batch.
+        A dataset with `__getitem__` and `__len__`, or an iterable; items are `(inputs, label)`.
+        If samples cannot simply be stacked, the dataset also has the method `collate_samples`:
+        list of samples → batch.
 
     Raises:
         ConfigurationError: a name or option is unknown, missing or of the wrong type.
-        DataError: the data is missing, empty or of the wrong form.
+        DataError: the data is missing, empty or malformed.
     """
     if not isinstance(spec, Mapping) or len(spec) != 1:
         found = ", ".join(map(str, spec)) if isinstance(spec, Mapping) else repr(spec)
@@ -125,15 +125,15 @@ def build_dataset(spec: Mapping[str, Any], names: Vocabulary = OWN) -> Any:
 
 
 def build_transforms(spec: Mapping[str, Any] | None, names: Vocabulary = OWN) -> Transform | None:
-    """Make one transform of all in `{NAME: {option: value}, …}`, applied in the order written.
+    """Build one transform from `{NAME: {option: value}, …}`, applied in the order written.
 
     Args:
-        spec: NAMEs are registered transforms or the user's own `module:attribute`, a class or
-            function that is called with the options and gives a callable sample → sample.
-        names: what names stand for.
+        spec: NAMEs are registered transforms or user-defined `module:attribute`, a class or
+            function that is called with the options and returns a callable sample → sample.
+        names: registries of the names.
 
     Returns:
-        A callable `(inputs, label)` → `(inputs, label)`, or None where nothing is named.
+        A callable `(inputs, label)` → `(inputs, label)`, or None for an empty `spec`.
 
     Raises:
         ConfigurationError: a name or option is unknown, missing or of the wrong type.
@@ -156,17 +156,17 @@ def build_transforms(spec: Mapping[str, Any] | None, names: Vocabulary = OWN) ->
 
 
 def build_dataloader(spec: Mapping[str, Any], names: Vocabulary = OWN) -> DataLoader:
-    """Make the loader that YAML describes under `dataloader:`.
+    """Build the loader that YAML describes under `dataloader:`.
 
     Args:
         spec: `dataset` (see `build_dataset`) and, each optional, `transform` (see
             `build_transforms`), `batch_size` (1), `last_batch` (`rollover` or `discard`),
             `shuffle` (false) and `seed` (0).
-        names: what names stand for.
+        names: registries of the names.
 
     Raises:
         ConfigurationError: a key, name or option is unknown, missing or of the wrong type.
-        DataError: the data is missing, empty or of the wrong form, or does not fit the loader.
+        DataError: the data is missing, empty or malformed, or does not fit the loader.
     """
     if not isinstance(spec, Mapping):
         raise ConfigurationError(f"dataloader must hold at least a dataset, got {spec!r}")

@@ -1,4 +1,4 @@
-"""The dataset `numpy`: samples in .npy and .npz files."""
+"""Dataset `numpy`: samples in .npy and .npz files."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from neural_mp.io.limits import (
     RATIO_EXEMPT_ARRAY_BYTES,
 )
 
-#: What is raised of a file that cannot be read, also when an array is taken out of an archive.
+#: Exceptions for unreadable files and for unreadable arrays in an archive.
 UNREADABLE = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
 _ARRAY = ".npy"
 _LONGEST = np.iinfo(np.intp).max
 
 
 def load_arrays(path: Path, *, mapped: bool = False) -> Any:
-    """What `numpy.load` gives; pickled objects are never read.
+    """Return the result of `numpy.load`; pickled objects are never read.
 
     Args:
         path: an `.npy` or `.npz` file.
-        mapped: whether an array stays in the file until a part of it is asked for.
+        mapped: whether to memory-map an array instead of reading it.
 
     Raises:
-        Exception: one of `UNREADABLE`: it cannot be read, is damaged or no such file, holds
-            objects, or declares more than it holds.
+        Exception: one of `UNREADABLE`: the file is missing, unreadable or damaged, holds pickled
+            objects, or is smaller than declared.
     """
     with path.open("rb") as file:
         is_archive = file.read(4) == b"PK\x03\x04"
@@ -51,15 +51,15 @@ def load_arrays(path: Path, *, mapped: bool = False) -> Any:
 
 @contextmanager
 def plain_arrays(path: Path, *, option: str = "", mapped: bool = False) -> Iterator[Any]:
-    """What `load_arrays` gives, for as long as arrays are taken out of it.
+    """Yield the result of `load_arrays`; convert errors raised while arrays are read.
 
     Args:
         path: an `.npy` or `.npz` file.
-        option: what names it, for messages.
-        mapped: whether an array stays in the file until a part of it is asked for.
+        option: option that names the file, for messages.
+        mapped: whether to memory-map an array instead of reading it.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the file cannot be read.
     """
     with ExitStack() as stack:
         try:
@@ -86,21 +86,21 @@ def _check_archive(path: Path) -> None:
             try:
                 with archive.open(member) as file:
                     _check_array(file, member.file_size, shown)
-            except (RuntimeError, NotImplementedError) as error:  # such as a password
+            except (RuntimeError, NotImplementedError) as error:  # e.g. encrypted
                 raise ValueError(f"{shown} cannot be unpacked: {error}") from error
 
 
 def _check_array(file: Any, size: int, what: str) -> None:
-    """See that an array is in a file as it is declared."""
+    """Check that the file holds the declared array."""
     try:
         shape, kind = _header(file)
     except Exception as error:
-        # numpy hands a text in the file to Python's own parser, which raises whatever it likes.
+        # numpy parses text of the header as Python, which raises any type.
         raise ValueError(f"{what} does not begin as one of numpy does: {error}") from error
     if kind.hasobject:
         raise ValueError(f"{what} holds pickled objects")
     needed, there = math.prod(shape) * kind.itemsize, size - file.tell()
-    # An array without bytes can be as long as it likes, and have as many samples.
+    # An array without bytes could declare any number of samples.
     endless = not needed and any(length > MAX_EMPTY_ARRAY_LENGTH for length in shape)
     if not kind.itemsize or endless or any(not 0 <= length <= _LONGEST for length in shape):
         raise ValueError(f"{what} is of no size that an array has")
@@ -111,7 +111,7 @@ def _check_array(file: Any, size: int, what: str) -> None:
 def _header(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any]]:
     if npy.read_magic(file) == (1, 0):
         shape, _, kind = npy.read_array_header_1_0(file)
-    else:  # that of version 3 differs in the letters that names of fields may have
+    else:  # version 3 differs only in the encoding of field names
         shape, _, kind = npy.read_array_header_2_0(file)
     return shape, kind
 
@@ -126,18 +126,18 @@ def numpy_dataset(
     start: int | None = None,
     stop: int | None = None,
 ) -> ArrayDataset:
-    """Samples from one .npz file that holds both arrays, or from one file each.
+    """Read samples from one .npz file with both arrays, or from one file each.
 
     Pickled objects are never loaded.
 
     Args:
-        path: a .npz file; `inputs_key` and `labels_key` name the arrays in it.
+        path: a .npz file; `inputs_key` and `labels_key` name its arrays.
         inputs: instead of `path`: `file.npy`, `file.npz:key`, or `file.npz` with one array.
-        labels: beside `inputs`, written the same way; labels are None where it is left out.
+        labels: with `inputs`, in the same format; default: no labels (None).
         inputs_key: array of inputs in `path`, `[N, ...]`.
         labels_key: array of labels in `path`, `[N]` or `[N, ...]`; None for no labels.
-        start: first sample taken, as in a Python slice.
-        stop: sample to stop before, as in a Python slice.
+        start: first sample, as in a Python slice.
+        stop: end of the samples, exclusive, as in a Python slice.
 
     Raises:
         ConfigurationError: options contradict each other or have the wrong type.
@@ -154,7 +154,7 @@ def numpy_dataset(
     taken = slice(_bound("start", start), _bound("stop", stop))
     input_array = _read("inputs", inputs)
     label_array = None if labels is None else _read("labels", labels)
-    # Compared whole: a slice would hide that the files do not belong together.
+    # Checked before slicing: a slice would hide different lengths.
     whole = ArrayDataset(input_array, label_array, source=str(path or inputs))
     if taken == slice(None, None):
         return whole
@@ -170,11 +170,11 @@ def _bound(option: str, value: object) -> int | None:
 
 
 def _read(option: str, reference: object) -> np.ndarray:
-    """The array that `file.npy`, `file.npz` or `file.npz:key` names."""
+    """Return the array named by `file.npy`, `file.npz` or `file.npz:key`."""
     name, separator, key = str(reference).partition(".npz:")
     file = f"{name}.npz" if separator else reference
     path = existing_path(f"numpy: {option}", file)
-    # Mapped, not read: only the samples that are asked for come into memory.
+    # Memory-mapped: only requested samples are read.
     with plain_arrays(path, option=f"numpy: {option}: ", mapped=True) as found:
         if isinstance(found, np.ndarray):
             return found

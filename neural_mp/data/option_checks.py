@@ -1,4 +1,4 @@
-"""Checks of option values from YAML by option name, and of packages that options need."""
+"""Validators of option values from YAML, and imports of packages that options need."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from neural_mp.util.validators import MAX_SEED, validate_option
 
 
 def true_or_false(option: str, value: Any) -> bool:
-    """`value`, which must be a bool."""
+    """Return `value`, which must be a bool."""
     return validate_option(option, validators.boolean, value)
 
 
 def whole_number(option: str, value: Any, minimum: int = -MAX_SEED) -> int:
-    """`value` as an int, from `minimum` on."""
+    """Return `value` as an int, at least `minimum`."""
     return validate_option(option, validators.integer_between(minimum, MAX_SEED), value)
 
 
 def whole_numbers(option: str, value: Any, minimum: int = -MAX_SEED) -> tuple[int, ...]:
-    """A list of whole numbers, each from `minimum` on, as a tuple."""
+    """Return a list of whole numbers, each at least `minimum`, as a tuple."""
     each = validators.integer_between(minimum, MAX_SEED)
     return validate_option(option, validators.list_of(each, "a list of whole numbers"), value)
 
 
 def finite_number(option: str, value: Any) -> float:
-    """`value` as a finite float."""
+    """Return `value` as a finite float."""
     return validate_option(option, validators.finite, value)
 
 
 def finite_numbers(option: str, value: Any) -> tuple[float, ...]:
-    """One number or a list of numbers, as a tuple of at least one."""
+    """Return one number or a non-empty list of numbers as a tuple."""
     if validators.is_list(value) and len(value):
         return validate_option(option, validators.list_of(validators.finite), value)
     return (finite_number(option, value),)
 
 
 def one_of(option: str, value: Any, choices: Sequence[str]) -> str:
-    """`value`, which must be one of `choices`."""
+    """Return `value`, which must be one of `choices`."""
     known = validators.one_of(choices, " or ".join(map(repr, choices)))
     return validate_option(option, known, value)
 
 
 def height_and_width(option: str, value: Any) -> tuple[int, int]:
-    """`[height, width]` in pixels; one number stands for both."""
+    """Return `[height, width]` in pixels; one number sets both."""
     if not validators.is_list(value):
         return (whole_number(option, value, minimum=1),) * 2
     height, width = validate_option(option, _TWO, whole_numbers(option, value, minimum=1))
@@ -61,7 +61,7 @@ _TWO = validators.matching("one number or [height, width]", lambda sizes: len(si
 
 
 def numeric_dtype(option: str, value: Any) -> np.dtype[Any]:
-    """The numpy dtype of integers or floats that `value` names."""
+    """Return the numpy dtype of integers or floats named by `value`."""
     return validate_option(option, _dtype, value)
 
 
@@ -77,11 +77,11 @@ def _dtype(value: Any) -> np.dtype[Any]:
 
 
 def existing_path(option: str, value: Any) -> Path:
-    """The path `value`, relative to the current directory, which must exist.
+    """Return the path `value`, relative to the current directory, which must exist.
 
     Raises:
-        ConfigurationError: it is no path.
-        DataError: nothing is there, or neither a file nor a folder.
+        ConfigurationError: the value is not a path.
+        DataError: the path does not exist, or is neither a file nor a folder.
     """
     if value == "":
         raise ConfigurationError(f"{option} must be a path, got ''")
@@ -96,11 +96,11 @@ def existing_path(option: str, value: Any) -> Path:
 
 
 def existing_folder(option: str, value: Any) -> Path:
-    """The folder `value`, which must exist.
+    """Return the folder `value`, which must exist.
 
     Raises:
-        ConfigurationError: it is no path.
-        DataError: nothing, or a file, is there.
+        ConfigurationError: the value is not a path.
+        DataError: the path does not exist, or is a file.
     """
     path = existing_path(option, value)
     if not path.is_dir():
@@ -109,11 +109,11 @@ def existing_folder(option: str, value: Any) -> Path:
 
 
 def existing_file(option: str, value: Any) -> Path:
-    """The file `value`, which must exist.
+    """Return the file `value`, which must exist.
 
     Raises:
-        ConfigurationError: it is no path.
-        DataError: nothing, or a folder, is there.
+        ConfigurationError: the value is not a path.
+        DataError: the path does not exist, or is a folder.
     """
     path = existing_path(option, value)
     if path.is_dir():
@@ -122,16 +122,16 @@ def existing_file(option: str, value: Any) -> Path:
 
 
 def package(name: str, needed_by: str, extra: str, called: str | None = None) -> Any:
-    """The module `name`, imported.
+    """Import the module `name`.
 
     Args:
-        name: of the module.
-        needed_by: what needs it, for the message.
-        extra: which of our extras brings it.
-        called: what it is called in the message; `name` where left out.
+        name: name of the module.
+        needed_by: name of the caller, for the message.
+        extra: our extra that installs the module.
+        called: display name in the message; default: `name`.
 
     Raises:
-        MissingFrameworkError: it is not installed.
+        MissingFrameworkError: the module is not installed.
     """
     try:
         return importlib.import_module(name)

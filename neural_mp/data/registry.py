@@ -1,4 +1,4 @@
-"""What YAML can name: by a known name or as the user's own `module:attribute`."""
+"""Registries of the names in YAML: registered names, or user-defined `module:attribute`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 
 class Registry:
-    """Factories of one kind of thing, found by name.
+    """Factories of one category, found by name.
 
-    Names are compared without regard to case, `_` and `-`. Iterating gives the names as they
-    were registered, without aliases.
+    Names are compared without regard to case, `_` and `-`. Iteration yields the names in the
+    order of registration, without aliases.
 
     Args:
-        kind: what is registered, for messages: `"dataset"`.
-        beyond: where a name is looked for that is not registered here.
+        kind: category of the factories, for messages: `"dataset"`.
+        beyond: fallback registry for names that are not registered here.
     """
 
     def __init__(self, kind: str, beyond: Registry | None = None) -> None:
@@ -32,10 +32,10 @@ class Registry:
         self._names: list[str] = []
 
     def register(self, name: str, *aliases: str) -> Callable[[Factory], Factory]:
-        """Decorate the class or function that makes what `name` and its aliases stand for.
+        """Return a decorator that registers a class or function as `name` and its aliases.
 
         Raises:
-            ConfigurationError: one of the names is taken.
+            ConfigurationError: a name is already registered.
         """
 
         def add(factory: Factory) -> Factory:
@@ -61,10 +61,10 @@ class Registry:
         return here or (self._beyond is not None and name in self._beyond)
 
     def find(self, name: str) -> Callable[..., Any]:
-        """The factory that `name`, a known name or `module:attribute`, stands for.
+        """Return the factory of `name`, a registered name or `module:attribute`.
 
         Raises:
-            ConfigurationError: nothing of that name is known or can be imported.
+            ConfigurationError: the name is not registered and cannot be imported.
         """
         if isinstance(name, str) and plain_name(name) in self._factories:
             return self._factories[plain_name(name)]
@@ -84,10 +84,10 @@ class Registry:
         return factory
 
     def build(self, name: str, options: Mapping[str, Any] | None = None) -> Any:
-        """Call the factory that `name` stands for with `options` as keyword arguments.
+        """Call the factory of `name` with `options` as keyword arguments.
 
         Raises:
-            ConfigurationError: the name or an option is not known, or an option is missing.
+            ConfigurationError: the name or an option is unknown, or an option is missing.
         """
         with error_path(name):
             return self._built(name, {} if options is None else options)
@@ -108,22 +108,22 @@ class Registry:
 
 
 def plain_name(name: str) -> str:
-    """A name as registries compare it: without case, `_` and `-`."""
+    """Normalize a name as registries compare it: without case, `_` and `-`."""
     return name.casefold().replace("_", "").replace("-", "")
 
 
 def _culprit(message: str, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """The one of the options that a message speaks of first; empty where it speaks of none."""
+    """Return the option that a message mentions first; empty if there is none."""
     names = "|".join(re.escape(str(option)) for option in options)
     found = re.search(rf"\b({names})\b", message) if names else None
     return (found[1],) if found else ()
 
 
 def _check_options(what: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Compare options with the signature, so that a TypeError from inside is left as it is."""
+    """Compare options with the signature, so that a TypeError from inside stays unchanged."""
     try:
         parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):  # some classes written in C do not tell their signature
+    except (TypeError, ValueError):  # some C classes have no signature
         return
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     known = [parameter.name for parameter in named]

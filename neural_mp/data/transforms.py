@@ -1,4 +1,4 @@
-"""The registry of transforms, and those that need nothing but numpy."""
+"""Registry of transforms, and transforms that need only numpy."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ TRANSFORMS = Registry("transform")
 
 
 class InputTransform:
-    """Changes the inputs of a sample, one array, and hands its label on untouched.
+    """A transform of a sample's inputs, one array; the label stays unchanged.
 
-    A transform is a frozen dataclass: its options are checked when it is made.
+    A transform is a frozen dataclass that validates its options when created.
     """
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """The changed inputs; raises ValueError, saying why, for inputs that do not fit."""
+        """Return the changed inputs; raise ValueError with the reason if they do not fit."""
         raise NotImplementedError
 
     def array_of(self, inputs: object) -> np.ndarray:
-        """What `apply` is given for the inputs of a sample."""
+        """Convert the inputs of a sample to the argument of `apply`."""
         return np.asarray(inputs)
 
     def __call__(self, sample: object) -> tuple[np.ndarray, Any]:
         """Transform one sample `(inputs, label)`.
 
         Raises:
-            DataError: it is no such pair, or the inputs do not fit.
+            DataError: the sample is not such a pair, or the inputs do not fit.
         """
         if not isinstance(sample, tuple | list) or len(sample) != 2:
             raise DataError(
@@ -65,10 +65,10 @@ class InputTransform:
 @TRANSFORMS.register("Rescale")
 @dataclass(frozen=True)
 class Rescale(InputTransform):
-    """Multiply by `scale`, which by default brings 0…255 to 0…1; gives float32.
+    """Multiply by `scale`, by default from 0…255 to 0…1; return float32.
 
     Raises:
-        ConfigurationError: `scale` is no number.
+        ConfigurationError: `scale` is not a number.
     """
 
     scale: float = 1 / 255
@@ -77,18 +77,18 @@ class Rescale(InputTransform):
         object.__setattr__(self, "scale", finite_number("Rescale: scale", self.scale))
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """Rounded to float32 once, at the end."""
+        """Scale in float64, rounded to float32 once."""
         return (inputs.astype(np.float64) * self.scale).astype(np.float32)
 
 
 @TRANSFORMS.register("Normalize")
 @dataclass(frozen=True)
 class Normalize(InputTransform):
-    """`(inputs - mean) / std`, for each channel its own; gives float32.
+    """Compute `(inputs - mean) / std` per channel; return float32.
 
     Attributes:
-        mean: one number, or one for each channel.
-        std: one number above 0, or one for each channel.
+        mean: one number, or one per channel.
+        std: one number above 0, or one per channel.
         channels: `last` for `[..., C]`, `first` for `[C, ...]`.
 
     Raises:
@@ -114,7 +114,7 @@ class Normalize(InputTransform):
         object.__setattr__(self, "std", std)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """Channel by channel, in float32."""
+        """Normalize per channel, in float32."""
         expected = max(len(self.mean), len(self.std))
         axis = -1 if self.channels == "last" else 0
         if expected > 1 and (inputs.ndim == 0 or inputs.shape[axis] != expected):
@@ -131,7 +131,7 @@ class Cast(InputTransform):
     """Change the dtype.
 
     Raises:
-        ConfigurationError: `dtype` names no numpy dtype of integers or floats.
+        ConfigurationError: `dtype` is not a numpy dtype of integers or floats.
     """
 
     dtype: Any
@@ -140,17 +140,17 @@ class Cast(InputTransform):
         object.__setattr__(self, "dtype", numeric_dtype("Cast: dtype", self.dtype))
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """As `numpy.ndarray.astype` does."""
+        """Call `numpy.ndarray.astype`."""
         return inputs.astype(self.dtype)
 
 
 @TRANSFORMS.register("Transpose")
 @dataclass(frozen=True)
 class Transpose(InputTransform):
-    """Put the axes of one sample (without the batch) in the order `perm`.
+    """Permute the axes of one sample (without the batch) to the order `perm`.
 
     Raises:
-        ConfigurationError: `perm` is not each of 0, 1, … once.
+        ConfigurationError: `perm` is not a permutation of 0, 1, ….
     """
 
     perm: Any
@@ -165,17 +165,17 @@ class Transpose(InputTransform):
         object.__setattr__(self, "perm", perm)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """As `numpy.transpose` does."""
+        """Call `numpy.transpose`."""
         return np.transpose(inputs, self.perm)
 
 
 @TRANSFORMS.register("ToCHW", "HWC2CHW")
 @dataclass(frozen=True)
 class ToCHW(InputTransform):
-    """Channels to the front: `[H, W, C]` → `[C, H, W]`."""
+    """Move channels to the front: `[H, W, C]` → `[C, H, W]`."""
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """The same numbers, seen in another order."""
+        """Return a transposed view."""
         if inputs.ndim != 3:
             raise ValueError("[H, W, C] is expected; ExpandDims gives a channel axis")
         return np.transpose(inputs, (2, 0, 1))
@@ -184,10 +184,10 @@ class ToCHW(InputTransform):
 @TRANSFORMS.register("Reshape")
 @dataclass(frozen=True)
 class Reshape(InputTransform):
-    """Give one sample (without the batch) another shape; one size may be -1, what is left.
+    """Reshape one sample (without the batch); one size may be -1, inferred from the rest.
 
     Raises:
-        ConfigurationError: `shape` is no list of sizes.
+        ConfigurationError: `shape` is not a list of sizes.
     """
 
     shape: Any
@@ -199,17 +199,17 @@ class Reshape(InputTransform):
         object.__setattr__(self, "shape", shape)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """As `numpy.reshape` does."""
+        """Call `numpy.reshape`."""
         return inputs.reshape(self.shape)
 
 
 @TRANSFORMS.register("ExpandDims")
 @dataclass(frozen=True)
 class ExpandDims(InputTransform):
-    """Put in an axis of size 1.
+    """Insert an axis of size 1.
 
     Raises:
-        ConfigurationError: `axis` is no whole number.
+        ConfigurationError: `axis` is not a whole number.
     """
 
     axis: int = 0
@@ -218,5 +218,5 @@ class ExpandDims(InputTransform):
         whole_number("ExpandDims: axis", self.axis)
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """As `numpy.expand_dims` does."""
+        """Call `numpy.expand_dims`."""
         return np.expand_dims(inputs, self.axis)

@@ -1,8 +1,8 @@
-"""The user's own classes and functions, named as `module:attribute`.
+"""Imports of user-defined classes and functions named as `module:attribute`.
 
-What a command or a script names is loaded as it is named. What a file names has to be the user's:
-defined in a module that lies in the working directory or beside the file, or in one that is
-trusted by name. Otherwise a tuning file could have any function called that is installed.
+Names in a command or script are imported as they are. Names in a file must be defined in a
+module in the working directory or next to the file, or in an explicitly trusted module.
+Otherwise a tuning file could call any installed function.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from neural_mp.io.trust import is_trusted, trusting
 
 @dataclass(frozen=True)
 class NamedInFile:
-    """That names come from a file.
+    """Marks names as coming from a file.
 
     Attributes:
-        folder: where the file lies; None where its content was given.
+        folder: folder of the file; None if the content was passed directly.
     """
 
     folder: Path | None = None
@@ -40,11 +40,11 @@ _names: ContextVar[NamedInFile | None] = ContextVar("names", default=None)
 
 @contextmanager
 def named_in_file(folder: Path | None, trust: Iterable[str]) -> Iterator[None]:
-    """Let the names that are looked up inside be those of a file.
+    """Treat names imported inside as names in a file.
 
     Args:
         folder: see `NamedInFile`.
-        trust: modules whose classes and functions it may name, with all that is in them.
+        trust: modules whose classes and functions the file may name, including submodules.
     """
     before = _names.set(NamedInFile(folder))
     try:
@@ -55,17 +55,17 @@ def named_in_file(folder: Path | None, trust: Iterable[str]) -> Iterator[None]:
 
 
 def load_user_object(name: str) -> Any:
-    """Import what `module:attribute` names.
+    """Import `module:attribute`.
 
-    A module of the working directory comes before one that is installed, and one of the folder
-    of the file that names it is found, too.
+    Modules in the working directory take precedence over installed modules; modules in the folder
+    of the naming file are found too.
 
     Args:
-        name: such as `my_package.data:Digits`.
+        name: e.g. `my_package.data:Digits`.
 
     Raises:
-        ConfigurationError: the name is malformed, the module cannot be imported, it has no such
-            attribute; or a file names what is not the user's.
+        ConfigurationError: the name is malformed, the module cannot be imported or lacks the
+            attribute, or a file names an object that is neither the user's nor trusted.
     """
     module_name, _, attribute = name.partition(":")
     if not (_is_dotted(module_name) and _is_dotted(attribute)):
@@ -91,7 +91,7 @@ def load_user_object(name: str) -> Any:
 
 
 def user_folders(beside: Path | None) -> tuple[Path, ...]:
-    """Where modules of the user's are looked for: here, and in the folder of the file."""
+    """Return the folders of user modules: the working directory, and the folder of the file."""
     here = Path.cwd()
     return (here,) if beside is None or beside.resolve() == here else (here, beside.resolve())
 
@@ -126,17 +126,17 @@ def _import_module(
 def _own_spec(
     top: str, folders: tuple[Path, ...]
 ) -> tuple[Path, importlib.machinery.ModuleSpec] | None:
-    """The folder that a module of the user's lies in, and what is found there."""
+    """Return the folder and spec of a user module; None if there is none."""
     for folder in folders:
         spec = importlib.machinery.PathFinder.find_spec(top, [str(folder)])
-        # A folder without __init__.py is a package only where nothing else has its name.
+        # A folder without __init__.py is a package only if no other module has its name.
         if spec is not None and (spec.origin is not None or _elsewhere(top, folder) is None):
             return folder, spec
     return None
 
 
 def _elsewhere(top: str, folder: Path) -> str | None:
-    """Where Python would find a module of this name if it were not in the folder."""
+    """Return the origin of a module with this name outside the folder, or None."""
     if _is_pythons(top):
         return "Python's standard library"
     others = [path for path in sys.path if path and Path(path).resolve() != folder]
@@ -149,7 +149,7 @@ def _is_pythons(top: str) -> bool:
 
 
 def _check_free(top: str, name: str, own: tuple[Path, importlib.machinery.ModuleSpec]) -> None:
-    """See that loading a module of the user's takes no other's place."""
+    """Check that loading a user module does not replace another module."""
     place = own[1].origin or str(own[0] / top)
     if _is_pythons(top):
         raise ConfigurationError(
@@ -167,10 +167,10 @@ def _check_free(top: str, name: str, own: tuple[Path, importlib.machinery.Module
 
 
 def _load_top(top: str, own: tuple[Path, importlib.machinery.ModuleSpec]) -> None:
-    """Load a module of the user's, in place of one of the same name that is installed."""
+    """Load a user module, in place of an installed module of the same name."""
     folder, spec = own
     if str(folder) not in sys.path:
-        # Last and for good: it may import its neighbours later, which hide nothing.
+        # Appended, so that it hides no module; kept, since neighbours may be imported later.
         sys.path.append(str(folder))
     if top in sys.modules or spec.origin is None or spec.loader is None:
         return
@@ -184,14 +184,14 @@ def _load_top(top: str, own: tuple[Path, importlib.machinery.ModuleSpec]) -> Non
     if _elsewhere(top, folder) is not None:
         import cloudpickle
 
-        # Another process would find the installed one by its name.
+        # Another process would import the installed module by name.
         cloudpickle.register_pickle_by_value(module)
 
 
 def _check_named(
     module_name: str, name: str, folders: tuple[Path, ...], rules: NamedInFile
 ) -> None:
-    """See that a file may name a module that is none of the user's, before it is imported."""
+    """Check that a file may name an installed module, before its import."""
     top = module_name.partition(".")[0]
     if _is_pythons(top):
         raise _not_yours(name, f"{top!r} is a module of Python's own", rules)
@@ -228,7 +228,7 @@ def _not_yours(name: str, why: str, rules: NamedInFile) -> ConfigurationError:
 
 
 def _neighbours(missing: str, folders: tuple[Path, ...]) -> list[str]:
-    """Modules that could have been meant: those of the same package or folders."""
+    """Return modules of the same package or folders, as suggestions."""
     package, _, _ = missing.rpartition(".")
     here = [str(folder) for folder in folders]
     paths = list(getattr(sys.modules.get(package), "__path__", ())) if package else here
@@ -239,7 +239,7 @@ def _neighbours(missing: str, folders: tuple[Path, ...]) -> list[str]:
 def _check_passable(
     found: object, part: str, name: str, folders: tuple[Path, ...], rules: NamedInFile
 ) -> None:
-    """See that an attribute is looked up in the user's modules and classes alone."""
+    """Check that an attribute is looked up only in user modules and classes."""
     users = isinstance(found, ModuleType | type) and _is_users_object(found, folders)
     if part.startswith("__") or not users:
         what = found.__name__ if isinstance(found, ModuleType | type) else type(found).__name__
@@ -247,7 +247,7 @@ def _check_passable(
 
 
 def _is_users_object(found: object, folders: tuple[Path, ...]) -> bool:
-    """Whether a class, a function or an object was made in a module that a file may name."""
+    """Whether a class, function or object was created in a module that a file may name."""
     if isinstance(found, ModuleType):
         return _is_users_module(found.__name__, folders)
     home = _home(found)
@@ -255,25 +255,25 @@ def _is_users_object(found: object, folders: tuple[Path, ...]) -> bool:
         return True
     if isinstance(found, type) or hasattr(found, "__qualname__") or _bound_to(found):
         return False
-    # An object of a foreign class, such as a partial or a model: it was made here, unless a
-    # module that is not the user's has it, too.
+    # An instance of a library class, e.g. a partial or a model: the user's, unless a module
+    # that is not the user's also holds it.
     return not any(
         found is value
         for other, module in list(sys.modules.items())
         if isinstance(module, ModuleType) and not _is_users_module(other, folders)
-        # Past what modules do that load themselves when they are looked into.
+        # Bypasses lazy modules, which load when an attribute is read.
         for value in list(object.__getattribute__(module, "__dict__").values())
     )
 
 
 def _home(found: object) -> str | None:
-    """The module that something says it was defined in."""
+    """Return the module that defined an object, according to its `__module__`."""
     home = getattr(found, "__module__", None)
     return home if isinstance(home, str) else None
 
 
 def _bound_to(found: object) -> bool:
-    """Whether it is a method of an object, such as the functions of `random`."""
+    """Whether the object is a bound method, e.g. the functions of `random`."""
     return getattr(found, "__self__", None) is not None
 
 
@@ -288,7 +288,7 @@ def _is_users_module(module_name: str, folders: tuple[Path, ...]) -> bool:
 
 
 def _folders_of(module: ModuleType) -> list[Path]:
-    """The folders that a top-level module or package lies in."""
+    """Return the folders of a top-level module or package."""
     paths = getattr(module, "__path__", None)
     if paths is not None:
         return [Path(path).parent.resolve() for path in paths]

@@ -1,4 +1,4 @@
-"""What measures accuracy: metrics by name, and what users have of their own."""
+"""Metrics: built-in metrics by name, and adapters for user-defined metrics."""
 
 from neural_mp.metrics.base import METRICS
 from neural_mp.metrics.classification import AUC, F1, Accuracy, Loss, TopK

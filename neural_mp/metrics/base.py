@@ -1,4 +1,4 @@
-"""The registry of metrics, and the two ways in which they collect what they see."""
+"""Registry of metrics, and base classes that accumulate batches."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ METRICS = Registry("metric")
 
 
 class RunningMean:
-    """A mean over everything taken in, held as a sum and a count.
+    """A mean over all values, held as a sum and a count.
 
     Attributes:
-        running: whether `result` may be asked for in between, too, to stop an evaluation that is
-            lost.
-        best_value: what no sample can better; None where there is no such value.
+        running: whether `result` may be called between batches, for early stopping of an
+            evaluation.
+        best_value: the best possible value; None if unbounded.
     """
 
     running: ClassVar[bool] = True
@@ -28,15 +28,15 @@ class RunningMean:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Discard all values."""
         self._sum = 0.0
         self._count = 0
 
     def result(self) -> float:
-        """The mean since the last reset; NaN where a prediction was NaN.
+        """Return the mean since the last reset; NaN if a prediction was NaN.
 
         Raises:
-            MetricError: nothing has been taken in.
+            MetricError: there are no values.
         """
         if self._count == 0:
             raise nothing_taken_in(self)
@@ -48,13 +48,13 @@ class RunningMean:
         self._count += values.size
 
     def merge(self, other: RunningMean) -> None:
-        """Take in all that another of its kind has taken in."""
+        """Add the values of another instance."""
         self._sum += other._sum
         self._count += other._count
 
 
 class Collection:
-    """Predictions and labels kept whole, for metrics that need all of them at once."""
+    """All predictions and labels, for metrics that need the whole data at once."""
 
     running: ClassVar[bool] = True
 
@@ -62,15 +62,15 @@ class Collection:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Discard all batches."""
         self._preds: list[np.ndarray] = []
         self._labels: list[np.ndarray] = []
 
     def take_in(self, preds: np.ndarray, labels: np.ndarray) -> None:
-        """Keep one batch.
+        """Store one batch.
 
         Raises:
-            MetricError: its samples have another shape than those before.
+            MetricError: the shape of samples differs from earlier batches.
         """
         self._check_shape(preds)
         # A copy: frameworks reuse the memory behind what they return.
@@ -78,10 +78,10 @@ class Collection:
         self._labels.append(labels.copy())
 
     def merge(self, other: Collection) -> None:
-        """Take in all that another of its kind has taken in, after what is here.
+        """Append the batches of another instance.
 
         Raises:
-            MetricError: its samples have another shape.
+            MetricError: the shape of samples differs.
         """
         if other._preds:
             self._check_shape(other._preds[0])
@@ -96,10 +96,10 @@ class Collection:
             )
 
     def collected(self) -> tuple[np.ndarray, np.ndarray]:
-        """All predictions and all labels since the last reset.
+        """Return all predictions and all labels since the last reset.
 
         Raises:
-            MetricError: nothing has been taken in.
+            MetricError: there are no samples.
         """
         if not any(len(batch) for batch in self._preds):
             raise nothing_taken_in(self)
@@ -107,7 +107,7 @@ class Collection:
 
 
 def nothing_taken_in(metric: object) -> MetricError:
-    """The error of a result that is asked for too early."""
+    """Return the error for a result without samples."""
     return MetricError(
         f"{type(metric).__name__} has no result before update has taken in a sample; "
         f"is the dataloader empty?"

@@ -1,7 +1,7 @@
-"""Metrics over classes: accuracy, topk, F1, AUC and the cross-entropy loss.
+"""Classification metrics: accuracy, topk, F1, AUC and the cross-entropy loss.
 
 Labels are classes from 0, `[N]` or `[N, 1]`, or one-hot `[N, C]`. Predictions are scores
-`[N, C]`, scores `[N]` or `[N, 1]` of class 1 against class 0, or, where a metric says so,
+`[N, C]`, scores `[N]` or `[N, 1]` of class 1 against class 0, or, if a metric documents it,
 classes.
 """
 
@@ -19,16 +19,17 @@ from neural_mp.metrics.predictions import are_probabilities, class_pairs, score_
 
 @METRICS.register("accuracy", "acc")
 class Accuracy(RunningMean):
-    """The share of samples whose predicted class is the label.
+    """The fraction of samples whose predicted class equals the label.
 
-    Predictions are scores `[N, C]` (the highest counts), floats `[N]` (class 1 above
-    `threshold`, else 0), or integers `[N]`, which are classes.
+    Predictions are scores `[N, C]` (argmax), floats `[N]` (class 1 above `threshold`, else 0),
+    or integers `[N]` (classes).
 
     Args:
-        threshold: between the two classes of floats `[N]`: 0.5 for probabilities, 0 for logits.
+        threshold: boundary between the classes of floats `[N]`: 0.5 for probabilities, 0 for
+            logits.
 
     Raises:
-        ConfigurationError: `threshold` is no number.
+        ConfigurationError: `threshold` is not a number.
     """
 
     higher_is_better: ClassVar[bool] = True
@@ -39,7 +40,7 @@ class Accuracy(RunningMean):
         self.threshold = finite_number("accuracy: threshold", threshold)
 
     def update(self, preds: object, labels: object) -> None:
-        """Take in one batch.
+        """Add one batch.
 
         Raises:
             MetricError: predictions and labels do not fit each other.
@@ -50,15 +51,15 @@ class Accuracy(RunningMean):
 
 @METRICS.register("topk")
 class TopK(RunningMean):
-    """The share of samples whose label is among the `k` highest scores `[N, C]`.
+    """The fraction of samples whose label is among the `k` highest scores `[N, C]`.
 
-    Of equal scores the first counts as higher, as it does for accuracy.
+    Of equal scores the first counts as higher, as in accuracy.
 
     Args:
-        k: how many scores are looked at.
+        k: number of top classes.
 
     Raises:
-        ConfigurationError: `k` is no whole number from 1.
+        ConfigurationError: `k` is not a whole number from 1.
     """
 
     higher_is_better: ClassVar[bool] = True
@@ -69,7 +70,7 @@ class TopK(RunningMean):
         self.k = whole_number("topk: k", k, minimum=1)
 
     def update(self, preds: object, labels: object) -> None:
-        """Take in one batch.
+        """Add one batch.
 
         Raises:
             MetricError: predictions are not `[N, C]` with C from `k`, or do not fit the labels.
@@ -89,12 +90,13 @@ class TopK(RunningMean):
 
 @METRICS.register("F1", "f1_score")
 class F1(Collection):
-    """The F1 score, scikit-learn's `f1_score`, over predictions as `accuracy` takes them.
+    """The F1 score, scikit-learn's `f1_score`, with predictions as in `Accuracy`.
 
     Args:
-        average: `binary` (of class 1), `macro`, `micro` or `weighted`; where left out, `binary`
-            if there are only classes 0 and 1, else `macro`.
-        threshold: between the two classes of floats `[N]`: 0.5 for probabilities, 0 for logits.
+        average: `binary` (of class 1), `macro`, `micro` or `weighted`; default: `binary` if there
+            are only classes 0 and 1, else `macro`.
+        threshold: boundary between the classes of floats `[N]`: 0.5 for probabilities, 0 for
+            logits.
 
     Raises:
         ConfigurationError: an option is wrong.
@@ -110,12 +112,12 @@ class F1(Collection):
         self.threshold = finite_number("F1: threshold", threshold)
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Discard all batches."""
         super().reset()
         self._two_classes = True
 
     def update(self, preds: object, labels: object) -> None:
-        """Take in one batch.
+        """Add one batch.
 
         Raises:
             MetricError: predictions and labels do not fit each other.
@@ -127,19 +129,19 @@ class F1(Collection):
         self.take_in(predicted, truth)
 
     def merge(self, other: Any) -> None:
-        """Take in all that another F1 has taken in, after what is here.
+        """Append the batches of another F1.
 
         Raises:
-            MetricError: its samples have another shape.
+            MetricError: the shape of samples differs.
         """
         super().merge(other)
         self._two_classes &= other._two_classes
 
     def result(self) -> float:
-        """The score since the last reset, 0 to 1.
+        """Return the score since the last reset, 0 to 1.
 
         Raises:
-            MetricError: nothing has been taken in, or `binary` is asked of other classes.
+            MetricError: there are no samples, or `binary` is set with other classes.
         """
         from sklearn.metrics import f1_score
 
@@ -162,7 +164,8 @@ class AUC(Collection):
 
     Args:
         multi_class: `ovr` (each class against the rest) or `ovo` (each against each).
-        from_logits: scores `[N, C]` of more than two classes are logits, not probabilities.
+        from_logits: whether scores `[N, C]` of more than two classes are logits, not
+            probabilities.
 
     Raises:
         ConfigurationError: an option is wrong.
@@ -176,7 +179,7 @@ class AUC(Collection):
         self.from_logits = true_or_false("AUC: from_logits", from_logits)
 
     def update(self, preds: object, labels: object) -> None:
-        """Take in one batch.
+        """Add one batch.
 
         Raises:
             MetricError: predictions and labels do not fit each other.
@@ -184,15 +187,15 @@ class AUC(Collection):
         scores, truth = score_pairs(preds, labels)
         scores = scores.astype(np.float64)
         if scores.ndim == 2 and scores.shape[1] == 2:
-            # Ranks as the probability of class 1 does, for logits as for probabilities.
+            # Same ranking as the probability of class 1, for logits and probabilities.
             scores = scores[:, 1] - scores[:, 0]
         self.take_in(scores, truth)
 
     def result(self) -> float:
-        """The area since the last reset, 0 to 1; NaN where a prediction was NaN.
+        """Return the area since the last reset, 0 to 1; NaN if a prediction was NaN.
 
         Raises:
-            MetricError: nothing has been taken in, or a class has no sample.
+            MetricError: there are no samples, or a class has no sample.
         """
         from sklearn.metrics import roc_auc_score
 
@@ -213,18 +216,18 @@ class AUC(Collection):
             chances = np.exp(_log_softmax(scores))
         else:
             chances = _probabilities("AUC", scores)
-        # Rounded rows are brought to a sum of exactly 1, which scikit-learn insists on.
+        # scikit-learn requires rows that sum to exactly 1, despite rounding.
         chances = chances / chances.sum(axis=1, keepdims=True)
         return float(roc_auc_score(truth, chances, multi_class=self.multi_class))
 
 
 @METRICS.register("loss", "cross_entropy", "log_loss")
 class Loss(RunningMean):
-    """The mean cross entropy in nats, what scikit-learn's `log_loss` is for probabilities.
+    """The mean cross entropy in nats, equal to scikit-learn's `log_loss` for probabilities.
 
     Args:
-        from_logits: predictions are logits, `[N, C]`, or `[N]` before a sigmoid; otherwise
-            they are probabilities.
+        from_logits: whether predictions are logits, `[N, C]`, or `[N]` before a sigmoid, not
+            probabilities.
 
     Raises:
         ConfigurationError: `from_logits` is neither true nor false.
@@ -238,22 +241,22 @@ class Loss(RunningMean):
         self.from_logits = true_or_false("loss: from_logits", from_logits)
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Discard all values."""
         super().reset()
         self._all_probabilities = True
 
     def update(self, preds: object, labels: object) -> None:
-        """Take in one batch.
+        """Add one batch.
 
         Raises:
-            MetricError: predictions and labels do not fit each other, or are no probabilities
-                where they should be.
+            MetricError: predictions and labels do not fit each other, or expected probabilities
+                are none.
         """
         scores, truth = score_pairs(preds, labels)
         scores = scores.astype(np.float64)
         if scores.ndim == 1:
             other = np.zeros_like(scores) if self.from_logits else 1 - scores
-            self._all_probabilities = False  # one number a sample does not tell
+            self._all_probabilities = False  # undecidable from one score per sample
             scores = np.stack([other, scores], axis=1)
         if truth.size and not 0 <= truth.min() <= truth.max() < scores.shape[1]:
             raise MetricError(f"loss takes labels 0 and 1 here, got {np.unique(truth).tolist()}")
@@ -266,15 +269,15 @@ class Loss(RunningMean):
         self.take_in(-np.take_along_axis(logarithms, truth[:, np.newaxis], axis=1))
 
     def merge(self, other: Any) -> None:
-        """Take in all that another loss has taken in."""
+        """Add the values of another loss."""
         super().merge(other)
         self._all_probabilities &= other._all_probabilities
 
     def result(self) -> float:
-        """The loss since the last reset; NaN where a prediction was NaN.
+        """Return the loss since the last reset; NaN if a prediction was NaN.
 
         Raises:
-            MetricError: nothing has been taken in, or what should be logits are probabilities.
+            MetricError: there are no samples, or expected logits are probabilities.
         """
         value = super().result()
         if self.from_logits:
@@ -283,7 +286,7 @@ class Loss(RunningMean):
 
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    with np.errstate(invalid="ignore"):  # logits that overflowed give NaN, as they should
+    with np.errstate(invalid="ignore"):  # NaN is intended for overflowed logits
         shifted = logits - logits.max(axis=1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 

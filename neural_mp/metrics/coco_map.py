@@ -1,4 +1,4 @@
-"""How well boxes were found: mean average precision, as pycocotools computes it for COCO."""
+"""Mean average precision of boxes, as pycocotools computes it for COCO."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SUMMARY = (
     "Recall/AR@100 (medium)",
     "Recall/AR@100 (large)",
 )
-#: Ten overlaps, over which COCO takes the mean.
+#: The ten overlaps of COCO's mean.
 ALL_OVERLAPS = "0.5:0.05:0.95"
 
 
@@ -40,8 +40,8 @@ class Boxes:
 
     Attributes:
         corners: `[N, 4]`, each `[ymin, xmin, ymax, xmax]`.
-        classes: `[N]`, ids of classes.
-        scores: `[N]` of boxes that were found; None of those that are there.
+        classes: `[N]`, class ids.
+        scores: `[N]` for predicted boxes; None for ground truth.
     """
 
     corners: np.ndarray
@@ -50,14 +50,14 @@ class Boxes:
 
 
 def overlaps(option: str, value: object) -> np.ndarray:
-    """The overlaps that a setting stands for, `[T]`.
+    """Return the overlaps of a setting, `[T]`.
 
     Args:
-        option: what it is called, for messages.
+        option: name of the setting, for messages.
         value: a number from 0 to 1, or `ALL_OVERLAPS`.
 
     Raises:
-        ConfigurationError: it is neither.
+        ConfigurationError: the value is neither.
     """
     if value == ALL_OVERLAPS:
         return np.linspace(0.5, 0.95, 10)
@@ -69,10 +69,10 @@ def overlaps(option: str, value: object) -> np.ndarray:
 
 
 def coco_tools(needed_by: str) -> ModuleType:
-    """The package pycocotools, with its modules `coco` and `cocoeval` loaded.
+    """Return the package pycocotools with its modules `coco` and `cocoeval` loaded.
 
     Raises:
-        MissingFrameworkError: it is not installed.
+        MissingFrameworkError: pycocotools is not installed.
     """
     for name in ("pycocotools.coco", "pycocotools.cocoeval"):
         package(name, needed_by, "coco", "pycocotools")
@@ -86,24 +86,24 @@ def summary(
     recalls: np.ndarray | None,
     categories: Mapping[int, str],
 ) -> dict[str, float]:
-    """Precision and recall over all images, classes and overlaps.
+    """Compute precision and recall over all images, classes and overlaps.
 
     Args:
-        truth: image → boxes that are there; boxes of other classes are left out.
-        found: image → boxes with scores; the 100 best of an image and class count.
-        overlaps: intersections over union from which on a box counts as found, `[T]`.
-        recalls: where precision is read off, `[R]`; None for the area under its curve.
-        categories: id of a class → its name.
+        truth: image → ground-truth boxes; boxes of other classes are ignored.
+        found: image → boxes with scores; the 100 best per image and class count.
+        overlaps: minimum intersections over union of detected boxes, `[T]`.
+        recalls: recall values at which precision is sampled, `[R]`; None for the area under the
+            curve.
+        categories: class id → class name.
 
     Returns:
-        A value for each name in `SUMMARY`, 0 to 1; -1 for what is not defined, as pycocotools
-        says it.
+        A value for each name in `SUMMARY`, 0 to 1; -1 if undefined, as in pycocotools.
 
     Raises:
         MissingFrameworkError: pycocotools is not installed.
     """
     tools = coco_tools("mAP")
-    with redirect_stdout(io.StringIO()):  # it prints its progress
+    with redirect_stdout(io.StringIO()):  # pycocotools prints its progress
         evaluation = tools.cocoeval.COCOeval(
             _annotated(tools, truth, list(truth), categories),
             _annotated(tools, found, list(truth), categories),
@@ -125,7 +125,7 @@ def _annotated(
     names: list[str],
     categories: Mapping[int, str],
 ) -> Any:
-    """Boxes in the form of pycocotools, which counts ids from 1: 0 stands for no match."""
+    """Convert boxes for pycocotools; ids start from 1, since 0 means no match."""
     annotations = (
         entry for name, boxes in images.items() for entry in _entries(name, boxes, categories)
     )
@@ -159,7 +159,7 @@ def _entries(image: str, boxes: Boxes, categories: Mapping[int, str]) -> Iterato
 
 
 def _put_areas(evaluation: Any) -> None:
-    """Put the area under each curve of precision over recall in the place of its points."""
+    """Replace the sampled points of each precision-recall curve by the area under the curve."""
     limits = evaluation._paramsEval
     shape = (len(limits.catIds), len(limits.areaRng), len(limits.imgIds))
     precision = evaluation.eval["precision"]  # [T, 1, K, A, M]
@@ -174,12 +174,12 @@ def _put_areas(evaluation: Any) -> None:
 
 
 def _areas(images: list[dict[str, Any]], most: int, there: int) -> list[float]:
-    """The area for each overlap.
+    """Return the area for each overlap.
 
     Args:
-        images: what pycocotools found for each image, of one class and size of boxes.
-        most: how many of an image's best boxes count.
-        there: how many boxes are there to be found.
+        images: results of pycocotools per image, for one class and box size.
+        most: number of best boxes per image that count.
+        there: number of ground-truth boxes.
     """
     scores = np.concatenate([np.asarray(e["dtScores"][:most]) for e in images])
     order = np.argsort(-scores, kind="stable")
@@ -188,7 +188,7 @@ def _areas(images: list[dict[str, Any]], most: int, there: int) -> list[float]:
     right = np.cumsum(matched & ~ignored, axis=1)
     wrong = np.cumsum(~matched & ~ignored, axis=1)
     precisions = right / (right + wrong + np.spacing(1))
-    # What is reached at a recall is the best precision there or at any higher recall.
+    # Interpolated precision: the maximum at this or any higher recall.
     envelopes = np.maximum.accumulate(precisions[:, ::-1], axis=1)[:, ::-1]
     steps = np.diff(right / there, axis=1, prepend=0.0)
     return (steps * envelopes).sum(axis=1).tolist()

@@ -1,4 +1,4 @@
-"""Whatever a user has that measures accuracy, as a metric."""
+"""Conversion of user-defined metrics and metric names to `Metric`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from neural_mp.metrics.third_party import (
 )
 from neural_mp.util.text import with_article
 
-#: What can be said beside the options of any metric: which output and which labels it is given, and
-#: which of its values counts.
+#: Options common to all metrics: the selected output, labels and value.
 CHOICES = ("output", "label", "value")
 _METHODS = ("update", "reset", "result")
 
@@ -33,24 +32,24 @@ _METHODS = ("update", "reset", "result")
 def build_metric(
     name: str, options: Mapping[str, Any] | int | None = None, metrics: Registry = METRICS
 ) -> Metric:
-    """Make the metric that `name` stands for.
+    """Build the metric of a name.
 
     Args:
-        name: a registered metric; a scorer of scikit-learn, such as `f1_macro`; or the user's own
-            `module:attribute`: a function of predictions and labels, or a class or function
-            that is called with the options and gives a metric of any form that `as_metric` takes.
-        options: by name; for `topk` the number k alone will do. Every metric has `output`,
+        name: a registered metric; a scorer of scikit-learn, e.g. `f1_macro`; or a user-defined
+            `module:attribute`: a function of predictions and labels, or a class or function that
+            is called with the options and returns any type that `as_metric` accepts.
+        options: keyword arguments; `topk` also accepts the number k. Every metric has `output`,
             `label` and `value`: see `OfOutput`.
-        metrics: what names stand for.
+        metrics: registry of the names.
 
     Returns:
-        The metric, with nothing taken in. Ours have `higher_is_better`; where one of the
-        user's own has none, `accuracy_criterion` has to say it if the name sounds like an
-        error; else the larger value is taken as the better one.
+        The metric, without samples. Built-in metrics have `higher_is_better`. If a user-defined
+        metric has none, larger values are better, unless its name sounds like an error; then
+        `accuracy_criterion` has to set the direction.
 
     Raises:
         ConfigurationError: the name or an option is unknown, missing or of the wrong type.
-        MetricError: the user's own metric lacks a method.
+        MetricError: the user-defined metric lacks a method.
     """
     if isinstance(options, int) and name in metrics and metrics.find(name) is metrics.find("topk"):
         options = {"k": options}
@@ -86,10 +85,10 @@ def build_metric(
 
 
 def _scorer(name: object, metrics: Registry) -> Scorer | None:
-    """The scorer of scikit-learn that a name stands for that is none of ours.
+    """Return the scikit-learn scorer of a name; None for our metrics and `module:attribute`.
 
     Raises:
-        ConfigurationError: it is no name of ours either, and no `module:attribute`.
+        ConfigurationError: the name is unknown.
     """
     if not isinstance(name, str) or name in metrics or ":" in name or metrics is not METRICS:
         return None
@@ -106,22 +105,22 @@ def _scorer(name: object, metrics: Registry) -> Scorer | None:
 def _parameters(factory: Callable[..., Any]) -> list[str]:
     try:
         return [*inspect.signature(factory).parameters]
-    except (TypeError, ValueError):  # some classes written in C do not tell their signature
+    except (TypeError, ValueError):  # some C classes have no signature
         return []
 
 
 def as_metric(given: Any, metrics: Registry = METRICS) -> Metric:
-    """A metric of whatever form.
+    """Convert a metric of any supported type.
 
     Args:
         given: the name of a metric; a function of all predictions and labels; a scorer or a
             function of scikit-learn; an object of ours, Keras, torchmetrics or `evaluate`; or one
             of these with options, `(metric, {"output": "mask"})`.
-        metrics: what names stand for.
+        metrics: registry of the names.
 
     Raises:
         ConfigurationError: a name or an option is unknown.
-        MetricError: it is none of these.
+        MetricError: the type is not supported.
     """
     if is_with_options(given):
         return _with_options(given[0], given[1], metrics)
@@ -131,7 +130,7 @@ def as_metric(given: Any, metrics: Registry = METRICS) -> Metric:
 
 
 def is_with_options(given: object) -> bool:
-    """Whether it is a metric with its options: `("topk", {"k": 5})`, `("topk", 5)`."""
+    """Whether `given` is a metric with its options: `("topk", {"k": 5})`, `("topk", 5)`."""
     if not isinstance(given, tuple) or len(given) != 2:
         return False
     is_number = isinstance(given[1], int) and not isinstance(given[1], bool)
@@ -139,7 +138,7 @@ def is_with_options(given: object) -> bool:
 
 
 def unwrapped(subject: object) -> list[Any]:
-    """It, and step by step what is inside of it: of what was wrapped, or given arguments."""
+    """Return the object and, step by step, all wrapped objects and partial functions inside."""
     found = [subject]
     while True:
         last = found[-1]
@@ -150,7 +149,7 @@ def unwrapped(subject: object) -> list[Any]:
 
 
 def metric_name(subject: object) -> str:
-    """What a metric or a function is called: its name, or that of its class."""
+    """Return the name of a metric or function, or of its class."""
     chain = unwrapped(subject)
     named = (str(part.__name__) for part in chain if hasattr(part, "__name__"))
     return next(named, type(chain[-1]).__name__)
@@ -165,7 +164,7 @@ def _with_options(given: object, options: Any, metrics: Registry) -> Metric:
 
 
 def chosen_from(metric: Any, choices: Mapping[str, Any]) -> Metric:
-    """A metric that is given one of several outputs, or of whose values one counts.
+    """Restrict a metric to one of several outputs or values.
 
     Raises:
         ConfigurationError: a choice is neither a name nor a position.
@@ -182,7 +181,7 @@ def chosen_from(metric: Any, choices: Mapping[str, Any]) -> Metric:
 
 
 def _object(given: object, options: Mapping[str, Any]) -> Metric:
-    """An object or a function as a metric."""
+    """Convert an object or a function to a metric."""
     if isinstance(given, type):
         raise MetricError(f"metric is the class {given.__name__}; give an instance of it")
     found: Any = given if not options and not missing_methods(given) else foreign(given, options)

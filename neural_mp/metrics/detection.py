@@ -1,12 +1,12 @@
-"""Mean average precision of boxes (mAP).
+"""Mean average precision (mAP) of boxes.
 
-Predictions and labels come in one of these forms; N is the number of images of a batch, M of boxes.
+Predictions and labels have one of these formats; N counts images per batch, M counts boxes.
 
-* An image after the other: a list of N dicts with `boxes` `[M, 4]`, `labels` `[M]` and, for
-  predictions, `scores` `[M]`, as detection models of torchvision give them.
-* A whole batch: a dict, or several outputs, with `boxes` `[N, M, 4]`, `labels` `[N, M]` and
-  `scores` `[N, M]`, padded to one M. Rows whose class is negative are left out, as are those from
-  `count` `[N]` on, where there is such an output.
+* Per image: a list of N dicts with `boxes` `[M, 4]`, `labels` `[M]` and, for predictions,
+  `scores` `[M]`, as returned by detection models of torchvision.
+* Per batch: a dict, or several outputs, with `boxes` `[N, M, 4]`, `labels` `[N, M]` and
+  `scores` `[N, M]`, padded to one M. Rows with a negative class are ignored, and so are rows from
+  `count` `[N]` on, if there is such an output.
 
 Classes are whole numbers from 0.
 """
@@ -33,14 +33,14 @@ from neural_mp.util.pytree import as_numpy
 from neural_mp.util.text import counted
 
 _PARTS = ("boxes", "scores", "labels", "count")
-#: Other names under which a part is found by itself.
+#: Output names that are recognized automatically.
 _ALIASES: Mapping[str, tuple[str, ...]] = {
     "boxes": ("boxes", "detection_boxes", "bboxes"),
     "scores": ("scores", "detection_scores"),
     "labels": ("labels", "classes", "detection_classes"),
     "count": ("count", "num_detections"),
 }
-#: How a box is written → its `ymin, xmin, ymax, xmax`.
+#: Box format → conversion to `ymin, xmin, ymax, xmax`.
 _CORNERS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "xyxy": lambda box: box[:, [1, 0, 3, 2]],
     "yxyx": lambda box: box,
@@ -61,24 +61,24 @@ _CORNERS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 
 @METRICS.register("mAP", "mean_average_precision")
 class MeanAveragePrecision:
-    """The mean average precision of boxes over the classes that the labels have, as COCO has it.
+    """COCO's mean average precision of boxes over the classes that occur in the labels.
 
-    The 100 best boxes of an image and class count; precision is read off at 101 recalls.
+    The 100 best boxes per image and class count; precision is sampled at 101 recall values.
 
     Args:
-        iou: the overlap (intersection over union) from which on a box counts as found, 0 to 1;
-            or `0.5:0.05:0.95`, the mean over these.
-        box: how four numbers are a box: `xyxy` (left, top, right, bottom), `yxyx`, `xywh` (left,
-            top, width, height) or `cxcywh` (middle, width, height).
-        outputs: which of the model's outputs are `boxes`, `scores`, `labels` and `count`, by name
-            or position, where they are not so called.
+        iou: minimum overlap (intersection over union) of a detected box, 0 to 1; or
+            `0.5:0.05:0.95`, the mean over these values.
+        box: box format: `xyxy` (left, top, right, bottom), `yxyx`, `xywh` (left, top, width,
+            height) or `cxcywh` (center, width, height).
+        outputs: names or positions of the model's outputs `boxes`, `scores`, `labels` and
+            `count`, if they have other names.
 
     Raises:
         ConfigurationError: an option is wrong.
         MissingFrameworkError: pycocotools is not installed.
     """
 
-    running: ClassVar[bool] = False  # a value takes long, and is no mean over samples
+    running: ClassVar[bool] = False  # expensive, and not a mean over samples
     higher_is_better: ClassVar[bool] = True
 
     def __init__(
@@ -94,15 +94,15 @@ class MeanAveragePrecision:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Discard all batches."""
         self._truth: dict[str, Boxes] = {}
         self._found: dict[str, Boxes] = {}
 
     def update(self, preds: object, labels: object) -> None:
-        """Take in one batch.
+        """Add one batch.
 
         Raises:
-            MetricError: predictions or labels have another form.
+            MetricError: predictions or labels have another format.
         """
         found = self._images(preds, "predictions", self._outputs)
         truth = self._images(labels, "labels", {})
@@ -114,7 +114,7 @@ class MeanAveragePrecision:
         self._add(found, truth)
 
     def merge(self, other: MeanAveragePrecision) -> None:
-        """Take in all that another mAP has taken in, after what is here."""
+        """Append the batches of another mAP."""
         self._add(other._found.values(), other._truth.values())
 
     def _add(self, found: Iterable[Boxes], truth: Iterable[Boxes]) -> None:
@@ -123,10 +123,10 @@ class MeanAveragePrecision:
             self._found[str(number)], self._truth[str(number)] = ours, theirs
 
     def result(self) -> float:
-        """The value since the last reset, 0 to 1.
+        """Return the value since the last reset, 0 to 1.
 
         Raises:
-            MetricError: nothing has been taken in, or no label has a box.
+            MetricError: there are no images, or no label has a box.
         """
         if not self._truth:
             raise nothing_taken_in(self)
@@ -139,7 +139,7 @@ class MeanAveragePrecision:
         return found["Precision/mAP"]
 
     def _images(self, values: object, what: str, outputs: Mapping[str, str | int]) -> list[Boxes]:
-        """The boxes of every image of a batch."""
+        """Return the boxes of every image of a batch."""
         wanted = [part for part in _PARTS if part != "scores" or what == "predictions"]
         if isinstance(values, Sequence) and all(isinstance(item, Mapping) for item in values):
             parts = [_parts(item, what, outputs, wanted) for item in values]
@@ -155,7 +155,7 @@ class MeanAveragePrecision:
         return [self._boxes(image, what) for image in parts]
 
     def _boxes(self, parts: Mapping[str, Any], what: str) -> Boxes:
-        """The boxes of one image, of which the shapes are checked."""
+        """Return the boxes of one image after checking their shapes."""
         arrays = {name: np.asarray(as_numpy(part)) for name, part in parts.items()}
         count = arrays.pop("count", None)
         until = None if count is None else int(count.reshape(-1)[0])
@@ -180,7 +180,7 @@ class MeanAveragePrecision:
 def _parts(
     values: object, what: str, outputs: Mapping[str, str | int], wanted: Sequence[str]
 ) -> dict[str, Any]:
-    """Boxes, labels and so on among several outputs."""
+    """Select boxes, labels etc. from several outputs."""
     there = outputs_of(values)
     if there is None:
         raise MetricError(
@@ -194,7 +194,7 @@ def _parts(
             found[part] = chosen(values, outputs[part], what)
         elif names:
             found[part] = there[names[0]]
-        elif part != "count" and str(place) in there:  # outputs without names, in this order
+        elif part != "count" and str(place) in there:  # unnamed outputs have the order of `wanted`
             found[part] = there[str(place)]
         elif part != "count":
             raise MetricError(

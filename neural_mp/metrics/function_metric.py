@@ -1,7 +1,7 @@
-"""A function of all predictions and labels as a metric.
+"""A metric computed by a function of all predictions and labels.
 
-Batches are put together along their first axis, as numpy arrays; of several outputs each for
-itself, in the form the model gives them.
+Batches are concatenated along their first axis, as numpy arrays; several outputs are
+concatenated separately and keep the model's container type.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _PREDICTION_NAMES = """
     y_pred y_hat y_score y_prob y_proba pred preds predicted prediction predictions output outputs
     score scores logit logits probs probabilities input
 """
-#: What the labels are called as a parameter.
+#: Parameter names of labels.
 _TRUTH = frozenset(_TRUTH_NAMES.split())
-#: What the predictions are called.
+#: Parameter names of predictions.
 _PREDICTIONS = frozenset(_PREDICTION_NAMES.split())
-#: What a function's only parameter is called that takes a model.
+#: Names of the only parameter of a function of a model.
 _MODELS = frozenset({"model", "net", "network", "module", "graph", "session"})
-#: Packages whose functions take tensors of torch.
+#: Packages whose functions expect torch tensors.
 _OF_TENSORS = frozenset({"torch", "torchmetrics", "torcheval"})
-#: What a function's only parameter is called that takes both.
+#: Names of the only parameter of a function of `Predicted`.
 _BOTH = frozenset({"eval_pred", "eval_preds", "eval_prediction", "p"})
 
 
 class Predicted(NamedTuple):
-    """What a function of one parameter is given, as `compute_metrics` of `transformers` is.
+    """The argument of a function with one parameter, e.g. `compute_metrics` of `transformers`.
 
     Attributes:
         predictions: all predictions.
@@ -56,19 +56,19 @@ class OverAllData:
     """A metric that is a function of all predictions and labels.
 
     Args:
-        function: gives a number, or several by name. Labels come first where its first parameter
-            is called `y_true`, `labels`, `targets`, `references` or the like, or where the second
-            alone is called `y_pred`, `predictions` or the like; else predictions come first. With
-            one parameter it is given both, as `(predictions, label_ids)`.
-        options: further arguments by name.
-        prepare: applied to `(predictions, labels)` before the function sees them.
-        higher_is_better: its direction; None where it is the function's own to say.
+        function: returns a number, or several by name. Labels come first if its first parameter
+            is called `y_true`, `labels`, `targets`, `references` or the like, or if only the
+            second is called `y_pred`, `predictions` or the like; else predictions come first. A
+            function with one parameter receives `(predictions, label_ids)`.
+        options: further keyword arguments.
+        prepare: applied to `(predictions, labels)` before the function is called.
+        higher_is_better: the direction; None if the function defines it.
 
     Raises:
-        MetricError: it takes neither one nor two arguments, or takes a model.
+        MetricError: the function takes neither one nor two arguments, or takes a model.
     """
 
-    running: ClassVar[bool] = False  # it may take long, and need not be a mean over samples
+    running: ClassVar[bool] = False  # may be slow, and need not be a mean over samples
 
     def __init__(
         self,
@@ -87,25 +87,25 @@ class OverAllData:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Discard all batches."""
         self._preds: list[Any] = []
         self._labels: list[Any] = []
 
     def update(self, preds: object, labels: object) -> None:
-        """Keep one batch."""
+        """Store one batch."""
         self._preds.append(_kept(preds))
         self._labels.append(_kept(labels))
 
     def merge(self, other: OverAllData) -> None:
-        """Take in all that another of its kind has taken in, after what is here."""
+        """Append the batches of another instance."""
         self._preds += other._preds
         self._labels += other._labels
 
     def result(self) -> Any:
-        """What the function gives for all that was taken in.
+        """Return the function's result for all batches.
 
         Raises:
-            MetricError: nothing was taken in, or the batches cannot be put together.
+            MetricError: there are no batches, or they cannot be concatenated.
         """
         if not self._preds:
             raise nothing_taken_in(self.__wrapped__)
@@ -118,7 +118,7 @@ class OverAllData:
 
 
 def joined(batches: Sequence[Any], what: str) -> Any:
-    """Batches of arrays as one array, or as one for each of several outputs, in their form.
+    """Concatenate batches of arrays; several outputs separately, in their container.
 
     Raises:
         MetricError: their shapes differ beyond the first axis.
@@ -149,7 +149,7 @@ def joined(batches: Sequence[Any], what: str) -> Any:
 
 
 def _kept(values: object) -> Any:
-    """A copy, since frameworks reuse the memory behind what they return."""
+    """Return a copy, since frameworks reuse the memory of their results."""
     if values is None:
         return None
     if dataclasses.is_dataclass(values) and not isinstance(values, type):
@@ -166,10 +166,10 @@ def _kept(values: object) -> Any:
 def _order(
     function: Callable[..., Any], options: Mapping[str, Any]
 ) -> Callable[[Predicted], tuple[Any, ...]]:
-    """How a function takes its arguments."""
+    """Return a function that orders the arguments as `function` expects them."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some written in C do not tell their signature
+    except (TypeError, ValueError):  # some C functions have no signature
         return _predictions_first
     open_ = [p for p in parameters if p.name not in options]
     any_number = any(p.kind is p.VAR_POSITIONAL for p in open_)
@@ -190,7 +190,7 @@ def _order(
 
 
 def takes_data(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:
-    """Whether a function, by the names of its parameters, takes predictions and labels."""
+    """Whether a function takes predictions and labels, judged by its parameter names."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -230,7 +230,7 @@ def _words(function: object) -> str:
 
 
 def _package(function: object) -> str:
-    """The package that a function, or the class of an object that is called, comes from."""
+    """Return the package of a function, or of the class of a callable object."""
     while isinstance(function, partial):
         function = function.func
     home = function if hasattr(function, "__qualname__") else type(function)
@@ -242,7 +242,7 @@ def _as_tensors(preds: object, labels: object) -> tuple[Any, Any]:
 
 
 def tensors(values: object) -> Any:
-    """Arrays as tensors of torch, which whoever asks for them has loaded already."""
+    """Convert arrays to torch tensors; the caller must have imported torch."""
     torch = sys.modules["torch"]
     if isinstance(values, Mapping):
         return {key: tensors(value) for key, value in values.items()}

@@ -1,8 +1,8 @@
-"""Predictions and labels: one of several outputs, and numpy arrays that belong together.
+"""Predictions and labels: selection among several outputs, and conversion to matching numpy arrays.
 
-A model with one output gives an array. A model with several gives them as the framework does: a
-dict, a named tuple or a dataclass, whose keys are the names; a list that knows the names of its
-items (ONNX, graphs of TensorFlow); or a bare tuple, whose outputs have positions alone.
+A model with one output returns an array. A model with several outputs returns the framework's
+container: a dict, a named tuple or a dataclass, whose keys are the names; a list with item names
+(ONNX, TensorFlow graphs); or a plain tuple, whose outputs only have positions.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ CLASSES_KEPT_APART = "; predictions are [N] or [N, C], labels [N], [N, 1] or one
 
 
 def outputs_of(values: Any) -> dict[str, Any] | None:
-    """The outputs by name, or by position written as text; None where there is one alone.
+    """Return the outputs by name, or by position as text; None for a single output.
 
-    A list of numbers, or of other things that are no arrays, is one output.
+    A list of numbers or other items that are not arrays is a single output.
     """
     if isinstance(values, Mapping):
         found = {str(name): value for name, value in values.items()}
@@ -38,15 +38,15 @@ def outputs_of(values: Any) -> dict[str, Any] | None:
 
 
 def chosen(values: Any, output: str | int, what: str) -> Any:
-    """One of several outputs.
+    """Select one of several outputs.
 
     Args:
-        values: what the model, or the dataloader, gave.
-        output: its name, or its position from 0; a negative one counts from the end.
+        values: the output of the model or dataloader.
+        output: name of an output, or its position from 0; negative positions count from the end.
         what: `"predictions"` or `"labels"`, for messages.
 
     Raises:
-        MetricError: there is no such output; the message names those that there are.
+        MetricError: there is no such output; the message lists the existing outputs.
     """
     outputs = outputs_of(values)
     if outputs is None:
@@ -70,13 +70,13 @@ def chosen(values: Any, output: str | int, what: str) -> Any:
 
 
 def chosen_labels(labels: Any, preds: Any, output: str | int | None) -> Any:
-    """The labels that belong to an output: of several the same one, of one alone that.
+    """Select the labels of an output: those at the same name or position, or all labels.
 
     Args:
-        labels: a dict that has the output's name; several arrays, one for each output; or
-            anything else, which is taken as it is.
+        labels: a dict with the output's name; several arrays, one per output; or anything else,
+            which is returned unchanged.
         preds: all outputs of the model.
-        output: which of them was chosen; None for all.
+        output: the selected output; None for all.
     """
     if isinstance(labels, Mapping) and output in labels:
         return labels[output]
@@ -87,13 +87,13 @@ def chosen_labels(labels: Any, preds: Any, output: str | int | None) -> Any:
     if len(several) != len(outputs):
         return labels
     own = list(several.values())
-    # A list may as well hold the samples of one batch.
+    # The list may also hold the samples of one batch.
     samples = np.shape(list(outputs.values())[place])[:1]
     return own[place] if all(np.shape(item)[:1] == samples for item in own) else labels
 
 
 def described_outputs(outputs: Mapping[str, Any]) -> str:
-    """`'mask' (float32 [4, 3, 8, 8]) and 'edges' (…)`, for messages; positions without quotes."""
+    """Format as `'mask' (float32 [4, 3, 8, 8]) and 'edges' (…)`; positions without quotes."""
     return " and ".join(
         f"{name if name.isdigit() else repr(name)} ({described(value)})"
         for name, value in outputs.items()
@@ -101,7 +101,7 @@ def described_outputs(outputs: Mapping[str, Any]) -> str:
 
 
 def described(value: Any) -> str:
-    """An array by its dtype and shape; anything else by its type."""
+    """Describe an array by dtype and shape, anything else by type."""
     if not _is_array(value):
         return type(value).__name__
     dtype = str(value.dtype).rpartition(".")[2]
@@ -113,14 +113,14 @@ def _is_array(value: Any) -> bool:
 
 
 class OfOutput:
-    """A metric of one of several outputs, or one value of several that a metric gives.
+    """A metric of one of several outputs, or one of several values of a metric.
 
     Args:
-        metric: what measures.
-        output: the output that it is given; None for all of them.
-        label: which of several labels it is given; None for that of the output's name or place
-            where there is one, else for the labels as they are.
-        value: which of its values counts, where its result is a dict; None for all of them.
+        metric: the wrapped metric.
+        output: the output passed to the metric; None for all outputs.
+        label: the labels passed to the metric; None for those of the output's name or position
+            if they exist, else all labels.
+        value: the selected value, if the result is a dict; None for all values.
     """
 
     def __init__(
@@ -135,38 +135,38 @@ class OfOutput:
 
     @property
     def higher_is_better(self) -> Any:
-        """What the metric itself says."""
+        """The direction of the wrapped metric."""
         return getattr(self.__wrapped__, "higher_is_better", None)
 
     @property
     def running(self) -> bool:
-        """Whether it may be asked for its result in between."""
+        """Whether `result` may be called between batches."""
         return bool(getattr(self.__wrapped__, "running", False))
 
     @property
     def best_value(self) -> float | None:
-        """What no sample can better; None where that is not known."""
+        """The best possible value; None if unknown."""
         found: float | None = getattr(self.__wrapped__, "best_value", None)
         return found
 
     @property
     def compare_label(self) -> bool:
-        """Whether it is given labels, and not what the FP32 model predicts."""
+        """Whether the metric compares with labels instead of predictions of the FP32 model."""
         return getattr(self.__wrapped__, "compare_label", True) is not False
 
     @property
     def merge(self) -> Callable[[OfOutput], None] | None:
-        """Takes in all that another of its kind has taken in; None where the metric cannot."""
+        """Function that adds the batches of another instance; None if the metric cannot merge."""
         if not can_merge(self.__wrapped__):
             return None
         return lambda other: self.__wrapped__.merge(other.__wrapped__)
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Discard all batches."""
         self.__wrapped__.reset()
 
     def update(self, preds: Any, labels: Any) -> None:
-        """Take in one batch.
+        """Add one batch.
 
         Raises:
             MetricError: there is no such output.
@@ -179,10 +179,10 @@ class OfOutput:
         self.__wrapped__.update(prediction, truth)
 
     def result(self) -> Any:
-        """The value over everything taken in.
+        """Return the value over all batches.
 
         Raises:
-            MetricError: the metric gives no value of that name.
+            MetricError: the metric has no value of this name.
         """
         result = self.__wrapped__.result()
         if self.value is None:
@@ -194,15 +194,15 @@ class OfOutput:
 
 
 def as_array(values: Any, what: str) -> np.ndarray:
-    """`values`, an array or tensor of any framework, as a numpy array of numbers.
+    """Convert an array or tensor of any framework to a numpy array of numbers.
 
     Args:
-        values: array, tensor, number or nested list; what holds one array or
-            tensor alone stands for that one.
+        values: array, tensor, number or nested list; or a container with a single array or
+            tensor.
         what: `"predictions"` or `"labels"`, for messages.
 
     Raises:
-        MetricError: there are several arrays, or none of numbers.
+        MetricError: there are several arrays, or the values are not numbers.
     """
     values = _only_one(values, what)
     try:
@@ -231,7 +231,7 @@ def _only_one(values: object, what: str) -> Any:
 
 
 def number_pairs(preds: object, labels: object) -> tuple[np.ndarray, np.ndarray]:
-    """Predictions and labels as float64 arrays of one shape; `[N]` and `[N, 1]` fit each other.
+    """Return predictions and labels as float64 arrays of one shape; `[N]` and `[N, 1]` match.
 
     Raises:
         MetricError: the shapes differ.
@@ -246,10 +246,10 @@ def number_pairs(preds: object, labels: object) -> tuple[np.ndarray, np.ndarray]
 
 
 def score_pairs(preds: object, labels: object) -> tuple[np.ndarray, np.ndarray]:
-    """Scores, `[N]` for two classes or `[N, C]`, and the true classes, int64 `[N]`.
+    """Return scores, `[N]` for two classes or `[N, C]`, and the true classes, int64 `[N]`.
 
     Raises:
-        MetricError: the shapes do not fit, or a label is no class that the scores have.
+        MetricError: the shapes do not fit, or a label is not a class of the scores.
     """
     scores, truth = as_array(preds, "predictions"), as_array(labels, "labels")
     if scores.ndim == 2 and scores.shape[1] == 1:
@@ -263,14 +263,14 @@ def score_pairs(preds: object, labels: object) -> tuple[np.ndarray, np.ndarray]:
 
 
 def class_pairs(preds: object, labels: object, threshold: float) -> tuple[np.ndarray, np.ndarray]:
-    """Predicted and true classes, int64 `[N]` each.
+    """Return predicted and true classes, int64 `[N]` each.
 
-    Scores `[N, C]` predict the class of the highest, the first one where several are equal;
-    floats `[N]` predict class 1 above `threshold`, else 0; integers `[N]` are classes. NaN
-    predicts a class that is wrong, whatever the label.
+    Scores `[N, C]` predict the argmax, the first of equal maxima; floats `[N]` predict class 1
+    above `threshold`, else 0; integers `[N]` are classes. NaN predicts a wrong class, whatever
+    the label.
 
     Raises:
-        MetricError: the shapes do not fit, or a label is no class that the scores have.
+        MetricError: the shapes do not fit, or a label is not a class of the scores.
     """
     scores, truth = score_pairs(preds, labels)
     if scores.dtype.kind != "f":
@@ -286,7 +286,7 @@ def class_pairs(preds: object, labels: object, threshold: float) -> tuple[np.nda
 
 
 def are_probabilities(rows: np.ndarray) -> np.ndarray:
-    """Whether each row is; the tolerance is what 8 bits of mantissa (bfloat16) leave."""
+    """Whether each row holds probabilities, with the tolerance of 8 mantissa bits (bfloat16)."""
     return (rows >= 0).all(axis=1) & (np.abs(rows.sum(axis=1) - 1) < 1e-2)
 
 
@@ -302,10 +302,10 @@ def _true_classes(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def whole_numbers(values: np.ndarray, what: str) -> np.ndarray:
-    """`values` as int64.
+    """Return `values` as int64.
 
     Raises:
-        MetricError: there is a fraction or NaN among them.
+        MetricError: a value is a fraction or NaN.
     """
     if values.dtype.kind != "f":
         return values.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Metrics over numbers: MSE, RMSE, MAE and R2.
+"""Regression metrics: MSE, RMSE, MAE and R2.
 
 Predictions and labels have one shape, `[N]` or `[N, ...]`; `[N]` and `[N, 1]` fit each other.
 """
@@ -17,13 +17,13 @@ from neural_mp.metrics.predictions import number_pairs
 
 @METRICS.register("MSE", "mean_squared_error")
 class MSE(RunningMean):
-    """The mean squared difference over all numbers."""
+    """The mean squared error over all numbers."""
 
     higher_is_better: ClassVar[bool] = False
     best_value: ClassVar[float | None] = 0.0
 
     def update(self, preds: object, labels: object) -> None:
-        """Take in one batch.
+        """Add one batch.
 
         Raises:
             MetricError: predictions and labels differ in shape.
@@ -34,28 +34,28 @@ class MSE(RunningMean):
 
 @METRICS.register("RMSE", "root_mean_squared_error")
 class RMSE(MSE):
-    """The square root of the mean squared difference over all numbers."""
+    """The root mean squared error over all numbers."""
 
     best_value: ClassVar[float | None] = None
 
     def result(self) -> float:
-        """The value since the last reset; NaN where a prediction was NaN.
+        """Return the value since the last reset; NaN if a prediction was NaN.
 
         Raises:
-            MetricError: nothing has been taken in.
+            MetricError: there are no samples.
         """
         return math.sqrt(super().result())
 
 
 @METRICS.register("MAE", "mean_absolute_error")
 class MAE(RunningMean):
-    """The mean absolute difference over all numbers."""
+    """The mean absolute error over all numbers."""
 
     higher_is_better: ClassVar[bool] = False
     best_value: ClassVar[float | None] = 0.0
 
     def update(self, preds: object, labels: object) -> None:
-        """Take in one batch.
+        """Add one batch.
 
         Raises:
             MetricError: predictions and labels differ in shape.
@@ -66,12 +66,12 @@ class MAE(RunningMean):
 
 @METRICS.register("R2", "r2_score")
 class R2(Collection):
-    """The coefficient of determination, scikit-learn's `r2_score`: the mean over outputs."""
+    """The coefficient of determination, scikit-learn's `r2_score`, averaged over outputs."""
 
     higher_is_better: ClassVar[bool] = True
 
     def update(self, preds: object, labels: object) -> None:
-        """Take in one batch.
+        """Add one batch.
 
         Raises:
             MetricError: predictions and labels differ in shape, or from earlier batches.
@@ -80,10 +80,10 @@ class R2(Collection):
         self.take_in(predicted.reshape(len(predicted), -1), truth.reshape(len(truth), -1))
 
     def result(self) -> float:
-        """The value since the last reset, at most 1; NaN where a prediction was NaN.
+        """Return the value since the last reset, at most 1; NaN if a prediction was NaN.
 
         Raises:
-            MetricError: fewer than two samples have been taken in.
+            MetricError: there are fewer than two samples.
         """
         from sklearn.metrics import r2_score
 

@@ -1,4 +1,4 @@
-"""Metrics over classes of pixels: the mean intersection over union (mIoU)."""
+"""Segmentation metrics: the mean intersection over union (mIoU)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from neural_mp.metrics.predictions import as_array, whole_numbers
 
 @METRICS.register("mIoU", "mean_iou")
 class MeanIoU:
-    """The mean over classes of intersection over union, of classes that appear at all.
+    """The intersection over union, averaged over the classes that occur.
 
-    Labels are classes of pixels, `[N, …]`. Predictions are scores, with one axis of classes more
-    than the labels, whose highest counts; or of the shape of the labels (an axis of size 1 in the
-    place of the classes is no matter): integers, which are classes, or floats, class 1 above
-    `threshold`, else 0. Pixels of all batches are counted together.
+    Labels are classes of pixels, `[N, …]`. Predictions are scores with an additional class axis
+    (argmax); or have the shape of the labels (a class axis of size 1 is ignored): integers are
+    classes, floats are class 1 above `threshold`, else 0. Pixels of all batches are counted
+    together.
 
     Args:
-        num_classes: how many classes there are; None takes as many as appear.
-        ignore_index: a label that is left out, or a list of such, as 255 often is.
-        axis: where the classes are in scores: 1 in `[N, C, H, W]`, -1 in `[N, H, W, C]`.
-        threshold: between the two classes of floats: 0.5 for probabilities, 0 for logits.
+        num_classes: number of classes; None counts the classes that occur.
+        ignore_index: a label to ignore, often 255, or a list of such labels.
+        axis: class axis of scores: 1 for `[N, C, H, W]`, -1 for `[N, H, W, C]`.
+        threshold: boundary between the classes of floats: 0.5 for probabilities, 0 for logits.
 
     Raises:
         ConfigurationError: an option is wrong.
@@ -55,15 +55,15 @@ class MeanIoU:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Discard all counts."""
         self._confusion = np.zeros((self.num_classes or 0,) * 2, np.int64)
         self._scored = 0
 
     def update(self, preds: object, labels: object) -> None:
-        """Take in one batch.
+        """Add one batch.
 
         Raises:
-            MetricError: predictions and labels do not fit each other, or hold what is no class.
+            MetricError: predictions and labels do not fit each other, or hold invalid classes.
         """
         truth = self._squeezed(as_array(labels, "labels"))
         predicted, unknown = self._predicted(as_array(preds, "predictions"), truth)
@@ -77,33 +77,33 @@ class MeanIoU:
         self.add(truth, predicted, classes)
 
     def add(self, truth: np.ndarray, predicted: np.ndarray, classes: int) -> None:
-        """Count how often each class was taken for each.
+        """Add a batch of flat classes to the confusion matrix.
 
         Args:
             truth: classes from 0 to below `classes`, int64 `[N]`.
-            predicted: the same.
-            classes: how many there are.
+            predicted: predicted classes, likewise.
+            classes: number of classes.
         """
         pairs = np.bincount(classes * truth + predicted, minlength=classes**2)
         self._add(pairs.reshape(classes, classes))
 
     def merge(self, other: MeanIoU) -> None:
-        """Take in all that another mIoU has taken in."""
+        """Add the counts of another mIoU."""
         self._add(other._confusion)
         self._scored = other._scored or self._scored
 
     def _add(self, confusion: np.ndarray) -> None:
-        """Add how often each class was taken for each; either side may know more classes."""
+        """Add a confusion matrix; the two matrices may differ in size."""
         size = max(len(self._confusion), len(confusion))
         known, self._confusion = self._confusion, np.zeros((size, size), np.int64)
         for counts in (known, confusion):
             self._confusion[: len(counts), : len(counts)] += counts
 
     def result(self) -> float:
-        """The mean since the last reset, 0 to 1.
+        """Return the mean since the last reset, 0 to 1.
 
         Raises:
-            MetricError: nothing has been taken in.
+            MetricError: there are no samples.
         """
         both = np.diag(self._confusion)
         either = self._confusion.sum(axis=0) + self._confusion.sum(axis=1) - both
@@ -113,12 +113,12 @@ class MeanIoU:
         return float((both[there] / either[there]).mean())
 
     def _squeezed(self, values: np.ndarray) -> np.ndarray:
-        """Classes of pixels without the axis of size 1 that stands for the channel."""
+        """Return classes of pixels without a channel axis of size 1."""
         has_channel = -values.ndim < self.axis < values.ndim and values.ndim > 3
         return values.squeeze(self.axis) if has_channel and values.shape[self.axis] == 1 else values
 
     def _predicted(self, scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Predicted classes, and where a prediction is NaN, which is never right."""
+        """Return predicted classes, and a mask of NaN predictions, which always count as wrong."""
         given = scores.shape
         unknown = np.isnan(scores) if scores.dtype.kind == "f" else np.zeros(scores.shape, bool)
         if scores.ndim == truth.ndim + 1 and -scores.ndim <= self.axis < scores.ndim:
@@ -146,10 +146,10 @@ class MeanIoU:
             return (scores > self.threshold).astype(np.int64)
 
     def _count_classes(self, truth: np.ndarray, predicted: np.ndarray) -> int:
-        """How many classes there are, by what was said or seen.
+        """Return the number of classes, configured or observed.
 
         Raises:
-            MetricError: a number is beyond them.
+            MetricError: a class is out of range.
         """
         seen = [int(values.max()) + 1 for values in (truth, predicted) if values.size]
         classes = self.num_classes or self._scored or max(*seen, len(self._confusion), 0, 0)

@@ -1,6 +1,6 @@
-"""Metric objects of other libraries, known by their methods, as ours.
+"""Adapters for metric objects of other libraries, detected by their methods.
 
-None of these libraries is imported: who has such an object has its library.
+None of these libraries is imported: an existing object implies an imported library.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ from neural_mp.metrics.predictions import (
 )
 from neural_mp.util.pytree import as_numpy
 
-#: Keras's word for the direction of a metric, in its `_direction`.
+#: Values of `_direction` of a Keras metric → higher is better.
 _KERAS_DIRECTIONS = {"up": True, "down": False}
 
 
 class KerasMetric:
-    """A metric of Keras: `update_state(y_true, y_pred)`, `result()`, `reset_state()`.
+    """A Keras metric: `update_state(y_true, y_pred)`, `result()`, `reset_state()`.
 
-    It is given what the model predicts and the labels as they are, as Keras gives them.
+    Predictions and labels are passed unchanged, as Keras does.
 
     Args:
         metric: the object.
     """
 
-    running: ClassVar[bool] = False  # a result may take long, and need not be a mean
+    running: ClassVar[bool] = False  # may be slow, and need not be a mean
 
     def __init__(self, metric: Any) -> None:
         self.__wrapped__ = metric
         self.higher_is_better = _KERAS_DIRECTIONS.get(str(getattr(metric, "_direction", None)))
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Discard all batches."""
         metric = self.__wrapped__
         (metric.reset_state if hasattr(metric, "reset_state") else metric.reset_states)()
 
     def update(self, preds: object, labels: object) -> None:
-        """Take in one batch."""
+        """Add one batch."""
         self.__wrapped__.update_state(labels, preds)
 
     def result(self) -> Any:
-        """The value, or several by name."""
+        """Return the value, or several by name."""
         return _plain(self.__wrapped__.result())
 
 
 class TorchMetric:
-    """A metric of torchmetrics: `update(preds, target)`, `compute()`, `reset()`.
+    """A torchmetrics metric: `update(preds, target)`, `compute()`, `reset()`.
 
-    It is given tensors, also where the batches are arrays.
+    Batches are converted to tensors.
 
     Args:
         metric: the object.
@@ -72,34 +72,34 @@ class TorchMetric:
 
     @property
     def higher_is_better(self) -> Any:
-        """What the metric says; None where it does not."""
+        """The direction of the metric; None if undefined."""
         return getattr(self.__wrapped__, "higher_is_better", None)
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Discard all batches."""
         self.__wrapped__.reset()
 
     def update(self, preds: object, labels: object) -> None:
-        """Take in one batch."""
+        """Add one batch."""
         self.__wrapped__.update(tensors(preds), tensors(labels))
 
     def result(self) -> Any:
-        """The value, or several by name."""
+        """Return the value, or several by name."""
         return _plain(self.__wrapped__.compute())
 
 
 class EvaluateMetric:
     """A metric of Hugging Face's `evaluate`: `add_batch(predictions=, references=)`, `compute()`.
 
-    Where predictions have one axis more than the labels, the highest score along the last one
-    counts as the class, since these metrics take classes.
+    If predictions have one axis more than the labels, the argmax along the last axis is the
+    class, since these metrics take classes.
 
     Args:
         metric: the object.
-        options: what `compute` is given, by name, such as `average`.
+        options: keyword arguments of `compute`, e.g. `average`.
     """
 
-    running: ClassVar[bool] = False  # compute forgets what was added
+    running: ClassVar[bool] = False  # compute discards the batches
 
     def __init__(self, metric: Any, options: Mapping[str, Any] | None = None) -> None:
         self.__wrapped__ = metric
@@ -108,11 +108,11 @@ class EvaluateMetric:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Discard all batches."""
         self._batches: list[tuple[Any, Any]] = []
 
     def update(self, preds: object, labels: object) -> None:
-        """Keep one batch.
+        """Store one batch.
 
         Raises:
             MetricError: predictions or labels are several arrays.
@@ -123,11 +123,11 @@ class EvaluateMetric:
         self._batches.append((predicted.copy(), truth.copy()))
 
     def merge(self, other: EvaluateMetric) -> None:
-        """Take in all that another of its kind has taken in, after what is here."""
+        """Append the batches of another instance."""
         self._batches += other._batches
 
     def result(self) -> Any:
-        """The value, or several by name."""
+        """Return the value, or several by name."""
         for predictions, references in self._batches:
             self.__wrapped__.add_batch(predictions=predictions, references=references)
         found = _plain(self.__wrapped__.compute(**self._options))
@@ -135,11 +135,11 @@ class EvaluateMetric:
 
 
 def foreign(given: object, options: Mapping[str, Any] | None = None) -> Any:
-    """An object of another library as a metric of ours; None where it is none that is known.
+    """Wrap a metric object of another library; return None if not recognized.
 
     Args:
         given: the object.
-        options: further options; only `evaluate`'s take some.
+        options: further options, accepted only by `evaluate`.
     """
 
     def has(*names: str) -> bool:
@@ -155,26 +155,26 @@ def foreign(given: object, options: Mapping[str, Any] | None = None) -> Any:
 
 
 def _plain(result: object) -> Any:
-    """A result as numpy has it, or its parts by name, of which arrays are left out."""
+    """Return a result as numpy value, or its scalar parts by name."""
     if isinstance(result, Mapping):
         parts = {str(name): _plain(value) for name, value in result.items()}
         return {name: value for name, value in parts.items() if np.ndim(value) == 0}
     return as_numpy(result) if hasattr(result, "shape") else result
 
 
-#: Ends of names of functions whose smaller value is the better one. Source: "Metrics and scoring",
+#: Suffixes of functions for which smaller values are better. Source: "Metrics and scoring",
 #: section 3.4.1.2 of scikit-learn's user guide.
 _LESS_IS_BETTER = ("_error", "_loss", "_deviance")
 
 
 class Scorer(OverAllData):
-    """A scorer, such as `make_scorer(fbeta_score, beta=2)` makes.
+    """A scikit-learn scorer, e.g. `make_scorer(fbeta_score, beta=2)`.
 
-    Its value is the function's, with the sign that makes the larger value the better one.
+    The value is that of the function, with its sign set so that larger values are better.
 
     Args:
         scorer: the object, or `get_scorer(name)`.
-        name: what it is called; the function's name where left out.
+        name: display name; default: the function's name.
     """
 
     def __init__(self, scorer: Any, name: str | None = None) -> None:
@@ -184,12 +184,12 @@ class Scorer(OverAllData):
         self.__name__ = name or ("neg_" if self._sign < 0 else "") + function.__name__
 
     def result(self) -> Any:
-        """The score of all that was taken in."""
+        """Return the score over all batches."""
         return self._sign * super().result()
 
 
 def sklearn_function(function: Callable[..., Any], options: Mapping[str, Any]) -> OverAllData:
-    """A function of `sklearn.metrics` as a metric, whose direction is known."""
+    """Wrap a function of `sklearn.metrics` as a metric with known direction."""
     name = function.__name__
     scorer = next((s for s in _scorers().values() if s._score_func is function), None)
     if scorer is not None:
@@ -203,25 +203,25 @@ def sklearn_function(function: Callable[..., Any], options: Mapping[str, Any]) -
 
 
 def named_scorer(name: str) -> Scorer | None:
-    """The scorer that scikit-learn has under a name, whatever its case; None without one."""
+    """Return the scikit-learn scorer of a name, ignoring case; None if there is none."""
     known = {key.casefold(): key for key in scorer_names()}
     word = known.get(name.casefold())
     return None if word is None else Scorer(_scorers()[word], word)
 
 
 def scorer_names() -> list[str]:
-    """The names of all scorers that can be asked of predictions and labels."""
+    """Return the names of all scorers that need only predictions and labels."""
     return [*_scorers()]
 
 
 def is_sklearn_function(given: object) -> bool:
-    """Whether it is a function of `sklearn.metrics`."""
+    """Whether `given` is a function of `sklearn.metrics`."""
     home = getattr(given, "__module__", None) or ""
     return home.startswith("sklearn.metrics.") and inspect.isfunction(given)
 
 
 def is_scorer(given: object) -> bool:
-    """Whether it is a scorer, made by `make_scorer` or got by its name."""
+    """Whether `given` is a scorer, from `make_scorer` or `get_scorer`."""
     return all(hasattr(given, name) for name in ("_score_func", "_sign", "_kwargs"))
 
 
@@ -234,8 +234,8 @@ def _scorers() -> dict[str, Any]:
 
 
 def _takes(function: object, response: str | Sequence[str] | None) -> str:
-    """What a function takes of a model, in the words of its scorer."""
-    # A metric of its own would need the model, not what it predicts.
+    """Return the response method of a function, in the terms of its scorer."""
+    # `make_scorer` without a response method uses predict.
     methods = [response] if isinstance(response, str) else list(response or ["predict"])
     if "decision_function" in methods:
         return "decision_function"

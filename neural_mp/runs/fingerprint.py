@@ -1,4 +1,4 @@
-"""What a run is about, and where that differs from what another one is about."""
+"""Fingerprint of a run, and the differences between two fingerprints."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from neural_mp.core import hardware
 from neural_mp.util.environment import numeric_variables, versions_of
 from neural_mp.util.fingerprint import FINGERPRINT_VERSION, code_fingerprint
 
-#: Ends the name of what can be told in detail; runs of earlier versions have no such key, and what
-#: they have under the name without it counts.
+#: Suffix of keys with detailed fingerprints; runs of earlier versions have only the key without it.
 _DETAIL = " in detail"
 
 
 def in_detail(**subjects: Any) -> dict[str, str]:
-    """What functions and objects do, as a part of a fingerprint.
+    """Fingerprint the code of functions and objects, as a part of a run's fingerprint.
 
     Args:
-        **subjects: what people call it → the function, the object or a list of them.
+        **subjects: display name → the function, the object or a list of them.
 
     Returns:
-        Nothing for what cannot be told.
+        Key → fingerprint as JSON, without subjects that cannot be fingerprinted.
     """
     found = {}
     for name, subject in subjects.items():
@@ -35,7 +34,7 @@ def in_detail(**subjects: Any) -> dict[str, str]:
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What a run is about that differs from what another one was about, in words."""
+    """List as text the parts of a fingerprint that differ from those of another run."""
     plain = [key for key in now if not key.endswith(_DETAIL) and before.get(key) != now[key]]
     more = []
     for key in now:
@@ -46,7 +45,7 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def _in_words(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Where something does another thing than before, if it does."""
+    """Describe how the code or options of a subject differ; empty if they are equal."""
     old, new = before["options"], now["options"]
     changed = [option for option in {**old, **new} if old.get(option) != new.get(option)]
     if before["python"] != now["python"]:
@@ -60,18 +59,18 @@ def _in_words(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> l
 
 
 def _python() -> str:
-    """Bytecode differs from one version to the next, as does what is made of it."""
+    """Return the Python and fingerprint versions, since bytecode differs between versions."""
     return f"{sys.version_info.major}.{sys.version_info.minor}, form {FINGERPRINT_VERSION}"
 
 
 def machine_key(packages: tuple[str, ...]) -> dict[str, str]:
-    """What decides on numbers and times of a model, beside itself.
+    """Return the properties of machine and software that affect numerics and latency.
 
     Args:
         packages: the framework's packages.
 
     Returns:
-        Word → the CPU, the versions, and the variables that tell libraries how to compute.
+        Name → CPU, package versions, and environment variables that control computation.
     """
     here = hardware.detect()
     return {

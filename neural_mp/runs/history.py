@@ -1,4 +1,4 @@
-"""Trials on disk, from the first one on, in Optuna's storage."""
+"""Persistent history of tuning runs: every trial, in an Optuna storage."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ HISTORY_FILE = "history.db"
 
 
 def storage_url(workspace: str | Path, storage: str | None = None) -> str:
-    """The Optuna storage of a workspace: the URL given, else a SQLite file in its folder."""
+    """Return the Optuna storage URL of a workspace: `storage`, or a SQLite file in its folder."""
     if storage is not None:
         if not isinstance(storage, str):
             raise HistoryError(f"storage must be an Optuna storage URL, got {storage!r}")
@@ -70,23 +70,23 @@ def storage_url(workspace: str | Path, storage: str | None = None) -> str:
 
 
 class History:
-    """One run: what it was about, its baseline, what calibration saw, its trials.
+    """One run: its subject, FP32 baseline, observations and trials.
 
-    As long as it is open, nobody else writes into the run.
+    No other process can write to the run while the history is open.
 
     Args:
         url: an Optuna storage URL.
-        fingerprint: what the run is about: `model`, `data`, `metric`… → a digest or word.
+        fingerprint: subject of the run: `model`, `data`, `metric`… → a digest or word.
         higher_is_better: the direction of the metric.
-        resume: go on with the latest run about the same instead of starting a new one.
+        resume: continue the latest run with the same fingerprint instead of starting a new run.
 
     Attributes:
-        cache: what was measured on the way.
+        cache: measurements of this run.
 
     Raises:
-        HistoryError: the storage cannot be opened, or `resume` finds no run, or one about
-            something else.
-        RunInUseError: somebody else writes into the run that is to be gone on with.
+        HistoryError: the storage cannot be opened, or `resume` finds no run with this
+            fingerprint.
+        RunInUseError: another process writes to the run to be resumed.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class History:
         self.close()
 
     def close(self) -> None:
-        """Let others write into the run, and let go of its storage."""
+        """Release the lease of the run and close the storage."""
         self._claim.release()
         close_storage(self._storage)
 
@@ -129,12 +129,12 @@ class History:
 
     @property
     def trouble(self) -> str:
-        """Why the storage holds only a part of the run, in words; empty where it holds all."""
+        """Reason why the storage lacks a part of the run; empty if complete."""
         return self._book.trouble
 
     @property
     def baseline(self) -> dict[str, Any] | None:
-        """The FP32 baseline, once it was measured."""
+        """The FP32 baseline; None before it was measured."""
         return baseline_of(self._book)
 
     @baseline.setter
@@ -143,7 +143,7 @@ class History:
 
     @property
     def observations(self) -> Observations | None:
-        """What calibration saw, once it ran."""
+        """The observations of calibration; None before calibration."""
         return kept(self._book, OBSERVATIONS, Observations.from_dict)
 
     @observations.setter
@@ -151,41 +151,41 @@ class History:
         self._book.write(OBSERVATIONS, _packed(observations.to_dict()))
 
     def begin(self, setup: RunStart) -> None:
-        """Write down what the run is, for people who look at it later; it has no ending now."""
+        """Store the description of the run, and delete a previous ending."""
         self._book.write(SETUP, _packed(setup_to_dict(setup)))
         self._book.write(ENDING, None)
 
     def end(self, ending: RunEnd) -> None:
-        """Write down how the run ended."""
+        """Store the ending of the run."""
         self._book.write(ENDING, _packed(ending_to_dict(ending)))
 
     def record(self) -> RunRecord:
-        """All that is kept of the run.
+        """Return all stored data of the run.
 
         Raises:
-            HistoryError: it was begun by a version that kept less.
+            HistoryError: the data is damaged, or an earlier version stored less.
         """
         return record_of(self._book)
 
     def trials(self) -> list[Trial]:
-        """All finished trials, oldest first."""
+        """Return all finished trials, oldest first."""
         return trials_of(self._book)
 
     def start(self) -> int:
-        """Open a trial; its number.
+        """Open a trial and return its number.
 
         Raises:
-            RunInUseError: somebody else has taken the run over.
+            RunInUseError: another process has taken over the run.
         """
         self._claim.check()
         return self._book.start()
 
     def keep(self, trial: Trial) -> None:
-        """Write down what is known of an open trial: a run that is resumed has it as a trial."""
+        """Store an open trial, so that a resumed run has it among its trials."""
         self._book.note(trial.number, {TRIAL: json.dumps(trial.to_dict())})
 
     def finish(self, trial: Trial) -> None:
-        """Write a trial down; once this returns, no crash loses it."""
+        """Store and close a trial; afterwards, no crash loses it."""
         self.keep(trial)
         self._book.note(trial.number, _shown(trial))
         failed = trial.outcome is Outcome.FAILED
@@ -193,16 +193,16 @@ class History:
         self._book.close(trial.number, None if failed else trial.accuracy, pruned=pruned)
 
     def abandon(self, number: int, plan: PrecisionPlan, error: str) -> None:
-        """Close a trial that did not end for reasons of its own.
+        """Close a trial that was interrupted from outside.
 
-        Resuming tries the plan again, unless `keep` has what came of it.
+        A resumed run tries the plan again, unless `keep` stored its result.
         """
         self._book.note(number, {"error": error, "plan": json.dumps(plan.to_dict())})
         self._book.close(number, _kept_accuracy(self._book.trials[number], number))
 
 
 def _bury_the_killed(study: optuna.Study) -> None:
-    """Close what is still marked as running: it was cut off with its process."""
+    """Close trials that are still marked as running because their process was killed."""
     from optuna.trial import TrialState
 
     for trial in study.get_trials(deepcopy=False):
@@ -212,13 +212,13 @@ def _bury_the_killed(study: optuna.Study) -> None:
 
 
 def _kept_accuracy(attributes: Mapping[str, Any], number: int) -> float | None:
-    """The accuracy of a trial, where it was kept before the trial was closed."""
+    """Return the accuracy of a trial if `keep` stored it before the trial was closed."""
     stored = attributes.get(TRIAL)
     return None if stored is None else trial_of(stored, f"trial {number}").accuracy
 
 
 def _shown(trial: Trial) -> dict[str, Any]:
-    """What people look at in a dashboard."""
+    """Return the trial attributes shown in a dashboard."""
     counts = {f"{precision} ops": count for precision, count in trial.plan.counts().items()}
     values = {
         "outcome": trial.outcome.value,
@@ -231,16 +231,16 @@ def _shown(trial: Trial) -> dict[str, Any]:
 
 
 def read_record(url: str, number: int | None = None, model: str | None = None) -> RunRecord:
-    """All that a storage keeps of a run, finished or not; nothing in it is changed.
+    """Return all stored data of a run, finished or not, without changing the storage.
 
     Args:
         url: an Optuna storage URL.
-        number: that of the run; the latest by default.
-        model: the first characters of the model's fingerprint; of any model by default.
+        number: number of the run; default: the latest.
+        model: prefix of the model's fingerprint; default: any model.
 
     Raises:
-        HistoryError: there is no such run, or there are several, or the storage cannot be opened
-            or read.
+        HistoryError: no run matches, several runs match, or the storage cannot be opened or
+            read.
     """
     with quiet_optuna():
         try:
@@ -259,7 +259,7 @@ def read_record(url: str, number: int | None = None, model: str | None = None) -
 
 
 def _unopened(url: str, error: Exception) -> HistoryError:
-    """SQLAlchemy and the database drivers raise types of their own, by the dozen."""
+    """Return a HistoryError for any exception of SQLAlchemy or a database driver."""
     logger.debug("opening %s failed", url, exc_info=True)
     words = str(error).splitlines() or ["no reason given"]
     return HistoryError(f"the history {url!r} cannot be opened: {type(error).__name__}: {words[0]}")

@@ -1,4 +1,4 @@
-"""Who writes into a run: one process at a time, told by the run's row in a table of our own."""
+"""Lease of a run: at most one process writes to a run, recorded in the run's row."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two signs of life.
+#: Seconds between two heartbeats.
 _HEARTBEAT_SECONDS = 5.0
-#: Seconds without one after which a process is taken for dead that cannot be seen from here.
+#: Seconds without a heartbeat after which a process on another machine counts as dead.
 _LEASE_TIMEOUT_SECONDS = 60.0
-#: Seconds between two looks at whether there is a sign of life.
+#: Seconds between two checks for a heartbeat.
 _LOOK = 0.5
 
-#: How often others may be quicker before the row itself is taken for damaged.
+#: Lost races for the lease before the row counts as damaged.
 _ATTEMPTS = 100
 
-#: The tokens of all claims that this process has.
+#: Tokens of all leases of this process.
 _held: set[str] = set()
 
 
 @dataclass(frozen=True)
 class _Holder:
-    """Who has a claim.
+    """The owner of a lease.
 
     Attributes:
         process: the process.
-        since: the date and time, UTC.
-        token: tells claims of one process apart.
-        beats: signs of life so far.
+        since: date and time, UTC.
+        token: distinguishes leases of one process.
+        beats: heartbeats so far.
     """
 
     process: ProcessIdentity
@@ -60,7 +60,7 @@ class _Holder:
 
     @classmethod
     def read(cls, text: str) -> _Holder:
-        """Who wrote a lease; nobody who lives where it is damaged."""
+        """Read the owner from a lease; a damaged lease has an owner that is not alive."""
         try:
             values: Mapping[str, Any] = json.loads(text)
             process = ProcessIdentity.from_dict(values["process"])
@@ -70,12 +70,12 @@ class _Holder:
 
     @property
     def text(self) -> str:
-        """The lease as the row holds it."""
+        """The lease as stored in the row."""
         return json.dumps(asdict(self))
 
     @property
     def lives(self) -> bool | None:
-        """Whether it still has the claim; None where that cannot be seen from here."""
+        """Whether the owner still has the lease; None if not observable from this machine."""
         if not self.token:
             return False
         return self.token in _held if self.process.is_this_one else self.process.is_alive
@@ -85,18 +85,18 @@ class _Holder:
 
 
 class RunClaim:
-    """The right to write into a run, until it is released or its process ends.
+    """A lease: the exclusive right to write to a run, until release or the end of the process.
 
-    A process that is killed releases nothing: the next one sees that it is gone, by its number and
-    the time at which it began. One on another machine cannot be seen; it gives signs of life.
+    A killed process releases nothing; the next process detects its end by process ID and start
+    time. A process on another machine is not observable; its heartbeats are.
 
     Args:
-        engine: of the storage that holds the run.
-        name: of the run.
-        fingerprint: what a new run is about; None for a run that is there already.
+        engine: engine of the storage with the run.
+        name: name of the run.
+        fingerprint: subject of a new run; None for an existing run.
 
     Raises:
-        RunInUseError: another run has the claim, in this process or another one.
+        RunInUseError: another owner has the lease, in this process or another process.
     """
 
     def __init__(
@@ -106,22 +106,22 @@ class RunClaim:
         self.release = weakref.finalize(self, self._beating.end)
 
     def check(self) -> None:
-        """See that nobody has taken the claim over.
+        """Check that no other process has taken over the lease.
 
         Raises:
-            RunInUseError: somebody has, since there was no sign of life for long.
+            RunInUseError: another process has, since heartbeats were missing for too long.
         """
         self._beating.check()
 
 
 class _Beating:
-    """Holds a claim: a thread gives signs of life."""
+    """A held lease, renewed by a heartbeat thread."""
 
     def __init__(self, row: RunRow, fingerprint: Mapping[str, str] | None) -> None:
         self._row, self._name = row, row.name
         self._holder = _Holder.new()
         self._ended, self._lost = threading.Event(), False
-        # One thread may take it twice: garbage is collected wherever a thread happens to be.
+        # Reentrant: garbage collection may call `end` in a thread that holds the lock.
         self._writing = threading.RLock()
         _held.add(self._holder.token)
         try:
@@ -138,7 +138,7 @@ class _Beating:
         for _ in range(_ATTEMPTS):
             if self._took():
                 return
-            # somebody else was quicker; let us see who
+            # another process was faster; find out which
         raise HistoryError(
             f"the run {self._name!r} cannot be claimed: its row in the table {RUN_TABLE} is "
             f"damaged or gone; begin a run of its own without resume, or take another workspace"
@@ -163,7 +163,7 @@ class _Beating:
             raise self._in_use(other)
 
     def _changes(self, found: str) -> bool:
-        """Whether the holder gives a sign of life."""
+        """Whether the owner sends a heartbeat within the timeout."""
         until = time.monotonic() + _LEASE_TIMEOUT_SECONDS
         while time.monotonic() < until:
             time.sleep(_LOOK)
@@ -188,7 +188,7 @@ class _Beating:
         try:
             kept = self._row.replace_lease(self._holder.text, told.text)
         except Exception:
-            # Whatever the database raises: the run itself will say so, or it is back soon.
+            # Any database error: transient, or the run itself will report it.
             logger.debug("no sign of life could be given", exc_info=True)
             return
         if kept:
@@ -208,19 +208,19 @@ class _Beating:
         try:
             return self._row.lease()
         except Exception as error:
-            # Whatever the database raises.
+            # Any database error.
             raise HistoryError(
                 f"the run {self._name!r} cannot be read from its storage: {one_line(error)}"
             ) from error
 
     def end(self) -> None:
         if self._holder.process.pid != os.getpid():
-            return  # a copy of the process that has the claim
+            return  # a fork of the owner
         with self._writing:
             self._ended.set()
             try:
                 self._row.replace_lease(self._holder.text, None)
             except Exception:
-                # Whatever the database raises: with the process, the claim will end, too.
+                # Any database error: the lease ends with the process.
                 logger.debug("a run could not be released", exc_info=True)
             _held.discard(self._holder.token)

@@ -1,4 +1,4 @@
-"""What is kept of a run for people who look at it later, without the model."""
+"""Stored record of a run, for reports without the model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from neural_mp.util.validators import number, validate_at
 T = TypeVar("T")
 
 
-#: Where noise stands that no repair lessens.
+#: Key of output noise measured without corrections.
 NO_REPAIR = "none"
 
 
@@ -34,8 +34,8 @@ class Setting:
     """An option of a run.
 
     Attributes:
-        value: what held, in words.
-        origin: who set it: `Python`, `the file`, or `default`.
+        value: effective value as text.
+        origin: origin of the value: `Python`, `the file`, or `default`.
     """
 
     value: str
@@ -47,10 +47,10 @@ class Machine:
     """The machine of a run.
 
     Attributes:
-        name: of its CPU.
-        cores: logical cores that the process may use.
-        flags: the CPU flags that count.
-        supports: precision → how it runs there (`natively`, `emulated`, `no`), and why.
+        name: name of the CPU.
+        cores: logical cores available to the process.
+        flags: relevant CPU flags.
+        supports: precision → support (`natively`, `emulated`, `no`), and the reason.
         system: the operating system.
     """
 
@@ -63,21 +63,20 @@ class Machine:
 
 @dataclass(frozen=True)
 class RunStart:
-    """A run as it starts.
+    """State of a run at its start.
 
     Attributes:
         started: date and time, UTC, ISO 8601.
-        model: what the user called the model: a file, or the class of an object.
+        model: name of the model: a file, or the class of an object.
         framework: the model's framework.
-        graph: its ops.
-        capabilities: op → what it may run in here, with bare configs, and why not in the rest.
+        graph: the graph of the model.
+        capabilities: op → supported precisions (bare configs), and reasons for the others.
         tunable_ops: the ops that a plan decides on.
-        tensors: what may be stored in INT8.
-        fan_in: op → how many products every number that it writes is the sum of, of ops with a
-            weight.
-        settings: option → what held, and who set it.
-        batch_size: samples in the batch that is timed.
-        machine: where it ran.
+        tensors: tensors that can be quantized.
+        fan_in: op with a weight → products summed per output element.
+        settings: option → effective value and origin.
+        batch_size: samples in the timed batch.
+        machine: the machine of the run.
         versions: package → version.
     """
 
@@ -95,7 +94,7 @@ class RunStart:
     versions: Mapping[str, str] = field(default_factory=dict)
 
     def followed(self, plan: PrecisionPlan) -> QuantizationFlow:
-        """What every op runs in under a resolved plan, and where INT8 flows."""
+        """Return the effective precision of every op under a resolved plan, and the INT8 flow."""
         alone = {
             op
             for op, config in plan.items()
@@ -110,9 +109,9 @@ class Conversion:
 
     Attributes:
         source: the op or graph input whose result is converted.
-        readers: the ops that read it converted.
+        readers: the ops that read the converted result.
         kind: `quantize`, `dequantize` or `cast`.
-        seconds: how long it takes; None where the runtime does not say.
+        seconds: duration; None if the runtime does not report it.
     """
 
     source: str
@@ -123,19 +122,19 @@ class Conversion:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """A run as it ends.
+    """State of a run at its end.
 
     Attributes:
         ended: date and time, UTC, ISO 8601.
-        met: whether the target was met; None where no accuracy was checked.
-        plan: what the result runs in.
+        met: whether the target was met; None if no accuracy was checked.
+        plan: the plan of the result.
         report: the figures.
-        chosen: the number of the trial that became the result; None for the FP32 model.
-        finalists: the trials that were measured side by side last, with those figures.
-        predicted: trial → its time as a share of FP32's, as the times of single ops foretell.
-        baseline_times, result_times: op, or conversion by a name of its own → seconds of one run,
-            of the FP32 model and of the result; empty where that would have taken too long.
-        conversions: where the result converts.
+        chosen: number of the selected trial; None for the FP32 model.
+        finalists: the trials of the final interleaved measurement, with its figures.
+        predicted: trial → time as a fraction of FP32's, predicted from the times of single ops.
+        baseline_times, result_times: op or conversion → seconds per run of the FP32 model and of
+            the result; empty if the measurement would have taken too long.
+        conversions: the conversions in the result.
     """
 
     ended: str
@@ -152,14 +151,13 @@ class RunEnd:
 
 @dataclass(frozen=True)
 class ProbeMeasurements:
-    """What was measured on the way, beside the trials.
+    """Measurements besides trials.
 
     Attributes:
-        times: how long single ops take in every precision; empty where nobody asked for it.
-        output_nsr: quantized tensor, or first op of a decision → repairs in words (`none` for
-            none) → noise at the outputs, as a share of their power, where it alone is in a lower
-            precision; of those that were measured.
-        elements: op or graph input → numbers that it holds in a run of the timed batch.
+        times: time of each op per precision; empty if not requested.
+        output_nsr: quantized tensor, or first op of a decision group → corrections as text
+            (`none` for none) → output NSR with this tensor or group alone in lower precision.
+        elements: op or graph input → number of elements in a run of the timed batch.
     """
 
     times: OpTimings = field(default_factory=OpTimings)
@@ -167,13 +165,13 @@ class ProbeMeasurements:
     elements: Mapping[str, float] = field(default_factory=dict)
 
 
-#: Keys of the cache of a run that its record is read from: under the names of the fields of
-#: `Measured`, noise at the outputs with the repairs and the name of its tensor behind this.
+#: Keys of the run cache with the fields of `ProbeMeasurements`; the key of an output NSR ends in
+#: corrections and tensor name.
 TIMES, ELEMENTS, OUTPUT_NSR = "times", "elements", "output_nsr: "
 
 
 def output_nsr_in(entries: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """See `Measured.arriving`; of all that the cache of a run holds."""
+    """Collect `ProbeMeasurements.output_nsr` from the entries of a run cache."""
     found: dict[str, dict[str, float]] = {}
     for key, noise in entries.items():
         if key.startswith(OUTPUT_NSR):
@@ -184,17 +182,17 @@ def output_nsr_in(entries: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """All that is kept of a run.
+    """All stored data of a run.
 
     Attributes:
-        setup: how it started.
-        name: what the history calls it; empty where there is none.
-        baseline: FP32 on the user's data (`accuracy`, `seconds`, and `metrics` by name where there
-            are several), and the `target` that follows; None before it was measured.
-        observations: what calibration saw.
-        trials: what was tried, oldest first.
-        measured: what was measured beside that.
-        ending: how it ended; None for a run that was killed, or goes on.
+        setup: state of the run at its start.
+        name: name of the run in the history; empty without a history.
+        baseline: FP32 on the user's data (`accuracy`, `seconds`, and `metrics` by name if there
+            are several), and the resulting `target`; None before the measurement.
+        observations: the observations of calibration.
+        trials: all trials, oldest first.
+        measured: measurements besides trials.
+        ending: state at the end; None for a run that was killed or is still running.
     """
 
     setup: RunStart
@@ -207,13 +205,13 @@ class RunRecord:
 
     @cached_property
     def multiply_adds(self) -> dict[str, int]:
-        """Op with a weight → products that a run of the batch adds up; nothing if not known."""
+        """Op with a weight → multiply-adds in a run of the timed batch, if known."""
         written = self.measured.elements
         fan_in = self.setup.fan_in.items()
         return {op: round(written[op] * products) for op, products in fan_in if op in written}
 
 
 def repairs_in(plan: PrecisionPlan) -> str:
-    """The repairs that any op of a plan has, in words."""
+    """Return the corrections used by any op of a plan, as text."""
     found = {repair for config in plan.values() for repair in config.corrections}
     return " ".join(repair for repair in CORRECTIONS if repair in found) or NO_REPAIR

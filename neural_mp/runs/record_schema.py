@@ -1,4 +1,4 @@
-"""The record of a run as plain lists, dicts, numbers and strings, and read back."""
+"""Serialization of the record of a run."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ from neural_mp.util.validators import (
 
 
 def setup_to_dict(setup: RunStart) -> dict[str, Any]:
-    """A setup as plain lists, dicts, numbers and strings."""
+    """Return a `RunStart` as plain lists, dicts, numbers and strings."""
     graph = setup.graph
-    reasons: dict[str, int] = {}  # most ops give one of a few
+    reasons: dict[str, int] = {}  # few distinct reasons: stored once
     ops = []
     for op in graph:
         known = setup.capabilities[op.name]
@@ -82,10 +82,10 @@ def setup_to_dict(setup: RunStart) -> dict[str, Any]:
 
 
 def setup_from_dict(data: Any) -> RunStart:
-    """Read back what `setup_to_dict` wrote.
+    """Read the output of `setup_to_dict`.
 
     Raises:
-        NeuralMPError: it was not written so.
+        NeuralMPError: the data does not match the schema.
     """
     said = _SETUP(data)
     reasons, known = said.pop("reasons"), said.pop("ops")
@@ -103,10 +103,10 @@ def setup_from_dict(data: Any) -> RunStart:
 
 
 def _consistent(setup: RunStart) -> RunStart:
-    """The setup, whose names are all of its own graph.
+    """Return the setup if all its names are in its graph.
 
     Raises:
-        InvalidValueError: one is not.
+        InvalidValueError: a name is not in the graph.
     """
     known = {op.name for op in setup.graph}
     sources = known | set(setup.graph.inputs)
@@ -132,7 +132,7 @@ def _consistent(setup: RunStart) -> RunStart:
 
 
 def _reasons(given: tuple[Mapping[str, Any], Sequence[str]]) -> dict[Precision, str]:
-    """Precision → why an op does not run in it, of the reasons of all ops."""
+    """Return precision → reason why an op is ineligible, from the shared list of reasons."""
     op, reasons = given
     found = {}
     for name, place in op.get("why not", {}).items():
@@ -203,7 +203,7 @@ _SETUP = record(
 
 
 def ending_to_dict(ending: RunEnd) -> dict[str, Any]:
-    """An ending as plain lists, dicts, numbers and strings."""
+    """Return a `RunEnd` as plain lists, dicts, numbers and strings."""
     return {
         "ended": ending.ended,
         "met": ending.met,
@@ -219,10 +219,10 @@ def ending_to_dict(ending: RunEnd) -> dict[str, Any]:
 
 
 def ending_from_dict(data: Any) -> RunEnd:
-    """Read back what `ending_to_dict` wrote.
+    """Read the output of `ending_to_dict`.
 
     Raises:
-        NeuralMPError: it was not written so.
+        NeuralMPError: the data does not match the schema.
     """
     return RunEnd(**_ENDING(data))
 
@@ -259,7 +259,7 @@ _ENDING = record(
 
 
 def record_to_dict(record: RunRecord) -> dict[str, Any]:
-    """A whole record as plain lists, dicts, numbers and strings."""
+    """Return a whole record as plain lists, dicts, numbers and strings."""
     return {
         "setup": setup_to_dict(record.setup),
         "name": record.name,
@@ -274,10 +274,10 @@ def record_to_dict(record: RunRecord) -> dict[str, Any]:
 
 
 def record_from_dict(data: Any) -> RunRecord:
-    """Read back what `record_to_dict` wrote.
+    """Read the output of `record_to_dict`.
 
     Raises:
-        HistoryError: it was not written so.
+        HistoryError: the data does not match the schema.
     """
     with file_context("the record of a run", HistoryError):
         return _record(data)
@@ -289,7 +289,7 @@ def _record(data: Any) -> RunRecord:
     return RunRecord(**said, measured=measured)
 
 
-#: FP32 on the user's data, as `RunRecord.baseline` and a history have it.
+#: FP32 on the user's data, for `RunRecord.baseline` and the history.
 BASELINE_FIGURES = record(
     {"accuracy": checked(finite)},
     {
@@ -316,18 +316,18 @@ _RECORD = record(
 
 
 def write_record(path: Path, record: RunRecord) -> None:
-    """Write a record into a compressed JSON file.
+    """Write a record to a compressed JSON file.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     text = json.dumps(record_to_dict(record))
-    # Without the time in it, so that the same record gives the same file.
+    # No timestamp: equal records yield equal files.
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def read_record_file(path: Path) -> RunRecord:
-    """Read back what `write_record` wrote.
+    """Read the output of `write_record`.
 
     Raises:
         HistoryError: the file is missing or damaged.

@@ -1,4 +1,4 @@
-"""Which runs a storage holds, told by their names alone, so that ten thousand take a moment."""
+"""Names of the runs in a storage; parsing names alone keeps ten thousand runs fast."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from sqlalchemy.exc import DBAPIError
 
 _NAME = re.compile(r"(\w+)/tuning-(\d+)")
-#: Characters of a model's fingerprint in the name of a run.
+#: Characters of a model's fingerprint in a run name.
 _LETTERS = 12
-#: Seconds that a process waits for another one to finish writing into the same SQLite file.
+#: Seconds to wait for another process that is writing to the same SQLite file.
 _SQLITE_BUSY_SECONDS = 60
-#: How often a new storage is opened again that another process opens, too, and seconds in between.
+#: Retries, and seconds between them, while another process creates the tables of a new storage.
 _OPENINGS, _OPENING = 20, 0.1
-#: What is no plain table in a SQLite file; a view is not asked for its columns, which may not end.
+#: Finds anything but plain tables; columns of views are not read, since a view may never end.
 _COMPUTING = """
     SELECT name FROM sqlite_master
     WHERE type NOT IN ('table', 'index') OR (type = 'table' AND rootpage = 0)
@@ -36,18 +36,18 @@ _COMPUTING = """
     SELECT part.name FROM sqlite_master AS part, pragma_table_xinfo(part.name) AS of_it
     WHERE part.type = 'table' AND of_it.hidden > 0
 """
-#: Characters of a name that an error shows.
+#: Characters of a name in an error.
 _SHOWN = 80
-#: Models and runs that an error names.
+#: Models and runs listed in an error.
 _NAMED = 5
 
 
 @dataclass(frozen=True)
 class RunName:
-    """What a run is called.
+    """The name of a run.
 
     Attributes:
-        model: the first characters of the model's fingerprint.
+        model: prefix of the model's fingerprint.
         number: counted from 1 for every model.
     """
 
@@ -59,10 +59,10 @@ class RunName:
 
 
 def model_digest(fingerprint: Mapping[str, str]) -> str:
-    """What stands for a model in the names of its runs.
+    """Return the digest of a model used in the names of its runs.
 
     Args:
-        fingerprint: what a run is about.
+        fingerprint: fingerprint of a run.
     """
     model = fingerprint.get("model", "")
     if not re.fullmatch(rf"[0-9a-f]{{{_LETTERS},}}", model):
@@ -71,10 +71,10 @@ def model_digest(fingerprint: Mapping[str, str]) -> str:
 
 
 def open_storage(url: str) -> RDBStorage:
-    """The storage behind an URL; every error that opening it raises comes through.
+    """Open the storage at a URL; database errors propagate.
 
     Raises:
-        HistoryError: a SQLite file holds what computes.
+        HistoryError: a SQLite file holds anything but plain tables.
     """
     from optuna.storages import RDBStorage
     from sqlalchemy.exc import DBAPIError
@@ -95,7 +95,7 @@ def open_storage(url: str) -> RDBStorage:
 
 
 def _check_tables(url: str) -> None:
-    """Refuse a SQLite file in which something computes: a query on such a view may never end.
+    """Refuse a SQLite file with computed content: a query on a crafted view may never end.
 
     Raises:
         HistoryError: it holds a view, a trigger, a virtual table or a computed column.
@@ -118,24 +118,24 @@ def _check_tables(url: str) -> None:
 
 
 def _is_made_by_another(error: DBAPIError) -> bool:
-    """Whether another process makes the same tables in a new storage just now."""
+    """Whether another process is creating the same tables in a new storage."""
     from sqlalchemy.exc import IntegrityError
 
     return isinstance(error, IntegrityError) or "already exists" in str(error)
 
 
 def close_storage(storage: RDBStorage) -> None:
-    """Give back its connections, so that no file of it stays open in this process."""
+    """Close all connections, so that this process keeps no database file open."""
     storage.remove_session()
     storage.engine.dispose()
 
 
 def run_names(storage: RDBStorage | str, model: str | None = None) -> list[RunName]:
-    """Our runs in a storage that may hold other studies, too; the latest last.
+    """Return the names of tuning runs, latest last; other studies in the storage are skipped.
 
     Args:
-        storage: it, or its URL.
-        model: of which model; of all by default.
+        storage: the storage or its URL.
+        model: digest of the model; default: all models.
     """
     opened = open_storage(storage) if isinstance(storage, str) else storage
     rows = run_rows(opened.engine, f"{model}/" if model else "")
@@ -145,11 +145,11 @@ def run_names(storage: RDBStorage | str, model: str | None = None) -> list[RunNa
 def runs_about(
     storage: RDBStorage, model: str | None = None
 ) -> list[tuple[RunName, dict[str, str]]]:
-    """Runs, and what they are about; the latest last.
+    """Return runs with their fingerprints, latest last.
 
     Args:
-        storage: holds them.
-        model: what stands for the model in their names; any by default.
+        storage: the storage of the runs.
+        model: digest of the model in their names; default: any model.
     """
     rows = [
         (_read(name), parse_json(about, mapping_of(string), f"{name}: fingerprint", HistoryError))
@@ -161,16 +161,16 @@ def runs_about(
 def chosen_run(
     known: Sequence[RunName], number: int | None, model: str | None, url: str
 ) -> RunName:
-    """The run that a user means.
+    """Return the run that a user selected.
 
     Args:
-        known: all runs, the latest last.
-        number: of the run; of those that are left the latest by default.
-        model: the first characters of what stands for the model; any by default.
-        url: of the storage, for messages.
+        known: all runs, latest last.
+        number: number of the run; default: the latest of the matching runs.
+        model: prefix of the model's digest; default: any model.
+        url: URL of the storage, for messages.
 
     Raises:
-        HistoryError: there is none, or there are runs of this number of several models.
+        HistoryError: no run matches, or several models have a run of this number.
     """
     if not known:
         raise HistoryError(f"there is no run in {url!r}; tune a model with this workspace")
@@ -205,7 +205,7 @@ def _read(name: str) -> RunName | None:
 
 
 def has_study(storage: RDBStorage, name: RunName) -> bool:
-    """Whether Optuna still has the study of a run, which users may delete in its dashboard."""
+    """Whether Optuna still has the study of a run; users may delete studies in its dashboard."""
     try:
         storage.get_study_id_from_name(str(name))
     except KeyError:
@@ -214,7 +214,7 @@ def has_study(storage: RDBStorage, name: RunName) -> bool:
 
 
 def study_named(storage: RDBStorage, name: RunName) -> optuna.Study:
-    """The study of a run."""
+    """Load the Optuna study of a run."""
     import optuna
 
     return optuna.load_study(
@@ -227,13 +227,13 @@ def study_named(storage: RDBStorage, name: RunName) -> optuna.Study:
 def new_run(
     storage: RDBStorage, fingerprint: Mapping[str, str], higher_is_better: bool
 ) -> tuple[RunName, RunClaim]:
-    """A new run, and the claim on it.
+    """Create a run and return its name and lease.
 
-    It gets its row last, so that nobody ever sees one of which it is not known what it is about.
+    The row is inserted last, so that no process ever sees a run without a fingerprint.
 
     Args:
-        storage: is to hold it.
-        fingerprint: what it is about.
+        storage: the storage of the run.
+        fingerprint: subject of the run.
         higher_is_better: the direction of the metric.
     """
     import optuna
@@ -255,16 +255,16 @@ def new_run(
 def claimed_run(
     storage: RDBStorage, fingerprint: Mapping[str, str], url: str
 ) -> tuple[RunName, RunClaim]:
-    """The latest run about the same, and the claim on it.
+    """Return the latest run with the same fingerprint, and its lease.
 
     Args:
-        storage: holds it.
-        fingerprint: what it has to be about.
-        url: of the storage, for messages.
+        storage: the storage of the runs.
+        fingerprint: the required fingerprint.
+        url: URL of the storage, for messages.
 
     Raises:
-        HistoryError: there is none; if there are others, it is said where the nearest one differs.
-        RunInUseError: somebody else writes into it.
+        HistoryError: no run matches; the message compares with the latest run.
+        RunInUseError: another process writes to the run.
     """
     runs = runs_about(storage, model_digest(fingerprint))
     for name, about in reversed(runs):
@@ -276,7 +276,7 @@ def claimed_run(
 def _nothing_to_resume(
     storage: RDBStorage, fingerprint: Mapping[str, str], url: str
 ) -> HistoryError:
-    """Why no run can be gone on with, by the latest of the model, else the latest of all."""
+    """Return an error that compares with the latest run of the model, else of any model."""
     runs = runs_about(storage)
     of_model = [run for run in runs if run[1].get("model") == fingerprint.get("model")]
     if not runs:

@@ -1,4 +1,4 @@
-"""The figures of a run."""
+"""Figures of a run: `Report`."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _LONG = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 
 @dataclass(frozen=True)
 class MetricFigures:
-    """One of several metrics.
+    """Figures of one metric among several.
 
     Attributes:
-        baseline, value: for FP32 and for the result.
-        target: the worst value that was accepted; None where a weighted sum of all had a target.
-        higher_is_better: whether its larger value is the better one.
+        baseline, value: value of FP32 and of the result.
+        target: the worst accepted value; None if a weighted sum of all metrics has the target.
+        higher_is_better: whether larger values are better.
     """
 
     baseline: float
@@ -55,35 +55,34 @@ class Report(Displayed):
     """The result of a run in figures.
 
     Attributes:
-        metric: what measures the accuracy, by name (`RMSE`); empty where nothing does.
-        higher_is_better: whether its larger value is the better one.
-        baseline_accuracy, accuracy: the user's metric for FP32 and for the result; None where no
+        metric: name of the metric (`RMSE`); empty without a metric.
+        higher_is_better: whether larger values of the metric are better.
+        baseline_accuracy, accuracy: the user's metric for FP32 and for the result; None if no
             accuracy could be evaluated.
-        metrics: name → figures, where there are several metrics. Where each of them has to meet a
-            target, `accuracy` is 1 less the largest of their losses, and 1 for FP32.
-        target: the worst accuracy that was accepted; None without a baseline.
-        output_sqnr_db: if no accuracy was checked, the SQNR of the outputs against those of FP32,
-            on calibration samples; None if not measured.
-        baseline_latency, latency: seconds a batch, measured in turn, of runs that nothing else
-            disturbed (the first decile of all); None where no batch was at hand.
-        speedup_low, speedup_high: between which `speedup` lies with a confidence of 99 %; None for
-            the FP32 model.
-        batch_size: samples in that batch.
+        metrics: name → figures, if there are several metrics. If each of them has to meet a
+            target, `accuracy` is 1 minus the largest loss, and 1 for FP32.
+        target: the worst accepted accuracy; None without a baseline.
+        output_sqnr_db: if no accuracy was checked, the SQNR of the outputs relative to FP32, on
+            calibration samples; None if not measured.
+        baseline_latency, latency: seconds per batch: lower decile of interleaved runs; None if no
+            batch was available.
+        speedup_low, speedup_high: 99 % confidence interval of `speedup`; None for the FP32 model.
+        batch_size: samples in the timed batch.
         baseline_size, size: bytes of the weights.
-        baseline_footprint, footprint: bytes that a run on that batch takes: the weights, and the
-            activations at their most, told from the graph; None for a report that lacks them.
-        evaluations: full passes over the evaluation data, the FP32 baseline included.
-        seconds: phase (`load`, `baseline`, `calibrate`, `search`, `measure`) → seconds it took.
-        op_counts: op type → precision → how many ops run in it.
-        emulated: of the precisions that occur, those that are computed in FP32 here and rounded.
+        baseline_footprint, footprint: peak memory of a run on the timed batch in bytes: weights
+            plus peak activations, derived from the graph; None if not recorded.
+        evaluations: full passes over the evaluation data, including the FP32 baseline.
+        seconds: phase (`load`, `baseline`, `calibrate`, `search`, `measure`) → duration.
+        op_counts: op type → precision → number of ops.
+        emulated: precisions in use that are computed in FP32 and rounded on this machine.
         conversions: casts, quantizations and dequantizations on every run.
-        amp: the options of auto mixed precision that were set, and where.
-        best_rejected: where no plan met the target, the trial that came closest.
-        warnings: everything the user was warned of on the way.
+        amp: the options of auto mixed precision that were set, and their origin.
+        best_rejected: if no plan met the target, the trial that came closest.
+        warnings: all warnings of the run.
         ineligible: contractions that cannot run in a requested precision, grouped by reason,
             largest group first.
-        cache_hits: what was not measured, since an earlier run had measured the same.
-        record: what is kept of the run for people who look at it; None for one that lacks it.
+        cache_hits: measurements that came from the measurement cache.
+        record: the stored record of the run; None if there is none.
     """
 
     metric: str = ""
@@ -116,12 +115,12 @@ class Report(Displayed):
 
     @property
     def casts(self) -> int:
-        """Casts on every run."""
+        """Number of casts on every run."""
         return self.conversions.casts
 
     @property
     def converted(self) -> tuple[str, ...]:
-        """`Converted 53/159 nodes to bfloat16 using 2 casts`, for every 16-bit type."""
+        """Messages like `Converted 53/159 nodes to bfloat16 using 2 casts`, one per 16-bit type."""
         counts = self.op_counts.values()
         nodes = sum(sum(by.values()) for by in counts)
         found = {p: sum(by.get(p.value, 0) for by in counts) for p in Precision if p.is_16_bit}
@@ -134,21 +133,21 @@ class Report(Displayed):
 
     @property
     def speedup(self) -> float | None:
-        """How many times faster than FP32."""
+        """Latency of FP32 divided by that of the result; None if either was not measured."""
         if not self.latency or not self.baseline_latency:
             return None
         return self.baseline_latency / self.latency
 
     def save_html(self, path: str | Path) -> None:
-        """Write the page of the run into an HTML file that loads nothing.
+        """Write the run as a self-contained HTML page.
 
         Raises:
-            NeuralMPError: no run is known that the figures are of, or it cannot be written.
+            NeuralMPError: the report has no record, or the file cannot be written.
         """
         displays().save_page(self, path)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dicts."""
+        """Return plain numbers, strings, lists and dicts, without the record."""
         apart = ("best_rejected", "record")
         values = {name: value for name, value in vars(self).items() if name not in apart}
         values["conversions"] = asdict(self.conversions)
@@ -167,10 +166,10 @@ class Report(Displayed):
 
     @classmethod
     def from_dict(cls, data: Any) -> Report:
-        """Read back what `to_dict` wrote, the rejected trial's plan and accuracy included.
+        """Read the output of `to_dict`, including plan and accuracy of the rejected trial.
 
         Raises:
-            NeuralMPError: it was not written so.
+            NeuralMPError: the data does not match the schema.
         """
         return cls(**_REPORT(data))
 
@@ -180,11 +179,11 @@ def _metric(value: Any) -> MetricFigures:
 
 
 def _rejected(value: Any) -> Trial:
-    # Earlier versions left its outcome out.
+    # Earlier versions did not write the outcome.
     return Trial.from_dict({"outcome": "missed", **value} if isinstance(value, Mapping) else value)
 
 
-#: As it was written, whole numbers too.
+#: Keeps integers as integers.
 _finite = checked(finite)
 _METRIC = record(
     {"baseline": number, "value": number},
@@ -215,13 +214,13 @@ _REPORT = record(
 
 
 def emulated_precisions(space: TuningSpace, precisions: Mapping[str, Precision]) -> tuple[str, ...]:
-    """The words of those precisions that some op runs in, and only emulated here."""
+    """Return the names of the precisions that some op runs in only emulated on this machine."""
     found = {p for op, p in precisions.items() if p in space.capabilities[op].emulated}
     return tuple(p.value for p in Precision if p in found)
 
 
 def count_ops(graph: OpGraph, precisions: Mapping[str, Precision]) -> dict[str, dict[str, int]]:
-    """Op type → precision → how many ops effectively run in it."""
+    """Return op type → effective precision → number of ops."""
     counts: dict[str, dict[str, int]] = {}
     for op in graph:
         by_precision = counts.setdefault(op.type, {})

@@ -1,4 +1,4 @@
-"""Our own table in the storage of runs: what each run is about, and who may write into it."""
+"""Table of runs in the storage: the fingerprint and lease of each run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _table() -> Table:
 
 
 def create_run_table(engine: Engine) -> None:
-    """Create the table unless it is there."""
+    """Create the table if it does not exist."""
     from sqlalchemy.schema import CreateTable
 
     with engine.begin() as connection:
@@ -37,7 +37,7 @@ def create_run_table(engine: Engine) -> None:
 
 
 def run_rows(engine: Engine, prefix: str = "") -> list[tuple[str, Any]]:
-    """Name and fingerprint of the runs whose names begin so, in the order of their creation."""
+    """Return name and fingerprint of runs whose names start with `prefix`, oldest first."""
     import sqlalchemy as sql
 
     columns = _table().c
@@ -53,21 +53,21 @@ class RunRow:
     """The row of one run.
 
     Attributes:
-        engine: of the storage.
-        name: of the run.
+        engine: engine of the storage.
+        name: name of the run.
     """
 
     engine: Engine
     name: str
 
     def insert(self, fingerprint: Mapping[str, str], lease: str) -> None:
-        """Write the row of a new run."""
+        """Insert the row of a new run."""
         row = {"name": self.name, "fingerprint": json.dumps(dict(fingerprint)), "lease": lease}
         with self.engine.begin() as connection:
             connection.execute(_table().insert().values(row))
 
     def lease(self) -> str | None:
-        """The lease; None where the run is free."""
+        """Return the lease; None if the run is free."""
         import sqlalchemy as sql
 
         columns = _table().c
@@ -77,7 +77,7 @@ class RunRow:
             return found
 
     def replace_lease(self, before: str | None, after: str | None) -> bool:
-        """Write the lease if it is still what it was before; whether it was."""
+        """Write the lease if it still equals `before`; return whether it did."""
         table = _table()
         same = (table.c.name == self.name) & (table.c.lease == before)
         with self.engine.begin() as connection:

@@ -1,4 +1,4 @@
-"""What a run writes down: in its storage, as long as that takes it, and in memory."""
+"""Write-through store of a run: in memory, and in its storage while that is writable."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: What keeps a storage from being written may be over at once, such as a connection that was cut.
+#: Attempts per write, since some failures are transient, e.g. a lost connection.
 _ATTEMPTS = 2
 
 
 class RunBook:
-    """Attributes of a run, and trials with attributes of their own.
+    """Attributes of a run, and trials with attributes.
 
-    A disk that is full, or a database that is gone, does not end a run that has computed for hours:
-    it goes on in memory.
+    If the disk is full or the database is lost, the run goes on in memory, so that hours of
+    computation are not lost.
 
     Args:
         study: the run in its storage.
 
     Attributes:
-        name: of the run in the storage.
+        name: name of the run in the storage.
         attributes: name → value.
-        trouble: why the storage holds only a part of the run; empty where it holds all.
+        trouble: reason why the storage holds only a part of the run; empty if complete.
     """
 
     def __init__(self, study: optuna.Study) -> None:
@@ -51,7 +51,7 @@ class RunBook:
 
     @property
     def trials(self) -> Mapping[int, Mapping[str, Any]]:
-        """Number → attributes, oldest first."""
+        """Trial number → attributes, oldest first."""
         return self._trials
 
     def write(self, name: str, value: Any) -> None:
@@ -60,7 +60,7 @@ class RunBook:
         self._stored(lambda study: study.set_user_attr(name, value))
 
     def start(self) -> int:
-        """Open a trial; its number."""
+        """Open a trial and return its number."""
         opened = self._stored(lambda study: study.ask())
         number = max(self._trials, default=-1) + 1 if opened is None else int(opened.number)
         if opened is not None:
@@ -80,7 +80,7 @@ class RunBook:
             self._stored(store)
 
     def close(self, number: int, value: float | None, *, pruned: bool = False) -> None:
-        """Close a trial: with a value, or as one that failed."""
+        """Close a trial with a value, or as failed if the value is None."""
         from optuna.trial import TrialState
 
         handle = self._open.pop(number, None)
@@ -95,7 +95,7 @@ class RunBook:
             self._stored(lambda study: study.tell(number, value))
 
     def _stored(self, write: Callable[[optuna.Study], Any]) -> Any:
-        """Write into the storage, unless it was given up; what that gives."""
+        """Write to the storage unless it was given up; return the result."""
         if self._study is None:
             return None
         for attempt in range(_ATTEMPTS):
@@ -103,9 +103,9 @@ class RunBook:
                 with quiet_optuna():
                     return write(self._study)
             except Exception as error:
-                # SQLAlchemy and the database drivers raise types of their own, by the dozen.
+                # SQLAlchemy and the database drivers raise dozens of types.
                 logger.debug("attempt %d to write a run down failed", attempt, exc_info=True)
-                words = one_line(error.__cause__ or error)  # Optuna's own says less
+                words = one_line(error.__cause__ or error)  # Optuna's own message is vaguer
         self._study = None
         self.trouble = (
             f"the run {self.name!r} is no longer written down, and what comes now cannot be "
@@ -124,7 +124,7 @@ MEASURED = "measured: "
 
 
 def measurements_of(book: RunBook) -> dict[str, Any]:
-    """What the cache of a run holds."""
+    """Return the entries of a run's cache."""
     return {
         key.removeprefix(MEASURED): value
         for key, value in book.attributes.items()
@@ -133,10 +133,10 @@ def measurements_of(book: RunBook) -> dict[str, Any]:
 
 
 def record_of(book: RunBook) -> RunRecord:
-    """All that is kept of a run.
+    """Return all stored data of a run.
 
     Raises:
-        HistoryError: it is damaged, or was begun by a version that kept less.
+        HistoryError: the data is damaged, or an earlier version stored less.
     """
     notes = measurements_of(book)
     setup = kept(book, SETUP, setup_from_dict)
@@ -165,10 +165,10 @@ def record_of(book: RunBook) -> RunRecord:
 
 
 def baseline_of(book: RunBook) -> dict[str, Any] | None:
-    """The FP32 baseline, once it was measured.
+    """Return the FP32 baseline; None before it was measured.
 
     Raises:
-        HistoryError: it is damaged.
+        HistoryError: the baseline is damaged.
     """
     found = book.attributes.get(BASELINE)
     with file_context(f"{book.name}: {BASELINE}", HistoryError):
@@ -176,10 +176,10 @@ def baseline_of(book: RunBook) -> dict[str, Any] | None:
 
 
 def kept(book: RunBook, key: str, kind: Validator[T]) -> T | None:
-    """What is kept of a run under a key, packed; None where nothing is.
+    """Return the value stored under a key; None if there is none.
 
     Raises:
-        HistoryError: it is damaged.
+        HistoryError: the value is damaged.
     """
     stored = book.attributes.get(key)
     origin = f"{book.name}: {key}"
@@ -187,19 +187,19 @@ def kept(book: RunBook, key: str, kind: Validator[T]) -> T | None:
 
 
 def trial_of(stored: Any, origin: str) -> Trial:
-    """A trial as `History.finish` wrote it down.
+    """Read a trial that `History.keep` or `History.finish` stored.
 
     Raises:
-        HistoryError: it is damaged.
+        HistoryError: the trial is damaged.
     """
     return parse_json(stored, Trial.from_dict, origin, HistoryError)
 
 
 def trials_of(book: RunBook) -> list[Trial]:
-    """All trials that were written down, oldest first.
+    """Return all stored trials, oldest first.
 
     Raises:
-        HistoryError: one is damaged.
+        HistoryError: a trial is damaged.
     """
     return [
         replace(trial_of(attributes[TRIAL], f"{book.name}: trial {number}"), number=number)
