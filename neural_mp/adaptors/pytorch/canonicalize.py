@@ -50,7 +50,7 @@ _GROWTH_LIMIT = 2
 
 
 def simplify(module: GraphModule) -> None:
-    """Canonicalize constants, products and padding of a functional graph in place."""
+    """Canonicalize constants, contractions and padding of a functional graph in place."""
     _fold_constants(module)
     products = _Products(module)
     for node in list(module.graph.nodes):
@@ -86,7 +86,7 @@ def _fold_constants(module: GraphModule) -> None:
 
 
 class _Products:
-    """Rewriter of products with a constant matrix to dense layers; tied factors stay tied."""
+    """Rewriter of products with a constant matrix to dense layers; tied matrices stay tied."""
 
     def __init__(self, module: GraphModule) -> None:
         self.module = module

@@ -88,7 +88,7 @@ class _Caster:
         return torch.float32 if wide and dtype in DTYPES.values() else dtype
 
     def read(self, node: Node, source: Node, wanted: torch.dtype | None) -> None:
-        """Make `node` read `source` in the wanted dtype."""
+        """Make `node` read `source` in dtype `wanted`."""
         traced = _traced_dtype(source)
         if traced is None or wanted is None or self.dtype.get(source, traced) == wanted:
             return

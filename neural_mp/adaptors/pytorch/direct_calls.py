@@ -49,7 +49,7 @@ class DirectGraph:
         self._returns_one = self._returns.is_leaf()
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
-        """Return what the module returns."""
+        """Return the module's result."""
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return self._run(args, kwargs)

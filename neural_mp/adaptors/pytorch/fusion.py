@@ -150,7 +150,7 @@ def _is_own_float(summand: Node) -> bool:
 
 
 def _reads_integers(layer: Node, source: Node) -> bool:
-    """Whether a layer will read the integers behind `source` instead of its floats."""
+    """Whether a layer will read `source` before dequantization, as integers."""
     return (
         layer.target in INTEGER_LAYERS
         and layer.args[0] is source

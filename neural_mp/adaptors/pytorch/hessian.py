@@ -23,7 +23,7 @@ def hessian_traces(
 
     def visit(node: Node, run: Callable[[], Any]) -> Any:
         """Run a node, with weights as leaves."""
-        # Also for user code behind this graph; the caller disables gradients.
+        # Stays on for user code after this graph, until the caller's `no_grad` exits.
         torch.set_grad_enabled(True)
         result = run()
         if node.op != "get_attr" or not is_float(result):

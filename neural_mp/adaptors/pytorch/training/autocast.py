@@ -151,7 +151,7 @@ class autocast(ContextDecorator):  # noqa: N801  # the word that torch users kno
     ) -> None:
         """Restore the enclosing context, and write the log."""
         mode = _thread.mode
-        assert mode is not None  # it was entered
+        assert mode is not None  # set by __enter__
         mode.policies.pop()
         if not mode.policies:
             _thread.mode = None

@@ -199,7 +199,7 @@ def _making_outputs(model: nn.Module, units: dict[str, nn.Module], batch: object
 
 @contextmanager
 def _without_chance(model: nn.Module) -> Iterator[None]:
-    """Disable dropout modules: other random choices in 16 bits would look like noise."""
+    """Disable dropout modules: another mask in 16 bits would look like rounding errors."""
     with ExitStack() as undo:
         for module in model.modules():
             name = "p" if isinstance(module, nn.modules.dropout._DropoutNd) else "dropout"

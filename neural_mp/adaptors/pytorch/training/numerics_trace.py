@@ -199,7 +199,7 @@ def _noting(model: nn.Module, calls: list[_ModuleCall]) -> Iterator[None]:
         call.outputs = ValueStats.of(tensors)
         found = tensors[0].dtype if tensors else call.dtype
         call.dtype = planned_dtype(module) or found
-        if call.inputs.peak > torch.finfo(call.dtype).max:  # autocast casts them in the module
+        if call.inputs.peak > torch.finfo(call.dtype).max:  # autocast casts in the module
             call.inputs = replace(call.inputs, inf=True)
         _listen(tensors, call.above)
         calls.append(call)
